@@ -1,0 +1,113 @@
+# `make` lists what there is. Everything a target needs it sets up itself, and says so.
+
+SHELL := /usr/bin/env bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV ?= .venv
+WHEELS ?= ../shared/wheels
+UV_VERSION := 0.13.8
+TORCH_VERSION := 2.13.0
+export FINETUNE_CACHE ?= $(HOME)/.cache/finetune-operator
+export PYTHONPATH := tests
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SOURCES := crds operator trainer_image tests
+
+-include tests/lock.mk
+
+# $(call timed,what,command): a header, the command, and how long it took, also when it failed.
+define timed
+@printf '\n== %s\n' '$(1)'; began=$$SECONDS; status=0; $(2) || status=$$?; \
+printf '== %s: %s after %d s\n' '$(1)' "$$([ $$status = 0 ] && echo done || echo FAILED)" $$((SECONDS - began)); \
+exit $$status
+endef
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "  CLUSTER=local|kind|current chooses where demo and e2e run; the default is the first that can work."
+
+.PHONY: demo
+demo: venv ## Bring up a cluster, fine-tune a model on it with one manifest, and show the result
+	@$(BIN)/python -m demo up
+
+.PHONY: demo-down
+demo-down: ## Take the demo away and leave the machine as it was
+	@if [ -x $(BIN)/python ]; then $(BIN)/python -m demo down; else echo "there is no $(VENV): nothing of the demo runs"; fi
+
+.PHONY: test
+test: lint test-unit test-integration test-e2e ## Run every tier of tests
+	@printf '\n== all tiers passed\n'
+
+.PHONY: test-unit
+test-unit: venv jars ## Run the unit tests: no root, no cluster
+	$(call timed,unit tests,$(BIN)/python -m pytest tests/unit $(PYTEST))
+
+.PHONY: test-integration
+test-integration: venv ## Run the operator against a real API server and MLflow server
+	$(call timed,integration tests,$(BIN)/python -m pytest tests/integration $(PYTEST))
+
+.PHONY: test-e2e
+test-e2e: venv ## Run the chart and the images in a whole cluster
+	$(call timed,end-to-end tests,$(BIN)/python -m pytest tests/e2e --capture=no --verbose $(PYTEST))
+
+.PHONY: lint
+lint: venv ## Check style, types, layers, and that generated files are fresh
+	$(call timed,ruff,$(BIN)/ruff check && $(BIN)/ruff format --check)
+	$(call timed,mypy,$(BIN)/mypy $(SOURCES))
+	$(call timed,layers,$(BIN)/lint-imports --no-cache)
+	$(call timed,generated files,$(GENERATE) --check $(GENERATED))
+
+GENERATE := $(BIN)/python -m finetune_crds
+GENERATED := crds/manifests charts/finetune-operator/templates
+
+.PHONY: generate
+generate: venv ## Write the CRD manifests from the pydantic models
+	@$(GENERATE) $(GENERATED)
+
+.PHONY: images
+images: venv ## Build the operator, prep and trainer images
+	@$(BIN)/python -m cluster images
+
+.PHONY: venv
+venv: $(STAMP) ## Create the virtual environment that everything here runs in
+
+TORCH := $(if $(wildcard $(WHEELS)),--find-links $(abspath $(WHEELS)),--torch-backend=cpu)
+
+$(STAMP): tests/requirements.txt crds/pyproject.toml operator/pyproject.toml trainer_image/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
+	  || { echo "Python 3.11 is needed and $(PYTHON) is none: install it, or say where it is with PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(call install,python3-venv,Python cannot make virtual environments)
+	@echo "== installing Python packages into $(VENV) (a few minutes the first time)"
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@$(UV) --requirement tests/requirements.txt
+	@# Not from here: pyproject.toml tells uv to leave torch out of what it resolves.
+	@cd / && $(UV) $(TORCH) torch==$(TORCH_VERSION)
+	@$(UV) --no-deps --editable crds --editable operator --editable trainer_image
+	@touch $@
+
+UV := $(abspath $(BIN))/uv pip install --quiet --python $(abspath $(BIN))/python
+
+.PHONY: java
+java:
+	@java -version 2>&1 | grep -qE 'version "(17|21)' || $(call install,openjdk-17-jre-headless,Spark needs Java 17)
+
+# $(call install,package,why): from Debian when we may, otherwise say what is missing.
+define install
+{ if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then echo "== $(2): installing $(1)"; \
+apt-get install --yes --quiet $(1) >/dev/null || { apt-get update --quiet >/dev/null; apt-get install --yes --quiet $(1) >/dev/null; }; \
+else echo "$(2): install it (Debian and Ubuntu: $(1))" >&2; exit 1; fi; }
+endef
+
+.PHONY: clean
+clean: ## Remove what was built here; the cache in FINETUNE_CACHE stays
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +
+	find $(SOURCES) -name '*.egg-info' -prune -exec rm -rf {} +

@@ -1,0 +1,18 @@
+"""The finetune.dev API."""
+
+from finetune_crds.base import API_VERSION, GROUP, VERSION
+from finetune_crds.finetunejob import FineTuneJob, FineTuneJobSpec
+from finetune_crds.recipe import JobReference, Recipe, RecipeError
+from finetune_crds.status import FineTuneJobStatus
+
+__all__ = [
+    "API_VERSION",
+    "GROUP",
+    "VERSION",
+    "FineTuneJob",
+    "FineTuneJobSpec",
+    "FineTuneJobStatus",
+    "JobReference",
+    "Recipe",
+    "RecipeError",
+]

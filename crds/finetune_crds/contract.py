@@ -1,0 +1,123 @@
+"""The contract between the operator and the pods it makes: exit codes, names, and the termination message."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from finetune_crds.base import ApiModel, NonNegative
+from finetune_crds.status import SplitCounts
+
+# Exit codes of a pod. Anything else may be retried.
+EXIT_OK = 0
+EXIT_RECIPE = 64
+EXIT_DATA = 65
+EXIT_PREEMPTED = 75
+
+RECIPE_DIRECTORY = "/etc/finetune"
+RECIPE_FILE = "recipe.yaml"
+RECIPE_PATH = f"{RECIPE_DIRECTORY}/{RECIPE_FILE}"
+TERMINATION_PATH = "/dev/termination-log"
+# Kubernetes keeps this much of a termination message.
+TERMINATION_MAX_BYTES = 4096
+
+# Metrics of the MLflow run; the trainer logs them, the operator reads them into status.progress.
+METRIC_STEP = "step"
+METRIC_MAX_STEPS = "max_steps"
+METRIC_LOSS = "loss"
+METRIC_EVAL_LOSS = "eval_loss"
+METRIC_EVAL_PERPLEXITY = "eval_perplexity"
+METRIC_BASE_EVAL_LOSS = "base_eval_loss"
+METRIC_FINAL_EVAL_LOSS = "final_eval_loss"
+METRIC_FINAL_EVAL_PERPLEXITY = "final_eval_perplexity"
+METRIC_LEARNING_RATE = "learning_rate"
+METRIC_GRAD_NORM = "grad_norm"
+METRIC_TOKENS_PER_SECOND = "tokens_per_second"
+METRIC_SECONDS_REMAINING = "seconds_remaining"
+METRIC_CHECKPOINT_STEP = "checkpoint_step"
+METRIC_GOODPUT = "goodput"
+
+# Tags of the MLflow run and of the registered version.
+TAG_JOB_UID = "finetune.dev/uid"  # operator, when it makes the run: how it finds the run again
+TAG_JOB = "finetune.dev/job"  # operator: namespace/name
+TAG_ATTEMPT = "finetune.dev/attempt"  # trainer, on the run: the newest attempt
+TAG_RECIPE = "finetune.dev/recipe"  # trainer: digest of the recipe
+TAG_DATA_PATH = "finetune.dev/data-path"  # trainer: the table with the splits
+TAG_DATA_VERSION = "finetune.dev/data-version"  # trainer: its version
+TAG_EVAL_LOSS = "eval_loss"  # trainer, on the version
+TAG_PERPLEXITY = "perplexity"  # trainer, on the version
+
+
+class PodError(ApiModel):
+    """Why a pod failed."""
+
+    reason: Annotated[str, Field(max_length=64)]
+    """One CamelCase word, such as MissingColumn."""
+    message: Annotated[str, Field(max_length=2048)]
+    """One sentence: what happened and what to do."""
+    rank: NonNegative | None = None
+    """Global rank that failed first in this pod, where known."""
+
+
+class PrepResult(ApiModel):
+    """What the prep pod made."""
+
+    rows: SplitCounts
+    tokens: SplitCounts
+    path: str
+    version: NonNegative
+    source_version: NonNegative | None = None
+    dropped: dict[str, int] = Field(default_factory=dict)
+    """Examples that each step dropped, by step."""
+
+
+class TrainResult(ApiModel):
+    """What rank 0 has to report at the end."""
+
+    step: NonNegative
+    base_eval_loss: float | None = None
+    eval_loss: float | None = None
+    perplexity: float | None = None
+    model_name: str | None = None
+    model_version: str | None = None
+    goodput: float | None = None
+
+
+class TerminationMessage(ApiModel):
+    """The termination message of a pod, as JSON: a result or an error."""
+
+    prep: PrepResult | None = None
+    train: TrainResult | None = None
+    error: PodError | None = None
+    checkpoint_step: NonNegative | None = None
+    """Step of the newest complete checkpoint, also when the pod was preempted."""
+
+    def dump(self) -> str:
+        """The message as text; an error's sentence is cut so that all fits into what Kubernetes keeps."""
+        text = self.model_dump_json(by_alias=True, exclude_none=True)
+        if len(text.encode()) <= TERMINATION_MAX_BYTES or self.error is None or not self.error.message:
+            return text
+        # NB: a character takes up to six bytes of JSON.
+        shorter = self.error.message[: len(self.error.message) * 3 // 4]
+        error = self.error.model_copy(update={"message": shorter})
+        return self.model_copy(update={"error": error}).dump()
+
+    @classmethod
+    def parse(cls, text: str | None) -> TerminationMessage | None:
+        """The message in `text`, or None when it is something else (the end of a log)."""
+        try:
+            message = cls.model_validate_json(text or "")
+        except ValueError:
+            return None
+        return message if message.model_fields_set else None
+
+
+def checkpoint_folder(uri: str, *, namespace: str, name: str, uid: str) -> str:
+    """The folder of one job's checkpoints: a job of the same name that comes later gets another."""
+    return f"{uri.rstrip('/')}/{namespace}-{name}-{uid[:8]}"
+
+
+def checkpoint_uri(folder: str, step: int) -> str:
+    """Where the checkpoint of a step is."""
+    return f"{folder}/step-{step:08d}"

@@ -1,0 +1,273 @@
+"""`spec.data`: where the examples come from and how Spark prepares them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from finetune_crds.base import (
+    ApiModel,
+    Fraction,
+    LongText,
+    Name,
+    NonNegative,
+    Passthrough,
+    Positive,
+    StringMap,
+    Uri,
+    rules,
+)
+from finetune_crds.env import EnvFromSource, EnvVar
+
+
+class Source(ApiModel):
+    """The raw corpus."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "self.format == 'Hub' ? has(self.dataset) && !has(self.path) && !has(self.table) "
+                ": !has(self.dataset) && (has(self.path) != has(self.table))",
+                "set dataset for format Hub, and exactly one of path or table for the others",
+            ),
+            ("!has(self.table) || self.format == 'Delta'", "table needs format Delta; use path for files"),
+            (
+                "!has(self.version) || self.format == 'Delta'",
+                "version pins a Delta table; files have no versions",
+            ),
+        )
+    )
+
+    format: Literal["Delta", "Parquet", "JSONLines", "Hub"]
+    """What the corpus is: a Delta table, Parquet or JSON lines files, or a data set of the Hugging Face Hub."""
+    path: Uri | None = None
+    """Folder or file: s3://bucket/folder, or an absolute path on a volume that podTemplate mounts."""
+    table: Name | None = None
+    """Name of a Delta table in Spark's catalog: catalog.schema.table."""
+    version: NonNegative | None = None
+    """Version of the Delta table to read. Default: the newest when preparation starts; status names it."""
+    dataset: Name | None = None
+    """Hub data set id, such as tatsu-lab/alpaca."""
+    revision: Name | None = None
+    """Git revision of the Hub data set."""
+
+
+class Columns(ApiModel):
+    """Which columns hold an example. Set those of one kind alone."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "(has(self.text) ? 1 : 0) + (has(self.messages) ? 1 : 0) + (has(self.response) ? 1 : 0) "
+                "+ (has(self.chosen) ? 1 : 0) == 1",
+                "name one kind of example: text, messages, prompt and response, or prompt, chosen and rejected",
+            ),
+            ("!has(self.response) || has(self.prompt)", "response needs prompt beside it"),
+            (
+                "has(self.chosen) == has(self.rejected) && (!has(self.chosen) || has(self.prompt))",
+                "preference data needs prompt, chosen and rejected",
+            ),
+            (
+                "!has(self.prompt) || has(self.response) || has(self.chosen)",
+                "prompt needs response, or chosen and rejected, beside it",
+            ),
+        )
+    )
+
+    text: Name | None = None
+    """Column with the whole example as plain text."""
+    messages: Name | None = None
+    """Column with a list of {role, content}; the model's chat template renders it."""
+    prompt: Name | None = None
+    """Column with the prompt."""
+    response: Name | None = None
+    """Column with the answer to the prompt."""
+    chosen: Name | None = None
+    """Column with the preferred answer (DPO)."""
+    rejected: Name | None = None
+    """Column with the answer that was not preferred (DPO)."""
+
+
+class Splits(ApiModel):
+    """Splits that are prepared already: training starts at once."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "self.format == 'Delta' ? has(self.path) && !has(self.train) && !has(self.validation) "
+                ": has(self.train) && !has(self.path) && !has(self.version)",
+                "set path (and version) for format Delta, or train (and validation) for files",
+            ),
+        )
+    )
+
+    format: Literal["Delta", "Parquet", "JSONLines"]
+    """What the splits are: one Delta table with a split column, or files for each split."""
+    path: Uri | None = None
+    """The Delta table, whose `split` column says train, validation or test."""
+    version: NonNegative | None = None
+    """Version of the Delta table. Default: the newest when training starts."""
+    train: Uri | None = None
+    """Folder or file with the training split."""
+    validation: Uri | None = None
+    """Folder or file with the split that evaluation uses."""
+
+
+class NearDedupe(ApiModel):
+    """MinHash near-duplicate removal."""
+
+    threshold: Fraction = 0.7
+    """Jaccard similarity from which two examples count as duplicates."""
+    bands: Annotated[int, Field(ge=1, le=100)] = 25
+    """Bands of the MinHash signature."""
+    rows: Annotated[int, Field(ge=1, le=50)] = 10
+    """Rows in each band."""
+
+
+class Dedupe(ApiModel):
+    """Which duplicates are removed."""
+
+    exact: bool = True
+    """Keep one of the examples whose text is the same but for case and white space."""
+    near: NearDedupe | None = None
+    """Also remove near duplicates."""
+
+
+class SplitRatios(ApiModel):
+    """How examples are shared out. An example's split depends on the seed and its key alone."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "self.train + self.validation + self.test > 0.9999 "
+                "&& self.train + self.validation + self.test < 1.0001",
+                "train, validation and test must add up to 1 (unset, they are 0.9, 0.05 and 0.05)",
+            ),
+            ("self.train > 0.0", "train must be above 0"),
+        )
+    )
+
+    train: Fraction = 0.9
+    """Share of the training split."""
+    validation: Fraction = 0.05
+    """Share of the split that evaluation uses."""
+    test: Fraction = 0.05
+    """Share of the held-out split."""
+    seed: NonNegative = 42
+    """Seed of the hash that shares the examples out."""
+    key: Name | None = None
+    """Column that keeps together what belongs together (a conversation, a customer). Default: the text."""
+
+
+class DatabricksCluster(ApiModel):
+    """Where a Databricks run of the preparation happens."""
+
+    cluster_id: Name | None = None
+    """Existing cluster; serverless compute when absent."""
+    secret_ref: Name | None = None
+    """Secret with DATABRICKS_HOST and the credentials."""
+
+
+class Spark(ApiModel):
+    """How Spark runs."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "self.mode == 'Kubernetes' || (!has(self.executors) && !has(self.executorCores) "
+                "&& !has(self.executorMemory))",
+                "executors, executorCores and executorMemory need mode Kubernetes",
+            ),
+            ("self.mode == 'Databricks' || !has(self.databricks)", "databricks needs mode Databricks"),
+        )
+    )
+
+    mode: Literal["Local", "Kubernetes", "Databricks"] = "Local"
+    """Local: in the prep pod. Kubernetes: the prep pod drives executor pods. Databricks: a run there."""
+    executors: Positive | None = None
+    """Number of executor pods."""
+    executor_cores: Positive | None = None
+    """Cores of each executor."""
+    executor_memory: Name | None = None
+    """Heap of each executor, such as 4g."""
+    driver_memory: Name = "2g"
+    """Heap of the driver, such as 2g."""
+    conf: StringMap = Field(default_factory=dict)
+    """Further Spark settings."""
+    databricks: DatabricksCluster | None = None
+    """Where the Databricks run happens."""
+
+
+class Prepare(ApiModel):
+    """The preparation, in the order of the fields: filters, dedupe, template, tokens, limit, split."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "!has(self.minChars) || !has(self.maxChars) || self.minChars <= self.maxChars",
+                "minChars must not be above maxChars",
+            ),
+            (
+                "!has(self.responseTemplate) || has(self.promptTemplate)",
+                "responseTemplate needs promptTemplate",
+            ),
+        )
+    )
+
+    output: Uri
+    """Delta table to write: s3://bucket/folder, or an absolute path on a volume. A new version each time."""
+    not_null: Annotated[list[Name], Field(max_length=32)] = Field(default_factory=list)
+    """Columns that must not be null or blank. The example's own columns never may be."""
+    min_quality: float | None = None
+    """Least quality score; examples without a score are dropped."""
+    quality_column: Name = "quality"
+    """Column with the quality score."""
+    min_chars: NonNegative | None = None
+    """Least length of an example in characters."""
+    max_chars: Positive | None = None
+    """Greatest length of an example in characters."""
+    filter: LongText | None = None
+    """Spark SQL condition that an example must meet, such as `language = 'en'`."""
+    dedupe: Dedupe = Field(default_factory=Dedupe)
+    """Which duplicates are removed. Default: exact ones."""
+    prompt_template: LongText | None = None
+    """Prompt with {column} where a column's value goes. Alone it makes the whole text of the example."""
+    response_template: LongText | None = None
+    """Answer with {column} where a column's value goes; loss can then be taken on the answer alone."""
+    max_tokens: Positive | None = None
+    """Greatest length of an example in tokens of the model's tokenizer; longer ones are dropped and counted."""
+    limit: Positive | None = None
+    """Greatest number of examples, chosen by a seeded hash."""
+    split: SplitRatios = Field(default_factory=SplitRatios)
+    """How examples are shared out. Default: 0.9, 0.05 and 0.05 with seed 42."""
+    spark: Spark = Field(default_factory=Spark)
+    """How Spark runs. Default: Local."""
+    image: Name | None = None
+    """Image of the prep pod. Default: the one the operator was installed with."""
+    env: Annotated[list[EnvVar], Field(max_length=64)] = Field(default_factory=list)
+    """Environment of the prep pod."""
+    env_from: Annotated[list[EnvFromSource], Field(max_length=16)] = Field(default_factory=list)
+    """Secrets and ConfigMaps whose keys become environment of the prep pod."""
+    pod_template: Passthrough | None = None
+    """Anything else of a PodTemplateSpec; the container is named `prep`."""
+
+
+class Data(ApiModel):
+    """The examples: a source with its preparation, or splits that are prepared already."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            ("has(self.source) != has(self.splits)", "set either source (with prepare) or splits"),
+            ("has(self.source) == has(self.prepare)", "source and prepare go together"),
+        )
+    )
+
+    source: Source | None = None
+    """The raw corpus, to be prepared."""
+    columns: Columns
+    """Which columns hold an example."""
+    prepare: Prepare | None = None
+    """How the source becomes splits."""
+    splits: Splits | None = None
+    """Splits that are prepared already."""

@@ -1,0 +1,77 @@
+"""Environment of the pods, and the names in it that belong to the operator."""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict
+
+from finetune_crds.base import ApiModel, LongText, Name, Passthrough, rules
+
+# The contract with the pods. torchrun reads PET_*; scripts read the others. Only the operator sets them.
+RESERVED_ENV = (
+    "PET_NNODES",
+    "PET_NPROC_PER_NODE",
+    "PET_NODE_RANK",
+    "PET_MASTER_ADDR",
+    "PET_MASTER_PORT",
+    "PET_RDZV_CONF",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NUM_NODES",
+    "NODE_RANK",
+    "LOCAL_WORLD_SIZE",
+    "WORLD_SIZE",
+    "MLFLOW_TRACKING_URI",
+    "MLFLOW_REGISTRY_URI",
+    "MLFLOW_RUN_ID",
+    "HYPERPARAMETERS_PATH",
+    "FINETUNE_ATTEMPT",
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
+)
+
+RESERVED_LIST = f"[{', '.join(repr(name) for name in RESERVED_ENV)}]"
+
+
+class EnvVar(ApiModel):
+    """One environment variable, as in a Pod."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                f"!(self.name in {RESERVED_LIST})",
+                "this variable is set by the operator (rendezvous, MLflow run, recipe): remove it",
+            ),
+        )
+    )
+
+    name: Name
+    """Name of the variable."""
+    value: LongText | None = None
+    """Its value."""
+    value_from: Passthrough | None = None
+    """Where the value comes from: secretKeyRef, configMapKeyRef, fieldRef or resourceFieldRef, as in a Pod."""
+
+
+class LocalReference(ApiModel):
+    """A Secret or ConfigMap of the same namespace."""
+
+    name: Name
+    """Its name."""
+    optional: bool = False
+    """Whether pods may start without it."""
+
+
+class EnvFromSource(ApiModel):
+    """A Secret or ConfigMap whose keys become environment variables."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            ("has(self.secretRef) != has(self.configMapRef)", "set secretRef or configMapRef"),
+        )
+    )
+
+    prefix: Name | None = None
+    """Put before each name."""
+    secret_ref: LocalReference | None = None
+    """The Secret."""
+    config_map_ref: LocalReference | None = None
+    """The ConfigMap."""

@@ -1,0 +1,258 @@
+"""The FineTuneJob resource."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from finetune_crds.base import (
+    ApiModel,
+    LongText,
+    Name,
+    NonNegative,
+    Passthrough,
+    Positive,
+    StringMap,
+    Uri,
+    rules,
+)
+from finetune_crds.data import Data
+from finetune_crds.env import EnvFromSource, EnvVar, LocalReference
+from finetune_crds.status import FineTuneJobStatus
+from finetune_crds.training import Checkpoint, Distributed, Method, Model, Objective, Training
+
+Alias = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=255,
+        pattern=r"^[A-Za-z0-9_-]+$",
+        json_schema_extra=rules(
+            (
+                "self != 'latest' && !self.matches('^[vV][0-9]+$')",
+                "MLflow keeps the aliases latest and v<number> for itself: choose another",
+            ),
+        ),
+    ),
+]
+ExitCode = Annotated[int, Field(ge=1, le=255)]
+
+
+class Code(ApiModel):
+    """Your own training script."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            ("has(self.configMap) != has(self.volume)", "set configMap or volume"),
+        )
+    )
+
+    config_map: Name | None = None
+    """ConfigMap whose keys become files of mountPath."""
+    volume: Name | None = None
+    """Volume of podTemplate that holds the code."""
+    mount_path: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^/.*")] = "/workspace"
+    """Folder where the code is found; also the working directory."""
+
+
+class Trainer(ApiModel):
+    """What runs in the training pods."""
+
+    image: Name | None = None
+    """Image. Default: the one the operator was installed with."""
+    command: Annotated[list[LongText], Field(max_length=64)] = Field(default_factory=list)
+    """Command of your own, run once in each pod: [torchrun, my_train.py]. Default: the built-in loop."""
+    args: Annotated[list[LongText], Field(max_length=256)] = Field(default_factory=list)
+    """Arguments of that command."""
+    env: Annotated[list[EnvVar], Field(max_length=64)] = Field(default_factory=list)
+    """Environment of the pods."""
+    env_from: Annotated[list[EnvFromSource], Field(max_length=16)] = Field(default_factory=list)
+    """Secrets and ConfigMaps whose keys become environment of the pods."""
+    code: Code | None = None
+    """Your own training script."""
+    parameters: StringMap = Field(default_factory=dict)
+    """Parameters of your own script; it finds them in the recipe at HYPERPARAMETERS_PATH, under `parameters`."""
+
+
+class Tracking(ApiModel):
+    """The MLflow run."""
+
+    uri: Uri | None = None
+    """MLflow tracking server. Default: the one the operator was installed with."""
+    registry_uri: Uri | None = None
+    """MLflow model registry. Default: the tracking server."""
+    experiment: Name | None = None
+    """Experiment. Default: the namespace of the job."""
+    run_name: Name | None = None
+    """Name of the run. Default: the name of the job."""
+    tags: StringMap = Field(default_factory=dict)
+    """Tags of the run."""
+    secret_ref: LocalReference | None = None
+    """Secret with MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN."""
+
+
+class Register(ApiModel):
+    """The registered model."""
+
+    model: Name
+    """Name of the registered model."""
+    aliases: Annotated[list[Alias], Field(max_length=10)] = ["candidate"]
+    """Aliases to point at the new version."""
+    tags: StringMap = Field(default_factory=dict)
+    """Tags of the version."""
+    signature: bool = True
+    """Store the model's input and output signature with the version."""
+
+
+class RunPolicy(ApiModel):
+    """What happens when a run fails, takes too long or ends."""
+
+    max_restarts: NonNegative = 3
+    """Times the whole gang is started again after a failure. Preemption and node loss do not count."""
+    retryable_exit_codes: Annotated[list[ExitCode], Field(max_length=64)] = Field(default_factory=list)
+    """If set, only these exit codes lead to a restart."""
+    fatal_exit_codes: Annotated[list[ExitCode], Field(max_length=64)] = [64, 65]
+    """Exit codes that fail the job at once: 64 the recipe is wrong, 65 the data is wrong."""
+    active_deadline_seconds: Positive | None = None
+    """The job fails when preparation and training have run longer than this, time suspended left out."""
+    ttl_seconds_after_finished: NonNegative | None = None
+    """Seconds after the end until the pods and other children are deleted. The FineTuneJob itself stays."""
+    queue_name: Name | None = None
+    """Kueue queue that admits the training pods."""
+
+
+_IMMUTABLE = (
+    "model",
+    "data",
+    "method",
+    "objective",
+    "training",
+    "distributed",
+    "trainer",
+    "checkpoint",
+    "tracking",
+    "register",
+)
+
+
+def _unchanged(field: str) -> tuple[str, str]:
+    both = f"has(self.{field}) == has(oldSelf.{field})"
+    return (
+        f"{both} && (!has(self.{field}) || self.{field} == oldSelf.{field})",
+        f"spec.{field} cannot change once the job exists (only suspend, runPolicy and podTemplate can): "
+        "create a FineTuneJob with another name",
+    )
+
+
+class FineTuneJobSpec(ApiModel):
+    """What to train, on what, and how."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            *(_unchanged(field) for field in _IMMUTABLE),
+            (
+                "self.objective.type != 'DPO' || has(self.data.columns.chosen)",
+                "objective DPO needs data.columns.prompt, chosen and rejected",
+            ),
+            (
+                "!(self.objective.type == 'Distillation' && self.method.type in "
+                "['QLoRA', 'PrefixTuning', 'PromptTuning'])",
+                "Distillation works with method Full, LoRA or DoRA",
+            ),
+            (
+                "!(self.objective.type == 'DPO' && self.method.type in ['PrefixTuning', 'PromptTuning'])",
+                "DPO works with method Full, LoRA, QLoRA or DoRA",
+            ),
+            (
+                "!(self.method.type in ['PrefixTuning', 'PromptTuning']) || "
+                "(!self.training.packing && self.training.activationCheckpointing == 'None')",
+                "virtual tokens are lost under packing and activation checkpointing: set training.packing: false "
+                "and training.activationCheckpointing: None",
+            ),
+            (
+                "!has(self.trainer.code) || (has(self.trainer.command) && size(self.trainer.command) > 0)",
+                "trainer.code needs trainer.command, such as [torchrun, my_train.py]",
+            ),
+            (
+                "!has(self.trainer.args) || size(self.trainer.args) == 0 || "
+                "(has(self.trainer.command) && size(self.trainer.command) > 0)",
+                "trainer.args needs trainer.command: the built-in loop takes no arguments",
+            ),
+            (
+                "!has(self.objective.lossOn) || self.objective.lossOn != 'Answer' || "
+                "!has(self.data.prepare) || !has(self.data.prepare.promptTemplate) || "
+                "has(self.data.prepare.responseTemplate)",
+                "objective.lossOn Answer needs data.prepare.responseTemplate beside promptTemplate: one template "
+                "makes one text, which has no answer",
+            ),
+        )
+    )
+
+    model: Model
+    """The model to start from."""
+    data: Data
+    """The examples."""
+    method: Method = Field(default_factory=Method)
+    """Which parameters are trained. Default: Full."""
+    objective: Objective = Field(default_factory=Objective)
+    """What the loss is. Default: SFT."""
+    training: Training = Field(default_factory=Training)
+    """Hyperparameters."""
+    distributed: Distributed = Field(default_factory=Distributed)
+    """The gang of pods. Default: one pod with one rank."""
+    trainer: Trainer = Field(default_factory=Trainer)
+    """What runs in the training pods. Default: the built-in loop."""
+    pod_template: Passthrough | None = None
+    """Anything else of a PodTemplateSpec (GPUs, tolerations, volumes); the container is named `trainer`.
+
+    A change takes effect with the next attempt.
+    """
+    checkpoint: Checkpoint | None = None
+    """Where the run can be taken up again. Without it, every attempt starts from the beginning."""
+    tracking: Tracking = Field(default_factory=Tracking)
+    """The MLflow run."""
+    register_: Register | None = Field(default=None, alias="register")
+    """The registered model. Without it the run is tracked and nothing is registered."""
+    run_policy: RunPolicy = Field(default_factory=RunPolicy)
+    """What happens when a run fails, takes too long or ends. May change while the job runs."""
+    suspend: bool = False
+    """Stop the pods and keep the checkpoint; false again goes on from it. May change while the job runs."""
+
+
+class FineTuneJob(ApiModel):
+    """Prepare a corpus on Spark, train on it with torchrun and FSDP, evaluate, and register the model."""
+
+    PLURAL: ClassVar[str] = "finetunejobs"
+    KIND: ClassVar[str] = "FineTuneJob"
+    SHORT_NAMES: ClassVar[list[str]] = ["ftj"]
+    COLUMNS: ClassVar[list[dict[str, Any]]] = [
+        {"name": "Phase", "type": "string", "jsonPath": ".status.phase"},
+        {"name": "Progress", "type": "string", "jsonPath": ".status.progress.summary"},
+        {"name": "Loss", "type": "number", "jsonPath": ".status.progress.loss"},
+        {"name": "Nodes", "type": "string", "jsonPath": ".status.nodes.summary"},
+        {"name": "Model", "type": "string", "jsonPath": ".status.model.summary"},
+        {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+        {"name": "Attempt", "type": "integer", "jsonPath": ".status.attempt", "priority": 1},
+        {"name": "Tokens/s", "type": "number", "jsonPath": ".status.progress.tokensPerSecond", "priority": 1},
+        {"name": "Run", "type": "string", "jsonPath": ".status.mlflow.runId", "priority": 1},
+    ]
+    # <name>-train-<attempt>-<index>-<suffix> must be a host name: 63 characters.
+    MAX_NAME: ClassVar[int] = 40
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                f"size(self.metadata.name) <= {MAX_NAME} && self.metadata.name.matches('^[a-z][a-z0-9-]*$')",
+                f"metadata.name becomes part of host names: at most {MAX_NAME} characters, a letter first, no dots",
+            ),
+        )
+    )
+
+    api_version: Literal["finetune.dev/v1alpha1"] = "finetune.dev/v1alpha1"
+    kind: Literal["FineTuneJob"] = "FineTuneJob"
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    spec: FineTuneJobSpec
+    """What to train, on what, and how."""
+    status: FineTuneJobStatus = Field(default_factory=FineTuneJobStatus)
+    """What the operator has to say."""

@@ -1,0 +1,88 @@
+"""The recipe: what the pods of a job read from HYPERPARAMETERS_PATH."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import Field, ValidationError
+
+from finetune_crds.base import ApiModel, StringMap
+from finetune_crds.data import Data
+from finetune_crds.finetunejob import FineTuneJobSpec, Register, Tracking
+from finetune_crds.training import Checkpoint, Distributed, Method, Model, Objective, Training
+
+
+class RecipeError(ValueError):
+    """The recipe cannot be read or does not fit the schema."""
+
+
+class JobReference(ApiModel):
+    """The FineTuneJob a recipe was made from."""
+
+    name: str
+    namespace: str
+    uid: str
+
+
+class Recipe(ApiModel):
+    """Everything a pod needs to know; the parts are those of FineTuneJob.spec.
+
+    For training, `data.splits` names the splits and their version, also when the job prepared them itself.
+    """
+
+    kind: Literal["Recipe"] = "Recipe"
+    job: JobReference
+    model: Model
+    data: Data
+    method: Method = Field(default_factory=Method)
+    objective: Objective = Field(default_factory=Objective)
+    training: Training = Field(default_factory=Training)
+    distributed: Distributed = Field(default_factory=Distributed)
+    checkpoint: Checkpoint | None = None
+    tracking: Tracking = Field(default_factory=Tracking)
+    register_: Register | None = Field(default=None, alias="register")
+    parameters: StringMap = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, job: JobReference, spec: FineTuneJobSpec) -> Recipe:
+        """The recipe of a job."""
+        shared = {name: getattr(spec, name) for name in cls.model_fields if name in type(spec).model_fields}
+        return cls(job=job, parameters=spec.trainer.parameters, **shared)
+
+    def digest(self) -> str:
+        """A short SHA-256 of everything but who runs it: two jobs with the same digest do the same thing.
+
+        Defaults are left out, so that a field which a later version adds does not change the digest.
+        """
+        content = self.model_dump(
+            mode="json", by_alias=True, exclude={"job", "tracking"}, exclude_defaults=True
+        )
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+    def to_yaml(self) -> str:
+        """The recipe as it stands in the ConfigMap."""
+        return yaml.safe_dump(self.to_json(), sort_keys=False, allow_unicode=True)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Recipe:
+        """Read a recipe.
+
+        Raises:
+            RecipeError: the file is missing, is no text or no YAML, or does not fit the schema; the message says where.
+        """
+        try:
+            return cls.model_validate(yaml.safe_load(Path(path).read_text(encoding="utf-8")))
+        except OSError as error:
+            raise RecipeError(f"the recipe {path} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise RecipeError(f"the recipe {path} is no text: {error}") from error
+        except yaml.YAMLError as error:
+            raise RecipeError(f"the recipe {path} is no YAML: {error}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the top"
+            raise RecipeError(f"the recipe {path} is wrong at {where}: {first['msg']}") from error

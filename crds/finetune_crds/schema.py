@@ -1,0 +1,128 @@
+"""pydantic models -> structural CRD schemas.
+
+Structural schemas (Kubernetes API reference, CustomResourceDefinition) know no `$ref`, no null unions, no
+`const`, and exclusive bounds in OpenAPI 3.0 style; pydantic writes JSON Schema 2020-12.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from finetune_crds.base import GROUP, VERSION
+from finetune_crds.finetunejob import FineTuneJob
+
+Schema = dict[str, Any]
+
+
+def _collapse_optional(schema: Schema) -> Schema:
+    """`X | None` becomes X: a field that may be absent is simply not required."""
+    choices = [choice for choice in schema.pop("anyOf", []) if choice.get("type") != "null"]
+    if len(choices) == 1:
+        only: Schema = choices[0]
+        return only | {key: value for key, value in schema.items() if key != "default"}
+    return schema | ({"anyOf": choices} if choices else {})
+
+
+def _openapi_bounds(schema: Schema) -> Schema:
+    for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if exclusive in schema:
+            schema |= {bound: schema[exclusive], exclusive: True}
+    return schema
+
+
+def _is_part(field: Schema) -> bool:
+    """Whether a field holds another model and may not be null."""
+    return "$ref" in field
+
+
+def _with_default(field: Schema, *, part: bool) -> Schema:
+    """A part of defaults alone has those as its own default, so that the API server fills them in.
+
+    CEL rules can then read `self.training.packing` without asking whether the part is there. Empty lists and
+    maps stay absent.
+    """
+    if field.get("default") in ([], {}, None):
+        field.pop("default", None)
+    if not part or field.get("required"):
+        return _say_default(field)
+    # NB: the API server checks a default against the rules as it is written, before it fills in the inner ones.
+    inner = {name: value["default"] for name, value in field["properties"].items() if "default" in value}
+    return field | {"default": inner}
+
+
+def _say_default(field: Schema) -> Schema:
+    """`kubectl explain` shows descriptions alone, so they name the default."""
+    text, default = field.get("description", ""), field.get("default")
+    if default is None or "Default:" in text:
+        return field
+    shown = str(default).lower() if isinstance(default, bool) else default
+    shown = ", ".join(str(item) for item in default) if isinstance(default, list) else shown
+    return field | {"description": f"{text} Default: {shown}."}
+
+
+def structural(schema: Schema, definitions: Schema | None = None) -> Schema:
+    """The structural form of a JSON schema that pydantic generated."""
+    definitions = definitions or schema.get("$defs", {})
+    schema = {key: value for key, value in schema.items() if key not in ("title", "$defs")}
+    if "$ref" in schema:
+        target = definitions[schema.pop("$ref").rsplit("/", 1)[1]]
+        schema = {key: value for key, value in target.items() if key != "title"} | schema
+    schema = _openapi_bounds(_collapse_optional(schema))
+    if "$ref" in schema:
+        return structural(schema, definitions)
+    if "const" in schema:
+        schema["enum"] = [schema.pop("const")]
+    if schema.get("x-kubernetes-preserve-unknown-fields"):
+        schema.pop("additionalProperties", None)
+    if isinstance(schema.get("additionalProperties"), dict):
+        schema["additionalProperties"] = structural(schema["additionalProperties"], definitions)
+    if "properties" in schema:
+        required = schema.get("required", [])
+        schema["properties"] = {
+            name: _with_default(structural(value, definitions), part=_is_part(value) and name not in required)
+            for name, value in schema["properties"].items()
+        }
+    if "items" in schema:
+        schema["items"] = structural(schema["items"], definitions)
+    return schema
+
+
+def crd(resource: type[FineTuneJob], *, annotations: dict[str, str] | None = None) -> Schema:
+    """The CustomResourceDefinition of a resource."""
+    root = structural(resource.model_json_schema(by_alias=True, mode="validation"))
+    properties = root["properties"]
+    for name in ("apiVersion", "kind"):
+        properties[name] = {"type": "string"}
+    properties["metadata"] = {"type": "object"}
+    root["required"] = ["spec"]
+    kind = resource.KIND
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{resource.PLURAL}.{GROUP}",
+            **({"annotations": annotations} if annotations else {}),
+        },
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": kind,
+                "listKind": f"{kind}List",
+                "plural": resource.PLURAL,
+                "singular": kind.lower(),
+                "shortNames": resource.SHORT_NAMES,
+                "categories": ["finetune"],
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": resource.COLUMNS,
+                    "schema": {"openAPIV3Schema": root},
+                }
+            ],
+        },
+    }

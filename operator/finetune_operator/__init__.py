@@ -1,0 +1,1 @@
+"""A kopf operator that reconciles FineTuneJob resources."""

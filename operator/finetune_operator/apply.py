@@ -1,0 +1,158 @@
+"""apply: carry out a decision. Every step may be repeated; a crash between two of them is repaired by the next pass."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from datetime import datetime
+
+from finetune_crds.base import API_VERSION
+from finetune_operator import events, names
+from finetune_operator.decide.undone import undone
+from finetune_operator.kube import Kube, KubeError
+from finetune_operator.model import Action, Decision, Deletion, EnsureRun, FinishRun, Job, Json, SetAlias
+from finetune_operator.observe import Observer
+from finetune_operator.store import Store
+from finetune_operator.tracking import Server, TrackingError
+
+log = logging.getLogger(__name__)
+
+
+class NameTaken(Exception):  # noqa: N818
+    """A child cannot be made because something else has its name."""
+
+
+@dataclass
+class Applier:
+    """Writes to the API server and to MLflow."""
+
+    kube: Kube
+    store: Store
+    observer: Observer
+
+    async def apply(self, job: Job, decision: Decision, now: datetime) -> None:
+        """Carry out a decision: deletions, children, MLflow, status, Events, in this order.
+
+        Raises:
+            KubeError: the API server refused something, or could not be reached.
+            NameTaken: a child's name belongs to something else.
+            TrackingError: MLflow could not be written to; the status says so.
+        """
+        await self._delete(job, decision)
+        for body in decision.apply:
+            await self._child(job, body)
+        failure: TrackingError | None = None
+        for action in decision.actions:
+            try:
+                await self._act(job, action)
+            except TrackingError as error:
+                failure = error
+                settings = self.observer.settings
+                decision = undone(job, decision, action, error.problem, now=now, settings=settings)
+                break
+        await self._status(job, decision, now)
+        if failure:
+            raise failure
+
+    async def _delete(self, job: Job, decision: Decision) -> None:
+        if decision.sweep:
+            for kind in ("Service", "ConfigMap"):
+                selector = f"{names.LABEL_UID}={job.uid}"
+                for body in (await self.kube.list(kind, job.namespace, labelSelector=selector)).objects:
+                    meta = body["metadata"]
+                    await self.kube.delete(kind, job.namespace, meta["name"], meta["uid"])
+        for item in decision.delete:
+            await self._delete_job(job, item)
+
+    async def _delete_job(self, job: Job, item: Deletion) -> None:
+        await self.kube.delete("Job", job.namespace, item.name, item.uid)
+        log.info("deleted Job %s/%s", job.namespace, item.name)
+
+    async def _child(self, job: Job, body: Json) -> None:
+        name = body["metadata"]["name"]
+        try:
+            if body["kind"] == "Job":
+                # A Job's template cannot change: it is created once.
+                created = await self.kube.create(body)
+                self.store.put("Job", created)
+                log.info("created Job %s/%s", job.namespace, name)
+                return
+            held = await self.kube.get(body["kind"], job.namespace, name)
+            if held is not None and not _owned(held, job.uid):
+                raise NameTaken(_taken(body, held))
+            await self.kube.apply(body)
+        except KubeError as error:
+            if error.status != 409 or body["kind"] != "Job":
+                raise
+            await self._adopt(job, body)
+
+    async def _adopt(self, job: Job, body: Json) -> None:
+        """A Job of this name exists: ours from a pass that was cut short, or somebody else's."""
+        held = await self.kube.get("Job", job.namespace, body["metadata"]["name"])
+        if held is None:
+            raise KubeError(409, f"Job {body['metadata']['name']} came and went: trying again")
+        if not _owned(held, job.uid) or "deletionTimestamp" in held["metadata"]:
+            raise NameTaken(_taken(body, held))
+        self.store.put("Job", held)
+
+    async def _act(self, job: Job, action: Action) -> None:
+        """Write to MLflow."""
+        try:
+            server = await self.observer.server(job)
+            if server:
+                await asyncio.to_thread(_act, server, job, action)
+        finally:
+            self.observer.forget(job)
+
+    async def _status(self, job: Job, decision: Decision, now: datetime) -> None:
+        if decision.status == job.status:
+            return
+        body: Json = {
+            "apiVersion": API_VERSION,
+            "kind": "FineTuneJob",
+            # NB: uid and version are preconditions: this status is about the job as it was when it was decided on.
+            "metadata": {
+                "name": job.name,
+                "namespace": job.namespace,
+                "uid": job.uid,
+                "resourceVersion": job.version,
+            },
+            "status": decision.status.to_json(),
+        }
+        written = await self.kube.apply(body, subresource="status")
+        self.store.put("FineTuneJob", written)
+        if decision.status.phase != job.status.phase:
+            log.info("%s is %s", job.key, decision.status.phase)
+        for condition in events.changes(job.status, decision.status):
+            try:
+                await self.kube.create(events.event(job, condition, now))
+            except KubeError as error:
+                log.warning("the Event %s about %s was not written: %s", condition.reason, job.key, error)
+
+
+def _act(server: Server, job: Job, action: Action) -> None:
+    if isinstance(action, EnsureRun):
+        run = server.ensure_run(job.uid, action.experiment, action.run_name, action.tags)
+        log.info("%s is tracked in MLflow run %s", job.key, run.run_id)
+    elif isinstance(action, FinishRun):
+        server.finish_run(action.run_id, action.status)
+        log.info("closed MLflow run %s of %s as %s", action.run_id, job.key, action.status)
+    elif isinstance(action, SetAlias):
+        server.set_alias(action.model, action.alias, action.version)
+        log.info("%s: alias %s of %s is version %s", job.key, action.alias, action.model, action.version)
+
+
+def _owned(held: Json, uid: str) -> bool:
+    return any(owner["uid"] == uid for owner in held["metadata"].get("ownerReferences") or [])
+
+
+def _taken(body: Json, held: Json) -> str:
+    kind, name = body["kind"], body["metadata"]["name"]
+    if "deletionTimestamp" in held["metadata"] or any(
+        owner["kind"] == "FineTuneJob" for owner in held["metadata"].get("ownerReferences") or []
+    ):
+        return f"{kind} {name} of an earlier job is still being deleted: waiting for it to be gone"
+    return (
+        f"{kind} {name} exists and belongs to something else: delete it, or give the FineTuneJob another name"
+    )

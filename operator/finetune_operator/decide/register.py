@@ -1,0 +1,66 @@
+"""Registration: the trainer makes the version, the operator alone writes its aliases."""
+
+from __future__ import annotations
+
+from finetune_crds.conditions import Reason, Type
+from finetune_crds.finetunejob import Register
+from finetune_crds.status import ModelStatus
+from finetune_operator.decide.draft import Draft
+from finetune_operator.model import SetAlias, Version
+
+
+def register(draft: Draft) -> bool:
+    """Point the aliases at the version of this run; the pass ends while they do not."""
+    wanted = draft.spec.register_
+    if wanted is None or draft.holds(Type.REGISTERED):
+        return True
+    seen = draft.observed.mlflow
+    if seen is None or seen.problem:
+        why = seen.problem.message if seen and seen.problem else "MLflow has not been asked yet"
+        draft.set(Type.REGISTERED, False, Reason.REGISTERING, f"registration waits for MLflow: {why}")
+        draft.look_again(draft.settings.poll_seconds)
+        return False
+    if seen.version is None:
+        return _wait_for_version(draft, wanted)
+    _copy(draft, seen.version)
+    missing = [alias for alias in wanted.aliases if alias not in seen.version.aliases]
+    if missing:
+        draft.actions += [SetAlias(wanted.model, alias, seen.version.version) for alias in missing]
+        draft.set(Type.REGISTERED, False, Reason.REGISTERING, f"setting {', '.join(missing)}")
+        return False
+    aliases = f", now {', '.join(wanted.aliases)}" if wanted.aliases else ""
+    message = f"{wanted.model} version {seen.version.version}{aliases}"
+    draft.set(Type.REGISTERED, True, Reason.REGISTERED, message)
+    return True
+
+
+def _wait_for_version(draft: Draft, wanted: Register) -> bool:
+    trained = draft.condition(Type.TRAINED)
+    waited = (draft.now - trained.last_transition_time).total_seconds() if trained else 0.0
+    if waited < draft.settings.registration_patience_seconds:
+        draft.set(Type.REGISTERED, False, Reason.REGISTERING, f"waiting for a version of {wanted.model}")
+        draft.look_again(draft.settings.poll_seconds)
+        return False
+    run = draft.status.mlflow.run_id if draft.status.mlflow else None
+    message = (
+        f"training ended without a version of {wanted.model} from run {run}: have the script register one from "
+        "MLFLOW_RUN_ID, or remove spec.register"
+    )
+    draft.set(Type.REGISTERED, False, Reason.REGISTRATION_FAILED, message)
+    draft.fail(Reason.REGISTRATION_FAILED, message)
+    return False
+
+
+def _copy(draft: Draft, version: Version) -> None:
+    before = draft.status.model or ModelStatus()
+    draft.update(
+        model=before.model_copy(
+            update={
+                "name": version.name,
+                "version": version.version,
+                "uri": f"models:/{version.name}/{version.version}",
+                "summary": f"{version.name}/{version.version}",
+                "aliases": sorted(version.aliases) or None,
+            }
+        )
+    )

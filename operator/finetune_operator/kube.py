@@ -1,0 +1,171 @@
+"""The Kubernetes API as this operator uses it: plain JSON, server-side apply, deletion by uid.
+
+The generated model classes are left alone: they cost more time than the requests, and forget fields that
+they do not know.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple, Self
+from urllib.parse import quote, urlencode
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from finetune_crds.base import GROUP, VERSION
+from finetune_operator import names
+from finetune_operator.model import Json
+
+_TIMEOUT_SECONDS = 30
+_PAGE = 500
+JSON_TYPE = "application/json"
+APPLY_TYPE = "application/apply-patch+yaml"
+
+# kind -> (path before the namespace, plural)
+RESOURCES = {
+    "FineTuneJob": (f"/apis/{GROUP}/{VERSION}", "finetunejobs"),
+    "Job": ("/apis/batch/v1", "jobs"),
+    "Pod": ("/api/v1", "pods"),
+    "Service": ("/api/v1", "services"),
+    "ConfigMap": ("/api/v1", "configmaps"),
+    "Secret": ("/api/v1", "secrets"),
+    "Event": ("/api/v1", "events"),
+}
+
+
+class KubeError(Exception):
+    """The API server refused a request, or could not be reached (`status` 0)."""
+
+    def __init__(self, status: int, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+
+class Listing(NamedTuple):
+    """The objects of a list, and the resource version at which it was true."""
+
+    objects: list[Json]
+    version: int
+
+
+class Kube:
+    """A client for one API server. Use it as an asynchronous context manager."""
+
+    def __init__(self) -> None:
+        self._api: client.ApiClient | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            config.load_incluster_config()
+        except config.ConfigException:
+            await config.load_kube_config()
+        self._api = client.ApiClient()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._api:
+            await self._api.close()
+
+    async def get(self, kind: str, namespace: str, name: str) -> Json | None:
+        """An object, or None when there is none."""
+        try:
+            return await self._request("GET", path(kind, namespace, name))
+        except KubeError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def list(self, kind: str, namespace: str | None, **selectors: str) -> Listing:
+        """Every object of a kind, page by page; `selectors` are labelSelector and fieldSelector."""
+        found: list[Json] = []
+        token = ""
+        while True:
+            query = {"limit": str(_PAGE), **selectors, **({"continue": token} if token else {})}
+            page = await self._request("GET", path(kind, namespace), query=query)
+            # NB: the items of a list carry neither kind nor apiVersion.
+            found += page["items"]
+            token = page["metadata"].get("continue", "")
+            if not token:
+                return Listing(found, int(page["metadata"].get("resourceVersion") or 0))
+
+    async def create(self, body: Json) -> Json:
+        """Create an object; KubeError 409 when it exists."""
+        kind, namespace = body["kind"], body["metadata"]["namespace"]
+        query = {"fieldManager": names.FIELD_MANAGER}
+        return await self._request("POST", path(kind, namespace), query=query, body=body)
+
+    async def apply(self, body: Json, *, subresource: str = "") -> Json:
+        """Server-side apply: the fields in `body` become as they are there, and ours."""
+        meta = body["metadata"]
+        target = path(body["kind"], meta["namespace"], meta["name"], subresource)
+        query = {"fieldManager": names.FIELD_MANAGER, "force": "true"}
+        return await self._request("PATCH", target, query=query, body=body, content_type=APPLY_TYPE)
+
+    async def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
+        """Delete an object and what it owns, if it still has this uid; one that is gone is well."""
+        body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        try:
+            await self._request("DELETE", path(kind, namespace, name), body=body)
+        except KubeError as error:
+            if error.status not in (404, 409):
+                raise
+
+    async def _request(
+        self,
+        method: str,
+        target: str,
+        *,
+        query: dict[str, str] | None = None,
+        body: Json | None = None,
+        content_type: str = JSON_TYPE,
+    ) -> Json:
+        if self._api is None:
+            raise RuntimeError("Kube is used outside of `async with`")
+        headers: dict[str, Any] = {"Accept": JSON_TYPE, "Content-Type": content_type}
+        await self._api.update_params_for_auth(headers, [], ["BearerToken"], target, method, body)
+        url = self._api.configuration.host + target + (f"?{urlencode(query)}" if query else "")
+        try:
+            response = await self._api.rest_client.request(
+                method, url, headers=headers, body=body, _request_timeout=_TIMEOUT_SECONDS
+            )
+            text = await response.read()
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise KubeError(
+                0, f"the API server cannot be reached: {error or type(error).__name__}"
+            ) from error
+        if response.status >= 300:
+            raise _error(response.status, text)
+        try:
+            return dict(json.loads(text))
+        except ValueError as error:
+            what = text.decode(errors="replace")[:500]
+            raise KubeError(
+                response.status, f"the API server answered with something else than JSON: {what}"
+            ) from error
+
+
+def path(kind: str, namespace: str | None, name: str = "", subresource: str = "") -> str:
+    """The path of an object, or of all objects of a kind.
+
+    Raises:
+        KubeError: no object can have this name.
+    """
+    base, plural = RESOURCES[kind]
+    scope = f"/namespaces/{quote(namespace)}" if namespace else ""
+    # NB: people choose names, and one like ../../other/secrets/theirs would lead out of their namespace.
+    if "/" in name or name in (".", ".."):
+        raise KubeError(400, f"{kind} {name}: no object can have this name")
+    parts = "".join(f"/{quote(part)}" for part in (name, subresource) if part)
+    return f"{base}{scope}/{plural}{parts}"
+
+
+def _error(status: int, text: bytes) -> KubeError:
+    try:
+        body = json.loads(text)
+    except ValueError:
+        body = None
+    if isinstance(body, dict):
+        return KubeError(status, body.get("message", ""), body.get("reason", ""))
+    return KubeError(status, text.decode(errors="replace")[:500])

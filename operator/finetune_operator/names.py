@@ -1,0 +1,42 @@
+"""Names and labels of what the operator makes, each with who reads it."""
+
+from __future__ import annotations
+
+from finetune_crds.finetunejob import Tracking
+
+FIELD_MANAGER = "finetune-operator"
+
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"  # people
+LABEL_JOB = "finetune.dev/job"  # people: kubectl logs -l finetune.dev/job=NAME
+LABEL_UID = "finetune.dev/job-uid"  # the operator: which FineTuneJob a child belongs to
+LABEL_COMPONENT = "finetune.dev/component"  # the operator and people: prep or train
+LABEL_ATTEMPT = "finetune.dev/attempt"  # the operator and people: which training attempt
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue, on the training Job
+
+PREP = "prep"
+TRAIN = "train"
+
+
+def prep_name(job: str) -> str:
+    """Name of the preparation's Job and of the ConfigMap with its recipe."""
+    return f"{job}-{PREP}"
+
+
+def train_config_name(job: str) -> str:
+    """Name of the ConfigMap with the recipe that training pods read."""
+    return f"{job}-{TRAIN}"
+
+
+def train_name(job: str, attempt: int) -> str:
+    """Name of the Indexed Job of one training attempt."""
+    return f"{job}-{TRAIN}-{attempt}"
+
+
+def experiment(namespace: str, tracking: Tracking) -> str:
+    """Name of the MLflow experiment that holds a job's run. It never changes: `tracking` is immutable."""
+    return tracking.experiment or namespace
+
+
+def service_name(job: str) -> str:
+    """Name of the headless Service that gives training pods their host names."""
+    return job

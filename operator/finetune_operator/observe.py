@@ -1,0 +1,243 @@
+"""observe: what exists of a job, from the store, the API server and MLflow."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from pydantic import ValidationError
+
+from finetune_crds.conditions import Reason, Type
+from finetune_crds.finetunejob import FineTuneJobSpec, Tracking
+from finetune_crds.status import FineTuneJobStatus
+from finetune_operator import names
+from finetune_operator.children import job_ended, of_job
+from finetune_operator.kube import Kube, KubeError
+from finetune_operator.model import Job, Json, Mlflow, MlflowProblem, Observed
+from finetune_operator.settings import Settings
+from finetune_operator.store import Store
+from finetune_operator.tracking import Credentials, Server, TrackingError
+
+log = logging.getLogger(__name__)
+
+# How long a child Job may lack pods before the API server is asked why.
+_POD_PATIENCE = timedelta(seconds=5)
+
+
+class UnreadableStatusError(ValueError):
+    """A status that this version of the operator does not understand."""
+
+
+def read_job(body: Json) -> Job:
+    """A FineTuneJob from its JSON; a spec that does not fit the schema is noted, never raised.
+
+    Raises:
+        UnreadableStatusError: a newer version of the operator wrote the status. Without its memory a finished job
+            would be run again, so the job is left alone.
+    """
+    meta = body["metadata"]
+    spec: FineTuneJobSpec | None = None
+    invalid = None
+    try:
+        spec = FineTuneJobSpec.model_validate(body.get("spec") or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(["spec", *(str(part) for part in first["loc"])])
+        invalid = f"{where}: {first['msg']}"
+    try:
+        status = FineTuneJobStatus.model_validate(body.get("status") or {})
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise UnreadableStatusError(
+            f"status.{where} was not written by this version of the operator, which leaves the job alone: go back to "
+            "the version that wrote it"
+        ) from error
+    return Job(
+        name=meta["name"],
+        namespace=meta["namespace"],
+        uid=meta["uid"],
+        version=meta["resourceVersion"],
+        generation=int(meta.get("generation", 1)),
+        spec=spec,
+        status=status,
+        invalid=invalid,
+    )
+
+
+@dataclass
+class Observer:
+    """Looks at the world on behalf of one job at a time."""
+
+    kube: Kube
+    store: Store
+    settings: Settings
+    clock: Callable[[], float]
+    _asked: dict[str, tuple[float, object, Mlflow | None]] = field(default_factory=dict)
+    _down: dict[str, tuple[float, MlflowProblem]] = field(default_factory=dict)
+
+    async def observe(self, job: Job, now: datetime) -> Observed:
+        """Everything `decide` needs to know.
+
+        Raises:
+            KubeError: the API server could not be asked.
+        """
+        mlflow = await self._mlflow(job)
+        await self._read_ends(job)
+        jobs = {item["metadata"]["name"]: item for item in self.store.children("Job", job.uid)}
+        pods = tuple(self.store.children("Pod", job.uid))
+        rejections = await self._rejections(job, jobs, pods, now)
+        return Observed(jobs=jobs, pods=pods, mlflow=mlflow, rejections=rejections)
+
+    def forget(self, job: Job) -> None:
+        """MLflow was written to, or the job is gone: what was known of it no longer counts."""
+        self._asked.pop(job.uid, None)
+
+    async def server(self, job: Job) -> Server | None:
+        """The MLflow server of a job, with its credentials; None when it has none.
+
+        Raises:
+            TrackingError: the Secret with the credentials is missing.
+        """
+        tracking = job.spec.tracking if job.spec else None
+        uri, registry = self.settings.servers(tracking or Tracking())
+        if not uri:
+            return None
+        credentials = Credentials()
+        if tracking and tracking.secret_ref:
+            credentials = await self._credentials(
+                job, tracking.secret_ref.name, optional=tracking.secret_ref.optional
+            )
+        return Server(uri, registry, credentials)
+
+    async def _read_ends(self, job: Job) -> None:
+        """List the pods of a child Job whose end is still to be judged.
+
+        NB: two watches deliver Jobs and pods, and the end of a Job may arrive before the ends of its pods: its
+        result would seem lost, and its failure without a cause.
+        """
+        for child in self.store.children("Job", job.uid):
+            if job_ended(child) and _is_unread(job, child["metadata"]["name"]):
+                selector = f"batch.kubernetes.io/controller-uid={child['metadata']['uid']}"
+                for body in (await self.kube.list("Pod", job.namespace, labelSelector=selector)).objects:
+                    self.store.put("Pod", body)
+
+    async def _credentials(self, job: Job, name: str, *, optional: bool) -> Credentials:
+        what = f"Secret {name} of spec.tracking.secretRef"
+        try:
+            secret = await self.kube.get("Secret", job.namespace, name)
+            if secret is not None:
+                return Credentials.from_secret(secret.get("data") or {})
+        except ValueError:
+            problem = f"{what} holds credentials that are no text: make it from text"
+        except KubeError as error:
+            if error.status not in (400, 403):
+                raise
+            remedy = "install the chart with rbac.trackingSecrets" if error.status == 403 else "name another"
+            problem = f"{what} cannot be read by the operator ({error}): {remedy}"
+        else:
+            if optional:
+                return Credentials()
+            problem = f"{what} does not exist in namespace {job.namespace}: create it"
+        raise TrackingError(MlflowProblem(Reason.MLFLOW_FORBIDDEN, problem))
+
+    async def _mlflow(self, job: Job) -> Mlflow | None:
+        question = self._question(job)
+        if question is None:
+            self.forget(job)
+            return None
+        now = self.clock()
+        held = self._asked.get(job.uid)
+        if held and held[1] == question and now - held[0] < self.settings.poll_seconds * 0.8:
+            return held[2]
+        answer = await self._ask(job, want_version=question[1])
+        self._asked[job.uid] = (now, question, answer)
+        return answer
+
+    def _question(self, job: Job) -> tuple[str | None, bool] | None:
+        """What MLflow is to be asked: the run by this id, and whether for the version too. None: nothing."""
+        closed = any(
+            item.type == Type.TRACKED and item.reason == Reason.RUN_FINISHED for item in job.status.conditions
+        )
+        run_id = job.status.mlflow.run_id if job.status.mlflow else None
+        if job.spec is None or (_is_finished(job) and (run_id is None or closed)):
+            return None
+        unregistered = _holds(job, Type.TRAINED) and not _holds(job, Type.REGISTERED)
+        return run_id, unregistered and job.spec.register_ is not None
+
+    async def _ask(self, job: Job, *, want_version: bool) -> Mlflow | None:
+        try:
+            server = await self.server(job)
+        except TrackingError as error:
+            return Mlflow(problem=error.problem)
+        if server is None:
+            return None
+        down = self._down.get(server.uri)
+        if down and self.clock() < down[0]:
+            return Mlflow(problem=down[1])
+        answer = await asyncio.to_thread(_ask, server, job, want_version)
+        self._down.pop(server.uri, None)
+        if answer.problem and answer.problem.reason == Reason.MLFLOW_UNREACHABLE:
+            # Other jobs need not wait for the same time-out.
+            self._down[server.uri] = (self.clock() + self.settings.poll_seconds, answer.problem)
+        return answer
+
+    async def _rejections(
+        self, job: Job, jobs: dict[str, Json], pods: tuple[Json, ...], now: datetime
+    ) -> dict[str, str]:
+        """Why the API server refuses to create pods (quota, Pod Security): only Events tell."""
+        found: dict[str, str] = {}
+        for name, child in jobs.items():
+            meta, spec = child["metadata"], child["spec"]
+            patient = now - datetime.fromisoformat(meta["creationTimestamp"]) < _POD_PATIENCE
+            if (
+                patient
+                or spec.get("suspend")
+                or job_ended(child)
+                or len(of_job(pods, child)) >= spec["parallelism"]
+            ):
+                continue
+            selector = f"involvedObject.uid={meta['uid']},reason=FailedCreate"
+            try:
+                events = await self.kube.list("Event", job.namespace, fieldSelector=selector)
+            except KubeError as error:
+                log.warning("%s: why it lacks pods is not known, Events cannot be listed: %s", job.key, error)
+                continue
+            if events.objects:
+                last = max(events.objects, key=lambda event: event.get("lastTimestamp") or "")
+                found[name] = f"pods of Job {name} cannot be created: {last.get('message', '')}"
+        return found
+
+
+def _holds(job: Job, kind: Type) -> bool:
+    return any(item.type == kind and item.status == "True" for item in job.status.conditions)
+
+
+def _is_finished(job: Job) -> bool:
+    return _holds(job, Type.SUCCEEDED) or _holds(job, Type.FAILED)
+
+
+def _is_unread(job: Job, child: str) -> bool:
+    """Whether a child's end was not yet written into the status."""
+    if _is_finished(job):
+        return False
+    if child == names.prep_name(job.name):
+        return not _holds(job, Type.PREPARED)
+    return child == names.train_name(job.name, job.status.attempt or 1) and not _holds(job, Type.TRAINED)
+
+
+def _ask(server: Server, job: Job, want_version: bool) -> Mlflow:
+    known = job.status.mlflow.run_id if job.status.mlflow else None
+    if job.spec is None:
+        return Mlflow()
+    try:
+        run = server.find_run(job.uid, names.experiment(job.namespace, job.spec.tracking), known)
+        version = None
+        if run and want_version and job.spec.register_:
+            wanted = job.spec.register_
+            version = server.find_version(wanted.model, run.run_id, list(wanted.aliases))
+        return Mlflow(run=run, version=version)
+    except TrackingError as error:
+        return Mlflow(problem=error.problem)

@@ -1,0 +1,90 @@
+"""One pass over one job: observe, decide, apply."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from finetune_crds.conditions import Reason, Type
+from finetune_operator import metrics
+from finetune_operator.apply import Applier, NameTaken
+from finetune_operator.decide import decide
+from finetune_operator.decide.draft import Draft
+from finetune_operator.kube import KubeError
+from finetune_operator.model import Decision, Job, Observed
+from finetune_operator.observe import Observer, UnreadableStatusError, read_job
+from finetune_operator.settings import Settings
+from finetune_operator.store import Store
+from finetune_operator.tracking import TrackingError
+from finetune_operator.workqueue import WorkQueue
+
+log = logging.getLogger(__name__)
+
+
+def utc_now() -> datetime:
+    """The time, as the reconciler's default clock."""
+    return datetime.now(UTC)
+
+
+@dataclass
+class Reconciler:
+    """Handles keys of the work queue."""
+
+    store: Store
+    queue: WorkQueue
+    observer: Observer
+    applier: Applier
+    settings: Settings
+    now: Callable[[], datetime] = utc_now
+
+    async def handle(self, key: str) -> None:
+        """Bring one job forward; whatever goes wrong is logged and tried again later."""
+        namespace, name = key.split("/")
+        body = self.store.jobs.get((namespace, name))
+        if body is None or "deletionTimestamp" in body["metadata"]:
+            self.queue.drop(key)
+            return
+        try:
+            with metrics.reconcile_seconds.time():
+                requeue = await self._pass(read_job(body))
+        except Exception as error:
+            delay = self.queue.retry(key)
+            metrics.reconcile_errors.inc()
+            if isinstance(error, (KubeError, TrackingError, NameTaken, UnreadableStatusError)):
+                log.warning("%s: %s; trying again in %.1f s", key, error, delay)
+            else:
+                log.exception("%s: unexpected; trying again in %.1f s", key, delay)
+            return
+        self.queue.forget(key)
+        if requeue is not None:
+            self.queue.add_after(key, requeue)
+
+    async def _pass(self, job: Job) -> float | None:
+        try:
+            observed = await self.observer.observe(job, self.now())
+            now = self.now()
+            decision = decide(job, observed, now, self.settings)
+            await self.applier.apply(job, decision, now)
+        except (KubeError, NameTaken) as error:
+            await self._report(job, error)
+            raise
+        # What was written to MLflow is read back at once.
+        return 0.0 if decision.actions else decision.requeue_seconds
+
+    async def _report(self, job: Job, error: KubeError | NameTaken) -> None:
+        """Say on the resource itself why its children cannot be made."""
+        if isinstance(error, NameTaken):
+            kind, reason = Type.PODS_HEALTHY, Reason.NAME_TAKEN
+        elif error.status in (403, 422, 400):
+            kind, reason = Type.PODS_HEALTHY, Reason.POD_REJECTED
+        else:
+            return
+        draft = Draft(job, Observed(), self.now().replace(microsecond=0), self.settings)
+        draft.set(kind, False, reason, str(error))
+        draft.update(phase=job.status.phase or "Pending", observed_generation=job.generation)
+        try:
+            await self.applier.apply(job, Decision(status=draft.status), self.now())
+        except KubeError as second:
+            log.warning("%s: its status could not be written: %s", job.key, second)

@@ -1,0 +1,113 @@
+"""The operator's configuration, from its environment."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from finetune_crds.finetunejob import Tracking
+
+
+class SettingsError(ValueError):
+    """The environment of the operator is wrong."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How this installation of the operator behaves.
+
+    Attributes:
+        prep_image: image of preparation pods that name none.
+        trainer_image: image of training pods that name none.
+        image_pull_policy: pull policy of both.
+        tracking_uri: MLflow server of jobs that name none; empty for none.
+        registry_uri: model registry of jobs that name none; empty for the tracking server.
+        tracking_public_url: where a browser finds the default MLflow server; empty for `tracking_uri`.
+        namespaces: namespaces to watch; empty for all.
+        resync_seconds: how often every job is looked at even if nothing was heard of it.
+        poll_seconds: how often MLflow is asked about a job that is active.
+        registration_patience_seconds: how long after training a model version may take to appear.
+        workers: jobs reconciled at the same time.
+        log_level: Python's name of the level.
+        log_format: plain or json.
+    """
+
+    prep_image: str = "finetune-prep:latest"
+    trainer_image: str = "finetune-trainer:latest"
+    image_pull_policy: str = "IfNotPresent"
+    tracking_uri: str = ""
+    registry_uri: str = ""
+    tracking_public_url: str = ""
+    namespaces: tuple[str, ...] = ()
+    resync_seconds: float = 30.0
+    poll_seconds: float = 5.0
+    registration_patience_seconds: float = 60.0
+    workers: int = 16
+    log_level: str = "INFO"
+    log_format: str = "plain"
+
+    def servers(self, tracking: Tracking) -> tuple[str, str]:
+        """The MLflow server and the model registry of a job; both empty for none.
+
+        The default registry belongs to the default server: a job that names its own server has its registry there.
+        """
+        server = tracking.uri or self.tracking_uri
+        default = self.registry_uri if not tracking.uri else ""
+        return server, tracking.registry_uri or default or server
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
+        """Read FINETUNE_* variables; what is absent or empty keeps its default.
+
+        Raises:
+            SettingsError: a value cannot be read; the message names the variable.
+        """
+        values: dict[str, object] = {}
+        for name, default in vars(cls()).items():
+            variable = f"FINETUNE_{name.upper()}"
+            text = environment.get(variable, "")
+            if text:
+                values[name] = _parse(variable, text, default)
+        return cls(**values)  # type: ignore[arg-type]
+
+
+_WITH_PASSWORD = re.compile(r"https?://[^/@]*:[^/@]*@", re.IGNORECASE)
+_CHOICES = {
+    "FINETUNE_LOG_LEVEL": ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG"),
+    "FINETUNE_LOG_FORMAT": ("plain", "json"),
+}
+
+
+def holds_password(uri: str) -> bool:
+    """Whether an address carries credentials. NB: addresses are shown in statuses, Events and logs."""
+    return _WITH_PASSWORD.match(uri) is not None
+
+
+def _word(variable: str, text: str) -> str:
+    choices = _CHOICES.get(variable)
+    if choices and text not in choices:
+        raise SettingsError(f"{variable}={text} is none of {', '.join(choices)}")
+    if holds_password(text):
+        raise SettingsError(
+            f"{variable} holds a password, which would be shown in every job's status: leave it out"
+        )
+    return text
+
+
+def _parse(variable: str, text: str, default: object) -> object:
+    if isinstance(default, tuple):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if isinstance(default, str):
+        return _word(variable, text)
+    try:
+        value = float(text) if isinstance(default, float) else int(text)
+    except ValueError as error:
+        raise SettingsError(f"{variable}={text} is no number") from error
+    if not math.isfinite(value):
+        raise SettingsError(f"{variable}={text} is no number")
+    if value <= 0:
+        raise SettingsError(f"{variable}={text} must be above 0")
+    return value

@@ -1,0 +1,116 @@
+"""A queue of keys: each key at most once in it, never handled twice at a time, with delays and backoff."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+_BACKOFF_FIRST = 0.5
+_BACKOFF_MOST = 60.0
+
+
+@dataclass
+class WorkQueue:
+    """Keys to be handled.
+
+    A key that is added while it is being handled is handled once more afterwards: what happened in between is
+    never missed, and two workers never hold the same key.
+    """
+
+    clock: Callable[[], float]
+    _ready: list[str] = field(default_factory=list)
+    _queued: set[str] = field(default_factory=set)
+    _busy: set[str] = field(default_factory=set)
+    _again: set[str] = field(default_factory=set)
+    _later: list[tuple[float, str]] = field(default_factory=list)
+    _due: dict[str, float] = field(default_factory=dict)
+    _failures: dict[str, int] = field(default_factory=dict)
+    _since: dict[str, float] = field(default_factory=dict)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def add(self, key: str) -> None:
+        """Handle a key as soon as a worker is free."""
+        if key in self._busy:
+            self._again.add(key)
+        elif key not in self._queued:
+            self._queued.add(key)
+            self._ready.append(key)
+            self._since.setdefault(key, self.clock())
+            self._wake.set()
+
+    def add_after(self, key: str, seconds: float) -> None:
+        """Handle a key after a delay; the earliest of several delays counts."""
+        due = self.clock() + seconds
+        if due < self._due.get(key, float("inf")):
+            self._due[key] = due
+            heapq.heappush(self._later, (due, key))
+            self._wake.set()
+
+    def retry(self, key: str) -> float:
+        """Handle a key again after a delay that grows with each failure; the delay in seconds."""
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        delay = min(_BACKOFF_FIRST * float(2 ** min(failures - 1, 10)), _BACKOFF_MOST)
+        delay *= random.uniform(0.75, 1.25)  # noqa: S311
+        self.add_after(key, delay)
+        return delay
+
+    def forget(self, key: str) -> None:
+        """The key was handled without failure: its next delay is the shortest again."""
+        self._failures.pop(key, None)
+
+    def drop(self, key: str) -> None:
+        """The object is gone: no delay brings its key back."""
+        self._failures.pop(key, None)
+        self._due.pop(key, None)
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def oldest_age(self) -> float:
+        """Seconds that the key which has waited longest has waited; 0 when none waits."""
+        return max((self.clock() - since for since in self._since.values()), default=0.0)
+
+    async def take(self) -> str:
+        """Wait for a key and mark it as being handled; call `done` afterwards."""
+        while True:
+            self._move_due()
+            if self._ready:
+                key = self._ready.pop(0)
+                self._queued.discard(key)
+                self._since.pop(key, None)
+                self._busy.add(key)
+                return key
+            self._wake.clear()
+            timeout = max(self._later[0][0] - self.clock(), 0) if self._later else None
+            try:
+                await asyncio.wait_for(self._wake.wait(), timeout)
+            except TimeoutError:
+                continue
+
+    def done(self, key: str) -> None:
+        """A key is no longer being handled."""
+        self._busy.discard(key)
+        if key in self._again:
+            self._again.discard(key)
+            self.add(key)
+
+    def _move_due(self) -> None:
+        now = self.clock()
+        while self._later and self._later[0][0] <= now:
+            due, key = heapq.heappop(self._later)
+            if self._due.get(key) == due:
+                del self._due[key]
+                self.add(key)
+
+
+async def work(queue: WorkQueue, handle: Callable[[str], Awaitable[None]]) -> None:
+    """Handle keys for ever. `handle` sees to its own errors."""
+    while True:
+        key = await queue.take()
+        try:
+            await handle(key)
+        finally:
+            queue.done(key)

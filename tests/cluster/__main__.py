@@ -1,0 +1,101 @@
+"""The command line: `python -m cluster up|down|status|kubeconfig|images|node|prune`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+from cluster import backends, builder, images, local, registry, supervisor
+from cluster.binaries import say
+from cluster.paths import ClusterError, cache, clusters
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what the command line says; return the exit status."""
+    options = _parser().parse_args(argv)
+    try:
+        if options.command == "supervise":
+            supervisor.main(options.name, options.pause)
+        elif options.command == "node":
+            local.ask(options.name, options.verb, options.node)
+        elif options.command == "prune":
+            _prune()
+        else:
+            _on_backend(options)
+    except ClusterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _on_backend(options: argparse.Namespace) -> None:
+    chosen, why = backends.choose()
+    backend = backends.BACKENDS[chosen]
+    if options.command == "up":
+        say(why)
+        print(backend.up(options.name, options.nodes))
+    elif options.command == "down":
+        backend.down(options.name)
+    elif options.command == "kubeconfig":
+        found = backend.status(options.name)
+        if not found.get("kubeconfig"):
+            raise ClusterError(f"cluster {options.name} is not up")
+        print(found["kubeconfig"])
+    elif options.command == "status":
+        print(json.dumps(backend.status(options.name), indent=2))
+    else:
+        say(why)
+        wanted = [image for image in images.PROJECT if not options.only or _short(image) in options.only]
+        references = backend.build_images(options.name, wanted)
+        if options.json:
+            print(json.dumps(references, indent=2))
+        else:
+            print("\n".join(f"{name}={reference}" for name, reference in references.items()))
+
+
+def _short(image: images.Image) -> str:
+    return image.variable.removeprefix("IMAGE_").lower()
+
+
+def _prune() -> None:
+    if clusters().exists() and any(each.is_dir() for each in clusters().iterdir()):
+        raise ClusterError("clusters use the images: take them down first")
+    for folder in (registry.storage(), builder.folder(), cache() / "build"):
+        say(f"removing {folder}")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m cluster", description="A Kubernetes for the tests.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    up = commands.add_parser("up", help="bring a cluster up and print its kubeconfig's path")
+    up.add_argument("--nodes", type=int, default=2)
+    down = commands.add_parser("down", help="take a cluster away, and everything it left on this machine")
+    kubeconfig = commands.add_parser("kubeconfig", help="print the path of a cluster's kubeconfig")
+    status = commands.add_parser("status", help="print what there is of a cluster, as JSON")
+    built = commands.add_parser("images", help="build the project's images and give them to a cluster")
+    built.add_argument("--json", action="store_true")
+    built.add_argument("--only", nargs="+", choices=[_short(image) for image in images.PROJECT], default=[])
+    node = commands.add_parser(
+        "node", help="start, stop or crash a node of a local cluster, or crash a process"
+    )
+    node.add_argument("verb", choices=("start", "stop", "crash"))
+    node.add_argument("node", help="a node (demo-2), or to crash: kube-apiserver, etcd, coredns, ...")
+    inner = commands.add_parser("supervise")
+    inner.add_argument("--pause", required=True)
+    for command in (up, down, kubeconfig, status, built, node, inner):
+        command.add_argument("--name", default="demo")
+    commands.add_parser("prune", help="remove all images and what they were built from; programs stay")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

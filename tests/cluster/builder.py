@@ -1,0 +1,126 @@
+"""buildah with a store of its own: images are built, kept and pushed without touching the machine's."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import tempfile
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cluster import registry
+from cluster.binaries import say
+from cluster.packages import SEARCHED
+from cluster.paths import ClusterError, cache
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# NB: drivers leave their folders mounted; in a mount namespace of its own all that goes with the program.
+ASIDE = ("unshare", "--mount", "--propagation", "private")
+
+
+def folder() -> Path:
+    """Where buildah keeps images, layers and what RUN caches."""
+    return cache() / "buildah"
+
+
+def buildah(*argv: str, aloud: bool = False) -> str:
+    """Run buildah and return what it printed, or have it print to standard error as it goes."""
+    store = folder()
+    for each in ("root", "run", "tmp"):
+        (store / each).mkdir(parents=True, exist_ok=True)
+    options = ["--root", str(store / "root"), "--runroot", str(store / "run"), "--storage-driver", "overlay"]
+    environment = {**os.environ, "TMPDIR": str(store / "tmp"), "PATH": SEARCHED}
+    if aloud:
+        _tell_steps([*ASIDE, "buildah", *options, *argv], environment)
+        return ""
+    done = subprocess.run(
+        [*ASIDE, "buildah", *options, *argv],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise ClusterError(f"buildah {argv[0]} failed ({done.returncode}):\n{done.stderr.strip()[-3000:]}")
+    return done.stdout.strip()
+
+
+def _tell_steps(command: list[str], environment: dict[str, str]) -> None:
+    """Run a build and say which instruction it is at; all that it printed last is in the error."""
+    last: deque[str] = deque(maxlen=60)
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as building:
+        for line in building.stdout or ():
+            last.append(line)
+            if " RUN " in line and "STEP " in line:
+                say(f"        {line.strip()[:100]}")
+    if building.returncode != 0:
+        raise ClusterError(f"the build failed ({building.returncode}):\n{''.join(last)}")
+
+
+def exists(image: str, tag: str) -> bool:
+    """Whether the store has `localhost/<image>:<tag>`."""
+    named = buildah("images", "--noheading", "--format", "{{.Name}}:{{.Tag}}").split()
+    return f"localhost/{image}:{tag}" in named
+
+
+def push(image: str, tag: str) -> str:
+    """Push `localhost/<image>:<tag>` to the registry all clusters share; return what pods call it."""
+    if not registry.has(image, tag):
+        policy = folder() / "policy.json"
+        policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}\n')
+        with (
+            tempfile.TemporaryDirectory(prefix="registry-") as directory,
+            registry.serving(Path(directory)) as address,
+        ):
+            # NB: gzip, the default, takes twice as long as all the rest of a push and pull.
+            argv = [
+                "push",
+                "--tls-verify=false",
+                "--compression-format=zstd",
+                "--signature-policy",
+                str(policy),
+            ]
+            buildah(*argv, f"localhost/{image}:{tag}", f"docker://{address}/{image}:{tag}")
+    return registry.reference(image, tag)
+
+
+def build(image: str, tag: str, dockerfile: str, context: Path, *options: str, aloud: bool = False) -> None:
+    """Build `localhost/<image>:<tag>`."""
+    buildah(
+        *("bud", "--isolation", "chroot", "--network", "host", "--layers", "--pull-never"),
+        *("--file", dockerfile, "--tag", f"localhost/{image}:{tag}"),
+        *options,
+        str(context),
+        aloud=aloud,
+    )
+
+
+def program(image: str, static: Path, command: Sequence[str]) -> str:
+    """Build and push an image of one static program and nothing else; return what pods call it."""
+    content = hashlib.sha256(static.read_bytes() + repr(command).encode())
+    tag = content.hexdigest()[:16]
+    if not registry.has(image, tag):
+        words = ", ".join(f'"{word}"' for word in command)
+        with tempfile.TemporaryDirectory(prefix="image-") as directory:
+            context = Path(directory)
+            (context / image).write_bytes(static.read_bytes())
+            (context / image).chmod(0o755)
+            dockerfile = context / "Dockerfile"
+            dockerfile.write_text(
+                f"FROM scratch\nCOPY {image} /{image}\nUSER 65532:65532\nENTRYPOINT [{words}]\n"
+            )
+            build(image, tag, str(dockerfile), context)
+        push(image, tag)
+    return registry.reference(image, tag)

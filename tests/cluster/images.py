@@ -1,0 +1,249 @@
+"""The images that run in a cluster: what stands in for public ones, and the project's own.
+
+Every image is tagged by what it is made of, so what has not changed is neither built nor pushed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cluster import binaries, builder, machine, packages, registry
+from cluster.binaries import say
+from cluster.paths import REPOSITORY, ClusterError, cache
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+CODENAME = "bookworm"
+BASE_PACKAGES = (
+    "ca-certificates",
+    "python3",
+    "python3-pip",
+    "python3-venv",
+    "libpython3-dev",
+    "tzdata",
+    "netbase",
+)
+SKIPPED = {"__pycache__", ".venv", ".git", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
+
+# What makes Debian's Python behave as that of python:3.11-slim: its names, and pip without a lecture.
+BASE_HOOK = """\
+set -e
+mkdir -p "$1/usr/local/bin"
+for name in python python3 pip pip3; do
+    case $name in python*) ln -sf /usr/bin/python3 "$1/usr/local/bin/$name";;
+    *) ln -sf /usr/bin/pip3 "$1/usr/local/bin/$name";; esac
+done
+rm -f "$1"/usr/lib/python3*/EXTERNALLY-MANAGED
+chroot "$1" update-ca-certificates >/dev/null 2>&1
+rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/*.bin
+find "$1"/usr/share/doc "$1"/usr/share/man -type f ! -name copyright -delete
+"""
+
+BASE_DOCKERFILE = """\
+FROM scratch
+ADD base.tar /
+ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8
+CMD ["python3"]
+"""
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image of the project: the variable its reference goes by, and what it is built from."""
+
+    variable: str
+    name: str
+    dockerfile: str
+    target: str | None = None
+
+
+PROJECT = (
+    Image("IMAGE_OPERATOR", "finetune-operator", "operator/Dockerfile"),
+    Image("IMAGE_PREP", "finetune-prep", "trainer_image/Dockerfile", "prep"),
+    Image("IMAGE_TRAINER", "finetune-trainer", "trainer_image/Dockerfile", "trainer"),
+)
+
+
+# The variable that the S3 server's reference goes by.
+OBJECT_STORE = "IMAGE_VERSITYGW"
+
+
+def pause() -> str:
+    """The image that holds pods' namespaces."""
+    return builder.program("pause", binaries.ensure("pause")["pause"], ["/pause"])
+
+
+def versitygw() -> str:
+    """An S3 server over a folder, as any user who may write there.
+
+    In a pod:
+
+        args: ["--port", ":7070", "posix", "/data"]
+        env: ROOT_ACCESS_KEY, ROOT_SECRET_KEY; /data an emptyDir or a claim
+
+    Each bucket is a folder of /data, made by CreateBucket. Metadata goes into extended attributes (user.*): the
+    disk has them in emptyDir and in claims; an emptyDir in memory has them from Linux 6.6 on. Without them:
+    `posix --sidecar /meta /data`, /meta being writable too.
+    """
+    return builder.program("versitygw", binaries.ensure("versitygw")["versitygw"], ["/versitygw"])
+
+
+def base() -> str:
+    """The tag of the image that stands in for python:3.11-slim, built if it is missing."""
+    sources, settings, trusted = (
+        machine.debian_sources(CODENAME),
+        machine.apt_settings(),
+        machine.certificates(),
+    )
+    content = hashlib.sha256(
+        repr((CODENAME, BASE_PACKAGES, BASE_HOOK, BASE_DOCKERFILE, sources, settings)).encode()
+    )
+    for certificate in trusted:
+        content.update(certificate.read_bytes())
+    tag = content.hexdigest()[:16]
+    if not builder.exists("python", tag):
+        say("building the base image that stands in for python:3.11-slim (about 40 s the first time)")
+        packages.ensure(*packages.IMAGES)
+        with tempfile.TemporaryDirectory(prefix="base-", dir=builder_tmp()) as directory:
+            context = Path(directory)
+            _bootstrap(context, sources, settings, trusted)
+            (context / "Dockerfile").write_text(BASE_DOCKERFILE)
+            builder.build("python", tag, str(context / "Dockerfile"), context)
+    return tag
+
+
+def base_reference() -> str:
+    """The base image, pushed: a Python to run scripts with."""
+    return builder.push("python", base())
+
+
+def build(image: Image) -> str:
+    """Build and push an image of the project; return its reference."""
+    dockerfile = REPOSITORY / image.dockerfile
+    if not dockerfile.exists():
+        raise ClusterError(f"there is no {image.dockerfile} to build {image.name} from")
+    wheels = wheels_folder()
+    python = base()
+    tag = content_hash(REPOSITORY, image, wheels, python)
+    if registry.has(image.name, tag):
+        say(f"{image.name}: nothing has changed")
+        return registry.reference(image.name, tag)
+    began = time.monotonic()
+    if not builder.exists(image.name, tag):
+        say(f"building {image.name} from {image.dockerfile}")
+        options = ["--build-arg", f"BASE_IMAGE=localhost/python:{python}"]
+        options += ["--target", image.target] if image.target else []
+        for name, value in machine.proxies().items():
+            options += ["--build-arg", f"{name}={value}"]
+        for here, there, mode in _volumes(dockerfile.read_text(), wheels):
+            options += ["--volume", f"{here}:{there}:{mode}"]
+        builder.build(image.name, tag, str(dockerfile), REPOSITORY, *options, aloud=True)
+    built = time.monotonic()
+    reference = builder.push(image.name, tag)
+    say(f"{image.name}: built in {built - began:.0f} s, pushed in {time.monotonic() - built:.0f} s")
+    return reference
+
+
+def wheels_folder() -> Path | None:
+    """A folder of wheels that builds may take packages from before they ask an index, if there is one."""
+    configured = os.environ.get("WHEELS")
+    folder = Path(configured) if configured else REPOSITORY.parent / "shared" / "wheels"
+    return folder.resolve() if folder.is_dir() else None
+
+
+def content_hash(context: Path, image: Image, wheels: Path | None, python: str) -> str:
+    """What an image is made of, in sixteen letters: its Dockerfile, all that it copies, its base, the wheels."""
+    text = (context / image.dockerfile).read_text()
+    content = hashlib.sha256(f"{image.target}\0{python}\0{text}\0".encode())
+    for source in copied(text):
+        for file in sorted(_files(context, source)):
+            content.update(f"{file.relative_to(context)}\0{file.stat().st_mode & 0o111}\0".encode())
+            content.update(hashlib.sha256(file.read_bytes()).digest())
+    for wheel in sorted(wheels.iterdir()) if wheels else []:
+        content.update(f"{wheel.name}\0{wheel.stat().st_size}\0".encode())
+    return content.hexdigest()[:16]
+
+
+def copied(dockerfile: str) -> list[str]:
+    """The paths of the build context that a Dockerfile uses: of COPY, ADD and bind mounts."""
+    found: list[str] = []
+    joined = re.sub(r"\\\n", " ", dockerfile)
+    for line in joined.splitlines():
+        words = line.split()
+        if len(words) > 2 and words[0].upper() in {"COPY", "ADD"}:
+            options = [word for word in words[1:] if word.startswith("--")]
+            if not any(option.startswith("--from=") for option in options):
+                found += [word.strip('[]",') for word in words[1:] if not word.startswith("--")][:-1]
+        for mount in re.findall(r"--mount=(\S+)", line):
+            settings = dict(part.partition("=")[::2] for part in mount.split(","))
+            if settings.get("type", "bind") == "bind" and "from" not in settings:
+                found.append(settings.get("source") or settings.get("src") or ".")
+    return list(dict.fromkeys(found))
+
+
+def _files(context: Path, source: str) -> Iterable[Path]:
+    matches = [context] if source in {".", "./", "/"} else list(context.glob(source.strip("/")))
+    for match in matches:
+        if match.is_file():
+            yield match
+        for folder, inner, files in os.walk(match):
+            inner[:] = [name for name in inner if name not in SKIPPED and not name.endswith(".egg-info")]
+            yield from (file for name in files if (file := Path(folder) / name).is_file())
+
+
+def _volumes(dockerfile: str, wheels: Path | None) -> list[tuple[Path, str, str]]:
+    """What a build sees of this machine: (here, there, mode)."""
+    found = [(here, there, "ro") for here, there in machine.mounts(cache() / "build")]
+    if wheels is not None:
+        found.append((wheels, "/wheels", "ro"))
+    for name, there in (
+        ("pip", "/root/.cache/pip"),
+        ("uv", "/root/.cache/uv"),
+        ("maven", "/root/.m2/repository"),
+    ):
+        # NB: a Dockerfile that mounts a cache there itself keeps its own, in buildah's store.
+        if there not in dockerfile:
+            here = cache() / "build" / name
+            here.mkdir(parents=True, exist_ok=True)
+            found.append((here, there, "rw"))
+    return found
+
+
+def builder_tmp() -> Path:
+    """A folder for what is built on the way to an image."""
+    folder = builder.folder() / "tmp"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _bootstrap(context: Path, sources: list[str], settings: str, trusted: list[Path]) -> None:
+    """Make base.tar, a Debian with Python, in `context`."""
+    (context / "apt.conf").write_text(settings)
+    hook = context / "hook"
+    hook.write_text("#!/bin/sh\n" + BASE_HOOK)
+    hook.chmod(0o755)
+    argv = ["mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(BASE_PACKAGES)}"]
+    argv += [f"--aptopt={context / 'apt.conf'}"] if settings else []
+    if trusted:
+        authorities = context / "ca-certificates"
+        authorities.mkdir()
+        for certificate in trusted:
+            shutil.copyfile(certificate, authorities / certificate.name)
+        argv.append(f"--customize-hook=copy-in {authorities} /usr/local/share")
+    argv += [f"--customize-hook={hook}", CODENAME, str(context / "base.tar"), *sources]
+    environment = {**os.environ, "PATH": packages.SEARCHED}
+    done = subprocess.run(
+        [*builder.ASIDE, *argv], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise ClusterError(f"mmdebstrap failed ({done.returncode}):\n{done.stderr.strip()[-3000:]}")

@@ -1,0 +1,280 @@
+"""The local cluster seen from this machine: up, down, and what is asked of it in between."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cluster import binaries, cgroups, images, network, packages, plan, supervisor
+from cluster.binaries import say
+from cluster.paths import PACKAGE, ClusterError, State, cache, clusters
+from cluster.process import end, run, start_time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PATIENCE = 180
+
+
+def up(name: str, nodes: int = 2) -> Path:
+    """Bring a cluster up, or find it up; return its kubeconfig's path."""
+    state = State(name)
+    wanted = plan.Plan(name, 0, nodes)
+    with _locked(f"{name}.lock"):
+        if is_up(state):
+            say(f"cluster {name} is up")
+            return state.kubeconfig
+        if state.directory.exists():
+            say(f"clearing away what is left of an earlier cluster {name}")
+            _down(state)
+        began = time.monotonic()
+        packages.ensure(*packages.NODES, *packages.IMAGES, cni=True)
+        binaries.ensure("kube", "coredns", "registry", "pause")
+        pause = images.pause()
+        with _locked("clusters.lock"):
+            wanted = plan.Plan(name, _free_index(), nodes)
+            for folder in (state.directory, state.logs, state.control):
+                folder.mkdir(parents=True)
+            wanted.save(state.settings)
+            _make_shadowed()
+        try:
+            _start(state, wanted, pause)
+            _follow(state, began)
+        except KeyboardInterrupt:
+            say("interrupted, taking the cluster away")
+            _down(state)
+            raise
+    return state.kubeconfig
+
+
+def down(name: str) -> None:
+    """Take everything of a cluster away; nothing happens if there is nothing."""
+    with _locked(f"{name}.lock"):
+        _down(State(name))
+
+
+def is_up(state: State) -> bool:
+    """Whether the cluster runs and was ready once."""
+    return bool(_supervisor(state)) and state.progress.exists() and supervisor.READY in _steps(state)
+
+
+def status(name: str) -> dict[str, object]:
+    """What there is of a cluster."""
+    state = State(name)
+    found: dict[str, object] = {"name": name, "up": is_up(state), "state": str(state.directory)}
+    settings = plan.load(state.settings)
+    if settings is not None and is_up(state):
+        found |= {
+            "kubeconfig": str(state.kubeconfig),
+            "server": settings.server,
+            "nodes": {settings.node_name(n): settings.node_address(n) for n in range(1, settings.nodes + 1)},
+            "hostAddressForPods": settings.host_address,
+            "kubectl": str(binaries.path("kubectl")),
+            "enter": f"nsenter --target {_supervisor(state)} --net --mount --pid",
+            "logs": str(state.logs),
+        }
+    return found
+
+
+def ask(name: str, verb: str, target: str, timeout: float = 60) -> None:
+    """Have the supervisor do something to a node or process (start, stop, crash), and wait until it is done."""
+    state = State(name)
+    if not is_up(state):
+        raise ClusterError(f"cluster {name} is not up")
+    request = state.control / f"{verb}.{target}"
+    request.touch()
+    deadline = time.monotonic() + timeout
+    while request.exists():
+        if time.monotonic() > deadline or not is_up(state):
+            raise ClusterError(f"cluster {name} did not {verb} {target}: see {state.logs / 'supervisor.log'}")
+        time.sleep(0.05)
+
+
+def build_images(name: str, wanted: list[images.Image]) -> dict[str, str]:
+    """Build the project's images, and those that stand in for public ones, and pull them onto every node."""
+    references = {image.variable: images.build(image) for image in wanted}
+    if len(wanted) == len(images.PROJECT):
+        references |= {"IMAGE_PYTHON": images.base_reference(), images.OBJECT_STORE: images.versitygw()}
+    if is_up(State(name)):
+        pull(name, list(references.values()))
+    else:
+        say(f"cluster {name} is not up: its nodes will pull the images when pods ask for them")
+    return references
+
+
+def pull(name: str, references: list[str]) -> None:
+    """Bring images onto every node, so that no pod waits for them."""
+    state = State(name)
+    settings, pid = plan.load(state.settings), _supervisor(state)
+    if settings is None or not pid:
+        raise ClusterError(f"cluster {name} is not up")
+    names = [settings.node_name(number) for number in range(1, settings.nodes + 1)]
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(lambda node: _pull(state, pid, node, references), names))
+
+
+def _pull(state: State, pid: int, node: str, references: list[str]) -> None:
+    mirrors = state.directory / "nodes" / node / "certs.d"
+    ctr = ["nsenter", "--target", str(pid), "--net", "--mount", "ctr", "--address", f"/run/{node}.sock"]
+    ctr += ["--namespace", "k8s.io", "images"]
+    there = run(*ctr, "list", "--quiet").split()
+    for reference in (each for each in references if each not in there):
+        began = time.monotonic()
+        run(*ctr, "pull", "--hosts-dir", str(mirrors), reference, timeout=900)
+        say(f"{node} has {reference} ({time.monotonic() - began:.0f} s)")
+
+
+def _start(state: State, wanted: plan.Plan, pause: str) -> None:
+    """Start the supervisor in its namespaces and lay the cable to it."""
+    unshare = ["unshare", "--net", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"]
+    python = [sys.executable, "-m", "cluster", "supervise", "--name", wanted.name, "--pause", pause]
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), "PATH": packages.SEARCHED}
+    with (state.logs / "supervisor.log").open("ab") as log:
+        launcher = subprocess.Popen(
+            [*unshare, "--mount-proc", *python],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            env=environment,
+            start_new_session=True,
+        )
+    started = {"launcher": {"pid": launcher.pid, "started": start_time(launcher.pid)}}
+    _write(state.process, started)
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
+    deadline = time.monotonic() + 10
+    while not (found := children.read_text().split()):
+        if launcher.poll() is not None or time.monotonic() > deadline:
+            raise ClusterError(f"the supervisor does not start: see {state.logs / 'supervisor.log'}")
+        time.sleep(0.02)
+    first = int(found[0])
+    started["first"] = {"pid": first, "started": start_time(first)}
+    _write(state.process, started)
+    # NB: Popen would warn of a process that outlives us; this one is meant to.
+    launcher.returncode = 0
+    network.connect(wanted, first)
+
+
+def _follow(state: State, began: float) -> None:
+    """Say what the supervisor does until it is ready."""
+    told = 0
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        steps = _steps(state)
+        for step in steps[told:]:
+            if step.startswith(supervisor.FAILED):
+                raise ClusterError(f"{step}\nthe logs are in {state.logs}")
+            say(f"{time.monotonic() - began:5.1f} s  {step}")
+        told = len(steps)
+        if supervisor.READY in steps:
+            return
+        if not _supervisor(state):
+            raise ClusterError(f"the supervisor has ended: see {state.logs / 'supervisor.log'}")
+        if time.monotonic() > deadline:
+            raise ClusterError(f"not ready after {PATIENCE} seconds: the logs are in {state.logs}")
+        time.sleep(0.1)
+
+
+def _down(state: State) -> None:
+    if not state.directory.exists():
+        return
+    for who in ("first", "launcher"):
+        recorded = _recorded(state).get(who)
+        if recorded:
+            end(recorded["pid"], recorded["started"])
+    settings = plan.load(state.settings)
+    if settings is not None:
+        network.disconnect(settings)
+        cgroups.kill(settings.cgroup)
+        cgroups.remove(settings.cgroup)
+    _remove(state.directory)
+    with _locked("clusters.lock"):
+        if not any(each.is_dir() for each in clusters().iterdir()):
+            _unmake_shadowed()
+
+
+def _remove(directory: Path) -> None:
+    """Remove a folder, and what an earlier removal left; the name is free at once, the space when all is gone."""
+    removed = cache() / "removed"
+    removed.mkdir(exist_ok=True)
+    directory.rename(removed / f"{directory.name}-{time.time_ns()}")
+    remover = subprocess.Popen(["rm", "-rf", *map(str, removed.iterdir())], start_new_session=True)
+    try:
+        # NB: where discarded blocks are slow, gigabytes of images take minutes to go.
+        remover.wait(20)
+    except subprocess.TimeoutExpired:
+        remover.returncode = 0
+        say(f"{removed} is still being removed; that goes on by itself")
+
+
+def _free_index() -> int:
+    plans = [plan.load(State(each.name).settings) for each in clusters().iterdir() if each.is_dir()]
+    taken = {found.index for found in plans if found}
+    links = run("ip", "-brief", "link")
+    for index in range(plan.MOST_CLUSTERS):
+        if index not in taken and f"{plan.Plan('a', index, 1).host_link}@" not in links:
+            return index
+    raise ClusterError(f"there are {plan.MOST_CLUSTERS} clusters already")
+
+
+def _make_shadowed() -> None:
+    made = clusters() / ".made"
+    for folder in supervisor.SHADOWED:
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            with made.open("a") as file:
+                file.write(f"{folder}\n")
+
+
+def _unmake_shadowed() -> None:
+    made = clusters() / ".made"
+    if made.exists():
+        for line in made.read_text().splitlines():
+            try:
+                Path(line).rmdir()
+            except OSError:
+                continue
+        made.unlink()
+
+
+def _supervisor(state: State) -> int:
+    """The supervisor's process id, or 0 when it has ended."""
+    first = _recorded(state).get("first")
+    return first["pid"] if first and start_time(first["pid"]) == first["started"] else 0
+
+
+def _recorded(state: State) -> dict[str, dict[str, int]]:
+    try:
+        found: dict[str, dict[str, int]] = json.loads(state.process.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found
+
+
+def _steps(state: State) -> list[str]:
+    try:
+        return state.progress.read_text().splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def _write(file: Path, content: object) -> None:
+    new = file.with_suffix(".new")
+    new.write_text(json.dumps(content) + "\n")
+    new.rename(file)
+
+
+@contextmanager
+def _locked(name: str) -> Iterator[None]:
+    clusters().mkdir(parents=True, exist_ok=True)
+    with (clusters() / name).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,78 @@
+"""`python -m demo up|down`: one manifest, from a corpus to a registered model, on a cluster of this machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from demo import place, results
+from demo.follow import follow
+from demo.install import NAMESPACE, SAMPLES, Installation
+from demo.kubectl import DemoError
+from demo.terminal import Terminal, clock
+
+NAME = "demo"
+QUICKSTART = SAMPLES / "quickstart.yaml"
+SECONDS_FOR_JOB = 1800
+
+
+def main(arguments: list[str]) -> int:
+    """Bring the demo up, or take it down."""
+    parser = argparse.ArgumentParser(prog="demo", description="Fine-tune a small model with one manifest.")
+    parser.add_argument("verb", choices=["up", "down"])
+    parser.add_argument("--name", default=NAME, help="name of the cluster (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    try:
+        if options.verb == "up":
+            up(options.name, Terminal())
+        else:
+            down(options.name, Terminal())
+    except DemoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(
+            "\ninterrupted; `make demo` goes on from here, `make demo-down` takes the demo away",
+            file=sys.stderr,
+        )
+        return 130
+    return 0
+
+
+def up(name: str, terminal: Terminal) -> None:
+    """Everything from a bare machine to a registered model."""
+    where = place.up(name, terminal)
+    installation = Installation(where, terminal)
+    with terminal.stage("object store, and the Job that makes a corpus and a base model"):
+        installation.object_store()
+        installation.seed()
+    with terminal.stage("helm install finetune-operator, with an MLflow server"):
+        installation.chart()
+        installation.wait_ready()
+    with terminal.stage("corpus: docstrings of Python's library; base model: a small Llama"):
+        installation.finish_script("seed")
+    with terminal.stage(f"kubectl apply -f {QUICKSTART.relative_to(place.REPOSITORY)}"):
+        if where.kubectl.get("finetunejob", "quickstart", "--namespace", NAMESPACE):
+            terminal.detail("an earlier quickstart is there: deleting it, to run it again")
+            installation.delete("finetunejob", "quickstart")
+        applied = installation.apply_job(QUICKSTART)
+    with terminal.stage(f"kubectl get finetunejob {applied} --watch"):
+        job = follow(where.kubectl, applied, NAMESPACE, terminal, timeout=SECONDS_FOR_JOB)
+    with terminal.stage("ask the registered model, loaded by its alias in a fresh pod"):
+        answer = results.ask(installation, job)
+    for line in results.summary(where, job, answer):
+        terminal.say(line)
+    terminal.say(f"\nAll of it took {clock(terminal.elapsed())}. `make demo-down` takes it away again.")
+
+
+def down(name: str, terminal: Terminal) -> None:
+    """Take the demo away: with the cluster, or out of a cluster that was there before."""
+    if not place.is_ours():
+        terminal.say("taking the demo out of the cluster, which stays")
+        Installation(place.find(name), terminal).remove()
+    place.down(name)
+    terminal.say("the demo is gone; what was built for it stays in the cache for the next time")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

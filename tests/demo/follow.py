@@ -1,0 +1,136 @@
+"""A FineTuneJob, followed on a terminal until it has succeeded or failed."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from demo.kubectl import DemoError, Json, Kubectl
+from demo.terminal import Terminal, clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+BAR = 24
+SECONDS_BETWEEN_LINES = 10
+ENDS = ("Succeeded", "Failed")
+# Conditions that are false for a while in every run.
+EXPECTED = {"Prepared", "Trained", "Registered", "Succeeded", "Failed", "Suspended"}
+
+
+def follow(
+    kubectl: Kubectl,
+    name: str,
+    namespace: str,
+    terminal: Terminal,
+    *,
+    timeout: float,
+    seen: Callable[[Json], None] = lambda _: None,
+) -> Json:
+    """Show a job's progress until its end; return the resource as it is then.
+
+    Args:
+        kubectl: the cluster.
+        name: the job's name.
+        namespace: its namespace.
+        terminal: where to show it.
+        timeout: seconds to wait for the end.
+        seen: called with the resource each time it was looked at.
+
+    Raises:
+        DemoError: it failed, was deleted, or took longer than `timeout`.
+    """
+    began = time.monotonic()
+    told: set[str] = set()
+    phase, told_at = None, 0.0
+    while True:
+        job = kubectl.get("finetunejob", name, "--namespace", namespace)
+        if job is None:
+            raise DemoError(f"the FineTuneJob {namespace}/{name} was deleted")
+        seen(job)
+        for sentence in [*complaints(job), *_warnings(kubectl, name, namespace)]:
+            if sentence not in told:
+                told.add(sentence)
+                terminal.detail(f"! {sentence}")
+        elapsed = time.monotonic() - began
+        before, phase = phase, job.get("status", {}).get("phase") or "Pending"
+        if terminal.interactive and phase not in ENDS:
+            terminal.live(f"        {clock(elapsed)}  {line(job)}")
+        elif phase != before or time.monotonic() - told_at > SECONDS_BETWEEN_LINES:
+            terminal.detail(f"{clock(elapsed)}  {line(job)}")
+            told_at = time.monotonic()
+        if phase == "Succeeded":
+            return job
+        if phase == "Failed":
+            raise DemoError(failure(job))
+        if elapsed > timeout:
+            raise DemoError(f"{namespace}/{name} is still {phase} after {timeout:.0f} s")
+        time.sleep(1)
+
+
+def line(job: Json) -> str:
+    """Where a job stands, in one line: phase, bar, step, losses, speed, time to go."""
+    status = job.get("status", {})
+    progress = status.get("progress") or {}
+    parts = [f"{status.get('phase') or 'Pending':<11}"]
+    if progress.get("maxSteps"):
+        percent = progress.get("percent") or 0
+        filled = BAR * percent // 100
+        parts.append(f"[{'#' * filled}{'-' * (BAR - filled)}] {percent:3d}%")
+        parts.append(f"step {progress.get('step', 0)}/{progress['maxSteps']}")
+    parts += list(_measures(progress))
+    nodes = status.get("nodes") or {}
+    if not progress.get("maxSteps") and nodes.get("desired"):
+        parts.append(f"nodes {nodes['ready']}/{nodes['desired']}")
+    rows = (status.get("data") or {}).get("rows")
+    if rows and not progress.get("maxSteps"):
+        parts.append(f"{rows['train']} rows to train on, {rows['validation']} to evaluate on")
+    return "  ".join(parts).rstrip()
+
+
+def complaints(job: Json) -> list[str]:
+    """The conditions that say that something is wrong, each as a sentence."""
+    return [
+        f"{condition['reason']}: {condition['message']}"
+        for condition in job.get("status", {}).get("conditions", [])
+        if condition["status"] == "False"
+        and condition["type"] not in EXPECTED
+        and condition["reason"] != "NoPods"
+    ]
+
+
+def failure(job: Json) -> str:
+    """Why a job failed, with where and how."""
+    status = job["status"]
+    why = next(
+        (
+            c["message"]
+            for c in status.get("conditions", [])
+            if c["type"] == "Failed" and c["status"] == "True"
+        ),
+        "",
+    )
+    last = status.get("lastFailure") or {}
+    where = ", ".join(
+        f"{word} {last[key]}"
+        for word, key in (("pod", "pod"), ("rank", "rank"), ("exit code", "exitCode"))
+        if key in last
+    )
+    return f"{job['metadata']['name']} failed: {why}{f' ({where})' if where else ''}"
+
+
+def _measures(progress: Json) -> Iterator[str]:
+    if progress.get("loss") is not None:
+        yield f"loss {progress['loss']:.2f}"
+    if progress.get("evalLoss") is not None:
+        yield f"eval {progress['evalLoss']:.2f}"
+    if progress.get("tokensPerSecond"):
+        yield f"{progress['tokensPerSecond']:,.0f} tok/s"
+    if progress.get("secondsRemaining"):
+        yield f"{clock(progress['secondsRemaining'])} to go"
+
+
+def _warnings(kubectl: Kubectl, name: str, namespace: str) -> list[str]:
+    selector = f"involvedObject.kind=FineTuneJob,involvedObject.name={name},type=Warning"
+    events = kubectl.items("events", "--namespace", namespace, "--field-selector", selector)
+    return [f"{event['reason']}: {event['message']}" for event in events]

@@ -1,0 +1,239 @@
+"""What the demo puts into the cluster: the object store, the chart, the corpus and the base model."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+from base64 import b64decode
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from demo.kubectl import DemoError, Json, pod_trouble, render, wait_for
+from demo.place import REPOSITORY, Place
+
+if TYPE_CHECKING:
+    from demo.terminal import Terminal
+
+CRD = "finetunejobs.finetune.dev"
+CHART = REPOSITORY / "charts" / "finetune-operator"
+SAMPLES = REPOSITORY / "crds" / "samples"
+MANIFESTS = Path(__file__).parent / "manifests"
+SCRIPTS = Path(__file__).parent / "scripts"
+# Names of the demo's own: on a cluster that stays, an installation that people use is left alone.
+SYSTEM = "finetune-demo-system"
+NAMESPACE = "demo"
+RELEASE = "finetune-operator-demo"
+TRACKING_URI = f"http://{RELEASE}-mlflow.{SYSTEM}.svc:5000"
+BROWSER_URL = "http://localhost:5000"
+CORPUS = "s3://finetune/corpus/docstrings"
+BASE_MODEL = "s3://finetune/models/docstring-llama-base"
+PRETRAINING_SECONDS = 30
+CRASHES = 3
+
+
+@dataclass(frozen=True)
+class Installation:
+    """The demo's things on a cluster."""
+
+    place: Place
+    terminal: Terminal
+    script_folders: tuple[Path, ...] = (SCRIPTS,)
+
+    def object_store(self) -> None:
+        """The namespaces, the S3 gateway, and a Secret with its credentials for whoever needs them."""
+        kubectl = self.place.kubectl
+        for namespace in (NAMESPACE, SYSTEM):
+            kubectl.apply(render(MANIFESTS / "namespace.yaml", {"namespace": namespace}))
+        found = kubectl.get("secret", "s3-credentials", "--namespace", NAMESPACE)
+        credentials = (
+            {name: b64decode(value).decode() for name, value in found["data"].items()}
+            if found
+            else _credentials()
+        )
+        for namespace in (NAMESPACE, SYSTEM):
+            metadata = {"name": "s3-credentials", "namespace": namespace}
+            secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": credentials}
+            kubectl.apply(json.dumps(secret))
+        values = {"namespace": NAMESPACE, "versitygw_image": self.place.versitygw_image}
+        kubectl.apply(render(MANIFESTS / "object-store.yaml", values))
+
+    def chart(self, *values: str) -> None:
+        """The operator, and an MLflow server for trying out."""
+        place = self.place
+        settings = [
+            f"image.operator={place.operator_image}",
+            f"image.prep={place.prep_image}",
+            f"image.trainer={place.trainer_image}",
+            "mlflow.enabled=true",
+            "mlflow.artifactsDestination=s3://finetune/mlflow",
+            "mlflow.envFromSecret=s3-credentials",
+            f"tracking.publicUrl={BROWSER_URL}",
+            *values,
+        ]
+        command = ["upgrade", "--install", RELEASE, str(CHART)]
+        command += ["--namespace", SYSTEM, *(word for setting in settings for word in ("--set", setting))]
+        self._helm(*command)
+
+    def remove(self) -> None:
+        """Take everything out of a cluster that stays."""
+        self.place.kubectl(
+            "delete", "finetunejobs", "--all", "--namespace", NAMESPACE, check=False, timeout=300
+        )
+        self._helm("uninstall", RELEASE, "--namespace", SYSTEM, "--ignore-not-found")
+        for namespace in (NAMESPACE, SYSTEM):
+            self.place.kubectl("delete", "namespace", namespace, "--ignore-not-found", timeout=300)
+        crd = self.place.kubectl.get("crd", CRD)
+        if crd and crd["metadata"].get("annotations", {}).get("meta.helm.sh/release-name") == RELEASE:
+            self.place.kubectl("delete", "crd", CRD)
+
+    def wait_ready(self) -> None:
+        """Wait until the object store, MLflow and the operator answer."""
+        wait_for("the installation", self._not_ready, timeout=600, say=self.terminal.detail)
+
+    def seed(self, pretraining_seconds: int = PRETRAINING_SECONDS) -> None:
+        """Start the Job that makes the corpus and the base model, unless it is there."""
+        self._scripts()
+        self.start_script(
+            "seed",
+            f"python corpus.py {CORPUS}; python base_model.py {CORPUS} {BASE_MODEL} --seconds {pretraining_seconds}",
+        )
+
+    def start_script(self, name: str, command: str) -> None:
+        """Start a Job that runs scripts of this folder, unless it is there and has not failed."""
+        if self.place.kubectl.get("job", name, "--namespace", NAMESPACE) and self._end_of(name) == "Failed":
+            self.delete("job", name)
+        if self.place.kubectl.get("job", name, "--namespace", NAMESPACE) is None:
+            values = {
+                "name": name,
+                "namespace": NAMESPACE,
+                "trainer_image": self.place.trainer_image,
+                "command": json.dumps(command),
+                "tracking_uri": TRACKING_URI,
+            }
+            self.place.kubectl.apply(render(MANIFESTS / "script-job.yaml", values))
+
+    def finish_script(self, name: str, timeout: float = 600) -> str:
+        """Wait for such a Job, telling what it prints; return all of it.
+
+        Raises:
+            DemoError: it failed; with its last words.
+        """
+        told = 0
+
+        def missing() -> str | None:
+            nonlocal told
+            ended = self._end_of(name)
+            lines = self._log(name).splitlines()
+            for line in lines[told:]:
+                self.terminal.detail(line)
+            told = max(told, len(lines))
+            if ended == "Failed":
+                raise DemoError(f"the Job {name} failed: its last words are above")
+            return None if ended else f"waiting for {self._why_not_yet(name)}"
+
+        wait_for(f"the Job {name}", missing, timeout=timeout, say=self.terminal.detail)
+        return self._log(name)
+
+    def delete(self, kind: str, name: str) -> None:
+        """Delete an object of the demo and wait until it is gone."""
+        self.place.kubectl(
+            "delete",
+            kind,
+            name,
+            "--namespace",
+            NAMESPACE,
+            "--ignore-not-found",
+            "--cascade=foreground",
+            timeout=300,
+        )
+
+    def apply_job(self, manifest: Path | str) -> str:
+        """Apply a FineTuneJob's manifest (a file, or its text) to the demo's namespace; return the job's name."""
+        text = manifest.read_text(encoding="utf-8") if isinstance(manifest, Path) else manifest
+        self.place.kubectl("apply", "--namespace", NAMESPACE, "--filename", "-", stdin=text)
+        return next(
+            str(part["metadata"]["name"])
+            for part in yaml.safe_load_all(text)
+            if part["kind"] == "FineTuneJob"
+        )
+
+    def _scripts(self) -> None:
+        files = [file for folder in self.script_folders for file in sorted(folder.glob("*.py"))]
+        scripts = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "demo-scripts", "namespace": NAMESPACE},
+            "data": {file.name: file.read_text(encoding="utf-8") for file in files if file.stat().st_size},
+        }
+        self.place.kubectl.apply(json.dumps(scripts))
+
+    def _helm(self, *arguments: str) -> None:
+        command = [str(self.place.helm), "--kubeconfig", str(self.place.kubectl.kubeconfig), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise DemoError(f"helm {arguments[0]} failed: {done.stderr.strip()}")
+
+    def _end_of(self, name: str) -> str | None:
+        """Failed or Complete; None while the Job runs."""
+        job = _required(self.place.kubectl.get("job", name, "--namespace", NAMESPACE))
+        ends = {item["type"] for item in job["status"].get("conditions", []) if item["status"] == "True"}
+        return next(iter(ends & {"Failed", "Complete"}), None)
+
+    def _why_not_yet(self, name: str) -> str:
+        pods = self.place.kubectl.items("pods", "--namespace", NAMESPACE, "--selector", f"job-name={name}")
+        return ", ".join(pod_trouble(pods)) or f"the Job {name}"
+
+    def _log(self, name: str) -> str:
+        return self.place.kubectl("logs", f"job/{name}", "--namespace", NAMESPACE, check=False)
+
+    def _refuse_crashes(self, pods: list[Json]) -> None:
+        for pod in pods:
+            if "deletionTimestamp" in pod["metadata"]:
+                continue
+            restarts = sum(status["restartCount"] for status in pod["status"].get("containerStatuses", []))
+            if restarts >= CRASHES:
+                name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+                log = self.place.kubectl("logs", name, "--namespace", namespace, "--previous", check=False)
+                raise DemoError(f"the pod {namespace}/{name} has crashed {restarts} times:\n{log[-2000:]}")
+
+    def _not_ready(self) -> str | None:
+        kubectl = self.place.kubectl
+        missing = []
+        for namespace in (SYSTEM, NAMESPACE):
+            waiting = [
+                each for each in kubectl.items("deployments", "--namespace", namespace) if not _is_ready(each)
+            ]
+            missing += [each["metadata"]["name"] for each in waiting]
+            if waiting:
+                pods = kubectl.items("pods", "--namespace", namespace)
+                self._refuse_crashes(pods)
+                missing += pod_trouble(pods)
+        return f"waiting for {', '.join(missing)}" if missing else None
+
+
+def _is_ready(deployment: Json) -> bool:
+    status = deployment["status"]
+    current = status.get("observedGeneration") == deployment["metadata"]["generation"]
+    wanted = deployment["spec"]["replicas"]
+    return bool(current and status.get("updatedReplicas") == wanted and status.get("readyReplicas") == wanted)
+
+
+def _credentials() -> dict[str, str]:
+    return {
+        "AWS_ACCESS_KEY_ID": "demo",
+        "AWS_SECRET_ACCESS_KEY": secrets.token_hex(20),
+        "AWS_ENDPOINT_URL": f"http://object-store.{NAMESPACE}.svc:7070",
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ALLOW_HTTP": "true",
+    }
+
+
+def _required(found: Json | None) -> Json:
+    if found is None:
+        raise DemoError("an object of the demo was deleted while the demo runs: start it again")
+    return found

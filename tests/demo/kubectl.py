@@ -1,0 +1,97 @@
+"""kubectl and helm, called by name with the cluster's kubeconfig."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from dataclasses import dataclass
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+Json = dict[str, Any]
+
+
+class DemoError(RuntimeError):
+    """The demo cannot go on; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    """kubectl on one cluster."""
+
+    program: Path
+    kubeconfig: Path
+
+    def __call__(
+        self, *arguments: str, stdin: str | None = None, check: bool = True, timeout: float = 120
+    ) -> str:
+        """Run kubectl and return what it prints.
+
+        Raises:
+            DemoError: it failed; with kubectl's own words.
+        """
+        command = [str(self.program), "--kubeconfig", str(self.kubeconfig), *arguments]
+        done = subprocess.run(
+            command, input=stdin, capture_output=True, text=True, check=False, timeout=timeout
+        )
+        if check and done.returncode != 0:
+            raise DemoError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def get(self, *arguments: str) -> Json | None:
+        """An object, or a list of them; None when there is no such object."""
+        text = self("get", *arguments, "--ignore-not-found", "--output", "json")
+        return json.loads(text) if text.strip() else None
+
+    def items(self, *arguments: str) -> list[Json]:
+        """The objects of a list."""
+        found: list[Json] = (self.get(*arguments) or {"items": []})["items"]
+        return found
+
+    def apply(self, manifest: str) -> None:
+        """Apply a manifest."""
+        self("apply", "--server-side", "--force-conflicts", "--filename", "-", stdin=manifest)
+
+
+def render(file: Path, values: dict[str, str]) -> str:
+    """A manifest with its ${names} filled in.
+
+    Raises:
+        KeyError: a value is missing.
+    """
+    return Template(file.read_text(encoding="utf-8")).substitute(values)
+
+
+def pod_trouble(pods: list[Json]) -> list[str]:
+    """Why containers do not run, as kubelets say it: `pod: ImagePullBackOff`."""
+    found = []
+    for pod in pods:
+        statuses = pod["status"].get("initContainerStatuses", []) + pod["status"].get("containerStatuses", [])
+        reasons = {status["state"].get("waiting", {}).get("reason") for status in statuses}
+        usual = {None, "ContainerCreating", "PodInitializing"}
+        found += [f"{pod['metadata']['name']}: {reason}" for reason in sorted(reasons - usual)]
+    return found
+
+
+def wait_for(
+    what: str, done: Callable[[], str | None], *, timeout: float, say: Callable[[str], None]
+) -> None:
+    """Wait until `done()` is None; until then it says in a few words what is still missing.
+
+    Raises:
+        DemoError: it did not happen in time.
+    """
+    deadline = time.monotonic() + timeout
+    told: set[str] = set()
+    while (missing := done()) is not None:
+        if missing not in told:
+            say(missing)
+            told.add(missing)
+        if time.monotonic() > deadline:
+            raise DemoError(f"{what} took more than {timeout:.0f} s: {missing}")
+        time.sleep(1)

@@ -1,0 +1,67 @@
+"""What the demo prints: stages with their times, and one line that moves while a job runs."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass
+class Terminal:
+    """A terminal, or a file that lines go to when there is none."""
+
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+    began: float = field(default_factory=time.monotonic)
+    stages: int = 0
+    _live: bool = False
+
+    @property
+    def interactive(self) -> bool:
+        """Whether a line can be written over."""
+        return self.out.isatty()
+
+    def say(self, text: str = "") -> None:
+        """Print lines, below whatever moved."""
+        self._settle()
+        print(text, file=self.out, flush=True)
+
+    def detail(self, text: str) -> None:
+        """Print a line that belongs to the present stage."""
+        self.say(f"        {text}")
+
+    def live(self, text: str) -> None:
+        """Write over the moving line; only where `interactive`."""
+        width = shutil.get_terminal_size().columns - 1
+        self.out.write(f"\r\033[K{text[:width]}")
+        self.out.flush()
+        self._live = True
+
+    @contextmanager
+    def stage(self, title: str) -> Iterator[None]:
+        """Say what begins, and how long it took."""
+        self.stages += 1
+        began = time.monotonic()
+        self.say(f"[{clock(began - self.began)}] {self.stages}. {title}")
+        yield
+        self.detail(f"done in {time.monotonic() - began:.0f} s")
+
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.began
+
+    def _settle(self) -> None:
+        if self._live:
+            self.out.write("\n")
+            self._live = False
+
+
+def clock(seconds: float) -> str:
+    """Seconds as m:ss."""
+    return f"{int(seconds) // 60:d}:{int(seconds) % 60:02d}"

@@ -1,0 +1,71 @@
+"""One whole cluster for the tier: the chart, the images, an object store, MLflow, a corpus and a base model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from demo import place
+from demo.install import SCRIPTS, Installation
+from demo.kubectl import Json
+from demo.terminal import Terminal
+from e2e.jobs import STEPS, Jobs, Run, quickstart
+
+CLUSTER = "e2e"
+SECONDS_FOR_A_TEST = 1200
+SECONDS_OF_PRETRAINING = 10
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test waits for the cluster and its images."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(SECONDS_FOR_A_TEST))
+
+
+@pytest.fixture(scope="session")
+def installation() -> Iterator[Installation]:
+    """The product, installed; gone at the end, also after a failure, unless KEEP_CLUSTER is set."""
+    terminal = Terminal()
+    terminal.say()
+    try:
+        found = Installation(
+            place.up(CLUSTER, terminal), terminal, (SCRIPTS, Path(__file__).parent / "scripts")
+        )
+        with terminal.stage("object store, chart, corpus and base model"):
+            found.object_store()
+            found.seed(SECONDS_OF_PRETRAINING)
+            found.chart("resyncSeconds=5")
+            found.wait_ready()
+            found.finish_script("seed")
+        yield found
+    finally:
+        if os.environ.get("KEEP_CLUSTER"):
+            terminal.say(
+                f"\nthe cluster {CLUSTER} stays; `python -m cluster down --name {CLUSTER}` removes it"
+            )
+        else:
+            place.down(CLUSTER)
+
+
+@pytest.fixture(scope="session")
+def run(installation: Installation) -> Run:
+    """The quickstart, run once for the tier: its tests look at it, and other jobs train on its splits."""
+    for kind, left in (("finetunejob", "quickstart"), ("job", "look")):  # of a cluster that was kept
+        installation.delete(kind, left)
+    jobs = Jobs(installation)
+    statuses: list[Json] = []
+    name = jobs.apply(quickstart(maxSteps=STEPS, evalSteps=40, logSteps=2))
+    job = jobs.follow(name, seen=lambda job: statuses.append(job.get("status", {})))
+    return Run(job, statuses)
+
+
+@pytest.fixture
+def jobs(run: Run, installation: Installation) -> Iterator[Jobs]:
+    """FineTuneJobs that are gone after the test; the quickstart's splits are there for them."""
+    found = Jobs(installation)
+    yield found
+    found.remove()

@@ -1,0 +1,136 @@
+"""FineTuneJobs of the e2e tier: small ones, made from the samples."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import yaml
+
+from demo.follow import ENDS, follow, line
+from demo.install import NAMESPACE, SAMPLES, Installation
+from demo.kubectl import Json, Kubectl
+
+SPLITS = "s3://finetune/splits/docstrings"
+STEPS = 160
+
+
+def quickstart(**training: Any) -> Json:
+    """The quickstart, with other hyperparameters."""
+    job = sample("quickstart")
+    job["spec"]["training"] |= training
+    return job
+
+
+def on_prepared_splits(name: str, **training: Any) -> Json:
+    """A job that trains on the quickstart's splits at once."""
+    job = quickstart(**training)
+    job["metadata"]["name"] = name
+    job["spec"]["data"] = {
+        "columns": {"prompt": "prompt", "response": "response"},
+        "splits": {"format": "Delta", "path": SPLITS},
+    }
+    del job["spec"]["register"]
+    return job
+
+
+def sample(name: str) -> Json:
+    """The FineTuneJob of a sample."""
+    parts = yaml.safe_load_all((SAMPLES / f"{name}.yaml").read_text(encoding="utf-8"))
+    return next(part for part in parts if part["kind"] == "FineTuneJob")
+
+
+@dataclass
+class Jobs:
+    """The jobs that a test applied."""
+
+    installation: Installation
+    names: list[str] = field(default_factory=list)
+
+    @property
+    def kubectl(self) -> Kubectl:
+        """Kubectl on the tier's cluster."""
+        return self.installation.place.kubectl
+
+    def apply(self, *manifests: Json) -> str:
+        """Apply manifests, one of them a FineTuneJob; return its name."""
+        name = self.installation.apply_job(yaml.safe_dump_all(manifests))
+        self.names.append(name)
+        self.installation.terminal.say(f"\n        {name}")
+        return name
+
+    def follow(self, name: str, seen: Callable[[Json], None] = lambda _: None) -> Json:
+        """Follow a job to its success."""
+        return follow(self.kubectl, name, NAMESPACE, self.installation.terminal, timeout=900, seen=seen)
+
+    def get(self, name: str) -> Json:
+        """The job as it is now."""
+        found = self.kubectl.get("finetunejob", name, "--namespace", NAMESPACE)
+        assert found is not None, f"{name} is gone"
+        return found
+
+    def until(self, name: str, what: str, check: Callable[[Json], Any], *, seconds: float = 300) -> Json:
+        """The job as soon as `check` holds for its status; it must not end before."""
+        deadline = time.monotonic() + seconds
+        while True:
+            job = self.get(name)
+            if check(job.get("status", {})):
+                return job
+            assert job.get("status", {}).get("phase") not in ENDS, (
+                f"{name} ended before {what}: {job['status']}"
+            )
+            assert time.monotonic() < deadline, f"{name} did not come to {what}: {line(job)}"
+            time.sleep(1)
+
+    def ended(self, name: str, *, seconds: float = 300) -> Json:
+        """The status of a job that has succeeded or failed."""
+        deadline = time.monotonic() + seconds
+        while (job := self.get(name)).get("status", {}).get("phase") not in ENDS:
+            assert time.monotonic() < deadline, f"{name} did not end: {line(job)}"
+            time.sleep(1)
+        status: Json = job["status"]
+        return status
+
+    def children(self, name: str) -> list[str]:
+        """What exists of a job besides itself: kind/name of each."""
+        kinds = "jobs,pods,services,configmaps"
+        label = f"finetune.dev/job={name}"
+        text = self.kubectl("get", kinds, "--namespace", NAMESPACE, "--selector", label, "--output", "name")
+        return text.split()
+
+    def logs(self, name: str, attempt: int = 1) -> str:
+        """What every training pod of an attempt printed."""
+        label = f"finetune.dev/job={name},finetune.dev/component=train,finetune.dev/attempt={attempt}"
+        return self.kubectl("logs", "--namespace", NAMESPACE, "--selector", label, "--tail=-1")
+
+    def remove(self) -> None:
+        """Delete what was applied, and wait until it is gone."""
+        for name in self.names:
+            self.installation.delete("finetunejob", name)
+
+
+@dataclass
+class Run:
+    """A job that succeeded, and what its status said on the way."""
+
+    job: Json
+    statuses: list[Json] = field(default_factory=list)
+
+    @property
+    def status(self) -> Json:
+        """What it says at the end."""
+        status: Json = self.job["status"]
+        return status
+
+    def over_time(self, field_: str) -> list[Any]:
+        """The values that a field of progress went through."""
+        values = [(status.get("progress") or {}).get(field_) for status in self.statuses]
+        return [after for before, after in pairwise([None, *values]) if after is not None and after != before]
+
+
+def condition(status: Json, kind: str) -> Json:
+    """A condition by its type; empty when there is none."""
+    return next((item for item in status.get("conditions", []) if item["type"] == kind), {})

@@ -1,0 +1,69 @@
+"""The quickstart, with fewer steps: from raw text to a registered model that answers."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from demo import results
+from demo.install import Installation
+from e2e.jobs import SPLITS, STEPS, Run
+
+PHASES = ["Pending", "Preparing", "Starting", "Training", "Registering", "Succeeded"]
+
+
+def test_phases_come_in_order(run: Run) -> None:
+    seen = [status.get("phase") or "Pending" for status in run.statuses]
+    distinct = [phase for before, phase in pairwise(["", *seen]) if phase != before]
+    assert distinct == [phase for phase in PHASES if phase in distinct]
+    assert {"Preparing", "Training", "Succeeded"} <= set(distinct)
+
+
+def test_progress_rises_and_loss_falls(run: Run) -> None:
+    steps = run.over_time("step")
+    assert steps == sorted(steps)
+    assert len(steps) >= 3
+    assert run.status["progress"]["step"] == STEPS
+    losses = run.over_time("loss")
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_evaluation_loss_is_well_below_that_of_the_base_model(run: Run) -> None:
+    model = run.status["model"]
+    assert model["evalLoss"] < 0.85 * model["baseEvalLoss"]
+
+
+def test_table_run_and_version_name_each_other(run: Run, installation: Installation) -> None:
+    status = run.status
+    data, model, run_id = status["data"], status["model"], status["mlflow"]["runId"]
+    arguments = [data["path"], str(data["version"]), run_id, model["name"], "candidate"]
+    installation.start_script("look", f"python look.py {' '.join(arguments)}")
+    found = json.loads(installation.finish_script("look").partition("LOOK ")[2])
+    assert found["rows"] == data["rows"]
+    assert (found["runStatus"], found["version"], found["versionRun"]) == (
+        "FINISHED",
+        model["version"],
+        run_id,
+    )
+    tags = {
+        "finetune.dev/data-path": SPLITS,
+        "finetune.dev/data-version": str(data["version"]),
+        "finetune.dev/job": "demo/quickstart",
+        "finetune.dev/uid": run.job["metadata"]["uid"],
+    }
+    assert tags.items() <= found["runTags"].items()
+    assert float(found["versionTags"]["eval_loss"]) == pytest.approx(model["evalLoss"], abs=1e-3)
+
+
+def test_registered_model_loads_by_its_alias_and_answers(run: Run, installation: Installation) -> None:
+    assert results.ask(installation, run.job)
+
+
+def test_nothing_but_the_job_says_how_it_went(run: Run, installation: Installation) -> None:
+    table = installation.place.kubectl("get", "ftj", "quickstart", "--namespace", "demo")
+    header, row = table.splitlines()
+    assert header.split() == ["NAME", "PHASE", "PROGRESS", "LOSS", "NODES", "MODEL", "AGE"]
+    assert "Succeeded" in row
+    assert len(row) <= 120

@@ -1,0 +1,284 @@
+"""Bad input is refused in a sentence, at the earliest place that can know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes.dynamic.exceptions import DynamicApiError
+
+from integration.jobs import PREPARED, TRAINED, error, job, splits_given
+from integration.world import Api, Mlflow, World, free_port, operator_process, running, wait_for
+
+Json = dict[str, Any]
+
+
+def prepared(**fields: Any) -> Json:
+    """spec.data with fields of prepare replaced."""
+    return {
+        "source": {"format": "Parquet", "path": "/data/corpus"},
+        "columns": {"text": "text"},
+        "prepare": {"output": "/data/splits", **fields},
+    }
+
+
+REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
+    "unknown method": (job(method={"type": "Magic"}), 'spec.method.type: Unsupported value: "Magic"'),
+    "nodes 0": (job(distributed={"nodes": 0}), "spec.distributed.nodes: Invalid value: 0"),
+    "split does not add up": (
+        job(data=prepared(split={"train": 0.8, "validation": 0.1, "test": 0.2})),
+        "train, validation and test must add up to 1",
+    ),
+    "epochs and maxSteps": (
+        job(training={"epochs": 1, "maxSteps": 10}),
+        "set epochs or maxSteps, not both",
+    ),
+    "reserved environment": (
+        job(trainer={"env": [{"name": "MASTER_ADDR", "value": "me"}]}),
+        "this variable is set by the operator",
+    ),
+    "reserved environment in nccl": (
+        job(distributed={"nccl": {"WORLD_SIZE": "2"}}),
+        "the operator sets these variables itself",
+    ),
+    "name too long": (job("a" * 41), "metadata.name becomes part of host names: at most 40 characters"),
+    "name with a dot": (job("a.b"), "metadata.name becomes part of host names"),
+    "name that starts with a digit": (job("7b-sft"), "a letter first, no dots"),
+    "args without command": (job(trainer={"args": ["--fast"]}), "trainer.args needs trainer.command"),
+    "revision of a path": (
+        job(model={"base": "/models/base", "revision": "main"}),
+        "revision is of a Hub model",
+    ),
+    "no answer to take the loss on": (
+        job(data=prepared(promptTemplate="{text}"), objective={"lossOn": "Answer"}),
+        "objective.lossOn Answer needs data.prepare.responseTemplate",
+    ),
+    "source and splits": (
+        job(data={**prepared(), "splits": {"format": "Delta", "path": "/x"}}),
+        "set either source (with prepare) or splits",
+    ),
+    "lora without LoRA": (job(method={"lora": {"rank": 8}}), "lora needs type LoRA, QLoRA or DoRA"),
+    "no kind of example": (
+        job(data={"splits": {"format": "Delta", "path": "/x"}, "columns": {"prompt": "p"}}),
+        "name one kind of example",
+    ),
+    "reserved alias": (
+        job(register={"model": "m", "aliases": ["v3"]}),
+        "MLflow keeps the aliases latest and v<number> for itself",
+    ),
+    "code without command": (
+        job(trainer={"code": {"configMap": "c"}}),
+        "trainer.code needs trainer.command",
+    ),
+    "packing with virtual tokens": (
+        job(method={"type": "PromptTuning"}),
+        "virtual tokens are lost under packing",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_BY_THE_SCHEMA)
+def test_the_schema_refuses(api: Api, namespace: str, case: str) -> None:
+    body, sentence = REFUSED_BY_THE_SCHEMA[case]
+    body = {**body, "metadata": {**body["metadata"], "namespace": namespace}}
+    with pytest.raises(DynamicApiError) as refusal:
+        api.create(body)
+    assert sentence in refusal.value.summary()
+
+
+CHANGES: dict[str, tuple[Json, str | None]] = {
+    "training": ({"training": {"seed": 7}}, "spec.training cannot change once the job exists"),
+    "a part that was not there": ({"checkpoint": {"uri": "/other"}}, "spec.checkpoint cannot change"),
+    "a part taken away": ({"register": None}, "spec.register cannot change"),
+    "suspend": ({"suspend": True}, None),
+    "runPolicy": ({"runPolicy": {"maxRestarts": 9}}, None),
+    "podTemplate": ({"podTemplate": {"spec": {"nodeSelector": {"pool": "spare"}}}}, None),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_spec_is_immutable_but_for_what_the_next_attempt_can_take_up(
+    api: Api, namespace: str, case: str
+) -> None:
+    change, sentence = CHANGES[case]
+    body = job()
+    api.create({**body, "metadata": {**body["metadata"], "namespace": namespace}})
+    if sentence is None:
+        assert api.patch("FineTuneJob", namespace, "tune", {"spec": change})
+        return
+    with pytest.raises(DynamicApiError) as refusal:
+        api.patch("FineTuneJob", namespace, "tune", {"spec": change})
+    assert sentence in refusal.value.summary()
+
+
+def test_a_wrong_recipe_fails_at_once_with_the_pods_sentence(world: World) -> None:
+    world.submit(splits_given())
+    sentence = "model.base /models/base does not exist in the pod: mount the volume in podTemplate"
+    world.run_pods("tune-train-1", 2)
+    world.end_pods(
+        "tune-train-1", [64, 64], [error("ModelNotFound", sentence), error("ModelNotFound", sentence)]
+    )
+    status = world.wait_phase("tune", "Failed")
+    assert status["restarts"] == 0
+    assert {key: status["lastFailure"][key] for key in ("exitCode", "reason", "message", "attempt")} == {
+        "exitCode": 64,
+        "reason": "ModelNotFound",
+        "message": sentence,
+        "attempt": 1,
+    }
+    failed = world.condition("tune", "Failed")
+    assert failed["reason"] == "RecipeWrong"
+    assert sentence in failed["message"]
+    assert [job["metadata"]["name"] for job in world.api.list("Job", world.namespace)] == ["tune-train-1"]
+    wait_for("a Warning Event", lambda: world.events("RecipeWrong"))
+    world.wait_condition("tune", "Tracked", "RunFinished")
+    runs = world.mlflow.runs_of(world.job("tune")["metadata"]["uid"])
+    assert [run["info"]["status"] for run in runs] == ["FAILED"]
+
+
+def test_wrong_data_fails_at_once_with_the_pods_sentence(world: World) -> None:
+    world.submit(job())
+    sentence = "the source /data/corpus has no column answer; it has: question, reply"
+    world.run_pods("tune-prep", 1)
+    world.end_pods("tune-prep", [65], [error("MissingColumn", sentence)])
+    status = world.wait_phase("tune", "Failed")
+    assert world.condition("tune", "Failed")["reason"] == "DataWrong"
+    assert (status["lastFailure"]["exitCode"], status["lastFailure"]["message"]) == (65, sentence)
+
+
+def test_what_is_not_implemented_is_refused_by_name(world: World) -> None:
+    world.submit(splits_given(method={"type": "QLoRA"}, training={"compile": True}))
+    world.wait_phase("tune", "Failed")
+    accepted = world.condition("tune", "Accepted")
+    assert accepted["reason"] == "NotImplemented"
+    assert "method.type QLoRA (use Full or LoRA)" in accepted["message"]
+    assert "training.compile" in accepted["message"]
+    assert world.api.list("Job", world.namespace) == []
+
+
+def test_reserved_environment_in_a_pod_template_is_refused(world: World) -> None:
+    containers = [{"name": "trainer", "env": [{"name": "WORLD_SIZE", "value": "1"}]}]
+    world.submit(splits_given(podTemplate={"spec": {"containers": containers}}))
+    world.wait_phase("tune", "Failed")
+    message = "spec.podTemplate sets WORLD_SIZE, which the operator sets: remove it"
+    assert world.condition("tune", "Accepted")["message"] == message
+
+
+def test_pods_that_cannot_run_are_named_with_the_reason(world: World) -> None:
+    world.submit(splits_given())
+    first, second = world.wait_pods("tune-train-1", 2)
+    world.set_waiting(second, "ImagePullBackOff", 'Back-off pulling image "nowhere/none:1"')
+    found = world.wait_condition("tune", "PodsHealthy", "ImagePullFailed")
+    assert second["metadata"]["name"] in found["message"]
+    assert "nowhere/none:1" in found["message"]
+    waiting = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/2 nodes: no GPU",
+    }
+    meta = first["metadata"]
+    world.api.patch(
+        "Pod", meta["namespace"], meta["name"], {"status": {"conditions": [waiting]}}, status=True
+    )
+    found = world.wait_condition("tune", "PodsHealthy", "Unschedulable")
+    assert found["message"].startswith(f"pod {meta['name']} cannot be scheduled: 0/2 nodes: no GPU")
+
+
+def test_pods_that_the_api_server_rejects_are_explained(world: World) -> None:
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "none", "namespace": world.namespace},
+        "spec": {"hard": {"pods": "0"}},
+    }
+    world.api.create(quota)
+    wait_for(
+        "the quota counts",
+        lambda: (world.api.get("ResourceQuota", world.namespace, "none") or {}).get("status", {}).get("hard"),
+    )
+    world.submit(splits_given())
+    found = world.wait_condition("tune", "PodsHealthy", "PodRejected")
+    assert "exceeded quota: none" in found["message"]
+
+
+def test_a_child_name_that_is_taken_is_said(world: World) -> None:
+    world.api.create(
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "tune", "namespace": world.namespace},
+            "spec": {"ports": [{"port": 80}]},
+        }
+    )
+    world.submit(splits_given())
+    found = world.wait_condition("tune", "PodsHealthy", "NameTaken")
+    assert found["message"].startswith("Service tune exists and belongs to something else")
+    world.api.delete("Service", world.namespace, "tune")
+    world.run_pods("tune-train-1", 2)
+
+
+def test_a_script_that_registers_nothing_is_told_so(
+    api: Api, kubeconfig: Path, mlflow_server: Mlflow, namespace: str, tmp_path: Path
+) -> None:
+    environment = {
+        "FINETUNE_TRACKING_URI": mlflow_server.uri,
+        "FINETUNE_NAMESPACES": namespace,
+        "FINETUNE_REGISTRATION_PATIENCE_SECONDS": "2",
+    }
+    operator = operator_process(kubeconfig, tmp_path / "operator.log", environment)
+    with running(operator):
+        world = World(api, mlflow_server, operator, namespace)
+        world.submit(splits_given())
+        world.run_pods("tune-train-1", 2)
+        world.end_pods("tune-train-1", [0, 0], [TRAINED, None])
+        world.wait_phase("tune", "Failed")
+        assert world.condition("tune", "Failed")["reason"] == "RegistrationFailed"
+
+
+def test_mlflow_away_at_the_start_is_waited_for_and_away_later_stops_nothing(
+    api: Api, kubeconfig: Path, namespace: str, tmp_path: Path
+) -> None:
+    server = Mlflow(tmp_path)
+    environment = {"FINETUNE_TRACKING_URI": server.uri, "FINETUNE_NAMESPACES": namespace}
+    operator = operator_process(kubeconfig, tmp_path / "operator.log", environment)
+    with running(operator):
+        world = World(api, server, operator, namespace)
+        world.submit(job())
+        world.run_pods("tune-prep", 1)
+        world.end_pods("tune-prep", [0], [PREPARED])
+        found = world.wait_condition("tune", "Tracked", "MlflowUnreachable")
+        assert found["message"].startswith(f"MLflow at {server.uri} cannot be reached")
+        waiting = world.wait_condition("tune", "Trained", "Starting")
+        assert waiting["message"].startswith("training waits for MLflow")
+        with running(server):
+            world.run_pods("tune-train-1", 2)
+            world.wait_condition("tune", "Tracked", "RunReady")
+            run_id = world.status("tune")["mlflow"]["runId"]
+        world.wait_condition("tune", "Tracked", "MlflowUnreachable")
+        assert world.wait_phase("tune", "Training")["attempt"] == 1
+        with running(server):
+            server.register("tuned", run_id)
+            world.end_pods("tune-train-1", [0, 0], [TRAINED, None])
+            world.wait_phase("tune", "Succeeded")
+
+
+def test_mlflow_that_refuses_its_host_name_says_what_to_set(
+    api: Api, kubeconfig: Path, namespace: str, tmp_path: Path
+) -> None:
+    server = Mlflow(tmp_path, extra=("--allowed-hosts", "mlflow.example.org"))
+    environment = {"FINETUNE_TRACKING_URI": server.uri, "FINETUNE_NAMESPACES": namespace}
+    operator = operator_process(kubeconfig, tmp_path / "operator.log", environment)
+    with running(server), running(operator):
+        world = World(api, server, operator, namespace)
+        world.submit(splits_given())
+        found = world.wait_condition("tune", "Tracked", "MlflowHostNotAllowed")
+        assert f"--allowed-hosts '127.0.0.1:{server.port}'" in found["message"]
+
+
+def test_a_missing_tracking_secret_is_named(world: World) -> None:
+    tracking = {"uri": f"http://127.0.0.1:{free_port()}", "secretRef": {"name": "absent"}}
+    world.submit(splits_given(tracking=tracking))
+    found = world.wait_condition("tune", "Tracked", "MlflowForbidden")
+    assert found["message"].startswith("Secret absent of spec.tracking.secretRef does not exist")

@@ -1,0 +1,237 @@
+"""The chart: rendered by helm, accepted by a real API server, and no more powerful than it says."""
+
+from __future__ import annotations
+
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster import binaries
+
+CHART = Path(__file__).parents[2] / "charts" / "finetune-operator"
+KUBE_VERSION = "1.34.0"
+Json = dict[str, Any]
+
+VARIANTS = {
+    "as it comes": (),
+    "with MLflow": ("mlflow.enabled=true", "mlflow.artifactsDestination=s3://bucket/mlflow"),
+    "two namespaces": ("watchNamespaces={research,products}",),
+    "locked in": ("networkPolicy.enabled=true", "rbac.trackingSecrets=false", "image.pullSecrets={registry}"),
+    "without CRDs": ("crds.enabled=false", "rbac.aggregate=false", "metrics.service=false"),
+}
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(binaries.path("helm")), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@cache
+def rendered(*values: str) -> str:
+    settings = [word for value in values for word in ("--set", value)]
+    done = helm(
+        "template",
+        "finetune-operator",
+        str(CHART),
+        "--namespace",
+        "fs",
+        "--kube-version",
+        KUBE_VERSION,
+        *settings,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def parts(*values: str) -> list[Json]:
+    return [part for part in yaml.safe_load_all(rendered(*values)) if part]
+
+
+def objects(*values: str) -> dict[tuple[str, str], Json]:
+    return {(part["kind"], part["metadata"]["name"]): part for part in parts(*values)}
+
+
+def environment(*values: str) -> dict[str, str]:
+    container = objects(*values)["Deployment", "finetune-operator"]["spec"]["template"]["spec"]["containers"][
+        0
+    ]
+    return {variable["name"]: variable.get("value", "") for variable in container["env"]}
+
+
+def test_lint_finds_nothing() -> None:
+    done = helm("lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_api_server_accepts(values: tuple[str, ...], plane: Any, kubeconfig: Path) -> None:
+    kubectl = [str(plane.kubectl), "--kubeconfig", str(kubeconfig)]
+    for namespace in ("fs", "research", "products"):
+        subprocess.run([*kubectl, "create", "namespace", namespace], capture_output=True, check=False)
+    apply = [*kubectl, "apply", "--server-side", "--dry-run=server", "--validate=strict", "--filename", "-"]
+    done = subprocess.run(apply, input=rendered(*values), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == len(parts(*values))
+
+
+def test_pods_are_restricted() -> None:
+    for (kind, _), deployment in objects("mlflow.enabled=true").items():
+        if kind == "Deployment":
+            pod = deployment["spec"]["template"]["spec"]
+            assert pod["securityContext"] == {
+                "runAsNonRoot": True,
+                "runAsUser": 65532,
+                "runAsGroup": 65532,
+                "fsGroup": 65532,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            }
+            assert [container["securityContext"] for container in pod["containers"]] == [
+                {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {"drop": ["ALL"]},
+                }
+            ]
+
+
+def test_operator_may_do_this_and_no_more() -> None:
+    rules = objects()["ClusterRole", "finetune-operator"]["rules"]
+    allowed = {
+        (f"{group}/{resource}".strip("/"), verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    jobs = ("get", "list", "watch", "create", "delete")
+    applied = ("get", "list", "create", "patch", "delete")
+    assert allowed == {
+        *((f"finetune.dev/{name}", verb) for name in ("finetunejobs",) for verb in ("get", "list", "watch")),
+        ("finetune.dev/finetunejobs/status", "patch"),
+        ("finetune.dev/finetunejobs/finalizers", "update"),
+        *(("batch/jobs", verb) for verb in jobs),
+        *((name, verb) for name in ("services", "configmaps") for verb in applied),
+        *(("pods", verb) for verb in ("get", "list", "watch")),
+        *(("events", verb) for verb in ("create", "list")),
+        ("secrets", "get"),
+    }
+
+
+def test_watched_namespaces_get_a_role_each_and_no_cluster_role() -> None:
+    found = [
+        (part["kind"], part["metadata"].get("namespace"))
+        for part in yaml.safe_load_all(
+            rendered("watchNamespaces={research,products}", "rbac.aggregate=false")
+        )
+        if "Role" in part["kind"]
+    ]
+    assert sorted(found) == [
+        ("Role", "products"),
+        ("Role", "research"),
+        ("RoleBinding", "products"),
+        ("RoleBinding", "research"),
+    ]
+    assert environment("watchNamespaces={research,products}")["FINETUNE_NAMESPACES"] == "research,products"
+
+
+def test_environment_is_what_the_operator_reads() -> None:
+    from finetune_operator.settings import Settings
+
+    values = {
+        name: value
+        for name, value in environment("mlflow.enabled=true").items()
+        if name.startswith("FINETUNE_")
+    }
+    assert Settings.from_environment(values) == Settings(
+        prep_image="finetune-prep:0.1.0",
+        trainer_image="finetune-trainer:0.1.0",
+        tracking_uri="http://finetune-operator-mlflow.fs.svc:5000",
+        tracking_public_url="http://finetune-operator-mlflow.fs.svc:5000",
+    )
+    assert {
+        name for name in values if f"{name.removeprefix('FINETUNE_').lower()}" not in vars(Settings())
+    } == set()
+
+
+def test_given_tracking_server_goes_before_the_one_for_trying_out() -> None:
+    values = (
+        "mlflow.enabled=true",
+        "tracking.uri=https://mlflow.example.com",
+        "tracking.publicUrl=https://ml.example.com",
+    )
+    found = environment(*values)
+    assert (found["FINETUNE_TRACKING_URI"], found["FINETUNE_TRACKING_PUBLIC_URL"]) == (
+        "https://mlflow.example.com",
+        "https://ml.example.com",
+    )
+
+
+# NB: MLflow's own imports warn.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_mlflow_answers_to_every_name_of_its_service_and_to_no_other() -> None:
+    from mlflow.server.security_utils import is_allowed_host_header
+
+    deployment = objects("mlflow.enabled=true", "mlflow.allowedHosts={mlflow.example.com}")
+    container = deployment["Deployment", "finetune-operator-mlflow"]["spec"]["template"]["spec"][
+        "containers"
+    ][0]
+    option = next(word for word in container["args"] if word.startswith("--allowed-hosts="))
+    hosts = option.partition("=")[2].split(",")
+    service = "finetune-operator-mlflow"
+    names = [
+        service,
+        f"{service}.fs",
+        f"{service}.fs.svc",
+        f"{service}.fs.svc.cluster.local",
+        "localhost",
+        "127.0.0.1",
+    ]
+    allowed = [*names, *(f"{name}:5000" for name in names), "mlflow.example.com", "mlflow.example.com:8443"]
+    assert [host for host in allowed if not is_allowed_host_header(hosts, host)] == []
+    assert not is_allowed_host_header(hosts, "evil.example.com:5000")
+
+
+REFUSED = {
+    "replicas": ("replicas=2", "additional properties 'replicas' not allowed"),
+    "a slip of the pen": ("image.opertor=x", "additional properties 'opertor' not allowed"),
+    "a log level": ("log.level=loud", "/log/level"),
+    "a tracking server without a scheme": ("tracking.uri=mlflow", "/tracking/uri"),
+    "a size": ("mlflow.persistence.size=big", "/mlflow/persistence/size"),
+}
+
+
+@pytest.mark.parametrize(("value", "why"), REFUSED.values(), ids=REFUSED)
+def test_wrong_values_are_refused(value: str, why: str) -> None:
+    done = helm("template", "x", str(CHART), "--kube-version", KUBE_VERSION, "--set", value)
+    assert done.returncode != 0
+    assert why in done.stderr
+
+
+def test_crd_is_kept_unless_asked() -> None:
+    crd = ("CustomResourceDefinition", "finetunejobs.finetune.dev")
+    policies = [
+        objects(f"crds.keep={keep}")[crd]["metadata"]["annotations"].get("helm.sh/resource-policy")
+        for keep in ("true", "false")
+    ]
+    assert policies == ["keep", None]
+    assert crd not in objects("crds.enabled=false")
+
+
+def test_notes_say_what_to_do_next(kubeconfig: Path) -> None:
+    install = [
+        "install",
+        "finetune-operator",
+        str(CHART),
+        "--namespace",
+        "fs",
+        "--set",
+        "mlflow.enabled=true",
+    ]
+    done = helm(*install, "--dry-run=server", "--set", "crds.enabled=false", "--kubeconfig", str(kubeconfig))
+    notes = done.stdout.partition("NOTES:")[2]
+    assert "kubectl -n fs rollout status deployment/finetune-operator" in notes, done.stderr
+    assert "kubectl -n fs port-forward service/finetune-operator-mlflow 5000" in notes

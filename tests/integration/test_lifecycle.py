@@ -1,0 +1,230 @@
+"""A FineTuneJob from submission to its end, against a real API server and a real MLflow server."""
+
+from __future__ import annotations
+
+import yaml
+
+from integration.jobs import PREPARED, TRAINED, error, job, splits_given
+from integration.world import World, wait_for
+
+
+def finish_training(world: World, name: str, attempt: int = 1) -> str:
+    """Play the trainer: a version is registered and every pod succeeds; the version."""
+    run_id = world.status(name)["mlflow"]["runId"]
+    version = world.mlflow.register("tuned", run_id)
+    world.end_pods(f"{name}-train-{attempt}", [0, 0], [TRAINED, None])
+    return version
+
+
+def test_a_job_is_prepared_trained_registered_and_done(world: World) -> None:
+    world.submit(job())
+    world.run_pods("tune-prep", 1)
+    world.wait_phase("tune", "Preparing")
+    world.end_pods("tune-prep", [0], [PREPARED])
+
+    pods = world.run_pods("tune-train-1", 2)
+    status = world.wait_phase("tune", "Training")
+    assert status["data"] == {
+        "rows": {"train": 900, "validation": 50, "test": 50},
+        "tokens": {"train": 90000, "validation": 5000, "test": 5000},
+        "path": "/data/splits",
+        "version": 7,
+    }
+    recipe = world.api.get("ConfigMap", world.namespace, "tune-train")
+    assert recipe is not None
+    assert yaml.safe_load(recipe["data"]["recipe.yaml"])["data"]["splits"] == {
+        "format": "Delta",
+        "path": "/data/splits",
+        "version": 7,
+    }
+    run_id = status["mlflow"]["runId"]
+    environment = {item["name"]: item.get("value") for item in pods[0]["spec"]["containers"][0]["env"]}
+    expected = {
+        "PET_NNODES": "2",
+        "PET_NPROC_PER_NODE": "2",
+        "PET_MASTER_ADDR": "tune-train-1-0.tune",
+        "PET_MASTER_PORT": "29500",
+        "WORLD_SIZE": "4",
+        "MLFLOW_RUN_ID": run_id,
+        "MLFLOW_TRACKING_URI": world.mlflow.uri,
+        "HYPERPARAMETERS_PATH": "/etc/finetune/recipe.yaml",
+        "FINETUNE_ATTEMPT": "1",
+    }
+    assert {name: environment.get(name) for name in expected} == expected
+
+    world.mlflow.log_metrics(run_id, step=40, max_steps=100, loss=3.25, tokens_per_second=1234.5)
+    progress = wait_for("progress", lambda: world.status("tune").get("progress"))
+    assert (progress["step"], progress["percent"], progress["loss"]) == (40, 40, 3.25)
+    assert world.status("tune")["nodes"] == {"desired": 2, "ready": 2, "summary": "2/2"}
+
+    version = finish_training(world, "tune")
+    status = world.wait_phase("tune", "Succeeded")
+    assert status["model"] == {
+        "name": "tuned",
+        "version": version,
+        "uri": f"models:/tuned/{version}",
+        "summary": f"tuned/{version}",
+        "aliases": ["candidate"],
+        "baseEvalLoss": 5.0,
+        "evalLoss": 2.0,
+        "perplexity": 7.389,
+    }
+    alias = world.mlflow.get("registered-models/alias", name="tuned", alias="candidate")
+    assert alias["model_version"]["version"] == version
+    world.wait_condition("tune", "Tracked", "RunFinished")
+    assert [run["info"]["status"] for run in world.mlflow.runs_of(world.job("tune")["metadata"]["uid"])] == [
+        "FINISHED"
+    ]
+
+
+def test_killing_the_operator_at_every_phase_changes_nothing(world: World) -> None:
+    def restart() -> None:
+        world.operator.kill()
+        world.operator.start()
+
+    world.submit(job())
+    restart()
+    world.wait_phase("tune", "Preparing")
+    restart()
+    world.run_pods("tune-prep", 1)
+    world.operator.kill()
+    world.end_pods("tune-prep", [0], [PREPARED])
+    world.operator.start()
+    world.wait_phase("tune", "Starting")
+    restart()
+    world.run_pods("tune-train-1", 2)
+    world.wait_phase("tune", "Training")
+    world.operator.kill()
+    world.end_pods("tune-train-1", [0, 0], [TRAINED, None])
+    world.operator.start()
+    world.wait_phase("tune", "Registering")
+    restart()
+    world.mlflow.register("tuned", world.status("tune")["mlflow"]["runId"])
+    world.wait_phase("tune", "Succeeded")
+    restart()
+    world.wait_condition("tune", "Tracked", "RunFinished")
+
+    uid = world.job("tune")["metadata"]["uid"]
+    assert len(world.mlflow.runs_of(uid)) == 1
+    status = world.status("tune")
+    assert (status["attempt"], status["restarts"], status["phase"]) == (1, 0, "Succeeded")
+    jobs = {item["metadata"]["name"] for item in world.api.list("Job", world.namespace)}
+    assert jobs == {"tune-prep", "tune-train-1"}
+
+
+def test_a_failed_rank_restarts_the_gang_and_exit_75_does_not_count(world: World) -> None:
+    world.submit(splits_given())
+    world.run_pods("tune-train-1", 2)
+    world.end_pods(
+        "tune-train-1", [1, 1], [error("PeerLost", "rank 2 is gone"), error("Boom", "rank 2 blew up")]
+    )
+    world.run_pods("tune-train-2", 2)
+    status = world.wait_phase("tune", "Training")
+    assert (status["attempt"], status["restarts"]) == (2, 1)
+    assert {key: status["lastFailure"][key] for key in ("exitCode", "reason", "message", "attempt")} == {
+        "exitCode": 1,
+        "reason": "Boom",
+        "message": "rank 2 blew up",
+        "attempt": 1,
+    }
+    world.end_pods("tune-train-2", [75, 75], [None, None])
+    world.run_pods("tune-train-3", 2)
+    status = world.wait_phase("tune", "Training")
+    assert (status["attempt"], status["restarts"]) == (3, 1)
+    finish_training(world, "tune", attempt=3)
+    world.wait_phase("tune", "Succeeded")
+
+
+def test_suspend_stops_the_pods_and_resume_goes_on_with_a_new_attempt(world: World) -> None:
+    world.submit(splits_given())
+    world.run_pods("tune-train-1", 2)
+    world.wait_phase("tune", "Training")
+    world.api.patch("FineTuneJob", world.namespace, "tune", {"spec": {"suspend": True}})
+    world.wait_phase("tune", "Suspended")
+    world.operator.kill()
+    world.operator.start()
+    wait_for("no pods are left", lambda: not world.remaining_pods())
+    world.api.patch("FineTuneJob", world.namespace, "tune", {"spec": {"suspend": False}})
+    world.run_pods("tune-train-2", 2)
+    status = world.wait_phase("tune", "Training")
+    assert (status["attempt"], status["restarts"]) == (2, 0)
+
+
+def test_deleting_a_job_mid_run_leaves_nothing_and_closes_the_run(world: World) -> None:
+    world.submit(splits_given())
+    world.run_pods("tune-train-1", 2)
+    world.wait_phase("tune", "Training")
+    uid = world.job("tune")["metadata"]["uid"]
+    world.api.delete("FineTuneJob", world.namespace, "tune")
+
+    def left() -> list[str]:
+        world.remaining_pods()
+        selector = f"finetune.dev/job-uid={uid}"
+        kinds = ("FineTuneJob", "Job", "Pod", "Service", "ConfigMap")
+        return [
+            kind
+            for kind in kinds
+            if world.api.list(kind, world.namespace, selector if kind != "FineTuneJob" else "")
+        ]
+
+    wait_for("nothing is left", lambda: not left())
+    wait_for(
+        "the run is closed",
+        lambda: [run["info"]["status"] for run in world.mlflow.runs_of(uid)] == ["KILLED"],
+    )
+
+
+def test_the_deadline_stops_the_pods(world: World) -> None:
+    world.submit(splits_given(runPolicy={"activeDeadlineSeconds": 3}))
+    world.run_pods("tune-train-1", 2)
+    status = world.wait_phase("tune", "Failed")
+    failed = world.condition("tune", "Failed")
+    assert failed["reason"] == "DeadlineExceeded"
+    assert status["completionTime"]
+    wait_for("the pods are gone", lambda: not world.remaining_pods())
+
+
+def test_children_go_after_their_time_and_are_never_made_again(world: World) -> None:
+    world.submit(splits_given(register=None, runPolicy={"ttlSecondsAfterFinished": 1}))
+    world.run_pods("tune-train-1", 2)
+    world.end_pods("tune-train-1", [0, 0], [TRAINED, None])
+    world.wait_phase("tune", "Succeeded")
+
+    def left() -> list[str]:
+        world.remaining_pods()
+        selector = "finetune.dev/job=tune"
+        return [
+            kind
+            for kind in ("Job", "Pod", "Service", "ConfigMap")
+            if world.api.list(kind, world.namespace, selector)
+        ]
+
+    wait_for("the children are gone", lambda: not left())
+    world.operator.kill()
+    world.operator.start()
+    world.wait_condition("tune", "Tracked", "RunFinished")
+    assert left() == []
+    assert world.status("tune")["phase"] == "Succeeded"
+
+
+def test_a_script_of_ones_own_gets_code_and_rendezvous(world: World) -> None:
+    trainer = {"image": "me/mine:1", "command": ["torchrun", "my_train.py"], "code": {"configMap": "my-code"}}
+    world.submit(splits_given(trainer=trainer, register=None))
+    pod = world.run_pods("tune-train-1", 2)[0]
+    container = pod["spec"]["containers"][0]
+    assert (container["image"], container["command"], container["workingDir"]) == (
+        "me/mine:1",
+        ["torchrun", "my_train.py"],
+        "/workspace",
+    )
+    volumes = {item["name"]: item.get("configMap", {}).get("name") for item in pod["spec"]["volumes"]}
+    assert volumes["code"] == "my-code"
+    names = {item["name"] for item in container["env"]}
+    assert names >= {
+        "PET_NODE_RANK",
+        "NODE_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "WORLD_SIZE",
+        "MLFLOW_RUN_ID",
+    }

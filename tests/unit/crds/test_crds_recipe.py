@@ -1,0 +1,131 @@
+"""The recipe: what the pods of a job read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finetune_crds import FineTuneJobSpec, JobReference, Recipe, RecipeError
+
+Json = dict[str, Any]
+JOB = JobReference(name="tune", namespace="team", uid="u1")
+BODY: Json = {
+    "model": {"base": "/models/base"},
+    "data": {
+        "source": {"format": "Parquet", "path": "/data/corpus"},
+        "columns": {"prompt": "question", "response": "answer"},
+        "prepare": {"output": "/data/splits"},
+    },
+    "register": {"model": "tuned"},
+}
+
+
+def recipe(reference: JobReference = JOB, **parts: Any) -> Recipe:
+    return Recipe.of(reference, FineTuneJobSpec.model_validate(BODY | parts))
+
+
+def test_it_comes_back_from_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    written = recipe(
+        training={"maxSteps": 5, "learningRate": 1e-5},
+        trainer={"parameters": {"mu": "0.1"}},
+        checkpoint={"uri": "/c"},
+    )
+    path.write_text(written.to_yaml(), encoding="utf-8")
+    assert Recipe.load(path) == written
+    assert written.parameters == {"mu": "0.1"}
+
+
+def test_nothing_of_the_cluster_is_in_it() -> None:
+    content = recipe(
+        podTemplate={"spec": {"nodeSelector": {"a": "b"}}},
+        trainer={"image": "i", "env": [{"name": "A", "value": "b"}]},
+        runPolicy={"maxRestarts": 9},
+        suspend=True,
+    ).to_json()
+    assert set(content) == {
+        "kind",
+        "job",
+        "model",
+        "data",
+        "method",
+        "objective",
+        "training",
+        "distributed",
+        "tracking",
+        "register",
+        "parameters",
+    }
+
+
+SAME: dict[str, Recipe] = {
+    "another job": recipe(JobReference(name="other", namespace="other", uid="u2")),
+    "another MLflow run": recipe(tracking={"runName": "other", "tags": {"a": "b"}}),
+    "a default written out": recipe(training={"seed": 42}, method={"type": "Full"}),
+    "another cluster": recipe(runPolicy={"maxRestarts": 0}, podTemplate={"spec": {}}),
+}
+OTHER: dict[str, Recipe] = {
+    "another seed": recipe(training={"seed": 43}),
+    "another method": recipe(method={"type": "LoRA"}),
+    "another source": recipe(data={**BODY["data"], "source": {"format": "Parquet", "path": "/other"}}),
+    "another name for the model": recipe(register={"model": "other"}),
+    "another parameter": recipe(trainer={"parameters": {"mu": "0.2"}}),
+}
+
+
+@pytest.mark.parametrize("other", SAME.values(), ids=SAME)
+def test_recipes_that_do_the_same_have_the_same_digest(other: Recipe) -> None:
+    assert other.digest() == recipe().digest()
+
+
+@pytest.mark.parametrize("other", OTHER.values(), ids=OTHER)
+def test_recipes_that_do_something_else_have_another_digest(other: Recipe) -> None:
+    assert other.digest() != recipe().digest()
+
+
+def test_the_digest_survives_versions() -> None:
+    # A change here changes the tag of every model that was ever registered.
+    assert recipe().digest() == "dfbae66116a8"
+
+
+WRONG: dict[str, tuple[str, str]] = {
+    "no YAML": ("a: [", "the recipe {path} is no YAML: while parsing"),
+    "empty": ("", "the recipe {path} is wrong at the top: "),
+    "a list": ("- a", "the recipe {path} is wrong at the top: "),
+    "a part missing": (
+        "job: {name: a, namespace: b, uid: c}\ndata: {columns: {text: t}}",
+        "the recipe {path} is wrong at model: Field required",
+    ),
+    "a value out of range": (
+        recipe().to_yaml().replace("nodes: 1", "nodes: 0"),
+        "the recipe {path} is wrong at distributed.nodes: Input should be greater than or equal to 1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG.values(), ids=WRONG)
+def test_a_wrong_recipe_says_where(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(RecipeError) as raised:
+        Recipe.load(path)
+    assert str(raised.value).startswith(message.format(path=path))
+
+
+UNREADABLE = {"no file": ("absent.yaml", "No such file or directory"), "a folder": (".", "Is a directory")}
+
+
+@pytest.mark.parametrize(("name", "why"), UNREADABLE.values(), ids=UNREADABLE)
+def test_a_recipe_that_cannot_be_read_says_why(tmp_path: Path, name: str, why: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        Recipe.load(tmp_path / name)
+    assert str(raised.value) == f"the recipe {tmp_path / name} cannot be read: {why}"
+
+
+def test_bytes_that_are_no_text_say_so(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(RecipeError, match="is no text"):
+        Recipe.load(path)

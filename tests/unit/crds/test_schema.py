@@ -1,0 +1,174 @@
+"""The CRD's schema is structural, bounded and described, whatever the models grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from finetune_crds.__main__ import chart_template, main, manifest
+from finetune_crds.finetunejob import FineTuneJob
+from finetune_crds.schema import crd, structural
+
+Json = dict[str, Any]
+ROOT = Path(__file__).parents[3]
+SCHEMA: Json = crd(FineTuneJob)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+
+def nodes(schema: Json, path: str = "") -> Iterator[tuple[str, Json]]:
+    """Every node of a schema, by its path."""
+    yield path, schema
+    for name, field in schema.get("properties", {}).items():
+        yield from nodes(field, f"{path}.{name}")
+    if isinstance(schema.get("items"), dict):
+        yield from nodes(schema["items"], f"{path}[]")
+    if isinstance(schema.get("additionalProperties"), dict):
+        yield from nodes(schema["additionalProperties"], f"{path}{{}}")
+
+
+NODES = dict(nodes(SCHEMA))
+SPEC = {path: node for path, node in NODES.items() if path.startswith(".spec")}
+# What the API server itself describes or bounds.
+OWN = {"", ".apiVersion", ".kind", ".metadata"}
+
+
+def paths(wrong: Any, among: dict[str, Json] = NODES) -> list[str]:
+    return [path for path, node in among.items() if wrong(node)]
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(NODES) > 250
+    assert {".spec.model.base", ".spec.trainer.env[].name", ".status.conditions[].type"} <= NODES.keys()
+
+
+def test_every_node_has_a_type() -> None:
+    assert paths(lambda node: "type" not in node) == []
+
+
+@pytest.mark.parametrize(
+    "keyword", ["$ref", "$defs", "anyOf", "oneOf", "allOf", "const", "title", "nullable", "uniqueItems"]
+)
+def test_no_node_uses_what_is_not_structural(keyword: str) -> None:
+    assert paths(lambda node: keyword in node) == []
+
+
+def test_exclusive_bounds_are_in_openapi_3_0_style() -> None:
+    for keyword, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        assert (
+            paths(lambda node, k=keyword, b=bound: k in node and (node[k] is not True or b not in node)) == []
+        )
+
+
+def test_no_map_is_closed_and_none_has_both_fields_and_keys() -> None:
+    assert paths(lambda node: node.get("additionalProperties") is False) == []
+    assert paths(lambda node: "additionalProperties" in node and "properties" in node) == []
+
+
+def test_only_pod_templates_and_origins_of_variables_hold_unknown_fields() -> None:
+    assert paths(lambda node: "x-kubernetes-preserve-unknown-fields" in node) == [
+        ".spec.data.prepare.env[].valueFrom",
+        ".spec.data.prepare.podTemplate",
+        ".spec.trainer.env[].valueFrom",
+        ".spec.podTemplate",
+    ]
+
+
+def test_every_field_is_described() -> None:
+    fields = {
+        path: node for path, node in NODES.items() if path not in OWN and not path.endswith(("[]", "{}"))
+    }
+    assert paths(lambda node: not node.get("description"), fields) == []
+
+
+def test_every_default_of_a_value_is_said_in_its_description() -> None:
+    def hidden(node: Json) -> bool:
+        default = node.get("default")
+        return default is not None and not isinstance(default, dict) and "Default:" not in node["description"]
+
+    assert paths(hidden) == []
+
+
+def test_every_string_list_and_map_of_the_spec_is_bounded() -> None:
+    def unbounded(node: Json) -> bool:
+        if node["type"] == "string":
+            return "maxLength" not in node and "enum" not in node
+        if node["type"] == "array":
+            return "maxItems" not in node
+        return "additionalProperties" in node and "maxProperties" not in node
+
+    assert paths(unbounded, SPEC) == []
+
+
+def test_every_required_field_exists() -> None:
+    assert paths(lambda node: not set(node.get("required", [])) <= set(node.get("properties", {}))) == []
+
+
+def test_conditions_merge_by_their_type() -> None:
+    node = NODES[".status.conditions"]
+    kept = ("x-kubernetes-list-type", "x-kubernetes-list-map-keys", "maxItems")
+    assert [node[name] for name in kept] == ["map", ["type"], 16]
+
+
+FORMS: dict[str, tuple[Json, Json]] = {
+    "an optional value": (
+        {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}], "default": None, "description": "d"},
+        {"type": "integer", "minimum": 1, "description": "d"},
+    ),
+    "a constant": ({"const": "a", "type": "string"}, {"enum": ["a"], "type": "string"}),
+    "an exclusive bound": (
+        {"type": "number", "exclusiveMinimum": 0},
+        {"type": "number", "minimum": 0, "exclusiveMinimum": True},
+    ),
+    "a reference": (
+        {
+            "$ref": "#/$defs/Part",
+            "description": "here",
+            "$defs": {"Part": {"type": "object", "title": "Part"}},
+        },
+        {"type": "object", "description": "here"},
+    ),
+    "an optional reference": (
+        {
+            "anyOf": [{"$ref": "#/$defs/Part"}, {"type": "null"}],
+            "$defs": {"Part": {"type": "object", "description": "there"}},
+        },
+        {"type": "object", "description": "there"},
+    ),
+    "a free part": (
+        {"type": "object", "additionalProperties": True, "x-kubernetes-preserve-unknown-fields": True},
+        {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+    ),
+}
+
+
+@pytest.mark.parametrize(("schema", "expected"), FORMS.values(), ids=FORMS)
+def test_structural(schema: Json, expected: Json) -> None:
+    assert structural(schema) == expected
+
+
+def test_the_generated_files_are_fresh() -> None:
+    folders = [str(ROOT / "crds" / "manifests"), str(ROOT / "charts" / "finetune-operator" / "templates")]
+    assert main(["--check", *folders]) == 0
+
+
+def test_a_stale_file_is_named_and_written_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "finetune.dev_finetunejobs.yaml"
+    assert main(["--check", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"{path} is stale: run `make generate`\n"
+    assert main([str(tmp_path)]) == 0
+    assert main(["--check", str(tmp_path)]) == 0
+    assert yaml.safe_load(path.read_text(encoding="utf-8")) == crd(FineTuneJob)
+
+
+def test_the_manifest_is_small_enough_to_be_applied() -> None:
+    # kubectl apply keeps the whole of it in an annotation.
+    assert len(yaml.safe_dump(yaml.safe_load(manifest()))) < 256 * 1024
+
+
+def test_the_chart_may_leave_the_crd_out_and_keeps_it() -> None:
+    lines = chart_template().splitlines()
+    assert (lines[1], lines[-1]) == ("{{- if .Values.crds.enabled }}", "{{- end }}")
+    assert "    helm.sh/resource-policy: keep" in lines

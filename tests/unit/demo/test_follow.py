@@ -1,0 +1,71 @@
+"""What the demo prints of a job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from demo.follow import complaints, failure, line
+
+Json = dict[str, Any]
+
+LINES: dict[str, tuple[Json, str]] = {
+    "nothing known": ({}, "Pending"),
+    "preparing": ({"phase": "Preparing", "nodes": {"desired": 0, "ready": 0}}, "Preparing"),
+    "starting": (
+        {
+            "phase": "Starting",
+            "nodes": {"desired": 2, "ready": 1},
+            "data": {"rows": {"train": 900, "validation": 50, "test": 50}},
+        },
+        "Starting     nodes 1/2  900 rows to train on, 50 to evaluate on",
+    ),
+    "training": (
+        {
+            "phase": "Training",
+            "progress": {
+                "step": 60,
+                "maxSteps": 240,
+                "percent": 25,
+                "loss": 4.3217,
+                "evalLoss": 5.0,
+                "tokensPerSecond": 12345.6,
+                "secondsRemaining": 95,
+            },
+        },
+        "Training     [######------------------]  25%  step 60/240  loss 4.32  eval 5.00  12,346 tok/s  1:35 to go",
+    ),
+}
+
+
+@pytest.mark.parametrize(("status", "text"), LINES.values(), ids=LINES)
+def test_line(status: Json, text: str) -> None:
+    assert line({"status": status}) == text
+
+
+def condition(kind: str, status: str, reason: str) -> Json:
+    return {"type": kind, "status": status, "reason": reason, "message": f"about {kind}"}
+
+
+def test_complaints_are_what_is_wrong_and_not_what_is_yet_to_come() -> None:
+    conditions = [
+        condition("Accepted", "True", "Accepted"),
+        condition("Tracked", "False", "MlflowUnreachable"),
+        condition("Prepared", "False", "Preparing"),
+        condition("PodsHealthy", "False", "ImagePullFailed"),
+        condition("Succeeded", "False", "Training"),
+    ]
+    assert complaints({"status": {"conditions": conditions}}) == [
+        "MlflowUnreachable: about Tracked",
+        "ImagePullFailed: about PodsHealthy",
+    ]
+
+
+def test_failure_says_why_and_where() -> None:
+    status = {
+        "conditions": [condition("Failed", "True", "RecipeWrong")],
+        "lastFailure": {"pod": "x-train-1-0", "rank": 1, "exitCode": 64},
+    }
+    job = {"metadata": {"name": "x"}, "status": status}
+    assert failure(job) == "x failed: about Failed (pod x-train-1-0, rank 1, exit code 64)"

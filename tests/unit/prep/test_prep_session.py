@@ -1,0 +1,128 @@
+"""Spark's settings in the prep pod."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from finetune_crds.data import Spark
+from finetune_trainer.outcome import RecipeRefusedError, TrainingError
+from finetune_trainer.prep import session
+
+
+def settings(spark: Spark, **environment: str) -> dict[str, str]:
+    return session.settings(spark, jars=Path("/jars"), scratch=Path("/tmp"), cores=3, environment=environment)
+
+
+def test_settings_follow_the_recipe_and_the_pod() -> None:
+    made = settings(Spark(driver_memory="3g"))
+    wanted = {
+        "spark.master": "local[3]",
+        "spark.driver.memory": "3g",
+        "spark.driver.extraClassPath": "/jars/*",
+        "spark.local.dir": "/tmp",
+        "spark.sql.shuffle.partitions": "12",
+        "spark.ui.enabled": "false",
+    }
+    assert {name: made[name] for name in wanted} == wanted
+
+
+def test_conf_of_the_recipe_wins_or_is_put_behind_ours() -> None:
+    conf = {
+        "spark.sql.shuffle.partitions": "7",
+        "spark.sql.extensions": "org.example.Extension",
+        "spark.driver.extraJavaOptions": "-Xss4m",
+        "spark.example": "x",
+    }
+    ours, theirs = settings(Spark()), settings(Spark(conf=conf))
+    changed = {name: value for name, value in theirs.items() if ours.get(name) != value}
+    assert changed == conf | {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,org.example.Extension",
+        "spark.driver.extraJavaOptions": f"{ours['spark.driver.extraJavaOptions']} -Xss4m",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [("spark.master", "data.prepare.spark.mode"), ("spark.driver.memory", "data.prepare.spark.driverMemory")],
+)
+def test_conf_may_not_set_what_has_a_field(name: str, field: str) -> None:
+    with pytest.raises(RecipeRefusedError) as refused:
+        settings(Spark(conf={name: "x"}))
+    assert refused.value.message == f"data.prepare.spark.conf may not set {name}: use {field}"
+
+
+PROVIDER = {
+    "spark.hadoop.fs.s3a.aws.credentials.provider": "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
+}
+S3: list[tuple[str, dict[str, str], dict[str, str]]] = [
+    ("AWS itself", {}, {}),
+    ("region", {"AWS_REGION": "eu-central-1"}, {"endpoint.region": "eu-central-1"}),
+    (
+        "own endpoint",
+        {"AWS_ENDPOINT_URL": "http://store:7070"},
+        {
+            "endpoint": "http://store:7070",
+            "path.style.access": "true",
+            "connection.ssl.enabled": "false",
+            "endpoint.region": "us-east-1",
+        },
+    ),
+    (
+        "the endpoint of S3 goes before that of every service; credentials are not copied",
+        {
+            "AWS_ENDPOINT_URL": "http://other",
+            "AWS_ENDPOINT_URL_S3": "https://store",
+            "AWS_DEFAULT_REGION": "here",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+        },
+        {
+            "endpoint": "https://store",
+            "path.style.access": "true",
+            "connection.ssl.enabled": "true",
+            "endpoint.region": "here",
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("environment", "expected"), [row[1:] for row in S3], ids=[row[0] for row in S3])
+def test_s3(environment: dict[str, str], expected: dict[str, str]) -> None:
+    expected = {f"spark.hadoop.fs.s3a.{name}": value for name, value in expected.items()}
+    assert session.s3_settings(environment) == PROVIDER | expected
+
+
+def test_spark_path() -> None:
+    paths = ["s3://bucket/a", "s3a://bucket/a", "/data/a"]
+    assert [session.spark_path(path) for path in paths] == ["s3a://bucket/a", "s3a://bucket/a", "/data/a"]
+
+
+CGROUPS: list[tuple[str, dict[str, str], int]] = [
+    ("v2, one and a half cores", {"cpu.max": "150000 100000\n"}, 2),
+    ("v2, a tenth of a core", {"cpu.max": "10000 100000\n"}, 1),
+    ("v2, no limit", {"cpu.max": "max 100000\n"}, 8),
+    ("v1, three cores", {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+    ("v1, no limit", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+    ("no cgroup", {}, 8),
+]
+
+
+@pytest.mark.parametrize(("files", "cores"), [row[1:] for row in CGROUPS], ids=[row[0] for row in CGROUPS])
+def test_cores_are_those_of_the_pods_limit(
+    files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert session.available_cores(tmp_path) == cores
+
+
+def test_missing_jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(session.ENV_JARS, str(tmp_path))
+    with pytest.raises(TrainingError) as failed:
+        session.jars_folder()
+    assert failed.value.message == (
+        f"there are no Delta jars in {tmp_path}: run trainer_image/jars.sh and set FINETUNE_JARS to its folder"
+    )

@@ -1,0 +1,177 @@
+"""The client of the API server, against a server that answers as told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from finetune_operator.kube import Kube, KubeError, path
+
+Json = dict[str, Any]
+
+
+class Server:
+    """Answers in turn, and what was asked."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, Json | str]] = []
+        self.asked: list[Json] = []
+        self.url = ""
+
+    async def handle(self, request: web.Request) -> web.Response:
+        text = await request.text()
+        self.asked.append(
+            {
+                "method": request.method,
+                "path": request.path,
+                "query": dict(request.query),
+                "type": request.headers.get("Content-Type"),
+                "token": request.headers.get("Authorization"),
+                "body": json.loads(text) if text else None,
+            }
+        )
+        status, body = self.answers.pop(0)
+        return web.Response(status=status, text=body if isinstance(body, str) else json.dumps(body))
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    found = Server()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", found.handle)
+    async with TestServer(app) as running:
+        found.url = str(running.make_url("")).rstrip("/")
+        yield found
+
+
+@pytest.fixture
+async def kube(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Kube]:
+    config = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+        "clusters": [{"name": "k", "cluster": {"server": server.url}}],
+        "users": [{"name": "u", "user": {"token": "s3cr3t"}}],
+    }
+    file = tmp_path / "kubeconfig"
+    file.write_text(yaml.safe_dump(config), encoding="utf-8")
+    monkeypatch.setattr("kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
+    async with Kube() as found:
+        yield found
+
+
+PATHS: dict[str, tuple[tuple[str, ...], str]] = {
+    "all of a kind": (("Pod", ""), "/api/v1/pods"),
+    "those of a namespace": (("Job", "team"), "/apis/batch/v1/namespaces/team/jobs"),
+    "one": (("Service", "team", "tune"), "/api/v1/namespaces/team/services/tune"),
+    "its status": (
+        ("FineTuneJob", "team", "tune", "status"),
+        "/apis/finetune.dev/v1alpha1/namespaces/team/finetunejobs/tune/status",
+    ),
+    "a name with a sign": (("Pod", "team", "a?b"), "/api/v1/namespaces/team/pods/a%3Fb"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "expected"), PATHS.values(), ids=PATHS)
+def test_path(arguments: tuple[str, ...], expected: str) -> None:
+    kind, namespace, *rest = arguments
+    assert path(kind, namespace or None, *rest) == expected
+
+
+@pytest.mark.parametrize("name", ["../../other/secrets/theirs", "..", ".", "a/b"])
+def test_no_name_leads_out_of_its_namespace(name: str) -> None:
+    with pytest.raises(KubeError) as raised:
+        path("Secret", "team", name)
+    assert (raised.value.status, str(raised.value)) == (400, f"Secret {name}: no object can have this name")
+
+
+async def test_a_list_is_read_page_by_page_and_true_at_one_version(kube: Kube, server: Server) -> None:
+    server.answers = [
+        (200, {"metadata": {"resourceVersion": "7", "continue": "more"}, "items": [{"a": 1}]}),
+        (200, {"metadata": {"resourceVersion": "7"}, "items": [{"a": 2}]}),
+    ]
+    listing = await kube.list("Pod", None, labelSelector="x=y")
+    assert listing == ([{"a": 1}, {"a": 2}], 7)
+    assert [item["query"] for item in server.asked] == [
+        {"limit": "500", "labelSelector": "x=y"},
+        {"limit": "500", "labelSelector": "x=y", "continue": "more"},
+    ]
+    assert server.asked[0]["token"] == "Bearer s3cr3t"
+
+
+async def test_apply_takes_the_fields_over(kube: Kube, server: Server) -> None:
+    body = {"kind": "FineTuneJob", "metadata": {"namespace": "team", "name": "tune"}, "status": {}}
+    server.answers = [(200, body)]
+    assert await kube.apply(body, subresource="status") == body
+    asked = server.asked[0]
+    assert (asked["method"], asked["path"]) == ("PATCH", path("FineTuneJob", "team", "tune", "status"))
+    assert asked["query"] == {"fieldManager": "finetune-operator", "force": "true"}
+    assert (asked["type"], asked["body"]) == ("application/apply-patch+yaml", body)
+
+
+async def test_a_deletion_is_of_one_object_and_what_it_owns(kube: Kube, server: Server) -> None:
+    server.answers = [(200, {})]
+    await kube.delete("Job", "team", "tune-prep", "u1")
+    assert server.asked[0]["body"] == {"propagationPolicy": "Background", "preconditions": {"uid": "u1"}}
+
+
+@pytest.mark.parametrize("status", [404, 409])
+async def test_a_deletion_of_what_is_gone_is_well(kube: Kube, server: Server, status: int) -> None:
+    server.answers = [(status, {"message": "gone"})]
+    await kube.delete("Job", "team", "tune-prep", "u1")
+
+
+async def test_what_does_not_exist_is_none(kube: Kube, server: Server) -> None:
+    server.answers = [(404, {"message": "not found"})]
+    assert await kube.get("Secret", "team", "s") is None
+
+
+REFUSALS: dict[str, tuple[int, Json | str, tuple[int, str, str]]] = {
+    "in the API's form": (
+        403,
+        {"message": "secrets is forbidden", "reason": "Forbidden"},
+        (403, "secrets is forbidden", "Forbidden"),
+    ),
+    "by a proxy": (502, "<html>bad gateway</html>", (502, "<html>bad gateway</html>", "")),
+    "by a proxy with something else in JSON": (503, '["busy"]', (503, '["busy"]', "")),
+}
+
+
+@pytest.mark.parametrize(("status", "body", "expected"), REFUSALS.values(), ids=REFUSALS)
+async def test_a_refusal_carries_its_words(
+    kube: Kube, server: Server, status: int, body: Json | str, expected: tuple[int, str, str]
+) -> None:
+    server.answers = [(status, body)]
+    with pytest.raises(KubeError) as raised:
+        await kube.get("Secret", "team", "s")
+    assert (raised.value.status, str(raised.value), raised.value.reason) == expected
+
+
+async def test_a_success_that_is_no_json_is_an_error(kube: Kube, server: Server) -> None:
+    server.answers = [(200, "<html>please log in</html>")]
+    with pytest.raises(KubeError) as raised:
+        await kube.get("Secret", "team", "s")
+    assert (
+        str(raised.value)
+        == "the API server answered with something else than JSON: <html>please log in</html>"
+    )
+
+
+async def test_an_api_server_that_is_away_has_no_status(kube: Kube, server: Server) -> None:
+    assert kube._api is not None
+    kube._api.configuration.host = "http://127.0.0.1:9"
+    with pytest.raises(KubeError) as raised:
+        await kube.get("Secret", "team", "s")
+    assert raised.value.status == 0
+    assert str(raised.value).startswith("the API server cannot be reached: ")
+
+
+async def test_it_is_used_inside_of_its_context() -> None:
+    with pytest.raises(RuntimeError, match="outside of `async with`"):
+        await Kube().get("Pod", "team", "a")

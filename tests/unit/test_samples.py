@@ -1,0 +1,40 @@
+"""Which samples run today, and for which parts exactly the others are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from finetune_crds import FineTuneJob
+from finetune_operator.decide.accept import mistakes, not_implemented
+from finetune_operator.settings import Settings
+
+SAMPLES = Path(__file__).parents[2] / "crds" / "samples"
+INSTALLED = Settings(tracking_uri="http://mlflow:5000")
+
+REFUSED = {
+    "air-cli": ["data.source.format Hub (copy the data set to a folder and use Parquet or JSONLines)"],
+    "databricks-notebook": [
+        "data.prepare.spark.mode Databricks (use Local)",
+        "tracking.uri databricks (use the http or https address of an MLflow server)",
+        "tracking.registryUri databricks-uc (use the http or https address of an MLflow server)",
+        "method.type QLoRA (use Full or LoRA)",
+        "distributed.strategy DDP (use FSDP)",
+        "training.loadBest (leave it false)",
+    ],
+    "nemo-recipe": [
+        "checkpoint.stagingDir (leave it out: checkpoints go straight to checkpoint.uri)",
+        "training.compile (leave it false)",
+    ],
+}
+
+
+@pytest.mark.parametrize("sample", sorted(SAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_sample_is_refused_for_what_comes_later_and_nothing_else(sample: Path) -> None:
+    for part in yaml.safe_load_all(sample.read_text(encoding="utf-8")):
+        if part["kind"] == "FineTuneJob":
+            spec = FineTuneJob.model_validate(part).spec
+            assert [*mistakes(spec, INSTALLED)] == []
+            assert [*not_implemented(spec)] == REFUSED.get(sample.stem, [])

@@ -1,0 +1,1 @@
+"""What runs in a FineTuneJob's pods: `prep` on Spark, `train` on torch, and how both end (`outcome`)."""

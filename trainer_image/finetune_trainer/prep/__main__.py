@@ -1,0 +1,29 @@
+"""`finetune-prep`: prepare the corpus of the recipe at HYPERPARAMETERS_PATH."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from finetune_crds.contract import RECIPE_PATH, TerminationMessage
+from finetune_crds.recipe import Recipe
+from finetune_trainer import outcome
+from finetune_trainer.prep.plan import plan
+
+
+def main() -> int:
+    """Run the preparation, leave a termination message, and return the exit code."""
+    return outcome.run(_prepare)
+
+
+def _prepare() -> TerminationMessage:
+    recipe = Recipe.load(os.environ.get("HYPERPARAMETERS_PATH", RECIPE_PATH))
+    wanted = plan(recipe)
+    # pyspark takes a second to import: a recipe that is refused need not wait for it.
+    from finetune_trainer.prep import pipeline
+
+    return TerminationMessage(prep=pipeline.run(recipe, wanted))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

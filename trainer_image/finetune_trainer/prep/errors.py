@@ -1,0 +1,108 @@
+"""What Spark and Hadoop throw, as ends of the pod that say what to do."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+
+from finetune_trainer.outcome import DataError, PodFailure, TrainingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from finetune_trainer.prep.plan import Plan
+
+# What a row can do to an expression of the recipe under ANSI SQL.
+_BAD_ROW = (
+    "CAST_INVALID_INPUT",
+    "CAST_OVERFLOW",
+    "DIVIDE_BY_ZERO",
+    "INVALID_ARRAY_INDEX",
+    "ARITHMETIC_OVERFLOW",
+)
+_UNREADABLE = ("FAILED_READ_FILE", "CANNOT_READ_FILE_FOOTER")
+# What Hadoop's file systems throw.
+_FORBIDDEN = ("java.nio.file.AccessDeniedException",)
+_MISSING = ("org.apache.hadoop.fs.s3a.UnknownStoreException", "java.io.FileNotFoundException")
+_UNREACHABLE = (
+    "java.net.ConnectException",
+    "java.net.UnknownHostException",
+    "java.net.SocketTimeoutException",
+)
+
+
+@contextmanager
+def telling(plan: Plan) -> Iterator[None]:
+    """Turn an exception of the JVM that has a known cause into one sentence.
+
+    Raises:
+        DataError: a row that the filter cannot take, a file that is none, a bucket that is not there or not open.
+        TrainingError: the storage does not answer.
+    """
+    try:
+        yield
+    except PySparkException as error:
+        known = _of_spark(plan, error.getCondition() or "", first_line(error))
+        if known is None:
+            raise
+        raise known from error
+    except Py4JJavaError as error:
+        known = _of_hadoop(_causes(error))
+        if known is None:
+            raise
+        raise known from error
+
+
+def first_line(error: object) -> str:
+    """The first line of a message that says something."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+
+
+def _of_spark(plan: Plan, condition: str, detail: str) -> PodFailure | None:
+    if condition.startswith(_BAD_ROW):
+        return DataError(
+            "FilterFailed",
+            f"data.prepare.filter `{plan.prepare.filter}` fails on a row of {plan.source_name}: {detail}; use try_cast "
+            "or leave such rows out",
+        )
+    if condition.startswith(_UNREADABLE):
+        return DataError("UnreadableSource", f"{plan.source_name} cannot be read: {detail}")
+    return None
+
+
+def _of_hadoop(causes: list[tuple[str, str]]) -> PodFailure | None:
+    for kind, detail in causes:
+        place = _place(detail)
+        if kind in _FORBIDDEN:
+            return DataError(
+                "AccessDenied",
+                f"{place} is closed to the pod's credentials: grant them access, or correct them",
+            )
+        if kind in _MISSING:
+            return DataError("MissingSource", f"{place} does not exist: correct the bucket or the path")
+        if kind in _UNREACHABLE:
+            return TrainingError(
+                "StorageUnreachable",
+                f"{place} cannot be reached: is AWS_ENDPOINT_URL right, and the store up?",
+            )
+    return None
+
+
+def _place(detail: str) -> str:
+    """The object that a message of Hadoop's is about, as the recipe names it, or else the message."""
+    found = re.search(r"s3a://[^\s'`:]+", detail)
+    return found.group().replace("s3a://", "s3://", 1) if found else detail
+
+
+def _causes(error: Py4JJavaError) -> list[tuple[str, str]]:
+    """The class and the first line of the message of an exception of the JVM and of each of its causes."""
+    found: list[tuple[str, str]] = []
+    cause = error.java_exception
+    while cause is not None and len(found) < 32:
+        found.append((cause.getClass().getName(), first_line(cause.getMessage() or "")))
+        cause = cause.getCause()
+    return found

@@ -1,0 +1,79 @@
+"""The table: one commit for each run of a recipe, found again by what the commit says about itself."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from finetune_crds.contract import PrepResult
+from finetune_trainer.prep.session import spark_path
+from finetune_trainer.prep.steps import ID, SPLIT
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from finetune_crds.recipe import Recipe
+
+# A file of this many tokens has some 50 MB: few files for a small corpus, and enough of them to share out for a
+# great one.
+_TOKENS_A_FILE = 16_000_000
+# A pod that is tried again looks this far back for the commit of the one before.
+_COMMITS_LOOKED_AT = 100
+
+
+def find(spark: SparkSession, recipe: Recipe, path: str) -> PrepResult | None:
+    """The result that this job and recipe committed to the table at `path` before, if there is one."""
+    from delta.tables import DeltaTable
+
+    place = spark_path(path)
+    if not DeltaTable.isDeltaTable(spark, place):
+        return None
+    history = DeltaTable.forPath(spark, place).history(_COMMITS_LOOKED_AT)
+    commits = (
+        history.where("userMetadata IS NOT NULL")
+        .select("version", "userMetadata")
+        .orderBy("version")
+        .collect()
+    )
+    found = (_result(recipe, commit["userMetadata"], commit["version"]) for commit in commits)
+    return next((result for result in found if result is not None), None)
+
+
+def _result(recipe: Recipe, metadata: str, version: int) -> PrepResult | None:
+    try:
+        said = json.loads(metadata)
+        if {"job": said["job"], "recipe": said["recipe"]} != _token(recipe):
+            return None
+        return PrepResult.model_validate(said["result"] | {"version": version})
+    except (ValueError, TypeError, KeyError, ValidationError):
+        return None
+
+
+def _token(recipe: Recipe) -> dict[str, str]:
+    return {"job": recipe.job.uid, "recipe": recipe.digest()}
+
+
+def commit(frame: DataFrame, recipe: Recipe, result: PrepResult) -> PrepResult:
+    """Write the table as one new version and return the result with that version.
+
+    Delta skips the write when this job and recipe have committed before; the result is then the earlier one's.
+    """
+    token = _token(recipe)
+    metadata = json.dumps({**token, "result": result.to_json()})
+    tokens = result.tokens.train + result.tokens.validation + result.tokens.test
+    files = math.ceil(max(tokens, 1) / _TOKENS_A_FILE)
+    # The order is that of split and id, so the same examples make the same files.
+    ordered = frame.repartition(files, ID).sortWithinPartitions(SPLIT, ID)
+    writer = ordered.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+    writer = writer.option("userMetadata", metadata)
+    writer = writer.option("txnAppId", "/".join(token.values())).option("txnVersion", 1)
+    # NB: readers without a JVM cannot all read deletion vectors.
+    writer = writer.option("delta.enableDeletionVectors", "false")
+    writer.save(spark_path(result.path))
+    committed = find(frame.sparkSession, recipe, result.path)
+    if committed is None:
+        raise RuntimeError(f"the table {result.path} does not have the version that was just written to it")
+    return committed

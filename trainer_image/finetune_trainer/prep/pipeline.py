@@ -1,0 +1,209 @@
+"""The preparation from source to table."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark import StorageLevel
+from pyspark.sql import Observation
+from pyspark.sql import functions as sf
+
+from finetune_crds.contract import PrepResult
+from finetune_crds.status import SplitCounts
+from finetune_trainer import artifacts
+from finetune_trainer.outcome import DataError
+from finetune_trainer.prep import errors, output, session, source, steps, tokens
+from finetune_trainer.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from finetune_crds.recipe import Recipe
+    from finetune_trainer.prep.plan import Plan
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a preparation kept and dropped.
+
+    examples: rows of the source. dropped: by step, in order. rows, tokens: of each split.
+    """
+
+    examples: int
+    dropped: dict[str, int]
+    rows: dict[str, int]
+    tokens: dict[str, int]
+
+
+def run(recipe: Recipe, plan: Plan) -> PrepResult:
+    """Prepare what the recipe asks for, in a Spark session of its own.
+
+    Raises:
+        RecipeRefusedError: the recipe, its filter, its templates or its tokenizer are wrong.
+        DataError: the source or a column is missing, or too little is left.
+    """
+    with _tokenizer(recipe) as tokenizer, _spark(plan) as spark:
+        return prepare(spark, recipe, plan, tokenizer)
+
+
+def prepare(spark: SparkSession, recipe: Recipe, plan: Plan, tokenizer: Path) -> PrepResult:
+    """Make the table that the recipe asks for, or find the version that this job made of it before.
+
+    Args:
+        tokenizer: folder with the model's tokenizer.
+    """
+    with errors.telling(plan):
+        earlier = output.find(spark, recipe, plan.prepare.output)
+        if earlier is not None:
+            say(
+                f"{earlier.path} version {earlier.version} was made by this job before: nothing is written twice"
+            )
+        result = earlier or _make(source.read(spark, plan), recipe, plan, tokenizer)
+    report(result)
+    return result
+
+
+def _make(corpus: source.Corpus, recipe: Recipe, plan: Plan, tokenizer: Path) -> PrepResult:
+    at = f" version {corpus.version}" if corpus.version is not None else ""
+    say(f"source {plan.source_name}{at}")
+    seen = Observed()
+    prepared = examples(corpus.frame, recipe, plan, tokenizer, seen).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        found = counts(prepared, plan, seen)
+        check(found, plan)
+        result = PrepResult(
+            rows=SplitCounts(**found.rows),
+            tokens=SplitCounts(**found.tokens),
+            path=plan.prepare.output,
+            version=0,
+            source_version=corpus.version,
+            dropped=found.dropped,
+        )
+        say(f"writing {plan.prepare.output}")
+        return output.commit(prepared, recipe, result)
+    finally:
+        prepared.unpersist()
+
+
+class Observed:
+    """Row counts taken along the way, in the one pass that makes the table."""
+
+    def __init__(self) -> None:
+        self.filtered, self.unique, self.short = (
+            Observation(name) for name in ("filtered", "unique", "short")
+        )
+
+
+def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen: Observed) -> DataFrame:
+    """The plan of the whole preparation: `id`, the example's columns, `tokens` and `split`."""
+    wanted = plan.prepare
+    frame = steps.flagged(steps.with_conversation(frame, plan.form), plan)
+    by = sf.col(steps.DROPPED_BY)
+    names = steps.filter_names(wanted)
+    frame = frame.observe(
+        seen.filtered,
+        sf.count(sf.lit(1)).alias("all"),
+        *(sf.count_if(by == name).alias(name) for name in names),
+    )
+    frame = steps.identified(frame, plan)
+    if wanted.dedupe.exact:
+        frame = steps.without_duplicates(frame)
+    frame = frame.observe(seen.unique, sf.count(sf.lit(1)).alias("all"))
+    frame = tokens.with_tokens(frame, recipe.model, tokenizer, plan.form.columns)
+    if wanted.max_tokens is not None:
+        frame = frame.where(sf.col(steps.TOKENS) <= wanted.max_tokens)
+    frame = frame.observe(seen.short, sf.count(sf.lit(1)).alias("all"))
+    frame = steps.with_split(steps.limited(frame, wanted.limit, wanted.split.seed), wanted.split)
+    return frame.select(steps.ID, *plan.form.columns, steps.TOKENS, steps.SPLIT)
+
+
+def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
+    """Run the plan and count what it kept and dropped."""
+    totals = prepared.groupBy(steps.SPLIT).agg(
+        sf.count(sf.lit(1)).alias("rows"), sf.sum(steps.TOKENS).alias("tokens")
+    )
+    splits = {row[steps.SPLIT]: row for row in totals.collect()}
+    filtered, unique, short = seen.filtered.get, seen.unique.get["all"], seen.short.get["all"]
+    wanted = plan.prepare
+    dropped = {name: filtered[name] for name in steps.filter_names(wanted)}
+    passed = filtered["all"] - sum(dropped.values())
+    rows = {name: row["rows"] for name, row in splits.items()}
+    if wanted.dedupe.exact:
+        dropped["dedupe"] = passed - unique
+    if wanted.max_tokens is not None:
+        dropped["maxTokens"] = unique - short
+    if wanted.limit is not None:
+        dropped["limit"] = short - sum(rows.values())
+    return Counts(filtered["all"], dropped, rows, {name: row["tokens"] for name, row in splits.items()})
+
+
+def check(found: Counts, plan: Plan) -> None:
+    """See to it that there is something to train on.
+
+    Raises:
+        DataError: no rows are left, or none for the training or validation split.
+    """
+    left = sum(found.rows.values())
+    if not found.examples:
+        raise DataError("NoRows", f"{plan.source_name} has no rows: look at what was written to it")
+    if not left:
+        losses = ", ".join(f"{name} dropped {number}" for name, number in found.dropped.items() if number)
+        raise DataError(
+            "NoRowsLeft",
+            f"none of the {found.examples} rows of {plan.source_name} is left: {losses}; loosen data.prepare",
+        )
+    for name in ("train", "validation"):
+        ratio = getattr(plan.prepare.split, name)
+        if ratio > 0 and not found.rows.get(name):
+            raise DataError(
+                "EmptySplit",
+                f"none of the {left} examples fell into the {name} split, whose ratio is {ratio:g}: prepare more "
+                f"examples or raise data.prepare.split.{name}",
+            )
+
+
+@contextmanager
+def _tokenizer(recipe: Recipe) -> Iterator[Path]:
+    """The folder with the model's tokenizer, which is known to load."""
+    model = recipe.model
+    with tempfile.TemporaryDirectory(prefix="finetune-tokenizer-") as folder:
+        found = artifacts.fetch(model.base, Path(folder), revision=model.revision, only_tokenizer=True)
+        load_tokenizer(model, found)
+        say(f"tokenizer of {model.base}")
+        yield found
+
+
+@contextmanager
+def _spark(plan: Plan) -> Iterator[SparkSession]:
+    spark = session.start(plan.prepare.spark)
+    say(f"Spark {spark.version} on {spark.sparkContext.defaultParallelism} cores")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def report(result: PrepResult) -> None:
+    """Print what each step left, and what the splits hold."""
+    rows, held = result.rows.to_json(), result.tokens.to_json()
+    left = sum(rows.values()) + sum(result.dropped.values())
+    say(f"{'step':<12} {'dropped':>10} {'left':>10}")
+    say(f"{'source':<12} {'':>10} {left:>10,}")
+    for name, number in result.dropped.items():
+        left -= number
+        say(f"{name:<12} {number:>10,} {left:>10,}")
+    say(f"{'split':<12} {'rows':>10} {'tokens':>10}")
+    for name, number in rows.items():
+        say(f"{name:<12} {number:>10,} {held[name]:>10,}")
+    say(f"{result.path} version {result.version}")
+
+
+def say(line: str) -> None:
+    """A line of the pod's log."""
+    print(line, flush=True)

@@ -1,0 +1,149 @@
+"""What a recipe asks of the preparation: what is refused, and what an example is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.prep.template import Template
+
+if TYPE_CHECKING:
+    from finetune_crds.data import Data, Prepare, Source
+    from finetune_crds.recipe import Recipe
+
+MESSAGES = "messages"
+
+
+@dataclass(frozen=True)
+class Form:
+    """What an example is made of, and the columns it has in the table.
+
+    required: source columns that may not be null or blank.
+    content: source columns whose text is the example: its length, and what makes it a duplicate.
+    rendered: the table's text columns, each with its template.
+    messages: source column with a conversation; `rendered` is then empty.
+    """
+
+    required: tuple[str, ...]
+    content: tuple[str, ...]
+    rendered: dict[str, Template]
+    messages: str | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The table's columns that hold the example."""
+        return (MESSAGES,) if self.messages else tuple(self.rendered)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe's preparation."""
+
+    source: Source
+    prepare: Prepare
+    form: Form
+
+    @property
+    def source_name(self) -> str:
+        """The source as the recipe names it."""
+        return self.source.path or self.source.table or ""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every source column that the recipe names, but for those in the SQL filter."""
+        prepare = self.prepare
+        named = [*self.form.required, *self.form.content, *prepare.not_null]
+        named += [prepare.quality_column] if prepare.min_quality is not None else []
+        named += [prepare.split.key] if prepare.split.key else []
+        return tuple(dict.fromkeys(named))
+
+
+def plan(recipe: Recipe) -> Plan:
+    """The preparation that a recipe asks for.
+
+    Raises:
+        RecipeRefusedError: it asks for nothing, for what is not available, or contradicts itself.
+    """
+    data = recipe.data
+    if data.source is None or data.prepare is None:
+        raise RecipeRefusedError(
+            "data.source and data.prepare are missing: there is nothing to prepare, so training can start at once"
+        )
+    refused = _refusals(data, data.source, data.prepare)
+    if refused:
+        raise RecipeRefusedError("; ".join(refused))
+    return Plan(data.source, data.prepare, _form(data, data.prepare))
+
+
+def _refusals(data: Data, source: Source, prepare: Prepare) -> list[str]:
+    columns, ratios = data.columns, prepare.split
+    mode, total = prepare.spark.mode, ratios.train + ratios.validation + ratios.test
+    table = (
+        (
+            source.format == "Hub",
+            "data.source.format Hub is not available yet: download the data set first and name its files with "
+            "format Parquet or JSONLines",
+        ),
+        (
+            source.format != "Hub" and (source.path is None) == (source.table is None),
+            "data.source needs exactly one of path and table",
+        ),
+        (mode != "Local", f"data.prepare.spark.mode {mode} is not available yet: use Local"),
+        (
+            prepare.dedupe.near is not None,
+            "data.prepare.dedupe.near is not available yet: remove it and keep dedupe.exact",
+        ),
+        (
+            columns.chosen is not None,
+            "data.columns.chosen is for objective DPO, which is not available yet",
+        ),
+        (
+            columns.messages is not None and prepare.prompt_template is not None,
+            "data.prepare.promptTemplate cannot go with data.columns.messages, which the model's chat template "
+            "renders: remove one",
+        ),
+        (
+            prepare.response_template is not None and prepare.prompt_template is None,
+            "data.prepare.responseTemplate needs promptTemplate beside it",
+        ),
+        (
+            columns.text is None
+            and columns.messages is None
+            and columns.chosen is None
+            and (columns.prompt is None or columns.response is None),
+            "data.columns must name text, messages, or prompt and response",
+        ),
+        (
+            abs(total - 1) > 1e-4,
+            f"data.prepare.split adds up to {total:g}: train, validation and test must add up to 1",
+        ),
+        (
+            prepare.output == source.path,
+            f"data.prepare.output {prepare.output} is the source itself: write to another folder",
+        ),
+    )
+    return [sentence for refused, sentence in table if refused]
+
+
+def _form(data: Data, prepare: Prepare) -> Form:
+    named = data.columns
+    if named.messages is not None:
+        return Form(
+            required=(named.messages,), content=(named.messages,), rendered={}, messages=named.messages
+        )
+    required = tuple(name for name in (named.text, named.prompt, named.response) if name is not None)
+    rendered = _rendered(required, prepare)
+    content = tuple(dict.fromkeys(column for template in rendered.values() for column in template.columns))
+    return Form(required=required, content=content or required, rendered=rendered)
+
+
+def _rendered(required: tuple[str, ...], prepare: Prepare) -> dict[str, Template]:
+    if prepare.prompt_template is None:
+        names = ("text",) if len(required) == 1 else ("prompt", "response")
+        return {name: Template.of_column(column) for name, column in zip(names, required, strict=True)}
+    prompt = Template.parse(prepare.prompt_template, "data.prepare.promptTemplate")
+    if prepare.response_template is None:
+        return {"text": prompt}
+    response = Template.parse(prepare.response_template, "data.prepare.responseTemplate")
+    return {"prompt": prompt, "response": response}

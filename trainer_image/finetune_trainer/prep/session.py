@@ -1,0 +1,168 @@
+"""The Spark session of a preparation in the prep pod."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from finetune_trainer.outcome import RecipeRefusedError, TrainingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import SparkSession
+
+    from finetune_crds.data import Spark
+
+ENV_JARS = "FINETUNE_JARS"
+DEFAULT_JARS = "/opt/finetune/jars"
+_CGROUP = Path("/sys/fs/cgroup")
+_LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+
+# NB: these rules cut an empty part out of a plan together with the row counts taken in it, and the message that says
+# which step dropped everything needs them.
+_EXCLUDED_RULES = "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyRelation"
+_EXCLUDED_ADAPTIVE_RULES = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
+
+# Settings of which there can be several values: the recipe's are put behind ours.
+_JOINED = {
+    "spark.sql.optimizer.excludedRules": ",",
+    "spark.sql.adaptive.optimizer.excludedRules": ",",
+    "spark.sql.extensions": ",",
+    "spark.driver.extraJavaOptions": " ",
+    "spark.driver.extraClassPath": os.pathsep,
+}
+# Settings that the recipe has a field for, or that make the session what it is.
+_OWNED = {
+    "spark.master": "data.prepare.spark.mode",
+    "spark.driver.memory": "data.prepare.spark.driverMemory",
+}
+
+
+def start(spark: Spark) -> SparkSession:
+    """Start Spark in this pod, on the cores it may use.
+
+    Raises:
+        RecipeRefusedError: the recipe's conf sets what it has a field for.
+        TrainingError: the jars are not where FINETUNE_JARS says.
+    """
+    from pyspark.sql import SparkSession
+
+    # NB: Python workers inherit the environment of the JVM, and the JVM inherits this one.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # NB: without it Spark looks its host name up, which not every network can answer.
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ.pop("SPARK_LOCAL_DIRS", None)
+    chosen = settings(
+        spark,
+        jars=jars_folder(),
+        scratch=Path(tempfile.gettempdir()),
+        cores=available_cores(),
+        environment=os.environ,
+    )
+    builder = SparkSession.builder
+    for name, value in chosen.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def jars_folder() -> Path:
+    """The folder with the jars of Delta and S3A."""
+    folder = Path(os.environ.get(ENV_JARS, DEFAULT_JARS))
+    if not any(folder.glob("delta-spark_*.jar")):
+        raise TrainingError(
+            "JarsMissing",
+            f"there are no Delta jars in {folder}: run trainer_image/jars.sh and set {ENV_JARS} to its folder",
+        )
+    return folder
+
+
+def available_cores(cgroup: Path = _CGROUP) -> int:
+    """Cores that this process may use: its affinity, cut to the pod's CPU limit; at least 1."""
+    return max(1, min(len(os.sched_getaffinity(0)), _cpu_quota(cgroup)))
+
+
+def _cpu_quota(cgroup: Path) -> int:
+    """The CPU limit in cores, rounded up, from cgroup v2 or v1; a great number when there is none."""
+    unlimited = sys.maxsize
+    try:
+        if (cgroup / "cpu.max").exists():
+            quota, period = (cgroup / "cpu.max").read_text().split()
+        else:
+            quota = (cgroup / "cpu" / "cpu.cfs_quota_us").read_text().strip()
+            period = (cgroup / "cpu" / "cpu.cfs_period_us").read_text().strip()
+    except (OSError, ValueError):
+        return unlimited
+    if quota in ("max", "-1"):
+        return unlimited
+    return math.ceil(int(quota) / int(period))
+
+
+def settings(
+    spark: Spark, *, jars: Path, scratch: Path, cores: int, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Spark's settings: ours, then S3's from the environment, then the recipe's conf.
+
+    Raises:
+        RecipeRefusedError: the conf sets what the recipe has a field for.
+    """
+    for name, field in _OWNED.items():
+        if name in spark.conf:
+            raise RecipeRefusedError(f"data.prepare.spark.conf may not set {name}: use {field}")
+    ours = {
+        "spark.app.name": "finetune-prep",
+        "spark.master": f"local[{cores}]",
+        "spark.driver.memory": spark.driver_memory,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraClassPath": f"{jars}/*",
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile={_LOG_SETTINGS}",
+        "spark.local.dir": str(scratch),
+        "spark.hadoop.hadoop.tmp.dir": str(scratch / "hadoop"),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.log.level": "ERROR",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": str(4 * cores),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.optimizer.excludedRules": _EXCLUDED_RULES,
+        "spark.sql.adaptive.optimizer.excludedRules": _EXCLUDED_ADAPTIVE_RULES,
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.databricks.delta.snapshotPartitions": "2",
+    } | s3_settings(environment)
+    joined = {
+        name: separator.join((ours[name], spark.conf[name]))
+        for name, separator in _JOINED.items()
+        if name in spark.conf
+    }
+    return ours | spark.conf | joined
+
+
+def s3_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """S3A's settings from the variables that the AWS tools read; credentials stay in the environment."""
+    found = {
+        "fs.s3a.aws.credentials.provider": "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
+    }
+    endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
+    region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
+    if endpoint:
+        found |= {
+            "fs.s3a.endpoint": endpoint,
+            "fs.s3a.path.style.access": "true",
+            "fs.s3a.connection.ssl.enabled": str(not endpoint.startswith("http://")).lower(),
+        }
+        region = region or "us-east-1"
+    if region:
+        found["fs.s3a.endpoint.region"] = region
+    return {f"spark.hadoop.{name}": value for name, value in found.items()}
+
+
+def spark_path(uri: str) -> str:
+    """A path as Spark reads it: Hadoop calls its S3 client s3a."""
+    return uri.replace("s3://", "s3a://", 1) if uri.startswith("s3://") else uri

@@ -1,0 +1,227 @@
+"""The steps on the frame: filters, duplicates, templates, limit and split.
+
+Each step is a plan of the JVM's; none of them runs anything. A row's fate depends on the row and the seed alone,
+never on partitions or order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import functions as sf
+from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
+
+from finetune_trainer.outcome import DataError, RecipeRefusedError
+from finetune_trainer.prep import source
+from finetune_trainer.prep.errors import first_line
+from finetune_trainer.prep.plan import MESSAGES
+from finetune_trainer.prep.template import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from finetune_crds.data import Prepare, SplitRatios
+    from finetune_trainer.prep.plan import Form, Plan
+
+DROPPED_BY = "dropped_by"
+ID, FINGERPRINT, GROUP, TOKENS, SPLIT = "id", "fingerprint", "group", "tokens", "split"
+_BUCKETS = 10_000
+_MOST_ROWS_HELD = 100_000
+_CONVERSATION = ArrayType(
+    StructType([StructField("role", StringType()), StructField("content", StringType())])
+)
+
+
+def with_conversation(frame: DataFrame, form: Form) -> DataFrame:
+    """Conversations as lists of {role, content}, also where the source has them as JSON text.
+
+    Text that is no such list becomes null.
+
+    Raises:
+        DataError: the column is neither.
+    """
+    if form.messages is None:
+        return frame
+    column, kind = sf.col(quoted(form.messages)), frame.schema[form.messages].dataType
+    if isinstance(kind, StringType):
+        turns = sf.from_json(column, _CONVERSATION)
+    elif _is_conversation(kind):
+        turns = sf.transform(
+            column,
+            lambda turn: sf.struct(
+                turn["role"].cast("string").alias("role"), turn["content"].cast("string").alias("content")
+            ),
+        )
+    else:
+        raise DataError(
+            "WrongColumnType",
+            f"column {form.messages} holds {kind.simpleString()}: conversations are lists of {{role, content}}, or the "
+            "same as JSON text",
+        )
+    return frame.withColumn(form.messages, turns)
+
+
+def _is_conversation(kind: DataType) -> bool:
+    return (
+        isinstance(kind, ArrayType)
+        and isinstance(kind.elementType, StructType)
+        and {"role", "content"} <= set(kind.elementType.fieldNames())
+    )
+
+
+def flagged(frame: DataFrame, plan: Plan) -> DataFrame:
+    """The frame with the name of the first filter that a row does not pass, or null, in `dropped_by`.
+
+    Raises:
+        RecipeRefusedError: data.prepare.filter is no SQL condition.
+        DataError: it names a column that the source does not have.
+    """
+    verdict = None
+    for name, fails in _filters(frame, plan):
+        verdict = sf.when(fails, name) if verdict is None else verdict.when(fails, name)
+    assert verdict is not None  # noqa: S101 - there is always notNull
+    return _checked(frame, plan, verdict.alias(DROPPED_BY))
+
+
+def filter_names(prepare: Prepare) -> list[str]:
+    """The filters in use, in order, by the recipe's names for them."""
+    wanted = {
+        "notNull": True,
+        "minQuality": prepare.min_quality is not None,
+        "minChars": prepare.min_chars is not None,
+        "maxChars": prepare.max_chars is not None,
+        "filter": prepare.filter is not None,
+    }
+    return [name for name, used in wanted.items() if used]
+
+
+def _filters(frame: DataFrame, plan: Plan) -> list[tuple[str, Column]]:
+    prepare, form = plan.prepare, plan.form
+    characters = _characters(form)
+    # NB: scores come as text, as NaN, as nothing; under ANSI a plain cast fails, and NaN is above every number.
+    score = sf.expr(f"try_cast({quoted(prepare.quality_column)} AS double)")
+    good = score.isNotNull() & ~sf.isnan(score) & (score >= sf.lit(prepare.min_quality or 0.0))
+    condition = sf.expr(prepare.filter) if prepare.filter else sf.lit(True)
+    tests = {
+        "notNull": _any_blank(frame, plan),
+        "minQuality": ~good,
+        "minChars": characters < sf.lit(prepare.min_chars),
+        "maxChars": characters > sf.lit(prepare.max_chars),
+        "filter": ~sf.coalesce(condition, sf.lit(False)),
+    }
+    return [(name, tests[name]) for name in filter_names(prepare)]
+
+
+def _any_blank(frame: DataFrame, plan: Plan) -> Column:
+    columns = dict.fromkeys([*plan.form.required, *plan.prepare.not_null])
+    found = sf.lit(False)
+    for name in columns:
+        column = sf.col(quoted(name))
+        found = found | column.isNull()
+        if name == plan.form.messages:
+            whole = sf.forall(column, lambda turn: turn["role"].isNotNull() & turn["content"].isNotNull())
+            spoken = sf.exists(column, lambda turn: turn["content"].rlike(r"\S"))
+            found = found | ~sf.coalesce(whole & spoken, sf.lit(False))
+        elif isinstance(frame.schema[name].dataType, StringType):
+            found = found | ~column.rlike(r"(?U)\S")
+    return found
+
+
+def _characters(form: Form) -> Column:
+    """Length of an example in characters, without what a template adds."""
+    if form.messages is not None:
+        lengths = sf.transform(sf.col(quoted(form.messages)), lambda turn: sf.length(turn["content"]))
+        return sf.aggregate(lengths, sf.lit(0), lambda total, length: total + length)
+    return sum((sf.length(text) for text in _texts(form)), start=sf.lit(0))
+
+
+def _texts(form: Form) -> list[Column]:
+    """What an example says, as texts."""
+    if form.messages is not None:
+        turns = sf.transform(
+            sf.col(quoted(form.messages)), lambda turn: sf.concat_ws("\n", turn["role"], turn["content"])
+        )
+        return [sf.concat_ws("\n", turns)]
+    return [sf.coalesce(sf.col(quoted(name)).cast("string"), sf.lit("")) for name in form.content]
+
+
+def _checked(frame: DataFrame, plan: Plan, verdict: Column) -> DataFrame:
+    try:
+        return frame.select("*", verdict)
+    except ParseException as error:
+        raise RecipeRefusedError(
+            f"data.prepare.filter `{plan.prepare.filter}` is no SQL condition: {first_line(error)}"
+        ) from error
+    except AnalysisException as error:
+        condition = error.getCondition() or ""
+        if condition.startswith("UNRESOLVED_COLUMN"):
+            raise DataError(
+                "MissingColumn",
+                f"data.prepare.filter `{plan.prepare.filter}` names a column that {plan.source_name} does not have: "
+                f"{source.has(frame)}",
+            ) from error
+        raise RecipeRefusedError(
+            f"the filters of data.prepare do not fit the source: {first_line(error)}"
+        ) from error
+
+
+def identified(frame: DataFrame, plan: Plan) -> DataFrame:
+    """What passed the filters, with what tells examples apart, and the columns that examples are made of.
+
+    id: a hash of the example as it is. fingerprint: the same but for case and white space. group: the text that
+    decides on the split.
+    """
+    form, key = plan.form, plan.prepare.split.key
+    texts = _texts(form)
+    plain = [sf.lower(sf.trim(sf.regexp_replace(text, r"(?U)\s+", " "))) for text in texts]
+    fingerprint = sf.sha2(sf.concat_ws("\n", *plain), 256)
+    owner = sf.col(quoted(key)).cast("string") if key else sf.lit(None).cast("string")
+    identity = sf.sha2(
+        sf.to_json(sf.struct(*(text.alias(f"t{i}") for i, text in enumerate(texts)), owner.alias("key"))), 256
+    )
+    kept = frame.where(sf.col(DROPPED_BY).isNull())
+    return kept.select(
+        sf.substring(identity, 1, 32).alias(ID),
+        fingerprint.alias(FINGERPRINT),
+        sf.coalesce(owner, fingerprint).alias(GROUP),
+        *_rendered(form),
+    )
+
+
+def _rendered(form: Form) -> list[Column]:
+    if form.messages is not None:
+        return [sf.col(quoted(form.messages)).alias(MESSAGES)]
+    return [template.render().alias(name) for name, template in form.rendered.items()]
+
+
+def without_duplicates(frame: DataFrame) -> DataFrame:
+    """One example of each fingerprint: the one with the least id, so it is the same one every time."""
+    # NB: dropDuplicates keeps whichever row comes first.
+    kept = sf.min_by(sf.struct("*"), sf.col(ID)).alias("kept")
+    return frame.groupBy(FINGERPRINT).agg(kept).select("kept.*")
+
+
+def limited(frame: DataFrame, limit: int | None, seed: int) -> DataFrame:
+    """At most `limit` examples: those with the least seeded hash."""
+    if limit is None:
+        return frame
+    order = (_hash(seed, "limit", ID), sf.col(ID))
+    # NB: Spark holds the first rows of a sort in memory, and a sort of all partitions runs what is before it twice.
+    few = limit <= _MOST_ROWS_HELD
+    ordered = frame.orderBy(*order) if few else frame.repartition(1).sortWithinPartitions(*order)
+    return ordered.limit(limit)
+
+
+def with_split(frame: DataFrame, ratios: SplitRatios) -> DataFrame:
+    """The frame with `split`, by the seeded hash of the example's group."""
+    bucket = sf.pmod(_hash(ratios.seed, "split", GROUP), sf.lit(_BUCKETS))
+    train, validation = (
+        round(share * _BUCKETS) for share in (ratios.train, ratios.train + ratios.validation)
+    )
+    name = sf.when(bucket < train, "train").when(bucket < validation, "validation").otherwise("test")
+    return frame.withColumn(SPLIT, name)
+
+
+def _hash(seed: int, purpose: str, column: str) -> Column:
+    return sf.xxhash64(sf.concat_ws("|", sf.lit(str(seed)), sf.lit(purpose), sf.col(column)))

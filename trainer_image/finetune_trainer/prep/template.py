@@ -1,0 +1,69 @@
+"""Templates: text with {column} where a column's value goes, rendered by the JVM."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from finetune_trainer.outcome import RecipeRefusedError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+
+@dataclass(frozen=True)
+class Template:
+    """A parsed template: pairs of literal text and the column that follows it, if one does."""
+
+    parts: tuple[tuple[str, str | None], ...]
+
+    @classmethod
+    def of_column(cls, name: str) -> Template:
+        """The template that is a column's value and nothing else."""
+        return cls((("", name),))
+
+    @classmethod
+    def parse(cls, text: str, field: str) -> Template:
+        """Parse what the recipe has in `field`.
+
+        Raises:
+            RecipeRefusedError: a brace stands alone, or a placeholder is more than a column's name.
+        """
+        try:
+            parts = list(string.Formatter().parse(text))
+        except ValueError as error:
+            raise RecipeRefusedError(
+                f"{field} has a brace without its partner: write {{column}} for a column's value, and {{{{ and }}}} "
+                "for braces"
+            ) from error
+        for _, column, specification, conversion in parts:
+            if column == "" or specification or conversion:
+                raise RecipeRefusedError(
+                    f"{field} has a placeholder that is no column's name: write {{column}}, and {{{{ and }}}} for "
+                    "braces"
+                )
+        return cls(tuple((literal, column) for literal, column, _, _ in parts))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns it names, in order."""
+        return tuple(dict.fromkeys(column for _, column in self.parts if column is not None))
+
+    def render(self) -> Column:
+        """The text as an expression; a null renders as nothing."""
+        from pyspark.sql import functions as sf
+
+        pieces = []
+        for literal, column in self.parts:
+            if literal:
+                pieces.append(sf.lit(literal))
+            if column is not None:
+                pieces.append(sf.coalesce(sf.col(quoted(column)).cast("string"), sf.lit("")))
+        return sf.concat(*pieces) if pieces else sf.lit("")
+
+
+def quoted(column: str) -> str:
+    """A column's name as Spark reads it, whatever characters are in it."""
+    escaped = column.replace("`", "``")
+    return f"`{escaped}`"

@@ -1,0 +1,194 @@
+"""The trained model as files that others can load: safetensors, tokenizer, model card, and MLflow's MLmodel."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from finetune_trainer.train import model as models
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+
+    from finetune_crds.contract import TrainResult
+    from finetune_crds.data import Splits
+    from finetune_crds.recipe import Recipe
+
+# NB: MLflow's transformers flavor looks for these folders.
+_MODEL, _ADAPTER, _TOKENIZER = "model", "peft", "components/tokenizer"
+_TASK = "text-generation"
+_REQUIREMENTS = ("torch", "transformers", "accelerate", "safetensors")
+# A proxied upload above 5 GB does not get through.
+_MAX_SHARD = "4GB"
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """What the model card tells about where the model comes from."""
+
+    recipe: Recipe
+    splits: Splits
+    result: TrainResult
+
+
+def gather(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The whole trained state on the host of rank 0, and nothing elsewhere; every rank must take part."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+    state: dict[str, torch.Tensor] = get_model_state_dict(model, options=options)
+    return state
+
+
+def write(
+    folder: Path,
+    *,
+    model: nn.Module,
+    state: dict[str, torch.Tensor],
+    tokenizer: PreTrainedTokenizerBase,
+    source: Path,
+    lineage: Lineage,
+) -> None:
+    """Write the model in MLflow's layout; rank 0 alone.
+
+    Full training and merged adapters give a model that stands alone in `model/`. An adapter goes to `peft/` and
+    names its base; a base that others could not find under its name is copied beside it.
+
+    Args:
+        folder: an empty folder.
+        model: the sharded model.
+        state: what `gather` gave.
+        tokenizer: the tokenizer.
+        source: where the base model was loaded from.
+        lineage: for the model card.
+    """
+    recipe = lineage.recipe
+    base = recipe.model.base
+    tokenizer.save_pretrained(folder / _TOKENIZER)
+    flavor: dict[str, Any] = {
+        "task": _TASK,
+        "instance_type": "TextGenerationPipeline",
+        "components": ["tokenizer"],
+        "tokenizer_type": type(tokenizer).__name__,
+    }
+    if recipe.method.type == "Full":
+        _write_whole(model, state, _dtype_of(source, recipe), folder / _MODEL)
+        flavor |= {"model_binary": _MODEL, "source_model_name": base}
+    else:
+        _write_adapter(model, state, folder / _ADAPTER)
+        if recipe.method.merge:
+            _write_merged(source, recipe, folder)
+            flavor |= {"model_binary": _MODEL, "source_model_name": base}
+        else:
+            flavor |= {"peft_adaptor": _ADAPTER, **_reference_to_base(source, recipe, folder)}
+    for weights in (folder / _MODEL, folder / _ADAPTER):
+        if weights.is_dir():
+            tokenizer.save_pretrained(weights)
+            (weights / "README.md").write_text(model_card(lineage), encoding="utf-8")
+    flavor["pipeline_model_type"] = _architecture(model)
+    _write_mlmodel(folder, flavor, adapter=recipe.method.type != "Full", signature=_wants_signature(recipe))
+
+
+def _write_whole(model: Any, state: dict[str, torch.Tensor], dtype: torch.dtype, folder: Path) -> None:
+    stored = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
+    model.save_pretrained(folder, state_dict=stored, max_shard_size=_MAX_SHARD)
+    # NB: save_pretrained took the type of the fp32 masters for the type of the files.
+    model.config.dtype = dtype
+    model.config.save_pretrained(folder)
+
+
+def _write_adapter(model: Any, state: dict[str, torch.Tensor], folder: Path) -> None:
+    # NB: told not to, peft does not ask the Hub whether the vocabulary has grown.
+    model.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
+
+
+def _write_merged(source: Path, recipe: Recipe, folder: Path) -> None:
+    import peft
+
+    base = models.load_model(recipe, source)
+    merged = peft.PeftModel.from_pretrained(base, str(folder / _ADAPTER)).merge_and_unload()
+    shutil.rmtree(folder / _ADAPTER)
+    merged.to(_dtype_of(source, recipe)).save_pretrained(folder / _MODEL, max_shard_size=_MAX_SHARD)
+
+
+def _reference_to_base(source: Path, recipe: Recipe, folder: Path) -> dict[str, str]:
+    """How MLflow finds an adapter's base again: a path, a commit on the Hub, or a copy."""
+    base = recipe.model.base
+    if base.startswith("/"):
+        return {"local_base_model_path": base, "source_model_name": base}
+    commit = _hub_commit(source)
+    if commit is not None:
+        return {"source_model_name": base, "source_model_revision": commit}
+    model = models.load_model(recipe, source).to(_dtype_of(source, recipe))
+    model.save_pretrained(folder / _MODEL, max_shard_size=_MAX_SHARD)
+    return {"model_binary": _MODEL, "source_model_name": base}
+
+
+def _config(source: Path, recipe: Recipe) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(str(source), trust_remote_code=recipe.model.trust_remote_code)
+
+
+def _hub_commit(source: Path) -> str | None:
+    """The commit of a model from the Hub, whose snapshots lie in folders that are named after it."""
+    return source.name if source.parent.name == "snapshots" else None
+
+
+def _dtype_of(source: Path, recipe: Recipe) -> torch.dtype:
+    """The type in which the base model's weights are stored; the trained ones go back into it."""
+    dtype = getattr(_config(source, recipe), "dtype", None)
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
+
+
+def _architecture(model: Any) -> str:
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return type(inner).__name__.removeprefix("FSDP")
+
+
+def _wants_signature(recipe: Recipe) -> bool:
+    return recipe.register_ is None or recipe.register_.signature
+
+
+def _write_mlmodel(folder: Path, flavor: dict[str, Any], *, adapter: bool, signature: bool) -> None:
+    """MLmodel and its requirements: MLflow loads the folder by its transformers flavor or as a pyfunc."""
+    from mlflow import pyfunc
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types import ColSpec, DataType, Schema
+
+    packages = (*_REQUIREMENTS, "peft") if adapter else _REQUIREMENTS
+    pins = [f"{package}=={version(package).split('+')[0]}" for package in packages]
+    requirements = "".join(f"{line}\n" for line in (f"mlflow=={version('mlflow')}", *pins))
+    (folder / "requirements.txt").write_text(requirements, encoding="utf-8")
+    text = Schema([ColSpec(DataType.string)])
+    mlmodel = Model(signature=ModelSignature(inputs=text, outputs=text) if signature else None)
+    mlmodel.add_flavor("transformers", transformers_version=version("transformers"), code=None, **flavor)
+    pyfunc.add_to_model(mlmodel, loader_module="mlflow.transformers")
+    mlmodel.save(str(folder / "MLmodel"))
+
+
+def model_card(lineage: Lineage) -> str:
+    """The README of the model: what it was made from, how, and how well it does."""
+    recipe, result = lineage.recipe, lineage.result
+    splits = lineage.splits
+    data = str(splits.train) if splits.path is None else f"{splits.path} version {splits.version}"
+    figures = {
+        "Evaluation loss before training": result.base_eval_loss,
+        "Evaluation loss": result.eval_loss,
+        "Perplexity": result.perplexity,
+    }
+    rows = "".join(f"| {name} | {value:.4f} |\n" for name, value in figures.items() if value is not None)
+    name = recipe.register_.model if recipe.register_ else recipe.job.name
+    head = "---\nlibrary_name: transformers\npipeline_tag: text-generation\n"
+    return (
+        f"{head}base_model: {recipe.model.base}\n---\n# {name}\n\n"
+        f"{recipe.model.base}, fine-tuned ({recipe.method.type}, {recipe.objective.type}) by the FineTuneJob "
+        f"{recipe.job.namespace}/{recipe.job.name}: {result.step} steps on {data}.\n\n"
+        f"| | |\n|---|---|\n{rows}\n## Recipe {recipe.digest()}\n\n```yaml\n{recipe.to_yaml()}```\n"
+    )

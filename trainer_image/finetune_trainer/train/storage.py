@@ -1,0 +1,36 @@
+"""Folders that may be on a volume or in an object store."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+from urllib.parse import urlparse
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+
+def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
+    """The file system of a URI, and the path in it.
+
+    Object stores are found through AWS_ENDPOINT_URL, AWS_REGION and AWS's credentials in the environment.
+    """
+    import fsspec
+
+    # NB: s3fs remembers listings; another rank, pod or attempt writes here too.
+    options = {"use_listings_cache": False, "skip_instance_cache": True} if is_object_store(uri) else {}
+    found, path = fsspec.url_to_fs(uri, **options)
+    return found, path
+
+
+def is_object_store(uri: str) -> bool:
+    """Whether a URI names an object store rather than a path."""
+    return urlparse(uri).scheme in ("s3", "s3a")
+
+
+def delta_options(uri: str) -> dict[str, str]:
+    """Storage options with which deltalake reads a table of the same object store."""
+    if not is_object_store(uri):
+        return {}
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+    return {"AWS_ALLOW_HTTP": "true"} if endpoint.startswith("http://") else {}

@@ -1,0 +1,213 @@
+"""The MLflow run: metrics, parameters and lineage, logged from a thread of their own.
+
+Tracking never costs a step and never stops training: while MLflow is away entries wait, and when it is back they
+follow with the times at which they were made.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mlflow import MlflowClient
+
+_MAX_WAITING = 20_000
+_MAX_METRICS_A_CALL = 500
+_LONGEST_PAUSE_SECONDS = 15.0
+# Answers that stay the same however often one asks.
+_FINAL_CODES = frozenset(
+    {
+        "INVALID_PARAMETER_VALUE",
+        "RESOURCE_DOES_NOT_EXIST",
+        "BAD_REQUEST",
+        "RESOURCE_ALREADY_EXISTS",
+        "INVALID_STATE",
+        "PERMISSION_DENIED",
+        "UNAUTHENTICATED",
+    }
+)
+
+Entry = tuple[str, float, int, int]
+"""name, value, milliseconds since the epoch, step"""
+Call = Callable[["MlflowClient"], object]
+
+
+def client() -> MlflowClient:
+    """A client of the tracking server and registry in the environment, that fails fast instead of hanging."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+    from mlflow import MlflowClient
+
+    return MlflowClient()
+
+
+def patience_seconds(default: float) -> float:
+    """How long to wait at the end for an MLflow that is away: FINETUNE_MLFLOW_PATIENCE_SECONDS, or `default`."""
+    return float(os.environ.get("FINETUNE_MLFLOW_PATIENCE_SECONDS", default))
+
+
+def is_final(error: Exception) -> bool:
+    """Whether asking MLflow again cannot help."""
+    return getattr(error, "error_code", None) in _FINAL_CODES
+
+
+class Tracker:
+    """Logs to the run MLFLOW_RUN_ID; without one, to nowhere.
+
+    Args:
+        run_id: the run; None or empty: nothing is tracked.
+        connect: makes the client, in the tracker's own thread.
+    """
+
+    def __init__(self, run_id: str | None, connect: Callable[[], MlflowClient] = client) -> None:
+        self.run_id = run_id or None
+        self._connect = connect
+        self._client: MlflowClient | None = None
+        self._metrics: deque[Entry] = deque(maxlen=_MAX_WAITING)
+        self._calls: deque[Call] = deque()
+        self._changed = threading.Condition()
+        self._busy = False
+        self._closing = False
+        self._away = False
+        self._thread: threading.Thread | None = None
+        if self.run_id:
+            self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
+            self._thread.start()
+
+    def metrics(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Log metrics; None values are left out."""
+        now = int(time.time() * 1000)
+        entries = [(name, float(value), now, step) for name, value in values.items() if value is not None]
+        self._enqueue(lambda: self._metrics.extend(entries))
+
+    def describe(self, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
+        """Log parameters and tags. Parameters that the run has already, from an earlier attempt, stay."""
+        self._enqueue(
+            lambda: self._calls.append(lambda mlflow: self._log_params_and_tags(mlflow, params, tags))
+        )
+
+    def dataset(self, path: str, version: int, name: str) -> None:
+        """Name the exact table that the run was trained on."""
+        self._enqueue(
+            lambda: self._calls.append(lambda mlflow: self._log_dataset(mlflow, path, version, name))
+        )
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until everything is logged; False when MLflow stayed away for `seconds`."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not (self._busy or self._metrics or self._calls), timeout=seconds
+            )
+
+    def close(self, seconds: float | None = None) -> None:
+        """Log what is left, waiting at most `seconds` (by default a minute) for an MLflow that is away."""
+        if self._thread is None:
+            return
+        if seconds is None:
+            seconds = patience_seconds(60.0)
+        complete = self.flush(seconds)
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout=1.0)
+        if not complete:
+            print(f"MLflow was not reachable for {seconds:.0f} s: the last metrics are lost", flush=True)
+
+    def _enqueue(self, put: Callable[[], None]) -> None:
+        if self._thread is None:
+            return
+        with self._changed:
+            put()
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        while (call := self._take()) is not None:
+            self._until_logged(call)
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    def _take(self) -> Call | None:
+        """What to log next; waits for it. None: the tracker is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or self._metrics or self._calls)
+            if self._closing:
+                return None
+            self._busy = True
+            if self._calls:
+                return self._calls.popleft()
+            entries = [self._metrics.popleft() for _ in range(min(len(self._metrics), _MAX_METRICS_A_CALL))]
+            return lambda mlflow: self._log_metrics(mlflow, entries)
+
+    def _until_logged(self, call: Call) -> None:
+        pause = 0.5
+        while not self._closing:
+            try:
+                self._client = self._client or self._connect()
+                call(self._client)
+            except Exception as error:  # noqa: BLE001 - tracking never stops training
+                if is_final(error):
+                    print(f"MLflow refused an entry, which is left out: {first_line(error)}", flush=True)
+                    return
+                self._wait_for_mlflow(error, pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            else:
+                if self._away:
+                    self._away = False
+                    print("MLflow is reachable again", flush=True)
+                return
+
+    def _wait_for_mlflow(self, error: Exception, pause: float) -> None:
+        if not self._away:
+            self._away = True
+            print(f"MLflow is not reachable, training goes on: {first_line(error)}", flush=True)
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing, timeout=pause)
+
+    def _log_metrics(self, mlflow: MlflowClient, entries: list[Entry]) -> None:
+        from mlflow.entities import Metric
+
+        mlflow.log_batch(self._run(), metrics=[Metric(*entry) for entry in entries])
+
+    def _log_params_and_tags(
+        self, mlflow: MlflowClient, params: Mapping[str, Any], tags: Mapping[str, str]
+    ) -> None:
+        from mlflow.entities import Param, RunTag
+
+        known = mlflow.get_run(self._run()).data.params
+        mlflow.log_batch(
+            self._run(),
+            params=[Param(name, str(value)) for name, value in params.items() if name not in known],
+            tags=[RunTag(name, value) for name, value in tags.items()],
+        )
+
+    def _log_dataset(self, mlflow: MlflowClient, path: str, version: int, name: str) -> None:
+        from mlflow.data.delta_dataset_source import DeltaDatasetSource
+        from mlflow.data.meta_dataset import MetaDataset
+        from mlflow.entities import DatasetInput, InputTag
+
+        source = DeltaDatasetSource(path=path, delta_table_version=version)
+        # NB: the source leaves version 0 out, so the digest names the version too.
+        dataset = MetaDataset(source, name=name, digest=f"version-{version}")
+        mlflow.log_inputs(
+            self._run(),
+            [DatasetInput(dataset._to_mlflow_entity(), [InputTag("mlflow.data.context", "training")])],  # noqa: SLF001
+        )
+
+    def _run(self) -> str:
+        assert self.run_id is not None  # noqa: S101 - the thread runs only then
+        return self.run_id
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error, for a sentence of ours."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]

@@ -1,0 +1,303 @@
+"""What each rank runs: `python -m finetune_trainer.train.worker`, started by `launch`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers.utils import logging as transformers_logging
+
+from finetune_crds import contract
+from finetune_crds.contract import TerminationMessage, TrainResult
+from finetune_crds.training import Lora
+from finetune_trainer import artifacts, outcome
+from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.train import data, export, pack
+from finetune_trainer.train import model as models
+from finetune_trainer.train.checkpoint import Checkpointer, Progress
+from finetune_trainer.train.distributed import World, is_loss_of_peer, joined
+from finetune_trainer.train.launch import ENV_SCRATCH, PEER_LOST, say
+from finetune_trainer.train.loop import Examples, Loop, Preemption, perplexity
+from finetune_trainer.train.objectives import objective
+from finetune_trainer.train.recipe import load_recipe
+from finetune_trainer.train.register import Registry
+from finetune_trainer.train.schedule import Schedule
+from finetune_trainer.train.track import Tracker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transformers import PreTrainedTokenizerBase
+
+    from finetune_crds.data import Splits
+    from finetune_crds.recipe import Recipe
+
+_SPLITS = ("train", "validation")
+_FAREWELL_SECONDS = 5.0
+
+
+def main() -> int:
+    """Train as one rank; what there is to tell goes to the launcher."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    rank = int(os.environ["RANK"])
+    return outcome.run(work, tell=lambda code, message: say(scratch(), rank, code, message))
+
+
+def scratch() -> Path:
+    """The folder that the ranks of a pod share, gone when the pod ends."""
+    return Path(os.environ[ENV_SCRATCH])
+
+
+def work() -> TerminationMessage | None:
+    """Join the gang and train; rank 0 has a result to tell."""
+    preemption = Preemption()
+    started = time.monotonic()
+    recipe = load_recipe()
+    with joined(timeout_seconds=recipe.distributed.collective_timeout_seconds) as world:
+        tracker = Tracker(os.environ.get("MLFLOW_RUN_ID") if world.leads else None)
+        try:
+            message = Run(recipe, world, tracker, preemption, started).train()
+        except BaseException as error:
+            # An end that was not planned has little time: the grace period of the pod.
+            tracker.close(_FAREWELL_SECONDS)
+            if is_loss_of_peer(error):
+                sentence = (
+                    "another rank ended while this one waited for it: look for the rank that failed first"
+                )
+                raise outcome.TrainingError(PEER_LOST, sentence, rank=world.rank) from error
+            raise
+        tracker.close()
+    return message
+
+
+@dataclass
+class Run:
+    """One rank's way through the pipeline, from the recipe to the registered version."""
+
+    recipe: Recipe
+    world: World
+    tracker: Tracker
+    preemption: Preemption
+    started: float
+
+    def train(self) -> TerminationMessage | None:
+        """Load, train, evaluate, export and register."""
+        recipe, world = self.recipe, self.world
+        downloads = scratch() / "base"
+        source = world.agree_in_pod(
+            lambda: artifacts.fetch(recipe.model.base, downloads, revision=recipe.model.revision)
+        )
+        tokenizer = world.agree(lambda: load_tokenizer(recipe.model, source))
+
+        checkpointer = self._checkpointer()
+        resumed = checkpointer.newest() if checkpointer else None
+        splits = self._pinned_splits(resumed)
+        train, validation = self._tokenized(splits, tokenizer)
+        plan = self._plan(train)
+        self._describe(splits, plan, train, validation)
+
+        model = world.agree(lambda: models.load_model(recipe, source))
+        model = world.agree(
+            lambda: models.adapt(model, recipe.method, recipe.model.base, recipe.training.seed)
+        )
+        models.recompute_activations(model, recipe.training)
+        model = models.shard(model, recipe.training, world)
+        optimizer = models.optimizer(model, recipe.training)
+        if checkpointer is not None and resumed is not None:
+            checkpointer.load(resumed, model, optimizer)
+            world.say(f"resuming from the checkpoint of step {resumed.step}")
+
+        loop = Loop(
+            world=world,
+            model=model,
+            optimizer=optimizer,
+            objective=objective(recipe.objective),
+            schedule=Schedule.of(recipe.training, plan.max_steps),
+            plan=plan,
+            train=train,
+            validation=validation,
+            training=recipe.training,
+            pad_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+            tracker=self.tracker,
+            checkpointer=checkpointer,
+            progress=resumed or Progress(recipe=recipe.digest(), data_version=splits.version),
+            preemption=self.preemption,
+            started=self.started,
+        )
+        eval_loss = loop.run()
+        weights = export.gather(model)
+        if not world.leads:
+            return None
+        result = TrainResult(
+            step=loop.progress.step,
+            base_eval_loss=loop.progress.base_eval_loss,
+            eval_loss=eval_loss,
+            perplexity=None if eval_loss is None else perplexity(eval_loss),
+            goodput=loop.goodput,
+        )
+        lineage = export.Lineage(recipe, splits, result)
+        result = self._deliver(
+            lineage,
+            lambda folder: export.write(
+                folder, model=model, state=weights, tokenizer=tokenizer, source=source, lineage=lineage
+            ),
+        )
+        return TerminationMessage(
+            train=result, checkpoint_step=checkpointer.published if checkpointer is not None else None
+        )
+
+    def _checkpointer(self) -> Checkpointer | None:
+        if self.recipe.checkpoint is None:
+            return None
+        return Checkpointer(
+            self.recipe,
+            self.world,
+            on_published=lambda step: self.tracker.metrics(step, {contract.METRIC_CHECKPOINT_STEP: step}),
+        )
+
+    def _pinned_splits(self, resumed: Progress | None) -> Splits:
+        """The splits with the version that all ranks and all attempts read."""
+        splits = self.recipe.data.splits
+        assert splits is not None  # noqa: S101 - the recipe was refused otherwise
+        if resumed is not None and resumed.data_version is not None:
+            return splits.model_copy(update={"version": resumed.data_version})
+        found = self.world.agree(lambda: data.delta_version(splits) if self.world.leads else None)
+        return splits.model_copy(update={"version": self.world.broadcast(found)})
+
+    def _tokenized(
+        self, splits: Splits, tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[data.Split, Examples | None]:
+        """The training split, and the validation split where there is one; tokenised once in each pod."""
+        folder = scratch() / "tokens"
+
+        def tokenize() -> None:
+            encoder = data.Encoder.of(self.recipe, tokenizer)
+            for name in _SPLITS:
+                split = data.tokenize(splits, name, encoder)
+                if split is not None:
+                    split.save(folder / name)
+                    self.world.say(f"{name}: {encoder.summary()}")
+
+        self.world.agree_in_pod(tokenize)
+        train = data.Split.load(folder / "train")
+        if not (folder / "validation").is_dir():
+            self.world.agree(self._check_evaluation_is_not_wanted)
+            return train, None
+        validation = data.Split.load(folder / "validation")
+        return train, Examples(validation, self._sequences(validation))
+
+    def _check_evaluation_is_not_wanted(self) -> None:
+        training = self.recipe.training
+        if training.eval_steps is not None or training.early_stopping is not None:
+            raise outcome.DataError(
+                "EmptySplit",
+                "training.evalSteps or earlyStopping asks for evaluation, and the data has no validation split: "
+                "add one, or remove them",
+            )
+
+    def _sequences(self, split: data.Split) -> list[list[int]]:
+        training = self.recipe.training
+        return pack.sequences(split.lengths, max_length=training.max_length, packing=training.packing)
+
+    def _plan(self, train: data.Split) -> pack.Plan:
+        training = self.recipe.training
+        return pack.Plan.of(
+            self._sequences(train),
+            global_batch=training.batch_size * training.gradient_accumulation * self.world.size,
+            seed=training.seed,
+            epochs=training.epochs,
+            max_steps=training.max_steps,
+        )
+
+    def _describe(
+        self, splits: Splits, plan: pack.Plan, train: data.Split, validation: Examples | None
+    ) -> None:
+        """Say what is about to happen, to the log and to the MLflow run."""
+        recipe, training = self.recipe, self.recipe.training
+        tokens = int(train.offsets[-1])
+        filled = tokens / (len(plan.sequences) * training.max_length) if training.packing else None
+        self.world.say(
+            f"{len(train):,} examples with {tokens:,} tokens in {len(plan.sequences):,} sequences"
+            + (f" ({filled:.0%} full)" if filled is not None else "")
+            + f"; {plan.max_steps:,} steps of {plan.global_batch} sequences on {self.world.size} ranks"
+        )
+        params: dict[str, Any] = {
+            "base_model": recipe.model.base,
+            "method": recipe.method.type,
+            "objective": recipe.objective.type,
+            "train_samples": len(train),
+            "val_samples": len(validation.split) if validation else 0,
+            "epochs": plan.total / len(plan.sequences),
+            "max_steps": plan.max_steps,
+            "effective_batch": plan.global_batch,
+            "learning_rate": training.learning_rate,
+            "scheduler": training.scheduler,
+            "max_length": training.max_length,
+            "packing": training.packing,
+            "precision": training.precision,
+            "seed": training.seed,
+            "recipe": recipe.digest(),
+        }
+        if recipe.method.type == "LoRA":
+            lora = recipe.method.lora or Lora()
+            params |= {
+                "lora_rank": lora.rank,
+                "lora_alpha": lora.alpha,
+                "lora_dropout": lora.dropout,
+                "target_modules": ",".join(lora.target_modules) or "all-linear",
+            }
+        tags = lineage_tags(recipe, splits) | {contract.TAG_ATTEMPT: os.environ.get("FINETUNE_ATTEMPT", "1")}
+        self.tracker.describe(params, tags)
+        if splits.path is not None and splits.version is not None:
+            self.tracker.dataset(splits.path, splits.version, name=recipe.job.name)
+
+    def _deliver(self, lineage: export.Lineage, write: Callable[[Path], None]) -> TrainResult:
+        """Upload the model to its MLflow run and register it; done by an earlier attempt: only find it."""
+        recipe, result, run_id = self.recipe, lineage.result, self.tracker.run_id
+        if run_id is None:
+            self.world.say("there is no MLFLOW_RUN_ID: the model is neither uploaded nor registered")
+            return result
+        registry = Registry(run_id)
+        name = recipe.register_.model if recipe.register_ else None
+        version = registry.version_of_run(name) if name else None
+        if version is None:
+            folder = scratch() / "export"
+            folder.mkdir()
+            write(folder)
+            model_id = registry.upload(folder)
+            version = registry.register(name, model_id, version_tags(lineage)) if name else None
+        if name is None or version is None:
+            return result
+        self.world.say(f"registered {name} version {version}")
+        return result.model_copy(update={"model_name": name, "model_version": version})
+
+
+def lineage_tags(recipe: Recipe, splits: Splits) -> dict[str, str]:
+    """Tags that say what a run, or a version, was made from."""
+    tags = {
+        contract.TAG_RECIPE: recipe.digest(),
+        contract.TAG_DATA_PATH: splits.path or splits.train or "",
+    }
+    if splits.version is not None:
+        tags[contract.TAG_DATA_VERSION] = str(splits.version)
+    return tags
+
+
+def version_tags(lineage: export.Lineage) -> dict[str, str]:
+    """Tags of the registered version: the recipe's own, lineage and figures."""
+    recipe, result = lineage.recipe, lineage.result
+    figures = {contract.TAG_EVAL_LOSS: result.eval_loss, contract.TAG_PERPLEXITY: result.perplexity}
+    return {
+        **(recipe.register_.tags if recipe.register_ else {}),
+        **lineage_tags(recipe, lineage.splits),
+        **{name: f"{value:.6g}" for name, value in figures.items() if value is not None},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
