@@ -1,4 +1,4 @@
-"""The command line: `python -m cluster up|down|status|kubeconfig|images|node|prune`."""
+"""The command line: `python -m cluster up|down|status|kubeconfig|images|programs|node|prune`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from cluster import backends, builder, images, local, registry, supervisor
+from cluster import backends, binaries, builder, images, local, registry, supervisor
 from cluster.binaries import say
 from cluster.paths import ClusterError, cache, clusters
 
@@ -24,6 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             supervisor.main(options.name, options.pause)
         elif options.command == "node":
             local.ask(options.name, options.verb, options.node)
+        elif options.command == "programs":
+            binaries.ensure(*(options.only or binaries.PROGRAMS))
         elif options.command == "prune":
             _prune()
         else:
@@ -93,6 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     inner.add_argument("--pause", required=True)
     for command in (up, down, kubeconfig, status, built, node, inner):
         command.add_argument("--name", default="demo")
+    programs = commands.add_parser("programs", help="build the programs that clusters and tests run")
+    programs.add_argument("--only", nargs="+", choices=list(binaries.PROGRAMS), default=[])
     commands.add_parser("prune", help="remove all images and what they were built from; programs stay")
     return parser
 
