@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from finetune_trainer.outcome import PodFailure, describe
+from finetune_crds.contract import EXIT_PREEMPTED
+from finetune_trainer.outcome import PodFailure, PreemptedError, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from finetune_trainer.train.preemption import Preemption
 
 T = TypeVar("T")
 
@@ -28,6 +31,7 @@ class World:
     size: int
     local_rank: int
     device: torch.device
+    preemption: Preemption | None = None
 
     @property
     def leads(self) -> bool:
@@ -47,12 +51,14 @@ class World:
     def agree(self, step: Callable[[], T]) -> T:
         """Run `step` on every rank; when it fails on any, every rank raises the first failing rank's error.
 
-        So all pods end with the same exit code and sentence, and no rank waits for one that is gone.
+        So all pods end with the same exit code and sentence, and no rank waits for one that is gone. SIGTERM to any
+        rank ends `step` there, and is such an error too: `step` takes part in no collective.
         """
         result: T | None = None
         failure: tuple[int, str, str] | None = None
         try:
-            result = step()
+            with self.preemption.interrupting() if self.preemption else nullcontext():
+                result = step()
         except Exception as error:  # noqa: BLE001 - raised again below, on every rank
             code, told = describe(error)
             assert told.error is not None  # noqa: S101 - describe() always tells
@@ -62,6 +68,10 @@ class World:
         for rank, found in enumerate(self.gather(failure)):
             if found is not None:
                 code, reason, message = found
+                if code == EXIT_PREEMPTED:
+                    raise PreemptedError(
+                        message, self.preemption.checkpoint_step if self.preemption else None
+                    )
                 agreed = PodFailure(reason, message, rank=rank)
                 agreed.exit_code = code
                 raise agreed
@@ -100,7 +110,7 @@ def is_loss_of_peer(error: BaseException) -> bool:
 
 
 @contextmanager
-def joined(*, timeout_seconds: int) -> Iterator[World]:
+def joined(*, timeout_seconds: int, preemption: Preemption | None = None) -> Iterator[World]:
     """Join the process group that the launcher's environment describes, and leave it at the end.
 
     Collectives on host tensors go over gloo, those on CUDA tensors over NCCL; each may take `timeout_seconds`.
@@ -116,6 +126,6 @@ def joined(*, timeout_seconds: int) -> Iterator[World]:
         device_id=device if cuda else None,
     )
     try:
-        yield World(dist.get_rank(), dist.get_world_size(), local_rank, device)
+        yield World(dist.get_rank(), dist.get_world_size(), local_rank, device, preemption)
     finally:
         dist.destroy_process_group()

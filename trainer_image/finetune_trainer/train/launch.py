@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finetune_crds.contract import EXIT_PREEMPTED, PodError, TerminationMessage
+from finetune_trainer import outcome
 from finetune_trainer.outcome import PodFailure, PreemptedError, TrainingError
+from finetune_trainer.train.preemption import NOT_STARTED, on_sigterm_at_once
 from finetune_trainer.train.recipe import load_recipe
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 _WORKER = ("-m", "finetune_trainer.train.worker")
 ENV_SCRATCH = "FINETUNE_SCRATCH"
 PEER_LOST = "PeerLost"
+_TRAINING = "training"
 
 
 @dataclass(frozen=True)
@@ -79,23 +83,42 @@ def _said_path(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.json"
 
 
+def note_first_step(folder: Path) -> None:
+    """Tell the launcher that from now on there is something to lose."""
+    (folder / _TRAINING).touch()
+
+
 def launch() -> TerminationMessage | None:
     """Run the workers to their end; the message of rank 0 where it ran in this pod.
 
     Raises:
         PodFailure: as the first rank that failed; or the gang did not come together.
     """
-    # Until torchrun's machinery takes over: the first process of a container ignores SIGTERM by default.
-    signal.signal(signal.SIGTERM, lambda received, _frame: sys.exit(128 + received))
+    # NB: the first process of a container ignores SIGTERM by default.
+    signal.signal(signal.SIGTERM, _stop_before_workers)
     recipe = load_recipe()
     gang = Gang.of(os.environ, recipe)
-    with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
+    with tempfile.TemporaryDirectory(prefix="finetune-") as folder, on_sigterm_at_once(_leave_rendezvous):
         os.environ[ENV_SCRATCH] = folder
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cpus() // gang.processes)))
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         _run_workers(gang, recipe, Path(folder))
         first = said(Path(folder), 0)
         return first.message if first is not None else None
+
+
+def _stop_before_workers(_signal: int, _frame: object) -> None:
+    """End the launcher; once it has started workers, a handler of torchrun's stands here."""
+    raise PreemptedError(NOT_STARTED, None)
+
+
+def _leave_rendezvous() -> None:
+    """End a launcher that waits for other pods, where no handler of Python's runs and nothing is there to lose."""
+    if signal.getsignal(signal.SIGTERM) is not _stop_before_workers:
+        return
+    outcome.tell_kubernetes(*outcome.describe(PreemptedError(NOT_STARTED, None)))
+    shutil.rmtree(os.environ[ENV_SCRATCH], ignore_errors=True)
+    os._exit(EXIT_PREEMPTED)
 
 
 def _run_workers(gang: Gang, recipe: Recipe, folder: Path) -> None:
@@ -178,6 +201,8 @@ def _stopped(gang: Gang, folder: Path, received: signal.Signals) -> PodFailure:
         told = said(folder, rank)
         if told is not None and told.message.error is not None and told.code == EXIT_PREEMPTED:
             return PreemptedError(told.message.error.message, told.message.checkpoint_step)
+    if not (folder / _TRAINING).exists():
+        return PreemptedError(NOT_STARTED, None)
     failure = PodFailure("Stopped", f"stopped by {received.name} before a checkpoint could be written")
     failure.exit_code = 128 + received
     return failure

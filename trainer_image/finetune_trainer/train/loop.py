@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from finetune_crds import contract
 from finetune_trainer.outcome import PreemptedError, TrainingError
 from finetune_trainer.train import pack
 from finetune_trainer.train.checkpoint import Progress
+from finetune_trainer.train.preemption import NOT_STARTED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.data import Split
     from finetune_trainer.train.distributed import World
     from finetune_trainer.train.objectives import Objective
+    from finetune_trainer.train.preemption import Preemption
     from finetune_trainer.train.schedule import Schedule
     from finetune_trainer.train.track import Tracker
 
@@ -36,17 +37,6 @@ class Examples:
 
     split: Split
     sequences: Sequence[Sequence[int]]
-
-
-class Preemption:
-    """Notes SIGTERM; the loop asks at the end of each step, so that all ranks stop after the same one."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        signal.signal(signal.SIGTERM, self._note)
-
-    def _note(self, _signal: int, _frame: object) -> None:
-        self.requested = True
 
 
 @dataclass
@@ -115,6 +105,7 @@ class Loop:
             self.progress.step,
             {contract.METRIC_STEP: self.progress.step, contract.METRIC_MAX_STEPS: self.plan.max_steps},
         )
+        self._stop_if_asked()
         if self.progress.step == 0 and self.validation is not None:
             base = self.evaluate()
             self.progress = replace(self.progress, base_eval_loss=base, best_eval_loss=base)
@@ -174,7 +165,11 @@ class Loop:
         self.optimizer.zero_grad(set_to_none=True)
 
     def evaluate(self) -> float:
-        """The mean loss over every target of the validation split, each counted once."""
+        """The mean loss over every target of the validation split, each counted once.
+
+        Raises:
+            PreemptedError: as in `run`; it does not wait for the end of the split.
+        """
         assert self.validation is not None  # noqa: S101 - asked only where there is one
         self.model.eval()
         total, count = torch.zeros((), dtype=torch.float64, device=self.world.device), 0
@@ -185,6 +180,7 @@ class Loop:
                 ranks=self.world.size,
                 batch_size=self.training.eval_batch_size or self.training.batch_size,
             ):
+                self._stop_if_asked()
                 batch = pack.collate(self.validation.split, rows, pad_id=self.pad_id)
                 total += self.objective(self.model, batch.to(self.world.device))
                 count += batch.targets_count
@@ -279,12 +275,28 @@ class Loop:
         self._check_finite(summed + _as_float(self._norm))
         checkpointer.save(self._now, self.model, self.optimizer, wait=wait)
 
+    def _stop_if_asked(self) -> None:
+        """Stop where the loop stands when any rank was asked to; all ranks ask at the same places."""
+        (asked,) = self.world.total(self.preemption.requested)
+        # Trained to the end and nowhere kept: to go on and deliver is all that can still save it.
+        lost = self.checkpointer is None and self.progress.step == self.plan.max_steps
+        if asked and not lost:
+            self._preempted()
+
     def _preempted(self) -> None:
-        step = self.progress.step
-        if self.checkpointer is None:
-            raise PreemptedError(f"stopped by SIGTERM after step {step}; no checkpoint is configured", None)
-        self._checkpoint(self.checkpointer, wait=True)
-        raise PreemptedError(f"stopped by SIGTERM after the checkpoint of step {step}", step)
+        step, checkpointer = self.progress.step, self.checkpointer
+        if checkpointer is not None and step > 0:
+            self._checkpoint(checkpointer, wait=True)
+        kept = checkpointer.published if checkpointer is not None else None
+        if step == 0:
+            sentence = NOT_STARTED
+        elif checkpointer is None:
+            sentence = f"stopped by SIGTERM after step {step}; no checkpoint is configured"
+        elif kept == step:
+            sentence = f"stopped by SIGTERM after the checkpoint of step {step}"
+        else:
+            sentence = f"stopped by SIGTERM after step {step}; {checkpointer.failure}"
+        raise PreemptedError(sentence, kept)
 
     def _check_finite(self, figure: float) -> None:
         """Stop at the first sign of a broken model, and before it becomes the newest checkpoint."""
@@ -302,6 +314,7 @@ class Loop:
         """Evaluate and keep the end, so that an attempt that fails to register need not train again."""
         if self.checkpointer is not None:
             self._checkpoint(self.checkpointer, wait=True)
+        self._stop_if_asked()
         if self.validation is None:
             return None
         loss = self.evaluate()
@@ -314,6 +327,7 @@ class Loop:
                 contract.METRIC_GOODPUT: self.goodput,
             },
         )
+        self._stop_if_asked()
         return loss
 
 

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fsspec import AbstractFileSystem
+
+# Clients of object stores raise their own errors beside OSError.
+_CLIENTS = frozenset({"aiobotocore", "aiohttp", "botocore", "s3fs"})
 
 
 def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
@@ -34,3 +39,27 @@ def delta_options(uri: str) -> dict[str, str]:
         return {}
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
     return {"AWS_ALLOW_HTTP": "true"} if endpoint.startswith("http://") else {}
+
+
+def failure(error: BaseException) -> str | None:
+    """What a storage says in an error: no space, no permission, no connection; None: the error is about something else.
+
+    An error that hides another one tells what that says: torch's archives fail over a file that could not be written.
+    """
+    for found in _chain(error):
+        if isinstance(found, OSError):
+            return found.strerror or _first_line(found)
+        if type(found).__module__.split(".")[0] in _CLIENTS:
+            return _first_line(found)
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that it came from, the newest first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]

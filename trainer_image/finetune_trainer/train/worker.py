@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +21,10 @@ from finetune_trainer.train import data, export, pack
 from finetune_trainer.train import model as models
 from finetune_trainer.train.checkpoint import Checkpointer, Progress
 from finetune_trainer.train.distributed import World, is_loss_of_peer, joined
-from finetune_trainer.train.launch import ENV_SCRATCH, PEER_LOST, say
-from finetune_trainer.train.loop import Examples, Loop, Preemption, perplexity
+from finetune_trainer.train.launch import ENV_SCRATCH, PEER_LOST, note_first_step, say
+from finetune_trainer.train.loop import Examples, Loop, perplexity
 from finetune_trainer.train.objectives import objective
+from finetune_trainer.train.preemption import Preemption, on_sigterm_at_once
 from finetune_trainer.train.recipe import load_recipe
 from finetune_trainer.train.register import Registry
 from finetune_trainer.train.schedule import Schedule
@@ -30,6 +32,7 @@ from finetune_trainer.train.track import Tracker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from transformers import PreTrainedTokenizerBase
 
@@ -58,7 +61,10 @@ def work() -> TerminationMessage | None:
     preemption = Preemption()
     started = time.monotonic()
     recipe = load_recipe()
-    with joined(timeout_seconds=recipe.distributed.collective_timeout_seconds) as world:
+    with ExitStack() as leaving:
+        with on_sigterm_at_once(lambda: leave_rendezvous(preemption)):
+            timeout = recipe.distributed.collective_timeout_seconds
+            world = leaving.enter_context(joined(timeout_seconds=timeout, preemption=preemption))
         tracker = Tracker(os.environ.get("MLFLOW_RUN_ID") if world.leads else None)
         try:
             message = Run(recipe, world, tracker, preemption, started).train()
@@ -73,6 +79,13 @@ def work() -> TerminationMessage | None:
             raise
         tracker.close()
     return message
+
+
+def leave_rendezvous(preemption: Preemption) -> None:
+    """End a rank that waits for the others to join, where no handler of Python's runs and nothing is there to lose."""
+    code, message = outcome.describe(preemption.error())
+    say(scratch(), int(os.environ["RANK"]), code, message)
+    os._exit(code)
 
 
 @dataclass
@@ -96,6 +109,7 @@ class Run:
 
         checkpointer = self._checkpointer()
         resumed = checkpointer.newest() if checkpointer else None
+        self.preemption.checkpoint_step = resumed.step if resumed else None
         splits = self._pinned_splits(resumed)
         train, validation = self._tokenized(splits, tokenizer)
         plan = self._plan(train)
@@ -129,6 +143,7 @@ class Run:
             preemption=self.preemption,
             started=self.started,
         )
+        note_first_step(scratch())
         eval_loss = loop.run()
         weights = export.gather(model)
         if not world.leads:
@@ -141,14 +156,24 @@ class Run:
             goodput=loop.goodput,
         )
         lineage = export.Lineage(recipe, splits, result)
-        result = self._deliver(
-            lineage,
-            lambda folder: export.write(
-                folder, model=model, state=weights, tokenizer=tokenizer, source=source, lineage=lineage
-            ),
-        )
+        with self._interruptible(checkpointer, loop.progress.step):
+            result = self._deliver(
+                lineage,
+                lambda folder: export.write(
+                    folder, model=model, state=weights, tokenizer=tokenizer, source=source, lineage=lineage
+                ),
+            )
         return TerminationMessage(
             train=result, checkpoint_step=checkpointer.published if checkpointer is not None else None
+        )
+
+    def _interruptible(self, checkpointer: Checkpointer | None, step: int) -> AbstractContextManager[object]:
+        """The delivery ends at once on SIGTERM where the next attempt can do it again from the last checkpoint."""
+        if checkpointer is None or checkpointer.published != step:
+            return nullcontext()
+        self.preemption.checkpoint_step = step
+        return self.preemption.interrupting(
+            f"stopped by SIGTERM after the last step, {step}, before the model was delivered"
         )
 
     def _checkpointer(self) -> Checkpointer | None:

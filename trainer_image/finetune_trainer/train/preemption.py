@@ -1,0 +1,77 @@
+"""SIGTERM: noted everywhere, acted on where all ranks can act on it alike, or at once where nothing can be lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from finetune_trainer.outcome import PreemptedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NOT_STARTED = "stopped by SIGTERM before the first step"
+
+
+class Preemption:
+    """Notes SIGTERM; the ranks ask at safe points, so that all of them stop after the same step."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.checkpoint_step: int | None = None
+        """Step of the newest complete checkpoint, where one is known before training begins."""
+        self._sentence: str | None = None
+        signal.signal(signal.SIGTERM, self._note)
+
+    @contextmanager
+    def interrupting(self, sentence: str = NOT_STARTED) -> Iterator[None]:
+        """What stands inside is work of this rank alone, and ends at once when SIGTERM comes or has come.
+
+        Raises:
+            PreemptedError: it did.
+        """
+        self._sentence = sentence
+        try:
+            if self.requested:
+                raise self.error(sentence)
+            yield
+        finally:
+            self._sentence = None
+
+    def error(self, sentence: str = NOT_STARTED) -> PreemptedError:
+        """The end that SIGTERM asks for."""
+        return PreemptedError(sentence, self.checkpoint_step)
+
+    def _note(self, _signal: int, _frame: object) -> None:
+        self.requested = True
+        if self._sentence is not None:
+            raise self.error(self._sentence)
+
+
+@contextmanager
+def on_sigterm_at_once(end: Callable[[], None]) -> Iterator[None]:
+    """While inside, SIGTERM calls `end` in a thread of its own.
+
+    Python runs a signal's handler only between two steps of the main thread: never, while that waits in native code
+    for a peer that does not come.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def watch() -> None:
+        while received := os.read(reader, 1):
+            if received[0] == signal.SIGTERM:
+                end()
+        os.close(reader)
+
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=watch, name="sigterm", daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        with suppress(OSError):
+            os.close(writer)
