@@ -17,12 +17,13 @@ from finetune_crds.contract import PodError
 from finetune_crds.recipe import Recipe
 from finetune_trainer.train import data, pack
 from finetune_trainer.train.objectives import sft
-from unit.train.conftest import free_port
+from pods import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from unit.train.conftest import Mlflow, Outcome, Pod, Trained
+    from pods import Outcome, Pod
+    from unit.train.conftest import Mlflow, Trained
 
 _ANSWER = """
 import json, sys, mlflow

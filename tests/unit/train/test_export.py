@@ -17,7 +17,7 @@ from finetune_trainer.train import export
 from finetune_trainer.train import model as models
 
 if TYPE_CHECKING:
-    from unit.train.conftest import Pod
+    from pods import Pod
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),

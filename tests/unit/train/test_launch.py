@@ -16,7 +16,7 @@ from finetune_trainer.train.launch import Gang, first_failure, say
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from unit.train.conftest import Pod
+    from pods import Pod
 
 
 def told(folder: Path, rank: int, *, code: int, reason: str, when: int, origin: int | None = None) -> None:

@@ -10,7 +10,7 @@ from finetune_crds.recipe import Recipe
 from finetune_trainer.train.recipe import refusals
 
 if TYPE_CHECKING:
-    from unit.train.conftest import Pod
+    from pods import Pod
 
 TABLE: list[tuple[dict[str, Any], list[str]]] = [
     ({}, []),

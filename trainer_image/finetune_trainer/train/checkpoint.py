@@ -121,7 +121,7 @@ class Checkpointer:
         return newest
 
     def _find_newest(self) -> Progress | None:
-        with self._reading("are the checkpoints in", self.folder):
+        with self._answering():
             damaged: list[str] = []
             for step in reversed(self._checkpoints.marked()):
                 try:
@@ -220,7 +220,7 @@ class Checkpointer:
                 )
 
     @contextmanager
-    def _reading(self, what: str, uri: str) -> Iterator[None]:
+    def _answering(self) -> Iterator[None]:
         try:
             yield
         except PodFailure:
@@ -229,7 +229,9 @@ class Checkpointer:
             said = storage.failure(error)
             if said is None:
                 raise
-            raise TrainingError("CheckpointUnreadable", f"{what} {uri} cannot be read: {said}") from error
+            raise TrainingError(
+                "CheckpointUnreadable", f"the checkpoints in {self.folder} cannot be read: {said}"
+            ) from error
 
     def save(
         self,

@@ -230,10 +230,14 @@ class Run:
         return pack.sequences(split.lengths, max_length=training.max_length, packing=training.packing)
 
     def _plan(self, train: data.Split) -> pack.Plan:
-        training = self.recipe.training
+        training, gang = self.recipe.training, self.recipe.distributed
         return pack.Plan.of(
             self._sequences(train),
-            global_batch=training.batch_size * training.gradient_accumulation * self.world.size,
+            # NB: of the recipe's ranks, not of those that are here: a step stays the same on another number of them.
+            global_batch=training.batch_size
+            * training.gradient_accumulation
+            * gang.nodes
+            * gang.processes_per_node,
             seed=training.seed,
             epochs=training.epochs,
             max_steps=training.max_steps,

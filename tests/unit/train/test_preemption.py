@@ -1,0 +1,155 @@
+"""SIGTERM at every place where a pod may be: all ranks end with 75, and what was kept is told."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from finetune_crds.contract import EXIT_PREEMPTED, PodError
+from finetune_trainer.train import model as models
+from finetune_trainer.train import worker
+from finetune_trainer.train.loop import Loop
+from pods import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pods import Outcome, Pod
+
+NOT_STARTED = "stopped by SIGTERM before the first step"
+
+
+def ending(outcome: Outcome) -> tuple[int, str, int | None]:
+    """The exit code, the sentence, and the step of the checkpoint to go on from."""
+    assert outcome.message is not None, outcome.output
+    assert outcome.message.error is not None, outcome.output
+    return outcome.code, outcome.message.error.message, outcome.message.checkpoint_step
+
+
+def asked_at(
+    monkeypatch: pytest.MonkeyPatch, where: object, name: str, when: Callable[..., bool] = lambda *_: True
+) -> None:
+    """Send SIGTERM to this process at the beginning of a call."""
+    call: Any = getattr(where, name)
+
+    def asked(*args: Any, **options: Any) -> Any:
+        if when(*args):
+            signal.raise_signal(signal.SIGTERM)
+        return call(*args, **options)
+
+    monkeypatch.setattr(where, name, asked)
+
+
+def test_sigterm_is_acted_on_wherever_a_rank_is(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
+    """One attempt after the other, each of which goes on where the one before was stopped."""
+    pod = pod.but(
+        {"training.evalSteps": 2, "checkpoint": {"uri": str(pod.folder / "checkpoints"), "everySteps": 4}}
+    )
+    evaluating = (Loop, "evaluate")
+    places: list[tuple[tuple[object, str, Any], tuple[int, str, int | None], list[int]]] = [
+        ((models, "load_model", lambda *_: True), (75, NOT_STARTED, None), []),
+        ((*evaluating, lambda loop: loop.progress.step == 0), (75, NOT_STARTED, None), []),
+        (
+            (*evaluating, lambda loop: loop.progress.step == 2),
+            (75, "stopped by SIGTERM after the checkpoint of step 2", 2),
+            [1, 2],
+        ),
+        ((models, "load_model", lambda *_: True), (75, NOT_STARTED, 2), []),
+        (
+            (*evaluating, lambda loop: loop.progress.step == 6),
+            (75, "stopped by SIGTERM after the checkpoint of step 6", 6),
+            [3, 4, 5, 6],
+        ),
+        (
+            (worker.Run, "_deliver", lambda *_: True),
+            (75, "stopped by SIGTERM after the last step, 6, before the model was delivered", 6),
+            [],
+        ),
+    ]
+    for place, end, steps in places:
+        with pytest.MonkeyPatch.context() as patch:
+            asked_at(patch, *place)
+            outcome = pod.run_here(capsys)
+        assert (ending(outcome), list(outcome.losses)) == (end, steps), outcome.output
+        assert f"evaluation at step {end[2]}" not in outcome.output or place[1] == "_deliver"
+    outcome = pod.run_here(capsys)
+    assert (outcome.code, outcome.losses) == (0, {})
+
+
+def test_a_run_that_is_kept_nowhere_is_delivered_before_it_stops(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked_at(monkeypatch, Loop, "evaluate", lambda loop: loop.progress.step == 6)
+    assert pod.run_here(capsys).code == 0
+
+
+def wait_until_reachable(port: int) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("localhost", port)) == 0:
+                return
+        assert time.monotonic() < deadline, f"nobody listens on {port}"
+        time.sleep(0.05)
+
+
+def test_a_pod_that_waits_for_its_gang_stops_at_once(pod: Pod) -> None:
+    port = free_port()
+    pod = pod.but({"distributed.nodes": 2})
+    pod.env = {
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "0",
+        "PET_MASTER_ADDR": "localhost",
+        "PET_MASTER_PORT": str(port),
+    }
+    process = pod.start()
+    wait_until_reachable(port)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=10) == EXIT_PREEMPTED
+    outcome = pod.wait(process)
+    assert ending(outcome) == (75, NOT_STARTED, None)
+    assert list(pod.folder.glob("finetune-*")) == []
+
+
+def test_sigterm_to_one_pod_stops_all_ranks_after_the_same_step(pod: Pod, tmp_path: Path) -> None:
+    pod = pod.but(
+        {
+            "distributed.nodes": 2,
+            "training.maxSteps": 2000,
+            "checkpoint": {"uri": str(tmp_path / "checkpoints"), "everySteps": 1000},
+        }
+    )
+    port, gang = str(free_port()), []
+    for rank in range(2):
+        member = pod.but({})
+        member.folder = tmp_path / str(rank)
+        member.folder.mkdir()
+        member.env = {
+            "PET_NNODES": "2",
+            "PET_NODE_RANK": str(rank),
+            "PET_MASTER_ADDR": "localhost",
+            "PET_MASTER_PORT": port,
+        }
+        gang.append(member)
+    first, second = (member.start() for member in gang)
+    assert first.stdout is not None
+    read = ""
+    for line in first.stdout:
+        read += line
+        if line.startswith("step 3/"):
+            second.send_signal(signal.SIGTERM)
+            break
+    outcomes = gang[0].wait(first, read), gang[1].wait(second)
+    (step,) = {outcome.message.checkpoint_step for outcome in outcomes if outcome.message is not None}
+    assert step == max(outcomes[0].losses)
+    for outcome in outcomes:
+        assert ending(outcome) == (75, f"stopped by SIGTERM after the checkpoint of step {step}", step)
+        assert outcome.message is not None
+        assert isinstance(outcome.message.error, PodError)
+    markers = [path.parent.name for path in tmp_path.glob("checkpoints/*/*/COMPLETE")]
+    assert markers == [f"step-{step:08d}"]
