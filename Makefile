@@ -58,6 +58,10 @@ test-integration: venv ## Run the operator against a real API server and MLflow 
 test-e2e: venv ## Run the chart and the images in a whole cluster
 	$(call timed,end-to-end tests,$(BIN)/python -m pytest tests/e2e --capture=no --verbose $(PYTEST))
 
+.PHONY: bench-trainer
+bench-trainer: venv ## Measure the trainer beside a padded script and TRL
+	$(call timed,benchmark of the trainer,$(BIN)/python -m bench.trainer $(BENCH))
+
 .PHONY: lint
 lint: venv ## Check style, types, layers, and that generated files are fresh
 	$(call timed,ruff,$(BIN)/ruff check && $(BIN)/ruff format --check)

@@ -1,0 +1,1 @@
+"""Benchmarks: commands that measure the product beside what people would use instead."""

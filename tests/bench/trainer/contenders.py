@@ -1,0 +1,294 @@
+"""The contenders: how each is run, and how its figures are read."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import os
+import re
+import shutil
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.trainer import process
+from bench.trainer.process import Line
+from bench.trainer.work import LEARNING_RATE, LORA_ALPHA, LORA_RANK, SEED, Work
+
+OURS, CHECKPOINT, PADDED, TRL = "ours", "ours-checkpoint", "padded", "trl"
+NAMES = (OURS, CHECKPOINT, PADDED, TRL)
+_HERE = Path(__file__).resolve().parent
+_ROOT = _HERE.parents[2]
+_STEP = re.compile(r"^step (?P<step>[\d,]+)/[\d,]+\b.*?(?P<speed>[\d,.]+) tok/s")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One run of a contender, its warm-up left out.
+
+    tokens_per_step: tokens of all ranks that are no padding, the mean of the steps.
+    step_seconds: of each step, by the wall.
+    in_flight: of each step, whether a checkpoint was written meanwhile.
+    host_bytes: peak resident memory, summed over the ranks.
+    device_bytes: peak of what torch allocated on the GPUs, summed over them; None on CPU.
+    """
+
+    description: str
+    tokens_per_step: float
+    step_seconds: list[float]
+    in_flight: list[bool]
+    host_bytes: int
+    device_bytes: int | None
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Useful tokens of all ranks in a second of the measured steps."""
+        return self.tokens_per_step * len(self.step_seconds) / sum(self.step_seconds)
+
+    @property
+    def flying(self) -> list[float]:
+        """Seconds of the steps during which a checkpoint was written."""
+        return [second for second, flight in zip(self.step_seconds, self.in_flight, strict=True) if flight]
+
+    @property
+    def resting(self) -> list[float]:
+        """Seconds of the other steps."""
+        return [
+            second for second, flight in zip(self.step_seconds, self.in_flight, strict=True) if not flight
+        ]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line says about the runs.
+
+    changes: values for our recipe, by dotted path.
+    """
+
+    checkpoint_steps: int
+    seconds: float
+    changes: dict[str, Any] = field(default_factory=dict)
+
+
+def missing(name: str) -> str | None:
+    """Why a contender cannot run here; None: it can."""
+    if name == TRL and importlib.util.find_spec("trl") is None:
+        return "trl is not installed"
+    return None
+
+
+def measure(name: str, work: Work, settings: Settings) -> Figures:
+    """Run a contender once in the empty folder `work.out`, which is emptied again.
+
+    Raises:
+        RunFailedError: it failed or took too long.
+    """
+    out = Path(work.out)
+    try:
+        if name in (OURS, CHECKPOINT):
+            return _ours(work, settings, checkpoint=name == CHECKPOINT)
+        return _script(name, work, settings)
+    finally:
+        shutil.rmtree(out)
+        out.mkdir()
+
+
+def _ours(work: Work, settings: Settings, *, checkpoint: bool) -> Figures:
+    """The command of the pods, measured by its own progress lines and when they come."""
+    out = Path(work.out)
+    every = settings.checkpoint_steps if checkpoint else None
+    written = recipe(work, settings.changes, checkpoint_steps=every)
+    path = out / "recipe.yaml"
+    path.write_text(yaml.safe_dump(written), encoding="utf-8")
+    environment = _environment(work) | {
+        "HYPERPARAMETERS_PATH": str(path),
+        "FINETUNE_TERMINATION_PATH": str(out / "termination.json"),
+    }
+    folder = out / "checkpoints"
+    states: list[frozenset] = []
+
+    def look(line: Line) -> None:
+        if _STEP.match(line.text):
+            states.append(_state(folder))
+
+    command = [sys.executable, "-m", "finetune_trainer.train"]
+    lines = process.run(command, environment, folder=out, seconds=settings.seconds, seen=look)
+    seconds, speeds = read_progress(lines)
+    if len(seconds) != work.all_steps - 1:
+        raise process.RunFailedError(
+            f"finetune_trainer.train told of {len(seconds) + 1} steps, and {work.all_steps} were asked for"
+        )
+    changed = [before != after for before, after in pairwise(states)]
+    flights = in_flight(changed, every=every) if every else [False] * len(seconds)
+    # The first line ends the first step, so that there is one step more of warm-up than seconds of it.
+    begin = work.warmup - 1
+    return Figures(
+        description=f"FSDP over {work.processes}, {_packing(written)}"
+        + (f", a checkpoint every {every} steps" if every else ""),
+        tokens_per_step=tokens_of_step(seconds[begin:], speeds[begin:], capacity=_capacity(work)),
+        step_seconds=seconds[begin:],
+        in_flight=flights[begin:],
+        **_memory(out),
+    )
+
+
+def recipe(work: Work, changes: dict[str, Any], *, checkpoint_steps: int | None) -> dict[str, Any]:
+    """Our recipe for the work: packed, a progress line each step, and the changes that the caller wants."""
+    made: dict[str, Any] = {
+        "kind": "Recipe",
+        "job": {"name": "bench", "namespace": "bench", "uid": "0123456789abcdef"},
+        "model": {"base": work.model},
+        "data": {"columns": {"text": "text"}, "splits": {"format": "JSONLines", "train": work.rows}},
+        "method": {"type": work.method},
+        "training": {
+            "maxSteps": work.all_steps,
+            "batchSize": work.sequences,
+            "learningRate": LEARNING_RATE,
+            "scheduler": "Constant",
+            "warmupSteps": 0,
+            "maxLength": work.max_length,
+            "packing": True,
+            "precision": work.precision,
+            "seed": SEED,
+            "logSteps": 1,
+        },
+        "distributed": {"processesPerNode": work.processes},
+    }
+    if work.method == "LoRA":
+        made["method"]["lora"] = {"rank": LORA_RANK, "alpha": LORA_ALPHA}
+    if checkpoint_steps is not None:
+        folder = str(Path(work.out) / "checkpoints")
+        made["checkpoint"] = {"uri": folder, "everySteps": checkpoint_steps, "keep": 1}
+    for path, value in changes.items():
+        *parents, last = path.split(".")
+        part = made
+        for parent in parents:
+            part = part.setdefault(parent, {})
+        part[last] = copy.deepcopy(value)
+    return made
+
+
+def read_progress(lines: Sequence[Line]) -> tuple[list[float], list[float]]:
+    """From our progress lines: seconds of each step but the first, by the wall, and tokens a second as told."""
+    found = [(match, line.when) for line in lines if (match := _STEP.match(line.text))]
+    seconds = [after - before for (_, before), (_, after) in pairwise(found)]
+    return seconds, [float(match["speed"].replace(",", "")) for match, _ in found[1:]]
+
+
+def tokens_of_step(seconds: Sequence[float], speeds: Sequence[float], *, capacity: int) -> float:
+    """Tokens in our steps: what the lines tell, and never more than fit.
+
+    The trainer's seconds leave out what lies between its steps, which those of the wall have, so their product with
+    the speed is a little too much.
+    """
+    told = statistics.median(second * speed for second, speed in zip(seconds, speeds, strict=True))
+    return min(told, float(capacity))
+
+
+def in_flight(changed: Sequence[bool], *, every: int) -> list[bool]:
+    """In which of the steps from the second on a checkpoint was written.
+
+    It begins before the step that follows each `every`th, and goes on for as long as its folder changes.
+
+    Args:
+        changed: whether the folder of the checkpoints changed during the second step, the third, and so on.
+        every: steps between checkpoints.
+    """
+    found: list[bool] = []
+    for at, change in enumerate(changed):
+        steps_before = at + 1
+        found.append(steps_before % every == 0 or (change and bool(found) and found[-1]))
+    return found
+
+
+def _script(name: str, work: Work, settings: Settings) -> Figures:
+    """One of the other two, under torchrun, measured inside its ranks."""
+    out = Path(work.out)
+    module = {PADDED: "bench.trainer.padded", TRL: "bench.trainer.trl_packed"}[name]
+    environment = _environment(work) | work.save(out / "work.json")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={work.processes}"]
+    command = [sys.executable, *torchrun, "-m", module]
+    process.run(command, environment, folder=out, seconds=settings.seconds)
+    ranks = [json.loads((out / f"steps-{rank}.json").read_text("utf-8")) for rank in range(work.processes)]
+    steps = read_steps([rank["steps"] for rank in ranks])[work.warmup :]
+    if len(steps) != work.steps:
+        raise process.RunFailedError(f"{module} measured {len(steps)} steps, and {work.steps} were asked for")
+    return Figures(
+        description=ranks[0]["description"],
+        tokens_per_step=statistics.fmean(tokens for tokens, _ in steps),
+        step_seconds=[seconds for _, seconds in steps],
+        in_flight=[False] * len(steps),
+        **_memory(out),
+    )
+
+
+def read_steps(ranks: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float]]:
+    """Tokens and seconds of each step out of every rank's: the tokens of all, the seconds of the slowest."""
+    return [
+        (sum(tokens for tokens, _ in step), max(seconds for _, seconds in step))
+        for step in zip(*ranks, strict=True)
+    ]
+
+
+def _memory(out: Path) -> dict[str, Any]:
+    return read_memory([json.loads(file.read_text("utf-8")) for file in out.glob("memory-*.json")])
+
+
+def read_memory(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The sums over the ranks; of the processes of a rank, its helpers among them, the largest counts."""
+
+    def summed(kind: str) -> int:
+        largest: dict[int, int] = {}
+        for each in told:
+            largest[each["rank"]] = max(largest.get(each["rank"], 0), each[kind] or 0)
+        return sum(largest.values())
+
+    return {"host_bytes": summed("host"), "device_bytes": summed("device") or None}
+
+
+def _state(folder: Path) -> frozenset:
+    """The files in a folder with their sizes and times."""
+    found = set()
+    for path in folder.rglob("*"):
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            continue
+        found.add((str(path), stat.st_size, stat.st_mtime_ns))
+    return frozenset(found)
+
+
+def _capacity(work: Work) -> int:
+    return work.processes * work.sequences * work.max_length
+
+
+def _packing(made: dict[str, Any]) -> str:
+    return "packed" if made["training"]["packing"] else "not packed"
+
+
+def _environment(work: Work) -> dict[str, str]:
+    """Everybody's environment: no network, no tracking, the same threads, and sources wherever it runs."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MLFLOW_", "PET_", "FINETUNE_", "HYPERPARAMETERS_"))
+        and name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    }
+    folders = [_HERE / "hook", *(_ROOT / part for part in ("tests", "crds", "trainer_image"))]
+    return kept | {
+        "PYTHONPATH": os.pathsep.join(str(folder) for folder in folders),
+        "PYTHONUNBUFFERED": "1",
+        "BENCH_MEMORY": work.out,
+        "TMPDIR": work.out,
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": f"{work.out}/huggingface",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // work.processes)),
+    }

@@ -1,0 +1,114 @@
+"""Run a command and everything it starts to its end, and leave nothing of it behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_MARK = "BENCH_RUN"
+_SECONDS_TO_END = 10
+_LINES_TOLD = 15
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of output, and when it came (seconds of a monotonic clock)."""
+
+    text: str
+    when: float
+
+
+class RunFailedError(RuntimeError):
+    """A command did not end well; the message says how, and has its last lines."""
+
+
+def run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    folder: Path,
+    seconds: float,
+    seen: Callable[[Line], None] | None = None,
+) -> list[Line]:
+    """Run a command in `folder`, and return what it printed, on either stream.
+
+    Args:
+        command: program and arguments.
+        environment: its whole environment.
+        folder: its working directory.
+        seconds: how long it may take.
+        seen: called with each line as it comes.
+
+    Raises:
+        RunFailedError: it failed, or took longer.
+    """
+    mark = uuid.uuid4().hex
+    lines: list[Line] = []
+    late = threading.Event()
+
+    def stop() -> None:
+        late.set()
+        _end_marked(mark)
+
+    timer = threading.Timer(seconds, stop)
+    process = subprocess.Popen(
+        list(command),
+        env={**environment, _MARK: mark},
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    timer.start()
+    try:
+        assert process.stdout is not None
+        for text in process.stdout:
+            line = Line(text.rstrip("\n"), time.monotonic())
+            lines.append(line)
+            if seen is not None:
+                seen(line)
+        code = process.wait()
+    finally:
+        timer.cancel()
+        _end_marked(mark)
+        process.wait()
+    if late.is_set() or code:
+        how = f"took longer than {seconds:.0f} s" if late.is_set() else f"ended with exit code {code}"
+        last = "\n".join(line.text for line in lines[-_LINES_TOLD:])
+        raise RunFailedError(f"{' '.join(command[1:4])} {how}:\n{last}")
+    return lines
+
+
+def _end_marked(mark: str) -> None:
+    """End the processes that came of a command, those too that left its session or lost their parent."""
+    found = [process for process in psutil.process_iter() if _has(process, mark)]
+    for process in found:
+        _ignoring_gone(process.terminate)
+    _, alive = psutil.wait_procs(found, timeout=_SECONDS_TO_END)
+    for process in alive:
+        _ignoring_gone(process.kill)
+
+
+def _has(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.pid != os.getpid() and process.environ().get(_MARK) == mark
+    except (psutil.Error, OSError):
+        return False
+
+
+def _ignoring_gone(action: Callable[[], None]) -> None:
+    try:
+        action()
+    except psutil.NoSuchProcess:
+        return

@@ -1,0 +1,232 @@
+"""What the runs amount to: medians, ratios, goals, JSON and a Markdown table."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.trainer.contenders import CHECKPOINT, NAMES, OURS, PADDED, TRL, Figures
+from bench.trainer.shapes import Shape, peak
+from bench.trainer.work import MAX_LENGTH
+
+SCHEMA = "finetune-bench-trainer/1"
+GOAL_PADDED, GOAL_TRL, GOAL_CHECKPOINT, GOAL_MFU = 5.0, 1.1, 0.05, 0.45
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A goal, and the figure that was reached; `least`: the figure must be at least `limit`, else at most."""
+
+    what: str
+    figure: float | None
+    limit: float
+    least: bool
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether it is reached; None: there is no figure."""
+        if self.figure is None:
+            return None
+        return self.figure >= self.limit if self.least else self.figure <= self.limit
+
+    def verdict(self) -> str:
+        """Reached, or missed and by how much."""
+        if self.figure is None:
+            return "not measured"
+        if self.reached:
+            return "reached"
+        if self.least:
+            return f"missed by {1 - self.figure / self.limit:.0%}"
+        return f"missed by {100 * (self.figure - self.limit):.1f} points"
+
+
+@dataclass
+class Result:
+    """All runs of one model: the figures of each contender's rounds, and the sentences of those that failed."""
+
+    shape: Shape
+    processes: int
+    gpu: str | None
+    rows: dict[str, Any] = field(default_factory=dict)
+    rounds: dict[str, list[Figures]] = field(default_factory=dict)
+    failures: dict[str, list[str]] = field(default_factory=dict)
+
+    def speed(self, name: str) -> float | None:
+        """The median of a contender's useful tokens a second."""
+        return _median([each.tokens_per_second for each in self.rounds.get(name, [])])
+
+    def times(self, name: str) -> float | None:
+        """How many times a contender's speed ours has: the median of the ratios of each round."""
+        both = zip(self.rounds.get(OURS, []), self.rounds.get(name, []), strict=False)
+        return _median([ours.tokens_per_second / theirs.tokens_per_second for ours, theirs in both])
+
+    def checkpoint_cost(self) -> float | None:
+        """What a checkpoint in flight adds to a step's time, as a share of it: the median of the rounds'.
+
+        Beside the steps of the run without checkpoints in the same round.
+        """
+        both = zip(self.rounds.get(OURS, []), self.rounds.get(CHECKPOINT, []), strict=False)
+        return _median([_added(saving.flying, plain.step_seconds) for plain, saving in both if saving.flying])
+
+    def checkpoint_cost_within(self) -> float | None:
+        """The same beside the other steps of the same run, which the machine's moods touch less."""
+        runs = self.rounds.get(CHECKPOINT, [])
+        return _median([_added(run.flying, run.resting) for run in runs if run.flying and run.resting])
+
+    def mfu(self, name: str) -> float | None:
+        """Share of the GPUs' peak that a contender's useful tokens make, by 6N + 12 L H S with S = maxLength."""
+        return self._utilisation(name, self.shape.operations(MAX_LENGTH))
+
+    def mfu_needed(self, name: str) -> float | None:
+        """The same by what is needed: S the mean length of a row, and no gradients of frozen weights."""
+        return self._utilisation(name, self.shape.operations_needed(float(self.rows["mean"])))
+
+    def _utilisation(self, name: str, operations: float) -> float | None:
+        speed, most = self.speed(name), peak(self.gpu)
+        return None if speed is None or most is None else speed * operations / (most * self.processes)
+
+    def goals(self) -> list[Goal]:
+        """The goals of this benchmark; that of the GPU only where its peak is known."""
+        found = [
+            Goal("ours / padded script, useful tokens/s", self.times(PADDED), GOAL_PADDED, least=True),
+            Goal("ours / TRL packed, useful tokens/s", self.times(TRL), GOAL_TRL, least=True),
+            Goal(
+                "step time added by a checkpoint in flight",
+                self.checkpoint_cost(),
+                GOAL_CHECKPOINT,
+                least=False,
+            ),
+        ]
+        if peak(self.gpu) is not None:
+            found.append(Goal("MFU of ours", self.mfu(OURS), GOAL_MFU, least=True))
+        return found
+
+
+def as_json(machine: Mapping[str, Any], date: str, results: Sequence[Result]) -> dict[str, Any]:
+    """The whole run, as it is kept."""
+    return {
+        "schema": SCHEMA,
+        "date": date,
+        "machine": dict(machine),
+        "models": [_model(result) for result in results],
+    }
+
+
+def _model(result: Result) -> dict[str, Any]:
+    return {
+        "name": result.shape.name,
+        "method": result.shape.method,
+        "precision": result.shape.precision,
+        "parameters": result.shape.parameters,
+        "processes": result.processes,
+        "sequencesPerRank": result.shape.sequences,
+        "rows": result.rows,
+        "contenders": {name: _contender(result, name) for name in NAMES if name in _known(result)},
+        "ratios": {
+            "oursToPadded": result.times(PADDED),
+            "oursToTrl": result.times(TRL),
+            "checkpointInFlight": result.checkpoint_cost(),
+            "checkpointInFlightSameRun": result.checkpoint_cost_within(),
+        },
+        "goals": [
+            {"what": goal.what, "figure": goal.figure, "limit": goal.limit, "reached": goal.reached}
+            for goal in result.goals()
+        ],
+    }
+
+
+def _contender(result: Result, name: str) -> dict[str, Any]:
+    rounds = result.rounds.get(name, [])
+    return {
+        "tokensPerSecond": result.speed(name),
+        "mfu": result.mfu(name),
+        "mfuNeeded": result.mfu_needed(name),
+        "failures": result.failures.get(name, []),
+        "rounds": [
+            {
+                "description": each.description,
+                "tokensPerSecond": round(each.tokens_per_second, 2),
+                "tokensPerStep": round(each.tokens_per_step, 1),
+                "stepSeconds": [round(second, 5) for second in each.step_seconds],
+                "checkpointInFlight": each.in_flight,
+                "hostBytes": each.host_bytes,
+                "deviceBytes": each.device_bytes,
+            }
+            for each in rounds
+        ],
+    }
+
+
+def as_markdown(machine: Mapping[str, Any], date: str, results: Sequence[Result]) -> str:
+    """The tables for people."""
+    return "\n".join(_lines(machine, date, results))
+
+
+def _lines(machine: Mapping[str, Any], date: str, results: Sequence[Result]) -> Iterator[str]:
+    versions = ", ".join(f"{name} {value}" for name, value in machine["versions"].items() if value)
+    gpu = f"{machine['gpus']} x {machine['gpu']}, " if machine["gpu"] else ""
+    yield f"{date}; {gpu}{machine['cpu']}, {machine['cores']} cores; {versions}"
+    for result in results:
+        shape, rows = result.shape, result.rows
+        at = rows["percentiles"]
+        yield ""
+        yield (
+            f"**{shape.name}**, {shape.parameters / 1e6:,.1f} M parameters, SFT {shape.method}, {shape.precision}, "
+            f"{result.processes} x {shape.sequences} sequences of {MAX_LENGTH:,} a step; {rows['rows']:,} rows of "
+            f"{at['0']} to {at['100']} tokens (10%: {at['10']}, median {at['50']}, 90%: {at['90']})"
+        )
+        yield ""
+        yield "| | how | useful tokens/s | least to most | tokens a step | step, s | memory, GiB | MFU |"
+        yield "|---|---|---:|---:|---:|---:|---:|---:|"
+        for name in NAMES:
+            if name in _known(result):
+                yield _row(result, name)
+        yield ""
+        yield "| goal | limit | measured | |"
+        yield "|---|---:|---:|---|"
+        for goal in result.goals():
+            yield f"| {goal.what} | {_goal_limit(goal)} | {_goal_figure(goal)} | {goal.verdict()} |"
+
+
+def _row(result: Result, name: str) -> str:
+    rounds, failures = result.rounds.get(name, []), result.failures.get(name, [])
+    if not rounds:
+        reason = failures[0].strip().splitlines()[0].rstrip(":")
+        return f"| {name} | {reason} | - | - | - | - | - | - |"
+    speeds = [each.tokens_per_second for each in rounds]
+    memory = statistics.median(each.device_bytes or each.host_bytes for each in rounds)
+    step = statistics.median(statistics.median(each.step_seconds) for each in rounds)
+    tokens = statistics.median(each.tokens_per_step for each in rounds)
+    mfu, needed = result.mfu(name), result.mfu_needed(name)
+    told = "-" if mfu is None or needed is None else f"{mfu:.1%} (needed: {needed:.1%})"
+    failed = f"; {len(failures)} rounds failed" if failures else ""
+    return (
+        f"| {name} | {rounds[0].description}{failed} | {statistics.median(speeds):,.0f} "
+        f"| {min(speeds):,.0f} to {max(speeds):,.0f} | {tokens:,.0f} | {step:.3f} | {memory / 2**30:.2f} | {told} |"
+    )
+
+
+def _goal_limit(goal: Goal) -> str:
+    if goal.limit < 1:
+        return f"{'at least' if goal.least else 'at most'} {goal.limit:.0%}"
+    return f"at least {goal.limit:g}x"
+
+
+def _goal_figure(goal: Goal) -> str:
+    if goal.figure is None:
+        return "-"
+    return f"{goal.figure:.1%}" if goal.limit < 1 else f"{goal.figure:.2f}x"
+
+
+def _known(result: Result) -> set[str]:
+    return set(result.rounds) | set(result.failures)
+
+
+def _added(seconds: Sequence[float], others: Sequence[float]) -> float:
+    return statistics.median(seconds) / statistics.median(others) - 1
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None

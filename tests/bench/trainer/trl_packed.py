@@ -1,0 +1,119 @@
+"""TRL's SFTTrainer with its packing, as its documentation says to use it.
+
+`torchrun -m bench.trainer.trl_packed`, with the work in the environment. Best-fit packing, and batches without
+padding whose documents are isolated: by flash attention where it is installed, else by the mask that transformers
+builds for scaled_dot_product_attention out of the positions. That mask grows with the square of the batch, so there
+the packs of a step are taken one by one, which is the fastest that this trainer can do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers.utils.logging import disable_progress_bar
+from trl import SFTConfig, SFTTrainer
+
+from bench.trainer.meter import Meter
+from bench.trainer.work import LEARNING_RATE, LORA_ALPHA, LORA_RANK, SEED, Work
+
+
+class Counted(SFTTrainer):
+    """The trainer, counting the tokens of its steps; a batch without padding has no others."""
+
+    tokens = 0
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *rest: Any, **named: Any) -> torch.Tensor:
+        """One forward and backward pass."""
+        self.tokens += inputs["input_ids"].numel()
+        return super().training_step(model, inputs, *rest, **named)
+
+
+class Steps(TrainerCallback):
+    """Tells the meter of each optimizer step."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+        self.trainer: Counted | None = None
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """An optimizer step has ended."""
+        assert self.trainer is not None
+        self.meter.step(self.trainer.tokens)
+        self.trainer.tokens = 0
+
+
+def main() -> None:
+    """Train for the steps of the work."""
+    disable_progress_bar()
+    work = Work.load()
+    cuda = torch.cuda.is_available()
+    flash = cuda and importlib.util.find_spec("flash_attn") is not None
+    attention = "flash_attention_2" if flash else "sdpa"
+    frozen = work.method == "LoRA"
+    compute = torch.bfloat16 if work.precision == "BF16" else torch.float32
+    arguments = config(work, cuda=cuda, packs=work.sequences if flash else 1)
+    meter = Meter()
+    steps = Steps(meter)
+    trainer = Counted(
+        model=AutoModelForCausalLM.from_pretrained(
+            work.model, dtype=compute if frozen else torch.float32, attn_implementation=attention
+        ),
+        args=arguments,
+        train_dataset=Dataset.from_json(work.rows, cache_dir=f"{work.out}/datasets"),
+        processing_class=AutoTokenizer.from_pretrained(work.model),
+        peft_config=LoraConfig(
+            task_type="CAUSAL_LM", r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules="all-linear"
+        )
+        if frozen
+        else None,
+        callbacks=[steps],
+    )
+    steps.trainer = trainer
+    trainer.train()
+    meter.save(work.out, f"{sharding(work, cuda=cuda)}, {attention}, packed (bfd, padding-free)")
+
+
+def config(work: Work, *, cuda: bool, packs: int) -> SFTConfig:
+    """The trainer's arguments: as the others train, and nothing written, logged or evaluated meanwhile."""
+    sharded = {"fsdp": True, "fsdp_config": {"version": 2}} if cuda and work.processes > 1 else {}
+    return SFTConfig(
+        output_dir=f"{work.out}/trl",
+        packing=True,
+        packing_strategy="bfd",
+        max_length=work.max_length,
+        max_steps=work.all_steps,
+        per_device_train_batch_size=packs,
+        gradient_accumulation_steps=work.sequences // packs,
+        gradient_checkpointing=False,
+        learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant",
+        warmup_steps=0,
+        max_grad_norm=1.0,
+        bf16=work.precision == "BF16",
+        use_cpu=not cuda,
+        ddp_backend=None if cuda else "gloo",
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        seed=SEED,
+        **sharded,
+    )
+
+
+def sharding(work: Work, *, cuda: bool) -> str:
+    """How the ranks share the work. accelerate cannot shard on CPU: its ranks hold a copy each."""
+    if work.processes == 1:
+        return "one process"
+    return f"FSDP2 over {work.processes}" if cuda else f"DDP over {work.processes} (cannot shard on CPU)"
+
+
+if __name__ == "__main__":
+    main()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
