@@ -120,7 +120,7 @@ def measure(result: Result, options: argparse.Namespace, folder: Path, end: floa
                 seconds=min(_LONGEST_RUN_SECONDS, max(_SHORTEST_RUN_SECONDS, end - began)),
                 changes=dict(options.set),
             )
-            _run(name, work, settings, result)
+            _run(name, work, settings, result, number + 1)
             slowest[name] = max(slowest[name], time.monotonic() - began)
     shutil.rmtree(folder)
 
@@ -139,17 +139,17 @@ def _that_can_run(wanted: list[str], result: Result) -> list[str]:
     return found
 
 
-def _run(name: str, work: Work, settings: Settings, result: Result) -> None:
+def _run(name: str, work: Work, settings: Settings, result: Result, number: int) -> None:
     """One run of a contender; one that fails is told of, and the others go on."""
     try:
         figures = contenders.measure(name, work, settings)
     except RunFailedError as error:
         result.failures.setdefault(name, []).append(str(error))
-        print(f"{result.shape.name}: {name} failed: {error}", flush=True)
+        print(f"{result.shape.name}: round {number}: {name} failed: {error}", flush=True)
         return
-    result.rounds.setdefault(name, []).append(figures)
+    result.rounds.setdefault(name, {})[number] = figures
     print(
-        f"{result.shape.name}: {name}: {figures.tokens_per_second:,.0f} useful tok/s, "
+        f"{result.shape.name}: round {number}: {name}: {figures.tokens_per_second:,.0f} useful tok/s, "
         f"{figures.tokens_per_step:,.0f} tokens a step",
         flush=True,
     )

@@ -70,19 +70,28 @@ def run(
         errors="replace",
         start_new_session=True,
     )
+
+    def clear_up() -> None:
+        # NB: what outlives the command keeps its output open, which is read to the end.
+        process.wait()
+        _end_marked(mark)
+
+    clearing = threading.Thread(target=clear_up)
     timer.start()
+    clearing.start()
     try:
         assert process.stdout is not None
-        for text in process.stdout:
-            line = Line(text.rstrip("\n"), time.monotonic())
-            lines.append(line)
-            if seen is not None:
-                seen(line)
+        with process.stdout:
+            for text in process.stdout:
+                line = Line(text.rstrip("\n"), time.monotonic())
+                lines.append(line)
+                if seen is not None:
+                    seen(line)
         code = process.wait()
     finally:
         timer.cancel()
         _end_marked(mark)
-        process.wait()
+        clearing.join()
     if late.is_set() or code:
         how = f"took longer than {seconds:.0f} s" if late.is_set() else f"ended with exit code {code}"
         last = "\n".join(line.text for line in lines[-_LINES_TOLD:])

@@ -44,36 +44,47 @@ class Goal:
 
 @dataclass
 class Result:
-    """All runs of one model: the figures of each contender's rounds, and the sentences of those that failed."""
+    """All runs of one model: each contender's figures by the number of the round, and the sentences of its failures."""
 
     shape: Shape
     processes: int
     gpu: str | None
     rows: dict[str, Any] = field(default_factory=dict)
-    rounds: dict[str, list[Figures]] = field(default_factory=dict)
+    rounds: dict[str, dict[int, Figures]] = field(default_factory=dict)
     failures: dict[str, list[str]] = field(default_factory=dict)
 
     def speed(self, name: str) -> float | None:
         """The median of a contender's useful tokens a second."""
-        return _median([each.tokens_per_second for each in self.rounds.get(name, [])])
+        return _median([each.tokens_per_second for each in self.rounds.get(name, {}).values()])
 
     def times(self, name: str) -> float | None:
         """How many times a contender's speed ours has: the median of the ratios of each round."""
-        both = zip(self.rounds.get(OURS, []), self.rounds.get(name, []), strict=False)
-        return _median([ours.tokens_per_second / theirs.tokens_per_second for ours, theirs in both])
+        return _median(
+            [ours.tokens_per_second / theirs.tokens_per_second for ours, theirs in self._with_ours(name)]
+        )
 
     def checkpoint_cost(self) -> float | None:
         """What a checkpoint in flight adds to a step's time, as a share of it: the median of the rounds'.
 
         Beside the steps of the run without checkpoints in the same round.
         """
-        both = zip(self.rounds.get(OURS, []), self.rounds.get(CHECKPOINT, []), strict=False)
-        return _median([_added(saving.flying, plain.step_seconds) for plain, saving in both if saving.flying])
+        return _median(
+            [
+                _added(saving.flying, plain.step_seconds)
+                for plain, saving in self._with_ours(CHECKPOINT)
+                if saving.flying
+            ]
+        )
 
     def checkpoint_cost_within(self) -> float | None:
         """The same beside the other steps of the same run, which the machine's moods touch less."""
-        runs = self.rounds.get(CHECKPOINT, [])
+        runs = self.rounds.get(CHECKPOINT, {}).values()
         return _median([_added(run.flying, run.resting) for run in runs if run.flying and run.resting])
+
+    def _with_ours(self, name: str) -> list[tuple[Figures, Figures]]:
+        """Our figures and a contender's of each round that both ended."""
+        ours, theirs = self.rounds.get(OURS, {}), self.rounds.get(name, {})
+        return [(ours[number], theirs[number]) for number in sorted(ours.keys() & theirs.keys())]
 
     def mfu(self, name: str) -> float | None:
         """Share of the GPUs' peak that a contender's useful tokens make, by 6N + 12 L H S with S = maxLength."""
@@ -138,7 +149,7 @@ def _model(result: Result) -> dict[str, Any]:
 
 
 def _contender(result: Result, name: str) -> dict[str, Any]:
-    rounds = result.rounds.get(name, [])
+    rounds = result.rounds.get(name, {})
     return {
         "tokensPerSecond": result.speed(name),
         "mfu": result.mfu(name),
@@ -146,6 +157,7 @@ def _contender(result: Result, name: str) -> dict[str, Any]:
         "failures": result.failures.get(name, []),
         "rounds": [
             {
+                "round": number,
                 "description": each.description,
                 "tokensPerSecond": round(each.tokens_per_second, 2),
                 "tokensPerStep": round(each.tokens_per_step, 1),
@@ -154,7 +166,7 @@ def _contender(result: Result, name: str) -> dict[str, Any]:
                 "hostBytes": each.host_bytes,
                 "deviceBytes": each.device_bytes,
             }
-            for each in rounds
+            for number, each in rounds.items()
         ],
     }
 
@@ -191,7 +203,7 @@ def _lines(machine: Mapping[str, Any], date: str, results: Sequence[Result]) -> 
 
 
 def _row(result: Result, name: str) -> str:
-    rounds, failures = result.rounds.get(name, []), result.failures.get(name, [])
+    rounds, failures = list(result.rounds.get(name, {}).values()), result.failures.get(name, [])
     if not rounds:
         reason = failures[0].strip().splitlines()[0].rstrip(":")
         return f"| {name} | {reason} | - | - | - | - | - | - |"

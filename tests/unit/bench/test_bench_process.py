@@ -1,0 +1,59 @@
+"""Commands of the benchmark leave nothing behind, however they end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.trainer import process
+from bench.trainer.process import RunFailedError
+
+# A child in a session of its own, as torchrun starts its workers; it outlives the parent if nobody ends it.
+CHILD = (
+    "import subprocess, sys, time\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+    "print('child', child.pid, flush=True)\n"
+)
+
+
+def ended(pid: int) -> bool:
+    """Whether a process is gone, or will be at once."""
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("then", "seconds", "expected"),
+    [
+        ("raise SystemExit(3)", 60.0, "ended with exit code 3"),
+        ("time.sleep(600)", 2.0, "took longer than 2 s"),
+    ],
+)
+def test_a_command_that_fails_says_how_and_leaves_no_process(
+    tmp_path: Path, then: str, seconds: float, expected: str
+) -> None:
+    children: list[int] = []
+    with pytest.raises(RunFailedError, match=expected):
+        process.run(
+            [sys.executable, "-c", CHILD + then],
+            os.environ,
+            folder=tmp_path,
+            seconds=seconds,
+            seen=lambda line: children.append(int(line.text.split()[1])),
+        )
+    assert [ended(child) for child in children] == [True]
+
+
+def test_lines_come_with_their_time(tmp_path: Path) -> None:
+    script = "import time; print('one', flush=True); time.sleep(0.2); print('two')"
+    first, second = process.run([sys.executable, "-c", script], os.environ, folder=tmp_path, seconds=60)
+    assert (first.text, second.text) == ("one", "two")
+    assert second.when - first.when > 0.1
