@@ -8,8 +8,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 _PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "flash-attn")
 
 
@@ -21,7 +19,7 @@ def describe() -> dict[str, Any]:
     return {
         "cpu": processor(Path("/proc/cpuinfo").read_text(encoding="utf-8")),
         "cores": len(os.sched_getaffinity(0)),
-        "memoryGiB": round(psutil.virtual_memory().total / 2**30, 1),
+        "memoryGiB": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "gpu": gpus[0] if gpus else None,
         "gpus": len(gpus),
         "load": round(os.getloadavg()[0], 2),

@@ -68,8 +68,8 @@ def examples(work: Work, tokenizer: PreTrainedTokenizerBase) -> DataLoader:
             "labels": labels,
         }
 
-    sampler: DistributedSampler = DistributedSampler(rows, seed=SEED)  # type: ignore[arg-type]
-    return DataLoader(rows, batch_size=work.sequences, sampler=sampler, collate_fn=collate)  # type: ignore[arg-type]
+    sampler: DistributedSampler = DistributedSampler(rows, seed=SEED)
+    return DataLoader(rows, batch_size=work.sequences, sampler=sampler, collate_fn=collate)
 
 
 def load(work: Work) -> Any:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 _MARK = "BENCH_RUN"
 _SECONDS_TO_END = 10
@@ -101,23 +101,26 @@ def run(
 
 def _end_marked(mark: str) -> None:
     """End the processes that came of a command, those too that left its session or lost their parent."""
-    found = [process for process in psutil.process_iter() if _has(process, mark)]
-    for process in found:
-        _ignoring_gone(process.terminate)
-    _, alive = psutil.wait_procs(found, timeout=_SECONDS_TO_END)
-    for process in alive:
-        _ignoring_gone(process.kill)
+    for which in (signal.SIGTERM, signal.SIGKILL):
+        _signal(mark, which)
+        deadline = time.monotonic() + _SECONDS_TO_END
+        while _marked(mark) and time.monotonic() < deadline:
+            time.sleep(0.05)
 
 
-def _has(process: psutil.Process, mark: str) -> bool:
-    try:
-        return process.pid != os.getpid() and process.environ().get(_MARK) == mark
-    except (psutil.Error, OSError):
-        return False
+def _signal(mark: str, which: signal.Signals) -> None:
+    for pid in _marked(mark):
+        with suppress(ProcessLookupError):
+            os.kill(pid, which)
 
 
-def _ignoring_gone(action: Callable[[], None]) -> None:
-    try:
-        action()
-    except psutil.NoSuchProcess:
-        return
+def _marked(mark: str) -> list[int]:
+    """The processes with a mark in their environment; the ended have none."""
+    wanted = f"{_MARK}={mark}".encode()
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):
+                if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+    return found

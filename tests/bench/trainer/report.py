@@ -213,7 +213,7 @@ def _row(result: Result, name: str) -> str:
     tokens = statistics.median(each.tokens_per_step for each in rounds)
     mfu, needed = result.mfu(name), result.mfu_needed(name)
     told = "-" if mfu is None or needed is None else f"{mfu:.1%} (needed: {needed:.1%})"
-    failed = f"; {len(failures)} rounds failed" if failures else ""
+    failed = f"; failed rounds: {len(failures)}" if failures else ""
     return (
         f"| {name} | {rounds[0].description}{failed} | {statistics.median(speeds):,.0f} "
         f"| {min(speeds):,.0f} to {max(speeds):,.0f} | {tokens:,.0f} | {step:.3f} | {memory / 2**30:.2f} | {told} |"

@@ -9,6 +9,7 @@ the packs of a step are taken one by one, which is the fastest that this trainer
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,35 +17,33 @@ from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
-from trl import SFTConfig, SFTTrainer
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
 
 from bench.trainer.meter import Meter
 from bench.trainer.work import LEARNING_RATE, LORA_ALPHA, LORA_RANK, SEED, Work
 
 
-class Counted(SFTTrainer):
-    """The trainer, counting the tokens of its steps; a batch without padding has no others."""
-
-    tokens = 0
-
-    def training_step(self, model: Any, inputs: dict[str, Any], *rest: Any, **named: Any) -> torch.Tensor:
-        """One forward and backward pass."""
-        self.tokens += inputs["input_ids"].numel()
-        return super().training_step(model, inputs, *rest, **named)
-
-
-class Steps(TrainerCallback):
-    """Tells the meter of each optimizer step."""
+class Steps(TrainerCallback):  # type: ignore[misc]
+    """Tells the meter of each optimizer step, and of its tokens; a batch without padding has no others."""
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
-        self.trainer: Counted | None = None
+        self.tokens = 0
+
+    def counting(self, training_step: Callable[..., Any]) -> Callable[..., Any]:
+        """A trainer's forward and backward pass, counting the tokens of its batches."""
+
+        def counted(model: Any, inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
+            self.tokens += inputs["input_ids"].numel()
+            return training_step(model, inputs, *rest, **named)
+
+        return counted
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """An optimizer step has ended."""
-        assert self.trainer is not None
-        self.meter.step(self.trainer.tokens)
-        self.trainer.tokens = 0
+        self.meter.step(self.tokens)
+        self.tokens = 0
 
 
 def main() -> None:
@@ -59,7 +58,7 @@ def main() -> None:
     arguments = config(work, cuda=cuda, packs=work.sequences if flash else 1)
     meter = Meter()
     steps = Steps(meter)
-    trainer = Counted(
+    trainer: Any = SFTTrainer(
         model=AutoModelForCausalLM.from_pretrained(
             work.model, dtype=compute if frozen else torch.float32, attn_implementation=attention
         ),
@@ -73,14 +72,16 @@ def main() -> None:
         else None,
         callbacks=[steps],
     )
-    steps.trainer = trainer
+    trainer.training_step = steps.counting(trainer.training_step)
     trainer.train()
     meter.save(work.out, f"{sharding(work, cuda=cuda)}, {attention}, packed (bfd, padding-free)")
 
 
 def config(work: Work, *, cuda: bool, packs: int) -> SFTConfig:
     """The trainer's arguments: as the others train, and nothing written, logged or evaluated meanwhile."""
-    sharded = {"fsdp": True, "fsdp_config": {"version": 2}} if cuda and work.processes > 1 else {}
+    sharded: dict[str, Any] = (
+        {"fsdp": True, "fsdp_config": {"version": 2}} if cuda and work.processes > 1 else {}
+    )
     return SFTConfig(
         output_dir=f"{work.out}/trl",
         packing=True,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from bench.trainer import contenders, shapes
@@ -67,7 +69,7 @@ def test_figures_are_of_all_ranks() -> None:
 
 
 def test_memory_is_of_the_largest_process_of_each_rank() -> None:
-    told = [
+    told: list[dict[str, Any]] = [
         {"rank": 0, "host": 5, "device": 70},
         {"rank": 0, "host": 9, "device": None},
         {"rank": 1, "host": 4, "device": 80},

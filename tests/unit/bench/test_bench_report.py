@@ -77,7 +77,7 @@ def test_the_table_has_all_contenders_and_goals() -> None:
         "| ours | how | 4,000 | 2,000 to 4,000 | 4,000 | 1.000 | 1.00 | - |",
         "| ours-checkpoint | how | 2,900 | 1,990 to 3,810 | 4,000 | 1.530 | 1.00 | - |",
         "| padded | padded took longer than 60 s | - | - | - | - | - | - |",
-        "| trl | how; 1 rounds failed | 3,000 | 2,000 to 4,000 | 4,000 | 1.500 | 1.00 | - |",
+        "| trl | how; failed rounds: 1 | 3,000 | 2,000 to 4,000 | 4,000 | 1.500 | 1.00 | - |",
         "",
         "| goal | limit | measured | |",
         "|---|---:|---:|---|",
