@@ -95,7 +95,7 @@ def run(
     if late.is_set() or code:
         how = f"took longer than {seconds:.0f} s" if late.is_set() else f"ended with exit code {code}"
         last = "\n".join(line.text for line in lines[-_LINES_TOLD:])
-        raise RunFailedError(f"{' '.join(command[1:4])} {how}:\n{last}")
+        raise RunFailedError(f"{command[-1]} {how}:\n{last}")
     return lines
 
 
