@@ -38,3 +38,55 @@ def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
     # NB: it warns above this length; the recipe's maxTokens and maxLength decide on that.
     tokenizer.model_max_length = int(1e30)
     return tokenizer
+
+
+def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token that fills up rows: padding, or the end of text where the tokenizer knows no padding.
+
+    Nothing is learned from padding and nothing attends to it, so any token does.
+    """
+    found = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return int(found)
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows_of_embedding: int, base: str) -> None:
+    """See that the embedding has a row for each of the tokenizer's tokens; it may have more.
+
+    Raises:
+        RecipeRefusedError: it has not.
+    """
+    last = max(tokenizer.get_vocab().values())
+    if last >= rows_of_embedding:
+        raise RecipeRefusedError(
+            f"the tokenizer of model.base {base} has token ids up to {last:,}, and the embedding has "
+            f"{rows_of_embedding:,} rows: use the tokenizer that the model was trained with, or add rows to its "
+            "embedding",
+            reason="VocabularyMismatch",
+        )
+
+
+def check_same_vocabulary(
+    tokenizer: PreTrainedTokenizerBase, teacher_tokenizer: PreTrainedTokenizerBase, base: str, teacher: str
+) -> None:
+    """See that an id means the same token to a model and to its teacher.
+
+    Tokens that one of them alone has, at ids that the other does not use, are no contradiction; whether the
+    teacher's embedding reaches them, `check_vocabulary` tells.
+
+    Raises:
+        RecipeRefusedError: it does not.
+    """
+    ours, theirs = tokenizer.get_vocab(), teacher_tokenizer.get_vocab()
+    known_to_teacher = {number: token for token, number in theirs.items()}
+    differing = sorted(
+        (number, token)
+        for token, number in ours.items()
+        if theirs.get(token, number) != number or known_to_teacher.get(number, token) != token
+    )
+    if differing:
+        number, token = differing[0]
+        raise RecipeRefusedError(
+            f"the tokenizers of model.base {base} and of the teacher {teacher} disagree on {len(differing):,} tokens, "
+            f"first on {token!r} with id {number:,} in {base}: choose a teacher of the same family",
+            reason="VocabularyMismatch",
+        )

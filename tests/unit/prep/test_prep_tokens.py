@@ -12,7 +12,7 @@ from finetune_crds.training import Model
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.prep import tokens
 from finetune_trainer.tokenizer import load_tokenizer
-from finetune_trainer.train.data import Encoder
+from finetune_trainer.train.encode import Encoder
 
 if TYPE_CHECKING:
     from pathlib import Path

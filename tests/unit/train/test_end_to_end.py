@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +17,7 @@ import torch
 from finetune_crds import contract
 from finetune_crds.contract import PodError
 from finetune_crds.recipe import Recipe
-from finetune_trainer.train import data, pack
+from finetune_trainer.train import data, encode, pack
 from finetune_trainer.train.objectives import sft
 from pods import free_port
 
@@ -58,15 +60,21 @@ def error_of(outcome: Outcome) -> PodError:
     return outcome.message.error
 
 
-def validation_loss(model: Any, pod: Pod) -> float:
-    """The mean loss over the validation split, one example at a time, without any sharding or packing."""
+def split_of(pod: Pod, name: str) -> data.Split:
+    """The tokens of one of the pod's splits."""
     from transformers import AutoTokenizer
 
     recipe = Recipe.model_validate(pod.recipe)
-    tokenizer = AutoTokenizer.from_pretrained(recipe.model.base)
+    encoder = encode.Encoder.of(recipe, AutoTokenizer.from_pretrained(recipe.model.base))
     assert recipe.data.splits is not None
-    split = data.tokenize(recipe.data.splits, "validation", data.Encoder.of(recipe, tokenizer))
-    assert split is not None
+    with tempfile.TemporaryDirectory() as folder:
+        assert data.tokenize(recipe.data.splits, name, encoder, Path(folder))
+        return data.Split.load(Path(folder))
+
+
+def validation_loss(model: Any, pod: Pod) -> float:
+    """The mean loss over the validation split, one example at a time, without any sharding or packing."""
+    split = split_of(pod, "validation")
     batches = [pack.collate(split, [[example]], pad_id=0) for example in range(len(split))]
     with torch.no_grad():
         total = sum(sft.next_token_loss(model.eval(), batch).item() for batch in batches)
@@ -140,14 +148,9 @@ def test_the_registered_weights_are_the_evaluated_ones(trained: Trained) -> None
 
 def test_the_first_step_is_that_of_plain_torch(trained: Trained, base_model: Path) -> None:
     """Loss and gradient norm of two FSDP ranks equal those of one process without any of our machinery."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    recipe = Recipe.model_validate(trained.pod.recipe)
-    assert recipe.data.splits is not None
-    split = data.tokenize(
-        recipe.data.splits, "train", data.Encoder.of(recipe, AutoTokenizer.from_pretrained(base_model))
-    )
-    assert split is not None
+    split = split_of(trained.pod, "train")
     rows = pack.sequences(split.lengths, max_length=64, packing=True)
     plan = pack.Plan.of(rows, global_batch=4, seed=42, epochs=None, max_steps=60)
     examples = [[example] for row in plan.of_step(0) for example in row]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from finetune_trainer.train import pack
 from finetune_trainer.train.data import Split
@@ -44,12 +47,172 @@ def test_a_batch_holds_positions_and_next_tokens_of_each_example_apart() -> None
     batch = pack.collate(split, [[0, 1], [2]], pad_id=1)
     ignored = pack.IGNORED
     assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9, 10], [11, 12, 13, 1, 1, 1]]
-    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1], [0, 1, 2, 3, 4, 5]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1], [0, 1, 2, 0, 1, 2]]
     assert batch.targets.tolist() == [
         [ignored, 7, 8, ignored, 10, ignored],
         [12, 13, ignored, ignored, ignored, ignored],
     ]
-    assert (batch.tokens, batch.targets_count) == (9, 5)
+    assert batch.owners.tolist() == [[0, 0, 0, 0, 1, 1], [2, 2, 2, 0, 0, 0]]
+    assert batch.documents.tolist() == [0, 4, 6, 9, 12]
+    assert batch.examples.tolist() == [0, 1, 2]
+    assert (batch.longest, batch.tokens, batch.targets_count) == (4, 9, 5)
+    kinds = {name: value.dtype for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
+    whole = dict.fromkeys(("input_ids", "position_ids", "targets", "owners", "examples"), torch.int64)
+    assert kinds == {**whole, "documents": torch.int32}
+
+
+def test_a_batch_can_be_of_a_given_width() -> None:
+    split = split_of(([5, 6, 7], 1), ([9, 10], 0))
+    batch = pack.collate(split, [[0], [1]], pad_id=1, width=5)
+    assert batch.input_ids.tolist() == [[5, 6, 7, 1, 1], [9, 10, 1, 1, 1]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1], [0, 1, 0, 1, 2]]
+    assert (batch.documents.tolist(), batch.longest) == ([0, 3, 5, 7, 10], 3)
+    with pytest.raises(ValueError, match="a sequence of 3 tokens does not fit a width of 2"):
+        pack.collate(split, [[0]], pad_id=1, width=2)
+
+
+@pytest.mark.parametrize("width", [None, 4])
+def test_a_rank_without_sequences_has_a_row_of_padding(width: int | None) -> None:
+    batch = pack.collate(split_of(([5, 6, 7], 1)), [], pad_id=1, width=width)
+    assert batch.input_ids.tolist() == [[1] * (width or 1)]
+    assert (batch.documents.tolist(), batch.examples.tolist()) == ([0, width or 1], [])
+    assert (batch.tokens, batch.targets_count) == (0, 0)
+
+
+def test_a_pair_is_two_documents_of_one_example() -> None:
+    pairs = split_of(([5, 6, 7], 1), ([5, 8], 1), ([9, 10], 1), ([9, 11, 12], 1))
+    split = Split(pairs.tokens, pairs.learned, pairs.offsets, documents=2)
+    assert (len(split), split.lengths.tolist()) == (2, [5, 5])
+    batch = pack.collate(split, [[1], [0]], pad_id=1, width=6)
+    assert batch.input_ids.tolist() == [[9, 10, 9, 11, 12, 1], [5, 6, 7, 5, 8, 1]]
+    assert batch.owners.tolist() == [[0, 0, 1, 1, 1, 0], [2, 2, 2, 3, 3, 0]]
+    assert batch.documents.tolist() == [0, 2, 5, 6, 9, 11, 12]
+    assert batch.examples.tolist() == [1, 0]
+
+
+@st.composite
+def packed(draw: st.DrawFn) -> tuple[Split, list[list[int]]]:
+    """Examples of one or two documents, some of them in sequences."""
+    documents = draw(st.integers(1, 2))
+    sizes = draw(st.lists(st.integers(1, 6), min_size=documents, max_size=12 * documents))
+    sizes = sizes[: len(sizes) // documents * documents]
+    total = sum(sizes)
+    learned = draw(st.lists(st.booleans(), min_size=total, max_size=total))
+    split = Split(
+        np.arange(100, 100 + total, dtype=np.int32), np.array(learned), np.cumsum([0, *sizes]), documents
+    )
+    order = draw(st.permutations(range(len(split))))
+    cuts = sorted(draw(st.sets(st.integers(1, max(1, len(order) - 1)), max_size=4)))
+    rows = [order[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(order)], strict=True)]
+    return split, [row for row in rows if row]
+
+
+@given(packed(), st.integers(0, 3))
+def test_a_batch_is_what_a_loop_over_its_tokens_makes(
+    case: tuple[Split, list[list[int]]], extra: int
+) -> None:
+    split, rows = case
+    width = max(int(split.lengths[row].sum()) for row in rows) + extra
+    ids, positions, targets, owners, documents, owner = [], [], [], [], [0], 0
+    for row in rows:
+        begin = len(ids)
+        for example in row:
+            for document in range(example * split.documents, (example + 1) * split.documents):
+                first, end = int(split.offsets[document]), int(split.offsets[document + 1])
+                for at in range(first, end):
+                    ids.append(int(split.tokens[at]))
+                    positions.append(at - first)
+                    follows = at + 1 < end and split.learned[at + 1]
+                    targets.append(int(split.tokens[at + 1]) if follows else pack.IGNORED)
+                    owners.append(owner)
+                documents.append(len(ids))
+                owner += 1
+        padding = begin + width - len(ids)
+        ids += [1] * padding
+        positions += range(padding)
+        targets += [pack.IGNORED] * padding
+        owners += [0] * padding
+        documents += [len(ids)] if padding else []
+    batch = pack.collate(split, rows, pad_id=1, width=width)
+    assert batch.input_ids.flatten().tolist() == ids
+    assert batch.position_ids.flatten().tolist() == positions
+    assert batch.targets.flatten().tolist() == targets
+    assert batch.owners.flatten().tolist() == owners
+    assert batch.documents.tolist() == documents
+    assert batch.longest == max(np.diff(documents))
+    assert batch.examples.tolist() == [example for row in rows for example in row]
+
+
+def test_a_batch_moves_to_a_device_whole() -> None:
+    batch = pack.collate(split_of(([5, 6, 7], 1)), [[0]], pad_id=1)
+    moved = batch.to(torch.device("meta"))
+    devices = {value.device.type for value in vars(moved).values() if isinstance(value, torch.Tensor)}
+    assert devices == {"meta"}
+    assert (moved.longest, moved.tokens, moved.targets_count) == (3, 3, 2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_batch_comes_back_from_a_gpu_as_it_was() -> None:
+    batch = pack.collate(split_of(([5, 6, 7], 1), ([9, 10], 0)), [[0, 1]], pad_id=1, width=8)
+    returned = batch.to(torch.device("cuda")).to(torch.device("cpu"))
+    torch.cuda.synchronize()
+    for name, value in vars(batch).items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(getattr(returned, name), value)
+
+
+def naive_best_fit(lengths: list[int], max_length: int) -> list[list[int]]:
+    """Best-fit decreasing as a textbook has it: look at every sequence."""
+    packs: list[list[int]] = []
+    free: list[int] = []
+    for example in sorted(range(len(lengths)), key=lambda example: -lengths[example]):
+        fitting = [(room, pack) for pack, room in enumerate(free) if room >= lengths[example]]
+        if fitting:
+            pack_ = min(fitting)[1]
+        else:
+            pack_ = len(packs)
+            packs.append([])
+            free.append(max_length)
+        packs[pack_].append(example)
+        free[pack_] -= lengths[example]
+    return packs
+
+
+@given(st.lists(st.integers(1, 70), max_size=60), st.integers(1, 64))
+def test_packing_is_best_fit_decreasing(lengths: list[int], max_length: int) -> None:
+    found = pack.sequences(np.array(lengths, np.int64), max_length=max_length, packing=True)
+    assert found == naive_best_fit(lengths, max_length)
+
+
+def test_a_million_examples_are_packed_in_seconds() -> None:
+    lengths = np.random.default_rng(0).integers(10, 2048, 1_000_000)
+    began = time.process_time()
+    rows = pack.sequences(lengths, max_length=2048, packing=True)
+    assert time.process_time() - began < 10
+    assert sum(map(len, rows)) == len(lengths)
+
+
+@given(
+    count=st.integers(1, 40),
+    global_batch=st.integers(1, 20),
+    batch_size=st.integers(1, 6),
+    ranks=st.sampled_from([1, 2, 3, 4, 8]),
+    seed=st.integers(0, 2**32),
+    epochs=st.sampled_from([0.5, 1.0, 2.5]),
+)
+def test_the_shares_of_a_step_are_the_step_for_any_world_size(
+    *, count: int, global_batch: int, batch_size: int, ranks: int, seed: int, epochs: float
+) -> None:
+    rows = [[example] for example in range(count)]
+    plan = pack.Plan.of(rows, global_batch=global_batch, seed=seed, epochs=epochs, max_steps=None)
+    for step in range(plan.max_steps):
+        wanted = plan.of_step(step)
+        mine = [
+            list(pack.shares(wanted, rank=rank, ranks=ranks, batch_size=batch_size)) for rank in range(ranks)
+        ]
+        assert len({len(rounds) for rounds in mine}) == 1
+        assert all(len(share) <= batch_size for rounds in mine for share in rounds)
+        assert [row for round_ in zip(*mine, strict=True) for share in round_ for row in share] == wanted
 
 
 def test_packed_examples_do_not_see_each_other(base_model: Path) -> None:
@@ -66,7 +229,10 @@ def test_packed_examples_do_not_see_each_other(base_model: Path) -> None:
         loss.backward()
         return loss.item(), model.model.layers[0].self_attn.q_proj.weight.grad.clone()
 
+    # Without padding or neighbours, a row at a time.
+    each = [gradients([[example]]) for example in range(5)]
     alone, alone_gradient = gradients([[0], [1], [2], [3], [4]])
+    assert alone == pytest.approx(sum(loss for loss, _ in each), rel=1e-6)
     packed, packed_gradient = gradients([[3, 0, 2], [1, 4]])
     assert packed == pytest.approx(alone, rel=1e-6)
     torch.testing.assert_close(packed_gradient, alone_gradient, rtol=1e-4, atol=1e-6)

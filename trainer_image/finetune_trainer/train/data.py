@@ -1,243 +1,84 @@
-"""From the splits to token ids: read, tokenise, and decide on which tokens the loss is taken."""
+"""From the splits to token ids on disk, in an order that depends on the examples alone."""
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from jinja2 import TemplateError
 
-from finetune_crds.data import Columns
-from finetune_trainer.outcome import DataError, RecipeRefusedError
-from finetune_trainer.train import storage
+from finetune_trainer.outcome import DataError
+from finetune_trainer.train.read import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-    import pyarrow as pa
-    from transformers import PreTrainedTokenizerBase
+    from finetune_crds.data import Splits
+    from finetune_trainer.train.encode import Encoder
 
-    from finetune_crds.data import Data, Splits
-    from finetune_crds.recipe import Recipe
-
-_BATCH_ROWS = 1024
-SPLIT_COLUMN = "split"
+_FINGERPRINT = np.dtype("S16")
+# Tokens that are put in order at once.
+_CHUNK_TOKENS = 1 << 17
 
 
 @dataclass(frozen=True)
 class Split:
-    """Tokenised examples, one after the other.
+    """Tokenised examples, one after the other, each of one document or of two (chosen, then rejected).
 
     tokens: token ids, int32 [tokens].
     learned: whether the loss is taken on the token, bool [tokens].
-    offsets: where each example begins, and where the last ends, int64 [examples + 1].
+    offsets: where each document begins, and where the last ends, int64 [examples * documents + 1].
+    documents: documents an example.
     """
 
     tokens: np.ndarray
     learned: np.ndarray
     offsets: np.ndarray
+    documents: int = 1
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return (len(self.offsets) - 1) // self.documents
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens in each example, int64 [examples]."""
-        return np.diff(self.offsets)
-
-    def save(self, folder: Path) -> None:
-        """Write the arrays to `folder`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ("tokens", "learned", "offsets"):
-            np.save(folder / f"{name}.npy", getattr(self, name))
+        """Tokens in each example, those of its documents together, int64 [examples]."""
+        return np.diff(self.offsets[:: self.documents])
 
     @classmethod
     def load(cls, folder: Path) -> Split:
-        """Map the arrays in `folder` into memory, shared by all ranks of the pod."""
-        return cls(
-            *(np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("tokens", "learned", "offsets"))
+        """Map the arrays that `tokenize` left in `folder` into memory, shared by all ranks of the pod."""
+        tokens, learned, offsets = (
+            np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("tokens", "learned", "offsets")
         )
+        return cls(tokens, learned, offsets, int(np.load(folder / "documents.npy")))
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """One tokenised example: token ids, int32 [tokens], and whether the loss is taken on each, bool [tokens]."""
+def tokenize(splits: Splits, name: str, encoder: Encoder, folder: Path) -> bool:
+    """Read and tokenise a split into `folder`, for `Split.load`; False, and no folder, when there is no such split.
 
-    tokens: np.ndarray
-    learned: np.ndarray
-
-    @classmethod
-    def of(cls, tokens: list[int], learned: list[bool]) -> Encoded:
-        """The example as arrays: a whole split of lists would take many times the memory."""
-        return cls(np.array(tokens, np.int32), np.array(learned, np.bool_))
-
-
-@dataclass
-class Encoder:
-    """Turns rows into tokens."""
-
-    tokenizer: PreTrainedTokenizerBase
-    columns: Columns
-    loss_on_answer: bool
-    max_length: int
-    overlong: str
-    counts: Counter[str] = field(default_factory=Counter)
-
-    @classmethod
-    def of(cls, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Encoder:
-        """The encoder that a recipe describes.
-
-        Raises:
-            RecipeRefusedError: examples are conversations, and nothing says how to render them.
-        """
-        columns = example_columns(recipe.data)
-        if columns.messages is not None and tokenizer.chat_template is None:
-            raise RecipeRefusedError(
-                f"data.columns.messages needs a chat template, and the tokenizer of {recipe.model.base} has none: "
-                "set model.chatTemplate"
-            )
-        return cls(
-            tokenizer=tokenizer,
-            columns=columns,
-            loss_on_answer=recipe.objective.loss_on != "All",
-            max_length=recipe.training.max_length,
-            overlong=recipe.training.overlong,
-        )
-
-    def encode(self, rows: dict[str, list[Any]]) -> Iterator[Encoded]:
-        """The examples of a batch of columns; those above the maximum length as the recipe says.
-
-        Raises:
-            DataError: an example is too long and overlong is Fail.
-        """
-        for example in self._encode_whole(rows):
-            self.counts["read"] += 1
-            fitting = example if len(example.tokens) <= self.max_length else self._fit(example)
-            if fitting is None:
-                continue
-            if fitting.learned[1:].any():
-                self.counts["kept"] += 1
-                yield fitting
-            else:
-                self.counts["without an answer"] += 1
-
-    def summary(self) -> str:
-        """What became of the examples of the last split."""
-        return ", ".join(f"{number:,} {what}" for what, number in self.counts.items())
-
-    def _encode_whole(self, rows: dict[str, list[Any]]) -> Iterator[Encoded]:
-        if self.columns.text is not None:
-            return self._texts(rows[self.columns.text])
-        if self.columns.messages is not None:
-            return self._conversations(rows[self.columns.messages])
-        assert self.columns.prompt is not None  # noqa: S101 - the recipe was refused otherwise
-        assert self.columns.response is not None  # noqa: S101
-        return self._answers(rows[self.columns.prompt], rows[self.columns.response])
-
-    def _texts(self, texts: list[str]) -> Iterator[Encoded]:
-        for ids in self.tokenizer(texts)["input_ids"]:
-            tokens = [*self._without_end(ids), self.tokenizer.eos_token_id]
-            yield Encoded.of(tokens, [True] * len(tokens))
-
-    def _answers(self, prompts: list[str], responses: list[str]) -> Iterator[Encoded]:
-        # NB: prompt and answer are tokenised apart, so that the prompt has the tokens it has at inference.
-        prompt_ids = self.tokenizer(prompts)["input_ids"]
-        response_ids = self.tokenizer(responses, add_special_tokens=False)["input_ids"]
-        for prompt, response in zip(prompt_ids, response_ids, strict=True):
-            given = self._without_end(prompt)
-            answer = [*response, self.tokenizer.eos_token_id]
-            learned = [not self.loss_on_answer] * len(given) + [True] * len(answer)
-            yield Encoded.of([*given, *answer], learned)
-
-    def _conversations(self, conversations: list[list[dict[str, str]]]) -> Iterator[Encoded]:
-        for messages in conversations:
-            text = self._render(messages)
-            ids = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-            answers = self._answer_spans(messages, text) if self.loss_on_answer else [(0, len(text))]
-            learned = [
-                any(begin < answer_end and end > answer_begin for answer_begin, answer_end in answers)
-                for begin, end in ids["offset_mapping"]
-            ]
-            yield Encoded.of(ids["input_ids"], learned)
-
-    def _answer_spans(self, messages: list[dict[str, str]], text: str) -> list[tuple[int, int]]:
-        """Where in the rendered conversation the assistant speaks, as (begin, end) in characters."""
-        spans = []
-        for turn, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            before = self._render(messages[:turn], add_generation_prompt=True)
-            through = self._render(messages[: turn + 1])
-            if not (text.startswith(through) and through.startswith(before)):
-                raise DataError(
-                    "ChatTemplate",
-                    "the chat template renders the beginning of a conversation differently once it goes on, so "
-                    "answers cannot be told from prompts: set objective.lossOn: All or another model.chatTemplate",
-                )
-            spans.append((len(before), len(through)))
-        return spans
-
-    def _render(self, messages: list[dict[str, str]], *, add_generation_prompt: bool = False) -> str:
-        try:
-            text = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=add_generation_prompt
-            )
-        except TemplateError as error:
-            raise DataError(
-                "ChatTemplate", f"the chat template does not take a conversation of the data: {error}"
-            ) from error
-        return str(text)
-
-    def _without_end(self, ids: list[int]) -> list[int]:
-        return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
-
-    def _fit(self, example: Encoded) -> Encoded | None:
-        """What becomes of an example above the maximum length; None: it is left out."""
-        if self.overlong == "Fail":
-            raise DataError(
-                "OverlongExample",
-                f"an example has {len(example.tokens)} tokens, above training.maxLength {self.max_length}: raise "
-                "it, or set training.overlong to Drop or Truncate",
-            )
-        if self.overlong == "Drop":
-            self.counts["too long"] += 1
-            return None
-        self.counts["truncated"] += 1
-        return Encoded(example.tokens[: self.max_length], example.learned[: self.max_length])
-
-
-def example_columns(data: Data) -> Columns:
-    """Where training finds an example: a prepared table has columns of its own making."""
-    if data.prepare is None:
-        return data.columns
-    if data.prepare.response_template is not None:
-        return Columns(prompt="prompt", response="response")
-    if data.prepare.prompt_template is not None or data.columns.text is not None:
-        return Columns(text="text")
-    if data.columns.messages is not None:
-        return Columns(messages="messages")
-    return Columns(prompt="prompt", response="response")
-
-
-def tokenize(splits: Splits, name: str, encoder: Encoder) -> Split | None:
-    """Read and tokenise a split; None when there is no such split, which is an error only for `train`.
-
-    Examples come in the order of their tokens' hash: it depends on nothing but the examples themselves, not on
-    the files they were in.
+    Examples come in the order of their hash: it depends on nothing but the examples themselves, not on the files
+    they were in. Tokens go to disk as they are made; while the examples are put in order, memory holds at most
+    64 bytes for each of them (a fingerprint of 16, the order, lengths and offsets), 96 where they are pairs. The
+    disk holds the tokens twice for that time, at 5 bytes each.
 
     Raises:
-        DataError: the table or a column is missing, a value is null, or nothing is left to train on.
+        DataError: data is missing or broken, or nothing is left to train on (an error only for `train`, or when
+            rows were read).
+        RecipeRefusedError: examples are conversations, and nothing says how to render them.
     """
     encoder.counts.clear()
-    wanted = [column for column in encoder.columns.to_json().values() if column]
-    examples = [example for rows in read(splits, name, wanted) for example in encoder.encode(rows)]
-    if not examples and (name == "train" or encoder.counts["read"]):
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as unordered:
+        _spool(splits, name, encoder, Path(unordered))
+        if encoder.counts["kept"]:
+            folder.mkdir(exist_ok=True)
+            _put_in_order(Path(unordered), folder, encoder.documents)
+            return True
+    if name == "train" or encoder.counts["read"]:
         raise DataError("EmptySplit", _nothing_left(splits, name, encoder))
-    return _joined(sorted(examples, key=_fingerprint)) if examples else None
+    return False
 
 
 def _nothing_left(splits: Splits, name: str, encoder: Encoder) -> str:
@@ -250,97 +91,55 @@ def _nothing_left(splits: Splits, name: str, encoder: Encoder) -> str:
     )
 
 
-def _fingerprint(example: Encoded) -> bytes:
-    return hashlib.blake2b(example.tokens.tobytes(), digest_size=16).digest()
+def _spool(splits: Splits, name: str, encoder: Encoder, folder: Path) -> None:
+    """Append the examples to files as they come."""
+    wanted = [column for column in encoder.columns.to_json().values() if column]
+    with (
+        (folder / "tokens").open("wb") as tokens,
+        (folder / "learned").open("wb") as learned,
+        (folder / "lengths").open("wb") as lengths,
+        (folder / "fingerprints").open("wb") as fingerprints,
+    ):
+        for rows in read(splits, name, wanted):
+            for example in encoder.encode(rows):
+                tokens.write(example.tokens.data)
+                learned.write(example.learned.data)
+                lengths.write(example.lengths.data)
+                fingerprints.write(example.fingerprint)
 
 
-def _joined(examples: list[Encoded]) -> Split:
-    return Split(
-        np.concatenate([example.tokens for example in examples]),
-        np.concatenate([example.learned for example in examples]),
-        np.cumsum([0, *(len(example.tokens) for example in examples)], dtype=np.int64),
-    )
+def _put_in_order(unordered: Path, folder: Path, documents: int) -> None:
+    """Write the arrays of a Split, its examples in the order of their fingerprints, a part at a time."""
+    order = np.argsort(np.fromfile(unordered / "fingerprints", _FINGERPRINT), kind="stable")
+    lengths = np.fromfile(unordered / "lengths", np.int32).reshape(-1, documents)
+    sizes = lengths.sum(axis=1, dtype=np.int64)
+    begins = (np.cumsum(sizes) - sizes)[order]
+    sizes = sizes[order]
+    offsets = np.zeros(lengths.size + 1, np.int64)
+    np.cumsum(lengths[order].ravel(), out=offsets[1:])
+    np.save(folder / "offsets.npy", offsets)
+    np.save(folder / "documents.npy", np.array(documents, np.int64))
+    parts = list(_parts(offsets[::documents]))
+    for name, kind in (("tokens", np.int32), ("learned", np.bool_)):
+        source = np.asarray(np.memmap(unordered / name, kind, mode="r"))
+        with (folder / f"{name}.npy").open("wb") as file:
+            header = {"descr": np.dtype(kind).str, "fortran_order": False, "shape": (len(source),)}
+            np.lib.format.write_array_header_1_0(file, header)
+            for part in parts:
+                file.write(source[spans(begins[part], sizes[part])].data)
 
 
-def read(splits: Splits, name: str, columns: list[str]) -> Iterator[dict[str, list[Any]]]:
-    """Stream the rows of a split as columns; nothing when the recipe names no files for it."""
-    if splits.format == "Delta":
-        batches, where = _delta_batches(splits, name, columns), f"the split {name} of {splits.path}"
-    else:
-        where = getattr(splits, name)
-        batches = _file_batches(where, splits.format, columns) if where else iter(())
-    for batch in batches:
-        for column in batch.schema.names:
-            if batch.column(column).null_count:
-                raise DataError(
-                    "NullValue", f"column {column} has rows without a value in {where}: filter them out"
-                )
-        if batch.num_rows:
-            yield batch.to_pydict()
+def _parts(offsets: np.ndarray) -> Iterator[slice]:
+    """The examples in parts of about `_CHUNK_TOKENS` tokens."""
+    begin, last = 0, len(offsets) - 1
+    while begin < last:
+        end = int(np.searchsorted(offsets, offsets[begin] + _CHUNK_TOKENS))
+        end = min(max(end, begin + 1), last)
+        yield slice(begin, end)
+        begin = end
 
 
-def delta_version(splits: Splits) -> int | None:
-    """The version of the Delta table that is to be read; None for files.
-
-    Raises:
-        DataError: there is no such table or version.
-    """
-    return _delta_table(splits).version() if splits.format == "Delta" else None
-
-
-def _delta_table(splits: Splits) -> Any:
-    from deltalake import DeltaTable
-    from deltalake.exceptions import TableNotFoundError
-
-    assert splits.path is not None  # noqa: S101 - the schema demands it
-    path = splits.path.replace("s3a://", "s3://", 1)
-    try:
-        return DeltaTable(path, version=splits.version, storage_options=storage.delta_options(path))
-    except TableNotFoundError as error:
-        raise DataError(
-            "MissingTable", f"data.splits.path {splits.path} is no Delta table: correct the path"
-        ) from error
-    except Exception as error:
-        if splits.version is not None and "version" in str(error).lower():
-            raise DataError(
-                "MissingVersion",
-                f"the Delta table {splits.path} has no version {splits.version}: name one that it has",
-            ) from error
-        raise
-
-
-def _delta_batches(splits: Splits, name: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    import pyarrow.dataset as ds
-
-    dataset = _delta_table(splits).to_pyarrow_dataset()
-    _require(dataset.schema, [SPLIT_COLUMN, *columns], f"the Delta table {splits.path}")
-    yield from dataset.to_batches(
-        columns=columns, filter=ds.field(SPLIT_COLUMN) == name, batch_size=_BATCH_ROWS
-    )
-
-
-def _file_batches(place: str, kind: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    import pyarrow.dataset as ds
-
-    files, path = storage.filesystem(place)
-    if not files.exists(path):
-        raise DataError("MissingFile", f"{place} does not exist: mount the volume or correct data.splits")
-    dataset = ds.dataset(path, format="parquet" if kind == "Parquet" else "json", filesystem=files)
-    _require(dataset.schema, columns, place)
-    yield from dataset.to_batches(columns=columns, batch_size=_BATCH_ROWS)
-
-
-def _require(schema: pa.Schema, columns: list[str], where: str) -> None:
-    import pyarrow as pa
-
-    missing = [column for column in columns if column not in schema.names]
-    if missing:
-        known = ", ".join(sorted(schema.names))
-        raise DataError("MissingColumn", f"{where} has no column {', '.join(missing)}: it has {known}")
-    for column in columns:
-        kind = schema.field(column).type
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_list(kind)):
-            raise DataError(
-                "ColumnType",
-                f"column {column} of {where} holds {kind}: examples are text, or lists of {{role, content}}",
-            )
+def spans(begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """begins[0], begins[0] + 1 and so on for sizes[0] numbers, then the same for each of the others, int64."""
+    ends = np.cumsum(sizes)
+    return np.repeat(begins - (ends - sizes), sizes) + np.arange(ends[-1] if len(ends) else 0)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+
+from finetune_trainer.train.data import spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,9 +27,17 @@ class Batch:
     """What a rank puts through the model at once.
 
     input_ids: token ids, int64 [rows, length].
-    position_ids: position of each token in its own example, int64 [rows, length]. The model's attention mask
-        follows from it: a position that does not go on by one begins another example.
-    targets: the token that comes next in the same example, or IGNORED, int64 [rows, length].
+    position_ids: position of each token in its own document, int64 [rows, length]; the padding at the end of a row
+        is a document of its own. The model's attention mask follows from it: a position that does not go on by one
+        begins another document.
+    targets: the token that comes next in the same document, or IGNORED, int64 [rows, length].
+    owners: number of the token's document among the documents that are no padding, in order; 0 for padding, int64
+        [rows, length].
+    documents: where each document begins in the flattened rows, padding included, and at last rows * length, int32
+        [documents + 1]: what variable-length attention calls cu_seqlens.
+    examples: the examples' numbers in the split, in the order of their documents, int64 [examples]: with two
+        documents an example, documents 2i and 2i + 1 are those of examples[i].
+    longest: tokens in the longest of `documents`.
     tokens: tokens that are no padding.
     targets_count: targets that are not IGNORED.
     """
@@ -35,40 +45,53 @@ class Batch:
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     targets: torch.Tensor
+    owners: torch.Tensor
+    documents: torch.Tensor
+    examples: torch.Tensor
+    longest: int
     tokens: int
     targets_count: int
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on a device."""
-        return Batch(
-            self.input_ids.to(device, non_blocking=True),
-            self.position_ids.to(device, non_blocking=True),
-            self.targets.to(device, non_blocking=True),
-            self.tokens,
-            self.targets_count,
-        )
+        """The same batch on a device; a copy to a GPU goes through pinned memory and is not waited for."""
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        if device.type == "cuda":
+            tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
+        moved: dict[str, Any] = {
+            name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()
+        }
+        return replace(self, **moved)
 
 
 def sequences(lengths: np.ndarray, *, max_length: int, packing: bool) -> list[list[int]]:
     """Share examples out over sequences of at most `max_length` tokens; each example is in exactly one.
 
-    With packing, best-fit decreasing: the longest first, each into the fullest sequence that still has room.
+    With packing, best-fit decreasing: the longest first, each into the fullest sequence that still has room, and of
+    those the one begun first. An example longer than `max_length` stands alone.
     """
     if not packing:
         return [[example] for example in range(len(lengths))]
     packs: list[list[int]] = []
-    rooms: list[tuple[int, int]] = []  # (tokens still free, pack), ascending
-    for example in np.argsort(-lengths, kind="stable").tolist():
-        length = int(lengths[example])
-        at = bisect_left(rooms, (length, -1))
-        if at == len(rooms):
-            room, pack = max_length, len(packs)
-            packs.append([])
+    # Sequences by the tokens still free in them, a heap for each number; `rooms` has the bit of each number that
+    # has a sequence, so that the least room which suffices is the lowest bit from there.
+    by_room: dict[int, list[int]] = {}
+    rooms = 0
+    order = np.argsort(-lengths, kind="stable")
+    for example, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
+        suffice = rooms >> length
+        if suffice:
+            room = length + (suffice & -suffice).bit_length() - 1
+            heap = by_room[room]
+            pack = heappop(heap)
+            if not heap:
+                rooms ^= 1 << room
+            packs[pack].append(example)
         else:
-            room, pack = rooms.pop(at)
-        packs[pack].append(example)
+            room, pack = max_length, len(packs)
+            packs.append([example])
         if room > length:
-            insort(rooms, (room - length, pack))
+            heappush(by_room.setdefault(room - length, []), pack)
+            rooms |= 1 << (room - length)
     return packs
 
 
@@ -137,33 +160,52 @@ def shares(
         yield rows[mine : min(mine + batch_size, begin + ranks * batch_size)]
 
 
-def collate(split: Split, rows: Sequence[Sequence[int]], *, pad_id: int) -> Batch:
-    """The tensors of some sequences, padded on the right to the longest of them.
+def collate(split: Split, rows: Sequence[Sequence[int]], *, pad_id: int, width: int | None = None) -> Batch:
+    """The tensors of some sequences, padded on the right to `width` tokens, or to the longest of them.
 
-    Padding continues the last example's positions: causal attention keeps it from every real token, and a
-    sequence with one example needs no mask.
+    No sequences make one row of padding, with which a rank keeps the others company.
+
+    Raises:
+        ValueError: a sequence has more than `width` tokens.
     """
-    offsets = split.offsets
-    widths = [sum(int(offsets[example + 1] - offsets[example]) for example in row) for row in rows]
-    height, width = max(len(rows), 1), max(widths, default=1)
-    ids = np.full((height, width), pad_id, np.int64)
-    positions = np.tile(np.arange(width, dtype=np.int64), (height, 1))
-    targets = np.full((height, width), IGNORED, np.int64)
-    for at, row in enumerate(rows):
-        column = 0
-        for example in row:
-            begin, end = offsets[example], offsets[example + 1]
-            size = int(end - begin)
-            span = slice(column, column + size)
-            ids[at, span] = split.tokens[begin:end]
-            positions[at, column:] = np.arange(width - column)
-            following = np.where(split.learned[begin + 1 : end], split.tokens[begin + 1 : end], IGNORED)
-            targets[at, column : column + size - 1] = following
-            column += size
+    examples = np.array([example for row in rows for example in row], np.int64)
+    numbers = (examples[:, None] * split.documents + np.arange(split.documents)).ravel()
+    begins = np.asarray(split.offsets[numbers])
+    sizes = np.asarray(split.offsets[numbers + 1]) - begins
+    height = max(len(rows), 1)
+    row_of = np.repeat(np.arange(len(rows)), np.array([len(row) * split.documents for row in rows], np.int64))
+    filled = np.bincount(row_of, weights=sizes, minlength=height).astype(np.int64)
+    width = max(1, int(filled.max())) if width is None else width
+    if filled.max() > width:
+        raise ValueError(f"a sequence of {filled.max()} tokens does not fit a width of {width}")
+
+    # A document's place in the flattened rows: what stands before it, and the padding of the rows above.
+    before = np.cumsum(sizes) - sizes
+    padding_above = np.cumsum(width - filled) - (width - filled)
+    starts = before + padding_above[row_of]
+    places, sources = spans(starts, sizes), spans(begins, sizes)
+    tokens, learned = split.tokens[sources], split.learned[sources]
+    following = np.full(len(tokens), IGNORED, np.int64)
+    following[:-1] = np.where(learned[1:], tokens[1:], IGNORED)
+    following[before + sizes - 1] = IGNORED
+
+    ids = np.full(height * width, pad_id, np.int64)
+    ids[places] = tokens
+    positions = (np.arange(width) - filled[:, None]).ravel()
+    positions[places] = np.arange(len(tokens)) - np.repeat(before, sizes)
+    targets = np.full(height * width, IGNORED, np.int64)
+    targets[places] = following
+    owners = np.zeros(height * width, np.int64)
+    owners[places] = np.repeat(np.arange(len(sizes)), sizes)
+    documents = np.append(np.flatnonzero(positions == 0), height * width).astype(np.int32)
     return Batch(
-        torch.from_numpy(ids),
-        torch.from_numpy(positions),
-        torch.from_numpy(targets),
-        sum(widths),
-        int((targets != IGNORED).sum()),
+        input_ids=torch.from_numpy(ids.reshape(height, width)),
+        position_ids=torch.from_numpy(positions.reshape(height, width)),
+        targets=torch.from_numpy(targets.reshape(height, width)),
+        owners=torch.from_numpy(owners.reshape(height, width)),
+        documents=torch.from_numpy(documents),
+        examples=torch.from_numpy(examples),
+        longest=int(np.diff(documents).max()),
+        tokens=len(tokens),
+        targets_count=int((following != IGNORED).sum()),
     )

@@ -16,8 +16,8 @@ from finetune_crds import contract
 from finetune_crds.contract import TerminationMessage, TrainResult
 from finetune_crds.training import Lora
 from finetune_trainer import artifacts, outcome
-from finetune_trainer.tokenizer import load_tokenizer
-from finetune_trainer.train import data, export, pack
+from finetune_trainer.tokenizer import load_tokenizer, pad_id
+from finetune_trainer.train import data, encode, export, pack, read
 from finetune_trainer.train import model as models
 from finetune_trainer.train.checkpoint import Checkpointer, Progress
 from finetune_trainer.train.distributed import World, is_loss_of_peer, joined
@@ -136,7 +136,7 @@ class Run:
             train=train,
             validation=validation,
             training=recipe.training,
-            pad_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+            pad_id=pad_id(tokenizer),
             tracker=self.tracker,
             checkpointer=checkpointer,
             progress=resumed or Progress(recipe=recipe.digest(), data_version=splits.version),
@@ -191,7 +191,7 @@ class Run:
         assert splits is not None  # noqa: S101 - the recipe was refused otherwise
         if resumed is not None and resumed.data_version is not None:
             return splits.model_copy(update={"version": resumed.data_version})
-        found = self.world.agree(lambda: data.delta_version(splits) if self.world.leads else None)
+        found = self.world.agree(lambda: read.delta_version(splits) if self.world.leads else None)
         return splits.model_copy(update={"version": self.world.broadcast(found)})
 
     def _tokenized(
@@ -201,11 +201,9 @@ class Run:
         folder = scratch() / "tokens"
 
         def tokenize() -> None:
-            encoder = data.Encoder.of(self.recipe, tokenizer)
+            encoder = encode.Encoder.of(self.recipe, tokenizer)
             for name in _SPLITS:
-                split = data.tokenize(splits, name, encoder)
-                if split is not None:
-                    split.save(folder / name)
+                if data.tokenize(splits, name, encoder, folder / name):
                     self.world.say(f"{name}: {encoder.summary()}")
 
         self.world.agree_in_pod(tokenize)
