@@ -37,6 +37,12 @@ METRIC_TOKENS_PER_SECOND = "tokens_per_second"
 METRIC_SECONDS_REMAINING = "seconds_remaining"
 METRIC_CHECKPOINT_STEP = "checkpoint_step"
 METRIC_GOODPUT = "goodput"
+METRIC_MFU = "mfu"  # model FLOPs utilisation, where the chip's peak is known
+METRIC_MEMORY = "memory_bytes"  # peak memory of a rank
+METRIC_DATA_WAIT = "data_wait_seconds"
+METRIC_CHECKPOINT_SECONDS = "checkpoint_seconds"  # seconds that steps were blocked by checkpoints
+METRIC_REWARD_MARGIN = "reward_margin"  # DPO
+METRIC_REWARD_ACCURACY = "reward_accuracy"  # DPO
 
 # Tags of the MLflow run and of the registered version.
 TAG_JOB_UID = "finetune.dev/uid"  # operator, when it makes the run: how it finds the run again
@@ -45,6 +51,8 @@ TAG_ATTEMPT = "finetune.dev/attempt"  # trainer, on the run: the newest attempt
 TAG_RECIPE = "finetune.dev/recipe"  # trainer: digest of the recipe
 TAG_DATA_PATH = "finetune.dev/data-path"  # trainer: the table with the splits
 TAG_DATA_VERSION = "finetune.dev/data-version"  # trainer: its version
+# trainer, on the run: why the newest checkpoint could not be written; empty when it could
+TAG_CHECKPOINT_ERROR = "finetune.dev/checkpoint-error"
 TAG_EVAL_LOSS = "eval_loss"  # trainer, on the version
 TAG_PERPLEXITY = "perplexity"  # trainer, on the version
 

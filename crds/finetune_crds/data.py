@@ -129,7 +129,7 @@ class Dedupe(ApiModel):
     """Which duplicates are removed."""
 
     exact: bool = True
-    """Keep one of the examples whose text is the same but for case and white space."""
+    """Keep one of the examples whose text is the same but for case and white space (all columns of the example)."""
     near: NearDedupe | None = None
     """Also remove near duplicates."""
 
@@ -232,11 +232,17 @@ class Prepare(ApiModel):
     dedupe: Dedupe = Field(default_factory=Dedupe)
     """Which duplicates are removed. Default: exact ones."""
     prompt_template: LongText | None = None
-    """Prompt with {column} where a column's value goes. Alone it makes the whole text of the example."""
+    """Prompt with {column} where a column's value goes. Alone it makes the whole text of the example.
+
+    Preference data: it renders the prompt; chosen and rejected stay as they are.
+    """
     response_template: LongText | None = None
     """Answer with {column} where a column's value goes; loss can then be taken on the answer alone."""
     max_tokens: Positive | None = None
-    """Greatest length of an example in tokens of the model's tokenizer; longer ones are dropped and counted."""
+    """Greatest length of an example in tokens of the model's tokenizer; longer ones are dropped and counted.
+
+    Preference data: prompt and chosen, plus prompt and rejected.
+    """
     limit: Positive | None = None
     """Greatest number of examples, chosen by a seeded hash."""
     split: SplitRatios = Field(default_factory=SplitRatios)
@@ -260,6 +266,21 @@ class Data(ApiModel):
         json_schema_extra=rules(
             ("has(self.source) != has(self.splits)", "set either source (with prepare) or splits"),
             ("has(self.source) == has(self.prepare)", "source and prepare go together"),
+            (
+                "!has(self.prepare) || !has(self.prepare.promptTemplate) || !has(self.columns.messages)",
+                "prepare.promptTemplate cannot go with columns.messages, which the model's chat template renders: "
+                "remove one",
+            ),
+            (
+                "!has(self.prepare) || !has(self.prepare.responseTemplate) || !has(self.columns.chosen)",
+                "prepare.responseTemplate cannot go with columns.chosen: promptTemplate renders the prompt, and both "
+                "answers stay as they are",
+            ),
+            (
+                "!has(self.prepare) || !has(self.source) || !has(self.source.path) || "
+                "self.prepare.output != self.source.path",
+                "prepare.output is the source itself: write to another folder",
+            ),
         )
     )
 

@@ -90,6 +90,8 @@ class Tracking(ApiModel):
     """Tags of the run."""
     secret_ref: LocalReference | None = None
     """Secret with MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN."""
+    system_metrics: bool = False
+    """Log CPU, memory and GPU figures of each rank, every 10 s."""
 
 
 class Register(ApiModel):
@@ -156,6 +158,11 @@ class FineTuneJobSpec(ApiModel):
                 "objective DPO needs data.columns.prompt, chosen and rejected",
             ),
             (
+                "!has(self.data.columns.chosen) || self.objective.type == 'DPO'",
+                "data.columns.chosen needs objective.type DPO: for other objectives name text, messages, or prompt "
+                "and response",
+            ),
+            (
                 "!(self.objective.type == 'Distillation' && self.method.type in "
                 "['QLoRA', 'PrefixTuning', 'PromptTuning'])",
                 "Distillation works with method Full, LoRA or DoRA",
@@ -169,6 +176,14 @@ class FineTuneJobSpec(ApiModel):
                 "(!self.training.packing && self.training.activationCheckpointing == 'None')",
                 "virtual tokens are lost under packing and activation checkpointing: set training.packing: false "
                 "and training.activationCheckpointing: None",
+            ),
+            (
+                "!(self.method.type in ['PrefixTuning', 'PromptTuning']) || !self.training.compile",
+                "layers are not compiled with virtual tokens before them: set training.compile: false",
+            ),
+            (
+                "!self.training.loadBest || has(self.checkpoint)",
+                "training.loadBest keeps the best checkpoint: set checkpoint.uri",
             ),
             (
                 "!has(self.trainer.code) || (has(self.trainer.command) && size(self.trainer.command) > 0)",
@@ -185,6 +200,12 @@ class FineTuneJobSpec(ApiModel):
                 "has(self.data.prepare.responseTemplate)",
                 "objective.lossOn Answer needs data.prepare.responseTemplate beside promptTemplate: one template "
                 "makes one text, which has no answer",
+            ),
+            (
+                "!has(self.objective.lossOn) || self.objective.lossOn != 'Answer' || "
+                "!has(self.data.columns.text) || "
+                "(has(self.data.prepare) && has(self.data.prepare.responseTemplate))",
+                "objective.lossOn Answer needs data.columns.prompt and response, or messages: a text has no answer",
             ),
         )
     )

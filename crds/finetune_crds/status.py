@@ -122,6 +122,8 @@ class LastFailure(ApiModel):
     """The process's own sentence, or the end of its log."""
     attempt: NonNegative | None = None
     """Attempt; 0 is preparation."""
+    checkpoint_step: NonNegative | None = None
+    """Step of the newest checkpoint at that time."""
 
 
 class CheckpointStatus(ApiModel):
@@ -144,6 +146,10 @@ class FineTuneJobStatus(ApiModel):
     """Number of the present training attempt, from 1."""
     restarts: NonNegative | None = None
     """Restarts that count against runPolicy.maxRestarts."""
+    idle_restarts: NonNegative | None = None
+    """Restarts in a row that did not count and had no newer checkpoint: each waits longer."""
+    restart_at: datetime | None = None
+    """When the present attempt may start; absent for at once."""
     start_time: datetime | None = None
     """When the first child was made."""
     completion_time: datetime | None = None

@@ -78,7 +78,7 @@ class SoftPrompt(ApiModel):
     virtual_tokens: Annotated[int, Field(ge=1, le=1024)] = 20
     """Number of virtual tokens."""
     init_text: LongText | None = None
-    """Text whose embeddings the prompt starts from (PromptTuning)."""
+    """Text whose embeddings the prompt starts from (PromptTuning). Default: embeddings drawn at random."""
 
 
 class Method(ApiModel):
@@ -95,6 +95,10 @@ class Method(ApiModel):
             (
                 f"!has(self.merge) || !self.merge || self.type in {_ADAPTERS}",
                 "merge needs type LoRA, QLoRA or DoRA",
+            ),
+            (
+                "!has(self.softPrompt) || !has(self.softPrompt.initText) || self.type == 'PromptTuning'",
+                "softPrompt.initText needs type PromptTuning: a prefix stands in the attention, and starts from chance",
             ),
         )
     )
@@ -122,7 +126,7 @@ class Distillation(ApiModel):
     """Learning from a teacher's probabilities."""
 
     teacher: Uri
-    """The teacher, named like model.base."""
+    """The teacher, named like model.base: Hub id, path, s3://bucket/folder, or models:/name@alias."""
     temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Softening of both distributions."""
     weight: Fraction = 0.5
@@ -169,6 +173,14 @@ class Training(ApiModel):
         json_schema_extra=rules(
             ("!(has(self.epochs) && has(self.maxSteps))", "set epochs or maxSteps, not both"),
             ("!(has(self.warmupSteps) && has(self.warmupRatio))", "set warmupSteps or warmupRatio, not both"),
+            (
+                "!has(self.earlyStopping) || has(self.evalSteps)",
+                "earlyStopping needs evaluations on the way: set training.evalSteps",
+            ),
+            (
+                "!has(self.loadBest) || !self.loadBest || has(self.evalSteps)",
+                "loadBest needs evaluations on the way: set training.evalSteps",
+            ),
         )
     )
 
@@ -195,7 +207,7 @@ class Training(ApiModel):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients are clipped to this norm."""
     max_length: Annotated[int, Field(ge=8)] = 2048
-    """Tokens in a sequence, or in a pack."""
+    """Tokens in a sequence, or in a pack. DPO: of each of chosen and rejected; a pack holds twice as much."""
     overlong: Literal["Drop", "Truncate", "Fail"] = "Drop"
     """What happens to an example above maxLength; what is dropped or cut is counted and reported."""
     packing: bool = True
@@ -203,7 +215,7 @@ class Training(ApiModel):
     precision: Literal["BF16", "FP32"] = "BF16"
     """Arithmetic of forward and backward; gradients are reduced, and trained weights kept, in fp32."""
     activation_checkpointing: Literal["None", "Selective", "Full", "Auto"] = "None"
-    """Recompute activations in the backward pass to save memory."""
+    """Recompute activations in the backward pass to save memory; Auto: no more than a memory estimate asks for."""
     compile: bool = False
     """Compile each layer with torch.compile."""
     seed: NonNegative = 42
@@ -235,7 +247,10 @@ class Distributed(ApiModel):
     processes_per_node: Annotated[int, Field(ge=1, le=64)] = 1
     """Ranks in each pod: one a GPU."""
     strategy: Literal["FSDP", "HSDP", "DDP"] = "FSDP"
-    """FSDP shards over all ranks; HSDP shards in a node and replicates between nodes; DDP replicates."""
+    """FSDP shards over all ranks; HSDP shards in a node and replicates between nodes; DDP replicates.
+
+    QLoRA: the quantised base is whole on each rank, and the strategy shards the adapters alone.
+    """
     network_interface: Annotated[str, Field(min_length=1, max_length=15)] | None = None
     """Interface for NCCL and gloo, such as eth0."""
     port: Annotated[int, Field(ge=1024, le=65535)] = 29500
@@ -258,6 +273,4 @@ class Checkpoint(ApiModel):
     keep: Annotated[int, Field(ge=1, le=100)] = 2
     """Complete checkpoints to keep."""
     asynchronous: bool = True
-    """Write while training goes on."""
-    staging_dir: Uri | None = None
-    """Folder on a local disk that checkpoints are written to first."""
+    """Write while training goes on, from a copy in host memory."""

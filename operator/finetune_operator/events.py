@@ -13,7 +13,7 @@ from finetune_operator.model import Job, Json
 
 _MAX_MESSAGE = 1024
 # Conditions whose being False is bad news; for the others it means "not yet".
-_WARN_WHEN_FALSE = {Type.ACCEPTED, Type.TRACKED, Type.PODS_HEALTHY}
+_WARN_WHEN_FALSE = {Type.ACCEPTED, Type.TRACKED, Type.PODS_HEALTHY, Type.CHECKPOINT_STORED}
 _SILENT = {Reason.MLFLOW_NOT_CONFIGURED, Reason.PODS_RUNNING, Reason.NO_PODS, Reason.RUN_FINISHED}
 
 

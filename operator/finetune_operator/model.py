@@ -38,12 +38,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Run:
-    """An MLflow run, with the newest value of each metric."""
+    """An MLflow run, with the newest value of each metric, and its tags."""
 
     run_id: str
     experiment_id: str
     status: str
     metrics: Mapping[str, float] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

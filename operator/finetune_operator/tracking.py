@@ -162,7 +162,9 @@ class Server:
 
 def _run(found: Any) -> Run:
     info = found.info
-    return Run(info.run_id, info.experiment_id, str(info.status), dict(found.data.metrics))
+    return Run(
+        info.run_id, info.experiment_id, str(info.status), dict(found.data.metrics), dict(found.data.tags)
+    )
 
 
 def _get_run(store: Any, run_id: str) -> Run | None:

@@ -14,13 +14,19 @@ from integration.world import Api, Mlflow, World, free_port, operator_process, r
 Json = dict[str, Any]
 
 
-def prepared(**fields: Any) -> Json:
+def prepared(columns: Json | None = None, **fields: Any) -> Json:
     """spec.data with fields of prepare replaced."""
     return {
         "source": {"format": "Parquet", "path": "/data/corpus"},
-        "columns": {"text": "text"},
+        "columns": columns or {"text": "text"},
         "prepare": {"output": "/data/splits", **fields},
     }
+
+
+PREFERENCES: Json = {"prompt": "p", "chosen": "c", "rejected": "r"}
+NO_PACKS: Json = {"packing": False}
+DPO: Json = {"type": "DPO"}
+DISTILLATION: Json = {"type": "Distillation", "distillation": {"teacher": "/models/teacher"}}
 
 
 REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
@@ -73,7 +79,106 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     ),
     "packing with virtual tokens": (
         job(method={"type": "PromptTuning"}),
-        "virtual tokens are lost under packing",
+        "virtual tokens are lost under packing and activation checkpointing: set training.packing: false",
+    ),
+    "activation checkpointing with virtual tokens": (
+        job(method={"type": "PrefixTuning"}, training=NO_PACKS | {"activationCheckpointing": "Auto"}),
+        "virtual tokens are lost under packing and activation checkpointing",
+    ),
+    "compiled layers with virtual tokens": (
+        job(method={"type": "PrefixTuning"}, training=NO_PACKS | {"compile": True}),
+        "layers are not compiled with virtual tokens before them: set training.compile: false",
+    ),
+    "a prefix that starts from a text": (
+        job(method={"type": "PrefixTuning", "softPrompt": {"initText": "Answer:"}}, training=NO_PACKS),
+        "softPrompt.initText needs type PromptTuning",
+    ),
+    "a soft prompt for LoRA": (
+        job(method={"type": "LoRA", "softPrompt": {"virtualTokens": 8}}),
+        "softPrompt needs type PrefixTuning or PromptTuning",
+    ),
+    "quantization without QLoRA": (
+        job(method={"type": "LoRA", "quantization": {"type": "NF4"}}),
+        "quantization needs type QLoRA",
+    ),
+    "merging a soft prompt": (
+        job(method={"type": "PromptTuning", "merge": True}, training=NO_PACKS),
+        "merge needs type LoRA, QLoRA or DoRA",
+    ),
+    **{
+        f"{objective['type']} with {method}": (
+            job(
+                method={"type": method},
+                objective=objective,
+                training=NO_PACKS,
+                data=prepared(columns=PREFERENCES) if objective is DPO else prepared(),
+            ),
+            sentence,
+        )
+        for objective, methods, sentence in (
+            (DPO, ("PrefixTuning", "PromptTuning"), "DPO works with method Full, LoRA, QLoRA or DoRA"),
+            (
+                DISTILLATION,
+                ("QLoRA", "PrefixTuning", "PromptTuning"),
+                "Distillation works with method Full, LoRA or DoRA",
+            ),
+        )
+        for method in methods
+    },
+    "DPO without preferences": (
+        job(objective=DPO),
+        "objective DPO needs data.columns.prompt, chosen and rejected",
+    ),
+    "preferences without DPO": (
+        job(data=prepared(columns=PREFERENCES)),
+        "data.columns.chosen needs objective.type DPO",
+    ),
+    "preferences without the rejected": (
+        job(data=prepared(columns={"prompt": "p", "chosen": "c"}), objective=DPO),
+        "preference data needs prompt, chosen and rejected",
+    ),
+    "a teacher without Distillation": (
+        job(objective={"distillation": {"teacher": "/t"}}),
+        "distillation and type Distillation go together",
+    ),
+    "no teacher": (
+        job(objective={"type": "Distillation"}),
+        "distillation and type Distillation go together",
+    ),
+    "a loss on the answer for DPO": (
+        job(data=prepared(columns=PREFERENCES), objective=DPO | {"lossOn": "All"}),
+        "lossOn needs type SFT",
+    ),
+    "a loss on the answer of a text": (
+        job(data=prepared(), objective={"lossOn": "Answer"}),
+        "a text has no answer",
+    ),
+    "a template of both answers": (
+        job(
+            data=prepared(columns=PREFERENCES, promptTemplate="{p}", responseTemplate="{c}"),
+            objective=DPO,
+        ),
+        "prepare.responseTemplate cannot go with columns.chosen",
+    ),
+    "a template of conversations": (
+        job(data=prepared(columns={"messages": "m"}, promptTemplate="{m}")),
+        "prepare.promptTemplate cannot go with columns.messages",
+    ),
+    "output over the source": (
+        job(data=prepared(output="/data/corpus")),
+        "prepare.output is the source itself",
+    ),
+    "the best of no evaluations": (
+        job(training={"loadBest": True}),
+        "loadBest needs evaluations on the way: set training.evalSteps",
+    ),
+    "the best without checkpoints": (
+        job(training={"loadBest": True, "evalSteps": 5}, checkpoint=None),
+        "training.loadBest keeps the best checkpoint: set checkpoint.uri",
+    ),
+    "stopping early without evaluations": (
+        job(training={"earlyStopping": {}}),
+        "earlyStopping needs evaluations on the way: set training.evalSteps",
     ),
 }
 
@@ -85,6 +190,38 @@ def test_the_schema_refuses(api: Api, namespace: str, case: str) -> None:
     with pytest.raises(DynamicApiError) as refusal:
         api.create(body)
     assert sentence in refusal.value.summary()
+
+
+TAKEN_BY_THE_SCHEMA: dict[str, Json] = {
+    **{method: job(method={"type": method}) for method in ("Full", "LoRA", "QLoRA", "DoRA")},
+    **{
+        method: job(method={"type": method, "softPrompt": {"virtualTokens": 8}}, training=NO_PACKS)
+        for method in ("PrefixTuning", "PromptTuning")
+    },
+    "a prompt that starts from a text": job(
+        method={"type": "PromptTuning", "softPrompt": {"initText": "Answer:"}}, training=NO_PACKS
+    ),
+    "DPO": job(data=prepared(columns=PREFERENCES, promptTemplate="Q: {p}"), objective=DPO),
+    "DPO with QLoRA": job(
+        data=prepared(columns=PREFERENCES), objective=DPO | {"dpo": {"beta": 0.2}}, method={"type": "QLoRA"}
+    ),
+    "Distillation with DoRA": job(objective=DISTILLATION, method={"type": "DoRA"}),
+    "the answer of a templated text": job(
+        data=prepared(promptTemplate="{title}", responseTemplate="{text}"), objective={"lossOn": "Answer"}
+    ),
+    "the best of some": job(training={"loadBest": True, "evalSteps": 5, "earlyStopping": {"patience": 2}}),
+    "all of the speed": job(
+        training={"compile": True, "activationCheckpointing": "Auto"},
+        distributed={"strategy": "HSDP", "nodes": 2, "processesPerNode": 2},
+        tracking={"systemMetrics": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TAKEN_BY_THE_SCHEMA)
+def test_the_schema_takes(api: Api, namespace: str, case: str) -> None:
+    body = TAKEN_BY_THE_SCHEMA[case]
+    assert api.create({**body, "metadata": {**body["metadata"], "namespace": namespace}})
 
 
 CHANGES: dict[str, tuple[Json, str | None]] = {
@@ -148,12 +285,12 @@ def test_wrong_data_fails_at_once_with_the_pods_sentence(world: World) -> None:
 
 
 def test_what_is_not_implemented_is_refused_by_name(world: World) -> None:
-    world.submit(splits_given(method={"type": "QLoRA"}, training={"compile": True}))
+    world.submit(job(data=prepared(dedupe={"near": {}}, spark={"mode": "Kubernetes"})))
     world.wait_phase("tune", "Failed")
     accepted = world.condition("tune", "Accepted")
     assert accepted["reason"] == "NotImplemented"
-    assert "method.type QLoRA (use Full or LoRA)" in accepted["message"]
-    assert "training.compile" in accepted["message"]
+    assert "data.prepare.spark.mode Kubernetes (use Local)" in accepted["message"]
+    assert "data.prepare.dedupe.near" in accepted["message"]
     assert world.api.list("Job", world.namespace) == []
 
 

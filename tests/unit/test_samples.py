@@ -20,13 +20,6 @@ REFUSED = {
         "data.prepare.spark.mode Databricks (use Local)",
         "tracking.uri databricks (use the http or https address of an MLflow server)",
         "tracking.registryUri databricks-uc (use the http or https address of an MLflow server)",
-        "method.type QLoRA (use Full or LoRA)",
-        "distributed.strategy DDP (use FSDP)",
-        "training.loadBest (leave it false)",
-    ],
-    "nemo-recipe": [
-        "checkpoint.stagingDir (leave it out: checkpoints go straight to checkpoint.uri)",
-        "training.compile (leave it false)",
     ],
 }
 

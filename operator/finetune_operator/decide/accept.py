@@ -70,7 +70,6 @@ def _reserved_env(field: str, template: Json | None, container: str) -> Iterator
 
 def not_implemented(spec: FineTuneJobSpec) -> Iterator[str]:
     """The parts of a spec that are in the API and not in this version, each with what to use meanwhile."""
-    builtin = not spec.trainer.command
     prepare = spec.data.prepare
     if prepare and prepare.spark.mode != "Local":
         yield f"data.prepare.spark.mode {prepare.spark.mode} (use Local)"
@@ -83,24 +82,3 @@ def not_implemented(spec: FineTuneJobSpec) -> Iterator[str]:
         if uri and not uri.startswith(("http://", "https://")):
             name = "uri" if field == "uri" else "registryUri"
             yield f"tracking.{name} {uri} (use the http or https address of an MLflow server)"
-    if spec.checkpoint and spec.checkpoint.staging_dir:
-        yield "checkpoint.stagingDir (leave it out: checkpoints go straight to checkpoint.uri)"
-    if builtin:
-        yield from _not_in_the_loop(spec)
-
-
-def _not_in_the_loop(spec: FineTuneJobSpec) -> Iterator[str]:
-    """What the built-in training loop lacks; a script of one's own may well have it."""
-    training, method = spec.training, spec.method
-    if method.type not in ("Full", "LoRA"):
-        yield f"method.type {method.type} (use Full or LoRA)"
-    if spec.objective.type != "SFT":
-        yield f"objective.type {spec.objective.type} (use SFT)"
-    if spec.distributed.strategy != "FSDP":
-        yield f"distributed.strategy {spec.distributed.strategy} (use FSDP)"
-    if training.compile:
-        yield "training.compile (leave it false)"
-    if training.activation_checkpointing in ("Selective", "Auto"):
-        yield f"training.activationCheckpointing {training.activation_checkpointing} (use None or Full)"
-    if training.load_best:
-        yield "training.loadBest (leave it false)"

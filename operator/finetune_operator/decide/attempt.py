@@ -8,7 +8,7 @@ from finetune_crds import contract
 from finetune_crds.conditions import Reason, Type
 from finetune_crds.finetunejob import RunPolicy
 from finetune_crds.status import LastFailure
-from finetune_operator.decide import gang, pods
+from finetune_operator.decide import backoff, gang, pods
 from finetune_operator.decide.draft import Draft
 from finetune_operator.model import Json
 
@@ -16,8 +16,14 @@ from finetune_operator.model import Json
 _RULE = re.compile(r"rule at index (\d+)")
 
 
-def after_failure(draft: Draft, number: int, mine: list[Json], failed: Json) -> None:
-    """Write down the failure, then restart the gang or fail the job."""
+def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, failed: Json) -> None:
+    """Write down the failure, then restart the gang or fail the job.
+
+    Args:
+        mine: the pods of the attempt.
+        child: the attempt's Job.
+        failed: the Job's condition Failed.
+    """
     per_node = draft.spec.distributed.processes_per_node
     failure = pods.first_failure(mine, gang.CONTAINER, attempt=number, ranks_per_node=per_node)
     if failure is None:
@@ -26,9 +32,15 @@ def after_failure(draft: Draft, number: int, mine: list[Json], failed: Json) -> 
             message=f"no pod is left to tell why: {failed.get('message', '')}",
             attempt=number,
         )
-    draft.update(last_failure=failure)
-    if was_preempted(failure, mine, failed, draft.spec.run_policy.fatal_exit_codes):
-        _restart(draft, number + 1, counted=False, why=f"attempt {number} was preempted")
+    before, step = draft.status.last_failure, draft.status.checkpoint and draft.status.checkpoint.step
+    draft.update(last_failure=failure.model_copy(update={"checkpoint_step": step}))
+    if was_preempted(failure, mine, child, failed, draft.spec.run_policy.fatal_exit_codes):
+        ended = backoff.Attempt(
+            backoff.lived_seconds(child, draft.now), step, before.checkpoint_step if before else None
+        )
+        backoff.put_off(draft, ended)
+        in_vain = " before it had a newer checkpoint" if draft.status.restart_at else ""
+        _restart(draft, number + 1, counted=False, why=f"attempt {number} was preempted{in_vain}")
         return
     verdict = fatal(failure, draft.spec.run_policy)
     restarts = draft.status.restarts or 0
@@ -47,14 +59,25 @@ def after_failure(draft: Draft, number: int, mine: list[Json], failed: Json) -> 
         _restart(draft, number + 1, counted=True, why=f"attempt {number} failed; {sentence}")
 
 
-def was_preempted(failure: LastFailure, mine: list[Json], failed: Json, fatal_codes: list[int]) -> bool:
+def was_preempted(
+    failure: LastFailure, mine: list[Json], child: Json, failed: Json, fatal_codes: list[int]
+) -> bool:
     """Whether the gang was stopped from outside: a drained or lost node, or SIGTERM after a checkpoint."""
-    rule = _RULE.search(failed.get("message", ""))
-    if rule and int(rule[1]) < gang.preemption_rules(fatal_codes):
+    rule = _matched(child, failed)
+    if "onPodConditions" in rule or any(ended.evicted for ended in pods.exits(mine, gang.CONTAINER)):
         return True
-    if any(ended.evicted for ended in pods.exits(mine, gang.CONTAINER)):
-        return True
-    return failure.exit_code == contract.EXIT_PREEMPTED and contract.EXIT_PREEMPTED not in fatal_codes
+    by_rule = rule.get("onExitCodes", {}).get("values") == [contract.EXIT_PREEMPTED]
+    return (
+        by_rule or failure.exit_code == contract.EXIT_PREEMPTED
+    ) and contract.EXIT_PREEMPTED not in fatal_codes
+
+
+def _matched(child: Json, failed: Json) -> Json:
+    """The rule that ended the attempt, of those its Job was made with: runPolicy may have changed since."""
+    named = _RULE.search(failed.get("message", ""))
+    rules = child.get("spec", {}).get("podFailurePolicy", {}).get("rules", [])
+    index = int(named[1]) if named else len(rules)
+    return dict(rules[index]) if index < len(rules) else {}
 
 
 def fatal(failure: LastFailure, policy: RunPolicy) -> Reason | None:
@@ -71,8 +94,13 @@ def fatal(failure: LastFailure, policy: RunPolicy) -> Reason | None:
 
 
 def _restart(draft: Draft, number: int, *, counted: bool, why: str) -> None:
+    at = draft.status.restart_at
     draft.update(attempt=number, restarts=(draft.status.restarts or 0) + int(counted))
+    when = f", at {at:%H:%M:%S} UTC" if at else ""
     draft.set(
-        Type.TRAINED, False, Reason.RESTARTING, f"{why}; attempt {number} goes on from the newest checkpoint"
+        Type.TRAINED,
+        False,
+        Reason.RESTARTING,
+        f"{why}; attempt {number} goes on from the newest checkpoint{when}",
     )
-    draft.look_again(0.1)
+    draft.look_again((at - draft.now).total_seconds() if at else 0.1)

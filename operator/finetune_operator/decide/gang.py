@@ -76,11 +76,6 @@ def job(draft: Draft, attempt: int) -> Json:
     }
 
 
-def preemption_rules(fatal: list[int]) -> int:
-    """How many of the first rules say that the gang was stopped from outside."""
-    return 1 if contract.EXIT_PREEMPTED in fatal else 2
-
-
 def failure_rules(fatal: list[int]) -> list[Json]:
     """The podFailurePolicy: whatever matches ends the whole gang, and the Job's message names the rule."""
 

@@ -41,7 +41,8 @@ def _resume(draft: Draft, since: datetime) -> None:
         # What passed before the start does not count against the deadline anyway.
         so_far = draft.status.suspended_seconds or 0
         draft.update(suspended_seconds=so_far + int((draft.now - since).total_seconds()))
-    draft.update(suspended_at=None)
+    # Who resumes a job wants it to start: no restart before it puts that off.
+    draft.update(suspended_at=None, restart_at=None, idle_restarts=None)
     if draft.condition(Type.PODS_HEALTHY):
         draft.set(Type.PODS_HEALTHY, True, Reason.PODS_RUNNING, "no pod is held up")
     attempt = draft.status.attempt

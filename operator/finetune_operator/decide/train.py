@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from finetune_crds import contract
 from finetune_crds.conditions import Reason, Type
-from finetune_crds.status import CheckpointStatus, ModelStatus, Nodes
+from finetune_crds.status import ModelStatus, Nodes
 from finetune_operator import names
 from finetune_operator.children import job_condition, of_job
 from finetune_operator.decide import attempt as attempts
-from finetune_operator.decide import gang, pods, track
+from finetune_operator.decide import backoff, checkpoint, gang, pods, track
 from finetune_operator.decide.draft import Draft
 from finetune_operator.model import Json
 
@@ -33,13 +32,13 @@ def train(draft: Draft) -> bool:
         return False
     mine = of_job(draft.observed.pods, child)
     _count(draft, mine)
-    _note_checkpoint(draft, mine)
+    checkpoint.note(draft, mine)
     if job_condition(child, "Complete"):
         _finish(draft, mine)
         return True
     failed = job_condition(child, "Failed")
     if failed:
-        attempts.after_failure(draft, number, mine, failed)
+        attempts.after_failure(draft, number, mine, child, failed)
         return False
     _follow(draft, number, child, mine)
     return False
@@ -47,6 +46,8 @@ def train(draft: Draft) -> bool:
 
 def _start(draft: Draft, number: int) -> None:
     """Make the children of an attempt, once the pods of the one before are gone."""
+    if not backoff.may_start(draft):
+        return
     if draft.status.start_time is None:
         draft.update(start_time=draft.now)
     draft.update(attempt=number, restarts=draft.status.restarts or 0)
@@ -92,21 +93,6 @@ def _count(draft: Draft, mine: list[Json]) -> None:
     nodes = draft.spec.distributed.nodes
     ready = min(pods.ready(mine), nodes)
     draft.update(nodes=Nodes(desired=nodes, ready=ready, summary=f"{ready}/{nodes}"))
-
-
-def _note_checkpoint(draft: Draft, mine: list[Json]) -> None:
-    """The newest checkpoint that MLflow, or a pod at its end, told of."""
-    checkpoint = draft.spec.checkpoint
-    run = draft.observed.mlflow.run if draft.observed.mlflow else None
-    told = [ended.message.checkpoint_step for ended in pods.exits(mine, gang.CONTAINER) if ended.message]
-    logged = track.integer(run.metrics.get(contract.METRIC_CHECKPOINT_STEP)) if run else None
-    step = max((item for item in (*told, logged) if item is not None), default=None)
-    if checkpoint is None or step is None:
-        return
-    folder = contract.checkpoint_folder(
-        checkpoint.uri, namespace=draft.job.namespace, name=draft.job.name, uid=draft.job.uid
-    )
-    draft.update(checkpoint=CheckpointStatus(step=step, uri=contract.checkpoint_uri(folder, step)))
 
 
 def _finish(draft: Draft, mine: list[Json]) -> None:

@@ -44,53 +44,24 @@ REFUSED: dict[str, tuple[Json, list[str]]] = {
             "tracking.registryUri databricks-uc (use the http or https address of an MLflow server)",
         ],
     ),
-    **{
-        f"method {method}": (
-            {"method": {"type": method}},
-            [f"method.type {method} (use Full or LoRA)"],
-        )
-        for method in ("QLoRA", "DoRA", "PrefixTuning", "PromptTuning")
-    },
-    "DPO": ({"objective": {"type": "DPO"}}, ["objective.type DPO (use SFT)"]),
-    "Distillation": (
-        {"objective": {"type": "Distillation", "distillation": {"teacher": "t"}}},
-        ["objective.type Distillation (use SFT)"],
-    ),
-    **{
-        strategy: (
-            {"distributed": {"strategy": strategy}},
-            [f"distributed.strategy {strategy} (use FSDP)"],
-        )
-        for strategy in ("HSDP", "DDP")
-    },
     "several at once": (
-        {
-            "training": {
-                "compile": True,
-                "activationCheckpointing": "Auto",
-                "loadBest": True,
-            }
-        },
+        {"data": prepared(spark={"mode": "Kubernetes"}, dedupe={"near": {}})},
         [
-            "training.compile (leave it false)",
-            "training.activationCheckpointing Auto (use None or Full)",
-            "training.loadBest (leave it false)",
+            "data.prepare.spark.mode Kubernetes (use Local)",
+            "data.prepare.dedupe.near (exact duplicates can be removed)",
         ],
     ),
-    "selective checkpointing": (
-        {"training": {"activationCheckpointing": "Selective"}},
-        ["training.activationCheckpointing Selective (use None or Full)"],
-    ),
-    "a script of one's own may do what the built-in loop cannot": (
-        {
-            "trainer": {"command": ["torchrun", "t.py"]},
-            "method": {"type": "QLoRA"},
-            "objective": {"type": "DPO"},
-            "distributed": {"strategy": "DDP"},
-            "training": {"compile": True, "loadBest": True},
-        },
-        [],
-    ),
+    **{
+        f"method {method}": ({"method": {"type": method}}, [])
+        for method in ("Full", "LoRA", "QLoRA", "DoRA", "PrefixTuning", "PromptTuning")
+    },
+    "DPO": ({"objective": {"type": "DPO"}}, []),
+    "Distillation": ({"objective": {"type": "Distillation", "distillation": {"teacher": "t"}}}, []),
+    **{strategy: ({"distributed": {"strategy": strategy}}, []) for strategy in ("FSDP", "HSDP", "DDP")},
+    **{
+        f"activation checkpointing {choice}": ({"training": {"activationCheckpointing": choice}}, [])
+        for choice in ("None", "Selective", "Full", "Auto")
+    },
     "all that is there": (
         {
             "data": prepared(
@@ -104,13 +75,14 @@ REFUSED: dict[str, tuple[Json, list[str]]] = {
             ),
             "method": {"type": "LoRA", "lora": {"rank": 8}},
             "training": {
-                "activationCheckpointing": "Full",
+                "compile": True,
+                "loadBest": True,
                 "epochs": 2,
                 "evalSteps": 5,
                 "earlyStopping": {"patience": 2},
             },
             "checkpoint": {"uri": "/c"},
-            "tracking": {"uri": "http://m:5000", "secretRef": {"name": "s"}},
+            "tracking": {"uri": "http://m:5000", "secretRef": {"name": "s"}, "systemMetrics": True},
             "register": {"model": "m"},
             "runPolicy": {"queueName": "q", "activeDeadlineSeconds": 5, "ttlSecondsAfterFinished": 5},
             "podTemplate": {"spec": {"nodeSelector": {"a": "b"}}},
@@ -154,10 +126,10 @@ def test_mistakes(parts: Json, settings: Settings, expected: list[str]) -> None:
 
 
 def test_a_refused_job_fails_with_everything_that_is_missing_and_makes_nothing() -> None:
-    decision = conclude(job(training={"compile": True}, method={"type": "DoRA"}))
+    decision = conclude(job(data=prepared(spark={"mode": "Kubernetes"}, dedupe={"near": {}})))
     message = (
-        "this version of the operator cannot do: method.type DoRA (use Full or LoRA); "
-        "training.compile (leave it false)"
+        "this version of the operator cannot do: data.prepare.spark.mode Kubernetes (use Local); "
+        "data.prepare.dedupe.near (exact duplicates can be removed)"
     )
     assert said(decision, Type.ACCEPTED) == ("False", Reason.NOT_IMPLEMENTED, message)
     assert said(decision, Type.FAILED) == ("True", Reason.NOT_IMPLEMENTED, message)
@@ -176,7 +148,7 @@ def test_a_spec_that_cannot_be_read_fails_with_the_reason() -> None:
 
 
 def test_what_was_accepted_is_not_judged_again() -> None:
-    decision = conclude(job(running(), training={"compile": True}))
+    decision = conclude(job(running(), data=prepared(dedupe={"near": {}})))
     assert said(decision, Type.FAILED) is None
 
 

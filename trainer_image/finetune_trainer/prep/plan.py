@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from finetune_crds.recipe import Recipe
 
 MESSAGES = "messages"
+PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,14 @@ def _refusals(data: Data, source: Source, prepare: Prepare) -> list[str]:
             "data.prepare.dedupe.near is not available yet: remove it and keep dedupe.exact",
         ),
         (
-            columns.chosen is not None,
-            "data.columns.chosen is for objective DPO, which is not available yet",
+            (columns.chosen is None) != (columns.rejected is None)
+            or (columns.chosen is not None and columns.prompt is None),
+            "data.columns of preferences are prompt, chosen and rejected: name all three",
+        ),
+        (
+            columns.chosen is not None and prepare.response_template is not None,
+            "data.prepare.responseTemplate cannot go with data.columns.chosen: promptTemplate renders the prompt, and "
+            "both answers stay as they are",
         ),
         (
             columns.messages is not None and prepare.prompt_template is not None,
@@ -112,7 +119,7 @@ def _refusals(data: Data, source: Source, prepare: Prepare) -> list[str]:
             and columns.messages is None
             and columns.chosen is None
             and (columns.prompt is None or columns.response is None),
-            "data.columns must name text, messages, or prompt and response",
+            "data.columns must name text, messages, prompt and response, or prompt, chosen and rejected",
         ),
         (
             abs(total - 1) > 1e-4,
@@ -132,10 +139,28 @@ def _form(data: Data, prepare: Prepare) -> Form:
         return Form(
             required=(named.messages,), content=(named.messages,), rendered={}, messages=named.messages
         )
+    if named.prompt is not None and named.chosen is not None and named.rejected is not None:
+        return _preferences(named.prompt, named.chosen, named.rejected, prepare)
     required = tuple(name for name in (named.text, named.prompt, named.response) if name is not None)
     rendered = _rendered(required, prepare)
     content = tuple(dict.fromkeys(column for template in rendered.values() for column in template.columns))
     return Form(required=required, content=content or required, rendered=rendered)
+
+
+def _preferences(prompt: str, chosen: str, rejected: str, prepare: Prepare) -> Form:
+    """A prompt with two answers; a template renders the prompt alone."""
+    template = Template.of_column(prompt)
+    if prepare.prompt_template is not None:
+        template = Template.parse(prepare.prompt_template, "data.prepare.promptTemplate")
+    return Form(
+        required=(prompt, chosen, rejected),
+        content=tuple(dict.fromkeys([*template.columns, chosen, rejected])),
+        rendered={
+            PROMPT: template,
+            CHOSEN: Template.of_column(chosen),
+            REJECTED: Template.of_column(rejected),
+        },
+    )
 
 
 def _rendered(required: tuple[str, ...], prepare: Prepare) -> dict[str, Template]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import IntegerType, StructField, StructType
 
-from finetune_trainer.prep.plan import MESSAGES
+from finetune_trainer.prep.plan import CHOSEN, MESSAGES
 from finetune_trainer.prep.steps import TOKENS
 from finetune_trainer.tokenizer import load_tokenizer
 
@@ -44,7 +44,7 @@ def count(tokenizer: PreTrainedTokenizerBase, examples: dict[str, list[Any]]) ->
     """The length of each example in tokens, as training encodes it.
 
     A conversation as its chat template renders it; a text, or a prompt followed by its response, with the end of
-    text behind it.
+    text behind it. A preference counts twice: its prompt followed by either answer.
     """
     if MESSAGES in examples:
         rendered = [str(tokenizer.apply_chat_template(turns, tokenize=False)) for turns in examples[MESSAGES]]
@@ -52,6 +52,8 @@ def count(tokenizer: PreTrainedTokenizerBase, examples: dict[str, list[Any]]) ->
     first, *others = examples.values()
     end = tokenizer.eos_token_id
     lengths = [len(ids) + (ids[-1:] != [end]) for ids in _encode(tokenizer, first, special=True)]
+    if CHOSEN in examples:
+        lengths = [2 * length for length in lengths]
     for texts in others:
         more = _encode(tokenizer, texts, special=False)
         lengths = [length + len(ids) for length, ids in zip(lengths, more, strict=True)]
