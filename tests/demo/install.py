@@ -30,6 +30,7 @@ RELEASE = "finetune-operator-demo"
 TRACKING_URI = f"http://{RELEASE}-mlflow.{SYSTEM}.svc:5000"
 BROWSER_URL = "http://localhost:5000"
 CORPUS = "s3://finetune/corpus/docstrings"
+PREFERENCES = "s3://finetune/corpus/preferences"
 BASE_MODEL = "s3://finetune/models/docstring-llama-base"
 PRETRAINING_SECONDS = 30
 CRASHES = 3
@@ -99,7 +100,8 @@ class Installation:
         self._scripts()
         self.start_script(
             "seed",
-            f"python corpus.py {CORPUS}; python base_model.py {CORPUS} {BASE_MODEL} --seconds {pretraining_seconds}",
+            f"python corpus.py {CORPUS} --preferences {PREFERENCES}; "
+            f"python base_model.py {CORPUS} {BASE_MODEL} --seconds {pretraining_seconds}",
         )
 
     def start_script(self, name: str, command: str) -> None:

@@ -131,6 +131,11 @@ class Run:
         return [after for before, after in pairwise([None, *values]) if after is not None and after != before]
 
 
+def steps(log: str) -> list[int]:
+    """The steps that a log reports: `step 7/40 ...`."""
+    return [int(line.split()[1].split("/")[0]) for line in log.splitlines() if line.startswith("step ")]
+
+
 def condition(status: Json, kind: str) -> Json:
     """A condition by its type; empty when there is none."""
     return next((item for item in status.get("conditions", []) if item["type"] == kind), {})

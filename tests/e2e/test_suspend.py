@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from e2e.jobs import Jobs, on_prepared_splits
+from e2e.jobs import Jobs, on_prepared_splits, steps
 
 STEPS = 40
 
@@ -36,8 +36,3 @@ def test_goes_on_from_the_checkpoint(jobs: Jobs) -> None:
 
 def running(jobs: Jobs, name: str) -> list[str]:
     return [child for child in jobs.children(name) if child.startswith("pod/")]
-
-
-def steps(log: str) -> list[int]:
-    """The steps that a log reports: `step 7/40 ...`."""
-    return [int(line.split()[1].split("/")[0]) for line in log.splitlines() if line.startswith("step ")]

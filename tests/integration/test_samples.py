@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 
 from cluster.controlplane import ControlPlane
 from finetune_crds import FineTuneJob
+from finetune_crds.training import MethodType, ObjectiveType
 from integration.world import Api
 
 SAMPLES = sorted((Path(__file__).parents[2] / "crds" / "samples").glob("*.yaml"))
@@ -45,6 +47,17 @@ def lost(said: object, understood: object, where: str) -> list[str]:
         pairs = enumerate(zip(said, understood, strict=True))
         return [field for number, (one, other) in pairs for field in lost(one, other, f"{where}[{number}]")]
     return [] if said == understood else [where]
+
+
+def test_every_method_and_objective_has_a_sample() -> None:
+    specs = [
+        FineTuneJob.model_validate(part).spec
+        for sample in SAMPLES
+        for part in yaml.safe_load_all(sample.read_text(encoding="utf-8"))
+        if part["kind"] == "FineTuneJob"
+    ]
+    assert {spec.method.type for spec in specs} == set(get_args(MethodType))
+    assert {spec.objective.type for spec in specs} == set(get_args(ObjectiveType))
 
 
 def test_four_published_ways_are_here() -> None:

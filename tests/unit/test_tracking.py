@@ -229,11 +229,12 @@ def test_each_call_takes_the_jobs_own_credentials(
 EXPERIMENT: Json = {
     "experiment": {"experiment_id": "7", "name": "team", "artifact_location": "", "lifecycle_stage": "active"}
 }
+TAG: Json = {"key": "finetune.dev/checkpoint-error", "value": "no space is left"}
 RUN: Json = {
     "info": {"run_id": "r1", "run_uuid": "r1", "experiment_id": "7", "status": "RUNNING"},
-    "data": {"metrics": [{"key": "loss", "value": 2.5, "timestamp": 1, "step": 3}]},
+    "data": {"metrics": [{"key": "loss", "value": 2.5, "timestamp": 1, "step": 3}], "tags": [TAG]},
 }
-FOUND = Run("r1", "7", "RUNNING", {"loss": 2.5})
+FOUND = Run("r1", "7", "RUNNING", {"loss": 2.5}, {TAG["key"]: TAG["value"]})
 ABSENT: Json = {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "gone"}
 
 

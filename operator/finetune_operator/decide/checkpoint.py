@@ -26,7 +26,7 @@ def note(draft: Draft, mine: list[Json]) -> None:
     error = run.tags.get(contract.TAG_CHECKPOINT_ERROR) if run else None
     if error:
         draft.set(Type.CHECKPOINT_STORED, False, Reason.CHECKPOINT_FAILED, error)
-    elif step is not None and (run is not None or draft.condition(Type.CHECKPOINT_STORED) is None):
+    elif step is not None and (run is not None or not _failing(draft)):
         # NB: while MLflow is away nobody knows whether what failed before has been made up for.
         draft.set(
             Type.CHECKPOINT_STORED,
@@ -34,3 +34,8 @@ def note(draft: Draft, mine: list[Json]) -> None:
             Reason.CHECKPOINT_STORED,
             f"the checkpoint of step {step} is complete",
         )
+
+
+def _failing(draft: Draft) -> bool:
+    found = draft.condition(Type.CHECKPOINT_STORED)
+    return found is not None and found.status == "False"

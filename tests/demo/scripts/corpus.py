@@ -11,6 +11,13 @@ Parquet files to a folder or to s3://bucket/folder. The columns:
 
 It is raw on purpose. What a package re-exports is there twice under its public name, some objects have no
 docstring, and some modules have a very long one: there is something to filter, deduplicate and drop.
+
+With `--preferences URL` it also writes, for DPO, what of these rows answers well, to another folder:
+
+    prompt       the question
+    chosen       the answer
+    rejected     the same words in an order that makes no sense
+
 The same sources give the same rows.
 """
 
@@ -23,14 +30,14 @@ import sys
 import sysconfig
 import time
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import crc32
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 ROWS = 12_000
 FILES = 4
@@ -39,6 +46,9 @@ ROWS_OF_PACKAGE = 500
 # Of the public objects without a docstring, one in so many is kept, with an empty answer.
 UNDOCUMENTED = 12
 ENOUGH_CHARS = 160
+PREFERENCES = 2_000
+GOOD = 0.8
+PREFERRED_CHARS = range(40, 600)
 SKIPPED = {"test", "tests", "testing", "idlelib", "lib2to3", "turtledemo", "ensurepip", "_vendor", "vendored"}
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -53,6 +63,15 @@ class Row:
     instruction: str
     answer: str
     quality: float
+
+
+@dataclass(frozen=True)
+class Preference:
+    """A question with an answer and a worse one."""
+
+    prompt: str
+    chosen: str
+    rejected: str
 
 
 @dataclass
@@ -71,6 +90,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Write a corpus of Python's docstrings as Parquet.")
     parser.add_argument("url", help="folder, or s3://bucket/folder")
     parser.add_argument("--rows", type=int, default=ROWS, help="rows to write at most (default: %(default)s)")
+    parser.add_argument("--preferences", metavar="URL", help="folder, or s3://bucket/folder, for preferences")
     options = parser.parse_args(arguments)
     began = time.monotonic()
     found = list(islice(rows(roots()), options.rows))
@@ -82,6 +102,10 @@ def main(arguments: list[str]) -> int:
         f"in {options.url} after {time.monotonic() - began:.0f} s",
         flush=True,
     )
+    if options.preferences:
+        pairs = list(islice(preferences(found), PREFERENCES))
+        write(pairs, options.preferences)
+        print(f"preferences: {len(pairs)} rows in {options.preferences}", flush=True)
     return 0
 
 
@@ -161,15 +185,26 @@ def quality(answer: str) -> float:
     return round(sum(checks) / len(checks), 3)
 
 
-def write(found: list[Row], url: str) -> None:
-    """Write the rows as Parquet files to a folder, replacing what an earlier run wrote there."""
+def preferences(found: Iterable[Row]) -> Iterator[Preference]:
+    """A preference of each good answer that is neither short nor long, over its own words in another order."""
+    for row in found:
+        if row.quality >= GOOD and len(row.answer) in PREFERRED_CHARS:
+            words = row.answer.split()
+            # By a hash of their own each: the order makes no sense, and is the same on every machine.
+            shuffled = sorted(words, key=lambda word: crc32(f"{row.instruction} {word}".encode()))
+            if shuffled != words:
+                yield Preference(row.instruction, row.answer, " ".join(shuffled))
+
+
+def write(found: Sequence[Row] | Sequence[Preference], url: str) -> None:
+    """Write rows of one kind as Parquet files to a folder, replacing what an earlier run wrote there."""
     import fsspec
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     filesystem, folder = fsspec.core.url_to_fs(url)
     filesystem.makedirs(folder, exist_ok=True)
-    names = Row.__dataclass_fields__
+    names = [column.name for column in fields(found[0])]
     size = -(-len(found) // FILES)
     for number in range(FILES):
         part = found[number * size : (number + 1) * size]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ from finetune_crds.contract import TerminationMessage
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator import names
-from finetune_operator.decide import decide
+from finetune_operator.decide import decide, gang
 from finetune_operator.model import Decision, Job, Mlflow, Observed, Run, Version
 from finetune_operator.settings import Settings
 
@@ -95,12 +96,29 @@ def running(**fields: Any) -> FineTuneJobStatus:
     return status(ACCEPTED, PREPARED, TRAINING, **(known | fields))
 
 
-def child(name: str, ended: str = "", message: str = "", *, uid: str = "", **meta: Any) -> Json:
-    """A batch Job; `ended` is the condition that is True: Complete, Failed, FailureTarget."""
+def child(
+    name: str,
+    ended: str = "",
+    message: str = "",
+    *,
+    uid: str = "",
+    lived: float | None = None,
+    fatal: Sequence[int] = (64, 65),
+    **meta: Any,
+) -> Json:
+    """A batch Job; `ended` is the condition that is True: Complete, Failed, FailureTarget.
+
+    lived: seconds between NOW and its end. fatal: the fatal exit codes that it was made with.
+    """
     conditions = [{"type": ended, "status": "True", "reason": "R", "message": message}] if ended else []
+    status: Json = {"conditions": conditions}
+    if lived is not None:
+        status["startTime"] = NOW.strftime("%Y-%m-%dT%H:%M:%SZ")
+        conditions[0]["lastTransitionTime"] = later(lived).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "metadata": {"name": name, "uid": uid or f"uid-of-{name}", **meta},
-        "status": {"conditions": conditions},
+        "spec": {"podFailurePolicy": {"rules": gang.failure_rules(list(fatal))}},
+        "status": status,
     }
 
 
@@ -173,10 +191,11 @@ def tracked(
     *,
     state: str = "RUNNING",
     metrics: dict[str, float] | None = None,
+    tags: dict[str, str] | None = None,
     **more: float,
 ) -> Mlflow:
-    """MLflow knows the run r1, with these metrics."""
-    run = Run(run_id="r1", experiment_id="e1", status=state, metrics=(metrics or {}) | more)
+    """MLflow knows the run r1, with these metrics and tags."""
+    run = Run(run_id="r1", experiment_id="e1", status=state, metrics=(metrics or {}) | more, tags=tags or {})
     return Mlflow(run=run, version=version)
 
 

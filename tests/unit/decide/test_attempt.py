@@ -31,6 +31,7 @@ BACKOFF = "Job has reached the specified backoff limit"
 WHERE = "Pod team/tune-train-1-0-abcde"
 DISRUPTED = f"{WHERE} has condition DisruptionTarget matching FailJob rule at index 0"
 EXIT_75 = "Container trainer for pod team/p failed with exit code 75 matching FailJob rule at index 1"
+EXIT_64 = "Container trainer for pod team/p failed with exit code 64 matching FailJob rule at index 1"
 FATAL = "Container trainer for pod team/p failed with exit code 64 matching FailJob rule at index 2"
 
 BOOM = TerminationMessage(error=PodError(reason="Boom", message="it blew up"))
@@ -106,6 +107,24 @@ def test_outcome(message: str, found: list[Json], policy: Json, expected: Outcom
     )
     assert outcome == expected
     assert applied(decision) == []
+
+
+# What the Job was made with, what runPolicy says by now, the Job's message, and whether the restart counts.
+CHANGED: dict[str, tuple[list[int], list[int], str, Outcome]] = {
+    "75 was fatal, and a node was drained": ([75], [64], DISRUPTED, PREEMPTED),
+    "75 was fatal, a code was added, and that one matched": ([64, 75], [64], EXIT_64, AGAIN),
+    "75 has become fatal, and the pods are gone": ([64], [64, 75], EXIT_75, AGAIN),
+    "75 is no longer fatal, and the pods are gone": ([75], [64], EXIT_75, PREEMPTED),
+}
+
+
+@pytest.mark.parametrize(("made_with", "now", "message", "expected"), CHANGED.values(), ids=CHANGED)
+def test_rules_are_those_that_the_attempt_was_made_with(
+    made_with: list[int], now: list[int], message: str, expected: Outcome
+) -> None:
+    seen = observed(child(JOB, "Failed", message, fatal=made_with))
+    status = conclude(job(running(), runPolicy={"fatalExitCodes": now}), seen).status
+    assert Outcome(None, status.attempt or 0, status.restarts or 0) == expected
 
 
 def failed_attempt(*found: Json, message: str = BACKOFF) -> Observed:

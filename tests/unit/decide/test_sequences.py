@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from finetune_crds.conditions import Condition, Reason, Type
-from finetune_crds.contract import PodError, PrepResult, TerminationMessage, TrainResult
+from finetune_crds.contract import TAG_CHECKPOINT_ERROR, PodError, PrepResult, TerminationMessage, TrainResult
 from finetune_crds.status import FineTuneJobStatus, SplitCounts
 from finetune_operator import names
 from finetune_operator.children import job_ended
@@ -154,9 +154,10 @@ class World:
     def mlflow_loses_everything(self) -> None:
         self.run = self.version = None
 
-    def the_trainer_reports(self, *, metrics: dict[str, float]) -> None:
+    def the_trainer_reports(self, *, metrics: dict[str, float], checkpoint_error: str) -> None:
         if self.run:
-            self.run = dataclasses.replace(self.run, metrics=metrics)
+            tags = {TAG_CHECKPOINT_ERROR: checkpoint_error}
+            self.run = dataclasses.replace(self.run, metrics=metrics, tags=tags)
 
     def people_suspend_or_resume(self) -> None:
         self.suspend = not self.suspend
@@ -196,7 +197,14 @@ HAPPENINGS = [
     happening("a_child_vanishes", index=st.integers(0, 3)),
     happening("mlflow_comes_or_goes"),
     happening("mlflow_loses_everything"),
-    *[happening("the_trainer_reports", metrics=st.dictionaries(METRICS, NUMBERS, max_size=4))] * 2,
+    *[
+        happening(
+            "the_trainer_reports",
+            metrics=st.dictionaries(METRICS, NUMBERS, max_size=4),
+            checkpoint_error=st.sampled_from(["", "no space is left"]),
+        )
+    ]
+    * 2,
 ]
 JOBS = st.fixed_dictionaries(
     {

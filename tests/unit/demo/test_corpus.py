@@ -84,8 +84,27 @@ def test_written_rows_are_read_back_in_order(folder: Path, tmp_path: Path) -> No
     assert [row for file in files for row in pq.read_table(file).to_pylist()] == [vars(row) for row in found]
 
 
+def test_a_preference_is_an_answer_over_its_own_words_in_another_order() -> None:
+    good = "Return the list of names in the folder at the given path."
+    rows = [
+        corpus.Row("a", "m", "What does a do?", good, 1.0),
+        corpus.Row("b", "m", "What does b do?", "Return it", 1.0),
+        corpus.Row("c", "m", "What does c do?", good, 0.5),
+        corpus.Row("d", "m", "What does d do?", good * 20, 1.0),
+        corpus.Row("e", "m", "What does e do?", "a" * 50, 1.0),
+    ]
+    (found,) = corpus.preferences(rows)
+    assert (found.prompt, found.chosen) == ("What does a do?", good)
+    assert found.rejected != good
+    assert sorted(found.rejected.split()) == sorted(good.split())
+    assert list(corpus.preferences(rows)) == [found]
+
+
 def test_this_machine_has_enough_of_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert corpus.main([str(tmp_path / "all"), "--rows", "8000"]) == 0
+    pairs = tmp_path / "preferences"
+    assert corpus.main([str(tmp_path / "all"), "--rows", "8000", "--preferences", str(pairs)]) == 0
+    table = pq.read_table(pairs)
+    assert (table.column_names, table.num_rows) == (["prompt", "chosen", "rejected"], corpus.PREFERENCES)
     rows = pq.read_table(tmp_path / "all").to_pylist()
     answers = [row["answer"] for row in rows]
     assert len(rows) >= 8000

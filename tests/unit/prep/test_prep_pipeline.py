@@ -177,6 +177,37 @@ def test_columns_of_the_table(
     ]
 
 
+def test_preferences_come_through_every_step(ask: Asker, tmp_path: Path) -> None:
+    rows = [
+        {"ask": f"Where is table {number}?", "good": f"In hall {number}.", "bad": f"Nowhere near {number}."}
+        for number in range(30)
+    ]
+    dirty = [
+        rows[0] | {"ask": "WHERE IS  table 0?"},  # the same but for case and white space
+        rows[1] | {"bad": "Not in hall 1."},  # another preference of the same prompt
+        rows[2] | {"good": " "},
+        rows[3] | {"bad": None},
+        rows[4] | {"ask": None},
+        rows[5] | {"bad": "nowhere, " * 100},
+    ]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows + dirty))
+    result = ask(
+        source={"format": "JSONLines", "path": str(tmp_path / "corpus.jsonl")},
+        columns={"prompt": "ask", "chosen": "good", "rejected": "bad"},
+        promptTemplate="Q: {ask}\nA:",
+        maxTokens=200,
+        limit=25,
+        split={"train": 0.8, "validation": 0.2, "test": 0},
+    )
+    made = table_of(result)
+    assert result.dropped == {"notNull": 3, "dedupe": 1, "maxTokens": 1, "limit": 6}
+    assert (result.to_json()["rows"], result.to_json()["tokens"]) == tuple(counted(made).values())
+    assert list(made[0]) == ["id", "prompt", "chosen", "rejected", "tokens", "split"]
+    wanted = {(f"Q: {row['ask']}\nA:", row["good"], row["bad"]) for row in [*rows, *dirty[:2]]}
+    assert {(row["prompt"], row["chosen"], row["rejected"]) for row in made} <= wanted
+    assert len(made) == 25
+
+
 # Changes to a good recipe, the reason and the sentence; {corpus} is the folder of the corpus.
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (

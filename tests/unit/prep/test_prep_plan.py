@@ -11,6 +11,7 @@ from finetune_trainer.prep.plan import Form, plan
 from finetune_trainer.prep.template import Template
 from unit.prep.recipes import recipe
 
+PREFERENCES = {"prompt": "question", "chosen": "good", "rejected": "bad"}
 TEXT, PAIR, CHAT = {"text": "body"}, {"prompt": "question", "response": "answer"}, {"messages": "chat"}
 
 
@@ -31,6 +32,30 @@ FORMS: list[tuple[str, dict[str, Any], dict[str, Any], Form]] = [
         ),
     ),
     ("messages", CHAT, {}, Form(("chat",), ("chat",), {}, messages="chat")),
+    (
+        "preferences",
+        PREFERENCES,
+        {},
+        Form(
+            ("question", "good", "bad"),
+            ("question", "good", "bad"),
+            {"prompt": column("question"), "chosen": column("good"), "rejected": column("bad")},
+        ),
+    ),
+    (
+        "a template makes the prompt of preferences; the prompt's own column may be left out of it",
+        PREFERENCES,
+        {"promptTemplate": "{context} A:"},
+        Form(
+            ("question", "good", "bad"),
+            ("context", "good", "bad"),
+            {
+                "prompt": Template((("", "context"), (" A:", None))),
+                "chosen": column("good"),
+                "rejected": column("bad"),
+            },
+        ),
+    ),
     (
         "a template makes a text of a pair",
         PAIR,
@@ -98,9 +123,20 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "data.prepare.dedupe.near is not available yet: remove it and keep dedupe.exact",
     ),
     (
-        "preferences",
-        {"columns": {"prompt": "p", "chosen": "c", "rejected": "r"}},
-        "data.columns.chosen is for objective DPO, which is not available yet",
+        "preferences without the rejected",
+        {"columns": {"prompt": "p", "chosen": "c"}},
+        "data.columns of preferences are prompt, chosen and rejected: name all three",
+    ),
+    (
+        "preferences without a prompt",
+        {"columns": {"chosen": "c", "rejected": "r"}},
+        "data.columns of preferences are prompt, chosen and rejected: name all three",
+    ),
+    (
+        "a template of both answers",
+        {"columns": PREFERENCES, "promptTemplate": "{question}", "responseTemplate": "{good}"},
+        "data.prepare.responseTemplate cannot go with data.columns.chosen: promptTemplate renders the prompt, and both "
+        "answers stay as they are",
     ),
     (
         "template over messages",
@@ -116,7 +152,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "prompt alone",
         {"columns": {"prompt": "question"}},
-        "data.columns must name text, messages, or prompt and response",
+        "data.columns must name text, messages, prompt and response, or prompt, chosen and rejected",
     ),
     (
         "split",

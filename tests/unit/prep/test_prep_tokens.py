@@ -48,6 +48,16 @@ def test_counts_are_the_trainers(examples: dict[str, list[Any]], tokenizer_folde
     assert tokens.count(tokenizer, examples) == [len(example.tokens) for example in encoder.encode(examples)]
 
 
+def test_a_preference_counts_with_either_answer(tokenizer_folder: Path) -> None:
+    tokenizer = load_tokenizer(Model(base=str(tokenizer_folder)), tokenizer_folder)
+    prompt, chosen, rejected = ["the question", LONG, ""], ["the answer", "", LONG], ["no", LONG, ""]
+    either = [
+        tokens.count(tokenizer, {"prompt": prompt, "response": answers}) for answers in (chosen, rejected)
+    ]
+    both = tokens.count(tokenizer, {"prompt": prompt, "chosen": chosen, "rejected": rejected})
+    assert both == [one + other for one, other in zip(*either, strict=True)]
+
+
 def test_counts_beside_the_rows(spark: SparkSession, tokenizer_folder: Path) -> None:
     rows = [("a", "the table", "the answer"), ("b", LONG, "no"), ("c", "", "")]
     frame = spark.createDataFrame(rows, "id string, prompt string, response string").repartition(2)

@@ -1,0 +1,45 @@
+"""Other methods and objectives than the quickstart's: their samples, with fewer steps."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from demo import results
+from demo.install import Installation
+from demo.kubectl import Json
+from e2e.jobs import Jobs, on_prepared_splits, sample
+
+STEPS = 20
+
+
+def short(name: str) -> Json:
+    """A sample, with few steps."""
+    job = sample(name)
+    training = {key: value for key, value in job["spec"]["training"].items() if key != "epochs"}
+    job["spec"]["training"] = training | {"maxSteps": STEPS, "evalSteps": STEPS // 2, "logSteps": 2}
+    return job
+
+
+def test_adapters_come_merged_into_a_model_that_answers(jobs: Jobs, installation: Installation) -> None:
+    job = short("lora")
+    job["spec"]["data"] = on_prepared_splits("lora")["spec"]["data"]
+    found = jobs.follow(jobs.apply(job))
+    status = found["status"]
+    assert status["progress"]["step"] == STEPS
+    assert status["model"]["name"] == "docstring-llama-lora"
+    assert status["model"]["evalLoss"] < status["model"]["baseEvalLoss"]
+    assert results.ask(installation, found)
+
+
+def test_preferences_are_prepared_and_learned(jobs: Jobs) -> None:
+    job = short("dpo")
+    job["spec"]["data"]["prepare"]["limit"] = 400
+    status = jobs.follow(jobs.apply(job))["status"]
+    assert status["progress"]["step"] == STEPS
+    assert sum(status["data"]["rows"].values()) == 400
+    assert status["model"]["name"] == "docstring-llama-dpo"
+    # A model that is its own reference prefers neither answer.
+    assert status["model"]["baseEvalLoss"] == pytest.approx(math.log(2), abs=1e-3)
+    assert status["model"]["evalLoss"] < status["model"]["baseEvalLoss"]
