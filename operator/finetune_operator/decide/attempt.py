@@ -32,7 +32,8 @@ def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, fail
             message=f"no pod is left to tell why: {failed.get('message', '')}",
             attempt=number,
         )
-    before, step = draft.status.last_failure, draft.status.checkpoint and draft.status.checkpoint.step
+    before = draft.status.last_failure
+    step = draft.status.checkpoint.step if draft.status.checkpoint else None
     draft.update(last_failure=failure.model_copy(update={"checkpoint_step": step}))
     if was_preempted(failure, mine, child, failed, draft.spec.run_policy.fatal_exit_codes):
         ended = backoff.Attempt(

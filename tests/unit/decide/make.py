@@ -117,7 +117,7 @@ def child(
         conditions[0]["lastTransitionTime"] = later(lived).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "metadata": {"name": name, "uid": uid or f"uid-of-{name}", **meta},
-        "spec": {"podFailurePolicy": {"rules": gang.failure_rules(list(fatal))}},
+        "spec": {"parallelism": 2, "podFailurePolicy": {"rules": gang.failure_rules(list(fatal))}},
         "status": status,
     }
 

@@ -178,11 +178,11 @@ def test_columns_of_the_table(
 
 
 def test_preferences_come_through_every_step(ask: Asker, tmp_path: Path) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"ask": f"Where is table {number}?", "good": f"In hall {number}.", "bad": f"Nowhere near {number}."}
         for number in range(30)
     ]
-    dirty = [
+    dirty: list[dict[str, Any]] = [
         rows[0] | {"ask": "WHERE IS  table 0?"},  # the same but for case and white space
         rows[1] | {"bad": "Not in hall 1."},  # another preference of the same prompt
         rows[2] | {"good": " "},
