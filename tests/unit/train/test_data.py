@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
 import tracemalloc
@@ -360,15 +361,14 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
 
 
 def test_a_storage_that_fails_is_not_called_corrupt(tmp_path: Path, monkeypatch: Any) -> None:
-    from fsspec.implementations.local import LocalFileOpener, LocalFileSystem
+    from fsspec.implementations.local import LocalFileSystem
 
-    class Failing(LocalFileOpener):
+    class Failing(io.BytesIO):
         def read(self, *_: Any) -> bytes:
             raise OSError("the connection was reset")
 
     splits = write_rows(tmp_path / "rows", "Parquet", corpus(10))
-    monkeypatch.setattr(
-        LocalFileSystem, "_open", lambda self, path, mode="rb", **_: Failing(path, mode, fs=self)
-    )
+    content = (tmp_path / "rows").read_bytes()
+    monkeypatch.setattr(LocalFileSystem, "_open", lambda *_, **__: Failing(content))
     with pytest.raises(OSError, match="the connection was reset"):
         list(read.read(splits, "train", ["prompt", "response"]))

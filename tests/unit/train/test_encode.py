@@ -308,7 +308,11 @@ def test_conversations_without_a_turn_of_the_assistant_teach_nothing(
 
 
 def test_messages_need_a_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    rows = {"prompt": ["a"], "chosen": [[assistant("b")]], "rejected": [[assistant("c")]]}
+    rows: dict[str, list[Any]] = {
+        "prompt": ["a"],
+        "chosen": [[assistant("b")]],
+        "rejected": [[assistant("c")]],
+    }
     with pytest.raises(RecipeRefusedError) as refused:
         list(encoder(tokenizer, PREFERENCE).encode(rows))
     assert refused.value.message == (

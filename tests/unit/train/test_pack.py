@@ -113,7 +113,11 @@ def test_a_batch_is_what_a_loop_over_its_tokens_makes(
 ) -> None:
     split, rows = case
     width = max(int(split.lengths[row].sum()) for row in rows) + extra
-    ids, positions, targets, owners, documents, owner = [], [], [], [], [0], 0
+    ids: list[int] = []
+    positions: list[int] = []
+    targets: list[int] = []
+    owners: list[int] = []
+    documents, owner = [0], 0
     for row in rows:
         begin = len(ids)
         for example in row:
