@@ -7,17 +7,25 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
-from finetune_trainer.outcome import RecipeRefusedError, TrainingError
+from finetune_trainer.outcome import PodFailure, RecipeRefusedError, TrainingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+_FIELD = "model.base"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ckpt", ".npz")
 # MLflow keeps what was saved with save_pretrained in one of these, beside its own files.
 _MLFLOW_FOLDERS = ("model", "components/tokenizer")
 
 
-def fetch(uri: str, to: Path, *, revision: str | None = None, only_tokenizer: bool = False) -> Path:
+def fetch(
+    uri: str,
+    to: Path,
+    *,
+    revision: str | None = None,
+    only_tokenizer: bool = False,
+    field: str = _FIELD,
+) -> Path:
     """Bring a model into the pod and return the folder it lies in.
 
     Args:
@@ -25,11 +33,20 @@ def fetch(uri: str, to: Path, *, revision: str | None = None, only_tokenizer: bo
         to: folder for what is downloaded.
         revision: Git revision of a Hub model.
         only_tokenizer: leave the weights where they are.
+        field: the recipe's field that names it, for what is wrong with it.
 
     Raises:
         RecipeRefusedError: there is no such model, or no access to it.
         TrainingError: the Hub does not answer.
     """
+    try:
+        return _fetch(uri, to, revision, only_tokenizer=only_tokenizer)
+    except PodFailure as error:
+        error.message = error.message.replace(_FIELD, field, 1)
+        raise
+
+
+def _fetch(uri: str, to: Path, revision: str | None, *, only_tokenizer: bool) -> Path:
     if uri.startswith("/"):
         return _on_volume(uri)
     if urlparse(uri).scheme in ("s3", "s3a"):

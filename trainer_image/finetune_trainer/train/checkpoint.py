@@ -428,7 +428,8 @@ def _in_thread(work: Callable[[], None]) -> Future[None]:
 
     def run() -> None:
         try:
-            done.set_result(work())
+            work()
+            done.set_result(None)
         except BaseException as error:  # noqa: BLE001 - drain() raises it
             done.set_exception(error)
 

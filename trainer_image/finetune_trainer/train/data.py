@@ -31,12 +31,15 @@ class Split:
     learned: whether the loss is taken on the token, bool [tokens].
     offsets: where each document begins, and where the last ends, int64 [examples * documents + 1].
     documents: documents an example.
+    reference: the reference's log-probabilities of each example's two documents, fp32 [examples, 2], where they are
+        known.
     """
 
     tokens: np.ndarray
     learned: np.ndarray
     offsets: np.ndarray
     documents: int = 1
+    reference: np.ndarray | None = None
 
     def __len__(self) -> int:
         return (len(self.offsets) - 1) // self.documents

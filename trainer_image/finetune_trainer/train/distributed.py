@@ -30,6 +30,7 @@ class World:
     rank: int
     size: int
     local_rank: int
+    local_size: int
     device: torch.device
     preemption: Preemption | None = None
 
@@ -101,6 +102,12 @@ class World:
         dist.all_reduce(summed)
         return [float(value) for value in summed]
 
+    def greatest(self, value: float) -> float:
+        """The greatest of a small host-side number over all ranks; never waits for a GPU."""
+        greatest = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(greatest, dist.ReduceOp.MAX)
+        return float(greatest)
+
 
 def is_loss_of_peer(error: BaseException) -> bool:
     """Whether a collective failed because another rank is gone, which is never the cause but its consequence."""
@@ -126,6 +133,7 @@ def joined(*, timeout_seconds: int, preemption: Preemption | None = None) -> Ite
         device_id=device if cuda else None,
     )
     try:
-        yield World(dist.get_rank(), dist.get_world_size(), local_rank, device, preemption)
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+        yield World(dist.get_rank(), dist.get_world_size(), local_rank, local_size, device, preemption)
     finally:
         dist.destroy_process_group()

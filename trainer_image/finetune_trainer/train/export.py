@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from finetune_trainer.train import model as models
+from finetune_trainer.train import load
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,8 +56,9 @@ def write(
 ) -> None:
     """Write the model in MLflow's layout; rank 0 alone.
 
-    Full training and merged adapters give a model that stands alone in `model/`. An adapter goes to `peft/` and
-    names its base; a base that others could not find under its name is copied beside it.
+    Full training and merged adapters give a model that stands alone in `model/`. Adapters and virtual tokens go to
+    `peft/`, also beside a merged model, and name their base; a base that others could not find under its name is
+    copied beside them.
 
     Args:
         folder: an empty folder.
@@ -104,16 +104,26 @@ def _write_whole(model: Any, state: dict[str, torch.Tensor], dtype: torch.dtype,
 
 
 def _write_adapter(model: Any, state: dict[str, torch.Tensor], folder: Path) -> None:
-    # NB: told not to, peft does not ask the Hub whether the vocabulary has grown.
-    model.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
+    config = model.peft_config["default"]
+    if not config.is_prompt_learning:
+        # NB: told not to, peft does not ask the Hub whether the vocabulary has grown.
+        model.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
+        return
+    # NB: peft would compute virtual tokens from the model, of which this rank has a part.
+    from safetensors.torch import save_file
+
+    (tokens,) = state.values()
+    folder.mkdir()
+    save_file({"prompt_embeddings": tokens.contiguous()}, folder / "adapter_model.safetensors")
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
 
 
 def _write_merged(source: Path, recipe: Recipe, folder: Path) -> None:
     import peft
 
-    base = models.load_model(recipe, source)
-    merged = peft.PeftModel.from_pretrained(base, str(folder / _ADAPTER)).merge_and_unload()
-    shutil.rmtree(folder / _ADAPTER)
+    base = load.whole(recipe, source)
+    merged = peft.PeftModel.from_pretrained(base.float(), str(folder / _ADAPTER)).merge_and_unload()
     merged.to(_dtype_of(source, recipe)).save_pretrained(folder / _MODEL, max_shard_size=_MAX_SHARD)
 
 
@@ -125,8 +135,7 @@ def _reference_to_base(source: Path, recipe: Recipe, folder: Path) -> dict[str, 
     commit = _hub_commit(source)
     if commit is not None:
         return {"source_model_name": base, "source_model_revision": commit}
-    model = models.load_model(recipe, source).to(_dtype_of(source, recipe))
-    model.save_pretrained(folder / _MODEL, max_shard_size=_MAX_SHARD)
+    load.whole(recipe, source).save_pretrained(folder / _MODEL, max_shard_size=_MAX_SHARD)
     return {"model_binary": _MODEL, "source_model_name": base}
 
 

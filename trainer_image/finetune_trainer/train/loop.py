@@ -12,60 +12,54 @@ import torch
 
 from finetune_crds import contract
 from finetune_trainer.outcome import PreemptedError, TrainingError
-from finetune_trainer.train import pack
+from finetune_trainer.train import shard, speed
 from finetune_trainer.train.checkpoint import Progress
+from finetune_trainer.train.network import trained
 from finetune_trainer.train.preemption import NOT_STARTED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import nn
-
     from finetune_crds.training import Training
     from finetune_trainer.train.checkpoint import Checkpointer
-    from finetune_trainer.train.data import Split
     from finetune_trainer.train.distributed import World
-    from finetune_trainer.train.objectives import Objective
+    from finetune_trainer.train.feed import Collator, Examples, Feed
+    from finetune_trainer.train.network import Network
+    from finetune_trainer.train.pack import Plan
     from finetune_trainer.train.preemption import Preemption
     from finetune_trainer.train.schedule import Schedule
     from finetune_trainer.train.track import Tracker
 
-
-@dataclass(frozen=True)
-class Examples:
-    """A split, and the sequences that its examples stand in."""
-
-    split: Split
-    sequences: Sequence[Sequence[int]]
+# A loss is running away when two reports in a row are so much above the least one: times, and nats.
+_RUNAWAY_TIMES, _RUNAWAY_NATS = 3.0, 2.0
 
 
 @dataclass
 class Window:
-    """What happened since the last report, this rank's part of it."""
+    """What happened since the last report; sums of tensors are this rank's part of it."""
 
     loss: torch.Tensor
-    targets: float = 0.0
+    figures: torch.Tensor
+    count: float = 0.0
     tokens: float = 0.0
+    attended: float = 0.0
     seconds: float = 0.0
     steps: int = 0
 
 
 class Loop:
-    """Trains a sharded model to the last step of a plan."""
+    """Trains a sharded network to the last step of a plan."""
 
     def __init__(
         self,
         *,
         world: World,
-        model: nn.Module,
+        network: Network,
         optimizer: torch.optim.Optimizer,
-        objective: Objective,
         schedule: Schedule,
-        plan: pack.Plan,
-        train: Split,
+        plan: Plan,
+        feed: Feed,
+        collator: Collator,
         validation: Examples | None,
         training: Training,
-        pad_id: int,
         tracker: Tracker,
         checkpointer: Checkpointer | None,
         progress: Progress,
@@ -73,15 +67,14 @@ class Loop:
         started: float,
     ) -> None:
         self.world = world
-        self.model = model
+        self.network = network
         self.optimizer = optimizer
-        self.objective = objective
         self.schedule = schedule
         self.plan = plan
-        self.train = train
+        self.feed = feed
+        self.collator = collator
         self.validation = validation
         self.training = training
-        self.pad_id = pad_id
         self.tracker = tracker
         self.checkpointer = checkpointer
         self.progress = progress
@@ -89,9 +82,14 @@ class Loop:
         # As if this attempt had begun so much earlier: time spent in those before counts too.
         self._started = started - progress.elapsed_seconds
         self._productive_seconds = progress.productive_seconds
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._checkpoint_seconds = 0.0
+        self._flops = speed.Flops(network)
+        self._peak_flops = speed.peak_flops(world.device)
+        self._parameters = trained(network)
         self._rate = 0.0
         self._norm = torch.zeros(())
+        self._least_loss = math.inf
+        self._runaway_reports = 0
         self._window = self._new_window()
 
     def run(self) -> float | None:
@@ -123,37 +121,31 @@ class Loop:
     def _step(self) -> bool:
         """Take one optimizer step; True when any rank was asked to stop."""
         began = time.monotonic()
-        step = self.progress.step
-        batches = self._batches(step)
-        targets, tokens, stop = self.world.total(
-            sum(batch.targets_count for batch in batches),
+        step, objective = self.progress.step, self.network.objective
+        batches = self.feed.of_step(step)
+        count, tokens, attended, stop = self.world.total(
+            sum(objective.count(batch) for batch in batches),
             sum(batch.tokens for batch in batches),
+            sum(batch.attended for batch in batches),
             self.preemption.requested,
         )
         # Dropout is a function of seed, step and rank, so resuming needs no generator state.
         torch.manual_seed(_mixed(self.training.seed, step, self.world.rank))
-        self.model.train()
+        self.network.train()
         for batch in batches:
-            loss = self.objective(self.model, batch.to(self.world.device))
-            (loss / max(targets, 1.0)).backward()
+            shard.only_last_reduces(self.network, last=batch is batches[-1])
+            loss, figures = self.network(batch)
+            (loss / max(count, 1.0)).backward()
             self._window.loss += loss.detach()
+            self._window.figures += figures
         self._update(self.schedule.at(step))
-        self._window.targets += targets
+        self._window.count += count
         self._window.tokens += tokens
+        self._window.attended += attended
         self._window.steps += 1
         self._window.seconds += time.monotonic() - began
         self.progress = replace(self.progress, step=step + 1)
         return stop > 0
-
-    def _batches(self, step: int) -> list[pack.Batch]:
-        """This rank's part of a step, as many batches as every other rank has."""
-        rounds = pack.shares(
-            self.plan.of_step(step),
-            rank=self.world.rank,
-            ranks=self.world.size,
-            batch_size=self.training.batch_size,
-        )
-        return [pack.collate(self.train, rows, pad_id=self.pad_id) for rows in rounds]
 
     def _update(self, rate: float) -> None:
         """Clip the gradients and let the optimizer use them."""
@@ -165,27 +157,24 @@ class Loop:
         self.optimizer.zero_grad(set_to_none=True)
 
     def evaluate(self) -> float:
-        """The mean loss over every target of the validation split, each counted once.
+        """The mean loss over the validation split, each part of it counted once.
 
         Raises:
             PreemptedError: as in `run`; it does not wait for the end of the split.
         """
         assert self.validation is not None  # noqa: S101 - asked only where there is one
-        self.model.eval()
+        self.network.eval()
         total, count = torch.zeros((), dtype=torch.float64, device=self.world.device), 0
         with torch.no_grad():
-            for rows in pack.shares(
-                self.validation.sequences,
-                rank=self.world.rank,
-                ranks=self.world.size,
-                batch_size=self.training.eval_batch_size or self.training.batch_size,
+            for batch in self.collator.batches(
+                self.validation, self.training.eval_batch_size or self.training.batch_size
             ):
                 self._stop_if_asked()
-                batch = pack.collate(self.validation.split, rows, pad_id=self.pad_id)
-                total += self.objective(self.model, batch.to(self.world.device))
-                count += batch.targets_count
-        loss, targets = self.world.total(total.item(), count)
-        return loss / max(targets, 1.0)
+                loss, _ = self.network(batch.to(self.world.device))
+                total += loss
+                count += self.network.objective.count(batch)
+        summed, losses = self.world.total(total.item(), count)
+        return summed / max(losses, 1.0)
 
     @property
     def goodput(self) -> float:
@@ -202,7 +191,8 @@ class Loop:
         )
 
     def _new_window(self) -> Window:
-        return Window(loss=torch.zeros((), device=self.world.device))
+        zeros = torch.zeros(1 + len(self.network.objective.figures), device=self.world.device)
+        return Window(loss=zeros[0], figures=zeros[1:])
 
     def _report(self) -> None:
         """One line and the metrics, every logSteps and after the last step."""
@@ -212,17 +202,20 @@ class Loop:
         window, self._window = self._window, self._new_window()
         # NB: reading the loss waits for the GPU; the time it takes belongs to the steps.
         began = time.monotonic()
-        (summed,) = self.world.total(window.loss.item())
+        loss, *figures = [
+            summed / max(window.count, 1.0)
+            for summed in self.world.total(window.loss.item(), *window.figures.tolist())
+        ]
         norm = _as_float(self._norm)
         window.seconds += time.monotonic() - began
         self._productive_seconds += window.seconds
-        loss = summed / max(window.targets, 1.0)
         self._check_finite(loss + norm)
-        speed = window.tokens / max(window.seconds, 1e-9)
+        tokens_per_second = window.tokens / max(window.seconds, 1e-9)
         remaining = (last - step) * window.seconds / window.steps
+        memory = self.world.greatest(speed.peak_memory(self.world.device))
         self.world.say(
             f"step {step}/{last}  {100 * step // last}%  loss {loss:.4f}  lr {self._rate:.2e}  grad {norm:.2f}  "
-            f"{speed:,.0f} tok/s  eta {_duration(remaining)}"
+            f"{tokens_per_second:,.0f} tok/s  mem {memory / 2**30:.1f} GiB  eta {_duration(remaining)}"
         )
         self.tracker.metrics(
             step,
@@ -232,11 +225,24 @@ class Loop:
                 contract.METRIC_LOSS: loss,
                 contract.METRIC_LEARNING_RATE: self._rate,
                 contract.METRIC_GRAD_NORM: norm,
-                contract.METRIC_TOKENS_PER_SECOND: speed,
+                contract.METRIC_TOKENS_PER_SECOND: tokens_per_second,
+                contract.METRIC_MFU: self._mfu(window),
+                contract.METRIC_MEMORY: memory,
+                contract.METRIC_DATA_WAIT: self.feed.waited,
+                contract.METRIC_CHECKPOINT_SECONDS: self._checkpoint_seconds,
                 contract.METRIC_SECONDS_REMAINING: remaining,
                 contract.METRIC_GOODPUT: self.goodput,
+                **dict(zip(self.network.objective.figures, figures, strict=True)),
             },
         )
+        self._check_runaway(loss)
+
+    def _mfu(self, window: Window) -> float | None:
+        """The share of the chips' FLOP/s that went into the model; None: it is not known what they can do."""
+        if self._peak_flops is None:
+            return None
+        done = self._flops.of(window.tokens, window.attended) / max(window.seconds, 1e-9)
+        return done / (self._peak_flops * self.world.size)
 
     def _evaluate_if_due(self) -> None:
         """Evaluate every evalSteps; the end has an evaluation of its own."""
@@ -247,10 +253,14 @@ class Loop:
         loss = self.evaluate()
         self._report_evaluation(loss)
         best, stopping = self.progress.best_eval_loss, self.training.early_stopping
-        if best is None or loss < best - (stopping.min_delta if stopping else 0.0):
-            self.progress = replace(self.progress, best_eval_loss=loss, evals_without_gain=0)
-        else:
-            self.progress = replace(self.progress, evals_without_gain=self.progress.evals_without_gain + 1)
+        gained = best is None or loss < best - (stopping.min_delta if stopping else 0.0)
+        without_gain = 0 if gained else self.progress.evals_without_gain + 1
+        better = best is None or loss < best
+        self.progress = replace(
+            self.progress, best_eval_loss=loss if better else best, evals_without_gain=without_gain
+        )
+        if better and self.training.load_best and self.checkpointer is not None:
+            self._checkpoint(self.checkpointer, best=True)
         if self._stopped_improving():
             waited = self.progress.evals_without_gain
             self.world.say(f"stopping early: evaluation loss has not fallen for {waited} evaluations")
@@ -270,10 +280,12 @@ class Loop:
         if self.checkpointer is not None and self.progress.step % self.checkpointer.every_steps == 0:
             self._checkpoint(self.checkpointer)
 
-    def _checkpoint(self, checkpointer: Checkpointer, *, wait: bool = False) -> None:
+    def _checkpoint(self, checkpointer: Checkpointer, *, wait: bool = False, best: bool = False) -> None:
+        began = time.monotonic()
         (summed,) = self.world.total(self._window.loss.item())
         self._check_finite(summed + _as_float(self._norm))
-        checkpointer.save(self._now, self.model, self.optimizer, wait=wait)
+        checkpointer.save(self._now, self.network.model, self.optimizer, wait=wait, best=best)
+        self._checkpoint_seconds += time.monotonic() - began
 
     def _stop_if_asked(self) -> None:
         """Stop where the loop stands when any rank was asked to; all ranks ask at the same places."""
@@ -310,6 +322,20 @@ class Loop:
                 "look for broken examples",
             )
 
+    def _check_runaway(self, loss: float) -> None:
+        """Stop a model that gets worse and worse, before its checkpoints push out the good ones."""
+        self._least_loss = min(self._least_loss, loss)
+        limit = max(_RUNAWAY_TIMES * self._least_loss, self._least_loss + _RUNAWAY_NATS)
+        self._runaway_reports = self._runaway_reports + 1 if loss > limit else 0
+        if self._runaway_reports > 1:
+            if self.checkpointer is not None:
+                self.checkpointer.drain()
+            raise TrainingError(
+                "DivergingLoss",
+                f"the loss is {loss:.2f} at step {self.progress.step}, after {self._least_loss:.2f} at its best: lower "
+                "training.learningRate, or warm up longer",
+            )
+
     def _finish(self) -> float | None:
         """Evaluate and keep the end, so that an attempt that fails to register need not train again."""
         if self.checkpointer is not None:
@@ -319,6 +345,8 @@ class Loop:
             return None
         loss = self.evaluate()
         self._report_evaluation(loss)
+        if self.training.load_best and self.checkpointer is not None:
+            loss = self._load_best(self.checkpointer, loss)
         self.tracker.metrics(
             self.progress.step,
             {
@@ -329,6 +357,17 @@ class Loop:
         )
         self._stop_if_asked()
         return loss
+
+    def _load_best(self, checkpointer: Checkpointer, loss: float) -> float:
+        """Put the weights with the least evaluation loss in place; their loss."""
+        best, step = self.progress.best_eval_loss, checkpointer.best_step
+        if step is None or best is None or best >= loss:
+            self.world.say(f"the last weights are the best: no evaluation before was below {loss:.4f}")
+            return loss
+        checkpointer.load_weights(step, self.network.model)
+        loaded = self.evaluate()
+        self.world.say(f"the weights of step {step} are the best, and are used: loss {loaded:.4f}")
+        return loaded
 
 
 def _mixed(*numbers: int) -> int:

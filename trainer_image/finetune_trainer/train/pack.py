@@ -37,9 +37,13 @@ class Batch:
         [documents + 1]: what variable-length attention calls cu_seqlens.
     examples: the examples' numbers in the split, in the order of their documents, int64 [examples]: with two
         documents an example, documents 2i and 2i + 1 are those of examples[i].
+    target_at: where in the flattened rows there is a target, ascending, int64 [targets].
+    reference: the reference's log-probabilities of both documents of `examples`, fp32 [examples, 2], where the split
+        has them.
     longest: tokens in the longest of `documents`.
     tokens: tokens that are no padding.
     targets_count: targets that are not IGNORED.
+    attended: the sum of the squares of the lengths of the documents that are no padding.
     """
 
     input_ids: torch.Tensor
@@ -48,9 +52,12 @@ class Batch:
     owners: torch.Tensor
     documents: torch.Tensor
     examples: torch.Tensor
+    target_at: torch.Tensor
+    reference: torch.Tensor | None
     longest: int
     tokens: int
     targets_count: int
+    attended: int
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device; a copy to a GPU goes through pinned memory and is not waited for."""
@@ -130,16 +137,23 @@ class Plan:
         """The order of the sequences in an epoch, int64 [sequences]."""
         return _order(self.seed, epoch, len(self.sequences))
 
+    def rest(self, step: int) -> list[Sequence[int]]:
+        """The sequences of all steps from `step` on, each once."""
+        begin = min(step * self.global_batch, self.total)
+        # Two epochs' worth of the line, wherever it begins, have all of them.
+        positions = range(begin, min(self.total, begin + 2 * len(self.sequences)))
+        return [self.sequences[row] for row in dict.fromkeys(self._at(position) for position in positions)]
+
+    def _at(self, position: int) -> int:
+        """Which sequence stands somewhere in the line."""
+        epoch, at = divmod(position, len(self.sequences))
+        return int(self.order(epoch)[at])
+
     def of_step(self, step: int) -> list[Sequence[int]]:
         """The sequences of a step, from 0."""
         begin = step * self.global_batch
         positions = range(begin, min(begin + self.global_batch, self.total))
-        epochs = {position // len(self.sequences) for position in positions}
-        orders = {epoch: self.order(epoch) for epoch in epochs}
-        return [
-            self.sequences[orders[position // len(self.sequences)][position % len(self.sequences)]]
-            for position in positions
-        ]
+        return [self.sequences[self._at(position)] for position in positions]
 
 
 @lru_cache(maxsize=2)
@@ -195,6 +209,7 @@ def collate(split: Split, rows: Sequence[Sequence[int]], *, pad_id: int, width: 
     positions[places] = np.arange(len(tokens)) - np.repeat(before, sizes)
     targets = np.full(height * width, IGNORED, np.int64)
     targets[places] = following
+    target_at = np.flatnonzero(targets != IGNORED)
     owners = np.zeros(height * width, np.int64)
     owners[places] = np.repeat(np.arange(len(sizes)), sizes)
     documents = np.append(np.flatnonzero(positions == 0), height * width).astype(np.int32)
@@ -205,7 +220,10 @@ def collate(split: Split, rows: Sequence[Sequence[int]], *, pad_id: int, width: 
         owners=torch.from_numpy(owners.reshape(height, width)),
         documents=torch.from_numpy(documents),
         examples=torch.from_numpy(examples),
+        target_at=torch.from_numpy(target_at),
+        reference=None if split.reference is None else torch.from_numpy(split.reference[examples]),
         longest=int(np.diff(documents).max()),
         tokens=len(tokens),
-        targets_count=int((following != IGNORED).sum()),
+        targets_count=len(target_at),
+        attended=int((sizes**2).sum()),
     )

@@ -1,4 +1,4 @@
-"""The recipe, and what of it this trainer does not do yet."""
+"""The recipe, and what in it contradicts itself."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from finetune_crds.contract import RECIPE_PATH
 from finetune_crds.recipe import Recipe
 from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.train.encode import example_columns
 
 
 def load_recipe() -> Recipe:
@@ -14,7 +15,7 @@ def load_recipe() -> Recipe:
 
     Raises:
         RecipeError: it cannot be read or does not fit the schema.
-        RecipeRefusedError: it asks for something that is not available, or contradicts itself.
+        RecipeRefusedError: it contradicts itself.
     """
     recipe = Recipe.load(os.environ.get("HYPERPARAMETERS_PATH", RECIPE_PATH))
     refused = refusals(recipe)
@@ -24,39 +25,53 @@ def load_recipe() -> Recipe:
 
 
 def refusals(recipe: Recipe) -> list[str]:
-    """What is wrong with the recipe or not available in it, a sentence each.
+    """What is wrong with the recipe, a sentence each.
 
-    The API server and the operator refuse the same earlier; this is for recipes that came another way.
+    The API server refuses the same earlier; this is for recipes that came another way.
     """
     method, objective, training = recipe.method, recipe.objective, recipe.training
-    strategy, recompute = recipe.distributed.strategy, training.activation_checkpointing
+    low_rank = method.type in ("LoRA", "QLoRA", "DoRA")
+    soft = method.type in ("PrefixTuning", "PromptTuning")
     table = (
+        (method.lora is not None and not low_rank, "method.lora needs type LoRA, QLoRA or DoRA"),
         (
-            method.type not in ("Full", "LoRA"),
-            f"method.type {method.type} is not available yet: use Full or LoRA",
+            method.quantization is not None and method.type != "QLoRA",
+            "method.quantization needs type QLoRA",
         ),
         (
-            method.type == "Full" and method.lora is not None,
-            "method.lora needs method.type LoRA: remove it or change the type",
+            method.soft_prompt is not None and not soft,
+            "method.softPrompt needs type PrefixTuning or PromptTuning",
+        ),
+        (bool(method.merge) and not low_rank, "method.merge needs type LoRA, QLoRA or DoRA"),
+        (
+            soft and objective.type != "SFT",
+            f"objective {objective.type} does not work with method {method.type}: use Full, LoRA or DoRA",
         ),
         (
-            method.type == "Full" and bool(method.merge),
-            "method.merge needs method.type LoRA: remove it or change the type",
-        ),
-        (objective.type != "SFT", f"objective.type {objective.type} is not available yet: use SFT"),
-        (
-            objective.type == "SFT" and recipe.data.columns.chosen is not None,
-            "data.columns.chosen is for objective DPO, which is not available yet",
+            objective.type == "Distillation" and method.type == "QLoRA",
+            "objective Distillation works with method Full, LoRA or DoRA",
         ),
         (
-            objective.loss_on == "Answer" and recipe.data.columns.text is not None,
+            soft and (training.packing or training.compile or training.activation_checkpointing != "None"),
+            "virtual tokens are lost under packing, compile and activation checkpointing: set training.packing and "
+            "training.compile to false and training.activationCheckpointing to None",
+        ),
+        (
+            (objective.type == "Distillation") != (objective.distillation is not None),
+            "objective.distillation and type Distillation go together",
+        ),
+        (
+            (objective.type == "DPO") != (recipe.data.columns.chosen is not None),
+            "objective DPO and data.columns.prompt, chosen and rejected go together",
+        ),
+        (
+            objective.loss_on == "Answer" and example_columns(recipe.data).text is not None,
             "objective.lossOn Answer needs data.columns.prompt and response, or messages: a text has no answer",
         ),
         (
             recipe.data.splits is None,
             "data.splits is missing: training reads splits that are prepared already",
         ),
-        (strategy != "FSDP", f"distributed.strategy {strategy} is not available yet: use FSDP"),
         (
             training.epochs is not None and training.max_steps is not None,
             "training.epochs and training.maxSteps are both set: remove one",
@@ -66,10 +81,12 @@ def refusals(recipe: Recipe) -> list[str]:
             "training.warmupSteps and training.warmupRatio are both set: remove one",
         ),
         (
-            recompute not in ("None", "Full"),
-            f"training.activationCheckpointing {recompute} is not available yet: use None or Full",
+            training.early_stopping is not None and training.eval_steps is None,
+            "training.earlyStopping needs training.evalSteps",
         ),
-        (training.compile, "training.compile is not available yet: set it to false"),
-        (training.load_best, "training.loadBest is not available yet: set it to false"),
+        (
+            training.load_best and (training.eval_steps is None or recipe.checkpoint is None),
+            "training.loadBest needs training.evalSteps and checkpoint",
+        ),
     )
     return [sentence for refused, sentence in table if refused]

@@ -95,6 +95,10 @@ class Tracker:
             lambda: self._calls.append(lambda mlflow: self._log_params_and_tags(mlflow, params, tags))
         )
 
+    def tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags; those that the run has already get the new value."""
+        self._enqueue(lambda: self._calls.append(lambda mlflow: self._log_tags(mlflow, tags)))
+
     def dataset(self, path: str, version: int, name: str) -> None:
         """Name the exact table that the run was trained on."""
         self._enqueue(
@@ -189,6 +193,11 @@ class Tracker:
             params=[Param(name, str(value)) for name, value in params.items() if name not in known],
             tags=[RunTag(name, value) for name, value in tags.items()],
         )
+
+    def _log_tags(self, mlflow: MlflowClient, tags: Mapping[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        mlflow.log_batch(self._run(), tags=[RunTag(name, value) for name, value in tags.items()])
 
     def _log_dataset(self, mlflow: MlflowClient, path: str, version: int, name: str) -> None:
         from mlflow.data.delta_dataset_source import DeltaDatasetSource

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,14 @@ from finetune_crds.contract import TerminationMessage, TrainResult
 from finetune_crds.training import Lora
 from finetune_trainer import artifacts, outcome
 from finetune_trainer.tokenizer import load_tokenizer, pad_id
-from finetune_trainer.train import data, encode, export, pack, read
-from finetune_trainer.train import model as models
+from finetune_trainer.train import build, data, encode, export, pack, read, shard
 from finetune_trainer.train.checkpoint import Checkpointer, Progress
 from finetune_trainer.train.distributed import World, is_loss_of_peer, joined
+from finetune_trainer.train.feed import Collator, Examples, Feed
 from finetune_trainer.train.launch import ENV_SCRATCH, PEER_LOST, note_first_step, say
-from finetune_trainer.train.loop import Examples, Loop, perplexity
-from finetune_trainer.train.objectives import objective
+from finetune_trainer.train.loop import Loop, perplexity
+from finetune_trainer.train.network import Network
+from finetune_trainer.train.objectives.dpo import reference_of
 from finetune_trainer.train.preemption import Preemption, on_sigterm_at_once
 from finetune_trainer.train.recipe import load_recipe
 from finetune_trainer.train.register import Registry
@@ -115,28 +116,30 @@ class Run:
         plan = self._plan(train)
         self._describe(splits, plan, train, validation)
 
-        model = world.agree(lambda: models.load_model(recipe, source))
-        model = world.agree(
-            lambda: models.adapt(model, recipe.method, recipe.model.base, recipe.training.seed)
-        )
-        models.recompute_activations(model, recipe.training)
-        model = models.shard(model, recipe.training, world)
-        optimizer = models.optimizer(model, recipe.training)
+        network = build.network(recipe, source, tokenizer, world, scratch() / "teacher")
+        collator = self._collator(tokenizer)
+        if recipe.objective.type == "DPO":
+            # NB: before a checkpoint is loaded: the reference is the model as it was before its first step.
+            to_come = Examples(train, plan.rest(resumed.step if resumed else 0))
+            train = self._with_reference(to_come, network, collator)
+            if validation is not None:
+                validation = replace(validation, split=self._with_reference(validation, network, collator))
+        feed = Feed(collator, train, plan, recipe.training.batch_size)
+        optimizer = shard.optimizer(network, recipe.training)
         if checkpointer is not None and resumed is not None:
-            checkpointer.load(resumed, model, optimizer)
+            checkpointer.load(resumed, network.model, optimizer)
             world.say(f"resuming from the checkpoint of step {resumed.step}")
 
         loop = Loop(
             world=world,
-            model=model,
+            network=network,
             optimizer=optimizer,
-            objective=objective(recipe.objective),
             schedule=Schedule.of(recipe.training, plan.max_steps),
             plan=plan,
-            train=train,
+            feed=feed,
+            collator=collator,
             validation=validation,
             training=recipe.training,
-            pad_id=pad_id(tokenizer),
             tracker=self.tracker,
             checkpointer=checkpointer,
             progress=resumed or Progress(recipe=recipe.digest(), data_version=splits.version),
@@ -145,7 +148,8 @@ class Run:
         )
         note_first_step(scratch())
         eval_loss = loop.run()
-        weights = export.gather(model)
+        feed.close()
+        weights = export.gather(network.model)
         if not world.leads:
             return None
         result = TrainResult(
@@ -160,12 +164,32 @@ class Run:
             result = self._deliver(
                 lineage,
                 lambda folder: export.write(
-                    folder, model=model, state=weights, tokenizer=tokenizer, source=source, lineage=lineage
+                    folder,
+                    model=network.model,
+                    state=weights,
+                    tokenizer=tokenizer,
+                    source=source,
+                    lineage=lineage,
                 ),
             )
         return TerminationMessage(
             train=result, checkpoint_step=checkpointer.published if checkpointer is not None else None
         )
+
+    def _collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
+        # What is compiled is compiled for one shape.
+        return Collator(
+            self.world,
+            pad_id(tokenizer),
+            build.row_tokens(self.recipe) if self.recipe.training.compile else None,
+        )
+
+    def _with_reference(self, examples: Examples, network: Network, collator: Collator) -> data.Split:
+        """The split with what DPO's reference says of some of its examples: the network as it is now."""
+        training = self.recipe.training
+        batches = collator.batches(examples, training.eval_batch_size or training.batch_size)
+        found = reference_of(network, batches, self.world, len(examples.split))
+        return replace(examples.split, reference=found)
 
     def _interruptible(self, checkpointer: Checkpointer | None, step: int) -> AbstractContextManager[object]:
         """The delivery ends at once on SIGTERM where the next attempt can do it again from the last checkpoint."""
@@ -182,8 +206,13 @@ class Run:
         return Checkpointer(
             self.recipe,
             self.world,
-            on_published=lambda step: self.tracker.metrics(step, {contract.METRIC_CHECKPOINT_STEP: step}),
+            on_published=self._tell_published,
+            on_failed=lambda _step, sentence: self.tracker.tags({contract.TAG_CHECKPOINT_ERROR: sentence}),
         )
+
+    def _tell_published(self, step: int) -> None:
+        self.tracker.metrics(step, {contract.METRIC_CHECKPOINT_STEP: step})
+        self.tracker.tags({contract.TAG_CHECKPOINT_ERROR: ""})
 
     def _pinned_splits(self, resumed: Progress | None) -> Splits:
         """The splits with the version that all ranks and all attempts read."""
@@ -224,8 +253,8 @@ class Run:
             )
 
     def _sequences(self, split: data.Split) -> list[list[int]]:
-        training = self.recipe.training
-        return pack.sequences(split.lengths, max_length=training.max_length, packing=training.packing)
+        packing = self.recipe.training.packing
+        return pack.sequences(split.lengths, max_length=build.row_tokens(self.recipe), packing=packing)
 
     def _plan(self, train: data.Split) -> pack.Plan:
         training, gang = self.recipe.training, self.recipe.distributed

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
-from finetune_trainer.train.objectives import sft
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
-    from finetune_crds.training import Objective as ObjectiveSpec
+    from finetune_trainer.train.network import Network
     from finetune_trainer.train.pack import Batch
 
 
 class Objective(Protocol):
-    """The sum of a batch's losses over its targets, a scalar in fp32; the loop divides by the global count."""
+    """The sum of a batch's losses, which the loop divides by the global count."""
 
-    def __call__(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """The loss of `batch` under `model`."""
+    figures: ClassVar[tuple[str, ...]]
+    """What is reported beside the loss, as MLflow metrics."""
 
+    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss, an fp32 scalar, and the sums of the figures, fp32 [figures]."""
 
-def objective(spec: ObjectiveSpec) -> Objective:
-    """The objective that a recipe names."""
-    return {"SFT": sft.next_token_loss}[spec.type]
+    def count(self, batch: Batch) -> int:
+        """How many losses the sum has."""

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+import torch
 from torch.nn import functional
 
-from finetune_trainer.train.pack import IGNORED
+from finetune_trainer.train.objectives import chunks
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
+    from finetune_trainer.train.network import Network
     from finetune_trainer.train.pack import Batch
 
 
-def next_token_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """The sum of the cross-entropies of a batch's targets, in nats, as an fp32 scalar."""
-    logits = model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False).logits
-    return functional.cross_entropy(
-        logits.flatten(0, 1).float(), batch.targets.flatten(), ignore_index=IGNORED, reduction="sum"
-    )
+class Sft:
+    """The cross-entropy of a batch's targets, in nats; one loss a target."""
+
+    figures: ClassVar[tuple[str, ...]] = ()
+
+    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The summed cross-entropy, an fp32 scalar; no figures beside it."""
+        hidden, targets = network.at_targets(batch)
+
+        def score(states: torch.Tensor, chunk: slice) -> torch.Tensor:
+            return functional.cross_entropy(network.logits(states), targets[chunk], reduction="sum")
+
+        total = chunks.summed(score, hidden, network.head_parameters, network.vocabulary)
+        return total, total.new_zeros(0)
+
+    def count(self, batch: Batch) -> int:
+        """The targets of a batch."""
+        return batch.targets_count

@@ -1,0 +1,135 @@
+"""Attention inside documents: packed rows are never multiplied with each other's tokens, not even to be masked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PretrainedConfig
+
+NAME = "isolated"
+# What transformers falls back on: it derives a block-diagonal mask from the position ids.
+MASKED = "sdpa"
+
+
+def register() -> str:
+    """Make `isolated_attention` known to transformers, and return the name that models select it by."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, isolated_attention)
+    return NAME
+
+
+def implementation(config: PretrainedConfig, *, cuda: bool, half: bool, soft_prompt: bool) -> str:
+    """Which attention a model gets.
+
+    Args:
+        config: the model's configuration.
+        cuda: whether it runs on a GPU.
+        half: whether it computes in bf16, the only type for which GPUs have variable-length kernels.
+        soft_prompt: whether virtual tokens stand before the documents, which isolation would hide.
+    """
+    odd = ("attn_logit_softcapping", "sinks", "attn_temperature_tuning")
+    masked = soft_prompt or any(getattr(config, name, None) for name in odd)
+    if masked or (cuda and not (half and varlen_attention())):
+        return MASKED
+    return register()
+
+
+def varlen_attention() -> Any:
+    """Torch's variable-length flash attention, where this version of torch has it (2.10 and later)."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn
+
+
+def isolated_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    documents: torch.Tensor,
+    longest: int,
+    **_others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention of each document with itself.
+
+    Args:
+        module: the layer's attention, which knows how many query heads share a key.
+        query: [rows, heads, length, size].
+        key: [rows, key heads, length, size].
+        value: like key.
+        attention_mask: None; `documents` says it all.
+        scaling: factor of the scores.
+        dropout: probability with which a weight is dropped.
+        sliding_window: how many tokens back a token sees, itself included.
+        documents: where each document begins in the flattened rows, int32 [documents + 1].
+        longest: tokens in the longest document.
+
+    Returns:
+        [rows, length, heads, size], and None for the weights, which are never made.
+    """
+    assert attention_mask is None  # noqa: S101 - transformers makes none for an attention it does not know
+    rows, heads, length, size = query.shape
+    flat = [states.transpose(1, 2).flatten(0, 1) for states in (query, key, value)]
+    groups = getattr(module, "num_key_value_groups", 1)
+    if query.is_cuda:
+        out = _on_gpu(flat, groups, documents, longest, scaling=scaling, window=sliding_window)
+    else:
+        options = {"scale": scaling, "dropout_p": dropout, "enable_gqa": groups > 1}
+        out = _on_cpu(flat, documents.diff().tolist(), sliding_window, options)
+    return out.view(rows, length, heads, size), None
+
+
+def _on_gpu(
+    states: list[torch.Tensor],
+    groups: int,
+    documents: torch.Tensor,
+    longest: int,
+    *,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    query, key, value = states
+    if groups > 1:
+        # NB: torch 2.11 has no enable_gqa here.
+        key, value = (shared.repeat_interleave(groups, dim=1) for shared in (key, value))
+    reach = (-1 if window is None else window - 1, 0)
+    out: torch.Tensor = varlen_attention()(
+        query, key, value, documents, documents, longest, longest, scale=scaling, window_size=reach
+    )
+    return out
+
+
+def _on_cpu(
+    states: list[torch.Tensor], lengths: list[int], window: int | None, options: dict[str, Any]
+) -> torch.Tensor:
+    parts = []
+    for document in zip(*(each.split(lengths) for each in states), strict=True):
+        # [1, heads, tokens, size]
+        query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in document)
+        tokens = query.shape[2]
+        mask = _window_mask(tokens, window) if window is not None and tokens > window else None
+        out = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, **options
+        )
+        parts.append(out[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+def _window_mask(tokens: int, window: int) -> torch.Tensor:
+    """Which tokens each token of a document sees, bool [tokens, tokens]."""
+    positions = torch.arange(tokens)
+    back = positions[:, None] - positions[None, :]
+    return (back >= 0) & (back < window)

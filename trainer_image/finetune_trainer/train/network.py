@@ -1,0 +1,125 @@
+"""A language model as the loop sees it: a batch goes in, a loss comes out."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from finetune_trainer.train import attention
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from transformers import PreTrainedModel
+
+    from finetune_trainer.train.objectives import Objective
+    from finetune_trainer.train.pack import Batch
+
+
+class Network(nn.Module):
+    """The model and what it learns, in one forward pass.
+
+    It is the root of sharding: the output layer is whole while the loss, which takes it chunk by chunk, is computed,
+    whatever the version of torch and whether or not the embedding is the same tensor.
+
+    Args:
+        model: a causal language model, with or without peft's adapters.
+        objective: what is computed of a batch.
+    """
+
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.model = model
+        self.objective = objective
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The objective's loss of a batch, and its figures."""
+        return self.objective(self, batch)
+
+    @property
+    def base(self) -> PreTrainedModel:
+        """The model without peft's wrapper; adapters inside its layers stay."""
+        model: Any = self.model
+        return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+    @property
+    def vocabulary(self) -> int:
+        """How many logits a token has."""
+        return int(self.base.config.get_text_config().vocab_size)
+
+    @property
+    def head_parameters(self) -> list[nn.Parameter]:
+        """The parameters of the output layer."""
+        return list(self.base.get_output_embeddings().parameters())
+
+    def at_targets(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The last hidden states where there is something to predict [targets, width], and what [targets]."""
+        hidden = self.hidden(batch).flatten(0, 1)
+        return hidden[batch.target_at], batch.targets.flatten()[batch.target_at]
+
+    def hidden(self, batch: Batch) -> torch.Tensor:
+        """The last hidden states of a batch [rows, length, width]."""
+        decoder = self.base.get_decoder()
+        prompt = self._soft_prompt(len(batch.input_ids))
+        if prompt is None:
+            known = {"documents": batch.documents, "longest": batch.longest} if self._isolates else {}
+            return decoder(
+                input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **known
+            ).last_hidden_state
+        if isinstance(prompt, torch.Tensor):
+            words = self.base.get_input_embeddings()(batch.input_ids)
+            states = decoder(inputs_embeds=torch.cat([prompt.to(words.dtype), words], dim=1), use_cache=False)
+            return states.last_hidden_state[:, prompt.shape[1] :]
+        # NB: without position ids the tokens' positions go on behind the prefix, as they do when text is generated.
+        states = decoder(input_ids=batch.input_ids, past_key_values=prompt, use_cache=False)
+        return states.last_hidden_state
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The logits of some hidden states, fp32 [tokens, vocabulary], as the model's own forward makes them."""
+        logits = self.base.get_output_embeddings()(hidden).float()
+        config = self.base.config.get_text_config()
+        # Cohere multiplies, Granite divides, Gemma 2 bends.
+        logits = logits * getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
+        cap = getattr(config, "final_logit_softcapping", None)
+        return torch.tanh(logits / cap) * cap if cap else logits
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Have the output layer whole outside of the forward pass too."""
+        if not isinstance(self, FSDPModule):
+            yield
+            return
+        self.unshard()
+        try:
+            yield
+        finally:
+            self.reshard()
+
+    @property
+    def _isolates(self) -> bool:
+        return bool(self.base.config._attn_implementation == attention.NAME)  # noqa: SLF001
+
+    def _soft_prompt(self, rows: int) -> Any:
+        """The virtual tokens of prompt tuning [rows, tokens, width], the cache of prefix tuning, or None."""
+        config = getattr(self.model, "peft_config", {}).get("default")
+        if config is None or not config.is_prompt_learning:
+            return None
+        model: Any = self.model
+        if config.peft_type == "PREFIX_TUNING":
+            return model.get_prompt(rows)
+        return model.prompt_encoder["default"].embedding.weight.unsqueeze(0).expand(rows, -1, -1)
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """The model's repeated blocks: the longest list of modules in it."""
+    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len, default=[])
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are trained."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]

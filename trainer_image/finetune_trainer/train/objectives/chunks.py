@@ -1,0 +1,91 @@
+"""Losses over the vocabulary without the whole matrix of logits.
+
+Logits are the largest tensor of a training step: 2,048 tokens of a vocabulary of 128,000 take 1 GB in fp32, and
+their gradient as much again. Here they exist for one chunk of tokens at a time, and the gradient of a chunk is made
+together with its loss, so that nothing is computed twice (the idea of Hsu et al., arXiv:2410.10989).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    Score = Callable[[torch.Tensor, slice], torch.Tensor]
+    """The summed loss, an fp32 scalar, of a chunk: its hidden states [chunk, width], and which tokens they are."""
+
+# Numbers in a chunk of logits: 128 MB in fp32.
+_CHUNK_NUMBERS = 32 * 2**20
+
+
+def slices(tokens: int, vocabulary: int) -> Iterator[slice]:
+    """The chunks of a number of tokens."""
+    size = max(1, _CHUNK_NUMBERS // vocabulary)
+    for begin in range(0, tokens, size):
+        yield slice(begin, min(begin + size, tokens))
+
+
+def summed(
+    score: Score, hidden: torch.Tensor, parameters: Sequence[torch.Tensor], vocabulary: int
+) -> torch.Tensor:
+    """The sum of `score` over all chunks, an fp32 scalar that hidden states and parameters get a gradient from.
+
+    Args:
+        score: the loss of a chunk.
+        hidden: last hidden states [tokens, width].
+        parameters: what `score` uses and trains beside the hidden states: those of the output layer.
+        vocabulary: how many logits a token has.
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if torch.is_grad_enabled() and (hidden.requires_grad or trained):
+        total: torch.Tensor = _Summed.apply(score, vocabulary, hidden, *trained)
+        return total
+    losses = [score(hidden[chunk], chunk) for chunk in slices(len(hidden), vocabulary)]
+    return torch.stack(losses).sum() if losses else hidden.new_zeros((), dtype=torch.float32)
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        context: Any, score: Score, vocabulary: int, hidden: torch.Tensor, *parameters: torch.Tensor
+    ) -> torch.Tensor:
+        total = hidden.new_zeros((), dtype=torch.float32)
+        hidden_gradient = torch.zeros_like(hidden)
+        # NB: chunks add up in fp32; in bf16 the small ones would be lost in the sum.
+        sums = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
+        for chunk in slices(len(hidden), vocabulary):
+            with torch.enable_grad():
+                states = hidden[chunk].detach().requires_grad_()
+                loss = score(states, chunk)
+                gradients = torch.autograd.grad(loss, [states, *parameters])
+            total += loss.detach()
+            hidden_gradient[chunk] = gradients[0]
+            for at, gradient in enumerate(gradients[1:]):
+                sums[at] += gradient
+        done = [gradient.to(parameter.dtype) for gradient, parameter in zip(sums, parameters, strict=True)]
+        context.save_for_backward(hidden_gradient, *done)
+        return total
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (scale,) = gradients
+        return None, None, *(saved * scale.to(saved.dtype) for saved in context.saved_tensors)
+
+
+def log_probabilities(
+    logits: Callable[[torch.Tensor], torch.Tensor],
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    vocabulary: int,
+) -> torch.Tensor:
+    """The log-probability of each target, in nats, fp32 [tokens]; no gradient."""
+    with torch.no_grad():
+        parts = [
+            -functional.cross_entropy(logits(hidden[chunk]), targets[chunk], reduction="none")
+            for chunk in slices(len(hidden), vocabulary)
+        ]
+    return torch.cat(parts) if parts else hidden.new_zeros(0, dtype=torch.float32)

@@ -1,0 +1,75 @@
+"""Distillation: the student learns the teacher's probabilities beside the data (Hinton et al., arXiv:1503.02531)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch.nn import functional
+
+from finetune_trainer.train.objectives import chunks
+
+if TYPE_CHECKING:
+    from finetune_crds.training import Distillation as Spec
+    from finetune_trainer.train.network import Network
+    from finetune_trainer.train.pack import Batch
+
+
+class Distillation:
+    """weight x T^2 x KL(teacher || student) + (1 - weight) x cross-entropy, in nats; one loss a target.
+
+    Both distributions of the divergence are softened by the temperature T. T^2 keeps its gradient as large as that
+    of the cross-entropy (section 2 of the paper).
+
+    Args:
+        spec: temperature and weight.
+        teacher: the frozen teacher, with `TeacherStates` as its objective.
+    """
+
+    figures: ClassVar[tuple[str, ...]] = ("divergence",)
+
+    def __init__(self, spec: Spec, teacher: Network) -> None:
+        self.temperature = spec.temperature
+        self.weight = spec.weight
+        self.teacher = teacher
+
+    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The summed loss, an fp32 scalar, and the sum of its divergences."""
+        hidden, targets = network.at_targets(batch)
+        with torch.no_grad():
+            taught, _ = self.teacher(batch)
+        divergences = hidden.new_zeros(1, dtype=torch.float32)
+
+        def score(states: torch.Tensor, chunk: slice) -> torch.Tensor:
+            logits = network.logits(states)
+            with torch.no_grad():
+                teacher = functional.log_softmax(
+                    self.teacher.logits(taught[chunk]) / self.temperature, dim=-1
+                )
+            student = functional.log_softmax(logits / self.temperature, dim=-1)
+            divergence = functional.kl_div(student, teacher, reduction="sum", log_target=True)
+            divergences.add_(divergence.detach())
+            data = functional.cross_entropy(logits, targets[chunk], reduction="sum")
+            return self.weight * self.temperature**2 * divergence + (1.0 - self.weight) * data
+
+        with self.teacher.whole():
+            total = chunks.summed(score, hidden, network.head_parameters, network.vocabulary)
+        return total, divergences
+
+    def count(self, batch: Batch) -> int:
+        """The targets of a batch."""
+        return batch.targets_count
+
+
+class TeacherStates:
+    """The objective of a teacher: nothing to learn, and its hidden states at a batch's targets [targets, width]."""
+
+    figures: ClassVar[tuple[str, ...]] = ()
+
+    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The hidden states at the targets, and the targets."""
+        return network.at_targets(batch)
+
+    def count(self, batch: Batch) -> int:
+        """The targets of a batch."""
+        return batch.targets_count

@@ -1,0 +1,109 @@
+"""Direct preference optimisation (Rafailov et al., arXiv:2305.18290)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+from finetune_crds import contract
+from finetune_trainer.train.objectives import chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import numpy as np
+
+    from finetune_trainer.train.distributed import World
+    from finetune_trainer.train.network import Network
+    from finetune_trainer.train.pack import Batch
+
+
+class Dpo:
+    """-log sigmoid(beta x ((chosen - rejected) - (reference's chosen - rejected))); one loss a pair.
+
+    The reference is the model before its first step. Its log-probabilities never change, so they are computed once,
+    before anything is trained (by `reference_of`), and come with the batches: no second model is held in memory.
+
+    Args:
+        beta: how strongly the model is held to the reference.
+    """
+
+    figures: ClassVar[tuple[str, ...]] = (contract.METRIC_REWARD_MARGIN, contract.METRIC_REWARD_ACCURACY)
+
+    def __init__(self, beta: float) -> None:
+        self.beta = beta
+
+    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The summed loss, an fp32 scalar, and the sums of reward margins and of pairs that are ranked right."""
+        hidden, targets = network.at_targets(batch)
+        owners = batch.owners.flatten()[batch.target_at]
+        answers = answer_log_probabilities(network, hidden, targets, owners, pairs=len(batch.examples))
+        assert batch.reference is not None  # noqa: S101 - the worker computes it first
+        margins = self.beta * (answers - batch.reference).mul(answers.new_tensor([1.0, -1.0])).sum(-1)
+        loss = -functional.logsigmoid(margins).sum()
+
+        # The loss depends on a token's log-probability by this factor alone, so the gradient needs no whole logits.
+        slope = -self.beta * torch.sigmoid(-margins)
+        slopes = torch.stack([slope, -slope], dim=-1).flatten()[owners]
+
+        def score(states: torch.Tensor, chunk: slice) -> torch.Tensor:
+            each = functional.cross_entropy(network.logits(states), targets[chunk], reduction="none")
+            return -(slopes[chunk] * each).sum()
+
+        linear = chunks.summed(score, hidden, network.head_parameters, network.vocabulary)
+        figures = torch.stack([margins.sum(), (margins > 0).float().sum()])
+        return linear + (loss - linear).detach(), figures
+
+    def count(self, batch: Batch) -> int:
+        """The pairs of a batch."""
+        return len(batch.examples)
+
+
+def answer_log_probabilities(
+    network: Network, hidden: torch.Tensor, targets: torch.Tensor, owners: torch.Tensor, *, pairs: int
+) -> torch.Tensor:
+    """The log-probabilities of each pair's chosen and rejected answer, fp32 [pairs, 2]; no gradient."""
+    each = chunks.log_probabilities(network.logits, hidden.detach(), targets, network.vocabulary)
+    return each.new_zeros(2 * pairs).index_add_(0, owners, each).view(pairs, 2)
+
+
+class _Answers:
+    """In place of the objective while the reference is made: batch in, its answers' log-probabilities out."""
+
+    figures: ClassVar[tuple[str, ...]] = ()
+
+    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Nothing to learn, and the log-probabilities, fp32 [pairs, 2]."""
+        hidden, targets = network.at_targets(batch)
+        owners = batch.owners.flatten()[batch.target_at]
+        answers = answer_log_probabilities(network, hidden, targets, owners, pairs=len(batch.examples))
+        return answers.new_zeros(()), answers
+
+    def count(self, batch: Batch) -> int:
+        """The pairs of a batch."""
+        return len(batch.examples)
+
+
+def reference_of(network: Network, batches: Iterable[Batch], world: World, pairs: int) -> np.ndarray:
+    """The log-probabilities of each pair's answers under the network as it is, fp32 [pairs, 2], on all ranks.
+
+    Args:
+        network: the model before its first step.
+        batches: this rank's, each pair in one rank's at most.
+        world: the ranks.
+        pairs: how many the split has.
+    """
+    objective, network.objective = network.objective, _Answers()
+    network.eval()
+    found = torch.zeros(pairs, 2)
+    with torch.no_grad():
+        for batch in batches:
+            _, answers = network(batch.to(world.device))
+            found[batch.examples] = answers.cpu()
+    network.objective = objective
+    dist.all_reduce(found)
+    values: np.ndarray = found.numpy()
+    return values
