@@ -234,7 +234,7 @@ def one_of_two(rank: int, folder: Path, told: Any) -> None:
 
 def test_all_ranks_know_that_one_of_them_could_not_write(tmp_path: Path, world: World) -> None:
     processes = multiprocessing.get_context("spawn")
-    told = processes.SimpleQueue()
+    told: Any = processes.SimpleQueue()
     ranks = [processes.Process(target=one_of_two, args=(rank, tmp_path, told)) for rank in range(2)]
     for rank in ranks:
         rank.start()
@@ -262,7 +262,8 @@ def test_a_storage_may_fail_before_and_after_the_shards_too(
 
         patch.setattr(CheckpointFolder, part, fails)
         run.train_and_save(1)
-    assert run.checkpointer.failure == (
+    told = run.checkpointer.failure
+    assert told == (
         'the checkpoint of step 2 could not be written (rank 0: Could not connect to the endpoint URL: "http://storage")'
         ": the newest is that of step 1, and the next one is tried when it is due"
     )

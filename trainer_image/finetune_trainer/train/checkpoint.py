@@ -358,7 +358,7 @@ class Checkpointer:
             )
 
 
-class _Writer(FsspecWriter):
+class _Writer(FsspecWriter):  # type: ignore[misc]
     """Tells storage errors in a form that can be sent to the other ranks: those of some clients cannot be pickled."""
 
     def prepare_local_plan(self, plan: Any) -> Any:
@@ -429,9 +429,10 @@ def _in_thread(work: Callable[[], None]) -> Future[None]:
     def run() -> None:
         try:
             work()
-            done.set_result(None)
         except BaseException as error:  # noqa: BLE001 - drain() raises it
             done.set_exception(error)
+        else:
+            done.set_result(None)
 
     threading.Thread(target=run, name="checkpoint").start()
     return done
