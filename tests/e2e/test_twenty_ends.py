@@ -20,7 +20,7 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from finetune_crds.contract import EXIT_PREEMPTED
-from pods import Outcome, Pod, save_base_model, save_table, tiny_recipe
+from pods import Outcome, Pod, free_port, save_base_model, save_table, tiny_recipe
 
 ENDS = 20
 STEPS = 160
@@ -224,3 +224,43 @@ def test_another_number_of_ranks_goes_on_with_the_same_samples(pod: Pod, tmp_pat
     assert "resuming from the checkpoint of step 6\n" in outcome.output
     assert " on 1 ranks" in outcome.output
     assert outcome.losses == pytest.approx({step: wanted.losses[step] for step in range(7, 13)}, abs=2e-4)
+
+
+def test_sigterm_to_one_pod_stops_all_ranks_after_the_same_step(pod: Pod, tmp_path: Path) -> None:
+    pod = pod.but(
+        {
+            "distributed": {"nodes": 2, "processesPerNode": 1},
+            "training.maxSteps": 2000,
+            "checkpoint": {"uri": str(tmp_path / "checkpoints"), "everySteps": 1000},
+        }
+    )
+    port, gang = str(free_port()), []
+    for rank in range(2):
+        member = pod.but({})
+        member.folder = tmp_path / str(rank)
+        member.folder.mkdir()
+        member.env = {
+            "PET_NNODES": "2",
+            "PET_NODE_RANK": str(rank),
+            "PET_MASTER_ADDR": "localhost",
+            "PET_MASTER_PORT": port,
+        }
+        gang.append(member)
+    first, second = (member.start() for member in gang)
+    assert first.stdout is not None
+    read = ""
+    for line in first.stdout:
+        read += line
+        if line.startswith("step 3/"):
+            second.send_signal(signal.SIGTERM)
+            break
+    outcomes = gang[0].wait(first, read), gang[1].wait(second)
+    (step,) = {outcome.message.checkpoint_step for outcome in outcomes if outcome.message is not None}
+    assert step == max(outcomes[0].losses)
+    for outcome in outcomes:
+        assert outcome.code == EXIT_PREEMPTED, outcome.output
+        assert outcome.message is not None
+        assert outcome.message.error is not None
+        assert outcome.message.error.message == f"stopped by SIGTERM after the checkpoint of step {step}"
+    markers = [path.parent.name for path in tmp_path.glob("checkpoints/*/*/COMPLETE")]
+    assert markers == [f"step-{step:08d}"]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from finetune_crds.contract import EXIT_PREEMPTED, PodError
+from finetune_crds.contract import EXIT_PREEMPTED
 from finetune_trainer.train import model as models
 from finetune_trainer.train import worker
 from finetune_trainer.train.loop import Loop
@@ -114,42 +113,3 @@ def test_a_pod_that_waits_for_its_gang_stops_at_once(pod: Pod) -> None:
     outcome = pod.wait(process)
     assert ending(outcome) == (75, NOT_STARTED, None)
     assert list(pod.folder.glob("finetune-*")) == []
-
-
-def test_sigterm_to_one_pod_stops_all_ranks_after_the_same_step(pod: Pod, tmp_path: Path) -> None:
-    pod = pod.but(
-        {
-            "distributed.nodes": 2,
-            "training.maxSteps": 2000,
-            "checkpoint": {"uri": str(tmp_path / "checkpoints"), "everySteps": 1000},
-        }
-    )
-    port, gang = str(free_port()), []
-    for rank in range(2):
-        member = pod.but({})
-        member.folder = tmp_path / str(rank)
-        member.folder.mkdir()
-        member.env = {
-            "PET_NNODES": "2",
-            "PET_NODE_RANK": str(rank),
-            "PET_MASTER_ADDR": "localhost",
-            "PET_MASTER_PORT": port,
-        }
-        gang.append(member)
-    first, second = (member.start() for member in gang)
-    assert first.stdout is not None
-    read = ""
-    for line in first.stdout:
-        read += line
-        if line.startswith("step 3/"):
-            second.send_signal(signal.SIGTERM)
-            break
-    outcomes = gang[0].wait(first, read), gang[1].wait(second)
-    (step,) = {outcome.message.checkpoint_step for outcome in outcomes if outcome.message is not None}
-    assert step == max(outcomes[0].losses)
-    for outcome in outcomes:
-        assert ending(outcome) == (75, f"stopped by SIGTERM after the checkpoint of step {step}", step)
-        assert outcome.message is not None
-        assert isinstance(outcome.message.error, PodError)
-    markers = [path.parent.name for path in tmp_path.glob("checkpoints/*/*/COMPLETE")]
-    assert markers == [f"step-{step:08d}"]

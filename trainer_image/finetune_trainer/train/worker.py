@@ -64,6 +64,8 @@ def work() -> TerminationMessage | None:
     recipe = load_recipe()
     with ExitStack() as leaving:
         with on_sigterm_at_once(lambda: leave_rendezvous(preemption)):
+            if preemption.requested:
+                raise preemption.error()
             timeout = recipe.distributed.collective_timeout_seconds
             world = leaving.enter_context(joined(timeout_seconds=timeout, preemption=preemption))
         tracker = Tracker(os.environ.get("MLFLOW_RUN_ID") if world.leads else None)
