@@ -358,7 +358,7 @@ class Checkpointer:
             )
 
 
-class _Writer(FsspecWriter):  # type: ignore[misc]
+class _Writer(FsspecWriter):
     """Tells storage errors in a form that can be sent to the other ranks: those of some clients cannot be pickled."""
 
     def prepare_local_plan(self, plan: Any) -> Any:
