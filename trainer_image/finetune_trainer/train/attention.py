@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,12 +42,12 @@ def implementation(config: PretrainedConfig, *, cuda: bool, half: bool, soft_pro
 
 
 def varlen_attention() -> Any:
-    """Torch's variable-length flash attention, where this version of torch has it (2.10 and later)."""
+    """Torch's variable-length flash attention; None where this version of torch cannot do it with a causal window."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    return varlen_attn
+    return varlen_attn if "window_size" in inspect.signature(varlen_attn).parameters else None
 
 
 def isolated_attention(
