@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.preemption import Preemption
 
 T = TypeVar("T")
+_PATIENCE = timedelta(days=2)
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class World:
     local_size: int
     device: torch.device
     preemption: Preemption | None = None
+    host: dist.ProcessGroup | None = None
+    """For what takes as long as it takes: a rank that downloads a model is not lost."""
 
     @property
     def leads(self) -> bool:
@@ -87,14 +90,19 @@ class World:
     def gather(self, value: T) -> list[T]:
         """Every rank's value, in the order of the ranks."""
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self.host)
         return values
 
     def broadcast(self, value: T) -> T:
         """Rank 0's value, on every rank."""
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        dist.broadcast_object_list(box, src=0, group=self.host)
         return box[0]
+
+    def part(self) -> None:
+        """End the gang, all ranks together: rank 0 may have minutes of work yet, the others are done."""
+        self.gather(None)
+        dist.destroy_process_group()
 
     def total(self, *values: float) -> list[float]:
         """The sums of small host-side numbers over all ranks; never waits for a GPU."""
@@ -120,7 +128,8 @@ def is_loss_of_peer(error: BaseException) -> bool:
 def joined(*, timeout_seconds: int, preemption: Preemption | None = None) -> Iterator[World]:
     """Join the process group that the launcher's environment describes, and leave it at the end.
 
-    Collectives on host tensors go over gloo, those on CUDA tensors over NCCL; each may take `timeout_seconds`.
+    Collectives on host tensors go over gloo, those on CUDA tensors over NCCL; each may take `timeout_seconds`, but
+    for decisions, before which a rank may have hours of work. A rank that dies is noticed at once in any case.
     """
     cuda = torch.cuda.is_available()
     local_rank = int(os.environ["LOCAL_RANK"])
@@ -134,6 +143,8 @@ def joined(*, timeout_seconds: int, preemption: Preemption | None = None) -> Ite
     )
     try:
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
-        yield World(dist.get_rank(), dist.get_world_size(), local_rank, local_size, device, preemption)
+        host = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        yield World(dist.get_rank(), dist.get_world_size(), local_rank, local_size, device, preemption, host)
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()

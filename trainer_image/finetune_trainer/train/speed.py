@@ -38,7 +38,7 @@ class Flops:
 
     def __init__(self, network: Network) -> None:
         config = network.base.config.get_text_config()
-        self._a_token: float = 6.0 * sum(weight.numel() for weight in network.base.parameters())
+        self._a_token: float = 6.0 * sum(numbers(weight) for weight in network.base.parameters())
         self._a_pair: float = 12.0 * config.num_hidden_layers * config.hidden_size
 
     def of(self, tokens: float, attended: float) -> float:
@@ -49,6 +49,12 @@ class Flops:
             attended: the sum of the squares of the documents' lengths.
         """
         return self._a_token * tokens + self._a_pair * attended
+
+
+def numbers(weight: torch.Tensor) -> int:
+    """How many numbers a weight has; four-bit ones are packed, two in a byte."""
+    state = getattr(weight, "quant_state", None)
+    return int(weight.numel() if state is None else state.shape.numel())
 
 
 def peak_memory(device: torch.device) -> int:

@@ -66,14 +66,17 @@ class _Summed(torch.autograd.Function):
             hidden_gradient[chunk] = gradients[0]
             for at, gradient in enumerate(gradients[1:]):
                 sums[at] += gradient
-        done = [gradient.to(parameter.dtype) for gradient, parameter in zip(sums, parameters, strict=True)]
-        context.save_for_backward(hidden_gradient, *done)
+        context.kinds = [parameter.dtype for parameter in parameters]
+        context.save_for_backward(hidden_gradient, *sums)
         return total
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (scale,) = gradients
-        return None, None, *(saved * scale.to(saved.dtype) for saved in context.saved_tensors)
+        hidden, *sums = context.saved_tensors
+        # NB: scaled in fp32 and rounded once; a rounded scale would bend the whole gradient.
+        parameters = (sums[at].mul_(scale).to(kind) for at, kind in enumerate(context.kinds))
+        return None, None, (hidden * scale).to(hidden.dtype), *parameters
 
 
 def log_probabilities(

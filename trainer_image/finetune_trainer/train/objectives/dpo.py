@@ -38,12 +38,15 @@ class Dpo:
 
     def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """The summed loss, an fp32 scalar, and the sums of reward margins and of pairs that are ranked right."""
-        hidden, targets = network.at_targets(batch)
-        owners = batch.owners.flatten()[batch.target_at]
-        answers = answer_log_probabilities(network, hidden, targets, owners, pairs=len(batch.examples))
+        hidden, targets, owners = _answers(network, batch)
+        answers = _log_probabilities(network, hidden, targets, owners, pairs=len(batch.examples))
         assert batch.reference is not None  # noqa: S101 - the worker computes it first
-        margins = self.beta * (answers - batch.reference).mul(answers.new_tensor([1.0, -1.0])).sum(-1)
+        gains = answers - batch.reference
+        margins = self.beta * (gains[:, 0] - gains[:, 1])
         loss = -functional.logsigmoid(margins).sum()
+        figures = torch.stack([margins.sum(), (margins > 0).float().sum()])
+        if not torch.is_grad_enabled():
+            return loss, figures
 
         # The loss depends on a token's log-probability by this factor alone, so the gradient needs no whole logits.
         slope = -self.beta * torch.sigmoid(-margins)
@@ -54,20 +57,11 @@ class Dpo:
             return -(slopes[chunk] * each).sum()
 
         linear = chunks.summed(score, hidden, network.head_parameters, network.vocabulary)
-        figures = torch.stack([margins.sum(), (margins > 0).float().sum()])
         return linear + (loss - linear).detach(), figures
 
     def count(self, batch: Batch) -> int:
         """The pairs of a batch."""
         return len(batch.examples)
-
-
-def answer_log_probabilities(
-    network: Network, hidden: torch.Tensor, targets: torch.Tensor, owners: torch.Tensor, *, pairs: int
-) -> torch.Tensor:
-    """The log-probabilities of each pair's chosen and rejected answer, fp32 [pairs, 2]; no gradient."""
-    each = chunks.log_probabilities(network.logits, hidden.detach(), targets, network.vocabulary)
-    return each.new_zeros(2 * pairs).index_add_(0, owners, each).view(pairs, 2)
 
 
 class _Answers:
@@ -77,14 +71,27 @@ class _Answers:
 
     def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Nothing to learn, and the log-probabilities, fp32 [pairs, 2]."""
-        hidden, targets = network.at_targets(batch)
-        owners = batch.owners.flatten()[batch.target_at]
-        answers = answer_log_probabilities(network, hidden, targets, owners, pairs=len(batch.examples))
+        hidden, targets, owners = _answers(network, batch)
+        answers = _log_probabilities(network, hidden, targets, owners, pairs=len(batch.examples))
         return answers.new_zeros(()), answers
 
     def count(self, batch: Batch) -> int:
         """The pairs of a batch."""
         return len(batch.examples)
+
+
+def _answers(network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Hidden states at the targets [targets, width], the targets, and which document each is of [targets]."""
+    hidden, targets = network.at_targets(batch)
+    return hidden, targets, batch.owners.flatten().index_select(0, batch.target_at)
+
+
+def _log_probabilities(
+    network: Network, hidden: torch.Tensor, targets: torch.Tensor, owners: torch.Tensor, *, pairs: int
+) -> torch.Tensor:
+    """The log-probabilities of each pair's chosen and rejected answer, fp32 [pairs, 2]; no gradient."""
+    each = chunks.log_probabilities(network.logits, hidden.detach(), targets, network.vocabulary)
+    return each.new_zeros(2 * pairs).index_add_(0, owners, each).view(pairs, 2)
 
 
 def reference_of(network: Network, batches: Iterable[Batch], world: World, pairs: int) -> np.ndarray:
@@ -99,7 +106,7 @@ def reference_of(network: Network, batches: Iterable[Batch], world: World, pairs
     objective, network.objective = network.objective, _Answers()
     network.eval()
     found = torch.zeros(pairs, 2)
-    with torch.no_grad():
+    with torch.no_grad(), network.whole():
         for batch in batches:
             _, answers = network(batch.to(world.device))
             found[batch.examples] = answers.cpu()
