@@ -10,11 +10,11 @@ from torch.nn import functional
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PretrainedConfig
+    from transformers import PreTrainedModel
 
 NAME = "isolated"
-# What transformers falls back on: it derives a block-diagonal mask from the position ids.
-MASKED = "sdpa"
+# Kinds of layers, as configurations name them, in which a token sees others by attention alone.
+_ATTENDING = {"full_attention", "sliding_attention"}
 
 
 def register() -> str:
@@ -25,20 +25,33 @@ def register() -> str:
     return NAME
 
 
-def implementation(config: PretrainedConfig, *, cuda: bool, half: bool, soft_prompt: bool) -> str:
-    """Which attention a model gets.
+def isolate(model: PreTrainedModel, *, cuda: bool, half: bool, soft_prompt: bool) -> bool:
+    """Give a model `isolated_attention` where that computes the same as the model's own, and tell whether it does.
+
+    Otherwise the model keeps its own, under a mask of blocks that transformers derives from the position ids.
 
     Args:
-        config: the model's configuration.
+        model: the model, also on the meta device.
         cuda: whether it runs on a GPU.
         half: whether it computes in bf16, the only type for which GPUs have variable-length kernels.
         soft_prompt: whether virtual tokens stand before the documents, which isolation would hide.
     """
-    odd = ("attn_logit_softcapping", "sinks", "attn_temperature_tuning")
-    masked = soft_prompt or any(getattr(config, name, None) for name in odd)
-    if masked or (cuda and not (half and varlen_attention())):
-        return MASKED
-    return register()
+    config = model.config.get_text_config()
+    odd = ("attn_logit_softcapping", "attn_temperature_tuning", "v_head_dim" if cuda else "")
+    # NB: sinks and soft caps are what keeps a model from plain SDPA, and it is how models tell of them.
+    plain = model._supports_sdpa and not any(getattr(config, name, None) for name in odd)  # noqa: SLF001
+    kernel = not cuda or (half and varlen_attention() is not None)
+    chosen = plain and kernel and not soft_prompt and keeps_documents_apart(model)
+    if chosen:
+        model.set_attn_implementation(register())
+    return chosen
+
+
+def keeps_documents_apart(model: PreTrainedModel) -> bool:
+    """Whether documents can share a row: neither recurrent layers nor an attention of the model's own mix them."""
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+    recurrent = getattr(model, "_is_stateful", False) or not kinds <= _ATTENDING
+    return bool(model._supports_attention_backend) and not recurrent  # noqa: SLF001
 
 
 def varlen_attention() -> Any:
@@ -82,7 +95,7 @@ def isolated_attention(
         [rows, length, heads, size], and None for the weights, which are never made.
     """
     assert attention_mask is None  # noqa: S101 - transformers makes none for an attention it does not know
-    rows, heads, length, size = query.shape
+    rows, heads, length, _ = query.shape
     flat = [states.transpose(1, 2).flatten(0, 1) for states in (query, key, value)]
     groups = getattr(module, "num_key_value_groups", 1)
     if query.is_cuda:
@@ -90,7 +103,7 @@ def isolated_attention(
     else:
         options = {"scale": scaling, "dropout_p": dropout, "enable_gqa": groups > 1}
         out = _on_cpu(flat, documents.diff().tolist(), sliding_window, options)
-    return out.view(rows, length, heads, size), None
+    return out.view(rows, length, heads, -1), None
 
 
 def _on_gpu(

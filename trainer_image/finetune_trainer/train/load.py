@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,28 +62,25 @@ def skeleton(recipe: Recipe, source: Path, world: World, field: str = "model.bas
     with telling_what_is_wrong(recipe.model, field):
         config = AutoConfig.from_pretrained(str(source), trust_remote_code=recipe.model.trust_remote_code)
         _check_context(config, recipe, field)
-        chosen = attention.implementation(
-            config, cuda=world.device.type == "cuda", half=half, soft_prompt=soft
-        )
         if recipe.method.type == "QLoRA":
-            return _quantised(recipe, source, chosen, world)
-        dtype = torch.bfloat16 if half and recipe.method.type != "Full" else torch.float32
-        return empty(config, dtype, chosen, trust=recipe.model.trust_remote_code)
+            model = _quantised(recipe, source, world)
+        else:
+            dtype = torch.bfloat16 if half and recipe.method.type != "Full" else torch.float32
+            model = empty(config, dtype, trust=recipe.model.trust_remote_code)
+    _check_isolation(model, recipe, field)
+    attention.isolate(model, cuda=world.device.type == "cuda", half=half, soft_prompt=soft)
+    return model
 
 
-def empty(config: Any, dtype: torch.dtype, attention_name: str, *, trust: bool) -> PreTrainedModel:
+def empty(config: Any, dtype: torch.dtype, *, trust: bool) -> PreTrainedModel:
     """A model with parameters on the meta device and real buffers, which no file holds."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
     with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=attention_name, trust_remote_code=trust
-        )
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust)
     # NB: what is made on the meta device loses its ties.
     model.tie_weights()
-    if attention_name == attention.NAME and not model._supports_attention_backend:  # noqa: SLF001
-        model.set_attn_implementation(attention.MASKED)
     return model
 
 
@@ -109,7 +107,28 @@ def _check_context(config: Any, recipe: Recipe, field: str) -> None:
         )
 
 
-def _quantised(recipe: Recipe, source: Path, attention_name: str, world: World) -> PreTrainedModel:
+def _check_isolation(model: PreTrainedModel, recipe: Recipe, field: str) -> None:
+    training = recipe.training
+    if "position_ids" not in inspect.signature(model.get_decoder().forward).parameters:
+        raise RecipeRefusedError(
+            f"{field} {recipe.model.base} is a {model.config.model_type}, which takes no position ids, so its documents "
+            "cannot be told apart: choose another model",
+            reason="ModelNotLoadable",
+        )
+    if (training.packing or recipe.objective.type == "DPO") and not attention.keeps_documents_apart(model):
+        remedy = (
+            "choose another model"
+            if recipe.objective.type == "DPO"
+            else "set training.packing to false"
+        )
+        raise RecipeRefusedError(
+            f"{field} {recipe.model.base} is a {model.config.model_type}, whose layers mix the documents of a row: "
+            f"{remedy}",
+            reason="ModelNotLoadable",
+        )
+
+
+def _quantised(recipe: Recipe, source: Path, world: World) -> PreTrainedModel:
     """The base model in four bits, whole on each rank's device."""
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -119,7 +138,6 @@ def _quantised(recipe: Recipe, source: Path, attention_name: str, world: World) 
         str(source),
         trust_remote_code=recipe.model.trust_remote_code,
         dtype=compute,
-        attn_implementation=attention_name,
         device_map={"": world.device},
         quantization_config=BitsAndBytesConfig(
             load_in_4bit=True,
