@@ -65,7 +65,7 @@ MODELS: list[tuple[str, dict[str, Any], bool]] = [
         },
         True,
     ),
-    ("gpt_oss", {"sliding_window": 4, **HEAD_OF_8, "num_local_experts": 4, "num_experts_per_tok": 2}, False),
+    ("hyperclovax", {"logits_scaling": 4.0}, True),
 ]
 
 
@@ -234,6 +234,13 @@ def test_what_cannot_be_isolated_keeps_its_own_attention(
             "DPO",
             False,
             "model.base BASE is a jamba, whose layers mix the documents of a row: choose another model",
+        ),
+        (
+            "gpt_oss",
+            {**HEAD_OF_8, "num_local_experts": 4, "num_experts_per_tok": 2},
+            "SFT",
+            True,
+            "model.base BASE is a gpt_oss, whose layers mix the documents of a row: set training.packing to false",
         ),
     ],
 )

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 NAME = "isolated"
 # Kinds of layers, as configurations name them, in which a token sees others by attention alone.
 _ATTENDING = {"full_attention", "sliding_attention"}
+# Models that make their mask without the position ids (transformers 5.23), so that it knows no documents.
+_MASK_WITHOUT_POSITIONS = {"afmoe", "gpt_oss", "opt"}
 
 
 def register() -> str:
@@ -41,14 +43,19 @@ def isolate(model: PreTrainedModel, *, cuda: bool, half: bool, soft_prompt: bool
     # NB: sinks and soft caps are what keeps a model from plain SDPA, and it is how models tell of them.
     plain = model._supports_sdpa and not any(getattr(config, name, None) for name in odd)  # noqa: SLF001
     kernel = not cuda or (half and varlen_attention() is not None)
-    chosen = plain and kernel and not soft_prompt and keeps_documents_apart(model)
+    chosen = plain and kernel and not soft_prompt and _attends_alone(model)
     if chosen:
         model.set_attn_implementation(register())
     return chosen
 
 
-def keeps_documents_apart(model: PreTrainedModel) -> bool:
-    """Whether documents can share a row: neither recurrent layers nor an attention of the model's own mix them."""
+def masks_documents(model: PreTrainedModel) -> bool:
+    """Whether documents can share a row under the attention of the model's own."""
+    return _attends_alone(model) and model.config.model_type not in _MASK_WITHOUT_POSITIONS
+
+
+def _attends_alone(model: PreTrainedModel) -> bool:
+    """Whether tokens see each other by the library's attention alone, and not by recurrent layers."""
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
     recurrent = getattr(model, "_is_stateful", False) or not kinds <= _ATTENDING
     return bool(model._supports_attention_backend) and not recurrent  # noqa: SLF001

@@ -67,8 +67,8 @@ def skeleton(recipe: Recipe, source: Path, world: World, field: str = "model.bas
         else:
             dtype = torch.bfloat16 if half and recipe.method.type != "Full" else torch.float32
             model = empty(config, dtype, trust=recipe.model.trust_remote_code)
-    _check_isolation(model, recipe, field)
-    attention.isolate(model, cuda=world.device.type == "cuda", half=half, soft_prompt=soft)
+    isolated = attention.isolate(model, cuda=world.device.type == "cuda", half=half, soft_prompt=soft)
+    _check_documents(model, recipe, field, apart=isolated or attention.masks_documents(model))
     return model
 
 
@@ -107,7 +107,7 @@ def _check_context(config: Any, recipe: Recipe, field: str) -> None:
         )
 
 
-def _check_isolation(model: PreTrainedModel, recipe: Recipe, field: str) -> None:
+def _check_documents(model: PreTrainedModel, recipe: Recipe, field: str, *, apart: bool) -> None:
     training = recipe.training
     if "position_ids" not in inspect.signature(model.get_decoder().forward).parameters:
         raise RecipeRefusedError(
@@ -115,7 +115,7 @@ def _check_isolation(model: PreTrainedModel, recipe: Recipe, field: str) -> None
             "cannot be told apart: choose another model",
             reason="ModelNotLoadable",
         )
-    if (training.packing or recipe.objective.type == "DPO") and not attention.keeps_documents_apart(model):
+    if (training.packing or recipe.objective.type == "DPO") and not apart:
         remedy = (
             "choose another model"
             if recipe.objective.type == "DPO"

@@ -82,8 +82,13 @@ class Network(nn.Module):
         """The logits of some hidden states, fp32 [tokens, vocabulary], as the model's own forward makes them."""
         logits = self.base.get_output_embeddings()(hidden).float()
         config = self.base.config.get_text_config()
-        # Cohere multiplies, Granite divides, Gemma 2 bends.
-        logits = logits * getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
+        factors = [getattr(config, name, None) for name in ("logit_scale", "lm_head_multiplier")]
+        divisor = getattr(config, "logits_scaling", None)
+        if divisor is not None:
+            # HyperCLOVA X multiplies by what others divide by.
+            factors.append(divisor if config.model_type == "hyperclovax" else 1 / divisor)
+        for factor in factors:
+            logits = logits if factor is None else logits * factor
         cap = getattr(config, "final_logit_softcapping", None)
         return torch.tanh(logits / cap) * cap if cap else logits
 
