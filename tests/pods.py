@@ -42,8 +42,8 @@ def examples() -> list[dict[str, Any]]:
     ]
 
 
-def save_base_model(folder: Path, *, attention_dropout: float = 0.0) -> None:
-    """Save a Llama with two layers and a BPE tokenizer as a user would."""
+def save_base_model(folder: Path, *, attention_dropout: float = 0.0, seed: int = 0, width: int = 32) -> None:
+    """Save a Llama with two layers, random weights and a BPE tokenizer as a user would."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -62,12 +62,12 @@ def save_base_model(folder: Path, *, attention_dropout: float = 0.0) -> None:
         ),
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<eos>", pad_token="<pad>")
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=64,
+            hidden_size=width,
+            intermediate_size=2 * width,
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,
@@ -89,6 +89,29 @@ def save_table(folder: Path) -> None:
     from deltalake import write_deltalake
 
     write_deltalake(str(folder), pa.Table.from_pylist(examples()))
+
+
+def preferences() -> list[dict[str, Any]]:
+    """The same prompts with the right answer, chosen, and that of another example, rejected."""
+    rows = examples()
+    return [
+        {
+            "id": row["id"],
+            "split": row["split"],
+            "prompt": row["prompt"],
+            "chosen": row["response"],
+            "rejected": other["response"],
+        }
+        for row, other in zip(rows, rows[13:] + rows[:13], strict=True)
+    ]
+
+
+def save_preferences(folder: Path) -> None:
+    """Save the preferences as a Delta table, at version 0."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    write_deltalake(str(folder), pa.Table.from_pylist(preferences()))
 
 
 def tiny_recipe(base_model: Path, table: Path) -> dict[str, Any]:

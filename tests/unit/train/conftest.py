@@ -5,11 +5,16 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pods import Outcome, Pod, save_base_model, save_table, tiny_recipe
+from pods import Outcome, Pod, free_port, save_base_model, save_preferences, save_table, tiny_recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from finetune_trainer.train.distributed import World
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +30,22 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The corpus as the preparation leaves it."""
     folder = tmp_path_factory.mktemp("corpus") / "splits"
     save_table(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def preferences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The corpus as preferences."""
+    folder = tmp_path_factory.mktemp("preferences") / "splits"
+    save_preferences(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wider model of the same vocabulary."""
+    folder = tmp_path_factory.mktemp("teacher")
+    save_base_model(folder, seed=1, width=48)
     return folder
 
 
@@ -81,13 +102,18 @@ def mlflow_template(tmp_path_factory: pytest.TempPathFactory, mlflow_imported: N
 
 def new_mlflow(folder: Path, template: Path) -> Mlflow:
     """MLflow with one run, all of it in `folder`."""
-    from mlflow import MlflowClient
-
     database = folder / "mlflow.db"
     database.write_bytes(template.read_bytes())
     uri = f"sqlite:///{database}"
+    return new_run(uri, folder)
+
+
+def new_run(uri: str, folder: Path) -> Mlflow:
+    """A run of an experiment of its own, which keeps its artifacts in `folder`."""
+    from mlflow import MlflowClient
+
     client = MlflowClient(uri, uri)
-    experiment = client.create_experiment("tests", artifact_location=(folder / "artifacts").as_uri())
+    experiment = client.create_experiment(folder.name, artifact_location=(folder / "artifacts").as_uri())
     return Mlflow(uri, client.create_run(experiment).info.run_id)
 
 
@@ -95,6 +121,24 @@ def new_mlflow(folder: Path, template: Path) -> Mlflow:
 def mlflow(tmp_path: Path, mlflow_template: Path) -> Mlflow:
     """MLflow with one run."""
     return new_mlflow(tmp_path, mlflow_template)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A gang of one rank: this process."""
+    from finetune_trainer.train.distributed import joined
+
+    environment = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(free_port()),
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with joined(timeout_seconds=60) as world:
+        yield world
 
 
 @dataclass
@@ -120,6 +164,7 @@ def trained(
             "training.maxSteps": 60,
             "checkpoint": {"uri": str(folder / "checkpoints"), "everySteps": 20},
             "register": {"model": "tiny", "tags": {"team": "support"}},
+            "tracking.systemMetrics": True,
         }
     )
     pod.env |= mlflow.env

@@ -18,12 +18,11 @@ from finetune_crds import contract
 from finetune_crds.contract import PodError
 from finetune_crds.recipe import Recipe
 from finetune_trainer.train import data, encode, pack
-from finetune_trainer.train.objectives import sft
+from finetune_trainer.train.network import Network
+from finetune_trainer.train.objectives.sft import Sft
 from pods import free_port
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pods import Outcome, Pod
     from unit.train.conftest import Mlflow, Trained
 
@@ -77,7 +76,7 @@ def validation_loss(model: Any, pod: Pod) -> float:
     split = split_of(pod, "validation")
     batches = [pack.collate(split, [[example]], pad_id=0) for example in range(len(split))]
     with torch.no_grad():
-        total = sum(sft.next_token_loss(model.eval(), batch).item() for batch in batches)
+        total = sum(Network(model.eval(), Sft())(batch)[0].item() for batch in batches)
     return float(total / sum(batch.targets_count for batch in batches))
 
 
@@ -117,8 +116,24 @@ def test_a_run_trains_evaluates_and_registers(trained: Trained, table: Path) -> 
 
 def test_the_run_tells_progress_parameters_and_lineage(trained: Trained, table: Path) -> None:
     run = trained.mlflow.client().get_run(trained.mlflow.run_id)
+    metrics = run.data.metrics
     names = {value for name, value in vars(contract).items() if name.startswith("METRIC_")}
-    assert set(run.data.metrics) == names
+    of_data = {name for name in metrics if name.startswith(("train_", "validation_"))}
+    of_system = {name for name in metrics if name.startswith("system/")}
+    assert set(metrics) - of_data - of_system == names - {
+        contract.METRIC_REWARD_MARGIN,
+        contract.METRIC_REWARD_ACCURACY,
+        contract.METRIC_MFU,
+    }
+    assert {name: metrics[name] for name in of_data if metrics[name]} == {
+        "train_rows_read": 72,
+        "train_rows_kept": 72,
+        "validation_rows_read": 8,
+        "validation_rows_kept": 8,
+    }
+    assert of_system == {
+        f"system/rank-{rank}/{name}" for rank in range(2) for name in ("cpu_percent", "memory_bytes")
+    }
     assert (run.data.metrics["step"], run.data.metrics["max_steps"]) == (60, 60)
     some = {
         name: run.data.params[name] for name in ("method", "train_samples", "val_samples", "effective_batch")
@@ -156,7 +171,7 @@ def test_the_first_step_is_that_of_plain_torch(trained: Trained, base_model: Pat
     examples = [[example] for row in plan.of_step(0) for example in row]
     batch = pack.collate(split, examples, pad_id=1)
     model = AutoModelForCausalLM.from_pretrained(base_model)
-    loss = sft.next_token_loss(model, batch) / batch.targets_count
+    loss = Network(model, Sft())(batch)[0] / batch.targets_count
     loss.backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     assert history(trained.mlflow, "loss")[1] == pytest.approx(loss.item(), rel=1e-5)
@@ -231,8 +246,6 @@ def test_a_checkpoint_of_another_recipe_is_refused(
     assert error_of(outcome).reason == "ForeignCheckpoint"
 
 
-# peft reads a property that transformers is about to rename.
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_an_adapter_trains_and_its_version_finds_the_base(
     pod: Pod, mlflow: Mlflow, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -345,9 +358,13 @@ def test_all_pods_of_a_gang_end_with_the_same_sentence(pod: Pod, tmp_path: Path,
         assert "Traceback" not in outcome.output
 
 
-def test_a_recipe_that_asks_for_too_much_is_refused_before_any_rank_starts(pod: Pod) -> None:
-    outcome = pod.but({"method.type": "QLoRA"}).run()
+def test_a_recipe_that_contradicts_itself_is_refused_before_any_rank_starts(pod: Pod) -> None:
+    outcome = pod.but({"method": {"type": "LoRA", "softPrompt": {}}}).run()
     assert (outcome.code, error_of(outcome)) == (
         64,
-        PodError(reason="RecipeRefused", message="method.type QLoRA is not available yet: use Full or LoRA"),
+        PodError(
+            reason="RecipeRefused",
+            message="method.softPrompt needs type PrefixTuning or PromptTuning",
+        ),
     )
+    assert "evaluation" not in outcome.output

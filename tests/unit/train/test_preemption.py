@@ -1,4 +1,4 @@
-"""SIGTERM at every place where a pod may be: all ranks end with 75, and what was kept is told."""
+"""SIGTERM at every place where a pod may be: all ranks end with 75, and what was kept is told (traps 8 and 9)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from finetune_crds.contract import EXIT_PREEMPTED
-from finetune_trainer.train import model as models
-from finetune_trainer.train import worker
+from finetune_trainer.train import load, worker
 from finetune_trainer.train.loop import Loop
 from pods import free_port
 
@@ -51,14 +50,14 @@ def test_sigterm_is_acted_on_wherever_a_rank_is(pod: Pod, capsys: pytest.Capture
     )
     evaluating = (Loop, "evaluate")
     places: list[tuple[tuple[object, str, Any], tuple[int, str, int | None], list[int]]] = [
-        ((models, "load_model", lambda *_: True), (75, NOT_STARTED, None), []),
+        ((load, "skeleton", lambda *_: True), (75, NOT_STARTED, None), []),
         ((*evaluating, lambda loop: loop.progress.step == 0), (75, NOT_STARTED, None), []),
         (
             (*evaluating, lambda loop: loop.progress.step == 2),
             (75, "stopped by SIGTERM after the checkpoint of step 2", 2),
             [1, 2],
         ),
-        ((models, "load_model", lambda *_: True), (75, NOT_STARTED, 2), []),
+        ((load, "skeleton", lambda *_: True), (75, NOT_STARTED, 2), []),
         (
             (*evaluating, lambda loop: loop.progress.step == 6),
             (75, "stopped by SIGTERM after the checkpoint of step 6", 6),

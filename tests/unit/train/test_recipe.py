@@ -12,17 +12,79 @@ from finetune_trainer.train.recipe import refusals
 if TYPE_CHECKING:
     from pods import Pod
 
+TEACHER = {"teacher": "/models/teacher"}
+PREFERENCES = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
+NO_PACKING = {"training.packing": False}
+WITHOUT_VIRTUAL_TOKENS = (
+    "virtual tokens are lost under packing, compile and activation checkpointing: set training.packing and "
+    "training.compile to false and training.activationCheckpointing to None"
+)
+TOGETHER = "objective DPO and data.columns.prompt, chosen and rejected go together"
+
 TABLE: list[tuple[dict[str, Any], list[str]]] = [
     ({}, []),
     ({"method.type": "LoRA", "method.merge": True, "method.lora": {"rank": 4}}, []),
-    ({"method.type": "QLoRA"}, ["method.type QLoRA is not available yet: use Full or LoRA"]),
-    ({"method.type": "DoRA"}, ["method.type DoRA is not available yet: use Full or LoRA"]),
-    ({"method.type": "PrefixTuning"}, ["method.type PrefixTuning is not available yet: use Full or LoRA"]),
-    ({"method.type": "PromptTuning"}, ["method.type PromptTuning is not available yet: use Full or LoRA"]),
-    ({"method.lora": {}}, ["method.lora needs method.type LoRA: remove it or change the type"]),
-    ({"method.merge": True}, ["method.merge needs method.type LoRA: remove it or change the type"]),
-    ({"objective.type": "DPO"}, ["objective.type DPO is not available yet: use SFT"]),
-    ({"objective.type": "Distillation"}, ["objective.type Distillation is not available yet: use SFT"]),
+    ({"method.type": "DoRA", "method.merge": True, "method.lora": {"rank": 4}}, []),
+    ({"method.type": "QLoRA", "method.quantization": {"type": "FP4"}, "method.lora": {}}, []),
+    ({"method": {"type": "PrefixTuning", "softPrompt": {}}, **NO_PACKING}, []),
+    ({"method": {"type": "PromptTuning", "softPrompt": {}}, **NO_PACKING}, []),
+    ({"objective.type": "DPO", "data.columns": PREFERENCES}, []),
+    ({"method.type": "QLoRA", "objective.type": "DPO", "data.columns": PREFERENCES}, []),
+    ({"method.type": "DoRA", "objective": {"type": "Distillation", "distillation": TEACHER}}, []),
+    ({"distributed.strategy": "HSDP", "training.compile": True}, []),
+    ({"training.loadBest": True, "training.evalSteps": 2, "checkpoint": {"uri": "/checkpoints"}}, []),
+    ({"method.lora": {}}, ["method.lora needs type LoRA, QLoRA or DoRA"]),
+    (
+        {"method": {"type": "PromptTuning", "lora": {}}, **NO_PACKING},
+        ["method.lora needs type LoRA, QLoRA or DoRA"],
+    ),
+    ({"method": {"type": "LoRA", "quantization": {}}}, ["method.quantization needs type QLoRA"]),
+    (
+        {"method": {"type": "LoRA", "softPrompt": {}}},
+        ["method.softPrompt needs type PrefixTuning or PromptTuning"],
+    ),
+    ({"method.merge": True}, ["method.merge needs type LoRA, QLoRA or DoRA"]),
+    (
+        {"method.type": "PrefixTuning", "objective.type": "DPO", "data.columns": PREFERENCES, **NO_PACKING},
+        ["objective DPO works with method Full, LoRA, QLoRA or DoRA"],
+    ),
+    (
+        {
+            "method.type": "PromptTuning",
+            "objective": {"type": "Distillation", "distillation": TEACHER},
+            **NO_PACKING,
+        },
+        ["objective Distillation works with method Full, LoRA or DoRA"],
+    ),
+    (
+        {"method.type": "QLoRA", "objective": {"type": "Distillation", "distillation": TEACHER}},
+        ["objective Distillation works with method Full, LoRA or DoRA"],
+    ),
+    (
+        {"method": {"type": "PrefixTuning", "softPrompt": {"initText": "Answer:"}}, **NO_PACKING},
+        ["method.softPrompt.initText needs type PromptTuning"],
+    ),
+    (
+        {"objective": {"type": "DPO", "lossOn": "All"}, "data.columns": PREFERENCES},
+        ["objective.lossOn needs type SFT"],
+    ),
+    ({"objective.dpo": {"beta": 0.2}}, ["objective.dpo needs type DPO"]),
+    ({"method.type": "PrefixTuning"}, [WITHOUT_VIRTUAL_TOKENS]),
+    (
+        {"method.type": "PromptTuning", **NO_PACKING, "training.activationCheckpointing": "Auto"},
+        [WITHOUT_VIRTUAL_TOKENS],
+    ),
+    ({"method.type": "PromptTuning", **NO_PACKING, "training.compile": True}, [WITHOUT_VIRTUAL_TOKENS]),
+    (
+        {"objective.type": "Distillation"},
+        ["objective.distillation and type Distillation go together"],
+    ),
+    (
+        {"objective.distillation": TEACHER},
+        ["objective.distillation and type Distillation go together"],
+    ),
+    ({"objective.type": "DPO"}, [TOGETHER]),
+    ({"data.columns": PREFERENCES}, [TOGETHER]),
     (
         {"data.columns": {"text": "text"}, "objective.lossOn": "Answer"},
         [
@@ -33,8 +95,6 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
         {"data.splits": None},
         ["data.splits is missing: training reads splits that are prepared already"],
     ),
-    ({"distributed.strategy": "HSDP"}, ["distributed.strategy HSDP is not available yet: use FSDP"]),
-    ({"distributed.strategy": "DDP"}, ["distributed.strategy DDP is not available yet: use FSDP"]),
     (
         {"training.epochs": 1, "training.maxSteps": 2},
         ["training.epochs and training.maxSteps are both set: remove one"],
@@ -44,23 +104,26 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
         ["training.warmupSteps and training.warmupRatio are both set: remove one"],
     ),
     (
-        {"training.activationCheckpointing": "Selective"},
-        ["training.activationCheckpointing Selective is not available yet: use None or Full"],
+        {"training.earlyStopping": {}},
+        ["training.earlyStopping needs training.evalSteps"],
     ),
-    ({"training.compile": True}, ["training.compile is not available yet: set it to false"]),
-    ({"training.loadBest": True}, ["training.loadBest is not available yet: set it to false"]),
+    ({"training.loadBest": True}, ["training.loadBest needs training.evalSteps and checkpoint"]),
     (
-        {"method.type": "QLoRA", "training.compile": True},
+        {"training.loadBest": True, "training.evalSteps": 2},
+        ["training.loadBest needs training.evalSteps and checkpoint"],
+    ),
+    (
+        {"method.merge": True, "training.earlyStopping": {}},
         [
-            "method.type QLoRA is not available yet: use Full or LoRA",
-            "training.compile is not available yet: set it to false",
+            "method.merge needs type LoRA, QLoRA or DoRA",
+            "training.earlyStopping needs training.evalSteps",
         ],
     ),
 ]
 
 
 @pytest.mark.parametrize(("changes", "expected"), TABLE)
-def test_what_is_not_available_is_refused_by_name(
+def test_what_contradicts_itself_is_refused_by_name(
     pod: Pod, changes: dict[str, Any], expected: list[str]
 ) -> None:
     assert refusals(Recipe.model_validate(pod.but(changes).recipe)) == expected

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shutil
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from finetune_trainer.train import load
+from finetune_trainer.train.lineage import model_card
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,25 +18,16 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
-    from finetune_crds.contract import TrainResult
-    from finetune_crds.data import Splits
     from finetune_crds.recipe import Recipe
+    from finetune_trainer.train.lineage import Lineage
 
 # NB: MLflow's transformers flavor looks for these folders.
 _MODEL, _ADAPTER, _TOKENIZER = "model", "peft", "components/tokenizer"
+_GENERATION = "generation_config.json"
 _TASK = "text-generation"
 _REQUIREMENTS = ("torch", "transformers", "accelerate", "safetensors")
 # A proxied upload above 5 GB does not get through.
 _MAX_SHARD = "4GB"
-
-
-@dataclass(frozen=True)
-class Lineage:
-    """What the model card tells about where the model comes from."""
-
-    recipe: Recipe
-    splits: Splits
-    result: TrainResult
 
 
 def gather(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -78,7 +70,7 @@ def write(
         "tokenizer_type": type(tokenizer).__name__,
     }
     if recipe.method.type == "Full":
-        _write_whole(model, state, _dtype_of(source, recipe), folder / _MODEL)
+        _write_whole(model, state, source, recipe, folder / _MODEL)
         flavor |= {"model_binary": _MODEL, "source_model_name": base}
     else:
         _write_adapter(model, state, folder / _ADAPTER)
@@ -95,12 +87,27 @@ def write(
     _write_mlmodel(folder, flavor, adapter=recipe.method.type != "Full", signature=_wants_signature(recipe))
 
 
-def _write_whole(model: Any, state: dict[str, torch.Tensor], dtype: torch.dtype, folder: Path) -> None:
+def _write_whole(
+    model: Any, state: dict[str, torch.Tensor], source: Path, recipe: Recipe, folder: Path
+) -> None:
+    dtype = _dtype_of(source, recipe)
     stored = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
-    model.save_pretrained(folder, state_dict=stored, max_shard_size=_MAX_SHARD)
+    _save(model, folder, source, state_dict=stored)
     # NB: save_pretrained took the type of the fp32 masters for the type of the files.
     model.config.dtype = dtype
     model.config.save_pretrained(folder)
+
+
+def _save(model: Any, folder: Path, source: Path, **options: Any) -> None:
+    """Save a model in shards, with the generation config of its base."""
+    from transformers import GenerationConfig
+
+    # NB: transformers refuses to write some of the generation configs that it reads.
+    model.generation_config = GenerationConfig.from_model_config(model.config)
+    model.save_pretrained(folder, max_shard_size=_MAX_SHARD, **options)
+    given = source / _GENERATION
+    if given.exists():
+        shutil.copyfile(given, folder / _GENERATION)
 
 
 def _write_adapter(model: Any, state: dict[str, torch.Tensor], folder: Path) -> None:
@@ -124,7 +131,7 @@ def _write_merged(source: Path, recipe: Recipe, folder: Path) -> None:
 
     base = load.whole(recipe, source)
     merged = peft.PeftModel.from_pretrained(base.float(), str(folder / _ADAPTER)).merge_and_unload()
-    merged.to(_dtype_of(source, recipe)).save_pretrained(folder / _MODEL, max_shard_size=_MAX_SHARD)
+    _save(merged.to(_dtype_of(source, recipe)), folder / _MODEL, source)
 
 
 def _reference_to_base(source: Path, recipe: Recipe, folder: Path) -> dict[str, str]:
@@ -135,7 +142,7 @@ def _reference_to_base(source: Path, recipe: Recipe, folder: Path) -> dict[str, 
     commit = _hub_commit(source)
     if commit is not None:
         return {"source_model_name": base, "source_model_revision": commit}
-    load.whole(recipe, source).save_pretrained(folder / _MODEL, max_shard_size=_MAX_SHARD)
+    _save(load.whole(recipe, source), folder / _MODEL, source)
     return {"model_binary": _MODEL, "source_model_name": base}
 
 
@@ -180,24 +187,3 @@ def _write_mlmodel(folder: Path, flavor: dict[str, Any], *, adapter: bool, signa
     mlmodel.add_flavor("transformers", transformers_version=version("transformers"), code=None, **flavor)
     pyfunc.add_to_model(mlmodel, loader_module="mlflow.transformers")
     mlmodel.save(str(folder / "MLmodel"))
-
-
-def model_card(lineage: Lineage) -> str:
-    """The README of the model: what it was made from, how, and how well it does."""
-    recipe, result = lineage.recipe, lineage.result
-    splits = lineage.splits
-    data = str(splits.train) if splits.path is None else f"{splits.path} version {splits.version}"
-    figures = {
-        "Evaluation loss before training": result.base_eval_loss,
-        "Evaluation loss": result.eval_loss,
-        "Perplexity": result.perplexity,
-    }
-    rows = "".join(f"| {name} | {value:.4f} |\n" for name, value in figures.items() if value is not None)
-    name = recipe.register_.model if recipe.register_ else recipe.job.name
-    head = "---\nlibrary_name: transformers\npipeline_tag: text-generation\n"
-    return (
-        f"{head}base_model: {recipe.model.base}\n---\n# {name}\n\n"
-        f"{recipe.model.base}, fine-tuned ({recipe.method.type}, {recipe.objective.type}) by the FineTuneJob "
-        f"{recipe.job.namespace}/{recipe.job.name}: {result.step} steps on {data}.\n\n"
-        f"| | |\n|---|---|\n{rows}\n## Recipe {recipe.digest()}\n\n```yaml\n{recipe.to_yaml()}```\n"
-    )

@@ -15,6 +15,7 @@ from finetune_trainer.outcome import PreemptedError, TrainingError
 from finetune_trainer.train import shard, speed
 from finetune_trainer.train.checkpoint import Progress
 from finetune_trainer.train.network import trained
+from finetune_trainer.train.objectives.sft import Sft
 from finetune_trainer.train.preemption import NOT_STARTED
 
 if TYPE_CHECKING:
@@ -176,6 +177,10 @@ class Loop:
         summed, losses = self.world.total(total.item(), count)
         return summed / max(losses, 1.0)
 
+    def perplexity(self, loss: float) -> float | None:
+        """exp(loss), for a mean cross-entropy in nats; None: the loss of the objective is none."""
+        return math.exp(min(loss, 700.0)) if isinstance(self.network.objective, Sft) else None
+
     @property
     def goodput(self) -> float:
         """Share of the time of all attempts that went into steps which count."""
@@ -271,9 +276,13 @@ class Loop:
 
     def _report_evaluation(self, loss: float) -> None:
         step = self.progress.step
-        self.world.say(f"evaluation at step {step}: loss {loss:.4f}  perplexity {perplexity(loss):.2f}")
+        perplexity = self.perplexity(loss)
+        self.world.say(
+            f"evaluation at step {step}: loss {loss:.4f}"
+            + (f"  perplexity {perplexity:.2f}" if perplexity is not None else "")
+        )
         self.tracker.metrics(
-            step, {contract.METRIC_EVAL_LOSS: loss, contract.METRIC_EVAL_PERPLEXITY: perplexity(loss)}
+            step, {contract.METRIC_EVAL_LOSS: loss, contract.METRIC_EVAL_PERPLEXITY: perplexity}
         )
 
     def _checkpoint_if_due(self) -> None:
@@ -351,7 +360,7 @@ class Loop:
             self.progress.step,
             {
                 contract.METRIC_FINAL_EVAL_LOSS: loss,
-                contract.METRIC_FINAL_EVAL_PERPLEXITY: perplexity(loss),
+                contract.METRIC_FINAL_EVAL_PERPLEXITY: self.perplexity(loss),
                 contract.METRIC_GOODPUT: self.goodput,
             },
         )
@@ -361,7 +370,10 @@ class Loop:
     def _load_best(self, checkpointer: Checkpointer, loss: float) -> float:
         """Put the weights with the least evaluation loss in place; their loss."""
         best, step = self.progress.best_eval_loss, checkpointer.best_step
-        if step is None or best is None or best >= loss:
+        if step is None or best is None:
+            self.world.say("the last weights are used: no earlier ones were kept as the best")
+            return loss
+        if best >= loss:
             self.world.say(f"the last weights are the best: no evaluation before was below {loss:.4f}")
             return loss
         checkpointer.load_weights(step, self.network.model)
@@ -378,11 +390,6 @@ def _mixed(*numbers: int) -> int:
 def _as_float(value: torch.Tensor) -> float:
     whole = value.full_tensor() if hasattr(value, "full_tensor") else value
     return float(whole.item())
-
-
-def perplexity(loss: float) -> float:
-    """exp(loss), for a mean loss in nats."""
-    return math.exp(min(loss, 700.0))
 
 
 def _duration(seconds: float) -> str:

@@ -44,13 +44,21 @@ def refusals(recipe: Recipe) -> list[str]:
         ),
         (bool(method.merge) and not low_rank, "method.merge needs type LoRA, QLoRA or DoRA"),
         (
-            soft and objective.type != "SFT",
-            f"objective {objective.type} does not work with method {method.type}: use Full, LoRA or DoRA",
+            method.soft_prompt is not None
+            and method.soft_prompt.init_text is not None
+            and method.type == "PrefixTuning",
+            "method.softPrompt.initText needs type PromptTuning",
         ),
         (
-            objective.type == "Distillation" and method.type == "QLoRA",
+            objective.type == "DPO" and soft,
+            "objective DPO works with method Full, LoRA, QLoRA or DoRA",
+        ),
+        (
+            objective.type == "Distillation" and (soft or method.type == "QLoRA"),
             "objective Distillation works with method Full, LoRA or DoRA",
         ),
+        (objective.loss_on is not None and objective.type != "SFT", "objective.lossOn needs type SFT"),
+        (objective.dpo is not None and objective.type != "DPO", "objective.dpo needs type DPO"),
         (
             soft and (training.packing or training.compile or training.activation_checkpointing != "None"),
             "virtual tokens are lost under packing, compile and activation checkpointing: set training.packing and "

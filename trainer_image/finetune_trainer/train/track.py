@@ -66,10 +66,14 @@ class Tracker:
     Args:
         run_id: the run; None or empty: nothing is tracked.
         connect: makes the client, in the tracker's own thread.
+        quiet: say nothing of an MLflow that is away: another rank does.
     """
 
-    def __init__(self, run_id: str | None, connect: Callable[[], MlflowClient] = client) -> None:
+    def __init__(
+        self, run_id: str | None, connect: Callable[[], MlflowClient] = client, *, quiet: bool = False
+    ) -> None:
         self.run_id = run_id or None
+        self._quiet = quiet
         self._connect = connect
         self._client: MlflowClient | None = None
         self._metrics: deque[Entry] = deque(maxlen=_MAX_WAITING)
@@ -124,7 +128,11 @@ class Tracker:
             self._changed.notify_all()
         self._thread.join(timeout=1.0)
         if not complete:
-            print(f"MLflow was not reachable for {seconds:.0f} s: the last metrics are lost", flush=True)
+            self._say(f"MLflow was not reachable for {seconds:.0f} s: the last metrics are lost")
+
+    def _say(self, line: str) -> None:
+        if not self._quiet:
+            print(line, flush=True)
 
     def _enqueue(self, put: Callable[[], None]) -> None:
         if self._thread is None:
@@ -160,20 +168,20 @@ class Tracker:
                 call(self._client)
             except Exception as error:  # noqa: BLE001 - tracking never stops training
                 if is_final(error):
-                    print(f"MLflow refused an entry, which is left out: {first_line(error)}", flush=True)
+                    self._say(f"MLflow refused an entry, which is left out: {first_line(error)}")
                     return
                 self._wait_for_mlflow(error, pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             else:
                 if self._away:
                     self._away = False
-                    print("MLflow is reachable again", flush=True)
+                    self._say("MLflow is reachable again")
                 return
 
     def _wait_for_mlflow(self, error: Exception, pause: float) -> None:
         if not self._away:
             self._away = True
-            print(f"MLflow is not reachable, training goes on: {first_line(error)}", flush=True)
+            self._say(f"MLflow is not reachable, training goes on: {first_line(error)}")
         with self._changed:
             self._changed.wait_for(lambda: self._closing, timeout=pause)
 

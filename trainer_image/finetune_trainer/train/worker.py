@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
-from contextlib import ExitStack, nullcontext
+import warnings
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from transformers.utils import logging as transformers_logging
 
 from finetune_crds import contract
 from finetune_crds.contract import TerminationMessage, TrainResult
-from finetune_crds.training import Lora
 from finetune_trainer import artifacts, outcome
 from finetune_trainer.tokenizer import load_tokenizer, pad_id
-from finetune_trainer.train import build, data, encode, export, pack, read, shard
+from finetune_trainer.train import build, data, encode, export, lineage, pack, read, shard, system
 from finetune_trainer.train.checkpoint import Checkpointer, Progress
 from finetune_trainer.train.distributed import World, is_loss_of_peer, joined
 from finetune_trainer.train.feed import Collator, Examples, Feed
 from finetune_trainer.train.launch import ENV_SCRATCH, PEER_LOST, note_first_step, say
-from finetune_trainer.train.loop import Loop, perplexity
+from finetune_trainer.train.loop import Loop
 from finetune_trainer.train.network import Network
 from finetune_trainer.train.objectives.dpo import reference_of
 from finetune_trainer.train.preemption import Preemption, on_sigterm_at_once
@@ -32,7 +33,7 @@ from finetune_trainer.train.schedule import Schedule
 from finetune_trainer.train.track import Tracker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from transformers import PreTrainedTokenizerBase
@@ -46,10 +47,20 @@ _FAREWELL_SECONDS = 5.0
 
 def main() -> int:
     """Train as one rank; what there is to tell goes to the launcher."""
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
+    quiet_libraries()
     rank = int(os.environ["RANK"])
     return outcome.run(work, tell=lambda code, message: say(scratch(), rank, code, message))
+
+
+def quiet_libraries() -> None:
+    """Leave the log to what people can act on, and keep libraries from fetching code while training runs."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    # peft reads a property that transformers is about to rename.
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+    # NB: what can import this package downloads compiled kernels from the Hub in the middle of a run.
+    sys.modules["kernels"] = None  # type: ignore[assignment] # how Python is told that there is none
 
 
 def scratch() -> Path:
@@ -70,7 +81,8 @@ def work() -> TerminationMessage | None:
             world = leaving.enter_context(joined(timeout_seconds=timeout, preemption=preemption))
         tracker = Tracker(os.environ.get("MLFLOW_RUN_ID") if world.leads else None)
         try:
-            message = Run(recipe, world, tracker, preemption, started).train()
+            with system_metrics(recipe, world, tracker):
+                message = Run(recipe, world, tracker, preemption, started).train()
         except BaseException as error:
             # An end that was not planned has little time: the grace period of the pod.
             tracker.close(_FAREWELL_SECONDS)
@@ -82,6 +94,21 @@ def work() -> TerminationMessage | None:
             raise
         tracker.close()
     return message
+
+
+@contextmanager
+def system_metrics(recipe: Recipe, world: World, tracker: Tracker) -> Iterator[None]:
+    """While inside, every rank logs what it takes of its machine, where the recipe asks for it."""
+    if not recipe.tracking.system_metrics:
+        yield
+        return
+    own = tracker if world.leads else Tracker(os.environ.get("MLFLOW_RUN_ID"), quiet=True)
+    try:
+        with system.logged(own, world.rank, world.device):
+            yield
+    finally:
+        if own is not tracker:
+            own.close(_FAREWELL_SECONDS)
 
 
 def leave_rendezvous(preemption: Preemption) -> None:
@@ -158,20 +185,22 @@ class Run:
             step=loop.progress.step,
             base_eval_loss=loop.progress.base_eval_loss,
             eval_loss=eval_loss,
-            perplexity=None if eval_loss is None else perplexity(eval_loss),
+            perplexity=None if eval_loss is None else loop.perplexity(eval_loss),
             goodput=loop.goodput,
         )
-        lineage = export.Lineage(recipe, splits, result)
+        used = {"train": train} if validation is None else {"train": train, "validation": validation.split}
+        counts = {name: lineage.Counts.of(split) for name, split in used.items()}
+        origin = lineage.Lineage(recipe, splits, result, counts)
         with self._interruptible(checkpointer, loop.progress.step):
             result = self._deliver(
-                lineage,
+                origin,
                 lambda folder: export.write(
                     folder,
                     model=network.model,
                     state=weights,
                     tokenizer=tokenizer,
                     source=source,
-                    lineage=lineage,
+                    lineage=origin,
                 ),
             )
         return TerminationMessage(
@@ -236,6 +265,7 @@ class Run:
             for name in _SPLITS:
                 if data.tokenize(splits, name, encoder, folder / name):
                     self.world.say(f"{name}: {encoder.summary()}")
+                    self.tracker.metrics(0, encoder.figures(name))
 
         self.world.agree_in_pod(tokenize)
         train = data.Split.load(folder / "train")
@@ -278,13 +308,14 @@ class Run:
         """Say what is about to happen, to the log and to the MLflow run."""
         recipe, training = self.recipe, self.recipe.training
         tokens = int(train.offsets[-1])
-        filled = tokens / (len(plan.sequences) * training.max_length) if training.packing else None
+        filled = tokens / (len(plan.sequences) * build.row_tokens(recipe)) if training.packing else None
         self.world.say(
             f"{len(train):,} examples with {tokens:,} tokens in {len(plan.sequences):,} sequences"
             + (f" ({filled:.0%} full)" if filled is not None else "")
-            + f"; {plan.max_steps:,} steps of {plan.global_batch} sequences on {self.world.size} ranks"
+            + f"; {plan.max_steps:,} steps of {plan.global_batch} sequences on {self.world.size} "
+            + ("rank" if self.world.size == 1 else "ranks")
         )
-        params: dict[str, Any] = {
+        params: dict[str, object] = {
             "base_model": recipe.model.base,
             "method": recipe.method.type,
             "objective": recipe.objective.type,
@@ -300,23 +331,18 @@ class Run:
             "precision": training.precision,
             "seed": training.seed,
             "recipe": recipe.digest(),
+            **lineage.method_params(recipe),
         }
-        if recipe.method.type == "LoRA":
-            lora = recipe.method.lora or Lora()
-            params |= {
-                "lora_rank": lora.rank,
-                "lora_alpha": lora.alpha,
-                "lora_dropout": lora.dropout,
-                "target_modules": ",".join(lora.target_modules) or "all-linear",
-            }
-        tags = lineage_tags(recipe, splits) | {contract.TAG_ATTEMPT: os.environ.get("FINETUNE_ATTEMPT", "1")}
+        tags = lineage.source_tags(recipe, splits) | {
+            contract.TAG_ATTEMPT: os.environ.get("FINETUNE_ATTEMPT", "1")
+        }
         self.tracker.describe(params, tags)
         if splits.path is not None and splits.version is not None:
             self.tracker.dataset(splits.path, splits.version, name=recipe.job.name)
 
-    def _deliver(self, lineage: export.Lineage, write: Callable[[Path], None]) -> TrainResult:
+    def _deliver(self, origin: lineage.Lineage, write: Callable[[Path], None]) -> TrainResult:
         """Upload the model to its MLflow run and register it; done by an earlier attempt: only find it."""
-        recipe, result, run_id = self.recipe, lineage.result, self.tracker.run_id
+        recipe, result, run_id = self.recipe, origin.result, self.tracker.run_id
         if run_id is None:
             self.world.say("there is no MLFLOW_RUN_ID: the model is neither uploaded nor registered")
             return result
@@ -328,33 +354,11 @@ class Run:
             folder.mkdir()
             write(folder)
             model_id = registry.upload(folder)
-            version = registry.register(name, model_id, version_tags(lineage)) if name else None
+            version = registry.register(name, model_id, lineage.version_tags(origin)) if name else None
         if name is None or version is None:
             return result
         self.world.say(f"registered {name} version {version}")
         return result.model_copy(update={"model_name": name, "model_version": version})
-
-
-def lineage_tags(recipe: Recipe, splits: Splits) -> dict[str, str]:
-    """Tags that say what a run, or a version, was made from."""
-    tags = {
-        contract.TAG_RECIPE: recipe.digest(),
-        contract.TAG_DATA_PATH: splits.path or splits.train or "",
-    }
-    if splits.version is not None:
-        tags[contract.TAG_DATA_VERSION] = str(splits.version)
-    return tags
-
-
-def version_tags(lineage: export.Lineage) -> dict[str, str]:
-    """Tags of the registered version: the recipe's own, lineage and figures."""
-    recipe, result = lineage.recipe, lineage.result
-    figures = {contract.TAG_EVAL_LOSS: result.eval_loss, contract.TAG_PERPLEXITY: result.perplexity}
-    return {
-        **(recipe.register_.tags if recipe.register_ else {}),
-        **lineage_tags(recipe, lineage.splits),
-        **{name: f"{value:.6g}" for name, value in figures.items() if value is not None},
-    }
 
 
 if __name__ == "__main__":
