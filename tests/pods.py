@@ -92,18 +92,30 @@ def save_table(folder: Path) -> None:
 
 
 def preferences() -> list[dict[str, Any]]:
-    """The same prompts with the right answer, chosen, and that of another example, rejected."""
-    rows = examples()
-    return [
-        {
-            "id": row["id"],
-            "split": row["split"],
-            "prompt": row["prompt"],
-            "chosen": row["response"],
-            "rejected": other["response"],
-        }
-        for row, other in zip(rows, rows[13:] + rows[:13], strict=True)
-    ]
+    """The same prompts with the right answer, chosen, and one in which the words are swapped, rejected."""
+    pairs = []
+    for row in examples():
+        answer = row.pop("response")
+        _the, thing, _is, word = answer.rstrip(".").split()
+        pairs.append({**row, "chosen": answer, "rejected": f"The {word} is {thing}."})
+    return pairs
+
+
+def train_by_hand(folder: Path, *, steps: int) -> None:
+    """Train a saved model on the corpus in plain torch."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    texts = [f"{row['prompt']}{row['response']}<eos>" for row in examples() if row["split"] == "train"]
+    batch = tokenizer(texts, return_tensors="pt", padding=True)
+    labels = batch.input_ids.masked_fill(batch.attention_mask == 0, -100)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(steps):
+        model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder)
 
 
 def save_preferences(folder: Path) -> None:

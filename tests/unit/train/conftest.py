@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pods import Outcome, Pod, free_port, save_base_model, save_preferences, save_table, tiny_recipe
+from pods import (
+    Outcome,
+    Pod,
+    free_port,
+    save_base_model,
+    save_preferences,
+    save_table,
+    tiny_recipe,
+    train_by_hand,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,9 +52,10 @@ def preferences(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wider model of the same vocabulary."""
+    """A wider model of the same vocabulary, which knows the corpus."""
     folder = tmp_path_factory.mktemp("teacher")
     save_base_model(folder, seed=1, width=48)
+    train_by_hand(folder, steps=30)
     return folder
 
 

@@ -161,6 +161,27 @@ def test_the_registered_weights_are_the_evaluated_ones(trained: Trained) -> None
     )
 
 
+LINES = (
+    r"train: 72 read, 72 kept",
+    r"validation: 8 read, 8 kept",
+    r"72 examples with 936 tokens in 18 sequences \(81% full\); 60 steps of 4 sequences on 2 ranks",
+    r"memory: about \S+ GiB a rank \(.*\) of \S+ GiB; activation checkpointing None",
+    r"evaluation before training: loss \S+",
+    r"step \d+/60  \d+%  loss \S+  lr \S+  grad \S+  \S+ tok/s  mem \S+ GiB  eta \S+",
+    r"evaluation at step 60: loss \S+  perplexity \S+",
+    r"registered tiny version 1",
+)
+
+
+def test_the_log_holds_our_own_lines_alone(trained: Trained) -> None:
+    strange = [
+        line
+        for line in trained.outcome.output.splitlines()
+        if not any(re.fullmatch(known, line) for known in LINES)
+    ]
+    assert strange == []
+
+
 def test_the_first_step_is_that_of_plain_torch(trained: Trained, base_model: Path) -> None:
     """Loss and gradient norm of two FSDP ranks equal those of one process without any of our machinery."""
     from transformers import AutoModelForCausalLM
@@ -216,6 +237,7 @@ def test_a_second_attempt_registers_no_second_version(
 
 
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(trained: Trained, tmp_path: Path) -> None:
+    """Trap 12: with the same number of ranks, every loss is that of the run that was not stopped."""
     pod = trained.pod.but({"checkpoint.uri": str(tmp_path / "checkpoints"), "register": None})
     pod.folder, pod.env = tmp_path, {}
     process = pod.start()

@@ -91,7 +91,7 @@ def written(recipe: Recipe, folder: Path, source: Path, world: World) -> torch.T
     ],
 )
 def test_mlflow_loads_what_was_trained(
-    pod: Pod, base_model: Path, method: dict[str, Any], base: str, folders: set[str], world: World
+    pod: Pod, base_model: Path, world: World, *, method: dict[str, Any], base: str, folders: set[str]
 ) -> None:
     import mlflow
 

@@ -6,6 +6,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from finetune_trainer.train import system
 from finetune_trainer.train.track import Tracker
 
 if TYPE_CHECKING:
@@ -73,6 +76,7 @@ def test_an_mlflow_that_stays_away_holds_nobody_up(
 
 
 def test_the_next_attempt_does_not_conflict_on_parameters(mlflow: Mlflow) -> None:
+    """Trap 16: the same parameter with another value is an error in MLflow."""
     for attempt, rate in (("1", 1e-3), ("2", 2e-3)):
         tracker = Tracker(mlflow.run_id, connect=mlflow.client)
         tracker.describe({"learning_rate": rate, f"only_{attempt}": attempt}, {"attempt": attempt})
@@ -98,3 +102,32 @@ def test_without_a_run_nothing_is_tracked() -> None:
     tracker.metrics(1, {"loss": 1.0})
     assert tracker.flush(0)
     tracker.close()
+
+
+def test_what_a_rank_takes_of_its_machine_is_logged_until_it_ends(mlflow: Mlflow) -> None:
+    tracker = Tracker(mlflow.run_id, connect=mlflow.client)
+    with system.logged(tracker, 3, torch.device("cpu"), interval_seconds=0.01):
+        deadline = time.monotonic() + 30
+        while len(history(mlflow, "system/rank-3/memory_bytes")) < 3:
+            assert time.monotonic() < deadline
+    tracker.close(30)
+    memory = history(mlflow, "system/rank-3/memory_bytes")
+    assert [step for step, _ in memory] == list(range(1, len(memory) + 1))
+    assert all(size > 2**20 for _, size in memory)
+    assert max(percent for _, percent in history(mlflow, "system/rank-3/cpu_percent")) > 0
+
+
+def test_samples_wait_for_mlflow_and_hold_nobody_up(
+    mlflow: Mlflow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    door = Door(mlflow)
+    tracker = Tracker(mlflow.run_id, connect=door.connect, quiet=True)
+    began = time.monotonic()
+    with system.logged(tracker, 1, torch.device("cpu"), interval_seconds=60):
+        pass
+    assert time.monotonic() - began < 5
+    assert door.tried.wait(10)
+    door.opened = True
+    tracker.close(30)
+    assert len(history(mlflow, "system/rank-1/cpu_percent")) == 1
+    assert capsys.readouterr().out == ""

@@ -181,7 +181,7 @@ class Checkpointer:
     def load_weights(self, step: int, model: nn.Module) -> None:
         """Put the weights of a complete checkpoint in place, and leave its optimizer state; errors as in `load`."""
         self.drain()
-        state = {"model": get_model_state_dict(model, options=_TRAINED_ONLY)}
+        state = {"model": trained_state(model)}
         self._read(step, state)
         set_model_state_dict(model, state["model"], options=_TRAINED_ONLY)
 
@@ -404,9 +404,24 @@ def _unreadable(uri: str, cause: BaseException) -> PodFailure:
     )
 
 
+def trained_state(model: nn.Module, options: StateDictOptions = _TRAINED_ONLY) -> dict[str, torch.Tensor]:
+    """The weights that are trained, by name.
+
+    Args:
+        model: the sharded model; every rank must take part.
+        options: whether they are gathered; frozen ones are left out by them as far as torch does.
+    """
+    # NB: torch leaves out one name of a frozen weight: tied embeddings, the largest of all, would stay in.
+    frozen = {
+        name for name, weight in model.named_parameters(remove_duplicate=False) if not weight.requires_grad
+    }
+    state: dict[str, torch.Tensor] = get_model_state_dict(model, options=options)
+    return {name: value for name, value in state.items() if name not in frozen}
+
+
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {
-        "model": get_model_state_dict(model, options=_TRAINED_ONLY),
+        "model": trained_state(model),
         "optimizer": get_optimizer_state_dict(model, optimizer, options=_TRAINED_ONLY),
     }
 

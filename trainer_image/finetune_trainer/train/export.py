@@ -7,9 +7,10 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from finetune_trainer.train import load
+from finetune_trainer.train.checkpoint import trained_state
 from finetune_trainer.train.lineage import model_card
 
 if TYPE_CHECKING:
@@ -33,8 +34,7 @@ _MAX_SHARD = "4GB"
 def gather(model: nn.Module) -> dict[str, torch.Tensor]:
     """The whole trained state on the host of rank 0, and nothing elsewhere; every rank must take part."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-    state: dict[str, torch.Tensor] = get_model_state_dict(model, options=options)
-    return state
+    return trained_state(model, options)
 
 
 def write(
