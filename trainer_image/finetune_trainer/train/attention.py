@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,7 +43,7 @@ def isolate(model: PreTrainedModel, *, cuda: bool, half: bool, soft_prompt: bool
     odd = ("attn_logit_softcapping", "attn_temperature_tuning", "v_head_dim" if cuda else "")
     # NB: sinks and soft caps are what keeps a model from plain SDPA, and it is how models tell of them.
     plain = model._supports_sdpa and not any(getattr(config, name, None) for name in odd)  # noqa: SLF001
-    kernel = not cuda or (half and varlen_attention() is not None)
+    kernel = not cuda or (half and _gpu_can(config))
     chosen = plain and kernel and not soft_prompt and _attends_alone(model)
     if chosen:
         model.set_attn_implementation(register())
@@ -61,6 +62,7 @@ def _attends_alone(model: PreTrainedModel) -> bool:
     return bool(model._supports_attention_backend) and not recurrent  # noqa: SLF001
 
 
+@cache
 def varlen_attention() -> Any:
     """Torch's variable-length flash attention; None where this version of torch cannot do it with a causal window."""
     try:
@@ -68,6 +70,20 @@ def varlen_attention() -> Any:
     except ImportError:
         return None
     return varlen_attn if "window_size" in inspect.signature(varlen_attn).parameters else None
+
+
+@cache
+def _groups_heads() -> bool:
+    """Whether the kernel takes fewer heads of keys than of queries (torch 2.12 and later)."""
+    return "enable_gqa" in inspect.signature(varlen_attention()).parameters
+
+
+def _gpu_can(config: Any) -> bool:
+    """Whether the kernel runs on this GPU and for this model: it drops nothing and knows heads of 256 at most."""
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    recent = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+    drops = bool(getattr(config, "attention_dropout", None))
+    return varlen_attention() is not None and recent and head <= 256 and not drops
 
 
 def isolated_attention(
@@ -109,7 +125,7 @@ def isolated_attention(
         out = _on_gpu(flat, groups, documents, longest, scaling=scaling, window=sliding_window)
     else:
         options = {"scale": scaling, "dropout_p": dropout, "enable_gqa": groups > 1}
-        out = _on_cpu(flat, documents.diff().tolist(), sliding_window, options)
+        out = _on_cpu(flat, documents, sliding_window, options)
     return out.view(rows, length, heads, -1), None
 
 
@@ -123,19 +139,21 @@ def _on_gpu(
     window: int | None,
 ) -> torch.Tensor:
     query, key, value = states
-    if groups > 1:
-        # NB: torch 2.11 has no enable_gqa here.
+    options: dict[str, Any] = {"enable_gqa": True} if groups > 1 and _groups_heads() else {}
+    if groups > 1 and not options:
         key, value = (shared.repeat_interleave(groups, dim=1) for shared in (key, value))
     reach = (-1 if window is None else window - 1, 0)
     out: torch.Tensor = varlen_attention()(
-        query, key, value, documents, documents, longest, longest, scale=scaling, window_size=reach
+        query, key, value, documents, documents, longest, longest, scale=scaling, window_size=reach, **options
     )
     return out
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _on_cpu(
-    states: list[torch.Tensor], lengths: list[int], window: int | None, options: dict[str, Any]
+    states: list[torch.Tensor], documents: torch.Tensor, window: int | None, options: dict[str, Any]
 ) -> torch.Tensor:
+    lengths = [length for length in documents.diff().tolist() if length]
     parts = []
     for document in zip(*(each.split(lengths) for each in states), strict=True):
         # [1, heads, tokens, size]

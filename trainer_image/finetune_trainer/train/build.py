@@ -58,7 +58,7 @@ def network(
     adapted = world.agree(lambda: adapt.adapt(model, recipe.method, recipe.model.base))
     made = Network(adapted, _objective(recipe, teacher))
     recompute = world.agree(lambda: memory.choose(made, recipe, world, row_tokens(recipe), teacher))
-    shard.recompute_activations(adapted, recompute)
+    shard.recompute_activations(adapted, recompute, compiled=training.compile)
     over = shard.mesh(recipe.distributed.strategy, world)
     shard.shard(made, over, training.precision, frozen_whole=recipe.method.type == "QLoRA")
     load.fill(adapted, recipe, source, world, tokenizer)

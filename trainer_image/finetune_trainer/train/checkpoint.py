@@ -54,7 +54,11 @@ class Progress:
     best_eval_loss: float | None = None
     best_step: int | None = None
     """Step of the checkpoint that was saved as the best so far, and is kept."""
+    best_step_loss: float | None = None
+    """Evaluation loss of that checkpoint; `best_eval_loss` is less where a better one could not be written."""
     evals_without_gain: int = 0
+    evaluated_step: int = 0
+    """Step of the newest evaluation."""
     productive_seconds: float = 0.0
     """Spent in the steps that count, in all attempts."""
     elapsed_seconds: float = 0.0
@@ -90,6 +94,8 @@ class Checkpointer:
         """Step of the newest complete checkpoint."""
         self.best_step: int | None = None
         """Step of the complete checkpoint that was saved as the best."""
+        self.best_step_loss: float | None = None
+        """Its evaluation loss."""
         self.failure: str | None = None
         """Why the newest save failed; None after one that did not."""
         self._keep = recipe.checkpoint.keep
@@ -118,6 +124,7 @@ class Checkpointer:
         newest = self._world.broadcast(found)
         self.published = newest.step if newest else None
         self.best_step = newest.best_step if newest else None
+        self.best_step_loss = newest.best_step_loss if newest else None
         return newest
 
     def _find_newest(self) -> Progress | None:
@@ -163,7 +170,7 @@ class Checkpointer:
         except (DamagedError, FileNotFoundError) as error:
             uri = self._checkpoints.uri_of(best)
             print(f"the best checkpoint {uri} cannot be used any more ({error})", flush=True)
-            return replace(progress, best_step=None)
+            return replace(progress, best_step=None, best_step_loss=None)
         return progress
 
     def load(self, progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -248,7 +255,7 @@ class Checkpointer:
         stays as it was, and the next save tries again.
 
         Args:
-            progress: where the run stands; its `best_step` is set here.
+            progress: where the run stands; its `best_step` and `best_step_loss` are set here.
             model: the sharded model.
             optimizer: its optimizer.
             wait: return when the checkpoint counts, or could not be written.
@@ -258,7 +265,11 @@ class Checkpointer:
         written = self.published == progress.step
         if written and (not best or self.best_step == progress.step):
             return
-        progress = replace(progress, best_step=progress.step if best else self.best_step)
+        progress = replace(
+            progress,
+            best_step=progress.step if best else self.best_step,
+            best_step_loss=progress.best_eval_loss if best else self.best_step_loss,
+        )
         state = None if written else _state(model, optimizer)
         if wait or not self._asynchronous:
             self._write(progress, state)
@@ -283,7 +294,8 @@ class Checkpointer:
             problem = problem or self._write_shards(step, state)
         problem = problem or self._on_leader(lambda: self._checkpoints.publish(step, asdict(progress)))
         if problem is None:
-            self.published, self.best_step, self.failure = step, progress.best_step, None
+            self.published, self.failure = step, None
+            self.best_step, self.best_step_loss = progress.best_step, progress.best_step_loss
             if self._world.leads:
                 self._on_published(step)
                 self._remove_old(step)

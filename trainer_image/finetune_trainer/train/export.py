@@ -92,6 +92,9 @@ def _write_whole(
 ) -> None:
     dtype = _dtype_of(source, recipe)
     stored = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
+    # NB: save_pretrained knows tied weights by their memory, which the copies do not share.
+    for alias in model.all_tied_weights_keys:
+        stored.pop(alias, None)
     _save(model, folder, source, state_dict=stored)
     # NB: save_pretrained took the type of the fp32 masters for the type of the files.
     model.config.dtype = dtype

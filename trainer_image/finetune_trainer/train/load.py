@@ -116,11 +116,7 @@ def _check_documents(model: PreTrainedModel, recipe: Recipe, field: str, *, apar
             reason="ModelNotLoadable",
         )
     if (training.packing or recipe.objective.type == "DPO") and not apart:
-        remedy = (
-            "choose another model"
-            if recipe.objective.type == "DPO"
-            else "set training.packing to false"
-        )
+        remedy = "choose another model" if recipe.objective.type == "DPO" else "set training.packing to false"
         raise RecipeRefusedError(
             f"{field} {recipe.model.base} is a {model.config.model_type}, whose layers mix the documents of a row: "
             f"{remedy}",
@@ -220,15 +216,19 @@ def check_same_logits(rows: int, teacher_rows: int, base: str, teacher: str) -> 
         )
 
 
-def _of_base(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of the base model, by their names there; those that a method added are left out."""
+def _of_base(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What files hold of the base model, by its name there; what a method added is left out.
+
+    These are the parameters, and buffers such as the corrections of a router's scores.
+    """
     wrapped: Any = model
     base = wrapped.get_base_model() if hasattr(model, "get_base_model") else model
-    return {
-        name.replace(".base_layer.", "."): parameter
-        for name, parameter in base.named_parameters()
-        if ".lora_" not in name
-    }
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in base.state_dict(keep_vars=True).items():
+        # A tied weight has its first name alone, as in the files.
+        if ".lora_" not in name and not any(tensor is other for other in found.values()):
+            found[name.replace(".base_layer.", ".")] = tensor
+    return found
 
 
 def _files(source: Path) -> dict[str, Path]:
@@ -244,7 +244,7 @@ def _files(source: Path) -> dict[str, Path]:
         return dict.fromkeys(file.keys(), source / _SINGLE)
 
 
-def _read_parts(wanted: dict[str, nn.Parameter], files: dict[str, Path]) -> None:
+def _read_parts(wanted: dict[str, torch.Tensor], files: dict[str, Path]) -> None:
     from safetensors import safe_open
 
     for path in sorted({files[name] for name in wanted}):
@@ -261,7 +261,7 @@ def _read_parts(wanted: dict[str, nn.Parameter], files: dict[str, Path]) -> None
                 _set(parameter, part)
 
 
-def _hand_out(wanted: dict[str, nn.Parameter], spec: Model, source: Path, world: World, field: str) -> None:
+def _hand_out(wanted: dict[str, torch.Tensor], spec: Model, source: Path, world: World, field: str) -> None:
     from transformers import AutoModelForCausalLM
 
     def load() -> dict[str, torch.Tensor]:
@@ -271,16 +271,22 @@ def _hand_out(wanted: dict[str, nn.Parameter], spec: Model, source: Path, world:
             model = AutoModelForCausalLM.from_pretrained(
                 str(source), trust_remote_code=spec.trust_remote_code, dtype="auto"
             )
-            return dict(model.state_dict())
+            found = dict(model.state_dict())
+            for name, weight in wanted.items():
+                if name not in found or found[name].shape != weight.shape:
+                    raise ValueError(f"its files have no {name} of the shape {list(weight.shape)}")
+            return found
 
     weights = world.agree(load)
-    for name, parameter in wanted.items():
-        value = weights[name].float() if world.leads else torch.empty(parameter.shape)
+    for name, weight in wanted.items():
+        value = (
+            weights[name].to(weight.dtype) if world.leads else torch.empty(weight.shape, dtype=weight.dtype)
+        )
         dist.broadcast(value, src=0)
-        _set(parameter, value)
+        _set(weight, value)
 
 
-def _set(parameter: nn.Parameter, value: Any) -> None:
+def _set(parameter: torch.Tensor, value: Any) -> None:
     """Put this rank's rows of a value, which can be sliced, into a parameter."""
     local, rows = _local(parameter)
     if local.numel():

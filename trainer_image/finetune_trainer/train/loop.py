@@ -110,6 +110,8 @@ class Loop:
             self.progress = replace(self.progress, base_eval_loss=base, best_eval_loss=base)
             self.tracker.metrics(0, {contract.METRIC_BASE_EVAL_LOSS: base, contract.METRIC_EVAL_LOSS: base})
             self.world.say(f"evaluation before training: loss {base:.4f}")
+        # The attempt before may have been stopped between a step and its evaluation.
+        self._evaluate_if_due()
         while self.progress.step < self.plan.max_steps and not self._stopped_improving():
             stop = self._step()
             self._report()
@@ -166,7 +168,9 @@ class Loop:
         assert self.validation is not None  # noqa: S101 - asked only where there is one
         self.network.eval()
         total, count = torch.zeros((), dtype=torch.float64, device=self.world.device), 0
-        with torch.no_grad():
+        # NB: a forward pass without a backward leaves the output layer whole, and what looks for sharded parameters
+        # would not find it.
+        with torch.no_grad(), self.network.whole():
             for batch in self.collator.batches(
                 self.validation, self.training.eval_batch_size or self.training.batch_size
             ):
@@ -255,6 +259,8 @@ class Loop:
         every = self.training.eval_steps
         if self.validation is None or every is None or step % every or step == self.plan.max_steps:
             return
+        if step <= self.progress.evaluated_step:
+            return
         loss = self.evaluate()
         self._report_evaluation(loss)
         best, stopping = self.progress.best_eval_loss, self.training.early_stopping
@@ -262,7 +268,10 @@ class Loop:
         without_gain = 0 if gained else self.progress.evals_without_gain + 1
         better = best is None or loss < best
         self.progress = replace(
-            self.progress, best_eval_loss=loss if better else best, evals_without_gain=without_gain
+            self.progress,
+            best_eval_loss=loss if better else best,
+            evals_without_gain=without_gain,
+            evaluated_step=step,
         )
         if better and self.training.load_best and self.checkpointer is not None:
             self._checkpoint(self.checkpointer, best=True)
@@ -369,12 +378,10 @@ class Loop:
 
     def _load_best(self, checkpointer: Checkpointer, loss: float) -> float:
         """Put the weights with the least evaluation loss in place; their loss."""
-        best, step = self.progress.best_eval_loss, checkpointer.best_step
-        if step is None or best is None:
-            self.world.say("the last weights are used: no earlier ones were kept as the best")
-            return loss
-        if best >= loss:
-            self.world.say(f"the last weights are the best: no evaluation before was below {loss:.4f}")
+        # NB: not progress.best_eval_loss: the storage may have failed when those weights were to be kept.
+        step, best = checkpointer.best_step, checkpointer.best_step_loss
+        if step is None or best is None or best >= loss:
+            self.world.say(f"the last weights stay, with loss {loss:.4f}: none that were kept are better")
             return loss
         checkpointer.load_weights(step, self.network.model)
         loaded = self.evaluate()

@@ -59,7 +59,9 @@ class Network(nn.Module):
     def at_targets(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """The last hidden states where there is something to predict [targets, width], and what [targets]."""
         hidden = self.hidden(batch).flatten(0, 1)
-        return hidden[batch.target_at], batch.targets.flatten()[batch.target_at]
+        return hidden.index_select(0, batch.target_at), batch.targets.flatten().index_select(
+            0, batch.target_at
+        )
 
     def hidden(self, batch: Batch) -> torch.Tensor:
         """The last hidden states of a batch [rows, length, width]."""
@@ -119,9 +121,13 @@ class Network(nn.Module):
         return model.prompt_encoder["default"].embedding.weight.unsqueeze(0).expand(rows, -1, -1)
 
 
-def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The model's repeated blocks: the longest list of modules in it."""
-    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+def decoder_layers(network: Network) -> list[nn.Module]:
+    """The decoder's repeated blocks."""
+    decoder = network.base.get_decoder()
+    layers = getattr(decoder, "layers", None)
+    if isinstance(layers, nn.ModuleList):
+        return list(layers)
+    lists = [list(module) for module in decoder.modules() if isinstance(module, nn.ModuleList)]
     return max(lists, key=len, default=[])
 
 

@@ -177,7 +177,9 @@ def shares(
 def collate(split: Split, rows: Sequence[Sequence[int]], *, pad_id: int, width: int | None = None) -> Batch:
     """The tensors of some sequences, padded on the right to `width` tokens, or to the longest of them.
 
-    No sequences make one row of padding, with which a rank keeps the others company.
+    No sequences make one row of padding, with which a rank keeps the others company. With a `width`, shapes hardly
+    change from batch to batch, so that what is compiled stays so: `documents` ends in empty ones, and `longest` is
+    as much as a row can have.
 
     Raises:
         ValueError: a sequence has more than `width` tokens.
@@ -189,6 +191,7 @@ def collate(split: Split, rows: Sequence[Sequence[int]], *, pad_id: int, width: 
     height = max(len(rows), 1)
     row_of = np.repeat(np.arange(len(rows)), np.array([len(row) * split.documents for row in rows], np.int64))
     filled = np.bincount(row_of, weights=sizes, minlength=height).astype(np.int64)
+    fixed = width is not None
     width = max(1, int(filled.max())) if width is None else width
     if filled.max() > width:
         raise ValueError(f"a sequence of {filled.max()} tokens does not fit a width of {width}")
@@ -213,6 +216,11 @@ def collate(split: Split, rows: Sequence[Sequence[int]], *, pad_id: int, width: 
     owners = np.zeros(height * width, np.int64)
     owners[places] = np.repeat(np.arange(len(sizes)), sizes)
     documents = np.append(np.flatnonzero(positions == 0), height * width).astype(np.int32)
+    longest = int(np.diff(documents).max())
+    if fixed:
+        longest = width
+        empty = (1 << len(documents).bit_length()) - len(documents)
+        documents = np.append(documents, np.full(empty, height * width, np.int32))
     return Batch(
         input_ids=torch.from_numpy(ids.reshape(height, width)),
         position_ids=torch.from_numpy(positions.reshape(height, width)),
@@ -222,7 +230,7 @@ def collate(split: Split, rows: Sequence[Sequence[int]], *, pad_id: int, width: 
         examples=torch.from_numpy(examples),
         target_at=torch.from_numpy(target_at),
         reference=None if split.reference is None else torch.from_numpy(split.reference[examples]),
-        longest=int(np.diff(documents).max()),
+        longest=longest,
         tokens=len(tokens),
         targets_count=len(target_at),
         attended=int((sizes**2).sum()),

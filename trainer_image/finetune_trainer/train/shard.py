@@ -64,13 +64,19 @@ def sharded(network: nn.Module) -> list[FSDPModule]:
     return [module for module in network.modules() if isinstance(module, FSDPModule)]
 
 
-def recompute_activations(model: Any, kind: str) -> None:
+def recompute_activations(model: Any, kind: str, *, compiled: bool = False) -> None:
     """Make each decoder layer compute again in the backward pass what it did not keep.
 
     Full keeps a layer's input alone; Selective also keeps what is dear to compute: attention, and every other matrix
-    product (as torchtitan does). Random draws are repeated, so dropout drops the same.
+    product (as torchtitan does). Random draws are repeated, so dropout drops the same. In compiled layers the
+    compiler chooses what is cheapest to compute again, until half is left.
     """
     if kind == "None":
+        return
+    if kind == "Selective" and compiled:
+        import torch._functorch.config as compiler
+
+        compiler.activation_memory_budget = 0.5
         return
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
     if kind == "Selective":

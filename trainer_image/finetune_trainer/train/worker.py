@@ -146,6 +146,7 @@ class Run:
         self._describe(splits, plan, train, validation)
 
         network = build.network(recipe, source, tokenizer, world, scratch() / "teacher")
+        optimizer = shard.optimizer(network, recipe.training)
         collator = self._collator(tokenizer)
         if recipe.objective.type == "DPO":
             # NB: before a checkpoint is loaded: the reference is the model as it was before its first step.
@@ -154,7 +155,6 @@ class Run:
             if validation is not None:
                 validation = replace(validation, split=self._with_reference(validation, network, collator))
         feed = Feed(collator, train, plan, recipe.training.batch_size)
-        optimizer = shard.optimizer(network, recipe.training)
         if checkpointer is not None and resumed is not None:
             checkpointer.load(resumed, network.model, optimizer)
             world.say(f"resuming from the checkpoint of step {resumed.step}")
@@ -179,6 +179,7 @@ class Run:
         eval_loss = loop.run()
         feed.close()
         weights = export.gather(network.model)
+        world.part()
         if not world.leads:
             return None
         result = TrainResult(
