@@ -93,9 +93,7 @@ def alone() -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def on_ranks(
-    size: int, rendezvous: Path, work: Callable[[World, Any], None], argument: Any = None
-) -> None:
+def on_ranks(size: int, rendezvous: Path, work: Callable[[World, Any], None], argument: Any = None) -> None:
     """Run `work` on `size` ranks, two a pod, each in a process of its own.
 
     Raises:
@@ -110,9 +108,7 @@ def on_ranks(
     start_processes(_rank, (size, str(rendezvous), work, argument), nprocs=size, start_method="forkserver")
 
 
-def _rank(
-    rank: int, size: int, rendezvous: str, work: Callable[[World, Any], None], argument: Any
-) -> None:
+def _rank(rank: int, size: int, rendezvous: str, work: Callable[[World, Any], None], argument: Any) -> None:
     from finetune_trainer.train.distributed import World
 
     torch.set_num_threads(1)

@@ -37,7 +37,9 @@ def base_logits(base: Path, batch: pack.Batch) -> torch.Tensor:
     from transformers import AutoModelForCausalLM
 
     with torch.no_grad():
-        found: torch.Tensor = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)(batch.input_ids).logits
+        found: torch.Tensor = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)(
+            batch.input_ids
+        ).logits
     return found
 
 
@@ -91,7 +93,9 @@ def test_an_adapted_model_begins_as_its_base(base_model: Path, world: World, met
     recipe = networks.recipe(base_model, method={"type": method, "lora": LORA})
     network = networks.build(recipe, base_model, world).eval()
     batch = one_document()
-    torch.testing.assert_close(own_logits(network, batch), base_logits(base_model, batch), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        own_logits(network, batch), base_logits(base_model, batch), rtol=1e-4, atol=1e-4
+    )
     assert {weight.dtype for weight in trained(network)} == {torch.float32}
 
 
@@ -106,7 +110,12 @@ def test_an_adapter_computes_as_that_of_peft(base_model: Path, world: World, met
     network = networks.build(recipe, base_model, world).eval()
     model = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32)
     config = peft.LoraConfig(
-        task_type="CAUSAL_LM", r=4, lora_alpha=8, target_modules="all-linear", use_rslora=True, use_dora=method == "DoRA"
+        task_type="CAUSAL_LM",
+        r=4,
+        lora_alpha=8,
+        target_modules="all-linear",
+        use_rslora=True,
+        use_dora=method == "DoRA",
     )
     theirs = peft.get_peft_model(model, config).eval()
     parameters = dict(theirs.named_parameters())
@@ -122,7 +131,10 @@ def test_an_adapter_computes_as_that_of_peft(base_model: Path, world: World, met
                 change = torch.randn(parameter.shape) * 0.1
                 if "magnitude" in name:
                     change = change.abs()
-                for each in (parameter.to_local() if hasattr(parameter, "to_local") else parameter, parameters[name]):
+                for each in (
+                    parameter.to_local() if hasattr(parameter, "to_local") else parameter,
+                    parameters[name],
+                ):
                     each.add_(change) if "magnitude" in name else each.copy_(change)
         batch = one_document()
         expected = theirs(batch.input_ids).logits
@@ -150,9 +162,7 @@ def test_virtual_tokens_compute_as_those_of_peft(base_model: Path, world: World,
                 local = dict(network.model.named_parameters())[name].to_local()
                 local.mul_(20)
                 parameter.copy_(ours[name] if ours[name].data_ptr() == local.data_ptr() else local)
-    batch = pack.collate(
-        networks.of_documents(list(range(5, 25)), list(range(40, 60))), [[0], [1]], pad_id=0
-    )
+    batch = pack.collate(networks.of_documents(list(range(5, 25)), list(range(40, 60))), [[0], [1]], pad_id=0)
     with torch.no_grad():
         expected = theirs(input_ids=batch.input_ids).logits[:, -20:]
         without = model(batch.input_ids).logits

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +50,12 @@ MODELS: list[tuple[str, dict[str, Any], bool]] = [
     ("gemma3_text", {"sliding_window": 4, **HEAD_OF_8, "query_pre_attn_scalar": 8}, True),
     (
         "granite",
-        {"logits_scaling": 4.0, "attention_multiplier": 0.5, "embedding_multiplier": 3.0, "residual_multiplier": 0.5},
+        {
+            "logits_scaling": 4.0,
+            "attention_multiplier": 0.5,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+        },
         True,
     ),
     ("cohere", {"logit_scale": 0.25}, True),
@@ -59,9 +66,18 @@ MODELS: list[tuple[str, dict[str, Any], bool]] = [
     (
         "deepseek_v3",
         {
-            **{"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6},
-            **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
-            **{"moe_intermediate_size": 16, "first_k_dense_replace": 1, "num_key_value_heads": 4},
+            "q_lora_rank": 8,
+            "kv_lora_rank": 8,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 6,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "moe_intermediate_size": 16,
+            "first_k_dense_replace": 1,
+            "num_key_value_heads": 4,
         },
         True,
     ),
@@ -118,10 +134,12 @@ def masked_reference(
     seen = (document[:, None] == document[None, :]) & (at[:, None] >= at[None, :])
     if window is not None:
         seen &= at[:, None] - at[None, :] < window
-    flat = [states.transpose(1, 2).flatten(0, 1).transpose(0, 1).unsqueeze(0) for states in (query, key, value)]
+    flat = [
+        states.transpose(1, 2).flatten(0, 1).transpose(0, 1).unsqueeze(0) for states in (query, key, value)
+    ]
     shared = query.shape[1] // key.shape[1]
     flat[1:] = [states.repeat_interleave(shared, dim=1) for states in flat[1:]]
-    out = functional.scaled_dot_product_attention(*flat, attn_mask=seen, scale=0.3)
+    out = functional.scaled_dot_product_attention(flat[0], flat[1], flat[2], attn_mask=seen, scale=0.3)
     return out[0].transpose(0, 1).reshape(query.shape[0], query.shape[2], query.shape[1], SIZE)
 
 
@@ -142,13 +160,17 @@ def test_isolated_attention_is_attention_under_a_mask_of_blocks(
 ) -> None:
     torch.manual_seed(0)
     states = [
-        torch.randn(rows, heads, sum(lengths) // rows, SIZE, requires_grad=True) for heads in (HEADS, keys, keys)
+        torch.randn(rows, heads, sum(lengths) // rows, SIZE, requires_grad=True)
+        for heads in (HEADS, keys, keys)
     ]
     weights = torch.randn(rows, sum(lengths) // rows, HEADS, SIZE)
     begins = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+    module: Any = SimpleNamespace(num_key_value_groups=HEADS // keys)
     found, none = attention.isolated_attention(
-        SimpleNamespace(num_key_value_groups=HEADS // keys),  # type: ignore[arg-type]
-        *states,
+        module,
+        states[0],
+        states[1],
+        states[2],
         None,
         scaling=0.3,
         sliding_window=window,
@@ -158,7 +180,9 @@ def test_isolated_attention_is_attention_under_a_mask_of_blocks(
     assert none is None
     expected = masked_reference(states[0], states[1], states[2], lengths, window)
     torch.testing.assert_close(found, expected)
-    gradients, expected_gradients = (torch.autograd.grad((out * weights).sum(), states) for out in (found, expected))
+    gradients, expected_gradients = (
+        torch.autograd.grad((out * weights).sum(), states) for out in (found, expected)
+    )
     torch.testing.assert_close(gradients, expected_gradients)
 
 
@@ -177,10 +201,7 @@ def test_a_packed_row_gives_what_its_documents_give_alone(
     # Eager attention is the model's own arithmetic, soft caps and all.
     alone = made(config, isolated=False)
     ids, begins = batch.input_ids.flatten(), batch.documents.tolist()
-    parts = [
-        alone(input_ids=ids[begin:end].unsqueeze(0)).logits[0]
-        for begin, end in zip(begins, begins[1:], strict=False)
-    ]
+    parts = [alone(input_ids=ids[begin:end].unsqueeze(0)).logits[0] for begin, end in pairwise(begins)]
     torch.testing.assert_close(together.flatten(0, 1), torch.cat(parts).float(), rtol=1e-4, atol=1e-4)
 
 
@@ -197,6 +218,7 @@ def test_a_packed_row_gives_what_its_documents_give_alone(
 )
 def test_what_cannot_be_isolated_keeps_its_own_attention(
     monkeypatch: pytest.MonkeyPatch,
+    *,
     kind: str,
     cuda: bool,
     half: bool,
@@ -245,7 +267,7 @@ def test_what_cannot_be_isolated_keeps_its_own_attention(
     ],
 )
 def test_a_model_that_mixes_documents_is_refused(
-    tmp_path: Path, kind: str, changes: dict[str, Any], objective: str, packing: bool, sentence: str
+    tmp_path: Path, *, kind: str, changes: dict[str, Any], objective: str, packing: bool, sentence: str
 ) -> None:
     tiny(kind, changes).save_pretrained(tmp_path)
     recipe = networks.recipe(tmp_path, objective={"type": objective}, packing=packing)
@@ -261,7 +283,7 @@ def test_documents_do_not_reach_each_other() -> None:
     before = network.hidden(batch)
     changed = batch.input_ids.clone()
     changed[0, 0] = 95 - changed[0, 0]
-    after = network.hidden(pack.replace(batch, input_ids=changed))
+    after = network.hidden(dataclasses.replace(batch, input_ids=changed))
     differs = (before != after).any(-1)
     assert differs[0, :7].all()
     assert not differs[0, 7:].any()

@@ -41,7 +41,9 @@ def test_steps_have_the_examples_of_the_plan() -> None:
     split = networks.random_split(examples=24)
     plan = plan_of(split)
     fed = feed()
-    assert examples_of(fed) == [[example for row in plan.of_step(step) for example in row] for step in range(STEPS)]
+    assert examples_of(fed) == [
+        [example for row in plan.of_step(step) for example in row] for step in range(STEPS)
+    ]
     fed.close()
 
 
@@ -101,5 +103,8 @@ def test_an_error_in_a_batch_comes_with_its_step() -> None:
 
 def test_evaluation_shares_out_what_there_is() -> None:
     split = networks.random_split(examples=5)
-    found = [list(Collator(world(rank, 2), 0, None).batches(Examples(split, [[0], [1], [2, 3], [4]]), 3)) for rank in (0, 1)]
+    found = [
+        list(Collator(world(rank, 2), 0, None).batches(Examples(split, [[0], [1], [2, 3], [4]]), 3))
+        for rank in (0, 1)
+    ]
     assert [[batch.examples.tolist() for batch in batches] for batches in found] == [[[0, 1, 2, 3]], [[4]]]

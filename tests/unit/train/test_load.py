@@ -14,7 +14,6 @@ import torch
 import networks
 from finetune_trainer.outcome import PodFailure, RecipeRefusedError
 from finetune_trainer.tokenizer import load_tokenizer
-from finetune_trainer.train import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +29,9 @@ def world() -> Iterator[World]:
         yield found
 
 
-def saved(base: Path, folder: Path, *, tied: bool = True, pieces: str = "5GB", dtype: Any = torch.float32) -> Path:
+def saved(
+    base: Path, folder: Path, *, tied: bool = True, pieces: str = "5GB", dtype: Any = torch.float32
+) -> Path:
     """The base, saved another way."""
     from transformers import AutoModelForCausalLM
 
@@ -95,13 +96,16 @@ def test_weights_are_those_of_from_pretrained(
     network = networks.build(networks.recipe(folder), folder, world)
     expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     torch.testing.assert_close(
-        network_weights(network), {name: weight.detach() for name, weight in expected.named_parameters()}, rtol=0, atol=0
+        network_weights(network),
+        {name: weight.detach() for name, weight in expected.named_parameters()},
+        rtol=0,
+        atol=0,
     )
     tied = network.base.get_input_embeddings().weight is network.base.get_output_embeddings().weight
     assert tied == ("untied" not in kind)
     assert ("rank 0 loads all of them" in capsys.readouterr().out) == (kind in READ_BY_RANK_0)
     # What no file holds: the frequencies of the rotary embedding.
-    buffers = {name: buffer for name, buffer in network.base.named_buffers()}
+    buffers = dict(network.base.named_buffers())
     torch.testing.assert_close(buffers, dict(expected.named_buffers()), rtol=0, atol=0)
     assert any("inv_freq" in name for name in buffers)
 
@@ -135,7 +139,13 @@ def test_two_ranks_have_all_weights_together(base_model: Path, tmp_path: Path) -
     ],
 )
 def test_what_is_trained_is_kept_in_fp32(
-    base_model: Path, world: World, method: str, precision: str, frozen: set[torch.dtype], trained: set[torch.dtype]
+    *,
+    base_model: Path,
+    world: World,
+    method: str,
+    precision: str,
+    frozen: set[torch.dtype],
+    trained: set[torch.dtype],
 ) -> None:
     recipe = networks.recipe(base_model, method={"type": method}, precision=precision)
     weights = list(networks.build(recipe, base_model, world).parameters())
@@ -151,7 +161,9 @@ def test_a_four_bit_base_is_as_bitsandbytes_packs_it(base_model: Path, world: Wo
     recipe = networks.recipe(base_model, method={"type": "QLoRA"}, precision=precision)
     network = networks.build(recipe, base_model, world)
     packed = {
-        name: weight for name, weight in network.named_parameters() if ".base_layer." in name and weight.ndim == 2
+        name: weight
+        for name, weight in network.named_parameters()
+        if ".base_layer." in name and weight.ndim == 2
     }
     assert len(packed) == 2 * 7
     assert {weight.dtype for weight in packed.values()} == {torch.uint8}
@@ -172,7 +184,7 @@ def no_safetensors_at_all(base: Path, folder: Path) -> None:
 
 def a_piece_is_missing(base: Path, folder: Path) -> None:
     saved(base, folder, pieces="20KB")
-    sorted(folder.glob("model-*.safetensors"))[-1].unlink()
+    max(folder.glob("model-*.safetensors")).unlink()
 
 
 def no_weights(base: Path, folder: Path) -> None:
@@ -196,8 +208,16 @@ def vocabulary_of_another(base: Path, folder: Path) -> None:
     ("break_it", "reason", "sentence"),
     [
         (damaged, "ModelNotLoadable", "model.base BASE cannot be loaded: Error while deserializing header: "),
-        (no_safetensors_at_all, "ModelNotLoadable", "model.base BASE cannot be loaded: Error while deserializing header: "),
-        (a_piece_is_missing, "ModelNotLoadable", "model.base BASE cannot be loaded: No such file or directory: "),
+        (
+            no_safetensors_at_all,
+            "ModelNotLoadable",
+            "model.base BASE cannot be loaded: Error while deserializing header: ",
+        ),
+        (
+            a_piece_is_missing,
+            "ModelNotLoadable",
+            "model.base BASE cannot be loaded: No such file or directory: ",
+        ),
         (
             no_weights,
             "ModelNotLoadable",
@@ -209,10 +229,15 @@ def vocabulary_of_another(base: Path, folder: Path) -> None:
             "model.base BASE cannot be loaded: model.layers.0.mlp.gate_proj.weight has the shape [64, 32] in "
             "model.safetensors, and [96, 32] by config.json",
         ),
-        (vocabulary_of_another, "VocabularyMismatch", "the tokenizer of model.base BASE has token ids up to "),
+        (
+            vocabulary_of_another,
+            "VocabularyMismatch",
+            "the tokenizer of model.base BASE has token ids up to ",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_base_is_told(
+    *,
     break_it: Callable[[Path, Path], None],
     reason: str,
     sentence: str,

@@ -88,7 +88,9 @@ def test_what_is_sharded_is_shared_out(
         4 * trained / shards,
         8 * trained / shards,
     )
-    assert found.total == sum((found.weights, found.gradients, found.optimizer, found.activations, found.layer))
+    assert found.total == sum(
+        (found.weights, found.gradients, found.optimizer, found.activations, found.layer)
+    )
 
 
 def test_a_four_bit_base_is_whole_on_each_rank() -> None:
@@ -107,7 +109,8 @@ def test_a_four_bit_base_is_whole_on_each_rank() -> None:
     )
     recipe = networks.recipe(BASE, method={"type": "QLoRA"}, precision="BF16", batchSize=1)
     found = {
-        shards: memory.estimate(shape, recipe, shards=shards, row_tokens=2048, recompute="Full") for shards in (1, 8)
+        shards: memory.estimate(shape, recipe, shards=shards, row_tokens=2048, recompute="Full")
+        for shards in (1, 8)
     }
     assert {shards: each.weights for shards, each in found.items()} == {
         shards: stored + 4 * ADAPTER_8B / shards for shards in found
@@ -135,7 +138,7 @@ def small(width: int = 128) -> Any:
             vocab_size=64,
             hidden_size=width,
             intermediate_size=3 * width,
-            num_hidden_layers=4,
+            num_hidden_layers=12,
             num_attention_heads=8,
             num_key_value_heads=4,
         )
@@ -149,13 +152,17 @@ def kept_by_a_forward_pass(network: Network, batch: pack.Batch) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         hidden = network.hidden(batch)
     assert hidden.requires_grad
-    return sum(event.nbytes() for event in seen.profiler.kineto_results.events() if event.name() == "[memory]")
+    return sum(
+        event.nbytes() for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"
+    )
 
 
 @pytest.mark.parametrize("precision", ["FP32", "BF16"])
 @pytest.mark.parametrize("method", ["Full", "LoRA"])
 @pytest.mark.parametrize("recompute", memory.KINDS)
-def test_activations_are_estimated_within_a_factor_of_two(method: str, recompute: str, precision: str) -> None:
+def test_activations_are_estimated_within_a_factor_of_two(
+    method: str, recompute: str, precision: str
+) -> None:
     recipe = networks.recipe(BASE, method={"type": method}, precision=precision, batchSize=2)
     model = small().to(torch.bfloat16 if precision == "BF16" else torch.float32).train()
     attention.isolate(model, cuda=False, half=False, soft_prompt=False)
@@ -168,7 +175,9 @@ def test_activations_are_estimated_within_a_factor_of_two(method: str, recompute
     shape = memory.Shape.of(network, None, quantised=False)
     found = memory.estimate(shape, recipe, shards=1, row_tokens=256, recompute=recompute).activations
     # The layer at work in the backward pass comes on top of what the forward pass keeps.
-    one = memory.estimate(shape, recipe, shards=1, row_tokens=256, recompute="None").activations / (shape.layers + 1)
+    one = memory.estimate(shape, recipe, shards=1, row_tokens=256, recompute="None").activations / (
+        shape.layers + 1
+    )
     assert measured / 2 < found - one < measured * 2
 
 
@@ -204,23 +213,22 @@ def test_auto_recomputes_no_more_than_it_must(
             {},
             WORLD,
             need("Full"),
-            "the job needs about 0.2 GiB a rank (weights 0.0, gradients 0.0, optimizer 0.0, activations 0.2, gathered "
-            "layers 0.0) and a rank has 0.1 GiB: what would fit: training.activationCheckpointing Full (or Auto); "
-            "training.batchSize 1 with activationCheckpointing Full; 2 ranks with FSDP; method LoRA or QLoRA",
+            "the job needs about 1.3 GiB a rank (weights 0.0, gradients 0.0, optimizer 0.0, activations 1.2, gathered "
+            "layers 0.0) and a rank has 0.2 GiB: what would fit: training.activationCheckpointing Full (or Auto)",
         ),
         (
             {"activationCheckpointing": "Auto"},
             WORLD,
             need("Full", batchSize=1),
-            "the job needs about 0.1 GiB a rank (weights 0.0, gradients 0.0, optimizer 0.0, activations 0.1, gathered "
-            "layers 0.0) and a rank has 0.0 GiB: what would fit: training.batchSize 1 with activationCheckpointing "
-            "Full; method LoRA or QLoRA",
+            "the job needs about 0.2 GiB a rank (weights 0.0, gradients 0.0, optimizer 0.0, activations 0.1, gathered "
+            "layers 0.0) and a rank has 0.1 GiB: what would fit: training.batchSize 1 with activationCheckpointing "
+            "Full",
         ),
         (
             {"batchSize": 1, "method": {"type": "LoRA"}},
             WORLD,
             1.0,
-            "the job needs about 0.1 GiB a rank (weights 0.0, gradients 0.0, optimizer 0.0, activations 0.1, gathered "
+            "the job needs about 0.3 GiB a rank (weights 0.0, gradients 0.0, optimizer 0.0, activations 0.3, gathered "
             "layers 0.0) and a rank has 0.0 GiB: use a smaller model, or lower training.maxLength",
         ),
     ],
@@ -231,6 +239,19 @@ def test_what_does_not_fit_is_refused_with_what_would(
     with pytest.raises(RecipeRefusedError) as refused:
         chosen(monkeypatch, networks.recipe(BASE, **changes), limit, world)
     assert (refused.value.reason, refused.value.message) == ("OutOfMemory", sentence)
+
+
+def test_a_model_of_8b_does_not_fit_on_one_gpu(
+    monkeypatch: pytest.MonkeyPatch, shapes: dict[str, memory.Shape]
+) -> None:
+    monkeypatch.setattr(memory.Shape, "of", lambda *_network, **_options: shapes["8B Full"])
+    recipe = networks.recipe(BASE, precision="BF16", activationCheckpointing="Auto")
+    with pytest.raises(RecipeRefusedError) as refused:
+        chosen(monkeypatch, recipe, 80 * 2**30)
+    assert refused.value.message == (
+        "the job needs about 128.0 GiB a rank (weights 29.9, gradients 29.9, optimizer 59.8, activations 3.6, gathered "
+        "layers 4.7) and a rank has 73.6 GiB: what would fit: 2 ranks with FSDP; method LoRA"
+    )
 
 
 def test_replicas_are_told_of_sharding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,9 @@ def gradients(made: Any) -> dict[str, torch.Tensor]:
     return {name: weight.grad.clone() for name, weight in made.named_parameters()}
 
 
-def learned_from(objective: Any, made: Any, batch: pack.Batch) -> tuple[float, dict[str, torch.Tensor], torch.Tensor]:
+def learned_from(
+    objective: Any, made: Any, batch: pack.Batch
+) -> tuple[float, dict[str, torch.Tensor], torch.Tensor]:
     """Mean loss of a batch, its gradients, and figures."""
     network = Network(made, objective)
     loss, figures = network(batch)
@@ -116,7 +118,9 @@ def trl_dpo(policy: Any, reference: Any, split: Split) -> tuple[torch.Tensor, di
     trainer = SimpleNamespace(
         model=policy,
         ref_model=reference,
-        accelerator=SimpleNamespace(device="cpu", gather=lambda value: value, gather_for_metrics=lambda value: value),
+        accelerator=SimpleNamespace(
+            device="cpu", gather=lambda value: value, gather_for_metrics=lambda value: value
+        ),
         args=SimpleNamespace(gradient_checkpointing_kwargs=None),
         aux_loss_enabled=False,
         ld_alpha=None,
@@ -220,7 +224,9 @@ def test_a_batch_without_targets_has_a_loss_of_nothing(made: Callable[[], tuple[
     """With which a rank keeps the others company: the same collectives, and gradients of zero."""
     objective, full = made()
     split = networks.random_split(documents=2 if made is dpo else 1, vocabulary=VOCABULARY)
-    split = split if full.reference is None else dataclasses.replace(split, reference=torch.zeros(16, 2).numpy())
+    split = (
+        split if full.reference is None else dataclasses.replace(split, reference=torch.zeros(16, 2).numpy())
+    )
     network = Network(isolated(model()), objective)
     loss, _ = network(pack.collate(split, [], pad_id=0))
     loss.backward()

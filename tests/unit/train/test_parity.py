@@ -68,7 +68,7 @@ WAYS = {
 
 
 def steps(
-    world: World, base: Path, case: Case, strategy: str, recompute: str, batch_size: int = 1
+    world: World, base: Path, case: Case, strategy: str, recompute: str, *, batch_size: int = 1
 ) -> list[float]:
     """Loss and gradient norm of each of two steps, the second with weights that the first has changed."""
     from finetune_trainer.train import build, network, pack, shard
@@ -77,7 +77,10 @@ def steps(
 
     objective = case.objective
     if case.teacher:
-        objective = {"type": "Distillation", "distillation": {"teacher": str(base / "teacher"), "temperature": 2.0}}
+        objective = {
+            "type": "Distillation",
+            "distillation": {"teacher": str(base / "teacher"), "temperature": 2.0},
+        }
     virtual = "Tuning" in case.method["type"]
     recipe = networks.recipe(
         base,
@@ -183,7 +186,9 @@ def test_one_rank_trains_as_plain_torch_does(base: Path, on_one: dict[str, list[
 
 
 @pytest.mark.parametrize("size", WAYS)
-def test_many_ranks_train_as_one(size: int, base: Path, tmp_path: Path, on_one: dict[str, list[float]]) -> None:
+def test_many_ranks_train_as_one(
+    size: int, base: Path, tmp_path: Path, on_one: dict[str, list[float]]
+) -> None:
     """Losses and gradient norms of two steps, by case, strategy and what is recomputed.
 
     Traps 1 (gloo sums where it should average), 2 (tied embeddings under a chunked loss), 3 (four-bit weights are
@@ -214,5 +219,5 @@ def test_recomputation_repeats_dropout(base: Path) -> None:
 def test_accumulated_passes_are_one_large_pass(base: Path, on_one: dict[str, list[float]]) -> None:
     """Trap 6: passes differ in their number of targets, and each target counts the same."""
     with networks.alone() as world:
-        found = {size: steps(world, base, CASES[0], "FSDP", "None", size) for size in (2, 4, ROWS)}
+        found = {size: steps(world, base, CASES[0], "FSDP", "None", batch_size=size) for size in (2, 4, ROWS)}
     assert found == {size: pytest.approx(on_one["Full SFT"], rel=1e-4) for size in found}

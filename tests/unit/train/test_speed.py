@@ -44,12 +44,14 @@ def test_flops_are_those_of_the_formula() -> None:
 def test_flops_are_about_what_torch_counts() -> None:
     """One document, so that all tokens are attended to; the formula has norms too, and torch the products alone."""
     made = model()
+    # Torch counts the products of eager attention, and none of the CPU's flash attention.
+    made.set_attn_implementation("eager")
     network = Network(made, Sft())
     batch = pack.collate(networks.of_documents(list(range(2, 66))), [[0]], pad_id=0)
     with FlopCounterMode(display=False) as counted:
         made(input_ids=batch.input_ids, labels=batch.input_ids).loss.backward()
     found = speed.Flops(network).of(batch.tokens, batch.attended)
-    assert found == pytest.approx(counted.get_total_flops(), rel=0.15)
+    assert found == pytest.approx(counted.get_total_flops(), rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +78,10 @@ def test_peak_memory_is_that_of_the_process() -> None:
     before = speed.peak_memory(torch.device("cpu"))
     held = torch.ones(before // 4 + 2**24)
     assert speed.peak_memory(torch.device("cpu")) > before
-    high_water = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    assert speed.peak_memory(torch.device("cpu")) == pytest.approx(int(high_water.split()[1]) * 1024, rel=0.05)
+    high_water = next(
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")
+    )
+    assert speed.peak_memory(torch.device("cpu")) == pytest.approx(
+        int(high_water.split()[1]) * 1024, rel=0.05
+    )
     assert held[0] == 1

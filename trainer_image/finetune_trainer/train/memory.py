@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -178,31 +178,33 @@ def _what_would_fit(shape: Shape, recipe: Recipe, world: World, row_tokens: int,
     """The nearest changes of the recipe with which the estimate fits."""
     training, found = recipe.training, []
 
-    def fits(shards: int, *, batch_size: int, recompute: str) -> bool:
+    def fits(shards: int, *, shape: Shape = shape, batch_size: int = training.batch_size) -> bool:
         changed = recipe.model_copy(
             update={"training": training.model_copy(update={"batch_size": batch_size})}
         )
-        need = estimate(shape, changed, shards=shards, row_tokens=row_tokens, recompute=recompute)
+        need = estimate(shape, changed, shards=shards, row_tokens=row_tokens, recompute="Full")
         return need.total <= limit
 
     shards = _shards(recipe, world)
-    asked = training.activation_checkpointing
-    if asked in ("None", "Selective") and fits(shards, batch_size=training.batch_size, recompute="Full"):
-        found.append("training.activationCheckpointing Full (or Auto)")
-    if training.batch_size > 1 and fits(shards, batch_size=1, recompute="Full"):
+    if fits(shards):
+        return "what would fit: training.activationCheckpointing Full (or Auto)"
+    if training.batch_size > 1 and fits(shards, batch_size=1):
         found.append("training.batchSize 1 with activationCheckpointing Full")
-    if recipe.distributed.strategy != "FSDP" and fits(
-        world.size, batch_size=training.batch_size, recompute="Full"
-    ):
+    if recipe.distributed.strategy != "FSDP" and fits(world.size):
         found.append("distributed.strategy FSDP")
     ranks = world.size
     while ranks <= 1024 * world.size:
         ranks *= 2
-        if fits(ranks, batch_size=training.batch_size, recompute="Full"):
+        if fits(ranks):
             found.append(f"{ranks} ranks with FSDP")
             break
-    if recipe.method.type == "Full":
-        found.append("method LoRA or QLoRA")
+    if recipe.method.type == "Full" and fits(shards, shape=_adapted(shape)):
+        found.append("method LoRA")
     return (
         f"what would fit: {'; '.join(found)}" if found else "use a smaller model, or lower training.maxLength"
     )
+
+
+def _adapted(shape: Shape) -> Shape:
+    """The shape of the same model under an adapter, which is about a hundredth of it."""
+    return replace(shape, trained=shape.parameters // 100)
