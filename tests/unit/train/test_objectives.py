@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +115,7 @@ def trl_dpo(policy: Any, reference: Any, split: Split) -> tuple[torch.Tensor, di
     pairs = range(len(split))
     ids, learned, there = padded(split, [*(2 * at for at in pairs), *(2 * at + 1 for at in pairs)])
     learned[:, 0] = False
-    metrics: dict[str, dict[str, list[float]]] = {"train": __import__("collections").defaultdict(list)}
+    metrics: dict[str, dict[str, list[float]]] = {"train": defaultdict(list)}
     trainer = SimpleNamespace(
         model=policy,
         ref_model=reference,

@@ -185,6 +185,7 @@ def test_one_rank_trains_as_plain_torch_does(base: Path, on_one: dict[str, list[
     assert on_one["Full SFT"] == pytest.approx(found, rel=1e-4, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", WAYS)
 def test_many_ranks_train_as_one(
     size: int, base: Path, tmp_path: Path, on_one: dict[str, list[float]]

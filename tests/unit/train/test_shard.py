@@ -56,7 +56,6 @@ def two_batches() -> list[pack.Batch]:
     return [pack.collate(split, rows, pad_id=0, width=64) for rows in ([[0, 1]], [[2, 3]])]
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_layers_compute_as_eager_ones(one_layer: Path, world: World) -> None:
     """Trap 15: each layer by itself and in place, so that names of weights stay, and rows of one length."""
