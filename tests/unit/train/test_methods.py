@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 pytestmark = [
     # peft reads a property that transformers is about to rename.
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+    # What peft says whenever it generates behind a prompt.
+    pytest.mark.filterwarnings("ignore:Position ids are not supported:UserWarning"),
     pytest.mark.usefixtures("mlflow_imported"),
 ]
 BETA, TEMPERATURE, WEIGHT = 0.5, 2.0, 0.7
@@ -66,7 +68,7 @@ TABLE = [
     Cell("DoRA", "Distillation"),
     # Loaded as anyone would, its base has all of its bits: 4-bit rounding is gone, and with it a little loss.
     Cell("QLoRA", "SFT", ranks=2, merge=True, tolerance=0.02),
-    Cell("QLoRA", "DPO", tolerance=0.05),
+    Cell("QLoRA", "DPO", tolerance=0.15, changes={"training.learningRate": 0.01}),
     Cell("PrefixTuning", "SFT", changes=SOFT),
     Cell("PromptTuning", "SFT", changes={**SOFT, "method.softPrompt.initText": "The house is red."}),
 ]
@@ -197,9 +199,8 @@ def test_what_is_trained_is_what_is_loaded_again(
     assert said.shape[1] > question.input_ids.shape[1]
 
     if cell.method != "Full":
-        assert loss_of(with_adapter(cell, pod), cell, pod, base, taught) == pytest.approx(
-            reported, rel=tolerance if cell.objective == "DPO" else 1e-4
-        )
+        adapted, its_base = with_adapter(cell, pod, base)
+        assert loss_of(adapted, cell, pod, its_base, taught) == pytest.approx(reported, rel=1e-4)
     if cell.merge:
         merged = AutoModelForCausalLM.from_pretrained(exported(pod, "model"))
         assert not hasattr(parts["model"], "peft_config")
@@ -229,26 +230,30 @@ def assert_learned(cell: Cell, outcome: Outcome, tracked: Mlflow) -> None:
         assert divergence[10] < divergence[1]
 
 
-def with_adapter(cell: Cell, pod: Pod) -> Any:
-    """The adapter on its base as peft finds it; QLoRA's on a base in four bits, as it was trained."""
+def with_adapter(cell: Cell, pod: Pod, base: Any) -> tuple[Any, Any]:
+    """The adapter on its base as peft finds it, and the base; QLoRA's is in four bits, as it was in training."""
     from peft import AutoPeftModelForCausalLM
-    from transformers import BitsAndBytesConfig
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    options: dict[str, Any] = {}
-    if cell.method == "QLoRA":
-        options["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=torch.float32,
-        )
-        options["dtype"] = torch.float32
-    model = AutoPeftModelForCausalLM.from_pretrained(exported(pod, "peft"), **options)
-    for module in model.modules():
+    adapter = exported(pod, "peft")
+    if cell.method != "QLoRA":
+        return AutoPeftModelForCausalLM.from_pretrained(adapter), base
+    four_bits = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.float32,
+    )
+    options = {"quantization_config": four_bits, "dtype": torch.float32}
+    models = (
+        AutoPeftModelForCausalLM.from_pretrained(adapter, **options),
+        AutoModelForCausalLM.from_pretrained(pod.recipe["model"]["base"], **options),
+    )
+    for module in (module for model in models for module in model.modules()):
         if hasattr(module, "support_avx512bf16_for_cpu"):
             # NB: bitsandbytes would pack the weights anew for inference, and layers this small it cannot.
             module.support_avx512bf16_for_cpu = False
-    return model
+    return models
 
 
 def test_a_registered_model_teaches(
