@@ -121,7 +121,7 @@ def world() -> Iterator[World]:
     """A gang of one, in this process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        yield World(0, 1, 0, torch.device("cpu"))
+        yield World(0, 1, 0, 1, torch.device("cpu"))
     finally:
         dist.destroy_process_group()
 
@@ -144,7 +144,7 @@ def folders(run: Run) -> list[int]:
 def test_a_checkpoint_written_during_training_holds_the_step_it_was_taken_at(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writer is held back until the tensors that it was given have changed."""
+    """Trap 11: what is written is a copy. The writer is held back until the tensors it was given have changed."""
     trained_on = threading.Event()
     remove = CheckpointFolder.remove
 

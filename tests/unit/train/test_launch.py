@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.launcher import api
 
 from finetune_crds.contract import PodError, TerminationMessage
 from finetune_crds.recipe import Recipe
 from finetune_trainer.outcome import describe
+from finetune_trainer.train import launch
 from finetune_trainer.train.launch import Gang, first_failure, say
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pods import Pod
@@ -78,6 +81,22 @@ def test_the_gang_is_found_through_torchruns_environment(pod: Pod) -> None:
     assert Gang.of(environment, recipe) == Gang(2, 4, 1, "tiny-0.tiny", 29500)
     alone = Gang.of({}, recipe)
     assert (alone.nodes, alone.processes, alone.node_rank, alone.address) == (1, 3, 0, "localhost")
+
+
+def test_torchrun_never_starts_a_rank_again(
+    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trap 10: a gang of fixed size that the operator makes anew; when a part of it comes back, the rest can hang."""
+    asked: list[api.LaunchConfig] = []
+
+    def noted(config: api.LaunchConfig, _entrypoint: str) -> Callable[..., None]:
+        asked.append(config)
+        return lambda *_arguments: None
+
+    monkeypatch.setattr(api, "elastic_launch", noted)
+    launch._run_workers(Gang(2, 4, 1, "tiny-0.tiny", 29500), Recipe.model_validate(pod.recipe), tmp_path)
+    (config,) = asked
+    assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (2, 2, 4, 0)
 
 
 @pytest.mark.parametrize(("node", "hint"), [("0", "1 s"), ("1", "1 s")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -131,3 +132,17 @@ def test_samples_wait_for_mlflow_and_hold_nobody_up(
     tracker.close(30)
     assert len(history(mlflow, "system/rank-1/cpu_percent")) == 1
     assert capsys.readouterr().out == ""
+
+
+def test_files_are_named_as_the_dataset_too(mlflow: Mlflow) -> None:
+    tracker = Tracker(mlflow.run_id, connect=mlflow.client)
+    for uri in ("/data/train.jsonl", "s3://bucket/train"):
+        tracker.dataset(uri, name=uri, digest="72-examples-936-tokens")
+    tracker.close(30)
+    used = [each.dataset for each in mlflow.client().get_run(mlflow.run_id).inputs.dataset_inputs]
+    assert sorted(
+        (each.name, each.digest, each.source_type, json.loads(each.source)["uri"]) for each in used
+    ) == [
+        ("/data/train.jsonl", "72-examples-936-tokens", "local", "/data/train.jsonl"),
+        ("s3://bucket/train", "72-examples-936-tokens", "s3", "s3://bucket/train"),
+    ]

@@ -103,10 +103,10 @@ class Tracker:
         """Set tags; those that the run has already get the new value."""
         self._enqueue(lambda: self._calls.append(lambda mlflow: self._log_tags(mlflow, tags)))
 
-    def dataset(self, path: str, version: int, name: str) -> None:
-        """Name the exact table that the run was trained on."""
+    def dataset(self, path: str, *, name: str, digest: str, version: int | None = None) -> None:
+        """Name what the run was trained on: a version of a Delta table, or files where `version` is None."""
         self._enqueue(
-            lambda: self._calls.append(lambda mlflow: self._log_dataset(mlflow, path, version, name))
+            lambda: self._calls.append(lambda mlflow: self._log_dataset(mlflow, path, name, digest, version))
         )
 
     def flush(self, seconds: float) -> bool:
@@ -207,14 +207,24 @@ class Tracker:
 
         mlflow.log_batch(self._run(), tags=[RunTag(name, value) for name, value in tags.items()])
 
-    def _log_dataset(self, mlflow: MlflowClient, path: str, version: int, name: str) -> None:
-        from mlflow.data.delta_dataset_source import DeltaDatasetSource
+    def _log_dataset(
+        self, mlflow: MlflowClient, path: str, name: str, digest: str, version: int | None
+    ) -> None:
         from mlflow.data.meta_dataset import MetaDataset
+        from mlflow.data.sources import (
+            DeltaDatasetSource,
+            LocalArtifactDatasetSource,
+            S3ArtifactDatasetSource,
+        )
         from mlflow.entities import DatasetInput, InputTag
 
-        source = DeltaDatasetSource(path=path, delta_table_version=version)
-        # NB: the source leaves version 0 out, so the digest names the version too.
-        dataset = MetaDataset(source, name=name, digest=f"version-{version}")
+        if version is not None:
+            source = DeltaDatasetSource(path=path, delta_table_version=version)
+        elif path.startswith("/"):
+            source = LocalArtifactDatasetSource(path)
+        else:
+            source = S3ArtifactDatasetSource(path)
+        dataset = MetaDataset(source, name=name, digest=digest)
         mlflow.log_inputs(
             self._run(),
             [DatasetInput(dataset._to_mlflow_entity(), [InputTag("mlflow.data.context", "training")])],  # noqa: SLF001

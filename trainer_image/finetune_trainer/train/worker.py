@@ -338,8 +338,15 @@ class Run:
             contract.TAG_ATTEMPT: os.environ.get("FINETUNE_ATTEMPT", "1")
         }
         self.tracker.describe(params, tags)
-        if splits.path is not None and splits.version is not None:
-            self.tracker.dataset(splits.path, splits.version, name=recipe.job.name)
+        self.tracker.dataset(
+            splits.path or splits.train or "",
+            name=recipe.job.name,
+            version=splits.version,
+            # NB: MLflow's Delta source leaves version 0 out, so the digest names the version too.
+            digest=f"{len(train)}-examples-{tokens}-tokens"
+            if splits.version is None
+            else f"version-{splits.version}",
+        )
 
     def _deliver(self, origin: lineage.Lineage, write: Callable[[Path], None]) -> TrainResult:
         """Upload the model to its MLflow run and register it; done by an earlier attempt: only find it."""
