@@ -216,7 +216,7 @@ def one_of_two(rank: int, folder: Path, told: Any) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    run = Run(folder, World(rank, 2, rank, torch.device("cpu")))
+    run = Run(folder, World(rank, 2, rank, 2, torch.device("cpu")))
     failures = []
     for step in range(1, 6):
         limited = rank == 1 and step in (2, 4)
