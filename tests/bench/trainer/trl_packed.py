@@ -24,7 +24,7 @@ from bench.trainer.meter import Meter
 from bench.trainer.work import LEARNING_RATE, LORA_ALPHA, LORA_RANK, SEED, Work
 
 
-class Steps(TrainerCallback):  # type: ignore[misc]
+class Steps(TrainerCallback):
     """Tells the meter of each optimizer step, and of its tokens; a batch without padding has no others."""
 
     def __init__(self, meter: Meter) -> None:

@@ -227,6 +227,8 @@ def test_what_cannot_be_isolated_keeps_its_own_attention(
     expected: bool,
 ) -> None:
     monkeypatch.setattr(attention, "varlen_attention", lambda: object() if varlen else None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     model = load.empty(tiny(kind, HEAD_OF_8), torch.float32, trust=False)
     assert attention.isolate(model, cuda=cuda, half=half, soft_prompt=soft_prompt) == expected
     assert (model.config._attn_implementation == attention.NAME) == expected

@@ -89,7 +89,7 @@ def test_what_is_sharded_is_shared_out(
         8 * trained / shards,
     )
     assert found.total == sum(
-        (found.weights, found.gradients, found.optimizer, found.activations, found.layer)
+        (found.weights, found.gradients, found.optimizer, found.activations, found.layer, found.loss)
     )
 
 
@@ -121,7 +121,7 @@ def test_a_four_bit_base_is_whole_on_each_rank() -> None:
 def test_a_four_bit_base_is_counted_as_it_is_stored(base_model: Path) -> None:
     recipe = networks.recipe(base_model, method={"type": "QLoRA"})
     with networks.alone() as world:
-        model = load.skeleton(recipe, base_model, world)
+        model = load.quantised(recipe, base_model, world, like=load.skeleton(recipe, base_model, world))
     adapted = adapt.adapt(model, recipe.method, "base")
     shape = memory.Shape.of(Network(adapted, Sft()), None, quantised=True)
     linear = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64)
@@ -214,14 +214,14 @@ def test_auto_recomputes_no_more_than_it_must(
             WORLD,
             need("Full"),
             "the job needs about 1.3 GiB a rank (weights 0.0, gradients 0.0, optimizer 0.0, activations 1.2, gathered "
-            "layers 0.0) and a rank has 0.2 GiB: what would fit: training.activationCheckpointing Full (or Auto)",
+            "layers 0.0, loss 0.0) and a rank has 0.2 GiB: what would fit: training.activationCheckpointing Full (or Auto)",
         ),
         (
             {"activationCheckpointing": "Auto"},
             WORLD,
             need("Full", batchSize=1),
             "the job needs about 0.2 GiB a rank (weights 0.0, gradients 0.0, optimizer 0.0, activations 0.1, gathered "
-            "layers 0.0) and a rank has 0.1 GiB: what would fit: training.batchSize 1 with activationCheckpointing "
+            "layers 0.0, loss 0.0) and a rank has 0.1 GiB: what would fit: training.batchSize 1 with activationCheckpointing "
             "Full",
         ),
         (
@@ -229,7 +229,7 @@ def test_auto_recomputes_no_more_than_it_must(
             WORLD,
             1.0,
             "the job needs about 0.3 GiB a rank (weights 0.0, gradients 0.0, optimizer 0.0, activations 0.3, gathered "
-            "layers 0.0) and a rank has 0.0 GiB: use a smaller model, or lower training.maxLength",
+            "layers 0.0, loss 0.0) and a rank has 0.0 GiB: use a smaller model, or lower training.maxLength",
         ),
     ],
 )
@@ -249,8 +249,8 @@ def test_a_model_of_8b_does_not_fit_on_one_gpu(
     with pytest.raises(RecipeRefusedError) as refused:
         chosen(monkeypatch, recipe, 80 * 2**30)
     assert refused.value.message == (
-        "the job needs about 128.0 GiB a rank (weights 29.9, gradients 29.9, optimizer 59.8, activations 3.6, gathered "
-        "layers 4.7) and a rank has 73.6 GiB: what would fit: 2 ranks with FSDP; method LoRA"
+        "the job needs about 135.2 GiB a rank (weights 29.9, gradients 29.9, optimizer 59.8, activations 3.6, gathered "
+        "layers 8.6, loss 3.3) and a rank has 73.6 GiB: what would fit: 4 ranks with FSDP; method LoRA"
     )
 
 

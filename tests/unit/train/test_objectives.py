@@ -211,7 +211,7 @@ def test_chunks_change_neither_loss_nor_gradients(
     objective, batch = made()
     found = []
     for tokens in (1, 7, 10_000):
-        monkeypatch.setattr(chunks, "_CHUNK_NUMBERS", tokens * VOCABULARY)
+        monkeypatch.setattr(chunks, "CHUNK_NUMBERS", tokens * VOCABULARY)
         assert len(list(chunks.slices(batch.targets_count, VOCABULARY))) == -(-batch.targets_count // tokens)
         found.append(learned_from(objective, isolated(model()), batch))
     for loss, slopes, figures in found[:-1]:
@@ -263,7 +263,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("objective", [Sft(), Dpo(BETA)])
 def test_the_whole_matrix_of_logits_is_never_made(objective: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary = 50_000
-    monkeypatch.setattr(chunks, "_CHUNK_NUMBERS", 16 * vocabulary)
+    monkeypatch.setattr(chunks, "CHUNK_NUMBERS", 16 * vocabulary)
     pairs = 2 if isinstance(objective, Dpo) else 1
     split = networks.random_split(documents=pairs, examples=16 // pairs, vocabulary=vocabulary)
     split = dataclasses.replace(split, reference=torch.zeros(len(split), 2).numpy() if pairs == 2 else None)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from finetune_trainer.train import pack
 from finetune_trainer.train.data import Split
-from finetune_trainer.train.objectives import sft
+from finetune_trainer.train.network import Network
+from finetune_trainer.train.objectives.sft import Sft
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +58,10 @@ def test_a_batch_holds_positions_and_next_tokens_of_each_example_apart() -> None
     assert batch.examples.tolist() == [0, 1, 2]
     assert (batch.longest, batch.tokens, batch.targets_count) == (4, 9, 5)
     kinds = {name: value.dtype for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
-    whole = dict.fromkeys(("input_ids", "position_ids", "targets", "owners", "examples"), torch.int64)
+    assert batch.target_at.tolist() == [1, 2, 4, 6, 7]
+    assert (batch.attended, batch.reference) == (16 + 4 + 9, None)
+    integers = ("input_ids", "position_ids", "targets", "owners", "examples", "target_at")
+    whole = dict.fromkeys(integers, torch.int64)
     assert kinds == {**whole, "documents": torch.int32}
 
 
@@ -66,7 +70,8 @@ def test_a_batch_can_be_of_a_given_width() -> None:
     batch = pack.collate(split, [[0], [1]], pad_id=1, width=5)
     assert batch.input_ids.tolist() == [[5, 6, 7, 1, 1], [9, 10, 1, 1, 1]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1], [0, 1, 0, 1, 2]]
-    assert (batch.documents.tolist(), batch.longest) == ([0, 3, 5, 7, 10], 3)
+    # Shapes that stay: empty documents up to the next power of two, and the longest there can be.
+    assert (batch.documents.tolist(), batch.longest) == ([0, 3, 5, 7, 10, 10, 10, 10], 5)
     with pytest.raises(ValueError, match="a sequence of 3 tokens does not fit a width of 2"):
         pack.collate(split, [[0]], pad_id=1, width=2)
 
@@ -86,7 +91,7 @@ def test_a_pair_is_two_documents_of_one_example() -> None:
     batch = pack.collate(split, [[1], [0]], pad_id=1, width=6)
     assert batch.input_ids.tolist() == [[9, 10, 9, 11, 12, 1], [5, 6, 7, 5, 8, 1]]
     assert batch.owners.tolist() == [[0, 0, 1, 1, 1, 0], [2, 2, 2, 3, 3, 0]]
-    assert batch.documents.tolist() == [0, 2, 5, 6, 9, 11, 12]
+    assert batch.documents.tolist() == [0, 2, 5, 6, 9, 11, 12, 12]
     assert batch.examples.tolist() == [1, 0]
 
 
@@ -142,8 +147,10 @@ def test_a_batch_is_what_a_loop_over_its_tokens_makes(
     assert batch.position_ids.flatten().tolist() == positions
     assert batch.targets.flatten().tolist() == targets
     assert batch.owners.flatten().tolist() == owners
-    assert batch.documents.tolist() == documents
-    assert batch.longest == max(np.diff(documents))
+    assert list(dict.fromkeys(batch.documents.tolist())) == documents
+    assert batch.longest == width
+    tight = pack.collate(split, rows, pad_id=1)
+    assert tight.longest == max(np.diff(tight.documents))
     assert batch.examples.tolist() == [example for row in rows for example in row]
 
 
@@ -229,7 +236,7 @@ def test_packed_examples_do_not_see_each_other(base_model: Path) -> None:
 
     def gradients(rows: list[list[int]]) -> tuple[float, torch.Tensor]:
         model.zero_grad()
-        loss = sft.next_token_loss(model, pack.collate(split, rows, pad_id=1))
+        loss, _ = Network(model, Sft())(pack.collate(split, rows, pad_id=1))
         loss.backward()
         return loss.item(), model.model.layers[0].self_attn.q_proj.weight.grad.clone()
 

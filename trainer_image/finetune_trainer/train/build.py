@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
 
 from finetune_crds.training import Dpo as DpoSpec
 from finetune_crds.training import Method
 from finetune_trainer import artifacts
+from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.tokenizer import check_same_vocabulary, check_vocabulary, load_tokenizer
-from finetune_trainer.train import adapt, load, memory, shard
+from finetune_trainer.train import adapt, data, load, memory, pack, shard
 from finetune_trainer.train.network import Network
 from finetune_trainer.train.objectives.distillation import Distillation, TeacherStates
 from finetune_trainer.train.objectives.dpo import Dpo
@@ -17,12 +22,14 @@ from finetune_trainer.train.objectives.sft import Sft
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from finetune_crds.recipe import Recipe
     from finetune_trainer.train.distributed import World
 
 _TEACHER = "objective.distillation.teacher"
+# Tokens on which the logits are compared, and how far they may be apart: bf16 rounds to 1/256.
+_CHECKED, _TOLERANCE = 4, 0.03
 
 
 def row_tokens(recipe: Recipe) -> int:
@@ -46,25 +53,74 @@ def network(
     Raises:
         RecipeRefusedError: a model cannot be loaded or adapted, or does not fit into memory.
     """
-    training = recipe.training
+    training, quantised = recipe.training, recipe.method.type == "QLoRA"
     model = world.agree(lambda: load.skeleton(recipe, source, world))
     rows = model.get_input_embeddings().weight.shape[0]
     world.agree(lambda: check_vocabulary(tokenizer, rows, recipe.model.base))
-    teacher = None
-    if recipe.objective.distillation is not None:
-        teacher = _teacher(
-            recipe, tokenizer, model.config.get_text_config().vocab_size, world, teacher_folder
-        )
+    teacher = _Teacher.of(recipe, tokenizer, model, world, teacher_folder)
+    learner = teacher.network if teacher is not None else None
     adapted = world.agree(lambda: adapt.adapt(model, recipe.method, recipe.model.base))
-    made = Network(adapted, _objective(recipe, teacher))
-    recompute = world.agree(lambda: memory.choose(made, recipe, world, row_tokens(recipe), teacher))
+    made = Network(adapted, _objective(recipe, learner))
+    # Nothing has weights so far: what does not fit is refused before minutes of loading.
+    recompute = world.agree(lambda: memory.choose(made, recipe, world, row_tokens(recipe), learner))
+
+    if quantised:
+        stored = world.agree(lambda: load.quantised(recipe, source, world, like=model))
+        adapted = adapt.adapt(stored, recipe.method, recipe.model.base)
+        made = Network(adapted, made.objective)
     shard.recompute_activations(adapted, recompute, compiled=training.compile)
-    over = shard.mesh(recipe.distributed.strategy, world)
-    shard.shard(made, over, training.precision, frozen_whole=recipe.method.type == "QLoRA")
+    shard.shard(
+        made, shard.mesh(recipe.distributed.strategy, world), training.precision, frozen_whole=quantised
+    )
     load.fill(adapted, recipe, source, world, tokenizer)
+    if teacher is not None:
+        teacher.fill(world)
+    check_way_to_logits(made, world, recipe.model.base)
     if training.compile:
         world.agree(lambda: shard.compile_layers(made))
     return made
+
+
+class _OwnLogits:
+    """In place of the objective: how far our way to the logits is from the model's own forward, relative."""
+
+    figures: ClassVar[tuple[str, ...]] = ()
+
+    def __call__(self, network: Network, batch: pack.Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The greatest difference, as a share of the greatest logit."""
+        ours = network.logits(network.hidden(batch)[0])
+        own = network.own_logits(batch)[0, -len(ours) :].float()
+        return (ours - own).abs().max() / own.abs().max(), own.new_zeros(0)
+
+    def count(self, batch: pack.Batch) -> int:
+        """The rows of a batch."""
+        return len(batch.input_ids)
+
+
+def check_way_to_logits(network: Network, world: World, base: str) -> None:
+    """Compare the logits that losses are made of with those of the model's own forward, on a few tokens.
+
+    Models scale and bend their logits in ways of their own, and one that is not known here would learn nonsense.
+
+    Raises:
+        RecipeRefusedError: they differ.
+    """
+    document = data.Split(
+        np.arange(_CHECKED, dtype=np.int32), np.ones(_CHECKED, bool), np.array([0, _CHECKED])
+    )
+    batch = pack.collate(document, [[0]], pad_id=0).to(world.device)
+    objective, network.objective = network.objective, _OwnLogits()
+    network.eval()
+    with torch.no_grad(), network.whole():
+        difference, _ = network(batch)
+    network.objective = objective
+    worst = world.greatest(difference.item())
+    if not worst < _TOLERANCE:
+        raise RecipeRefusedError(
+            f"model.base {base} is a {network.base.config.model_type}, which makes its logits in a way that is not "
+            f"known here (they differ by {worst:.0%}): choose another model, or train it with a script of your own",
+            reason="ModelNotSupported",
+        )
 
 
 def _objective(recipe: Recipe, teacher: Network | None) -> Sft | Dpo | Distillation:
@@ -76,26 +132,45 @@ def _objective(recipe: Recipe, teacher: Network | None) -> Sft | Dpo | Distillat
     return Sft()
 
 
-def _teacher(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, vocabulary: int, world: World, folder: Path
-) -> Network:
-    """The teacher, frozen and sharded over all ranks."""
-    own = _teacher_recipe(recipe)
-    named = own.model.base
-    source = world.agree_in_pod(lambda: artifacts.fetch(named, folder, field=_TEACHER))
+@dataclass(frozen=True)
+class _Teacher:
+    """A teacher without weights, and where they are."""
 
-    def check() -> None:
-        check_same_vocabulary(tokenizer, load_tokenizer(own.model, source), recipe.model.base, named)
+    network: Network
+    recipe: Recipe
+    source: Path
 
-    world.agree(check)
-    model = world.agree(lambda: load.skeleton(own, source, world, field=_TEACHER))
-    taught = model.config.get_text_config().vocab_size
-    world.agree(lambda: load.check_same_logits(vocabulary, taught, recipe.model.base, named))
-    teacher = Network(model.requires_grad_(False).eval(), TeacherStates())
-    shard.shard(teacher, shard.mesh("FSDP", world), own.training.precision)
-    load.materialise(teacher, world.device)
-    load.read_weights(model, own.model, source, world, field=_TEACHER)
-    return teacher
+    @classmethod
+    def of(
+        cls,
+        recipe: Recipe,
+        tokenizer: PreTrainedTokenizerBase,
+        student: PreTrainedModel,
+        world: World,
+        folder: Path,
+    ) -> _Teacher | None:
+        """The recipe's teacher, where it has one; its vocabulary must be the student's."""
+        if recipe.objective.distillation is None:
+            return None
+        own = _teacher_recipe(recipe)
+        named = own.model.base
+        source = world.agree_in_pod(lambda: artifacts.fetch(named, folder, field=_TEACHER))
+
+        def skeleton() -> PreTrainedModel:
+            check_same_vocabulary(tokenizer, load_tokenizer(own.model, source), recipe.model.base, named)
+            model = load.skeleton(own, source, world, field=_TEACHER)
+            rows, taught = (each.config.get_text_config().vocab_size for each in (student, model))
+            load.check_same_logits(rows, taught, recipe.model.base, named)
+            return model
+
+        model = world.agree(skeleton)
+        return cls(Network(model.requires_grad_(False).eval(), TeacherStates()), own, source)
+
+    def fill(self, world: World) -> None:
+        """Shard the teacher over all ranks, and read its weights."""
+        shard.shard(self.network, shard.mesh("FSDP", world), self.recipe.training.precision)
+        load.materialise(self.network, world.device)
+        load.read_weights(self.network.model, self.recipe.model, self.source, world, field=_TEACHER)
 
 
 def _teacher_recipe(recipe: Recipe) -> Recipe:

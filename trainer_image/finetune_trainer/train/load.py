@@ -48,7 +48,7 @@ def telling_what_is_wrong(model: Model, field: str = "model.base") -> Iterator[N
 
 
 def skeleton(recipe: Recipe, source: Path, world: World, field: str = "model.base") -> PreTrainedModel:
-    """The base model with its parameters on the meta device; a quantised one with all of its weights.
+    """The base model with its parameters on the meta device.
 
     Parameters that are trained are fp32; frozen ones have the precision they compute in.
 
@@ -62,11 +62,8 @@ def skeleton(recipe: Recipe, source: Path, world: World, field: str = "model.bas
     with telling_what_is_wrong(recipe.model, field):
         config = AutoConfig.from_pretrained(str(source), trust_remote_code=recipe.model.trust_remote_code)
         _check_context(config, recipe, field)
-        if recipe.method.type == "QLoRA":
-            model = _quantised(recipe, source, world)
-        else:
-            dtype = torch.bfloat16 if half and recipe.method.type != "Full" else torch.float32
-            model = empty(config, dtype, trust=recipe.model.trust_remote_code)
+        dtype = torch.bfloat16 if half and recipe.method.type != "Full" else torch.float32
+        model = empty(config, dtype, trust=recipe.model.trust_remote_code)
     isolated = attention.isolate(model, cuda=world.device.type == "cuda", half=half, soft_prompt=soft)
     _check_documents(model, recipe, field, apart=isolated or attention.masks_documents(model))
     return model
@@ -98,6 +95,44 @@ def whole(recipe: Recipe, source: Path) -> PreTrainedModel:
         )
 
 
+def quantised(recipe: Recipe, source: Path, world: World, like: PreTrainedModel) -> PreTrainedModel:
+    """The base model in four bits, whole on each rank's device.
+
+    Args:
+        recipe: one with method QLoRA.
+        source: folder of the base model.
+        world: which rank this is.
+        like: its skeleton, whose attention it gets.
+
+    Raises:
+        RecipeRefusedError: it cannot be loaded.
+    """
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    quantization = recipe.method.quantization or Quantization()
+    compute = torch.bfloat16 if recipe.training.precision == "BF16" else torch.float32
+    four_bits = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=quantization.type.lower(),
+        bnb_4bit_use_double_quant=quantization.double_quantization,
+        bnb_4bit_compute_dtype=compute,
+    )
+    with telling_what_is_wrong(recipe.model):
+        model = AutoModelForCausalLM.from_pretrained(
+            str(source),
+            trust_remote_code=recipe.model.trust_remote_code,
+            dtype=compute,
+            attn_implementation=like.config._attn_implementation,  # noqa: SLF001 - where transformers keeps it
+            device_map={"": world.device},
+            quantization_config=four_bits,
+        )
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            # NB: bitsandbytes would pack the weights anew in the first evaluation, and some shapes it cannot.
+            module.support_avx512bf16_for_cpu = False
+    return model.requires_grad_(False)
+
+
 def _check_context(config: Any, recipe: Recipe, field: str) -> None:
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
     if context is not None and recipe.training.max_length > context:
@@ -122,31 +157,6 @@ def _check_documents(model: PreTrainedModel, recipe: Recipe, field: str, *, apar
             f"{remedy}",
             reason="ModelNotLoadable",
         )
-
-
-def _quantised(recipe: Recipe, source: Path, world: World) -> PreTrainedModel:
-    """The base model in four bits, whole on each rank's device."""
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-
-    quantization = recipe.method.quantization or Quantization()
-    compute = torch.bfloat16 if recipe.training.precision == "BF16" else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(
-        str(source),
-        trust_remote_code=recipe.model.trust_remote_code,
-        dtype=compute,
-        device_map={"": world.device},
-        quantization_config=BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type=quantization.type.lower(),
-            bnb_4bit_use_double_quant=quantization.double_quantization,
-            bnb_4bit_compute_dtype=compute,
-        ),
-    )
-    for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            # NB: bitsandbytes would pack the weights anew in the first evaluation, and some shapes it cannot.
-            module.support_avx512bf16_for_cpu = False
-    return model.requires_grad_(False)
 
 
 def fill(

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.train.objectives import chunks
 
 if TYPE_CHECKING:
     from finetune_crds.recipe import Recipe
@@ -21,6 +23,7 @@ KINDS = ("None", "Selective", "Full")
 # Share of a device's memory that allocators, collectives and fragments leave to us.
 _USABLE = 0.92
 _GIB = 2**30
+_FOUR_BITS = 4.5 / 8
 # Bytes a token and a layer keeps of its activations, in units of width x bytes a number, without attention's weights
 # (as Korthikanti et al., arXiv:2205.05198, table 2, count them). Measured as what a Llama's forward pass leaves
 # allocated (tests/unit/train/test_memory.py does it again): None 11 widths in fp32 and 13 in bf16, where norms work
@@ -38,12 +41,14 @@ class Estimate:
     optimizer: float
     activations: float
     layer: float
-    """The weights that are gathered for the layer at work and the next one, and the output layer's."""
+    """The weights that are gathered for the layer at work and the next one, and those of the root."""
+    loss: float
+    """A chunk of logits with its gradients, and the gradients of the output layer."""
 
     @property
     def total(self) -> float:
         """All of it."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.layer
+        return self.weights + self.gradients + self.optimizer + self.activations + self.layer + self.loss
 
     def __str__(self) -> str:
         parts = (
@@ -52,6 +57,7 @@ class Estimate:
             ("optimizer", self.optimizer),
             ("activations", self.activations),
             ("gathered layers", self.layer),
+            ("loss", self.loss),
         )
         told = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in parts)
         return f"{self.total / _GIB:.1f} GiB a rank ({told})"
@@ -65,33 +71,75 @@ class Shape:
     trained: int
     whole: int
     """Parameters that are not sharded: a four-bit base."""
-    whole_bytes: int
+    whole_bytes: float
     teacher: int
+    """Parameters of the teacher that a rank holds: its part, with one layer and the root gathered."""
     layers: int
     width: int
     feed_forward: int
     root: int
     """Parameters of the embedding and the output layer."""
+    head: int = 0
+    """Parameters of the output layer, where it is trained."""
+    vocabulary: int = 0
 
     @classmethod
-    def of(cls, network: Network, teacher: Network | None, *, quantised: bool) -> Shape:
-        """The shape of a network before it is sharded."""
+    def of(cls, network: Network, teacher: Network | None, *, quantised: bool, ranks: int = 1) -> Shape:
+        """The shape of a network before it is sharded, also of one without weights.
+
+        Args:
+            network: what is trained.
+            teacher: what it learns from.
+            quantised: whether what is frozen is, or will be, in four bits and whole on each rank.
+            ranks: over how many ranks a teacher is sharded.
+        """
         config = network.base.config.get_text_config()
-        weights = list(network.base.parameters())
-        frozen = [weight for weight in weights if not weight.requires_grad] if quantised else []
-        embedding = network.base.get_input_embeddings().weight
+        frozen = [weight for weight in network.base.parameters() if not weight.requires_grad]
         head = network.base.get_output_embeddings().weight
         return cls(
             parameters=sum(weight.numel() for weight in network.parameters()),
             trained=sum(weight.numel() for weight in network.parameters() if weight.requires_grad),
-            whole=sum(weight.numel() for weight in frozen),
-            whole_bytes=sum(weight.numel() * weight.element_size() for weight in frozen),
-            teacher=sum(weight.numel() for weight in teacher.parameters()) if teacher is not None else 0,
+            whole=sum(weight.numel() for weight in frozen) if quantised else 0,
+            whole_bytes=_stored_bytes(network) if quantised else 0,
+            teacher=0 if teacher is None else _held_of_teacher(teacher, ranks),
             layers=config.num_hidden_layers,
             width=config.hidden_size,
             feed_forward=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
-            root=embedding.numel() + (0 if head is embedding else head.numel()),
+            root=_root(network),
+            head=head.numel() if head.requires_grad else 0,
+            vocabulary=network.vocabulary,
         )
+
+
+def _root(network: Network) -> int:
+    embedding = network.base.get_input_embeddings().weight
+    head = network.base.get_output_embeddings().weight
+    return int(embedding.numel() + (0 if head is embedding else head.numel()))
+
+
+def _held_of_teacher(teacher: Network, ranks: int) -> int:
+    parameters = sum(weight.numel() for weight in teacher.parameters())
+    layers: int = teacher.base.config.get_text_config().num_hidden_layers
+    held = parameters // ranks + 2 * (parameters - _root(teacher)) // max(1, layers) + _root(teacher)
+    return int(held)
+
+
+def _stored_bytes(network: Network) -> float:
+    """What a frozen base takes in four bits: as it is, or on the meta device as it will be.
+
+    Four bits a number and an fp32 constant every 64, which double quantisation makes less (Dettmers et al.,
+    arXiv:2305.14314, section 3); the embedding and the output layer are not quantised.
+    """
+    head = network.base.get_output_embeddings().weight
+    products = {id(module.weight) for module in network.base.modules() if isinstance(module, nn.Linear)} - {
+        id(head)
+    }
+    stored = 0.0
+    for weight in network.base.parameters():
+        if not weight.requires_grad:
+            to_come = weight.is_meta and id(weight) in products
+            stored += weight.numel() * (_FOUR_BITS if to_come else weight.element_size())
+    return stored
 
 
 def estimate(shape: Shape, recipe: Recipe, *, shards: int, row_tokens: int, recompute: str) -> Estimate:
@@ -122,13 +170,17 @@ def estimate(shape: Shape, recipe: Recipe, *, shards: int, row_tokens: int, reco
         * compute
         * (_ATTENTION_WIDTHS["None"] * shape.width + _FEED_FORWARD_WIDTHS["None"] * shape.feed_forward)
     )
-    a_layer = (shape.parameters - shape.whole - shape.root) / max(1, shape.layers)
+    root = 0 if shape.whole else shape.root
+    a_layer = (shape.parameters - shape.whole - root) / max(1, shape.layers)
+    reduced = 4 * root if shape.head else 0
+    chunk = min(chunks.CHUNK_NUMBERS, tokens * shape.vocabulary)
     return Estimate(
-        weights=(4 * shape.trained + compute * (frozen + shape.teacher)) / shards + shape.whole_bytes,
+        weights=(4 * shape.trained + compute * frozen) / shards + compute * shape.teacher + shape.whole_bytes,
         gradients=4 * shape.trained / shards,
         optimizer=8 * shape.trained / shards,
         activations=kept + working,
-        layer=compute * (2 * a_layer + (0 if shape.whole else 2 * shape.root)),
+        layer=compute * (2 * a_layer + 2 * root) + reduced,
+        loss=3 * 4 * chunk + (4 + compute) * shape.head,
     )
 
 
@@ -151,7 +203,7 @@ def choose(network: Network, recipe: Recipe, world: World, row_tokens: int, teac
     Raises:
         RecipeRefusedError: even so it cannot fit; the sentence has the numbers, and what would fit.
     """
-    shape = Shape.of(network, teacher, quantised=recipe.method.type == "QLoRA")
+    shape = Shape.of(network, teacher, quantised=recipe.method.type == "QLoRA", ranks=world.size)
     asked = recipe.training.activation_checkpointing
     kinds = KINDS if asked == "Auto" else (asked,)
     shards = _shards(recipe, world)

@@ -68,9 +68,11 @@ class Network(nn.Module):
         decoder = self.base.get_decoder()
         prompt = self._soft_prompt(len(batch.input_ids))
         if prompt is None:
-            known = {"documents": batch.documents, "longest": batch.longest} if self._isolates else {}
             return decoder(
-                input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **known
+                input_ids=batch.input_ids,
+                position_ids=batch.position_ids,
+                use_cache=False,
+                **self._known_documents(batch),
             ).last_hidden_state
         if isinstance(prompt, torch.Tensor):
             words = self.base.get_input_embeddings()(batch.input_ids)
@@ -79,6 +81,11 @@ class Network(nn.Module):
         # NB: without position ids the tokens' positions go on behind the prefix, as they do when text is generated.
         states = decoder(input_ids=batch.input_ids, past_key_values=prompt, use_cache=False)
         return states.last_hidden_state
+
+    def own_logits(self, batch: Batch) -> torch.Tensor:
+        """The logits by the model's own forward pass [rows, length, vocabulary], where a row is one document."""
+        model: Any = self.model
+        return model(input_ids=batch.input_ids, use_cache=False, **self._known_documents(batch)).logits
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The logits of some hidden states, fp32 [tokens, vocabulary], as the model's own forward makes them."""
@@ -106,9 +113,10 @@ class Network(nn.Module):
         finally:
             self.reshard()
 
-    @property
-    def _isolates(self) -> bool:
-        return bool(self.base.config._attn_implementation == attention.NAME)  # noqa: SLF001
+    def _known_documents(self, batch: Batch) -> dict[str, Any]:
+        """What isolated attention asks of a batch; other attention sees documents by their position ids."""
+        isolated = self.base.config._attn_implementation == attention.NAME  # noqa: SLF001
+        return {"documents": batch.documents, "longest": batch.longest} if isolated else {}
 
     def _soft_prompt(self, rows: int) -> Any:
         """The virtual tokens of prompt tuning [rows, tokens, width], the cache of prefix tuning, or None."""

@@ -219,7 +219,7 @@ def collate(split: Split, rows: Sequence[Sequence[int]], *, pad_id: int, width: 
     longest = int(np.diff(documents).max())
     if fixed:
         longest = width
-        empty = (1 << len(documents).bit_length()) - len(documents)
+        empty = (1 << (len(documents) - 1).bit_length()) - len(documents)
         documents = np.append(documents, np.full(empty, height * width, np.int32))
     return Batch(
         input_ids=torch.from_numpy(ids.reshape(height, width)),

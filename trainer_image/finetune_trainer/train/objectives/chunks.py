@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     """The summed loss, an fp32 scalar, of a chunk: its hidden states [chunk, width], and which tokens they are."""
 
 # Numbers in a chunk of logits: 128 MB in fp32.
-_CHUNK_NUMBERS = 32 * 2**20
+CHUNK_NUMBERS = 32 * 2**20
 
 
 def slices(tokens: int, vocabulary: int) -> Iterator[slice]:
     """The chunks of a number of tokens."""
-    size = max(1, _CHUNK_NUMBERS // vocabulary)
+    size = max(1, CHUNK_NUMBERS // vocabulary)
     for begin in range(0, tokens, size):
         yield slice(begin, min(begin + size, tokens))
 
