@@ -12,20 +12,23 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
 
 from finetune_crds import contract
 from finetune_trainer.outcome import PodFailure, RecipeRefusedError, TrainingError
 from finetune_trainer.train import storage
 from finetune_trainer.train.checkpoint_folder import CheckpointFolder, DamagedError
+from finetune_trainer.train.checkpoint_shards import (
+    TRAINED_ONLY,
+    Writer,
+    first_failure,
+    options_of,
+    stager,
+    trained_state,
+    unreadable,
+    whole_state,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,9 +38,6 @@ if TYPE_CHECKING:
 
     from finetune_crds.recipe import Recipe
     from finetune_trainer.train.distributed import World
-
-# The frozen base of an adapter is not part of a checkpoint.
-_TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True, strict=False)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Checkpointer:
         # taken for the loop's.
         timeout = timedelta(seconds=recipe.distributed.collective_timeout_seconds)
         self._group = dist.new_group(backend="gloo", timeout=timeout)
-        self._stager = _stager(pinned=world.device.type == "cuda")
+        self._stager = stager(pinned=world.device.type == "cuda")
         self._in_flight: Future[None] | None = None
 
     def newest(self) -> Progress | None:
@@ -180,36 +180,36 @@ class Checkpointer:
             RecipeRefusedError: it is damaged, or of another model.
             TrainingError: the storage does not answer.
         """
-        state = _state(model, optimizer)
+        state = whole_state(model, optimizer)
         self._read(progress.step, state)
-        set_model_state_dict(model, state["model"], options=_TRAINED_ONLY)
-        set_optimizer_state_dict(model, optimizer, state["optimizer"], options=_TRAINED_ONLY)
+        set_model_state_dict(model, state["model"], options=TRAINED_ONLY)
+        set_optimizer_state_dict(model, optimizer, state["optimizer"], options=TRAINED_ONLY)
 
     def load_weights(self, step: int, model: nn.Module) -> None:
         """Put the weights of a complete checkpoint in place, and leave its optimizer state; errors as in `load`."""
         self.drain()
         state = {"model": trained_state(model)}
         self._read(step, state)
-        set_model_state_dict(model, state["model"], options=_TRAINED_ONLY)
+        set_model_state_dict(model, state["model"], options=TRAINED_ONLY)
 
     def _read(self, step: int, state: dict[str, Any]) -> None:
         uri = self._checkpoints.uri_of(step)
-        reader = FsspecReader(uri, **_options(uri))
+        reader = FsspecReader(uri, **options_of(uri))
         self._world.agree(
             lambda: self._check_model(uri, reader, state["model"]) if self._world.leads else None
         )
         try:
             dcp.load(state, storage_reader=reader, process_group=self._group)
         except CheckpointException as error:
-            _rank, cause = _first_failure(error)
-            raise _unreadable(uri, cause) from error
+            _rank, cause = first_failure(error)
+            raise unreadable(uri, cause) from error
 
     def _check_model(self, uri: str, reader: FsspecReader, weights: dict[str, torch.Tensor]) -> None:
         """Compare names and shapes; the loader's own messages are long, and come once for each weight."""
         try:
             stored = reader.read_metadata().state_dict_metadata
         except Exception as error:
-            raise _unreadable(uri, error) from error
+            raise unreadable(uri, error) from error
         prefix = "model."
         there = {
             name.removeprefix(prefix): tuple(entry.size)
@@ -270,7 +270,7 @@ class Checkpointer:
             best_step=progress.step if best else self.best_step,
             best_step_loss=progress.best_eval_loss if best else self.best_step_loss,
         )
-        state = None if written else _state(model, optimizer)
+        state = None if written else whole_state(model, optimizer)
         if wait or not self._asynchronous:
             self._write(progress, state)
         else:
@@ -306,9 +306,9 @@ class Checkpointer:
         """Write every rank's shards; what the first storage that failed says, on all ranks."""
         uri = self._checkpoints.uri_of(step)
         try:
-            dcp.save(state, storage_writer=_Writer(uri, **_options(uri)), process_group=self._group)
+            dcp.save(state, storage_writer=Writer(uri, **options_of(uri)), process_group=self._group)
         except CheckpointException as error:
-            rank, cause = _first_failure(error)
+            rank, cause = first_failure(error)
             said = storage.failure(cause)
             if said is None:
                 raise cause from error
@@ -370,86 +370,6 @@ class Checkpointer:
             )
 
 
-class _Writer(FsspecWriter):
-    """Tells storage errors in a form that can be sent to the other ranks: those of some clients cannot be pickled."""
-
-    def prepare_local_plan(self, plan: Any) -> Any:
-        with _plain_errors():
-            return super().prepare_local_plan(plan)
-
-    def write_data(self, plan: Any, planner: Any) -> Any:
-        with _plain_errors():
-            return super().write_data(plan, planner)
-
-    def finish(self, metadata: Any, results: Any) -> None:
-        with _plain_errors():
-            super().finish(metadata, results)
-
-
-@contextmanager
-def _plain_errors() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        said = storage.failure(error)
-        if said is None:
-            raise
-        raise OSError(said) from None
-
-
-def _first_failure(error: CheckpointException) -> tuple[int, BaseException]:
-    """The first rank that failed, and its error."""
-    rank = min(error.failures)
-    return rank, error.failures[rank][0]
-
-
-def _unreadable(uri: str, cause: BaseException) -> PodFailure:
-    """What to end with after a checkpoint could not be read: it is damaged, or its storage is away."""
-    said = storage.failure(cause)
-    if said is not None and not isinstance(cause, FileNotFoundError):
-        return TrainingError("CheckpointUnreadable", f"the checkpoint {uri} cannot be read: {said}")
-    first_line = next(iter(str(cause).strip().splitlines()), type(cause).__name__)[:300]
-    return RecipeRefusedError(
-        f"the checkpoint {uri} is damaged ({first_line}): delete this folder to go on from an older checkpoint, or "
-        "from the start where there is none",
-        reason="CheckpointDamaged",
-    )
-
-
-def trained_state(model: nn.Module, options: StateDictOptions = _TRAINED_ONLY) -> dict[str, torch.Tensor]:
-    """The weights that are trained, by name.
-
-    Args:
-        model: the sharded model; every rank must take part.
-        options: whether they are gathered; frozen ones are left out by them as far as torch does.
-    """
-    # NB: torch leaves out one name of a frozen weight: tied embeddings, the largest of all, would stay in.
-    frozen = {
-        name for name, weight in model.named_parameters(remove_duplicate=False) if not weight.requires_grad
-    }
-    state: dict[str, torch.Tensor] = get_model_state_dict(model, options=options)
-    return {name: value for name, value in state.items() if name not in frozen}
-
-
-def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    return {
-        "model": trained_state(model),
-        "optimizer": get_optimizer_state_dict(model, optimizer, options=_TRAINED_ONLY),
-    }
-
-
-def _stager(*, pinned: bool) -> DefaultStager:
-    """Copies the state to the host; pinned memory, which is kept from save to save, takes GPU copies much faster."""
-    options = StagingOptions(
-        use_pinned_memory=pinned,
-        use_shared_memory=False,
-        # The optimizer changes tensors in place, so the next step has to wait for the copy anyway.
-        use_async_staging=False,
-        use_non_blocking_copy=pinned,
-    )
-    return DefaultStager(options)
-
-
 def _in_thread(work: Callable[[], None]) -> Future[None]:
     done: Future[None] = Future()
 
@@ -467,7 +387,3 @@ def _in_thread(work: Callable[[], None]) -> Future[None]:
 
 def _shape(shape: tuple[int, ...] | None) -> str:
     return "missing" if shape is None else " x ".join(map(str, shape)) or "a number"
-
-
-def _options(uri: str) -> dict[str, Any]:
-    return {"use_listings_cache": False} if storage.is_object_store(uri) else {}

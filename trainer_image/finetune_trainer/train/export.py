@@ -10,7 +10,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from finetune_trainer.train import load
-from finetune_trainer.train.checkpoint import trained_state
+from finetune_trainer.train.checkpoint_shards import trained_state
 from finetune_trainer.train.lineage import model_card
 
 if TYPE_CHECKING:

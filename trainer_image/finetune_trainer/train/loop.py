@@ -11,12 +11,13 @@ import numpy as np
 import torch
 
 from finetune_crds import contract
-from finetune_trainer.outcome import PreemptedError, TrainingError
+from finetune_trainer.outcome import PreemptedError
 from finetune_trainer.train import shard, speed
 from finetune_trainer.train.checkpoint import Progress
 from finetune_trainer.train.network import trained
 from finetune_trainer.train.objectives.sft import Sft
 from finetune_trainer.train.preemption import NOT_STARTED
+from finetune_trainer.train.watch import Watch
 
 if TYPE_CHECKING:
     from finetune_crds.training import Training
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from finetune_trainer.train.preemption import Preemption
     from finetune_trainer.train.schedule import Schedule
     from finetune_trainer.train.track import Tracker
-
-# A loss is running away when two reports in a row are so much above the least one: times, and nats.
-_RUNAWAY_TIMES, _RUNAWAY_NATS = 3.0, 2.0
 
 
 @dataclass
@@ -89,8 +87,8 @@ class Loop:
         self._parameters = trained(network)
         self._rate = 0.0
         self._norm = torch.zeros(())
-        self._least_loss = math.inf
-        self._runaway_reports = 0
+        self._watch = Watch(checkpointer.drain if checkpointer is not None else lambda: None)
+        self._kept_step = 0
         self._window = self._new_window()
 
     def run(self) -> float | None:
@@ -218,7 +216,7 @@ class Loop:
         norm = _as_float(self._norm)
         window.seconds += time.monotonic() - began
         self._productive_seconds += window.seconds
-        self._check_finite(loss + norm)
+        self._watch.check_finite(step, loss + norm)
         tokens_per_second = window.tokens / max(window.seconds, 1e-9)
         remaining = (last - step) * window.seconds / window.steps
         memory = self.world.greatest(speed.peak_memory(self.world.device))
@@ -244,7 +242,7 @@ class Loop:
                 **dict(zip(self.network.objective.figures, figures, strict=True)),
             },
         )
-        self._check_runaway(loss)
+        self._watch.check_runaway(step, loss)
 
     def _mfu(self, window: Window) -> float | None:
         """The share of the chips' FLOP/s that went into the model; None: it is not known what they can do."""
@@ -295,14 +293,17 @@ class Loop:
         )
 
     def _checkpoint_if_due(self) -> None:
-        if self.checkpointer is not None and self.progress.step % self.checkpointer.every_steps == 0:
-            self._checkpoint(self.checkpointer)
+        # NB: one that was just begun as the best would be waited for.
+        step, checkpointer = self.progress.step, self.checkpointer
+        if checkpointer is not None and step % checkpointer.every_steps == 0 and self._kept_step != step:
+            self._checkpoint(checkpointer)
 
     def _checkpoint(self, checkpointer: Checkpointer, *, wait: bool = False, best: bool = False) -> None:
         began = time.monotonic()
         (summed,) = self.world.total(self._window.loss.item())
-        self._check_finite(summed + _as_float(self._norm))
+        self._watch.check_finite(self.progress.step, summed + _as_float(self._norm))
         checkpointer.save(self._now, self.network.model, self.optimizer, wait=wait, best=best)
+        self._kept_step = self.progress.step
         self._checkpoint_seconds += time.monotonic() - began
 
     def _stop_if_asked(self) -> None:
@@ -327,32 +328,6 @@ class Loop:
         else:
             sentence = f"stopped by SIGTERM after step {step}; {checkpointer.failure}"
         raise PreemptedError(sentence, kept)
-
-    def _check_finite(self, figure: float) -> None:
-        """Stop at the first sign of a broken model, and before it becomes the newest checkpoint."""
-        if not math.isfinite(figure):
-            # The figure is the same on all ranks, so all of them see the last good checkpoint through.
-            if self.checkpointer is not None:
-                self.checkpointer.drain()
-            raise TrainingError(
-                "NonFiniteLoss",
-                f"loss or gradients are not finite at step {self.progress.step}: lower training.learningRate, or "
-                "look for broken examples",
-            )
-
-    def _check_runaway(self, loss: float) -> None:
-        """Stop a model that gets worse and worse, before its checkpoints push out the good ones."""
-        self._least_loss = min(self._least_loss, loss)
-        limit = max(_RUNAWAY_TIMES * self._least_loss, self._least_loss + _RUNAWAY_NATS)
-        self._runaway_reports = self._runaway_reports + 1 if loss > limit else 0
-        if self._runaway_reports > 1:
-            if self.checkpointer is not None:
-                self.checkpointer.drain()
-            raise TrainingError(
-                "DivergingLoss",
-                f"the loss is {loss:.2f} at step {self.progress.step}, after {self._least_loss:.2f} at its best: lower "
-                "training.learningRate, or warm up longer",
-            )
 
     def _finish(self) -> float | None:
         """Evaluate and keep the end, so that an attempt that fails to register need not train again."""
