@@ -18,15 +18,17 @@ _SILENT = {Reason.MLFLOW_NOT_CONFIGURED, Reason.PODS_RUNNING, Reason.NO_PODS, Re
 
 
 def changes(before: FineTuneJobStatus, after: FineTuneJobStatus) -> list[Condition]:
-    """The conditions that say something new."""
+    """The conditions that say something new; what made a job fail is said once, by Failed."""
     known = {item.type: (item.status, item.reason) for item in before.conditions}
-    return [
+    new = [
         item
         for item in after.conditions
         if known.get(item.type) != (item.status, item.reason)
         and item.reason not in _SILENT
         and not (item.type == Type.ACCEPTED and item.status == "True")
     ]
+    failed = {(item.reason, item.message) for item in new if item.type == Type.FAILED}
+    return [item for item in new if item.type == Type.FAILED or (item.reason, item.message) not in failed]
 
 
 def event(job: Job, condition: Condition, now: datetime) -> Json:

@@ -23,6 +23,11 @@ CHANGES: dict[str, tuple[list[Condition], list[Condition], list[Condition]]] = {
         [condition(Type.TRAINED, "False", Reason.TRAINING, since=later(9))],
         [],
     ),
+    "what made a job fail is said once": (
+        [TRAINING],
+        [condition(Type.TRAINED, "False", Reason(FAILED.reason), FAILED.message), FAILED],
+        [FAILED],
+    ),
     "accepted goes without saying": ([], [ACCEPTED], []),
     "and so does what is as it should be": (
         [UNSCHEDULABLE],
