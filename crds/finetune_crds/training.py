@@ -22,8 +22,11 @@ from finetune_crds.env import RESERVED_LIST
 MethodType = Literal["Full", "LoRA", "QLoRA", "DoRA", "PrefixTuning", "PromptTuning"]
 ObjectiveType = Literal["SFT", "DPO", "Distillation"]
 
-_ADAPTERS = "['LoRA', 'QLoRA', 'DoRA']"
-_SOFT_PROMPTS = "['PrefixTuning', 'PromptTuning']"
+# Methods that train low-rank adapters, and those that train virtual tokens; below as CEL lists.
+LOW_RANK = ("LoRA", "QLoRA", "DoRA")
+SOFT_PROMPTS = ("PrefixTuning", "PromptTuning")
+_ADAPTERS = str([*LOW_RANK])
+_SOFT_PROMPTS = str([*SOFT_PROMPTS])
 
 
 class Model(ApiModel):

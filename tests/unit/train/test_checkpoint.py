@@ -21,6 +21,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+import networks
 from finetune_crds.recipe import Recipe
 from finetune_trainer.outcome import PodFailure
 from finetune_trainer.train import storage
@@ -119,11 +120,8 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 @pytest.fixture
 def world() -> Iterator[World]:
     """A gang of one, in this process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield World(0, 1, 0, 1, torch.device("cpu"))
-    finally:
-        dist.destroy_process_group()
+    with networks.alone() as found:
+        yield found
 
 
 @pytest.fixture

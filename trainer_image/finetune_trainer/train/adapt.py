@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from finetune_crds.training import Lora, SoftPrompt
+from finetune_crds.training import SOFT_PROMPTS, Lora, SoftPrompt
 from finetune_trainer.outcome import RecipeRefusedError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def adapt(model: PreTrainedModel, method: Method, base: str) -> nn.Module:
         return model
     import peft
 
-    if method.type in ("PrefixTuning", "PromptTuning"):
+    if method.type in SOFT_PROMPTS:
         prompt = method.soft_prompt or SoftPrompt()
         kind = peft.PrefixTuningConfig if method.type == "PrefixTuning" else peft.PromptTuningConfig
         config = kind(task_type="CAUSAL_LM", num_virtual_tokens=prompt.virtual_tokens)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from finetune_crds.training import Dpo as DpoSpec
 from finetune_crds.training import Method
@@ -22,6 +21,7 @@ from finetune_trainer.train.objectives.sft import Sft
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from finetune_crds.recipe import Recipe
@@ -81,20 +81,11 @@ def network(
     return made
 
 
-class _OwnLogits:
-    """In place of the objective: how far our way to the logits is from the model's own forward, relative."""
-
-    figures: ClassVar[tuple[str, ...]] = ()
-
-    def __call__(self, network: Network, batch: pack.Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The greatest difference, as a share of the greatest logit."""
-        ours = network.logits(network.hidden(batch)[0])
-        own = network.own_logits(batch)[0, -len(ours) :].float()
-        return (ours - own).abs().max() / own.abs().max(), own.new_zeros(0)
-
-    def count(self, batch: pack.Batch) -> int:
-        """The rows of a batch."""
-        return len(batch.input_ids)
+def _far_from_own_logits(network: Network, batch: pack.Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The greatest difference of our logits from the model's own, as a share of the greatest; no figures."""
+    ours = network.logits(network.hidden(batch)[0])
+    own = network.own_logits(batch)[0, -len(ours) :].float()
+    return (ours - own).abs().max() / own.abs().max(), own.new_zeros(0)
 
 
 def check_way_to_logits(network: Network, world: World, base: str) -> None:
@@ -109,11 +100,8 @@ def check_way_to_logits(network: Network, world: World, base: str) -> None:
         np.arange(_CHECKED, dtype=np.int32), np.ones(_CHECKED, bool), np.array([0, _CHECKED])
     )
     batch = pack.collate(document, [[0]], pad_id=0).to(world.device)
-    objective, network.objective = network.objective, _OwnLogits()
-    network.eval()
-    with torch.no_grad(), network.whole():
+    with network.asking(_far_from_own_logits):
         difference, _ = network(batch)
-    network.objective = objective
     worst = world.greatest(difference.item())
     if not worst < _TOLERANCE:
         raise RecipeRefusedError(

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 from finetune_trainer.train import load
 from finetune_trainer.train.checkpoint_shards import trained_state
 from finetune_trainer.train.lineage import model_card
+from finetune_trainer.train.network import base_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -149,12 +150,6 @@ def _reference_to_base(source: Path, recipe: Recipe, folder: Path) -> dict[str, 
     return {"model_binary": _MODEL, "source_model_name": base}
 
 
-def _config(source: Path, recipe: Recipe) -> Any:
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(str(source), trust_remote_code=recipe.model.trust_remote_code)
-
-
 def _hub_commit(source: Path) -> str | None:
     """The commit of a model from the Hub, whose snapshots lie in folders that are named after it."""
     return source.name if source.parent.name == "snapshots" else None
@@ -162,13 +157,16 @@ def _hub_commit(source: Path) -> str | None:
 
 def _dtype_of(source: Path, recipe: Recipe) -> torch.dtype:
     """The type in which the base model's weights are stored; the trained ones go back into it."""
-    dtype = getattr(_config(source, recipe), "dtype", None)
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(str(source), trust_remote_code=recipe.model.trust_remote_code)
+    dtype = getattr(config, "dtype", None)
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
 def _architecture(model: Any) -> str:
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return type(inner).__name__.removeprefix("FSDP")
+    # NB: layers are sharded under other names, the model itself never is.
+    return type(base_of(model)).__name__
 
 
 def _wants_signature(recipe: Recipe) -> bool:

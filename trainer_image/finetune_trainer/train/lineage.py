@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from finetune_crds import contract
-from finetune_crds.training import Dpo, Lora, Quantization, SoftPrompt
+from finetune_crds.training import LOW_RANK, SOFT_PROMPTS, Dpo, Lora, Quantization, SoftPrompt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,7 +45,7 @@ def method_params(recipe: Recipe) -> dict[str, object]:
     """The parameters of the recipe's method and objective, defaults included, by their names in MLflow."""
     method, objective = recipe.method, recipe.objective
     params: dict[str, object] = {}
-    if method.type in ("LoRA", "QLoRA", "DoRA"):
+    if method.type in LOW_RANK:
         lora = method.lora or Lora()
         params |= {
             "lora_rank": lora.rank,
@@ -61,7 +61,7 @@ def method_params(recipe: Recipe) -> dict[str, object]:
             "quantization": quantization.type,
             "double_quantization": quantization.double_quantization,
         }
-    if method.type in ("PrefixTuning", "PromptTuning"):
+    if method.type in SOFT_PROMPTS:
         params["virtual_tokens"] = (method.soft_prompt or SoftPrompt()).virtual_tokens
     if objective.type == "DPO":
         params["beta"] = (objective.dpo or Dpo()).beta

@@ -13,9 +13,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from finetune_crds.training import Quantization, SoftPrompt
+from finetune_crds.training import SOFT_PROMPTS, Quantization, SoftPrompt
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.train import adapt, attention
+from finetune_trainer.train.network import base_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +59,7 @@ def skeleton(recipe: Recipe, source: Path, world: World, field: str = "model.bas
     from transformers import AutoConfig
 
     half = recipe.training.precision == "BF16"
-    soft = recipe.method.type in ("PrefixTuning", "PromptTuning")
+    soft = recipe.method.type in SOFT_PROMPTS
     with telling_what_is_wrong(recipe.model, field):
         config = AutoConfig.from_pretrained(str(source), trust_remote_code=recipe.model.trust_remote_code)
         _check_context(config, recipe, field)
@@ -231,10 +232,8 @@ def _of_base(model: nn.Module) -> dict[str, torch.Tensor]:
 
     These are the parameters, and buffers such as the corrections of a router's scores.
     """
-    wrapped: Any = model
-    base = wrapped.get_base_model() if hasattr(model, "get_base_model") else model
     found: dict[str, torch.Tensor] = {}
-    for name, tensor in base.state_dict(keep_vars=True).items():
+    for name, tensor in base_of(model).state_dict(keep_vars=True).items():
         # A tied weight has its first name alone, as in the files.
         if ".lora_" not in name and not any(tensor is other for other in found.values()):
             found[name.replace(".base_layer.", ".")] = tensor
@@ -333,8 +332,7 @@ def _set_magnitudes(model: nn.Module) -> None:
 
 def _begin_prompt_with(model: nn.Module, words: torch.Tensor) -> None:
     prompt = next(parameter for name, parameter in model.named_parameters() if "prompt_encoder." in name)
-    wrapped: Any = model
-    embedding = wrapped.get_base_model().get_input_embeddings().weight
+    embedding = base_of(model).get_input_embeddings().weight
     whole_embedding = embedding.full_tensor() if isinstance(embedding, DTensor) else embedding
     chosen = whole_embedding.detach()[words.to(whole_embedding.device)].float()
     _set(prompt, chosen)

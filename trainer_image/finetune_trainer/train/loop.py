@@ -164,11 +164,8 @@ class Loop:
             PreemptedError: as in `run`; it does not wait for the end of the split.
         """
         assert self.validation is not None  # noqa: S101 - asked only where there is one
-        self.network.eval()
         total, count = torch.zeros((), dtype=torch.float64, device=self.world.device), 0
-        # NB: a forward pass without a backward leaves the output layer whole, and what looks for sharded parameters
-        # would not find it.
-        with torch.no_grad(), self.network.whole():
+        with self.network.asking():
             for batch in self.collator.batches(
                 self.validation, self.training.eval_batch_size or self.training.batch_size
             ):

@@ -12,12 +12,15 @@ from torch.distributed.fsdp import FSDPModule
 from finetune_trainer.train import attention
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from transformers import PreTrainedModel
 
     from finetune_trainer.train.objectives import Objective
     from finetune_trainer.train.pack import Batch
+
+    Question = Callable[["Network", Batch], tuple[torch.Tensor, torch.Tensor]]
+    """What a forward pass computes of a batch: two tensors of one kind or another."""
 
 
 class Network(nn.Module):
@@ -35,16 +38,31 @@ class Network(nn.Module):
         super().__init__()
         self.model = model
         self.objective = objective
+        self._question: Question | None = None
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The objective's loss of a batch, and its figures."""
-        return self.objective(self, batch)
+        """The objective's loss of a batch, and its figures; what `asking` asks, while it does."""
+        return (self._question or self.objective)(self, batch)
+
+    @contextmanager
+    def asking(self, question: Question | None = None) -> Iterator[None]:
+        """Make passes without gradients, in evaluation mode, of the objective or of another question.
+
+        NB: a forward pass without a backward leaves the output layer whole, and what looks for sharded parameters
+        would not find it; at the end it is sharded again.
+        """
+        self._question = question
+        self.eval()
+        try:
+            with torch.no_grad(), self.whole():
+                yield
+        finally:
+            self._question = None
 
     @property
     def base(self) -> PreTrainedModel:
         """The model without peft's wrapper; adapters inside its layers stay."""
-        model: Any = self.model
-        return model.get_base_model() if hasattr(model, "get_base_model") else model
+        return base_of(self.model)
 
     @property
     def vocabulary(self) -> int:
@@ -127,6 +145,12 @@ class Network(nn.Module):
         if config.peft_type == "PREFIX_TUNING":
             return model.get_prompt(rows)
         return model.prompt_encoder["default"].embedding.weight.unsqueeze(0).expand(rows, -1, -1)
+
+
+def base_of(model: nn.Module) -> PreTrainedModel:
+    """A model without peft's wrapper."""
+    wrapped: Any = model
+    return wrapped.get_base_model() if hasattr(model, "get_base_model") else wrapped
 
 
 def decoder_layers(network: Network) -> list[nn.Module]:

@@ -6,6 +6,7 @@ import os
 
 from finetune_crds.contract import RECIPE_PATH
 from finetune_crds.recipe import Recipe
+from finetune_crds.training import LOW_RANK, SOFT_PROMPTS
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.train.encode import example_columns
 
@@ -30,8 +31,8 @@ def refusals(recipe: Recipe) -> list[str]:
     The API server refuses the same earlier; this is for recipes that came another way.
     """
     method, objective, training = recipe.method, recipe.objective, recipe.training
-    low_rank = method.type in ("LoRA", "QLoRA", "DoRA")
-    soft = method.type in ("PrefixTuning", "PromptTuning")
+    low_rank = method.type in LOW_RANK
+    soft = method.type in SOFT_PROMPTS
     table = (
         (method.lora is not None and not low_rank, "method.lora needs type LoRA, QLoRA or DoRA"),
         (

@@ -308,7 +308,7 @@ class Run:
     ) -> None:
         """Say what is about to happen, to the log and to the MLflow run."""
         recipe, training = self.recipe, self.recipe.training
-        tokens = int(train.offsets[-1])
+        tokens = lineage.Counts.of(train).tokens
         filled = tokens / (len(plan.sequences) * build.row_tokens(recipe)) if training.packing else None
         self.world.say(
             f"{len(train):,} examples with {tokens:,} tokens in {len(plan.sequences):,} sequences"

@@ -64,20 +64,11 @@ class Dpo:
         return len(batch.examples)
 
 
-class _Answers:
-    """In place of the objective while the reference is made: batch in, its answers' log-probabilities out."""
-
-    figures: ClassVar[tuple[str, ...]] = ()
-
-    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Nothing to learn, and the log-probabilities, fp32 [pairs, 2]."""
-        hidden, targets, owners = _answers(network, batch)
-        answers = _log_probabilities(network, hidden, targets, owners, pairs=len(batch.examples))
-        return answers.new_zeros(()), answers
-
-    def count(self, batch: Batch) -> int:
-        """The pairs of a batch."""
-        return len(batch.examples)
+def _reference(network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The log-probabilities of a batch's answers, fp32 [pairs, 2], and no figures."""
+    hidden, targets, owners = _answers(network, batch)
+    answers = _log_probabilities(network, hidden, targets, owners, pairs=len(batch.examples))
+    return answers, answers.new_zeros(0)
 
 
 def _answers(network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -103,14 +94,11 @@ def reference_of(network: Network, batches: Iterable[Batch], world: World, pairs
         world: the ranks.
         pairs: how many the split has.
     """
-    objective, network.objective = network.objective, _Answers()
-    network.eval()
     found = torch.zeros(pairs, 2)
-    with torch.no_grad(), network.whole():
+    with network.asking(_reference):
         for batch in batches:
-            _, answers = network(batch.to(world.device))
+            answers, _ = network(batch.to(world.device))
             found[batch.examples] = answers.cpu()
-    network.objective = objective
     dist.all_reduce(found)
     values: np.ndarray = found.numpy()
     return values
