@@ -2,6 +2,8 @@
 
 from finetune_crds.base import API_VERSION, GROUP, VERSION
 from finetune_crds.finetunejob import FineTuneJob, FineTuneJobSpec
+from finetune_crds.modelpromotion import ModelPromotion, ModelPromotionSpec
+from finetune_crds.promotion_status import ModelPromotionStatus
 from finetune_crds.recipe import JobReference, Recipe, RecipeError
 from finetune_crds.status import FineTuneJobStatus
 
@@ -13,6 +15,9 @@ __all__ = [
     "FineTuneJobSpec",
     "FineTuneJobStatus",
     "JobReference",
+    "ModelPromotion",
+    "ModelPromotionSpec",
+    "ModelPromotionStatus",
     "Recipe",
     "RecipeError",
 ]

@@ -1,4 +1,4 @@
-"""Condition types and reasons of FineTuneJob, each with who writes it and when.
+"""Condition types and reasons of both resources, each with who writes it and when.
 
 The operator alone writes conditions. Reasons are CamelCase and stable: people filter on them.
 """
@@ -31,11 +31,22 @@ class Condition(ApiModel):
     """When its status last changed."""
 
 
+Conditions = Annotated[
+    list[Condition],
+    Field(
+        max_length=16,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    ),
+]
+
+
 class Type(StrEnum):
-    """Condition types."""
+    """Condition types: first those of both resources, then a FineTuneJob's, then a ModelPromotion's."""
 
     ACCEPTED = "Accepted"
-    """The spec can be run by this version of the operator."""
+    """The spec can be carried out by this version of the operator."""
+    SUSPENDED = "Suspended"
+    """`spec.suspend` is true: the pods have stopped, or are stopping; no alias is moved."""
     TRACKED = "Tracked"
     """The MLflow run exists and MLflow answers."""
     PREPARED = "Prepared"
@@ -46,18 +57,32 @@ class Type(StrEnum):
     """The newest checkpoint could be written; absent before the first. Read from the trainer's tag on the run."""
     REGISTERED = "Registered"
     """The version exists and its aliases point at it."""
-    SUSPENDED = "Suspended"
-    """`spec.suspend` is true: the pods have stopped, or are stopping."""
     PODS_HEALTHY = "PodsHealthy"
     """Every pod that should run could be scheduled and its image pulled."""
     SUCCEEDED = "Succeeded"
     """Terminal: everything asked for is there."""
     FAILED = "Failed"
     """Terminal: it will not be tried again."""
+    REGISTRY_READY = "RegistryReady"
+    """The model registry answers."""
+    SOURCE_READY = "SourceReady"
+    """The source names a version that exists."""
+    GATES_PASSED = "GatesPassed"
+    """The candidate passed every gate; Unknown while one cannot be judged."""
+    APPROVED = "Approved"
+    """The candidate was approved; absent when nobody is asked."""
+    SOAKED = "Soaked"
+    """The soak of the candidate is over; absent without soakSeconds."""
+    PROMOTED = "Promoted"
+    """The alias points at the version that should hold it."""
+    DRIFTED = "Drifted"
+    """Somebody else moved the alias, and it was left so."""
+    SERVED = "Served"
+    """The endpoint serves the version that the alias points at; absent without serving."""
 
 
 class Reason(StrEnum):
-    """Reasons, in the order a job can meet them."""
+    """Reasons, in the order that a job, and then a promotion, can meet them."""
 
     ACCEPTED = "Accepted"
     INVALID_SPEC = "InvalidSpec"
@@ -97,3 +122,45 @@ class Reason(StrEnum):
     PREPARATION_FAILED = "PreparationFailed"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     REGISTRATION_FAILED = "RegistrationFailed"
+    CONFLICT = "Conflict"
+    REGISTRY_READY = "RegistryReady"
+    LEASE_HELD = "LeaseHeld"
+    WAITING_FOR_MODEL = "WaitingForModel"
+    WAITING_FOR_VERSION = "WaitingForVersion"
+    WAITING_FOR_ALIAS = "WaitingForAlias"
+    WAITING_FOR_JOB = "WaitingForJob"
+    JOB_FAILED = "JobFailed"
+    SOURCE_RESOLVED = "SourceResolved"
+    NO_GATES = "NoGates"
+    GATES_PASSED = "GatesPassed"
+    GATE_FAILED = "GateFailed"
+    GATE_INCONCLUSIVE = "GateInconclusive"
+    PASSED_BEFORE = "PassedBefore"
+    AWAITING_APPROVAL = "AwaitingApproval"
+    APPROVED = "Approved"
+    APPROVAL_TIMED_OUT = "ApprovalTimedOut"
+    SOAKING = "Soaking"
+    SOAKED = "Soaked"
+    SOAK_BYPASSED = "SoakBypassed"
+    PROMOTING = "Promoting"
+    PROMOTED = "Promoted"
+    ROLLED_BACK = "RolledBack"
+    NOTHING_TO_ROLL_BACK_TO = "NothingToRollBackTo"
+    REVERTED = "Reverted"
+    REPAIRED = "Repaired"
+    ADOPTED = "Adopted"
+    WITHDRAWN = "Withdrawn"
+    IN_PLACE = "InPlace"
+    ALIAS_MOVED = "AliasMoved"
+    ALIAS_REMOVED = "AliasRemoved"
+    ENDPOINT_UPDATING = "EndpointUpdating"
+    ENDPOINT_BUSY = "EndpointBusy"
+    ENDPOINT_READY = "EndpointReady"
+    ENDPOINT_FAILED = "EndpointFailed"
+    CANARY = "Canary"
+    CANARY_FAILED = "CanaryFailed"
+    CANARY_INCONCLUSIVE = "CanaryInconclusive"
+    DATABRICKS_UNREACHABLE = "DatabricksUnreachable"
+    DATABRICKS_FORBIDDEN = "DatabricksForbidden"
+    DATABRICKS_ERROR = "DatabricksError"
+    DATABRICKS_NOT_CONFIGURED = "DatabricksNotConfigured"

@@ -10,6 +10,7 @@ from typing import Any
 
 from finetune_crds.base import GROUP, VERSION
 from finetune_crds.finetunejob import FineTuneJob
+from finetune_crds.modelpromotion import ModelPromotion
 
 Schema = dict[str, Any]
 
@@ -72,6 +73,8 @@ def structural(schema: Schema, definitions: Schema | None = None) -> Schema:
         return structural(schema, definitions)
     if "const" in schema:
         schema["enum"] = [schema.pop("const")]
+    if schema.get("x-kubernetes-int-or-string"):
+        schema.pop("type", None)
     if schema.get("x-kubernetes-preserve-unknown-fields"):
         schema.pop("additionalProperties", None)
     if isinstance(schema.get("additionalProperties"), dict):
@@ -87,7 +90,7 @@ def structural(schema: Schema, definitions: Schema | None = None) -> Schema:
     return schema
 
 
-def crd(resource: type[FineTuneJob], *, annotations: dict[str, str] | None = None) -> Schema:
+def crd(resource: type[FineTuneJob | ModelPromotion], *, annotations: dict[str, str] | None = None) -> Schema:
     """The CustomResourceDefinition of a resource."""
     root = structural(resource.model_json_schema(by_alias=True, mode="validation"))
     properties = root["properties"]

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from finetune_crds.base import ApiModel, NonNegative, Uri
-from finetune_crds.conditions import Condition
+from finetune_crds.conditions import Conditions
 
 Phase = Literal[
     "Pending", "Preparing", "Starting", "Training", "Registering", "Suspended", "Succeeded", "Failed"
@@ -174,11 +174,5 @@ class FineTuneJobStatus(ApiModel):
     """The newest complete checkpoint."""
     goodput: Annotated[float, Field(ge=0, le=1)] | None = None
     """Share of the training time that went into steps which counted."""
-    conditions: Annotated[
-        list[Condition],
-        Field(
-            max_length=16,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-        ),
-    ] = Field(default_factory=list)
+    conditions: Conditions = Field(default_factory=list)
     """Conditions, as in the Kubernetes API conventions."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -15,6 +16,33 @@ from finetune_operator.settings import Settings
 
 # What the schema of a condition allows.
 _MAX_MESSAGE = 32768
+
+
+def with_condition(
+    conditions: Sequence[Condition],
+    kind: Type,
+    holds: bool | None,
+    reason: Reason,
+    message: str,
+    *,
+    now: datetime,
+    generation: int,
+) -> list[Condition]:
+    """The conditions with one of them set; its transition time moves only when its status does."""
+    status = "Unknown" if holds is None else str(holds)
+    before = next((item for item in conditions if item.type == kind), None)
+    since = before.last_transition_time if before and before.status == status else now
+    after = Condition(
+        type=kind.value,
+        status=status,  # type: ignore[arg-type]
+        reason=reason.value,
+        message=message[:_MAX_MESSAGE],
+        observed_generation=generation,
+        last_transition_time=since,
+    )
+    others = [item for item in conditions if item.type != kind]
+    position = list(conditions).index(before) if before else len(others)
+    return [*others[:position], after, *others[position:]]
 
 
 @dataclass
@@ -57,20 +85,16 @@ class Draft:
 
     def set(self, kind: Type, holds: bool | None, reason: Reason, message: str) -> None:
         """Set a condition; its transition time moves only when its status does."""
-        status = "Unknown" if holds is None else str(holds)
-        before = self.condition(kind)
-        since = before.last_transition_time if before and before.status == status else self.now
-        after = Condition(
-            type=kind.value,
-            status=status,  # type: ignore[arg-type]
-            reason=reason.value,
-            message=message[:_MAX_MESSAGE],
-            observed_generation=self.job.generation,
-            last_transition_time=since,
+        conditions = with_condition(
+            self.status.conditions,
+            kind,
+            holds,
+            reason,
+            message,
+            now=self.now,
+            generation=self.job.generation,
         )
-        others = [item for item in self.status.conditions if item.type != kind]
-        position = self.status.conditions.index(before) if before else len(others)
-        self.update(conditions=[*others[:position], after, *others[position:]])
+        self.update(conditions=conditions)
 
     def fail(self, reason: Reason, message: str) -> None:
         """The job has failed for good."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from finetune_crds.__main__ import chart_template, main, manifest
+from finetune_crds.__main__ import RESOURCES, Resource, chart_template, main, manifest
 from finetune_crds.finetunejob import FineTuneJob
 from finetune_crds.schema import crd, structural
 
@@ -155,20 +155,23 @@ def test_the_generated_files_are_fresh() -> None:
 
 
 def test_a_stale_file_is_named_and_written_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "finetune.dev_finetunejobs.yaml"
+    paths = [tmp_path / f"finetune.dev_{resource.PLURAL}.yaml" for resource in RESOURCES]
     assert main(["--check", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == f"{path} is stale: run `make generate`\n"
+    assert capsys.readouterr().err == "".join(f"{path} is stale: run `make generate`\n" for path in paths)
     assert main([str(tmp_path)]) == 0
     assert main(["--check", str(tmp_path)]) == 0
-    assert yaml.safe_load(path.read_text(encoding="utf-8")) == crd(FineTuneJob)
+    written = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in paths]
+    assert written == [crd(resource) for resource in RESOURCES]
 
 
-def test_the_manifest_is_small_enough_to_be_applied() -> None:
+@pytest.mark.parametrize("resource", RESOURCES, ids=lambda resource: resource.KIND)
+def test_the_manifest_is_small_enough_to_be_applied(resource: Resource) -> None:
     # kubectl apply keeps the whole of it in an annotation.
-    assert len(yaml.safe_dump(yaml.safe_load(manifest()))) < 256 * 1024
+    assert len(yaml.safe_dump(yaml.safe_load(manifest(resource)))) < 256 * 1024
 
 
-def test_the_chart_may_leave_the_crd_out_and_keeps_it() -> None:
-    lines = chart_template().splitlines()
+@pytest.mark.parametrize("resource", RESOURCES, ids=lambda resource: resource.KIND)
+def test_the_chart_may_leave_the_crd_out_and_keeps_it(resource: Resource) -> None:
+    lines = chart_template(resource).splitlines()
     assert (lines[1], lines[-1]) == ("{{- if .Values.crds.enabled }}", "{{- end }}")
     assert "    helm.sh/resource-policy: keep" in lines

@@ -1,0 +1,108 @@
+"""Gates: what a model version has to meet before an alias moves to it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from finetune_crds.base import ApiModel, Name, rules
+
+_Tolerance = Annotated[float, Field(ge=0, le=1e12)]
+
+
+class MetricGate(ApiModel):
+    """Bounds of a number: a metric of the version's run or, where the run has none of the name, a tag of the version."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            ("has(self.min) || has(self.max)", "set min, max, or both"),
+            ("!has(self.min) || !has(self.max) || self.min <= self.max", "min is above max"),
+        )
+    )
+
+    name: Name
+    """Name of the metric."""
+    min: float | None = None
+    """Least value that passes."""
+    max: float | None = None
+    """Greatest value that passes."""
+
+
+class TagGate(ApiModel):
+    """A tag that the version must have."""
+
+    name: Name
+    """Name of the tag."""
+    equals: Annotated[str, Field(max_length=4096)]
+    """The value it must have."""
+
+
+class Tolerance(ApiModel):
+    """A distance between two numbers."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            ("has(self.absolute) != has(self.relative)", "set absolute or relative"),
+        )
+    )
+
+    absolute: _Tolerance | None = None
+    """In the metric's own unit."""
+    relative: _Tolerance | None = None
+    """As a share of the present holder's value: 0.05 for five percent."""
+
+
+class ComparisonGate(ApiModel):
+    """Compared with the version that the alias points at now, if both were evaluated on the same data.
+
+    An alias that points nowhere has nobody to compare with: the gate passes.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            ("has(self.betterBy) != has(self.notWorseThan)", "set betterBy or notWorseThan"),
+        )
+    )
+
+    metric: Name
+    """Name of the metric, of both versions."""
+    goal: Literal["Minimize", "Maximize"] = "Minimize"
+    """Which direction is better."""
+    better_by: Tolerance | None = None
+    """The version must be better by at least this much; `absolute: 0` asks for any value that is not worse."""
+    not_worse_than: Tolerance | None = None
+    """The version may be worse by at most this much."""
+
+
+class Gate(ApiModel):
+    """One condition on a version."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "[has(self.metric), has(self.tag), has(self.comparison)].filter(is_set, is_set).size() == 1",
+                "set one of metric, tag and comparison",
+            ),
+        )
+    )
+
+    name: Annotated[
+        str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")
+    ]
+    """Name of the gate, as its verdict shows it."""
+    metric: MetricGate | None = None
+    """Bounds of a number."""
+    tag: TagGate | None = None
+    """A tag that the version must have."""
+    comparison: ComparisonGate | None = None
+    """Compared with the version that the alias points at now."""
+
+
+Gates = Annotated[
+    list[Gate],
+    Field(
+        max_length=32,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    ),
+]

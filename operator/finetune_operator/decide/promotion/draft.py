@@ -1,0 +1,83 @@
+"""The decision about a promotion while it is being made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from finetune_crds.conditions import Condition, Reason, Type
+from finetune_crds.modelpromotion import ModelPromotionSpec
+from finetune_crds.promotion_status import ModelPromotionStatus
+from finetune_operator.decide.draft import with_condition
+from finetune_operator.promotion.model import Observed, Promotion, PromotionAction, PromotionDecision
+from finetune_operator.settings import Settings
+
+
+@dataclass
+class Draft:
+    """One pass over one promotion. `status` starts as it is and becomes what it is to be."""
+
+    promotion: Promotion
+    observed: Observed
+    now: datetime
+    settings: Settings
+    status: ModelPromotionStatus = field(init=False)
+    actions: list[PromotionAction] = field(default_factory=list)
+    finalizer: bool | None = None
+    requeue_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        self.status = self.promotion.status
+
+    @property
+    def spec(self) -> ModelPromotionSpec:
+        """The spec; only read after `accept` has let the promotion through."""
+        if self.promotion.spec is None:
+            raise ValueError(f"the spec of {self.promotion.key} was not accepted")
+        return self.promotion.spec
+
+    @property
+    def holder(self) -> str | None:
+        """The version that the alias points at in the registry."""
+        return self.observed.alias(self.spec.alias)
+
+    def update(self, **fields: Any) -> None:
+        """Set fields of the status."""
+        self.status = self.status.model_copy(update=fields)
+
+    def condition(self, kind: Type) -> Condition | None:
+        """The condition as it now stands, or None."""
+        return next((item for item in self.status.conditions if item.type == kind), None)
+
+    def holds(self, kind: Type) -> bool:
+        """Whether a condition is True."""
+        found = self.condition(kind)
+        return found is not None and found.status == "True"
+
+    def set(self, kind: Type, holds: bool | None, reason: Reason, message: str) -> None:
+        """Set a condition; its transition time moves only when its status does."""
+        generation = self.promotion.generation
+        self.update(
+            conditions=with_condition(
+                self.status.conditions, kind, holds, reason, message, now=self.now, generation=generation
+            )
+        )
+
+    def unset(self, *kinds: Type) -> None:
+        """Take conditions away that say nothing any more."""
+        self.update(conditions=[item for item in self.status.conditions if item.type not in kinds])
+
+    def look_again(self, seconds: float) -> None:
+        """Come back after this time at the latest."""
+        before = self.requeue_seconds
+        self.requeue_seconds = seconds if before is None else min(seconds, before)
+
+    def conclude(self) -> PromotionDecision:
+        """The finished decision."""
+        return PromotionDecision(
+            status=self.status,
+            actions=tuple(self.actions),
+            finalizer=self.finalizer,
+            requeue_seconds=self.requeue_seconds,
+        )

@@ -1,0 +1,1 @@
+"""The ModelPromotion reconciler: observe, apply, and the pass that joins them."""

@@ -1,0 +1,61 @@
+"""What a model registry can be asked, whatever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class RegisteredModel:
+    """A registered model, and the version that each of its aliases points at."""
+
+    name: str
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelVersion:
+    """A version of a registered model, and what is known of it.
+
+    Attributes:
+        ready: whether its files are complete.
+        run_id: the run that made it; None when it names none, or the run is gone.
+        tags: its tags.
+        metrics: newest value of each metric of its run; they may be NaN or infinite.
+        evaluated_on: digest of the data that the run was evaluated on; None where nobody noted it.
+    """
+
+    version: str
+    ready: bool = True
+    run_id: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    evaluated_on: str | None = None
+
+
+class Registry(Protocol):
+    """A model registry, with credentials. Every method blocks; call it off the event loop.
+
+    All methods raise TrackingError, whose problem says what is wrong and what to do.
+    """
+
+    @property
+    def uri(self) -> str:
+        """Names the registry: the same for everybody who means the same one."""
+
+    def model(self, name: str) -> RegisteredModel | None:
+        """A registered model; None when there is none of the name."""
+
+    def version(self, name: str, version: str) -> ModelVersion | None:
+        """A version with its tags and the metrics of its run; None when it does not exist."""
+
+    def set_alias(self, name: str, alias: str, version: str) -> None:
+        """Point an alias at a version, whatever it points at now."""
+
+    def delete_alias(self, name: str, alias: str) -> None:
+        """Remove an alias; one that is not there is well."""
+
+    def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
+        """Set tags of a version."""

@@ -1,0 +1,1 @@
+"""Serving endpoints, as they are and as they are to be."""

@@ -1,0 +1,63 @@
+"""What is known of a serving endpoint, and what can be done to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from finetune_crds.serving import DatabricksServing
+from finetune_operator.model import MlflowProblem
+
+
+@dataclass(frozen=True)
+class ServedVersion:
+    """A version that the endpoint serves, and its share of the traffic in percent."""
+
+    model: str
+    version: str
+    percent: int = 0
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A serving endpoint as Databricks last described it; `problem` set: nothing else is known.
+
+    Attributes:
+        exists: whether there is one of the name.
+        ready: whether it answers requests.
+        updating: whether a change of its configuration is under way, ours or somebody else's.
+        failed: whether the last change failed; `message` then says why.
+        served: the configuration in force.
+        pending: the configuration that it is changing to.
+        inference_table: whether requests are logged as the spec wants it.
+        url: where requests go.
+    """
+
+    exists: bool = False
+    ready: bool = False
+    updating: bool = False
+    failed: bool = False
+    message: str = ""
+    served: tuple[ServedVersion, ...] = ()
+    pending: tuple[ServedVersion, ...] = ()
+    inference_table: bool = True
+    url: str | None = None
+    problem: MlflowProblem | None = None
+
+
+@dataclass(frozen=True)
+class ConfigureEndpoint:
+    """Create the endpoint, or change it, so that it serves these versions with these shares."""
+
+    spec: DatabricksServing
+    served: tuple[ServedVersion, ...]
+    create: bool
+
+
+@dataclass(frozen=True)
+class LogRequests:
+    """Have the AI gateway log the endpoint's requests as the spec says."""
+
+    spec: DatabricksServing
+
+
+EndpointAction = ConfigureEndpoint | LogRequests
