@@ -96,8 +96,8 @@ class Move(ApiModel):
 
     from_version: _Version | None = None
     """The version before; absent for none."""
-    to_version: _Version
-    """The version after."""
+    to_version: _Version | None = None
+    """The version after; absent for none."""
     reason: MoveReason
     """Why, in one word."""
     message: _Sentence

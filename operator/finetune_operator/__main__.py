@@ -8,6 +8,8 @@ import os
 import socket
 import sys
 import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import kopf
 import prometheus_client
@@ -18,13 +20,17 @@ from finetune_operator.apply import Applier
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.model import Json
 from finetune_operator.observe import Observer, read_job
+from finetune_operator.promotion.apply import PromotionApplier
+from finetune_operator.promotion.observe import PromotionObserver
+from finetune_operator.promotion.reconcile import PromotionReconciler
 from finetune_operator.reconcile import Reconciler
+from finetune_operator.registry.writer import AliasWriter
 from finetune_operator.resync import Resync
 from finetune_operator.settings import Settings, SettingsError
 from finetune_operator.store import Store
 from finetune_operator.tracking import TrackingError
-from finetune_operator.watches import Health, registry
-from finetune_operator.workqueue import WorkQueue, work
+from finetune_operator.watches import Health, promotions_of_model, registry
+from finetune_operator.workqueue import Queues, WorkQueue, work
 
 log = logging.getLogger("finetune_operator")
 
@@ -44,13 +50,17 @@ def main() -> int:
 async def run(settings: Settings) -> None:
     """Everything the operator does, until SIGTERM or until one of its parts fails."""
     async with Kube() as kube:
-        store, queue = Store(), WorkQueue(clock=time.monotonic)
-        health = Health(queue, settings.resync_seconds)
+        # NB: MLflow's and Databricks' clients block a thread each, and one that waits must not hold up the others.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2 * settings.workers, "client"))
+        store = Store()
+        queues = Queues(WorkQueue(clock=time.monotonic), WorkQueue(clock=time.monotonic))
+        health = Health(queues, settings.resync_seconds)
         observer = Observer(kube, store, settings, clock=time.monotonic)
-        reconciler = Reconciler(store, queue, observer, Applier(kube, store, observer), settings)
-        resync = Resync(kube, store, queue, settings, health)
-        metrics.queue_depth.set_function(lambda: len(queue))
-        metrics.queue_oldest_seconds.set_function(queue.oldest_age)
+        writer = AliasWriter(kube, settings, identity=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
+        jobs = Reconciler(store, queues.jobs, observer, Applier(kube, store, observer, writer), settings)
+        promotions = _promotions(kube, store, queues, settings, writer)
+        resync = Resync(kube, store, queues, settings, health)
+        _measure(queues)
         port = int(os.environ.get("FINETUNE_METRICS_PORT", "8081"))
         if port:
             prometheus_client.start_http_server(port)
@@ -62,12 +72,13 @@ async def run(settings: Settings) -> None:
             await resync.first.wait()
             async with asyncio.TaskGroup() as group:
                 for _ in range(settings.workers):
-                    group.create_task(work(queue, reconciler.handle))
+                    group.create_task(work(queues.jobs, jobs.handle))
+                    group.create_task(work(queues.promotions, promotions.handle))
 
         stop = asyncio.Event()
         watching = asyncio.create_task(
             kopf.operator(
-                registry=registry(store, queue, health, on_gone),
+                registry=registry(store, queues, health, on_gone),
                 standalone=True,
                 # NB: left to itself kopf asks for the user's name, and a pod's uid need not have one.
                 identity=socket.gethostname(),  # type: ignore[arg-type]
@@ -87,6 +98,27 @@ async def run(settings: Settings) -> None:
         await asyncio.gather(*running, return_exceptions=True)
         for part in done:
             part.result()
+
+
+def _promotions(
+    kube: Kube, store: Store, queues: Queues, settings: Settings, writer: AliasWriter
+) -> PromotionReconciler:
+    """The part that keeps aliases."""
+
+    def moved(model: str) -> None:
+        # What takes its version from this alias need not wait for the next resync.
+        for key in promotions_of_model(store, model):
+            queues.promotions.add(key)
+
+    observer = PromotionObserver(kube, store, settings, clock=time.monotonic)
+    applier = PromotionApplier(kube, store, observer, writer, moved)
+    return PromotionReconciler(store, queues.promotions, observer, applier, settings)
+
+
+def _measure(queues: Queues) -> None:
+    for kind, queue in (("FineTuneJob", queues.jobs), ("ModelPromotion", queues.promotions)):
+        metrics.queue_depth.labels(kind).set_function(lambda queue=queue: len(queue))  # type: ignore[misc]
+        metrics.queue_oldest_seconds.labels(kind).set_function(queue.oldest_age)
 
 
 async def _close_run_of_deleted(observer: Observer, body: Json) -> None:

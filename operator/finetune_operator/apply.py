@@ -124,9 +124,10 @@ class Applier:
         self.store.put("FineTuneJob", written)
         if decision.status.phase != job.status.phase:
             log.info("%s is %s", job.key, decision.status.phase)
-        for condition in events.changes(job.status, decision.status):
+        about = events.About("FineTuneJob", job.name, job.namespace, job.uid)
+        for condition in events.changes(job.status.conditions, decision.status.conditions):
             try:
-                await self.kube.create(events.event(job, condition, now))
+                await self.kube.create(events.event(about, condition, now))
             except KubeError as error:
                 log.warning("the Event %s about %s was not written: %s", condition.reason, job.key, error)
 

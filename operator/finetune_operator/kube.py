@@ -25,6 +25,7 @@ APPLY_TYPE = "application/apply-patch+yaml"
 # kind -> (path before the namespace, plural)
 RESOURCES = {
     "FineTuneJob": (f"/apis/{GROUP}/{VERSION}", "finetunejobs"),
+    "ModelPromotion": (f"/apis/{GROUP}/{VERSION}", "modelpromotions"),
     "Job": ("/apis/batch/v1", "jobs"),
     "Pod": ("/api/v1", "pods"),
     "Service": ("/api/v1", "services"),

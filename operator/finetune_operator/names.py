@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from finetune_crds.base import GROUP
 from finetune_crds.finetunejob import Tracking
 
 FIELD_MANAGER = "finetune-operator"
+
+FINALIZER = f"{GROUP}/remove-alias"  # the operator: a ModelPromotion whose alias goes with it
+
+# Tags of a version that was given an alias; written by the operator, read by people.
+TAG_PROMOTED_ALIAS = "promoted_alias"
+TAG_PROMOTED_BY = "promoted_by"
+TAG_PROMOTED_AT = "promoted_at"
+TAG_PROMOTED_FROM = "promoted_from"  # the version that had the alias before
+TAG_PROMOTED_GATES = "promoted_gates"  # digest of the gates that it passed
 
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"  # people
 LABEL_JOB = "finetune.dev/job"  # people: kubectl logs -l finetune.dev/job=NAME

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import ClassVar
 
 from finetune_crds.conditions import Reason, Type
 from finetune_operator import metrics
@@ -13,7 +14,7 @@ from finetune_operator.apply import Applier, NameTaken
 from finetune_operator.decide import decide
 from finetune_operator.decide.draft import Draft
 from finetune_operator.kube import KubeError
-from finetune_operator.model import Decision, Job, Observed
+from finetune_operator.model import Decision, Job, Json, Observed
 from finetune_operator.observe import Observer, UnreadableStatusError, read_job
 from finetune_operator.settings import Settings
 from finetune_operator.store import Store
@@ -29,29 +30,27 @@ def utc_now() -> datetime:
 
 
 @dataclass
-class Reconciler:
-    """Handles keys of the work queue."""
+class Passes:
+    """Handles keys of a work queue, one kind of resource: a pass each, and again later when it fails."""
+
+    kind: ClassVar[str]
 
     store: Store
     queue: WorkQueue
-    observer: Observer
-    applier: Applier
-    settings: Settings
-    now: Callable[[], datetime] = utc_now
 
     async def handle(self, key: str) -> None:
-        """Bring one job forward; whatever goes wrong is logged and tried again later."""
+        """Bring one resource forward; whatever goes wrong is logged and tried again later."""
         namespace, name = key.split("/")
-        body = self.store.jobs.get((namespace, name))
-        if body is None or "deletionTimestamp" in body["metadata"]:
+        body = self.store.of(self.kind).get((namespace, name))
+        if body is None:
             self.queue.drop(key)
             return
         try:
-            with metrics.reconcile_seconds.time():
-                requeue = await self._pass(read_job(body))
+            with metrics.reconcile_seconds.labels(self.kind).time():
+                requeue = await self.look(body)
         except Exception as error:
             delay = self.queue.retry(key)
-            metrics.reconcile_errors.inc()
+            metrics.reconcile_errors.labels(self.kind).inc()
             if isinstance(error, (KubeError, TrackingError, NameTaken, UnreadableStatusError)):
                 log.warning("%s: %s; trying again in %.1f s", key, error, delay)
             else:
@@ -61,7 +60,27 @@ class Reconciler:
         if requeue is not None:
             self.queue.add_after(key, requeue)
 
-    async def _pass(self, job: Job) -> float | None:
+    async def look(self, body: Json) -> float | None:
+        """One pass; the seconds after which to look again, or None for the next resync."""
+        raise NotImplementedError
+
+
+@dataclass
+class Reconciler(Passes):
+    """Handles keys of FineTuneJobs."""
+
+    kind: ClassVar[str] = "FineTuneJob"
+
+    observer: Observer
+    applier: Applier
+    settings: Settings
+    now: Callable[[], datetime] = utc_now
+
+    async def look(self, body: Json) -> float | None:
+        """One pass."""
+        if "deletionTimestamp" in body["metadata"]:
+            return None
+        job = read_job(body)
         try:
             observed = await self.observer.observe(job, self.now())
             now = self.now()

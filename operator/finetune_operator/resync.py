@@ -1,4 +1,4 @@
-"""The periodic list: whatever a watch lost is found here, and every job is looked at again."""
+"""The periodic list: whatever a watch lost is found here, and every resource is looked at again."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from finetune_operator import metrics, names
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.settings import Settings
-from finetune_operator.store import Store
+from finetune_operator.store import CHILDREN, KINDS, RESOURCES, Store
 from finetune_operator.watches import Health
-from finetune_operator.workqueue import WorkQueue
+from finetune_operator.workqueue import Queues
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class Resync:
 
     kube: Kube
     store: Store
-    queue: WorkQueue
+    queues: Queues
     settings: Settings
     health: Health
     first: asyncio.Event = field(default_factory=asyncio.Event)
@@ -42,25 +42,26 @@ class Resync:
             await asyncio.sleep(self.settings.resync_seconds)
 
     async def once(self) -> None:
-        """Replace the store's content by what exists now, and put every job on the queue."""
+        """Replace the store's content by what exists now, and put every resource on its queue."""
         # NB: children first. A job listed without its children would have them made again.
-        for kind in ("Job", "Pod", "FineTuneJob"):
-            selector = {} if kind == "FineTuneJob" else {"labelSelector": names.LABEL_UID}
+        for kind in KINDS:
+            selector = {"labelSelector": names.LABEL_UID} if kind in CHILDREN else {}
             lists = [
                 await self.kube.list(kind, namespace, **selector)
                 for namespace in self.settings.namespaces or (None,)
             ]
             found = [body for listing in lists for body in listing.objects]
             self.store.replace(kind, found, min(listing.version for listing in lists))
-        for namespace, name in self.store.jobs:
-            self.queue.add(f"{namespace}/{name}")
+        for kind in RESOURCES:
+            for namespace, name in self.store.of(kind):
+                self.queues.of(kind).add(f"{namespace}/{name}")
         self.health.last_resync = time.monotonic()
         self._count()
 
     def _count(self) -> None:
-        phases = Counter(
-            (body.get("status") or {}).get("phase", "Pending") for body in self.store.jobs.values()
-        )
-        metrics.jobs.clear()
-        for phase, count in phases.items():
-            metrics.jobs.labels(phase).set(count)
+        for kind, gauge in (("FineTuneJob", metrics.jobs), ("ModelPromotion", metrics.promotions)):
+            held = self.store.of(kind).values()
+            phases = Counter((body.get("status") or {}).get("phase", "Pending") for body in held)
+            gauge.clear()
+            for phase, count in phases.items():
+                gauge.labels(phase).set(count)

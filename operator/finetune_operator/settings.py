@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from finetune_crds.finetunejob import Tracking
+from finetune_crds.modelpromotion import PromotionTracking
 
 
 class SettingsError(ValueError):
@@ -49,7 +50,7 @@ class Settings:
     log_level: str = "INFO"
     log_format: str = "plain"
 
-    def servers(self, tracking: Tracking) -> tuple[str, str]:
+    def servers(self, tracking: Tracking | PromotionTracking) -> tuple[str, str]:
         """The MLflow server and the model registry of a job; both empty for none.
 
         The default registry belongs to the default server: a job that names its own server has its registry there.

@@ -1,4 +1,4 @@
-"""What the watches delivered: FineTuneJobs, and the Jobs and Pods that belong to them.
+"""What the watches delivered: FineTuneJobs and ModelPromotions, and the Jobs and Pods that belong to the former.
 
 Three streams write here, and none waits for the others: the watches, the periodic lists, and our own writes. So
 resource versions decide what is news: nothing replaces what is newer, and nothing that was deleted comes back.
@@ -14,7 +14,9 @@ from finetune_operator import names
 from finetune_operator.model import Json
 
 Key = tuple[str, str]  # namespace, name
-KINDS = ("FineTuneJob", "Job", "Pod")
+RESOURCES = ("FineTuneJob", "ModelPromotion")
+CHILDREN = ("Job", "Pod")
+KINDS = (*CHILDREN, *RESOURCES)
 
 
 def _key(body: Json) -> Key:
@@ -25,8 +27,10 @@ def _version(body: Json) -> int:
     return int(body["metadata"].get("resourceVersion") or 0)
 
 
-def _slim(body: Json) -> Json:
-    """Without managedFields, which are most of an object's size and of no use here."""
+def _slim(kind: str, body: Json) -> Json:
+    """Without managedFields, which are most of an object's size; those of a promotion tell who changed it."""
+    if kind == "ModelPromotion":
+        return body
     meta = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
     return {**body, "metadata": meta}
 
@@ -43,6 +47,15 @@ class Store:
     """Versions at which objects were deleted, since the last list."""
     _listed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     """Version of the last list of each kind."""
+
+    def of(self, kind: str) -> dict[Key, Json]:
+        """Every object of a kind."""
+        return self._held[kind]
+
+    @property
+    def promotions(self) -> dict[Key, Json]:
+        """ModelPromotions."""
+        return self._held["ModelPromotion"]
 
     @property
     def jobs(self) -> dict[Key, Json]:
@@ -88,13 +101,13 @@ class Store:
         if _version(body) < max(_version(held) if held else 0, self._gone[kind].get(key, 0)):
             return
         self._remove(kind, key)
-        self._held[kind][key] = _slim(body)
-        if kind != "FineTuneJob":
+        self._held[kind][key] = _slim(kind, body)
+        if kind in CHILDREN:
             self._by_owner[kind][_owner(body)].add(key)
 
     def _remove(self, kind: str, key: Key) -> None:
         body = self._held[kind].pop(key, None)
-        if body is None or kind == "FineTuneJob":
+        if body is None or kind not in CHILDREN:
             return
         owned = self._by_owner[kind][_owner(body)]
         owned.discard(key)

@@ -17,10 +17,11 @@ import kopf
 
 from finetune_crds.base import GROUP, VERSION
 from finetune_crds.finetunejob import FineTuneJob
+from finetune_crds.modelpromotion import ModelPromotion
 from finetune_operator import names
 from finetune_operator.model import Json
 from finetune_operator.store import Store
-from finetune_operator.workqueue import WorkQueue
+from finetune_operator.workqueue import Queues
 
 _TOKEN_LIFETIME = timedelta(minutes=5)
 # A key that waits longer than this, or a resync that is this much late, means that the loop is stuck.
@@ -31,14 +32,14 @@ _STUCK_SECONDS = 300.0
 class Health:
     """When the operator last did what it must keep doing; the liveness probe fails when that is long ago."""
 
-    queue: WorkQueue
+    queues: Queues
     resync_seconds: float
     last_resync: float = field(default_factory=time.monotonic)
 
     def complaint(self) -> str | None:
         """What is wrong, or None."""
-        if self.queue.oldest_age() > _STUCK_SECONDS:
-            return f"a job has waited {self.queue.oldest_age():.0f} s for a worker"
+        if self.queues.oldest_age() > _STUCK_SECONDS:
+            return f"a resource has waited {self.queues.oldest_age():.0f} s for a worker"
         silent = time.monotonic() - self.last_resync
         return (
             f"the last resync was {silent:.0f} s ago"
@@ -48,9 +49,9 @@ class Health:
 
 
 def registry(  # noqa: C901
-    store: Store, queue: WorkQueue, health: Health, on_gone: Callable[[Json], Awaitable[None]]
+    store: Store, queues: Queues, health: Health, on_gone: Callable[[Json], Awaitable[None]]
 ) -> kopf.OperatorRegistry:
-    """The handlers, bound to this operator's store and queue.
+    """The handlers, bound to this operator's store and queues.
 
     Args:
         on_gone: called with the last state of a FineTuneJob that was deleted.
@@ -81,12 +82,26 @@ def registry(  # noqa: C901
     @kopf.on.event(GROUP, VERSION, FineTuneJob.PLURAL, registry=found)
     async def job_event(event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
         meta = body["metadata"]
-        queue.add(f"{meta['namespace']}/{meta['name']}")
+        queues.jobs.add(f"{meta['namespace']}/{meta['name']}")
         if event["type"] == "DELETED":
             store.drop("FineTuneJob", _plain(event))
             await on_gone(_plain(event))
         else:
             store.put("FineTuneJob", _plain(event))
+        for key in promotions_of_job(store, meta["namespace"], meta["name"]):
+            queues.promotions.add(key)
+
+    @kopf.on.event(GROUP, VERSION, ModelPromotion.PLURAL, registry=found)
+    async def promotion_event(event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
+        if event["type"] == "DELETED":
+            store.drop("ModelPromotion", _plain(event))
+            # An alias that it kept may be another's now.
+            for key in promotions_of_model(store, body["spec"].get("model")):
+                queues.promotions.add(key)
+        else:
+            store.put("ModelPromotion", _plain(event))
+        meta = body["metadata"]
+        queues.promotions.add(f"{meta['namespace']}/{meta['name']}")
 
     async def child_event(kind: str, event: kopf.RawEvent) -> None:
         body = _plain(event)
@@ -95,7 +110,7 @@ def registry(  # noqa: C901
         else:
             store.put(kind, body)
         meta = body["metadata"]
-        queue.add(f"{meta['namespace']}/{meta['labels'].get(names.LABEL_JOB)}")
+        queues.jobs.add(f"{meta['namespace']}/{meta['labels'].get(names.LABEL_JOB)}")
 
     @kopf.on.event("batch", "v1", "jobs", labels={names.LABEL_UID: kopf.PRESENT}, registry=found)
     async def child_job_event(event: kopf.RawEvent, **_: Any) -> None:
@@ -114,6 +129,20 @@ def registry(  # noqa: C901
         return "ok"
 
     return found
+
+
+def promotions_of_job(store: Store, namespace: str, job: str) -> list[str]:
+    """The promotions that take their version from a FineTuneJob."""
+    return [
+        "/".join(key)
+        for key, body in store.promotions.items()
+        if key[0] == namespace and body["spec"].get("source", {}).get("fineTuneJob") == job
+    ]
+
+
+def promotions_of_model(store: Store, model: str | None) -> list[str]:
+    """The promotions of a registered model."""
+    return ["/".join(key) for key, body in store.promotions.items() if body["spec"].get("model") == model]
 
 
 def _plain(event: kopf.RawEvent) -> Json:

@@ -106,6 +106,22 @@ class WorkQueue:
                 self.add(key)
 
 
+@dataclass(frozen=True)
+class Queues:
+    """A queue for each kind of resource: a registry that is slow to answer holds up no training."""
+
+    jobs: WorkQueue
+    promotions: WorkQueue
+
+    def of(self, kind: str) -> WorkQueue:
+        """The queue of a kind."""
+        return self.promotions if kind == "ModelPromotion" else self.jobs
+
+    def oldest_age(self) -> float:
+        """Seconds that the key which has waited longest in either has waited."""
+        return max(self.jobs.oldest_age(), self.promotions.oldest_age())
+
+
 async def work(queue: WorkQueue, handle: Callable[[str], Awaitable[None]]) -> None:
     """Handle keys for ever. `handle` sees to its own errors."""
     while True:

@@ -8,8 +8,9 @@ from typing import Any
 
 from finetune_crds.conditions import Condition, Reason, Type
 from finetune_crds.modelpromotion import ModelPromotionSpec
-from finetune_crds.promotion_status import ModelPromotionStatus
+from finetune_crds.promotion_status import ModelPromotionStatus, Move, Withheld
 from finetune_operator.decide.draft import with_condition
+from finetune_operator.decide.promotion.terms import terms_digest
 from finetune_operator.promotion.model import Observed, Promotion, PromotionAction, PromotionDecision
 from finetune_operator.settings import Settings
 
@@ -23,6 +24,8 @@ class Draft:
     now: datetime
     settings: Settings
     status: ModelPromotionStatus = field(init=False)
+    journal: Move | None = None
+    """The move that the status had in its journal when the pass began, unless it was made."""
     actions: list[PromotionAction] = field(default_factory=list)
     finalizer: bool | None = None
     requeue_seconds: float | None = None
@@ -63,6 +66,21 @@ class Draft:
                 self.status.conditions, kind, holds, reason, message, now=self.now, generation=generation
             )
         )
+
+    def stop(self, reason: Reason, message: str) -> None:
+        """The alias is not where it should be, for this reason."""
+        self.set(Type.PROMOTED, False, reason, message)
+
+    def withdraw(self, message: str) -> None:
+        """The version that has the alias failed at its endpoint: have the alias taken back, and not moved there again."""
+        failed = Withheld(
+            version=self.status.promoted or "",
+            reason="Withdrawn",
+            digest=terms_digest(self.spec),
+            message=message,
+        )
+        self.update(withheld=failed)
+        self.look_again(0)
 
     def unset(self, *kinds: Type) -> None:
         """Take conditions away that say nothing any more."""

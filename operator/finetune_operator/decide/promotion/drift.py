@@ -1,0 +1,106 @@
+"""Drift: somebody else moved or removed the alias."""
+
+from __future__ import annotations
+
+from finetune_crds.conditions import Reason, Type
+from finetune_crds.promotion_status import Move, Withheld
+from finetune_operator.decide.promotion.draft import Draft
+from finetune_operator.decide.promotion.move import begin, record
+from finetune_operator.decide.promotion.terms import terms_digest
+
+SOMEBODY = "somebody else, in the registry"
+
+
+def notice(draft: Draft) -> bool:
+    """Compare the alias with where it should be, and repair, warn or adopt; the pass ends where it must not move on."""
+    promoted, holder = draft.status.promoted, draft.holder
+    if promoted == holder:
+        draft.unset(Type.DRIFTED)
+        return True
+    if promoted is None:
+        return _find(draft)
+    if draft.spec.on_drift == "Adopt":
+        return _adopt(draft)
+    if draft.spec.on_drift == "Warn":
+        return _warn(draft)
+    return _repair(draft)
+
+
+def _find(draft: Draft) -> bool:
+    """The alias was there before this resource: what it points at is where things start."""
+    draft.update(promoted=draft.holder)
+    draft.unset(Type.DRIFTED)
+    return True
+
+
+def _what(draft: Draft) -> tuple[Reason, str]:
+    alias, promoted = draft.spec.alias, draft.status.promoted
+    if draft.holder is None:
+        return Reason.ALIAS_REMOVED, f"somebody else removed alias {alias} from version {promoted}"
+    return (
+        Reason.ALIAS_MOVED,
+        f"somebody else moved alias {alias} from version {promoted} to version {draft.holder}",
+    )
+
+
+def _warn(draft: Draft) -> bool:
+    reason, what = _what(draft)
+    message = (
+        f"{what}: move it back, or set spec.rollbackTo to {draft.holder or draft.status.promoted} to keep it there, or "
+        "set spec.onDrift to Repair or Adopt"
+    )
+    draft.set(Type.DRIFTED, True, reason, message)
+    draft.stop(reason, message)
+    return False
+
+
+def _adopt(draft: Draft) -> bool:
+    """Take it as it is. The present candidate is passed over: it would take the alias straight back."""
+    _, what = _what(draft)
+    spec, status, holder = draft.spec, draft.status, draft.holder
+    message = f"{what}, and spec.onDrift is Adopt"
+    record(
+        draft,
+        Move(
+            from_version=status.promoted,
+            to_version=holder,
+            reason="Adopted",
+            message=message,
+            by=SOMEBODY,
+            at=draft.now,
+        ),
+    )
+    draft.update(promoted=holder, previous=status.promoted)
+    draft.unset(Type.DRIFTED)
+    draft.set(Type.PROMOTED, True, Reason.ADOPTED, message)
+    if status.candidate and status.candidate != holder:
+        passed_over = Withheld(
+            version=status.candidate,
+            reason="Adopted",
+            digest=terms_digest(spec),
+            message=f"{message}: version {status.candidate} is passed over until the source names another",
+        )
+        draft.update(withheld=passed_over)
+    return True
+
+
+def _repair(draft: Draft) -> bool:
+    promoted = draft.status.promoted or ""
+    reason, what = _what(draft)
+    if promoted in draft.observed.versions and draft.observed.versions[promoted] is None:
+        # There is nothing to go back to: the version was deleted, and with it the alias.
+        draft.update(promoted=draft.holder)
+        draft.set(
+            Type.DRIFTED,
+            True,
+            reason,
+            f"version {promoted} was deleted, and alias {draft.spec.alias} with it",
+        )
+        return True
+    draft.set(Type.DRIFTED, True, reason, f"{what}: putting it back")
+    return begin(draft, promoted, "Repaired", f"{what}: put back", by=names_of(draft))
+
+
+def names_of(draft: Draft) -> str:
+    """Who acts when nobody told the operator to: the resource itself."""
+    return f"ModelPromotion {draft.promotion.key}"

@@ -1,0 +1,192 @@
+"""Gates: whether a version may have the alias, with the numbers it was judged by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from finetune_crds import contract
+from finetune_crds.conditions import Reason, Type
+from finetune_crds.gates import ComparisonGate, Gate, MetricGate, TagGate, Tolerance
+from finetune_crds.promotion_status import GatesStatus, GateVerdict, Verdict
+from finetune_operator.decide.promotion.draft import Draft
+from finetune_operator.decide.promotion.terms import gates_digest
+from finetune_operator.registry.base import ModelVersion
+
+_ROUNDING = 1e-9
+
+
+def check_gates(draft: Draft) -> bool:
+    """Judge the candidate; the pass ends unless every gate passes."""
+    candidate = draft.observed.versions.get(draft.status.candidate or "")
+    if candidate is None:
+        return False
+    holder = draft.observed.versions.get(draft.holder or "")
+    verdicts = judge(draft.spec.gates, candidate, holder)
+    passed = sum(item.verdict == "Passed" for item in verdicts)
+    draft.update(
+        gates=GatesStatus(
+            version=candidate.version,
+            holder=holder.version if holder else None,
+            digest=gates_digest(draft.spec.gates),
+            summary=f"{passed}/{len(verdicts)}",
+            verdicts=verdicts,
+        )
+    )
+    return _conclude(draft, verdicts)
+
+
+def _conclude(draft: Draft, verdicts: Sequence[GateVerdict]) -> bool:
+    version = draft.status.candidate
+    failed = [item for item in verdicts if item.verdict == "Failed"]
+    unclear = [item for item in verdicts if item.verdict == "Inconclusive"]
+    if failed:
+        message = f"version {version} is refused: {_all(failed)}"
+        draft.set(Type.GATES_PASSED, False, Reason.GATE_FAILED, message)
+        draft.stop(Reason.GATE_FAILED, message)
+    elif unclear:
+        message = f"version {version} cannot be judged yet: {_all(unclear)}"
+        draft.set(Type.GATES_PASSED, None, Reason.GATE_INCONCLUSIVE, message)
+        draft.stop(Reason.GATE_INCONCLUSIVE, message)
+    elif verdicts:
+        message = f"version {version} passed all {len(verdicts)} gates: {_all(verdicts)}"
+        draft.set(Type.GATES_PASSED, True, Reason.GATES_PASSED, message)
+    else:
+        draft.set(Type.GATES_PASSED, True, Reason.NO_GATES, f"version {version}: no gates are set")
+    return not failed and not unclear
+
+
+def _all(verdicts: Sequence[GateVerdict]) -> str:
+    return "; ".join(f"{item.name}: {item.message}" for item in verdicts)
+
+
+def judge(gates: Sequence[Gate], candidate: ModelVersion, holder: ModelVersion | None) -> list[GateVerdict]:
+    """What each gate says of a version, compared with the holder of the alias; None when there is none."""
+    verdicts = []
+    for gate in gates:
+        if gate.metric:
+            verdicts.append(_metric(gate.name, gate.metric, candidate))
+        elif gate.tag:
+            verdicts.append(_tag(gate.name, gate.tag, candidate))
+        elif gate.comparison:
+            verdicts.append(_comparison(gate.name, gate.comparison, candidate, holder))
+    return verdicts
+
+
+def _metric(name: str, gate: MetricGate, candidate: ModelVersion) -> GateVerdict:
+    low, high = gate.min, gate.max
+    parts = [f">= {show(low)}"] if low is not None else []
+    parts += [f"<= {show(high)}"] if high is not None else []
+    limit = " and ".join(parts)
+    value = _number(candidate, gate.name)
+    if isinstance(value, str):
+        return GateVerdict(name=name, verdict="Inconclusive", limit=limit, message=value)
+    within = (
+        math.isfinite(value)
+        and (low is None or _at_most(low, value))
+        and (high is None or _at_most(value, high))
+    )
+    verdict: Verdict = "Passed" if within else "Failed"
+    message = f"{gate.name} is {show(value)}, {'as' if within else 'but'} it must be {limit}"
+    return GateVerdict(name=name, verdict=verdict, value=show(value), limit=limit, message=message)
+
+
+def _tag(name: str, gate: TagGate, candidate: ModelVersion) -> GateVerdict:
+    limit = f"= {gate.equals}"
+    value = candidate.tags.get(gate.name)
+    if value is None:
+        message = f"version {candidate.version} has no tag {gate.name}, which must be {gate.equals!r}"
+        return GateVerdict(name=name, verdict="Inconclusive", limit=limit, message=message)
+    if value == gate.equals:
+        message = f"tag {gate.name} is {value!r}"
+        return GateVerdict(name=name, verdict="Passed", value=_cut(value), limit=limit, message=message)
+    message = f"tag {gate.name} is {_cut(value)!r}, but it must be {gate.equals!r}"
+    return GateVerdict(name=name, verdict="Failed", value=_cut(value), limit=limit, message=message)
+
+
+def _comparison(
+    name: str, gate: ComparisonGate, candidate: ModelVersion, holder: ModelVersion | None
+) -> GateVerdict:
+    value = _number(candidate, gate.metric)
+    if isinstance(value, str):
+        return GateVerdict(name=name, verdict="Inconclusive", message=value)
+    if not math.isfinite(value):
+        message = f"{gate.metric} of version {candidate.version} is {show(value)}, which cannot be compared"
+        return GateVerdict(name=name, verdict="Failed", value=show(value), message=message)
+    if holder is None:
+        message = f"{gate.metric} is {show(value)}, and the alias has no holder to compare with"
+        return GateVerdict(name=name, verdict="Passed", value=show(value), message=message)
+    other = _number(holder, gate.metric)
+    unclear = other if isinstance(other, str) else _incomparable(gate, candidate, holder, other)
+    if isinstance(other, str) or unclear:
+        return GateVerdict(name=name, verdict="Inconclusive", value=show(value), message=unclear or "")
+    low, high = _bounds(gate, other)
+    limit = f"<= {show(high)}" if high is not None else f">= {show(low)}"
+    met = (low is None or _at_most(low, value)) and (high is None or _at_most(value, high))
+    verdict: Verdict = "Passed" if met else "Failed"
+    message = (
+        f"{gate.metric} is {show(value)}, that of version {holder.version}, which has the alias, is {show(other)}: "
+        f"{'as' if met else 'but'} it must be {limit}"
+    )
+    return GateVerdict(
+        name=name, verdict=verdict, value=show(value), limit=limit, holder=show(other), message=message
+    )
+
+
+def _bounds(gate: ComparisonGate, other: float) -> tuple[float | None, float | None]:
+    """The least and the greatest value that pass beside the holder's."""
+    margin = _margin(gate.better_by, other) if gate.better_by else -_margin(gate.not_worse_than, other)
+    return (None, other - margin) if gate.goal == "Minimize" else (other + margin, None)
+
+
+def _incomparable(
+    gate: ComparisonGate, candidate: ModelVersion, holder: ModelVersion, other: float
+) -> str | None:
+    """Why two versions cannot be compared; None when they can."""
+    if not math.isfinite(other):
+        return f"{gate.metric} of version {holder.version}, which has the alias, is {show(other)}"
+    for version in (candidate, holder):
+        if version.evaluated_on is None:
+            return (
+                f"version {version.version} does not say what data it was evaluated on: its run or the version needs "
+                f"the tag {contract.TAG_EVAL_DATA}"
+            )
+    if candidate.evaluated_on != holder.evaluated_on:
+        return (
+            f"version {candidate.version} was evaluated on other data ({candidate.evaluated_on}) than version "
+            f"{holder.version}, which has the alias ({holder.evaluated_on}): evaluate both on the same"
+        )
+    return None
+
+
+def _margin(tolerance: Tolerance | None, other: float) -> float:
+    if tolerance is None:
+        return 0.0
+    return tolerance.absolute if tolerance.absolute is not None else (tolerance.relative or 0.0) * abs(other)
+
+
+def _at_most(low: float, high: float) -> bool:
+    # NB: 0.3 - 0.1 is a little less than 0.2; nobody who writes 0.1 means that.
+    return low <= high or math.isclose(low, high, rel_tol=_ROUNDING)
+
+
+def _number(version: ModelVersion, name: str) -> float | str:
+    """A number that is known of a version, or a sentence on why there is none."""
+    if name in version.metrics:
+        return version.metrics[name]
+    text = version.tags.get(name)
+    if text is None:
+        return f"version {version.version} has no {name}: neither its run a metric, nor itself a tag of this name"
+    try:
+        return float(text)
+    except ValueError:
+        return f"tag {name} of version {version.version} is {_cut(text)!r}, which is no number"
+
+
+def show(value: float | None) -> str:
+    """A number as people see it."""
+    return f"{value:.6g}" if value is not None else ""
+
+
+def _cut(text: str, limit: int = 200) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}..."

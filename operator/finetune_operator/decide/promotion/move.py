@@ -1,0 +1,90 @@
+"""The move of the alias: journalled in the status, made, and put into the history.
+
+One pass writes the journal into the status and nothing else. The next one decides anew and, if it comes to the
+same, asks for the write; a later one finds the alias moved and writes the history. So whatever is cut short, the
+status knows the version before, and no write is made that was not journalled.
+"""
+
+from __future__ import annotations
+
+from finetune_crds.conditions import Reason, Type
+from finetune_crds.promotion_status import Move, MoveReason
+from finetune_operator import names
+from finetune_operator.decide.promotion.draft import Draft
+from finetune_operator.promotion.model import MoveAlias
+
+MAX_HISTORY = 20
+
+
+def finish_move(draft: Draft) -> bool:
+    """Take the journal out of the status; a move in it that was made goes into the history. Never ends the pass."""
+    move = draft.status.move
+    draft.journal = move
+    draft.update(current=draft.holder, move=None)
+    if move is not None and move.to_version == draft.holder:
+        _complete(draft, move)
+        draft.journal = None
+    return True
+
+
+def _complete(draft: Draft, move: Move) -> None:
+    known = draft.status.previous
+    previous = {
+        "Promoted": move.from_version,
+        "Reverted": move.from_version,
+        "RolledBack": move.from_version,
+        "Adopted": move.from_version,
+        "Repaired": known,
+        "Withdrawn": _before(draft.status.history, move.to_version),
+    }[move.reason]
+    record(draft, move)
+    draft.update(promoted=move.to_version, previous=previous or known)
+    draft.set(Type.PROMOTED, True, Reason(move.reason), move.message)
+
+
+def _before(history: list[Move], version: str | None) -> str | None:
+    """The version that had the alias before this one came to have it."""
+    return next((item.from_version for item in history if item.to_version == version), None)
+
+
+def record(draft: Draft, move: Move) -> None:
+    """Put a move into the history, newest first."""
+    draft.update(history=[move, *draft.status.history][:MAX_HISTORY])
+
+
+def begin(
+    draft: Draft, to: str, reason: MoveReason, message: str, *, by: str, gates: str | None = None
+) -> bool:
+    """Have the alias moved: journal first; once that is written, the move. Ends the pass."""
+    before = draft.journal
+    wanted = (draft.holder, to, reason)
+    draft.set(Type.PROMOTED, False, Reason.PROMOTING, f"moving {draft.spec.alias}: {message}")
+    if before is None or (before.from_version, before.to_version, before.reason) != wanted:
+        move = Move(
+            from_version=draft.holder,
+            to_version=to,
+            reason=reason,
+            message=message,
+            by=by,
+            at=draft.now,
+            gates=gates,
+        )
+        draft.update(move=move)
+        draft.look_again(0)
+        return False
+    draft.update(move=before)
+    # NB: what the version came from is read again just before the write; a rollback comes from nowhere.
+    source = draft.spec.source.alias if reason == "Promoted" else None
+    tags = {} if reason == "Repaired" else {**draft.spec.tags, **_tags(draft, before)}
+    draft.actions.append(MoveAlias(expected=draft.holder, to=to, source=source, tags=tags))
+    return False
+
+
+def _tags(draft: Draft, move: Move) -> dict[str, str]:
+    return {
+        names.TAG_PROMOTED_ALIAS: draft.spec.alias,
+        names.TAG_PROMOTED_BY: move.by,
+        names.TAG_PROMOTED_AT: move.at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        names.TAG_PROMOTED_FROM: move.from_version or "none",
+        names.TAG_PROMOTED_GATES: move.gates or "none",
+    }

@@ -1,0 +1,79 @@
+"""What becomes of the candidate once everything has been looked at."""
+
+from __future__ import annotations
+
+from finetune_crds.conditions import Reason, Type
+from finetune_crds.promotion_status import Move
+from finetune_operator.decide.promotion.approval import forget_waits
+from finetune_operator.decide.promotion.draft import Draft
+from finetune_operator.decide.promotion.drift import names_of
+from finetune_operator.decide.promotion.move import begin
+from finetune_operator.decide.promotion.terms import gates_digest, terms_digest
+
+
+def withdraw(draft: Draft) -> bool:
+    """Take the alias back from a version whose endpoint failed; pass over what is withheld."""
+    held = draft.status.withheld
+    if held is None:
+        return True
+    over = draft.status.candidate not in (None, held.version) and draft.status.promoted != held.version
+    if over or held.digest != terms_digest(draft.spec):
+        draft.update(withheld=None)
+        return True
+    previous = draft.status.previous
+    if draft.status.promoted == held.version and previous is not None and held.reason == "Withdrawn":
+        return begin(draft, previous, "Withdrawn", held.message, by=names_of(draft))
+    if draft.status.candidate not in (None, held.version):
+        return True
+    forget_waits(draft)
+    if held.reason == "Adopted":
+        draft.set(Type.PROMOTED, True, Reason.ADOPTED, held.message)
+    else:
+        draft.stop(Reason.WITHDRAWN, held.message)
+    return False
+
+
+def settle(draft: Draft) -> bool:
+    """End the pass when the alias is where it should be."""
+    if draft.status.candidate != draft.status.promoted:
+        return True
+    forget_waits(draft)
+    last = next(iter(draft.status.history), None)
+    if last is None or last.to_version != draft.holder or last.reason == "RolledBack":
+        message = f"{draft.spec.alias} is at version {draft.holder}, as it should be"
+        draft.set(Type.PROMOTED, True, Reason.IN_PLACE, message)
+    else:
+        draft.set(Type.PROMOTED, True, Reason(last.reason), last.message)
+    return False
+
+
+def revert(draft: Draft) -> bool:
+    """Go back at once to a version, named by its number, that had the alias before on the same gates: a git revert."""
+    version = draft.spec.source.version
+    gates = gates_digest(draft.spec.gates)
+    history = draft.status.history
+    passed = next((move for move in history if _is_promotion(move, version, gates)), None)
+    failed = any(move.from_version == version and move.reason == "Withdrawn" for move in history)
+    if version is None or passed is None or failed:
+        return True
+    forget_waits(draft)
+    message = f"version {version} passed the same gates on {passed.at:%Y-%m-%d}, and had the alias then"
+    draft.set(Type.GATES_PASSED, True, Reason.PASSED_BEFORE, message)
+    text = f"back at version {version}, which had the alias before on the same gates: spec.source.version"
+    return begin(draft, version, "Reverted", text, by=draft.promotion.editor, gates=gates)
+
+
+def _is_promotion(move: Move, version: str | None, gates: str) -> bool:
+    return move.to_version == version and move.reason in ("Promoted", "Reverted") and move.gates == gates
+
+
+def promote(draft: Draft) -> bool:
+    """Have the alias moved to the candidate, which met everything that was asked of it."""
+    version = draft.status.candidate or ""
+    gates = draft.status.gates
+    passed = f", which passed {gates.summary} gates" if gates and gates.verdicts else ""
+    approval = draft.spec.approval
+    approved = approval is not None and approval.required
+    by = ((approval.by if approval else None) or draft.promotion.editor) if approved else names_of(draft)
+    message = f"{draft.spec.alias} is version {version}{passed}{f', approved by {by}' if approved else ''}"
+    return begin(draft, version, "Promoted", message, by=by, gates=gates_digest(draft.spec.gates))

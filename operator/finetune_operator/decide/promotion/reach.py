@@ -1,0 +1,28 @@
+"""The registry and spec.suspend: what has to be so before an alias is looked at."""
+
+from __future__ import annotations
+
+from finetune_crds.conditions import Reason, Type
+from finetune_operator.decide.promotion.draft import Draft
+
+
+def reach(draft: Draft) -> bool:
+    """End the pass while the registry cannot be asked: nothing is forgotten, and nothing decided."""
+    problem = draft.observed.problem
+    if problem:
+        draft.set(Type.REGISTRY_READY, False, problem.reason, problem.message)
+        draft.look_again(draft.settings.poll_seconds)
+        return False
+    draft.set(Type.REGISTRY_READY, True, Reason.REGISTRY_READY, "the model registry answers")
+    return True
+
+
+def suspend(draft: Draft) -> bool:
+    """End the pass while the promotion is suspended. A move that was only journalled is not made."""
+    if draft.spec.suspend:
+        message = "spec.suspend is true: no alias is moved, and no endpoint changed"
+        draft.set(Type.SUSPENDED, True, Reason.SUSPENDED, message)
+        return False
+    if draft.condition(Type.SUSPENDED):
+        draft.set(Type.SUSPENDED, False, Reason.RESUMED, "spec.suspend is false")
+    return True

@@ -1,0 +1,59 @@
+"""spec.rollbackTo: back at once, without gates, and there to stay until the spec says otherwise."""
+
+from __future__ import annotations
+
+from finetune_crds.conditions import Reason, Type
+from finetune_crds.modelpromotion import ModelPromotionSpec
+from finetune_crds.promotion_status import ModelPromotionStatus, RollbackStatus
+from finetune_operator.decide.promotion.approval import forget_waits
+from finetune_operator.decide.promotion.draft import Draft
+from finetune_operator.decide.promotion.move import begin
+
+
+def roll_back(draft: Draft) -> bool:
+    """Roll back where that is asked for, and end the pass: the source counts for nothing meanwhile."""
+    wanted = draft.spec.rollback_to
+    if wanted is None:
+        draft.update(rollback=None)
+        return True
+    forget_waits(draft)
+    target = target_version(draft.spec, draft.status)
+    if target is None:
+        message = "spec.rollbackTo is Previous, but no version before is known: name one by its number"
+        return _impossible(draft, message)
+    draft.update(rollback=RollbackStatus(requested=wanted, version=target))
+    if draft.holder == target:
+        draft.update(promoted=target)
+        draft.set(Type.PROMOTED, True, Reason.ROLLED_BACK, _says(draft, target))
+        draft.unset(Type.DRIFTED)
+        return False
+    if target in draft.observed.versions and draft.observed.versions[target] is None:
+        return _impossible(
+            draft, f"spec.rollbackTo: {draft.spec.model} has no version {target}: name another"
+        )
+    if draft.status.promoted == target:
+        # It was rolled back before, and somebody else moved the alias since.
+        return True
+    return begin(draft, target, "RolledBack", _says(draft, target), by=draft.promotion.editor)
+
+
+def hold(draft: Draft) -> bool:
+    """End the pass while spec.rollbackTo is set, whatever the source says."""
+    return draft.spec.rollback_to is None
+
+
+def target_version(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> str | None:
+    """The version that spec.rollbackTo stands for. NB: Previous means what it meant when it was first seen."""
+    wanted, known = spec.rollback_to, status.rollback
+    if wanted != "Previous":
+        return wanted
+    return known.version if known and known.requested == wanted else status.previous
+
+
+def _says(draft: Draft, target: str) -> str:
+    return f"{draft.spec.alias} is held at version {target} by spec.rollbackTo: {draft.spec.rollback_to}"
+
+
+def _impossible(draft: Draft, message: str) -> bool:
+    draft.stop(Reason.NOTHING_TO_ROLL_BACK_TO, message)
+    return False

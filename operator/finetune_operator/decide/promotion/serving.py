@@ -1,0 +1,6 @@
+"""placeholder"""
+
+from finetune_operator.decide.promotion.draft import Draft
+
+
+def serve(draft: Draft) -> None: ...

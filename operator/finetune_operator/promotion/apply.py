@@ -1,0 +1,137 @@
+"""apply: carry out a decision about a promotion. Status first: nothing is written elsewhere that it does not know of."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from finetune_crds.base import API_VERSION
+from finetune_operator import events, names
+from finetune_operator.decide.promotion.undone import undone
+from finetune_operator.kube import Kube, KubeError
+from finetune_operator.model import Json
+from finetune_operator.promotion.model import MoveAlias, Promotion, PromotionAction, PromotionDecision
+from finetune_operator.promotion.observe import PromotionObserver
+from finetune_operator.registry.writer import AliasMoved, AliasWriter
+from finetune_operator.store import Store
+from finetune_operator.tracking import TrackingError
+
+log = logging.getLogger(__name__)
+
+KIND = "ModelPromotion"
+
+
+class StaleError(Exception):
+    """The promotion is no longer as it was when it was decided on."""
+
+
+@dataclass
+class PromotionApplier:
+    """Writes to the API server, to the registry and to serving endpoints.
+
+    `moved` is called with the name of a model whose alias was moved.
+    """
+
+    kube: Kube
+    store: Store
+    observer: PromotionObserver
+    writer: AliasWriter
+    moved: Callable[[str], None]
+
+    async def apply(self, promotion: Promotion, decision: PromotionDecision, now: datetime) -> None:
+        """Carry out a decision: status, Events, the registry and the endpoint, finalizer, in this order.
+
+        Raises:
+            KubeError: the API server refused something, or could not be reached.
+            LeaseBusy: another replica writes to the model.
+            StaleError: the promotion changed meanwhile.
+            TrackingError: the registry or the endpoint could not be written to; the status says so.
+        """
+        body = await self._status(promotion, decision, now)
+        version = str(body["metadata"]["resourceVersion"]) if body else promotion.version
+        for action in decision.actions:
+            try:
+                await self._act(promotion, action, version)
+            except AliasMoved:
+                raise
+            except TrackingError as error:
+                failed = undone(promotion, decision, action, error.problem, now=now)
+                await self._status(promotion, failed, now, onto=body)
+                raise
+        if decision.finalizer is not None:
+            await self._finalizer(promotion, wanted=decision.finalizer)
+
+    async def _act(self, promotion: Promotion, action: PromotionAction, version: str) -> None:
+        if not isinstance(action, MoveAlias):
+            serving = await self.observer.serving(promotion)
+            await asyncio.to_thread(serving.act, action)
+            return
+        spec = promotion.spec
+        if spec is None:
+            return
+        await self._refuse_stale(promotion, version)
+        registry = await self.observer.registry(promotion)
+        try:
+            await self.writer.move(registry, spec.model, spec.alias, action)
+        finally:
+            self.observer.forget(registry.uri, spec.model)
+        log.info("%s: alias %s of %s is version %s", promotion.key, spec.alias, spec.model, action.to)
+        self.moved(spec.model)
+
+    async def _refuse_stale(self, promotion: Promotion, version: str) -> None:
+        """NB: a replica that was asleep would else make a move that was decided on long ago."""
+        held = await self.kube.get(KIND, promotion.namespace, promotion.name)
+        if held is None or held["metadata"]["resourceVersion"] != version:
+            raise StaleError(f"{promotion.key} changed meanwhile")
+
+    async def _status(
+        self, promotion: Promotion, decision: PromotionDecision, now: datetime, *, onto: Json | None = None
+    ) -> Json | None:
+        """Write the status if it changed; the resource as it is then, or None."""
+        before = promotion.status
+        if decision.status == before and onto is None:
+            return None
+        meta = (onto or {}).get("metadata") or {"uid": promotion.uid, "resourceVersion": promotion.version}
+        body: Json = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            # NB: uid and version are preconditions: this status is about the promotion as it was decided on.
+            "metadata": {
+                "name": promotion.name,
+                "namespace": promotion.namespace,
+                "uid": meta["uid"],
+                "resourceVersion": meta["resourceVersion"],
+            },
+            "status": decision.status.to_json(),
+        }
+        written = await self.kube.apply(body, subresource="status")
+        self.store.put(KIND, written)
+        if decision.status.phase != before.phase:
+            log.info("%s is %s", promotion.key, decision.status.phase)
+        await self._tell(promotion, decision, now)
+        return written
+
+    async def _tell(self, promotion: Promotion, decision: PromotionDecision, now: datetime) -> None:
+        about = events.About(KIND, promotion.name, promotion.namespace, promotion.uid)
+        for condition in events.changes(promotion.status.conditions, decision.status.conditions):
+            try:
+                await self.kube.create(events.event(about, condition, now))
+            except KubeError as error:
+                log.warning("the Event %s about %s was not written: %s", condition.reason, promotion.key, error)
+
+    async def _finalizer(self, promotion: Promotion, *, wanted: bool) -> None:
+        await self.kube.apply(
+            {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "metadata": {
+                    "name": promotion.name,
+                    "namespace": promotion.namespace,
+                    "uid": promotion.uid,
+                    "finalizers": [names.FINALIZER] if wanted else [],
+                },
+            }
+        )

@@ -1,0 +1,247 @@
+"""observe: what exists of a promotion, from the store, the registry and the serving endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from pydantic import ValidationError
+
+from finetune_crds.conditions import Reason
+from finetune_crds.modelpromotion import ModelPromotionSpec, PromotionTracking
+from finetune_crds.promotion_status import ModelPromotionStatus
+from finetune_operator import names
+from finetune_operator.decide.promotion.rollback import target_version
+from finetune_operator.decide.promotion.source import named_version
+from finetune_operator.kube import Kube
+from finetune_operator.model import Json, MlflowProblem
+from finetune_operator.observe import UnreadableStatusError
+from finetune_operator.promotion.model import Observed, Promotion, SourceJob
+from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry
+from finetune_operator.registry.choose import open_registry
+from finetune_operator.secrets import read_secret
+from finetune_operator.serving.databricks import Serving, open_serving
+from finetune_operator.serving.model import Endpoint
+from finetune_operator.settings import Settings
+from finetune_operator.store import Store
+from finetune_operator.tracking import TrackingError
+
+log = logging.getLogger(__name__)
+
+Open = Callable[[Settings, PromotionTracking, Mapping[str, str] | None], Registry]
+
+
+def read_promotion(body: Json) -> Promotion:
+    """A ModelPromotion from its JSON; a spec that does not fit the schema is noted, never raised.
+
+    Raises:
+        UnreadableStatusError: a newer version of the operator wrote the status. Without its memory a move would be
+            forgotten, so the promotion is left alone.
+    """
+    meta = body["metadata"]
+    spec, invalid = None, None
+    try:
+        spec = ModelPromotionSpec.model_validate(body.get("spec") or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        invalid = f"{'.'.join(['spec', *(str(part) for part in first['loc'])])}: {first['msg']}"
+    try:
+        status = ModelPromotionStatus.model_validate(body.get("status") or {})
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise UnreadableStatusError(
+            f"status.{where} was not written by this version of the operator, which leaves the promotion alone: go "
+            "back to the version that wrote it"
+        ) from error
+    return Promotion(
+        name=meta["name"],
+        namespace=meta["namespace"],
+        uid=meta["uid"],
+        version=meta["resourceVersion"],
+        generation=int(meta.get("generation", 1)),
+        created=datetime.fromisoformat(meta["creationTimestamp"]),
+        spec=spec,
+        status=status,
+        invalid=invalid,
+        editor=editor(meta.get("managedFields") or []),
+        deleting="deletionTimestamp" in meta,
+        finalizers=tuple(meta.get("finalizers") or ()),
+    )
+
+
+def editor(fields: Iterable[Json]) -> str:
+    """The field manager that last changed the spec: kubectl-patch, argocd-controller and the like."""
+    edits = [
+        item
+        for item in fields
+        if "f:spec" in (item.get("fieldsV1") or {}) and item.get("manager") != names.FIELD_MANAGER
+    ]
+    last = max(edits, key=lambda item: item.get("time") or "", default=None)
+    return str(last["manager"]) if last else "unknown"
+
+
+@dataclass
+class _Held:
+    """A registered model as it was read, and when."""
+
+    at: float
+    model: RegisteredModel | None
+
+
+@dataclass
+class PromotionObserver:
+    """Looks at the world on behalf of one promotion at a time."""
+
+    kube: Kube
+    store: Store
+    settings: Settings
+    clock: Callable[[], float]
+    open: Open = open_registry
+    open_serving: Callable[[Settings, Mapping[str, str] | None], Serving] = open_serving
+    _models: dict[tuple[str, str, str], _Held] = field(default_factory=dict)
+    """By registry, model and credentials: what one may read is nobody else's business."""
+    _down: dict[str, tuple[float, MlflowProblem]] = field(default_factory=dict)
+
+    async def observe(self, promotion: Promotion) -> Observed:
+        """Everything `decide` needs to know.
+
+        Raises:
+            KubeError: the API server could not be asked.
+        """
+        spec = promotion.spec
+        if spec is None:
+            return Observed()
+        rival = self._rival(promotion, spec)
+        if rival:
+            return Observed(rival=rival)
+        job = self._job(promotion, spec)
+        try:
+            registry = await self.registry(promotion)
+            seen = await self._registered(promotion, spec, registry, job)
+        except TrackingError as error:
+            return Observed(problem=error.problem, job=job)
+        endpoint = await self._endpoint(promotion, spec)
+        return Observed(model=seen[0], versions=seen[1], job=job, endpoint=endpoint)
+
+    async def registry(self, promotion: Promotion) -> Registry:
+        """The registry of a promotion, with its credentials.
+
+        Raises:
+            TrackingError: the Secret with the credentials is missing, or the registry cannot be used.
+        """
+        tracking = promotion.spec.tracking if promotion.spec else PromotionTracking()
+        secret = None
+        if tracking.secret_ref:
+            field = "spec.tracking.secretRef"
+            secret = await read_secret(self.kube, promotion.namespace, tracking.secret_ref, field)
+        return await asyncio.to_thread(self.open, self.settings, tracking, secret)
+
+    async def serving(self, promotion: Promotion) -> Serving:
+        """The serving workspace of a promotion, with its credentials.
+
+        Raises:
+            TrackingError: the Secret with the credentials is missing, or no workspace is known.
+        """
+        serving = promotion.spec.serving if promotion.spec else None
+        reference = serving.databricks.secret_ref if serving and serving.databricks else None
+        secret = None
+        if reference:
+            field = "spec.serving.databricks.secretRef"
+            secret = await read_secret(self.kube, promotion.namespace, reference, field)
+        return await asyncio.to_thread(self.open_serving, self.settings, secret)
+
+    def forget(self, registry_uri: str, model: str) -> None:
+        """The model was written to: what was known of it no longer counts."""
+        for key in [key for key in self._models if key[:2] == (registry_uri, model)]:
+            del self._models[key]
+
+    async def _registered(
+        self, promotion: Promotion, spec: ModelPromotionSpec, registry: Registry, job: SourceJob | None
+    ) -> tuple[RegisteredModel | None, Mapping[str, ModelVersion | None]]:
+        down = self._down.get(registry.uri)
+        if down and self.clock() < down[0]:
+            raise TrackingError(down[1])
+        try:
+            model = await self._model(promotion, spec, registry)
+            wanted = versions_needed(promotion, spec, Observed(model=model, job=job))
+            if model is None or not wanted:
+                return model, {}
+            return model, await asyncio.to_thread(_read_versions, registry, spec.model, wanted)
+        except TrackingError as error:
+            if error.problem.reason in (Reason.MLFLOW_UNREACHABLE, Reason.DATABRICKS_UNREACHABLE):
+                # Other promotions need not wait for the same time-out.
+                self._down[registry.uri] = (self.clock() + self.settings.poll_seconds, error.problem)
+            raise
+
+    async def _model(
+        self, promotion: Promotion, spec: ModelPromotionSpec, registry: Registry
+    ) -> RegisteredModel | None:
+        reference = spec.tracking.secret_ref
+        reader = f"{promotion.namespace}/{reference.name}" if reference else ""
+        key = (registry.uri, spec.model, reader)
+        held = self._models.get(key)
+        if held and self.clock() - held.at < self.settings.poll_seconds * 0.8:
+            return held.model
+        asked = self.clock()
+        model = await asyncio.to_thread(registry.model, spec.model)
+        self._models[key] = _Held(asked, model)
+        return model
+
+    async def _endpoint(self, promotion: Promotion, spec: ModelPromotionSpec) -> Endpoint | None:
+        wanted = spec.serving.databricks if spec.serving else None
+        if wanted is None or spec.suspend or promotion.deleting:
+            return None
+        try:
+            serving = await self.serving(promotion)
+            return await asyncio.to_thread(serving.endpoint, wanted)
+        except TrackingError as error:
+            return Endpoint(problem=error.problem)
+
+    def _job(self, promotion: Promotion, spec: ModelPromotionSpec) -> SourceJob | None:
+        body = self.store.jobs.get((promotion.namespace, spec.source.fine_tune_job or ""))
+        if body is None:
+            return None
+        status = body.get("status") or {}
+        model = status.get("model") or {}
+        return SourceJob(status.get("phase") or "Pending", model.get("name"), model.get("version"))
+
+    def _rival(self, promotion: Promotion, spec: ModelPromotionSpec) -> str | None:
+        """The oldest other promotion for the same alias, if it is older than this one."""
+        mine = (promotion.created, promotion.key)
+        others = [
+            (datetime.fromisoformat(body["metadata"]["creationTimestamp"]), "/".join(key))
+            for key, body in self.store.promotions.items()
+            if body["metadata"]["uid"] != promotion.uid
+            and (body["spec"].get("model"), body["spec"].get("alias")) == (spec.model, spec.alias)
+            and "deletionTimestamp" not in body["metadata"]
+            and registry_of(self.settings, body["spec"]) == self.settings.servers(spec.tracking)[1]
+        ]
+        return min((other for other in others if other < mine), default=(None, None))[1]
+
+
+def registry_of(settings: Settings, spec: Json) -> str:
+    """The registry that a ModelPromotion's spec means; empty for none."""
+    tracking = spec.get("tracking") or {}
+    known = PromotionTracking(uri=tracking.get("uri"), registry_uri=tracking.get("registryUri"))
+    return settings.servers(known)[1]
+
+
+def versions_needed(promotion: Promotion, spec: ModelPromotionSpec, observed: Observed) -> set[str]:
+    """The versions that have to be looked at: none while the alias is where it should be and nothing is served."""
+    status, holder = promotion.status, observed.alias(spec.alias)
+    candidate = named_version(spec, observed)
+    target = target_version(spec, status)
+    at_rest = target or candidate
+    if at_rest == holder == status.promoted and status.move is None and spec.serving is None:
+        return set()
+    wanted = {candidate, holder, target, status.promoted, status.move.to_version if status.move else None}
+    if spec.serving:
+        wanted.add(status.previous)
+    return {version for version in wanted if version is not None}
+
+
+def _read_versions(registry: Registry, model: str, versions: set[str]) -> dict[str, ModelVersion | None]:
+    return {version: registry.version(model, version) for version in sorted(versions)}

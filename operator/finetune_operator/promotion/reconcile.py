@@ -1,0 +1,47 @@
+"""One pass over one promotion: observe, decide, apply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar
+
+from finetune_operator.decide.promotion import decide
+from finetune_operator.model import Json
+from finetune_operator.promotion.apply import PromotionApplier, StaleError
+from finetune_operator.promotion.observe import PromotionObserver, read_promotion
+from finetune_operator.reconcile import Passes, utc_now
+from finetune_operator.registry.writer import AliasMoved, LeaseBusy
+from finetune_operator.settings import Settings
+
+# How soon to come back to a model that another replica writes to.
+_BUSY_SECONDS = 1.0
+
+
+@dataclass
+class PromotionReconciler(Passes):
+    """Handles keys of ModelPromotions."""
+
+    kind: ClassVar[str] = "ModelPromotion"
+
+    observer: PromotionObserver
+    applier: PromotionApplier
+    settings: Settings
+    now: Callable[[], datetime] = utc_now
+
+    async def look(self, body: Json) -> float | None:
+        """One pass."""
+        promotion = read_promotion(body)
+        if promotion.deleting and not promotion.finalizers:
+            return None
+        observed = await self.observer.observe(promotion)
+        now = self.now()
+        decision = decide(promotion, observed, now, self.settings)
+        try:
+            await self.applier.apply(promotion, decision, now)
+        except (LeaseBusy, AliasMoved, StaleError):
+            # That is news, and no failure: the next pass looks at how things stand then.
+            return _BUSY_SECONDS
+        # What was written is read back at once.
+        return 0.0 if decision.actions else decision.requeue_seconds

@@ -1,0 +1,30 @@
+"""Which registry a URI means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from finetune_crds.modelpromotion import PromotionTracking
+from finetune_operator.registry.base import Registry
+from finetune_operator.registry.mlflow import MlflowRegistry
+from finetune_operator.settings import Settings
+from finetune_operator.tracking import Credentials, Server
+
+UNITY_CATALOG = "databricks-uc"
+
+
+def open_registry(
+    settings: Settings, tracking: PromotionTracking, secret: Mapping[str, str] | None
+) -> Registry:
+    """The registry of a promotion, with the credentials of its Secret.
+
+    Raises:
+        TrackingError: the workspace of Unity Catalog is not known, or its credentials are incomplete.
+    """
+    server, registry = settings.servers(tracking)
+    if registry == UNITY_CATALOG:
+        from finetune_operator.databricks import workspace
+        from finetune_operator.registry.unity import UnityRegistry
+
+        return UnityRegistry(workspace(secret, settings))
+    return MlflowRegistry(Server(server, registry, Credentials.from_text(secret or {})))

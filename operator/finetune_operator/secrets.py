@@ -1,0 +1,45 @@
+"""Secrets that people name for credentials."""
+
+from __future__ import annotations
+
+import base64
+
+from finetune_crds.conditions import Reason
+from finetune_crds.env import LocalReference
+from finetune_operator.kube import Kube, KubeError
+from finetune_operator.model import MlflowProblem
+from finetune_operator.tracking import TrackingError
+
+
+async def read_secret(kube: Kube, namespace: str, reference: LocalReference, field: str) -> dict[str, str] | None:
+    """What a Secret holds, as text; None when it does not exist and need not.
+
+    Args:
+        field: where the Secret is named, for messages: spec.tracking.secretRef.
+
+    Raises:
+        TrackingError: it cannot be read, does not exist, or holds no text.
+        KubeError: the API server cannot be reached.
+    """
+    what = f"Secret {reference.name} of {field}"
+    try:
+        secret = await kube.get("Secret", namespace, reference.name)
+        if secret is not None:
+            return {name: _text(value) for name, value in (secret.get("data") or {}).items()}
+    except ValueError:
+        problem = f"{what} holds credentials that are no text: make it from text"
+    except KubeError as error:
+        if error.status not in (400, 403):
+            raise
+        remedy = "install the chart with rbac.trackingSecrets" if error.status == 403 else "name another"
+        problem = f"{what} cannot be read by the operator ({error}): {remedy}"
+    else:
+        if reference.optional:
+            return None
+        problem = f"{what} does not exist in namespace {namespace}: create it"
+    raise TrackingError(MlflowProblem(Reason.MLFLOW_FORBIDDEN, problem))
+
+
+def _text(value: str) -> str:
+    # NB: files and `echo` end in a line break, which no header may hold.
+    return base64.b64decode(value).decode().strip()
