@@ -32,6 +32,7 @@ RESOURCES = {
     "ConfigMap": ("/api/v1", "configmaps"),
     "Secret": ("/api/v1", "secrets"),
     "Event": ("/api/v1", "events"),
+    "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
 }
 
 
@@ -98,15 +99,22 @@ class Kube:
         return await self._request("POST", path(kind, namespace), query=query, body=body)
 
     async def apply(self, body: Json, *, subresource: str = "") -> Json:
-        """Server-side apply: the fields in `body` become as they are there, and ours."""
+        """Server-side apply: the fields in `body` become as they are there, and ours.
+
+        A uid and a resource version in its metadata are preconditions: KubeError 409 when they no longer hold.
+        """
         meta = body["metadata"]
         target = path(body["kind"], meta["namespace"], meta["name"], subresource)
         query = {"fieldManager": names.FIELD_MANAGER, "force": "true"}
         return await self._request("PATCH", target, query=query, body=body, content_type=APPLY_TYPE)
 
-    async def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
-        """Delete an object and what it owns, if it still has this uid; one that is gone is well."""
-        body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+    async def delete(self, kind: str, namespace: str, name: str, uid: str, version: str = "") -> None:
+        """Delete an object and what it owns, if it still has this uid; one that is gone is well.
+
+        version: the resource version that it must have too; empty for any.
+        """
+        preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
+        body = {"propagationPolicy": "Background", "preconditions": preconditions}
         try:
             await self._request("DELETE", path(kind, namespace, name), body=body)
         except KubeError as error:

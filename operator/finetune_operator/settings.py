@@ -27,6 +27,7 @@ class Settings:
         tracking_uri: MLflow server of jobs that name none; empty for none.
         registry_uri: model registry of jobs that name none; empty for the tracking server.
         tracking_public_url: where a browser finds the default MLflow server; empty for `tracking_uri`.
+        namespace: the operator's own namespace, where it keeps its Leases.
         namespaces: namespaces to watch; empty for all.
         resync_seconds: how often every job is looked at even if nothing was heard of it.
         poll_seconds: how often MLflow is asked about a job that is active.
@@ -42,6 +43,7 @@ class Settings:
     tracking_uri: str = ""
     registry_uri: str = ""
     tracking_public_url: str = ""
+    namespace: str = "default"
     namespaces: tuple[str, ...] = ()
     resync_seconds: float = 30.0
     poll_seconds: float = 5.0

@@ -59,7 +59,13 @@ def environment(*values: str) -> dict[str, str]:
     container = objects(*values)["Deployment", "finetune-operator"]["spec"]["template"]["spec"]["containers"][
         0
     ]
-    return {variable["name"]: variable.get("value", "") for variable in container["env"]}
+    known = {"metadata.namespace": "fs"}
+    return {
+        variable["name"]: known[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+        if "valueFrom" in variable
+        else variable["value"]
+        for variable in container["env"]
+    }
 
 
 def test_lint_finds_nothing() -> None:
@@ -98,15 +104,18 @@ def test_pods_are_restricted() -> None:
             ]
 
 
-def test_operator_may_do_this_and_no_more() -> None:
-    rules = objects()["ClusterRole", "finetune-operator"]["rules"]
-    allowed = {
+def allowed_by(role: Json) -> set[tuple[str, str]]:
+    return {
         (f"{group}/{resource}".strip("/"), verb)
-        for rule in rules
+        for rule in role["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
+
+
+def test_operator_may_do_this_and_no_more() -> None:
+    allowed = allowed_by(objects()["ClusterRole", "finetune-operator"])
     jobs = ("get", "list", "watch", "create", "delete")
     applied = ("get", "list", "create", "patch", "delete")
     assert allowed == {
@@ -121,6 +130,15 @@ def test_operator_may_do_this_and_no_more() -> None:
     }
 
 
+@pytest.mark.parametrize("values", [(), ("watchNamespaces={research}",)], ids=["all", "watched"])
+def test_leases_are_kept_in_the_operators_own_namespace(values: tuple[str, ...]) -> None:
+    role = objects(*values)["Role", "finetune-operator-leases"]
+    assert role["metadata"]["namespace"] == "fs"
+    assert allowed_by(role) == {
+        ("coordination.k8s.io/leases", verb) for verb in ("get", "create", "patch", "delete")
+    }
+
+
 def test_watched_namespaces_get_a_role_each_and_no_cluster_role() -> None:
     found = [
         (part["kind"], part["metadata"].get("namespace"))
@@ -130,8 +148,10 @@ def test_watched_namespaces_get_a_role_each_and_no_cluster_role() -> None:
         if "Role" in part["kind"]
     ]
     assert sorted(found) == [
+        ("Role", "fs"),
         ("Role", "products"),
         ("Role", "research"),
+        ("RoleBinding", "fs"),
         ("RoleBinding", "products"),
         ("RoleBinding", "research"),
     ]
@@ -149,6 +169,7 @@ def test_environment_is_what_the_operator_reads() -> None:
     assert Settings.from_environment(values) == Settings(
         prep_image="finetune-prep:0.1.0",
         trainer_image="finetune-trainer:0.1.0",
+        namespace="fs",
         tracking_uri="http://finetune-operator-mlflow.fs.svc:5000",
         tracking_public_url="http://finetune-operator-mlflow.fs.svc:5000",
     )

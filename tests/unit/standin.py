@@ -70,16 +70,17 @@ class StandIn(Kube):
     async def apply(self, body: Json, *, subresource: str = "") -> Json:
         self._note("status" if subresource else "apply", body["kind"], body["metadata"]["name"])
         held = self.objects.get(self._key(body))
-        if not subresource:
-            return self.keep(body)
-        if held is None:
+        expected = {name: body["metadata"].get(name) for name in ("uid", "resourceVersion")}
+        if held is None and (subresource or any(expected.values())):
             raise KubeError(404, "not found", "NotFound")
-        if any(held["metadata"][name] != body["metadata"][name] for name in ("uid", "resourceVersion")):
+        if held and any(value not in (None, held["metadata"][name]) for name, value in expected.items()):
             raise KubeError(409, "the object has been modified", "Conflict")
+        if not subresource or held is None:
+            return self.keep(body)
         return self.keep({**held, subresource: body[subresource]})
 
-    async def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
+    async def delete(self, kind: str, namespace: str, name: str, uid: str, version: str = "") -> None:
         self._note("delete", kind, name)
         held = self.objects.get((kind, namespace, name))
-        if held and held["metadata"]["uid"] == uid:
+        if held and held["metadata"]["uid"] == uid and version in ("", held["metadata"]["resourceVersion"]):
             del self.objects[kind, namespace, name]

@@ -121,6 +121,13 @@ async def test_a_deletion_is_of_one_object_and_what_it_owns(kube: Kube, server: 
     assert server.asked[0]["body"] == {"propagationPolicy": "Background", "preconditions": {"uid": "u1"}}
 
 
+async def test_a_deletion_may_be_of_one_version_alone(kube: Kube, server: Server) -> None:
+    server.answers = [(200, {})]
+    await kube.delete("Lease", "team", "l", "u1", version="7")
+    assert server.asked[0]["path"] == "/apis/coordination.k8s.io/v1/namespaces/team/leases/l"
+    assert server.asked[0]["body"]["preconditions"] == {"uid": "u1", "resourceVersion": "7"}
+
+
 @pytest.mark.parametrize("status", [404, 409])
 async def test_a_deletion_of_what_is_gone_is_well(kube: Kube, server: Server, status: int) -> None:
     server.answers = [(status, {"message": "gone"})]
