@@ -13,6 +13,9 @@ from finetune_operator.decide.undone import undone
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.model import Action, Decision, Deletion, EnsureRun, FinishRun, Job, Json, SetAlias
 from finetune_operator.observe import Observer
+from finetune_operator.promotion.model import MoveAlias
+from finetune_operator.registry.mlflow import MlflowRegistry
+from finetune_operator.registry.writer import ANYWHERE, AliasWriter, LeaseBusy
 from finetune_operator.store import Store
 from finetune_operator.tracking import Server, TrackingError
 
@@ -30,6 +33,7 @@ class Applier:
     kube: Kube
     store: Store
     observer: Observer
+    writer: AliasWriter
 
     async def apply(self, job: Job, decision: Decision, now: datetime) -> None:
         """Carry out a decision: deletions, children, MLflow, status, Events, in this order.
@@ -38,11 +42,12 @@ class Applier:
             KubeError: the API server refused something, or could not be reached.
             NameTaken: a child's name belongs to something else.
             TrackingError: MLflow could not be written to; the status says so.
+            LeaseBusy: an alias waits for another replica's write; come back in about a second.
         """
         await self._delete(job, decision)
         for body in decision.apply:
             await self._child(job, body)
-        failure: TrackingError | None = None
+        failure: TrackingError | LeaseBusy | None = None
         for action in decision.actions:
             try:
                 await self._act(job, action)
@@ -50,6 +55,9 @@ class Applier:
                 failure = error
                 settings = self.observer.settings
                 decision = undone(job, decision, action, error.problem, now=now, settings=settings)
+                break
+            except LeaseBusy as busy:
+                failure = busy
                 break
         await self._status(job, decision, now)
         if failure:
@@ -100,10 +108,18 @@ class Applier:
         """Write to MLflow."""
         try:
             server = await self.observer.server(job)
-            if server:
+            if server is None:
+                return
+            if isinstance(action, SetAlias):
+                await self._set_alias(server, action)
+            else:
                 await asyncio.to_thread(_act, server, job, action)
         finally:
             self.observer.forget(job)
+
+    async def _set_alias(self, server: Server, action: SetAlias) -> None:
+        wanted = MoveAlias(expected=ANYWHERE, to=action.version)
+        await self.writer.move(MlflowRegistry.of(server), action.model, action.alias, wanted)
 
     async def _status(self, job: Job, decision: Decision, now: datetime) -> None:
         if decision.status == job.status:
@@ -132,16 +148,13 @@ class Applier:
                 log.warning("the Event %s about %s was not written: %s", condition.reason, job.key, error)
 
 
-def _act(server: Server, job: Job, action: Action) -> None:
+def _act(server: Server, job: Job, action: EnsureRun | FinishRun) -> None:
     if isinstance(action, EnsureRun):
         run = server.ensure_run(job.uid, action.experiment, action.run_name, action.tags)
         log.info("%s is tracked in MLflow run %s", job.key, run.run_id)
-    elif isinstance(action, FinishRun):
+    else:
         server.finish_run(action.run_id, action.status)
         log.info("closed MLflow run %s of %s as %s", action.run_id, job.key, action.status)
-    elif isinstance(action, SetAlias):
-        server.set_alias(action.model, action.alias, action.version)
-        log.info("%s: alias %s of %s is version %s", job.key, action.alias, action.model, action.version)
 
 
 def _owned(held: Json, uid: str) -> bool:

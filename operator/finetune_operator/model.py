@@ -77,13 +77,15 @@ class Mlflow:
 class Observed:
     """What exists: the job's child Jobs by name, its pods, and MLflow's word.
 
-    `rejections` are the messages of Jobs whose pods the API server refused to create, by Job name.
+    `rejections` are the messages of Jobs whose pods the API server refused to create, by Job name. `owned` are the
+    aliases of the job's registered model that a ModelPromotion keeps: namespace/name of it, by alias.
     """
 
     jobs: Mapping[str, Json] = field(default_factory=dict)
     pods: tuple[Json, ...] = ()
     mlflow: Mlflow | None = None
     rejections: Mapping[str, str] = field(default_factory=dict)
+    owned: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

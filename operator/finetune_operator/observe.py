@@ -16,7 +16,10 @@ from finetune_crds.status import FineTuneJobStatus
 from finetune_operator import names
 from finetune_operator.children import job_ended, of_job
 from finetune_operator.kube import Kube, KubeError
+from finetune_operator.mlflow_host import canonical
 from finetune_operator.model import Job, Json, Mlflow, MlflowProblem, Observed
+from finetune_operator.registry.mlflow import MlflowRegistry
+from finetune_operator.secrets import read_secret
 from finetune_operator.settings import Settings
 from finetune_operator.store import Store
 from finetune_operator.tracking import Credentials, Server, TrackingError
@@ -89,7 +92,7 @@ class Observer:
         jobs = {item["metadata"]["name"]: item for item in self.store.children("Job", job.uid)}
         pods = tuple(self.store.children("Pod", job.uid))
         rejections = await self._rejections(job, jobs, pods, now)
-        return Observed(jobs=jobs, pods=pods, mlflow=mlflow, rejections=rejections)
+        return Observed(jobs=jobs, pods=pods, mlflow=mlflow, rejections=rejections, owned=self._owned(job))
 
     def forget(self, job: Job) -> None:
         """MLflow was written to, or the job is gone: what was known of it no longer counts."""
@@ -105,12 +108,11 @@ class Observer:
         uri, registry = self.settings.servers(tracking or Tracking())
         if not uri:
             return None
-        credentials = Credentials()
+        secret = None
         if tracking and tracking.secret_ref:
-            credentials = await self._credentials(
-                job, tracking.secret_ref.name, optional=tracking.secret_ref.optional
-            )
-        return Server(uri, registry, credentials)
+            where = "spec.tracking.secretRef"
+            secret = await read_secret(self.kube, job.namespace, tracking.secret_ref, where)
+        return Server(uri, registry, Credentials.of(secret))
 
     async def _read_ends(self, job: Job) -> None:
         """List the pods of a child Job whose end is still to be judged.
@@ -124,24 +126,29 @@ class Observer:
                 for body in (await self.kube.list("Pod", job.namespace, labelSelector=selector)).objects:
                     self.store.put("Pod", body)
 
-    async def _credentials(self, job: Job, name: str, *, optional: bool) -> Credentials:
-        what = f"Secret {name} of spec.tracking.secretRef"
-        try:
-            secret = await self.kube.get("Secret", job.namespace, name)
-            if secret is not None:
-                return Credentials.from_secret(secret.get("data") or {})
-        except ValueError:
-            problem = f"{what} holds credentials that are no text: make it from text"
-        except KubeError as error:
-            if error.status not in (400, 403):
-                raise
-            remedy = "install the chart with rbac.trackingSecrets" if error.status == 403 else "name another"
-            problem = f"{what} cannot be read by the operator ({error}): {remedy}"
-        else:
-            if optional:
-                return Credentials()
-            problem = f"{what} does not exist in namespace {job.namespace}: create it"
-        raise TrackingError(MlflowProblem(Reason.MLFLOW_FORBIDDEN, problem))
+    def _owned(self, job: Job) -> dict[str, str]:
+        """The ModelPromotions that keep aliases of the job's model in the same registry, by alias."""
+        if job.spec is None or job.spec.register_ is None:
+            return {}
+        registry = self._registry_of(job.spec.tracking)
+        found: dict[str, str] = {}
+        for (namespace, name), body in sorted(self.store.promotions.items()):
+            spec = body.get("spec") or {}
+            tracking = spec.get("tracking") or {}
+            # NB: what another version of the operator let through may not fit this one's schema.
+            theirs = Tracking.model_construct(
+                uri=tracking.get("uri"), registry_uri=tracking.get("registryUri")
+            )
+            if (
+                "deletionTimestamp" not in body["metadata"]
+                and spec.get("model") == job.spec.register_.model
+                and self._registry_of(theirs) == registry
+            ):
+                found.setdefault(str(spec.get("alias")), f"{namespace}/{name}")
+        return found
+
+    def _registry_of(self, tracking: Tracking) -> str:
+        return canonical(self.settings.servers(tracking)[1])
 
     async def _mlflow(self, job: Job) -> Mlflow | None:
         question = self._question(job)
@@ -237,7 +244,8 @@ def _ask(server: Server, job: Job, want_version: bool) -> Mlflow:
         version = None
         if run and want_version and job.spec.register_:
             wanted = job.spec.register_
-            version = server.find_version(wanted.model, run.run_id, list(wanted.aliases))
+            registry = MlflowRegistry.of(server)
+            version = registry.find_version(wanted.model, run.run_id, wanted.aliases)
         return Mlflow(run=run, version=version)
     except TrackingError as error:
         return Mlflow(problem=error.problem)

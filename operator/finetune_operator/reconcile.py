@@ -16,10 +16,14 @@ from finetune_operator.decide.draft import Draft
 from finetune_operator.kube import KubeError
 from finetune_operator.model import Decision, Job, Json, Observed
 from finetune_operator.observe import Observer, UnreadableStatusError, read_job
+from finetune_operator.registry.writer import LeaseBusy
 from finetune_operator.settings import Settings
 from finetune_operator.store import Store
 from finetune_operator.tracking import TrackingError
 from finetune_operator.workqueue import WorkQueue
+
+# How soon to come back while another replica writes to the same registered model.
+BUSY_SECONDS = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +90,9 @@ class Reconciler(Passes):
             now = self.now()
             decision = decide(job, observed, now, self.settings)
             await self.applier.apply(job, decision, now)
+        except LeaseBusy as error:
+            log.debug("%s: %s", job.key, error)
+            return BUSY_SECONDS
         except (KubeError, NameTaken) as error:
             await self._report(job, error)
             raise

@@ -11,7 +11,9 @@ from finetune_operator.model import MlflowProblem
 from finetune_operator.tracking import TrackingError
 
 
-async def read_secret(kube: Kube, namespace: str, reference: LocalReference, field: str) -> dict[str, str] | None:
+async def read_secret(
+    kube: Kube, namespace: str, reference: LocalReference, field: str
+) -> dict[str, str] | None:
     """What a Secret holds, as text; None when it does not exist and need not.
 
     Args:

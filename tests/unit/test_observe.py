@@ -306,3 +306,37 @@ async def test_a_server_that_is_away_is_not_waited_for_by_every_job(asked: Asked
 def test_a_tracking_error_carries_its_problem() -> None:
     problem = MlflowProblem(Reason.MLFLOW_ERROR, "no")
     assert (TrackingError(problem).problem, str(TrackingError(problem))) == (problem, "no")
+
+
+def promotion(name: str = "prod", *, deleting: bool = False, **spec: Any) -> Json:
+    meta = {"deletionTimestamp": "2026-08-01T12:00:00Z"} if deleting else {}
+    return {"metadata": {"name": name, **meta}, "spec": {"model": "tuned", "alias": "champion"} | spec}
+
+
+OWNED: dict[str, tuple[list[Json], Json]] = {
+    "none": ([], {}),
+    "one": ([promotion()], {"champion": "team/prod"}),
+    "the first of two": ([promotion("b"), promotion("a")], {"champion": "team/a"}),
+    "of another model": ([promotion(model="other")], {}),
+    "of another registry": ([promotion(tracking={"registryUri": "http://other"})], {}),
+    "of the same registry, written otherwise": (
+        [promotion(tracking={"uri": "http://MLflow:5000/"})],
+        {"champion": "team/prod"},
+    ),
+    "on its way out": ([promotion(deleting=True)], {}),
+    "without a spec": ([{"metadata": {"name": "prod"}}], {}),
+}
+
+
+@pytest.mark.parametrize(("promotions", "expected"), OWNED.values(), ids=OWNED)
+async def test_aliases_that_promotions_keep(promotions: list[Json], expected: Json) -> None:
+    world = World(settings=SETTINGS)
+    for body in promotions:
+        world.know("ModelPromotion", body)
+    assert world.observer._owned(job(register={"model": "tuned"})) == expected
+
+
+def test_a_job_that_registers_nothing_shares_no_alias() -> None:
+    world = World(settings=SETTINGS)
+    world.know("ModelPromotion", promotion())
+    assert world.observer._owned(job()) == {}

@@ -10,12 +10,14 @@ import pytest
 
 from finetune_crds.conditions import Reason, Type
 from finetune_crds.status import MlflowStatus
+from finetune_operator import reconcile as module
 from finetune_operator.apply import Applier
 from finetune_operator.decide.undone import undone
 from finetune_operator.kube import KubeError
 from finetune_operator.model import Decision, EnsureRun, FinishRun, MlflowProblem, SetAlias
 from finetune_operator.observe import Observer, read_job
 from finetune_operator.reconcile import Reconciler
+from finetune_operator.registry.writer import AliasWriter, lease_name
 from finetune_operator.store import Store
 from finetune_operator.tracking import Server, TrackingError
 from finetune_operator.workqueue import WorkQueue
@@ -48,7 +50,8 @@ class World:
         self.store = Store()
         self.queue = WorkQueue(clock=lambda: self.seconds)
         observer = Observer(self.kube, self.store, self.settings, clock=lambda: self.seconds)
-        applier = Applier(self.kube, self.store, observer)
+        writer = AliasWriter(self.kube, self.settings, "operator-1")
+        applier = Applier(self.kube, self.store, observer, writer)
         self.reconciler = Reconciler(
             self.store, self.queue, observer, applier, self.settings, now=lambda: later(self.seconds)
         )
@@ -305,3 +308,25 @@ async def test_mlflow_that_refuses_a_write_does_not_keep_the_status_from_being_w
         await world.reconciler.applier.apply(found, decision, NOW)
     assert world.status["mlflow"] == {"runId": "r1"}
     assert world.condition(Type.TRACKED) == (Reason.MLFLOW_FORBIDDEN, "no")
+
+
+async def test_an_alias_waits_for_another_replica_without_a_complaint(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(settings=SETTINGS)
+    name = lease_name("http://mlflow:5000", "m")
+    world.kube.keep({"kind": "Lease", "metadata": {"name": name, "namespace": "default"}, "spec": {}})
+    deciding = Decision(status=read_job(submitted_as_kept(world)).status, actions=(SetAlias("m", "a", "4"),))
+    monkeypatch.setattr(module, "decide", lambda *_: deciding)
+    monkeypatch.setattr(Observer, "_ask", no_answer)
+    with caplog.at_level(logging.INFO):
+        await world.look()
+    assert (caplog.records, world.next_look()) == ([], world.seconds + module.BUSY_SECONDS)
+
+
+def submitted_as_kept(world: World) -> Json:
+    return world.kube.objects["FineTuneJob", "team", "tune"]
+
+
+async def no_answer(*_: Any, **__: Any) -> None:
+    """MLflow is not asked."""

@@ -34,6 +34,16 @@ def held(store: Store) -> Json:
 
 Step = tuple[Any, ...]
 
+
+def test_promotions_stand_apart_from_jobs_and_own_nothing() -> None:
+    store = Store()
+    store.put("ModelPromotion", ftj(1, "prod"))
+    store.put("FineTuneJob", ftj(2))
+    assert (list(store.promotions), list(store.jobs)) == ([("team", "prod")], [("team", "tune")])
+    store.replace("ModelPromotion", [], 3)
+    assert (list(store.promotions), list(store.jobs)) == ([], [("team", "tune")])
+
+
 STORIES: dict[str, tuple[list[Step], Json]] = {
     "a newer state replaces an older one": (
         [("put", "FineTuneJob", ftj(1)), ("put", "FineTuneJob", ftj(2))],
@@ -123,7 +133,8 @@ def test_nothing_is_kept_of_jobs_that_are_gone() -> None:
     for kind in ("Job", "Pod"):
         store.drop(kind, child(4))
         store.replace(kind, [], 5)
-    store.replace("FineTuneJob", [], 5)
+    for kind in ("FineTuneJob", "ModelPromotion"):
+        store.replace(kind, [], 5)
     empty = Store()
     empty._listed = dict.fromkeys(empty._listed, 5)
     assert store == empty

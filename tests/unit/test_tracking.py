@@ -16,6 +16,7 @@ import pytest
 
 from finetune_crds.conditions import Reason
 from finetune_operator.model import Run, Version
+from finetune_operator.registry.mlflow import MlflowRegistry
 from finetune_operator.tracking import Credentials, Server, TrackingError
 
 Json = dict[str, Any]
@@ -285,12 +286,12 @@ def test_the_newest_version_of_a_run_counts_and_the_aliases_at_it(mlflow: Answer
     aliases = [{"alias": "candidate", "version": "10"}, {"alias": "champion", "version": "9"}]
     model = {"registered_model": {"name": "it's mine", "aliases": aliases}}
     mlflow.by_path["registered-models/get"] = (200, model)
-    server = Server("http://127.0.0.1:1", mlflow.uri)
-    assert server.find_version("it's mine", "r1", ["candidate", "champion"]) == Version(
+    registry = MlflowRegistry("http://127.0.0.1:1", mlflow.uri)
+    assert registry.find_version("it's mine", "r1", ["candidate", "champion"]) == Version(
         "it's mine", "10", frozenset({"candidate"})
     )
 
 
 def test_no_version_yet(mlflow: Answers) -> None:
     mlflow.by_path["model-versions/search"] = (200, {"model_versions": []})
-    assert Server(mlflow.uri, mlflow.uri).find_version("m", "r1", []) is None
+    assert MlflowRegistry(mlflow.uri, mlflow.uri).find_version("m", "r1", []) is None

@@ -1,6 +1,11 @@
-"""Registration: the trainer makes the version, the operator alone writes its aliases."""
+"""Registration: the trainer makes the version, the operator alone writes its aliases.
+
+An alias that a ModelPromotion keeps is left to that: two writers would move it to and fro.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from finetune_crds.conditions import Reason, Type
 from finetune_crds.finetunejob import Register
@@ -23,15 +28,25 @@ def register(draft: Draft) -> bool:
     if seen.version is None:
         return _wait_for_version(draft, wanted)
     _copy(draft, seen.version)
-    missing = [alias for alias in wanted.aliases if alias not in seen.version.aliases]
+    owned = draft.observed.owned
+    missing = [alias for alias in wanted.aliases if alias not in seen.version.aliases and alias not in owned]
     if missing:
         draft.actions += [SetAlias(wanted.model, alias, seen.version.version) for alias in missing]
         draft.set(Type.REGISTERED, False, Reason.REGISTERING, f"setting {', '.join(missing)}")
         return False
-    aliases = f", now {', '.join(wanted.aliases)}" if wanted.aliases else ""
-    message = f"{wanted.model} version {seen.version.version}{aliases}"
-    draft.set(Type.REGISTERED, True, Reason.REGISTERED, message)
+    draft.set(Type.REGISTERED, True, Reason.REGISTERED, _registered(wanted, seen.version, owned))
     return True
+
+
+def _registered(wanted: Register, version: Version, owned: Mapping[str, str]) -> str:
+    own = [alias for alias in wanted.aliases if alias not in owned]
+    left = [
+        f"alias {alias} is left to ModelPromotion {owned[alias]}"
+        for alias in wanted.aliases
+        if alias in owned
+    ]
+    aliases = f", now {', '.join(own)}" if own else ""
+    return "; ".join([f"{wanted.model} version {version.version}{aliases}", *left])
 
 
 def _wait_for_version(draft: Draft, wanted: Register) -> bool:

@@ -120,7 +120,9 @@ class PromotionApplier:
             try:
                 await self.kube.create(events.event(about, condition, now))
             except KubeError as error:
-                log.warning("the Event %s about %s was not written: %s", condition.reason, promotion.key, error)
+                log.warning(
+                    "the Event %s about %s was not written: %s", condition.reason, promotion.key, error
+                )
 
     async def _finalizer(self, promotion: Promotion, *, wanted: bool) -> None:
         await self.kube.apply(

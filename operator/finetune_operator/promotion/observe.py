@@ -17,14 +17,15 @@ from finetune_operator import names
 from finetune_operator.decide.promotion.rollback import target_version
 from finetune_operator.decide.promotion.source import named_version
 from finetune_operator.kube import Kube
+from finetune_operator.mlflow_host import canonical
 from finetune_operator.model import Json, MlflowProblem
 from finetune_operator.observe import UnreadableStatusError
 from finetune_operator.promotion.model import Observed, Promotion, SourceJob
 from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry
 from finetune_operator.registry.choose import open_registry
 from finetune_operator.secrets import read_secret
-from finetune_operator.serving.databricks import Serving, open_serving
-from finetune_operator.serving.model import Endpoint
+from finetune_operator.serving.choose import open_serving
+from finetune_operator.serving.model import Endpoint, Serving
 from finetune_operator.settings import Settings
 from finetune_operator.store import Store
 from finetune_operator.tracking import TrackingError
@@ -217,7 +218,7 @@ class PromotionObserver:
             if body["metadata"]["uid"] != promotion.uid
             and (body["spec"].get("model"), body["spec"].get("alias")) == (spec.model, spec.alias)
             and "deletionTimestamp" not in body["metadata"]
-            and registry_of(self.settings, body["spec"]) == self.settings.servers(spec.tracking)[1]
+            and registry_of(self.settings, body["spec"]) == canonical(self.settings.servers(spec.tracking)[1])
         ]
         return min((other for other in others if other < mine), default=(None, None))[1]
 
@@ -225,8 +226,11 @@ class PromotionObserver:
 def registry_of(settings: Settings, spec: Json) -> str:
     """The registry that a ModelPromotion's spec means; empty for none."""
     tracking = spec.get("tracking") or {}
-    known = PromotionTracking(uri=tracking.get("uri"), registry_uri=tracking.get("registryUri"))
-    return settings.servers(known)[1]
+    # NB: what another version of the operator let through may not fit this one's schema.
+    known = PromotionTracking.model_construct(
+        uri=tracking.get("uri"), registry_uri=tracking.get("registryUri")
+    )
+    return canonical(settings.servers(known)[1])
 
 
 def versions_needed(promotion: Promotion, spec: ModelPromotionSpec, observed: Observed) -> set[str]:

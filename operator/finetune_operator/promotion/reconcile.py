@@ -11,12 +11,9 @@ from finetune_operator.decide.promotion import decide
 from finetune_operator.model import Json
 from finetune_operator.promotion.apply import PromotionApplier, StaleError
 from finetune_operator.promotion.observe import PromotionObserver, read_promotion
-from finetune_operator.reconcile import Passes, utc_now
+from finetune_operator.reconcile import BUSY_SECONDS, Passes, utc_now
 from finetune_operator.registry.writer import AliasMoved, LeaseBusy
 from finetune_operator.settings import Settings
-
-# How soon to come back to a model that another replica writes to.
-_BUSY_SECONDS = 1.0
 
 
 @dataclass
@@ -42,6 +39,6 @@ class PromotionReconciler(Passes):
             await self.applier.apply(promotion, decision, now)
         except (LeaseBusy, AliasMoved, StaleError):
             # That is news, and no failure: the next pass looks at how things stand then.
-            return _BUSY_SECONDS
+            return BUSY_SECONDS
         # What was written is read back at once.
         return 0.0 if decision.actions else decision.requeue_seconds

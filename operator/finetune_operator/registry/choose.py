@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from finetune_crds.modelpromotion import PromotionTracking
+from finetune_operator.mlflow_host import Credentials
 from finetune_operator.registry.base import Registry
 from finetune_operator.registry.mlflow import MlflowRegistry
 from finetune_operator.settings import Settings
-from finetune_operator.tracking import Credentials, Server
 
 UNITY_CATALOG = "databricks-uc"
 
@@ -27,4 +27,4 @@ def open_registry(
         from finetune_operator.registry.unity import UnityRegistry
 
         return UnityRegistry(workspace(secret, settings))
-    return MlflowRegistry(Server(server, registry, Credentials.from_text(secret or {})))
+    return MlflowRegistry(server, registry, Credentials.of(secret))

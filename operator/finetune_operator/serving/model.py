@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from finetune_crds.serving import DatabricksServing
 from finetune_operator.model import MlflowProblem
@@ -61,3 +62,13 @@ class LogRequests:
 
 
 EndpointAction = ConfigureEndpoint | LogRequests
+
+
+class Serving(Protocol):
+    """A workspace with serving endpoints. Every method blocks, and raises TrackingError."""
+
+    def endpoint(self, wanted: DatabricksServing) -> Endpoint:
+        """The endpoint as it is."""
+
+    def act(self, action: EndpointAction) -> None:
+        """Begin a change; it goes on by itself."""

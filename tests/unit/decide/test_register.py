@@ -35,10 +35,10 @@ BEFORE = status(
 AWAY = Mlflow(problem=MlflowProblem(Reason.MLFLOW_UNREACHABLE, "MLflow at http://m cannot be reached: no"))
 
 
-def register(mlflow: Mlflow | None, seconds: float = 0, aliases: list[str] | None = None) -> Any:
+def register(mlflow: Mlflow | None, seconds: float = 0, aliases: list[str] | None = None, **seen: Any) -> Any:
     wanted = {"model": "tuned"} | ({} if aliases is None else {"aliases": aliases})
     found = job(BEFORE, register=wanted)
-    return conclude(found, observed(mlflow=mlflow), at=later(seconds), settings=SETTINGS)
+    return conclude(found, observed(mlflow=mlflow, **seen), at=later(seconds), settings=SETTINGS)
 
 
 def test_aliases_are_set_once() -> None:
@@ -66,6 +66,30 @@ def test_the_version_becomes_the_status() -> None:
         aliases=["candidate"],
         eval_loss=2.0,
     )
+
+
+OWNED: dict[str, tuple[list[str], frozenset[str], str]] = {
+    "one of two": (
+        ["candidate", "champion"],
+        frozenset({"candidate"}),
+        "tuned version 4, now candidate; alias champion is left to ModelPromotion team/prod",
+    ),
+    "the only one": (
+        ["champion"],
+        frozenset(),
+        "tuned version 4; alias champion is left to ModelPromotion team/prod",
+    ),
+}
+
+
+@pytest.mark.parametrize(("aliases", "pointing", "message"), OWNED.values(), ids=OWNED)
+def test_an_alias_that_a_promotion_keeps_is_left_to_it(
+    aliases: list[str], pointing: frozenset[str], message: str
+) -> None:
+    version = Version("tuned", "4", pointing)
+    decision = register(tracked(version), aliases=aliases, owned={"champion": "team/prod"})
+    assert said(decision, Type.REGISTERED) == ("True", Reason.REGISTERED, message)
+    assert decision.actions == (FinishRun("r1", "FINISHED"),)
 
 
 def test_no_alias_need_be_asked_for() -> None:

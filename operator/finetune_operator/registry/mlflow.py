@@ -1,0 +1,139 @@
+"""MLflow's model registry, with credentials a call."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from finetune_crds import contract
+from finetune_operator.mlflow_host import NOBODY, Credentials, Host, canonical
+from finetune_operator.model import Run, Version
+from finetune_operator.registry.base import ModelVersion, RegisteredModel
+from finetune_operator.tracking import Server, get_run
+
+# NB: databases of MLflow hold versions in 32 bits, and PostgreSQL fails on more.
+_LARGEST_VERSION = 2**31 - 1
+_MISSING = "RESOURCE_DOES_NOT_EXIST"
+
+
+@dataclass(frozen=True)
+class MlflowRegistry:
+    """The registry of an MLflow server, and the tracking server that knows the runs of its versions.
+
+    Every method blocks, and raises TrackingError.
+    """
+
+    tracking_uri: str
+    registry_uri: str
+    credentials: Credentials = NOBODY
+
+    @classmethod
+    def of(cls, server: Server) -> Self:
+        """The registry that belongs to a tracking server."""
+        return cls(server.uri, server.registry_uri, server.credentials)
+
+    @property
+    def uri(self) -> str:
+        """Names the registry: the same for everybody who means the same one."""
+        return canonical(self.registry_uri)
+
+    def model(self, name: str) -> RegisteredModel | None:
+        """A registered model; None when there is none of the name."""
+        host = self._registry
+        with host.problems():
+            found = _unless_missing(lambda: host.registry().get_registered_model(name))
+            return RegisteredModel(name, _aliases(found)) if found else None
+
+    def version(self, name: str, version: str) -> ModelVersion | None:
+        """A version with its tags and the metrics of its run; None when it does not exist."""
+        host = self._registry
+        if int(version) > _LARGEST_VERSION:
+            return None
+        with host.problems():
+            found = _unless_missing(lambda: host.registry().get_model_version(name, version))
+        if found is None:
+            return None
+        run = self._run(found.run_id) if found.run_id else None
+        tags = dict(found.tags)
+        run_tags = run.tags if run else {}
+        return ModelVersion(
+            version=str(found.version),
+            ready=found.status == "READY",
+            run_id=run.run_id if run else None,
+            tags=tags,
+            metrics={key: _unclamped(value) for key, value in run.metrics.items()} if run else {},
+            evaluated_on=tags.get(contract.TAG_EVAL_DATA) or run_tags.get(contract.TAG_EVAL_DATA) or None,
+        )
+
+    def find_version(self, name: str, run_id: str, aliases: Iterable[str]) -> Version | None:
+        """The version that a run registered, the newest if there are several, and which of `aliases` point at it."""
+        host = self._registry
+        with host.problems():
+            store = host.registry()
+            # NB: a model's name may hold quotes, which the filter's grammar cannot.
+            found = [
+                item
+                for item in store.search_model_versions(f"run_id = '{run_id}'")
+                if item.name == name and item.status == "READY"
+            ]
+            if not found:
+                return None
+            newest = max(found, key=lambda item: int(item.version))
+            held = _aliases(store.get_registered_model(name))
+            pointing = {alias for alias in aliases if held.get(alias) == str(newest.version)}
+            return Version(name, str(newest.version), frozenset(pointing))
+
+    def set_alias(self, name: str, alias: str, version: str) -> None:
+        """Point an alias at a version, whatever it points at now."""
+        host = self._registry
+        with host.problems():
+            host.registry().set_registered_model_alias(name, alias, version)
+
+    def delete_alias(self, name: str, alias: str) -> None:
+        """Remove an alias; one that is not there is well."""
+        host = self._registry
+        with host.problems():
+            _unless_missing(lambda: host.registry().delete_registered_model_alias(name, alias))
+
+    def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
+        """Set tags of a version."""
+        from mlflow.entities.model_registry import ModelVersionTag
+
+        host = self._registry
+        with host.problems():
+            store = host.registry()
+            for key, value in tags.items():
+                store.set_model_version_tag(name, version, ModelVersionTag(key, value))
+
+    @property
+    def _registry(self) -> Host:
+        return Host(self.registry_uri, self.credentials)
+
+    def _run(self, run_id: str) -> Run | None:
+        host = Host(self.tracking_uri, self.credentials)
+        with host.problems():
+            return get_run(host.tracking(), run_id)
+
+
+def _unless_missing(ask: Any) -> Any:
+    """What MLflow answers; None when it says that there is no such thing."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return ask()
+    except MlflowException as error:
+        if error.error_code == _MISSING:
+            return None
+        raise
+
+
+def _aliases(model: Any) -> dict[str, str]:
+    return {alias: str(version) for alias, version in (getattr(model, "aliases", None) or {}).items()}
+
+
+def _unclamped(value: float) -> float:
+    """The metric as it was logged: MLflow's database keeps the largest number in the place of infinity."""
+    return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else value

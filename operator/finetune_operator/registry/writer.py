@@ -1,0 +1,215 @@
+"""The one writer of aliases. No other code of this operator sets an alias, or the tags that go with it.
+
+An MLflow registry overwrites an alias without looking at what it was. So whoever moves one holds the Lease of its
+registered model meanwhile: it reads, compares, writes, and reads again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+from finetune_crds.conditions import Reason
+from finetune_operator.kube import Kube, KubeError
+from finetune_operator.mlflow_host import TrackingError
+from finetune_operator.model import MlflowProblem
+from finetune_operator.promotion.model import MoveAlias
+from finetune_operator.registry.base import Registry
+from finetune_operator.registry.lease import Held, LeaseBusy, Leases
+from finetune_operator.settings import Settings
+
+__all__ = ["ANYWHERE", "AliasMoved", "AliasWriter", "LeaseBusy", "VersionNotReady"]
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+ANYWHERE = "any"
+"""What `MoveAlias.expected` is where it does not matter what the alias points at now."""
+
+# NB: MLflow's client gives up 10 s after it connected, and takes at most as long to connect.
+_WRITE_SECONDS = 25.0
+_LEASE_SECONDS = 60
+_UNANSWERED = (Reason.MLFLOW_UNREACHABLE, Reason.DATABRICKS_UNREACHABLE)
+
+
+class AliasMoved(TrackingError):  # noqa: N818
+    """An alias does not point where it was expected to: somebody else moved it.
+
+    Attributes:
+        alias: the alias: the one to be moved, or the one that the version comes from.
+        found: the version that it points at; None when there is no such alias.
+    """
+
+    def __init__(self, model: str, alias: str, found: str | None, expected: str | None) -> None:
+        message = (
+            f"alias {alias} of {model} {_points(found)}, and {_pointed(expected)} expected: looking again"
+        )
+        super().__init__(MlflowProblem(Reason.ALIAS_MOVED, message))
+        self.alias = alias
+        self.found = found
+
+
+class VersionNotReady(TrackingError):  # noqa: N818
+    """The version does not exist, or its files are not complete."""
+
+    def __init__(self, model: str, version: str, why: str) -> None:
+        message = (
+            f"no alias can be pointed at version {version} of {model}, which {why}: name another version"
+        )
+        super().__init__(MlflowProblem(Reason.MLFLOW_ERROR, message))
+
+
+@dataclass
+class AliasWriter:
+    """Moves aliases, one at a time for each registered model among all replicas of the operator.
+
+    Attributes:
+        identity: of this process, and of no other.
+        clock: seconds that only grow.
+        lease_seconds: how long others wait for a holder that died.
+        write_seconds: the longest that one request to the registry takes.
+    """
+
+    kube: Kube
+    settings: Settings
+    identity: str
+    clock: Callable[[], float] = time.monotonic
+    lease_seconds: int = _LEASE_SECONDS
+    write_seconds: float = _WRITE_SECONDS
+    _locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+
+    def __post_init__(self) -> None:
+        self._leases = Leases(
+            self.kube, self.settings.namespace, self.identity, self.lease_seconds, self.clock
+        )
+
+    async def move(self, registry: Registry, model: str, alias: str, move: MoveAlias) -> None:
+        """Point the alias at a version, or remove it, if everything still is as `move` says; tag the version first.
+
+        May be repeated: what is as wanted is not written again. NB: tags go before the alias. A crash between the
+        two leaves the alias where it was, and the next pass does it all again.
+
+        Raises:
+            LeaseBusy: another process writes to the model; come back in about a second.
+            AliasMoved: the alias, or the one that the version comes from, points elsewhere.
+            VersionNotReady: the version does not exist, or its files are not complete.
+            TrackingError: the registry, or the Lease, could not be read or written.
+        """
+        name = lease_name(registry.uri, model)
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        async with lock:
+            lease = await self._take(name, model)
+            turn = _Turn(self._leases, lease, self.clock, self.write_seconds)
+            try:
+                await _move(turn, registry, model, alias, move)
+            except KubeError as error:
+                raise _no_lease(self.settings.namespace, name, model, error) from error
+            finally:
+                # NB: a write without an answer may still be carried out. Nobody else writes before it is over.
+                if not turn.unanswered:
+                    await self._leases.give_back(turn.lease)
+
+    async def _take(self, name: str, model: str) -> Held:
+        try:
+            return await self._leases.take(name, f"aliases of {model}")
+        except KubeError as error:
+            raise _no_lease(self.settings.namespace, name, model, error) from error
+
+
+def lease_name(registry_uri: str, model: str) -> str:
+    """Name of the Lease of a registered model. People choose names of models, so it is a hash."""
+    digest = hashlib.sha256(f"{registry_uri}\0{model}".encode()).hexdigest()
+    return f"finetune-aliases-{digest[:32]}"
+
+
+@dataclass
+class _Turn:
+    """Our time at a model: calls to the registry, and the Lease under which they are made.
+
+    Attributes:
+        unanswered: whether a write was sent of which nobody knows what became.
+    """
+
+    leases: Leases
+    lease: Held
+    clock: Callable[[], float]
+    write_seconds: float
+    unanswered: bool = False
+
+    async def write(self, call: Callable[..., None], *arguments: object) -> None:
+        """Write to the registry, with enough time left that the answer comes while the Lease is ours.
+
+        Raises:
+            LeaseBusy: the Lease ran out and somebody else took it; nothing was written.
+        """
+        if self.lease.until - self.clock() < self.write_seconds:
+            self.lease = await self.leases.renew(self.lease)
+        self.unanswered = True
+        try:
+            await asyncio.to_thread(call, *arguments)
+        except TrackingError as error:
+            self.unanswered = error.problem.reason in _UNANSWERED
+            raise
+        self.unanswered = False
+
+
+async def _move(turn: _Turn, registry: Registry, model: str, alias: str, move: MoveAlias) -> None:
+    """Read, compare, write, and read again."""
+    aliases = await _aliases(registry, model)
+    found = aliases.get(alias)
+    if found != move.to and move.expected not in (ANYWHERE, found):
+        raise AliasMoved(model, alias, found, move.expected)
+    if move.to is None:
+        if found is None:
+            return
+        await turn.write(registry.delete_alias, model, alias)
+    else:
+        if move.source is not None and aliases.get(move.source) != move.to:
+            raise AliasMoved(model, move.source, aliases.get(move.source), move.to)
+        await _tag(turn, registry, model, move)
+        if found == move.to:
+            return
+        await turn.write(registry.set_alias, model, alias, move.to)
+    after = (await _aliases(registry, model)).get(alias)
+    if after != move.to:
+        raise AliasMoved(model, alias, after, move.to)
+    log.info("alias %s of %s %s, and %s before", alias, model, _points(after), _pointed(found))
+
+
+async def _aliases(registry: Registry, model: str) -> dict[str, str]:
+    found = await asyncio.to_thread(registry.model, model)
+    return dict(found.aliases) if found else {}
+
+
+async def _tag(turn: _Turn, registry: Registry, model: str, move: MoveAlias) -> None:
+    """See that the version is fit to be pointed at, and give it the tags that it lacks."""
+    assert move.to is not None  # noqa: S101 - an alias that is removed has no version
+    version = await asyncio.to_thread(registry.version, model, move.to)
+    if version is None:
+        raise VersionNotReady(model, move.to, "does not exist")
+    if not version.ready:
+        raise VersionNotReady(model, move.to, "is not READY")
+    for key, value in move.tags.items():
+        if version.tags.get(key) != value:
+            await turn.write(registry.set_tags, model, move.to, {key: value})
+
+
+def _points(version: str | None) -> str:
+    return f"points at version {version}" if version else "does not exist"
+
+
+def _pointed(version: str | None) -> str:
+    return f"version {version} was" if version else "no alias was"
+
+
+def _no_lease(namespace: str, name: str, model: str, error: KubeError) -> TrackingError:
+    message = (
+        f"aliases of {model} are not written without Lease {namespace}/{name}, which cannot be had: {error}"
+    )
+    return TrackingError(MlflowProblem(Reason.MLFLOW_ERROR, message))

@@ -1,0 +1,45 @@
+"""The workspace of a promotion, with its credentials."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from finetune_crds.serving import DatabricksServing
+from finetune_operator.serving.model import Endpoint, EndpointAction, Serving
+from finetune_operator.settings import Settings
+
+if TYPE_CHECKING:
+    from databricks.sdk import WorkspaceClient
+
+
+@dataclass(frozen=True)
+class Databricks:
+    """Endpoints of Databricks Model Serving in one workspace."""
+
+    workspace: WorkspaceClient
+
+    def endpoint(self, wanted: DatabricksServing) -> Endpoint:
+        """The endpoint as it is."""
+        from finetune_operator.serving import databricks
+
+        return databricks.endpoint(self.workspace, wanted)
+
+    def act(self, action: EndpointAction) -> None:
+        """Begin a change; it goes on by itself."""
+        from finetune_operator.serving import databricks
+
+        databricks.act(self.workspace, action)
+
+
+def open_serving(settings: Settings, secret: Mapping[str, str] | None) -> Serving:
+    """The workspace that a Secret names or, without one, that of the installation.
+
+    Raises:
+        TrackingError: no workspace is known, or the Secret is incomplete.
+    """
+    # NB: the SDK takes a second to import, and most installations have no Databricks.
+    from finetune_operator.databricks import workspace
+
+    return Databricks(workspace(secret, settings))
