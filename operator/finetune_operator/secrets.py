@@ -11,10 +11,14 @@ from finetune_operator.model import MlflowProblem
 from finetune_operator.tracking import TrackingError
 
 
+# A Secret may hold more than is read here, and need not be text there.
+_OURS = ("MLFLOW_TRACKING_", "DATABRICKS_")
+
+
 async def read_secret(
     kube: Kube, namespace: str, reference: LocalReference, field: str
 ) -> dict[str, str] | None:
-    """What a Secret holds, as text; None when it does not exist and need not.
+    """The credentials that a Secret holds; None when it does not exist and need not.
 
     Args:
         field: where the Secret is named, for messages: spec.tracking.secretRef.
@@ -27,7 +31,8 @@ async def read_secret(
     try:
         secret = await kube.get("Secret", namespace, reference.name)
         if secret is not None:
-            return {name: _text(value) for name, value in (secret.get("data") or {}).items()}
+            held = (secret.get("data") or {}).items()
+            return {name: _text(value) for name, value in held if name.startswith(_OURS)}
     except ValueError:
         problem = f"{what} holds credentials that are no text: make it from text"
     except KubeError as error:

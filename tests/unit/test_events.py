@@ -6,8 +6,9 @@ import pytest
 
 from finetune_crds.conditions import Condition, Reason, Type
 from finetune_operator import events
-from unit.decide.make import ACCEPTED, FAILED, NOW, TRAINED, TRAINING, UID, condition, job, later, status
+from unit.decide.make import ACCEPTED, FAILED, NOW, TRAINED, TRAINING, UID, condition, later
 
+ABOUT = events.About("FineTuneJob", "tune", "team", UID)
 AWAY = condition(Type.TRACKED, "False", Reason.MLFLOW_UNREACHABLE)
 RESTARTING = condition(Type.TRAINED, "False", Reason.RESTARTING)
 UNSCHEDULABLE = condition(Type.PODS_HEALTHY, "False", Reason.UNSCHEDULABLE)
@@ -42,7 +43,7 @@ CHANGES: dict[str, tuple[list[Condition], list[Condition], list[Condition]]] = {
 
 @pytest.mark.parametrize(("before", "after", "expected"), CHANGES.values(), ids=CHANGES)
 def test_changes(before: list[Condition], after: list[Condition], expected: list[Condition]) -> None:
-    assert events.changes(status(*before), status(*after)) == expected
+    assert events.changes(before, after) == expected
 
 
 KINDS: dict[str, tuple[Condition, str]] = {
@@ -59,14 +60,14 @@ KINDS: dict[str, tuple[Condition, str]] = {
 
 @pytest.mark.parametrize(("said", "kind"), KINDS.values(), ids=KINDS)
 def test_bad_news_is_a_warning(said: Condition, kind: str) -> None:
-    assert events.event(job(), said, NOW)["type"] == kind
+    assert events.event(ABOUT, said, NOW)["type"] == kind
 
 
 def test_an_event() -> None:
-    found = events.event(job(), condition(Type.TRACKED, "False", Reason.MLFLOW_ERROR, "x" * 2000), NOW)
+    found = events.event(ABOUT, condition(Type.TRACKED, "False", Reason.MLFLOW_ERROR, "x" * 2000), NOW)
     name = found["metadata"].pop("name")
     assert name.startswith("tune.")
-    assert name != events.event(job(), AWAY, NOW)["metadata"]["name"]
+    assert name != events.event(ABOUT, AWAY, NOW)["metadata"]["name"]
     assert found == {
         "apiVersion": "v1",
         "kind": "Event",

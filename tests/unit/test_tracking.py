@@ -182,34 +182,6 @@ def test_credentials_never_show() -> None:
     assert raised.value.__cause__ is None
 
 
-def secret(**values: str) -> dict[str, str]:
-    return {name: base64.b64encode(value.encode()).decode() for name, value in values.items()}
-
-
-CREDENTIALS: dict[str, tuple[dict[str, str], Credentials]] = {
-    "none": ({}, Credentials()),
-    "basic": (
-        secret(MLFLOW_TRACKING_USERNAME="me", MLFLOW_TRACKING_PASSWORD="pass\n"),
-        Credentials(username="me", password="pass"),
-    ),
-    "token": (secret(MLFLOW_TRACKING_TOKEN=" t \n"), Credentials(token="t")),
-    "beside others that are no text": (
-        secret(MLFLOW_TRACKING_TOKEN="t") | {"keystore": base64.b64encode(b"\xff\xfe").decode()},
-        Credentials(token="t"),
-    ),
-}
-
-
-@pytest.mark.parametrize(("data", "expected"), CREDENTIALS.values(), ids=CREDENTIALS)
-def test_credentials_of_a_secret(data: dict[str, str], expected: Credentials) -> None:
-    assert Credentials.from_secret(data) == expected
-
-
-def test_credentials_that_are_no_text_are_refused() -> None:
-    with pytest.raises(ValueError, match="codec can't decode"):
-        Credentials.from_secret({"MLFLOW_TRACKING_TOKEN": base64.b64encode(b"\xff").decode()})
-
-
 HEADERS: dict[str, tuple[Credentials, str | None]] = {
     "nobody": (Credentials(), None),
     "basic": (Credentials("me", "pass"), f"Basic {base64.b64encode(b'me:pass').decode()}"),

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from finetune_operator.watches import Health
-from finetune_operator.workqueue import WorkQueue
+from finetune_operator.workqueue import Queues, WorkQueue
 
 CASES: dict[str, tuple[float, float, float, str | None]] = {
     "all is well": (30, 20, 0, None),
@@ -15,7 +15,7 @@ CASES: dict[str, tuple[float, float, float, str | None]] = {
     "a list that is far too late": (30, 331, 0, "the last resync was 331 s ago"),
     "lists that are rare by design": (3600, 3700, 0, None),
     "a key that waits a little": (30, 0, 299, None),
-    "a key that no worker takes": (30, 0, 301, "a job has waited 301 s for a worker"),
+    "a key that no worker takes": (30, 0, 301, "a resource has waited 301 s for a worker"),
 }
 
 
@@ -24,9 +24,9 @@ def test_complaint(
     interval: float, silent: float, waited: float, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    queue = WorkQueue(clock=lambda: now)
-    queue.add("team/tune")
-    health = Health(queue, interval, last_resync=now + waited - silent)
+    queues = Queues(WorkQueue(clock=lambda: now), WorkQueue(clock=lambda: now))
+    queues.promotions.add("team/champion")
+    health = Health(queues, interval, last_resync=now + waited - silent)
     now += waited
     monkeypatch.setattr(time, "monotonic", lambda: now)
     assert health.complaint() == expected

@@ -11,7 +11,19 @@ from finetune_crds.conditions import Condition, Reason, Type
 from finetune_crds.contract import TAG_CHECKPOINT_ERROR, TerminationMessage
 from finetune_operator import events
 from finetune_operator.model import Mlflow, MlflowProblem
-from unit.decide.make import child, conclude, condition, ended, job, observed, pod, running, said, tracked
+from unit.decide.make import (
+    UID,
+    child,
+    conclude,
+    condition,
+    ended,
+    job,
+    observed,
+    pod,
+    running,
+    said,
+    tracked,
+)
 
 Json = dict[str, Any]
 JOB = "tune-train-1"
@@ -79,5 +91,6 @@ def test_condition(case: Case) -> None:
 
 
 def test_a_failure_is_a_warning_and_making_up_for_it_is_not() -> None:
-    kinds = [events.event(job(), said, STORED.last_transition_time)["type"] for said in (BROKEN, STORED)]
+    about = events.About("FineTuneJob", "tune", "team", UID)
+    kinds = [events.event(about, said, STORED.last_transition_time)["type"] for said in (BROKEN, STORED)]
     assert kinds == ["Warning", "Normal"]
