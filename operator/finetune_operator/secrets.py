@@ -10,7 +10,6 @@ from finetune_operator.kube import Kube, KubeError
 from finetune_operator.model import MlflowProblem
 from finetune_operator.tracking import TrackingError
 
-
 # A Secret may hold more than is read here, and need not be text there.
 _OURS = ("MLFLOW_TRACKING_", "DATABRICKS_")
 

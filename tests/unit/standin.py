@@ -75,9 +75,14 @@ class StandIn(Kube):
             raise KubeError(404, "not found", "NotFound")
         if held and any(value not in (None, held["metadata"][name]) for name, value in expected.items()):
             raise KubeError(409, "the object has been modified", "Conflict")
-        if not subresource or held is None:
+        if held is None:
             return self.keep(body)
-        return self.keep({**held, subresource: body[subresource]})
+        if subresource:
+            return self.keep({**held, subresource: body[subresource]})
+        kept = self.keep({**held, **body, "metadata": {**held["metadata"], **body["metadata"]}})
+        if "deletionTimestamp" in kept["metadata"] and not kept["metadata"].get("finalizers"):
+            del self.objects[self._key(kept)]
+        return kept
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str, version: str = "") -> None:
         self._note("delete", kind, name)

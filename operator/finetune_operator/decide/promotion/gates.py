@@ -9,6 +9,7 @@ from finetune_crds import contract
 from finetune_crds.conditions import Reason, Type
 from finetune_crds.gates import ComparisonGate, Gate, MetricGate, TagGate, Tolerance
 from finetune_crds.promotion_status import GatesStatus, GateVerdict, Verdict
+from finetune_operator.decide.promotion.approval import forget_waits
 from finetune_operator.decide.promotion.draft import Draft
 from finetune_operator.decide.promotion.terms import gates_digest
 from finetune_operator.registry.base import ModelVersion
@@ -53,7 +54,11 @@ def _conclude(draft: Draft, verdicts: Sequence[GateVerdict]) -> bool:
         draft.set(Type.GATES_PASSED, True, Reason.GATES_PASSED, message)
     else:
         draft.set(Type.GATES_PASSED, True, Reason.NO_GATES, f"version {version}: no gates are set")
-    return not failed and not unclear
+    if failed or unclear:
+        # What soaked has to pass all the time.
+        forget_waits(draft)
+        return False
+    return True
 
 
 def _all(verdicts: Sequence[GateVerdict]) -> str:

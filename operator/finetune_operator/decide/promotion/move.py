@@ -21,9 +21,14 @@ def finish_move(draft: Draft) -> bool:
     move = draft.status.move
     draft.journal = move
     draft.update(current=draft.holder, move=None)
-    if move is not None and move.to_version == draft.holder:
-        _complete(draft, move)
+    if move is not None and draft.holder != move.from_version:
         draft.journal = None
+        if draft.holder == move.to_version:
+            _complete(draft, move)
+        else:
+            # NB: it was made, or overtaken; nobody can tell, so it is not left out.
+            overtaken = f"{move.message}; somebody else moved the alias to version {draft.holder} since"
+            record(draft, move.model_copy(update={"message": overtaken}))
     return True
 
 

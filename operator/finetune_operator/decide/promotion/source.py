@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from finetune_crds.conditions import Reason, Type
 from finetune_crds.modelpromotion import ModelPromotionSpec
+from finetune_operator.decide.promotion.approval import forget_waits
 from finetune_operator.decide.promotion.draft import Draft
 from finetune_operator.promotion.model import Observed, SourceJob
 
@@ -48,6 +49,7 @@ def has_source(draft: Draft) -> bool:
     settled = draft.status.promoted is not None and draft.status.promoted == draft.status.candidate
     # An alias or a job that is gone has done its work; a version that is gone has not.
     if found and not (settled and found.reason in (Reason.WAITING_FOR_ALIAS, Reason.WAITING_FOR_JOB)):
+        forget_waits(draft)
         draft.stop(Reason(found.reason), found.message)
         return False
     return True

@@ -1,0 +1,393 @@
+"""Promotions from beginning to end, on a registry and an API server in memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from finetune_crds.conditions import Reason
+from finetune_operator import names
+from finetune_operator.model import MlflowProblem
+from unit.promotion.world import World
+
+GATES = [
+    {"name": "loss", "metric": {"name": "eval_loss", "max": 2.5}},
+    {"name": "no worse", "comparison": {"metric": "eval_loss", "notWorseThan": {"absolute": 0.1}}},
+]
+GATES[1]["name"] = "no-worse"
+AWAY = MlflowProblem(Reason.MLFLOW_UNREACHABLE, "MLflow at http://mlflow:5000 cannot be reached: HTTP 503")
+
+
+def world(**spec: object) -> World:
+    """Versions 1 to 3, of which 3 is the best, and champion from staging."""
+    made = World()
+    for version, loss in (("1", 2.4), ("2", 2.2), ("3", 2.0)):
+        made.registry.add(version, eval_loss=loss)
+    made.submit(**({"gates": GATES} | spec))
+    return made
+
+
+async def test_it_waits_for_the_model_the_alias_and_then_moves() -> None:
+    there = world()
+    there.registry.exists = False
+    await there.settle()
+    assert there.status().phase == "Pending"
+    assert there.says("SourceReady") == (
+        "WaitingForModel",
+        "registered model support-llama does not exist yet",
+    )
+    there.registry.exists = True
+    await there.settle()
+    assert there.says("SourceReady") == ("WaitingForAlias", "support-llama has no alias staging yet")
+    there.registry.aliases["staging"] = "1"
+    await there.settle()
+    status = there.status()
+    assert (status.phase, status.current, status.promoted, status.previous, status.candidate) == (
+        "Promoted",
+        "1",
+        "1",
+        None,
+        "1",
+    )
+    assert there.registry.moves == [("champion", "1")]
+    assert there.moves() == [("Promoted", None, "1")]
+
+
+async def test_a_version_says_who_promoted_it_when_from_where_and_by_which_gates() -> None:
+    there = world(tags={"team": "support"})
+    there.registry.aliases |= {"staging": "2", "champion": "1"}
+    await there.settle()
+    tags = there.registry.versions["2"].tags
+    status = there.status()
+    assert dict(tags) == {
+        "team": "support",
+        names.TAG_PROMOTED_ALIAS: "champion",
+        names.TAG_PROMOTED_BY: "ModelPromotion team/champion",
+        names.TAG_PROMOTED_AT: status.history[0].at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        names.TAG_PROMOTED_FROM: "1",
+        names.TAG_PROMOTED_GATES: status.gates.digest if status.gates else "",
+    }
+    assert (status.previous, status.current) == ("1", "2")
+
+
+async def test_a_worse_version_is_refused_with_its_numbers() -> None:
+    there = world()
+    there.registry.add("4", eval_loss=2.3)
+    there.registry.aliases |= {"staging": "4", "champion": "3"}
+    await there.settle()
+    status = there.status()
+    assert (status.phase, status.current, status.candidate) == ("Refused", "3", "4")
+    assert status.gates
+    assert [item.to_json() for item in status.gates.verdicts] == [
+        {
+            "name": "loss",
+            "verdict": "Passed",
+            "value": "2.3",
+            "limit": "<= 2.5",
+            "message": "eval_loss is 2.3, as it must be <= 2.5",
+        },
+        {
+            "name": "no-worse",
+            "verdict": "Failed",
+            "value": "2.3",
+            "limit": "<= 2.1",
+            "holder": "2",
+            "message": "eval_loss is 2.3, that of version 3, which has the alias, is 2: but it must be <= 2.1",
+        },
+    ]
+    assert (status.gates.summary, there.registry.moves) == ("1/2", [])
+
+
+async def test_approval_counts_for_its_version_alone() -> None:
+    there = world(approval={"required": True, "version": "2", "by": "jane"})
+    there.registry.aliases |= {"staging": "3", "champion": "1"}
+    await there.settle()
+    assert there.status().phase == "AwaitingApproval"
+    assert there.says("Promoted") == (
+        "AwaitingApproval",
+        "version 3 passed its gates and waits for approval: set spec.approval.version to 3; approval.version 2 is not it",
+    )
+    there.edit(approval={"required": True, "version": 3, "by": "jane"})
+    await there.settle()
+    assert (there.status().phase, there.status().history[0].by) == ("Promoted", "jane")
+    assert there.registry.aliases["champion"] == "3"
+
+
+async def test_approval_that_takes_too_long_is_no_approval() -> None:
+    there = world(approval={"required": True, "timeoutSeconds": 3600})
+    there.registry.aliases |= {"staging": "3", "champion": "1"}
+    await there.settle()
+    there.seconds += 3600
+    there.edit(approval={"required": True, "timeoutSeconds": 3600, "version": "3"})
+    await there.settle()
+    assert there.status().phase == "Refused"
+    there.edit(approval={"required": True, "timeoutSeconds": 7200, "version": "3"})
+    await there.settle()
+    assert there.status().phase == "Promoted"
+
+
+async def test_the_soak_counts_from_passing_and_survives_a_restart() -> None:
+    there = world(soakSeconds=600)
+    there.registry.aliases |= {"staging": "3", "champion": "1"}
+    await there.settle()
+    soak = there.status().soak
+    assert there.status().phase == "Soaking"
+    there.seconds += 300
+    there.restart()
+    await there.settle()
+    assert (there.status().phase, there.status().soak) == ("Soaking", soak)
+    there.seconds += 300
+    await there.settle()
+    assert there.status().phase == "Promoted"
+    assert there.status().soak is None
+
+
+async def test_another_candidate_soaks_anew_and_a_deleted_one_no_longer() -> None:
+    there = world(soakSeconds=600)
+    there.registry.aliases |= {"staging": "2", "champion": "1"}
+    await there.settle()
+    there.seconds += 500
+    there.registry.aliases["staging"] = "3"
+    await there.settle()
+    there.seconds += 200
+    await there.settle()
+    assert there.status().phase == "Soaking"
+    there.registry.delete("3")
+    there.seconds += 600
+    await there.settle()
+    assert (there.status().phase, there.status().soak) == ("Pending", None)
+    assert there.registry.aliases == {"champion": "1"}
+
+
+async def test_an_approval_may_do_without_the_soak() -> None:
+    there = world(soakSeconds=600, approval={"required": True, "bypassSoak": True})
+    there.registry.aliases |= {"staging": "3", "champion": "1"}
+    await there.settle()
+    assert there.status().phase == "AwaitingApproval"
+    there.edit(approval={"required": True, "bypassSoak": True, "version": "3"})
+    await there.settle()
+    assert there.status().phase == "Promoted"
+
+
+async def test_rollback_in_one_line_holds_until_the_spec_says_otherwise() -> None:
+    there = world()
+    there.registry.aliases |= {"staging": "2"}
+    await there.settle()
+    there.registry.aliases["staging"] = "3"
+    await there.settle()
+    there.edit(rollbackTo="Previous")
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("RolledBack", "2")
+    there.restart()
+    await there.settle()
+    assert there.registry.aliases["champion"] == "2"
+    there.registry.add("4", eval_loss=1.0)
+    there.registry.aliases["staging"] = "4"
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("RolledBack", "2")
+    there.edit(rollbackTo=None)
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("Promoted", "4")
+    assert there.moves() == [
+        ("Promoted", None, "2"),
+        ("Promoted", "2", "3"),
+        ("RolledBack", "3", "2"),
+        ("Promoted", "2", "4"),
+    ]
+    assert there.status().history[1].by == "kubectl-patch"
+
+
+async def test_rollback_to_what_is_not_there_moves_nothing_and_says_so() -> None:
+    there = world(rollbackTo="Previous")
+    there.registry.aliases |= {"staging": "2", "champion": "1"}
+    await there.settle()
+    assert (there.status().phase, there.registry.moves) == ("Failed", [])
+    there.edit(rollbackTo="9")
+    await there.settle()
+    assert there.says("Promoted") == (
+        "NothingToRollBackTo",
+        "spec.rollbackTo: support-llama has no version 9: name another",
+    )
+
+
+async def test_git_revert_brings_a_version_back_that_passed_the_same_gates() -> None:
+    there = world(source={"version": 2}, approval={"required": True, "version": 2})
+    there.registry.aliases["champion"] = "1"
+    await there.settle()
+    there.edit(source={"version": 3}, approval={"required": True, "version": 3}, by="argocd-controller")
+    await there.settle()
+    assert there.registry.aliases["champion"] == "3"
+    there.edit(source={"version": 2}, approval={"required": True, "version": 2}, by="argocd-controller")
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("Promoted", "2")
+    assert (there.status().history[0].reason, there.status().history[0].by) == (
+        "Reverted",
+        "argocd-controller",
+    )
+
+
+async def test_with_other_gates_a_version_is_judged_anew() -> None:
+    there = world(source={"version": 2})
+    await there.settle()
+    there.edit(source={"version": 3})
+    await there.settle()
+    there.edit(source={"version": 2}, gates=[{"name": "loss", "metric": {"name": "eval_loss", "max": 2.1}}])
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("Refused", "3")
+
+
+DRIFT = {
+    "Repair": ("Promoted", "2", ["Promoted", "Repaired"]),
+    "Warn": ("Drifted", "1", ["Promoted"]),
+    "Adopt": ("Promoted", "1", ["Promoted", "Adopted"]),
+}
+
+
+@pytest.mark.parametrize(("on_drift", "expected"), DRIFT.items(), ids=DRIFT)
+async def test_an_alias_that_somebody_else_moved(on_drift: str, expected: tuple[str, str, list[str]]) -> None:
+    there = world(onDrift=on_drift)
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    there.registry.aliases["champion"] = "1"
+    await there.settle()
+    assert (
+        there.status().phase,
+        there.registry.aliases["champion"],
+        [move[0] for move in there.moves()],
+    ) == expected
+    assert there.status().current == there.registry.aliases["champion"]
+    assert there.status().previous == ("2" if on_drift == "Adopt" else None)
+
+
+async def test_what_was_adopted_stays_until_a_new_version_comes() -> None:
+    there = world(onDrift="Adopt")
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    there.registry.aliases["champion"] = "1"
+    await there.settle()
+    there.restart()
+    await there.settle()
+    assert there.registry.aliases["champion"] == "1"
+    there.registry.aliases["staging"] = "3"
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("Promoted", "3")
+
+
+REMOVED = {"Repair": ("Promoted", "2"), "Warn": ("Drifted", None), "Adopt": ("Promoted", None)}
+
+
+@pytest.mark.parametrize(("on_drift", "expected"), REMOVED.items(), ids=REMOVED)
+async def test_an_alias_that_somebody_else_removed(on_drift: str, expected: tuple[str, str | None]) -> None:
+    there = world(onDrift=on_drift)
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    del there.registry.aliases["champion"]
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases.get("champion")) == expected
+    assert there.status().current == expected[1]
+
+
+async def test_a_version_that_was_deleted_under_the_alias_is_not_brought_back() -> None:
+    there = world()
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    there.registry.delete("2")
+    await there.settle()
+    assert (there.status().phase, there.status().current) == ("Pending", None)
+    there.registry.aliases["staging"] = "3"
+    await there.settle()
+    assert there.registry.aliases["champion"] == "3"
+
+
+async def test_the_older_of_two_wins_and_the_younger_takes_over_when_it_goes() -> None:
+    there = world()
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    there.submit("other", alias="champion", source={"version": 1})
+    held = there.kube.objects["ModelPromotion", "team", "other"]
+    held["metadata"]["creationTimestamp"] = "2026-08-01T12:00:01Z"
+    await there.settle()
+    assert (there.status("other").phase, there.status().phase) == ("Conflict", "Promoted")
+    assert there.says("Accepted", "other") == (
+        "Conflict",
+        "ModelPromotion team/champion is older and keeps the alias champion of support-llama: delete one of the two",
+    )
+    there.remove("champion")
+    await there.settle()
+    assert (there.status("other").phase, there.registry.aliases["champion"]) == ("Promoted", "1")
+
+
+async def test_deletion_leaves_the_alias_unless_asked() -> None:
+    there = world()
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    there.remove()
+    await there.settle()
+    assert (there.names(), there.registry.aliases["champion"]) == ([], "2")
+
+
+async def test_deletion_removes_the_alias_when_asked_and_waits_for_the_registry() -> None:
+    there = world(onDelete="RemoveAlias")
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    there.registry.problem = AWAY
+    there.remove()
+    await there.settle()
+    assert there.says("RegistryReady") == (
+        "MlflowUnreachable",
+        "deletion waits for the registry, to remove alias champion of support-llama: "
+        f"{AWAY.message}; or set spec.onDelete to KeepAlias",
+    )
+    there.registry.problem = None
+    await there.settle()
+    assert (there.names(), there.registry.aliases) == ([], {"staging": "2"})
+
+
+async def test_the_registry_being_away_changes_nothing_but_what_is_said_of_it() -> None:
+    there = world(soakSeconds=600)
+    there.registry.aliases |= {"staging": "3", "champion": "1"}
+    await there.settle()
+    before = there.status()
+    there.registry.problem = AWAY
+    await there.settle()
+    after = there.status()
+    assert there.says("RegistryReady") == ("MlflowUnreachable", AWAY.message)
+    assert after.model_copy(update={"conditions": before.conditions}) == before
+    there.registry.problem = None
+    await there.settle()
+    assert there.status().phase == "Soaking"
+
+
+async def test_suspended_moves_nothing() -> None:
+    there = world(suspend=True)
+    there.registry.aliases |= {"staging": "3", "champion": "1"}
+    await there.settle()
+    assert (there.status().phase, there.registry.moves) == ("Suspended", [])
+    there.edit(suspend=False)
+    await there.settle()
+    assert there.status().phase == "Promoted"
+
+
+async def test_three_aliases_in_a_row() -> None:
+    there = world(gates=None)
+    there.submit("staging", source={"alias": "candidate"})
+    there.registry.aliases["candidate"] = "2"
+    await there.settle()
+    assert there.registry.aliases == {"candidate": "2", "staging": "2", "champion": "2"}
+
+
+async def test_at_rest_nothing_is_written_and_the_model_alone_is_read() -> None:
+    there = world()
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    there.restart()
+    there.registry.asked = 0
+    before = there.writes.count
+    await there.operator.look("champion")
+    assert (there.writes.count - before, there.registry.asked) == (0, 1)
+
+
+async def test_people_are_told() -> None:
+    there = world()
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    assert there.events() == ["SourceResolved", "GatesPassed", "Promoting", "Promoted"]
