@@ -5,7 +5,7 @@ Every write to either of the two is counted, and the operator can be made to die
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -69,6 +69,8 @@ class Memory:
     moves: list[tuple[str, str | None]] = field(default_factory=list)
     """Every alias write, as (alias, version)."""
     uri: str = "http://mlflow:5000"
+    judge: Callable[[str | None], None] = lambda _: None
+    """Called just before an alias is written."""
 
     def _ask(self) -> None:
         self.asked += 1
@@ -86,6 +88,7 @@ class Memory:
     def set_alias(self, name: str, alias: str, version: str) -> None:
         self._ask()
         with self.writes.one(f"alias {alias}={version}"):
+            self.judge(version)
             self.aliases[alias] = version
             self.moves.append((alias, version))
 
