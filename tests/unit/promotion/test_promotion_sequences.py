@@ -68,13 +68,14 @@ BEGIN: list[tuple[Any, ...]] = [
 class Model:
     """What the registry went through, and what may be said of it."""
 
+    first: Json
     world: World = field(default_factory=World)
     passed: set[tuple[str, str]] = field(default_factory=set)
     """Versions that were promoted, each with the digest of the gates that it passed."""
     deleted: int = 0
 
     def __post_init__(self) -> None:
-        self.world.submit(gates=STRICT)
+        self.world.submit(**self.first)
         self.world.registry.judge = self.judge
 
     @property
@@ -191,10 +192,13 @@ class Model:
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(STEPS, min_size=3, max_size=30))
-def test_the_alias_is_always_right(steps: list[tuple[Any, ...]]) -> None:
+@given(
+    st.fixed_dictionaries({part: EDITS[part] for part in ("gates", "onDrift", "soakSeconds")}),
+    st.lists(STEPS, min_size=3, max_size=30),
+)
+def test_the_alias_is_always_right(spec: Json, steps: list[tuple[Any, ...]]) -> None:
     async def all_of_it() -> None:
-        model = Model()
+        model = Model(spec)
         for step in [*BEGIN, *steps, ("settle",)]:
             await model.step(*step)
 
