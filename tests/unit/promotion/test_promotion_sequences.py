@@ -131,9 +131,10 @@ class Model:
             self.world.registry.aliases["staging"] = version
 
     async def seize(self, version: str) -> None:
-        """Somebody moves the alias by hand; not back under a move that is under way, which nobody could tell."""
+        """Somebody moves the alias by hand; not where a move that is under way begins or ends: nobody could tell."""
         move = self.world.status().move
-        if version in self.world.registry.versions and not (move and move.from_version == version):
+        ends = (move.from_version, move.to_version) if move else ()
+        if version in self.world.registry.versions and version not in ends:
             self.world.registry.aliases["champion"] = version
 
     async def unset(self) -> None:
