@@ -28,6 +28,9 @@ class Settings:
         registry_uri: model registry of jobs that name none; empty for the tracking server.
         tracking_public_url: where a browser finds the default MLflow server; empty for `tracking_uri`.
         namespace: the operator's own namespace, where it keeps its Leases.
+        databricks_host: Databricks workspace of resources that bring no Secret of their own; empty for none.
+        databricks_client_id: service principal that the operator logs in as there; empty for account-wide federation.
+        databricks_token_file: file with the service-account token that is exchanged for one of that workspace.
         namespaces: namespaces to watch; empty for all.
         resync_seconds: how often every job is looked at even if nothing was heard of it.
         poll_seconds: how often MLflow is asked about a job that is active.
@@ -44,6 +47,9 @@ class Settings:
     registry_uri: str = ""
     tracking_public_url: str = ""
     namespace: str = "default"
+    databricks_host: str = ""
+    databricks_client_id: str = ""
+    databricks_token_file: str = ""
     namespaces: tuple[str, ...] = ()
     resync_seconds: float = 30.0
     poll_seconds: float = 5.0

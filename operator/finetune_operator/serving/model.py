@@ -11,7 +11,10 @@ from finetune_operator.model import MlflowProblem
 
 @dataclass(frozen=True)
 class ServedVersion:
-    """A version that the endpoint serves, and its share of the traffic in percent."""
+    """A version that the endpoint serves, and its share of the traffic in percent.
+
+    `model` is empty for what is no registered model, such as another provider's.
+    """
 
     model: str
     version: str
@@ -26,10 +29,12 @@ class Endpoint:
         exists: whether there is one of the name.
         ready: whether it answers requests.
         updating: whether a change of its configuration is under way, ours or somebody else's.
-        failed: whether the last change failed; `message` then says why.
+        failed: whether the last change failed or was cancelled; `message` then says why.
         served: the configuration in force.
-        pending: the configuration that it is changing to.
+        pending: the configuration that it is changing to, or failed to change to; empty where Databricks says nothing.
+        as_asked: whether what is in force has the size, the kind of machine and the environment of the spec.
         inference_table: whether requests are logged as the spec wants it.
+        revision: another one after every change that somebody asks for.
         url: where requests go.
     """
 
@@ -40,14 +45,16 @@ class Endpoint:
     message: str = ""
     served: tuple[ServedVersion, ...] = ()
     pending: tuple[ServedVersion, ...] = ()
+    as_asked: bool = True
     inference_table: bool = True
+    revision: str | None = None
     url: str | None = None
     problem: MlflowProblem | None = None
 
 
 @dataclass(frozen=True)
 class ConfigureEndpoint:
-    """Create the endpoint, or change it, so that it serves these versions with these shares."""
+    """Create the endpoint, or change it, so that it serves these versions with these shares, and no others."""
 
     spec: DatabricksServing
     served: tuple[ServedVersion, ...]

@@ -1,0 +1,139 @@
+"""Models in Unity Catalog."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from finetune_crds.conditions import Reason
+from finetune_operator.databricks import problems
+from finetune_operator.model import MlflowProblem
+from finetune_operator.registry.base import ModelVersion, RegisteredModel
+from finetune_operator.tracking import TrackingError
+
+if TYPE_CHECKING:
+    from databricks.sdk import WorkspaceClient
+    from databricks.sdk.service.ml import Run
+
+# On the run, or on the version: the digest of the data that was evaluated on.
+_EVAL_DATA = "finetune.dev/eval-data"
+# The SDK knows no tags of versions: MLflow's own client uses these paths.
+_VERSIONS = "/api/2.0/mlflow/unity-catalog/model-versions"
+_LEVELS = re.compile(r"[^./ ]+\.[^./ ]+\.[^./ ]+")
+
+
+@dataclass(frozen=True)
+class UnityRegistry:
+    """The models of a workspace's Unity Catalog, as `registry.base.Registry`.
+
+    Setting an alias needs the owner of the model, reading it EXECUTE, and tags APPLY TAG.
+    """
+
+    workspace: WorkspaceClient
+
+    @property
+    def uri(self) -> str:
+        """The workspace stands for the metastore it is attached to."""
+        return f"databricks-uc://{self.workspace.config.hostname}"
+
+    def model(self, name: str) -> RegisteredModel | None:
+        """A registered model; None when there is none of the name."""
+        from databricks.sdk.errors import NotFound
+
+        _check(name)
+        with problems(self.workspace, f"read the model {name}"):
+            try:
+                found = self.workspace.registered_models.get(name, include_aliases=True)
+            except NotFound:
+                return None
+            aliases = {str(item.alias_name): str(item.version_num) for item in found.aliases or []}
+            return RegisteredModel(name, aliases)
+
+    def version(self, name: str, version: str) -> ModelVersion | None:
+        """A version with its tags and the metrics of its run; None when it does not exist."""
+        from databricks.sdk.errors import NotFound
+
+        _check(name)
+        with problems(self.workspace, f"read version {version} of the model {name}"):
+            try:
+                answer = self._ask("GET", "get", {"name": name, "version": version})
+            except NotFound:
+                return None
+            found = answer["model_version"]
+            tags = {item["key"]: item.get("value", "") for item in found.get("tags") or []}
+            run = self._run(found.get("run_id"))
+            noted = {**tags, **_run_tags(run)}
+            return ModelVersion(
+                version=version,
+                ready=found.get("status", "READY") == "READY",
+                run_id=run.info.run_id if run and run.info else None,
+                tags=tags,
+                metrics=_metrics(run),
+                evaluated_on=noted.get(_EVAL_DATA) or None,
+            )
+
+    def set_alias(self, name: str, alias: str, version: str) -> None:
+        """Point an alias at a version, whatever it points at now."""
+        _check(name)
+        with problems(self.workspace, f"set the alias {alias} of the model {name}"):
+            self.workspace.registered_models.set_alias(name, alias, int(version))
+
+    def delete_alias(self, name: str, alias: str) -> None:
+        """Remove an alias; one that is not there is well."""
+        from databricks.sdk.errors import NotFound
+
+        _check(name)
+        with problems(self.workspace, f"remove the alias {alias} of the model {name}"):
+            try:
+                self.workspace.registered_models.delete_alias(name, alias)
+            except NotFound:
+                return
+
+    def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
+        """Set tags of a version."""
+        _check(name)
+        with problems(self.workspace, f"set tags of version {version} of the model {name}"):
+            for key, value in tags.items():
+                body = {"name": name, "version": version, "key": key, "value": value}
+                self._ask("POST", "set-tag", body)
+
+    def _ask(self, method: str, path: str, parts: Mapping[str, str]) -> dict[str, Any]:
+        held = self.workspace.config.workspace_id
+        headers = {"Accept": "application/json"} | ({"X-Databricks-Workspace-Id": held} if held else {})
+        told: dict[str, Any] = {"query" if method == "GET" else "body": dict(parts)}
+        answer = self.workspace.api_client.do(method, f"{_VERSIONS}/{path}", headers=headers, **told)
+        if not isinstance(answer, dict):
+            raise TypeError(f"{path} answered with no object")
+        return answer
+
+    def _run(self, run_id: str | None) -> Run | None:
+        from databricks.sdk.errors import NotFound
+
+        if not run_id:
+            return None
+        try:
+            return self.workspace.experiments.get_run(run_id).run
+        except NotFound:
+            return None
+
+
+def _check(name: str) -> None:
+    if not _LEVELS.fullmatch(name):
+        raise TrackingError(
+            MlflowProblem(
+                Reason.DATABRICKS_ERROR,
+                f"model {name} has no name of three levels, as Unity Catalog asks for: write catalog.schema.name",
+            )
+        )
+
+
+def _metrics(run: Run | None) -> dict[str, float]:
+    found = (run.data.metrics if run and run.data else None) or []
+    return {item.key: float(item.value) for item in found if item.key and item.value is not None}
+
+
+def _run_tags(run: Run | None) -> dict[str, str]:
+    found = (run.data.tags if run and run.data else None) or []
+    return {item.key: item.value for item in found if item.key and item.value}

@@ -1,0 +1,250 @@
+"""Databricks Model Serving: what an endpoint is like, and changes of it. Nothing here waits for a change to end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from finetune_crds.conditions import Reason
+from finetune_crds.serving import DatabricksServing
+from finetune_operator.databricks import problems
+from finetune_operator.model import MlflowProblem
+from finetune_operator.serving.model import (
+    ConfigureEndpoint,
+    Endpoint,
+    EndpointAction,
+    LogRequests,
+    ServedVersion,
+)
+from finetune_operator.tracking import TrackingError
+
+if TYPE_CHECKING:
+    from databricks.sdk import WorkspaceClient
+    from databricks.sdk.service import serving as api
+
+log = logging.getLogger(__name__)
+
+_TAG = "managed-by"
+_OPERATOR = "finetune-operator"
+
+
+def endpoint(workspace: WorkspaceClient, spec: DatabricksServing) -> Endpoint:
+    """The endpoint as it is now. It never raises: `problem` says why Databricks could not be asked."""
+    from databricks.sdk.errors import NotFound
+
+    try:
+        with problems(workspace, f"read the serving endpoint {spec.endpoint}"):
+            try:
+                found = workspace.serving_endpoints.get(spec.endpoint)
+            except NotFound:
+                return Endpoint()
+            return _endpoint(found, spec, workspace.config.host)
+    except TrackingError as error:
+        return Endpoint(problem=error.problem)
+
+
+def act(workspace: WorkspaceClient, action: EndpointAction) -> None:
+    """Ask Databricks for a change, and return as soon as it has taken it on.
+
+    Raises:
+        TrackingError: Databricks does not take it on. Its reason is EndpointBusy when another change is under way: that
+            is no error, only a reason to come back.
+    """
+    from databricks.sdk.errors import ResourceConflict
+
+    name = action.spec.endpoint
+    with problems(workspace, f"change the serving endpoint {name}"):
+        try:
+            if isinstance(action, ConfigureEndpoint):
+                _configure(workspace, action)
+                log.info("asked Databricks to serve %s at %s", _in_words(action.served), name)
+            else:
+                _log_requests(workspace, action)
+                log.info("asked Databricks to log the requests of %s", name)
+        except ResourceConflict:
+            busy = f"another change of the serving endpoint {name} is under way: waiting for its end"
+            raise TrackingError(MlflowProblem(Reason.ENDPOINT_BUSY, busy)) from None
+
+
+def entity_name(version: str) -> str:
+    """The name of a version among the endpoint's served entities, by which routes name it."""
+    return f"version-{version}"
+
+
+def _configure(workspace: WorkspaceClient, action: ConfigureEndpoint) -> None:
+    from databricks.sdk.service import serving as api
+
+    serving, spec, name = workspace.serving_endpoints, action.spec, action.spec.endpoint
+    traffic = api.TrafficConfig(
+        [api.Route(item.percent, served_entity_name=entity_name(item.version)) for item in action.served]
+    )
+    tags = [api.EndpointTag(_TAG, _OPERATOR)]
+    if spec.provisioned_throughput:
+        reserved = api.PtEndpointCoreConfig([_reserved(spec, item) for item in action.served], traffic)
+        if action.create:
+            serving.create_provisioned_throughput_endpoint(name, reserved, tags=tags)
+        else:
+            serving.update_provisioned_throughput_endpoint_config(name, reserved)
+        return
+    entities = [_entity(spec, item) for item in action.served]
+    if action.create:
+        config = api.EndpointCoreConfigInput(name, served_entities=entities, traffic_config=traffic)
+        serving.create(name, config=config, tags=tags)
+    else:
+        # NB: what is left out of this PUT is removed from the endpoint.
+        serving.update_config(name, served_entities=entities, traffic_config=traffic)
+
+
+def _entity(spec: DatabricksServing, item: ServedVersion) -> api.ServedEntityInput:
+    from databricks.sdk.service import serving as api
+
+    return api.ServedEntityInput(
+        name=entity_name(item.version),
+        entity_name=item.model,
+        entity_version=item.version,
+        workload_size=spec.workload_size or "Small",
+        workload_type=api.ServingModelWorkloadType(spec.workload_type or "CPU"),
+        scale_to_zero_enabled=True if spec.scale_to_zero is None else spec.scale_to_zero,
+        environment_vars=dict(spec.environment) or None,
+    )
+
+
+def _reserved(spec: DatabricksServing, item: ServedVersion) -> api.PtServedModel:
+    from databricks.sdk.service import serving as api
+
+    if spec.provisioned_throughput is None:
+        raise ValueError(f"{spec.endpoint} has no provisioned throughput")
+    return api.PtServedModel(
+        name=entity_name(item.version),
+        entity_name=item.model,
+        entity_version=item.version,
+        provisioned_model_units=spec.provisioned_throughput.model_units,
+        burst_scaling_enabled=spec.provisioned_throughput.burst_scaling,
+    )
+
+
+def _log_requests(workspace: WorkspaceClient, action: LogRequests) -> None:
+    name = action.spec.endpoint
+    held = workspace.serving_endpoints.get(name).ai_gateway
+    # NB: this PUT removes what it leaves out: limits and guardrails that somebody has set stay.
+    workspace.serving_endpoints.put_ai_gateway(
+        name,
+        fallback_config=held.fallback_config if held else None,
+        guardrails=held.guardrails if held else None,
+        rate_limits=held.rate_limits if held else None,
+        usage_tracking_config=held.usage_tracking_config if held else None,
+        inference_table_config=_table(action.spec),
+    )
+
+
+def _table(spec: DatabricksServing) -> api.AiGatewayInferenceTableConfig | None:
+    from databricks.sdk.service import serving as api
+
+    table = spec.inference_table
+    if table is None:
+        return None
+    return api.AiGatewayInferenceTableConfig(
+        catalog_name=table.catalog,
+        schema_name=table.schema_,
+        table_name_prefix=table.table_prefix,
+        enabled=True,
+    )
+
+
+def _endpoint(found: api.ServingEndpointDetailed, spec: DatabricksServing, host: str) -> Endpoint:
+    from databricks.sdk.service import serving as api
+
+    update = found.state.config_update if found.state else None
+    failed = update in (
+        api.EndpointStateConfigUpdate.UPDATE_FAILED,
+        api.EndpointStateConfigUpdate.UPDATE_CANCELED,
+    )
+    served = _served(found.config)
+    # NB: no address is given for endpoints that are reached by the workspace's own.
+    url = found.endpoint_url or f"{host}/serving-endpoints/{spec.endpoint}/invocations"
+    return Endpoint(
+        exists=True,
+        ready=bool(found.state and found.state.ready == api.EndpointStateReady.READY),
+        updating=update == api.EndpointStateConfigUpdate.IN_PROGRESS,
+        failed=failed,
+        message=_failure(found) if failed else "",
+        served=served,
+        pending=_served(found.pending_config),
+        as_asked=_as_asked(found.config, spec),
+        inference_table=_is_logged(found.ai_gateway, spec),
+        revision=None if found.last_updated_timestamp is None else str(found.last_updated_timestamp),
+        url=url,
+    )
+
+
+def _served(
+    config: api.EndpointCoreConfigOutput | api.EndpointPendingConfig | None,
+) -> tuple[ServedVersion, ...]:
+    entities = (config.served_entities if config else None) or []
+    traffic = config.traffic_config if config else None
+    routes = (traffic.routes if traffic else None) or []
+    shares = {
+        (route.served_entity_name or route.served_model_name): route.traffic_percentage for route in routes
+    }
+    everything = 100 if len(entities) == 1 and not routes else 0
+    return tuple(
+        # An external or a foundation model has no name in a registry.
+        ServedVersion(item.entity_name or "", item.entity_version or "", shares.get(item.name, everything))
+        for item in entities
+    )
+
+
+def _as_asked(config: api.EndpointCoreConfigOutput | None, spec: DatabricksServing) -> bool:
+    """Whether nothing that Databricks says of the served versions differs from the spec; it need not say all."""
+    for found in (config.served_entities if config else None) or []:
+        item = ServedVersion(found.entity_name or "", found.entity_version or "")
+        wanted: dict[str, Any] = (
+            _reserved(spec, item) if spec.provisioned_throughput else _entity(spec, item)
+        ).as_dict()
+        said = found.as_dict()
+        fields = set(wanted) - {"name"} | ({"environment_vars"} if not spec.provisioned_throughput else set())
+        if any(field in said and said[field] != wanted.get(field) for field in fields):
+            return False
+    return True
+
+
+def _is_logged(gateway: api.AiGatewayConfig | None, spec: DatabricksServing) -> bool:
+    wanted = _table(spec)
+    if wanted is None:
+        return True
+    found = gateway.inference_table_config if gateway else None
+    if found is None:
+        return False
+    prefix = wanted.table_name_prefix or found.table_name_prefix
+    return (
+        bool(found.enabled)
+        and (found.catalog_name, found.schema_name) == (wanted.catalog_name, wanted.schema_name)
+        and found.table_name_prefix == prefix
+    )
+
+
+def _failure(found: api.ServingEndpointDetailed) -> str:
+    """What Databricks says of the served entities that it could not deploy."""
+    from databricks.sdk.service import serving as api
+
+    ended = (
+        api.ServedModelStateDeployment.DEPLOYMENT_FAILED,
+        api.ServedModelStateDeployment.DEPLOYMENT_ABORTED,
+    )
+    for config in (found.pending_config, found.config):
+        messages = [
+            f"version {item.entity_version}: {item.state.deployment_state_message}"
+            for item in (config.served_entities if config else None) or []
+            if item.state and item.state.deployment in ended and item.state.deployment_state_message
+        ]
+        if messages:
+            return "; ".join(messages)[:1000]
+    cancelled = found.state and found.state.config_update == api.EndpointStateConfigUpdate.UPDATE_CANCELED
+    return (
+        "the update was cancelled" if cancelled else "Databricks does not say why: see the endpoint's events"
+    )
+
+
+def _in_words(served: Sequence[ServedVersion]) -> str:
+    return ", ".join(f"{item.model} {item.version} with {item.percent}%" for item in served)

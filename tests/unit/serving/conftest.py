@@ -1,0 +1,15 @@
+"""A workspace for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from workspace import Workspace, running
+
+
+@pytest.fixture
+def databricks() -> Iterator[Workspace]:
+    with running() as state:
+        yield state

@@ -1,0 +1,10 @@
+"""A stand-in Databricks workspace: an HTTP server on loopback that the real databricks-sdk talks to.
+
+Requests are read and answers written with the SDK's own classes, so that it cannot drift from them. It has the login of
+a workspace (tokens, client credentials, token exchange), serving endpoints, models in Unity Catalog, and runs.
+"""
+
+from workspace.server import running
+from workspace.state import Fault, Refusal, Workspace
+
+__all__ = ["Fault", "Refusal", "Workspace", "running"]

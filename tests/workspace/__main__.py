@@ -1,0 +1,41 @@
+"""`python -m workspace`: a stand-in workspace for a demo, until it is stopped."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import threading
+
+from workspace import Workspace, running
+
+
+def main() -> None:
+    """Serve until interrupted."""
+    parser = argparse.ArgumentParser(
+        prog="workspace", description="A stand-in Databricks workspace on loopback."
+    )
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    parser.add_argument("--token", default="dapi-good", help="the personal access token that is accepted")
+    parser.add_argument(
+        "--polls", type=int, default=3, help="how often an endpoint is asked before it is ready"
+    )
+    parser.add_argument(
+        "--version",
+        action="append",
+        default=[],
+        metavar="MODEL:NUMBER",
+        help="a version of a model, catalog.schema.name:1; may be repeated",
+    )
+    told = parser.parse_args()
+    state = Workspace(tokens={told.token})
+    state.endpoints.polls = told.polls
+    for item in told.version:
+        model, _, number = item.rpartition(":")
+        state.add_version(model, int(number))
+    with running(state, told.port), contextlib.suppress(KeyboardInterrupt):
+        print(state.uri, flush=True)
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

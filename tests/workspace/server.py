@@ -1,0 +1,177 @@
+"""The stand-in workspace's HTTP server."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from databricks.sdk.service.ml import GetRunResponse
+
+from workspace.endpoints import EndpointRefusal
+from workspace.state import Fault, Json, Refusal, Workspace
+
+_Parts = dict[str, str]
+_Answer = Callable[[Workspace, _Parts, Json], Json]
+
+
+@contextmanager
+def running(workspace: Workspace | None = None, port: int = 0) -> Iterator[Workspace]:
+    """A workspace that answers on loopback for as long as the block runs."""
+    held = workspace or Workspace()
+
+    class Handler(_Handler):
+        state = held
+
+    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
+        server.daemon_threads = True
+        held.uri = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield held
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    state: Workspace
+
+    def do_GET(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        text = self.rfile.read(length).decode()
+        path = unquote(urlsplit(self.path).path)
+        self.state.agents.add(self.headers.get("User-Agent", ""))
+        fault = self.state.fault(self.command, path)
+        if fault:
+            self._fail(fault)
+            return
+        try:
+            self._answer(200, self._ask(path, text))
+        except Refusal as refusal:
+            self._answer(refusal.status, refusal.body)
+        except EndpointRefusal as refusal:
+            status, code, message = refusal.args
+            self._answer(status, {"error_code": code, "message": message})
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+    def _ask(self, path: str, text: str) -> Json:
+        state, authorization = self.state, self.headers.get("Authorization", "")
+        if path == "/.well-known/databricks-config":
+            return {
+                "oidc_endpoint": f"{state.uri}/oidc",
+                "account_id": "account",
+                "workspace_id": "1234",
+                "cloud": "AWS",
+            }
+        if path == "/oidc/.well-known/oauth-authorization-server":
+            return {
+                "authorization_endpoint": f"{state.uri}/oidc/v1/authorize",
+                "token_endpoint": f"{state.uri}/oidc/v1/token",
+            }
+        if path == "/oidc/v1/token":
+            try:
+                return state.login(dict(parse_qsl(text)), authorization)
+            except Refusal as refusal:
+                body = {"error": refusal.body["error_code"], "error_description": refusal.body["message"]}
+                refusal.body = body
+                raise
+        state.check(authorization, self.command, path)
+        query = dict(parse_qsl(urlsplit(self.path).query))
+        for method, pattern, answer in _PATHS:
+            found = re.fullmatch(pattern, path)
+            if method == self.command and found:
+                return answer(state, query | found.groupdict(), json.loads(text) if text else {})
+        raise Refusal(404, "ENDPOINT_NOT_FOUND", f"No API found for '{self.command} {path}'")
+
+    def _fail(self, fault: Fault) -> None:
+        time.sleep(fault.seconds)
+        self._answer(fault.status, fault.body, dict(fault.headers))
+
+    def _answer(self, status: int, body: Json | str, headers: dict[str, str] | None = None) -> None:
+        text = (body if isinstance(body, str) else json.dumps(body)).encode()
+        kind = "text/html" if isinstance(body, str) else "application/json"
+        self.send_response(status)
+        for key, value in (
+            {"Content-Type": kind, "Content-Length": str(len(text))} | (headers or {})
+        ).items():
+            self.send_header(key, value)
+        self.end_headers()
+        try:
+            self.wfile.write(text)
+        except OSError:
+            # Who asked has given up waiting.
+            self.close_connection = True
+
+
+def _run(state: Workspace, parts: _Parts, _: Json) -> Json:
+    found = state.runs.get(parts["run_id"])
+    if found is None:
+        raise Refusal(404, "RESOURCE_DOES_NOT_EXIST", f"Run '{parts['run_id']}' not found.")
+    return GetRunResponse(found).as_dict()
+
+
+def _set_tag(state: Workspace, _: _Parts, body: Json) -> Json:
+    state.version(body["name"], body["version"]).tags[body["key"]] = body["value"]
+    return {}
+
+
+_SERVING = "/api/2.0/serving-endpoints"
+_MODEL = r"/api/2.1/unity-catalog/models/(?P<name>[^/]+)"
+_MLFLOW = "/api/2.0/mlflow"
+_PATHS: list[tuple[str, str, _Answer]] = [
+    ("POST", _SERVING, lambda state, _, body: state.endpoints.create(body)),
+    ("POST", f"{_SERVING}/pt", lambda state, _, body: state.endpoints.create_reserved(body)),
+    ("GET", rf"{_SERVING}/(?P<name>[^/]+)", lambda state, parts, _: state.endpoints.get(parts["name"])),
+    ("DELETE", rf"{_SERVING}/(?P<name>[^/]+)", lambda state, parts, _: state.endpoints.delete(parts["name"])),
+    (
+        "PUT",
+        rf"{_SERVING}/pt/(?P<name>[^/]+)/config",
+        lambda state, parts, body: state.endpoints.configure_reserved(parts["name"], body),
+    ),
+    (
+        "PUT",
+        rf"{_SERVING}/(?P<name>[^/]+)/config",
+        lambda state, parts, body: state.endpoints.configure(parts["name"], body),
+    ),
+    (
+        "PUT",
+        rf"{_SERVING}/(?P<name>[^/]+)/ai-gateway",
+        lambda state, parts, body: state.endpoints.put_gateway(parts["name"], body),
+    ),
+    (
+        "GET",
+        _MODEL,
+        lambda state, parts, _: state.describe_model(
+            parts["name"], aliases=parts.get("include_aliases") == "true"
+        ),
+    ),
+    (
+        "PUT",
+        rf"{_MODEL}/aliases/(?P<alias>[^/]+)",
+        lambda state, parts, body: state.set_alias(parts["name"], parts["alias"], int(body["version_num"])),
+    ),
+    (
+        "DELETE",
+        rf"{_MODEL}/aliases/(?P<alias>[^/]+)",
+        lambda state, parts, _: state.delete_alias(parts["name"], parts["alias"]),
+    ),
+    (
+        "GET",
+        f"{_MLFLOW}/unity-catalog/model-versions/get",
+        lambda state, parts, _: {"model_version": state.describe_version(parts["name"], parts["version"])},
+    ),
+    ("POST", f"{_MLFLOW}/unity-catalog/model-versions/set-tag", _set_tag),
+    ("GET", f"{_MLFLOW}/runs/get", _run),
+]

@@ -1,0 +1,216 @@
+"""What the stand-in workspace holds, and how it is told to misbehave."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from databricks.sdk.service.catalog import RegisteredModelAlias, RegisteredModelInfo
+from databricks.sdk.service.ml import Metric, Run, RunData, RunInfo, RunTag
+
+from workspace.endpoints import Endpoints
+
+Json = dict[str, Any]
+
+
+class Refusal(Exception):  # noqa: N818
+    """An error of Databricks, in its own form."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.body = status, {"error_code": code, "message": message}
+
+
+@dataclass
+class Fault:
+    """What requests are answered instead, the next `times` times; a `body` of text is sent as it is."""
+
+    status: int
+    body: Json | str = field(default_factory=dict)
+    method: str = ""
+    path: str = ""
+    times: int = 1_000_000
+    headers: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass
+class Version:
+    """A version of a model in Unity Catalog."""
+
+    run_id: str = ""
+    status: str = "READY"
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Model:
+    """A model in Unity Catalog."""
+
+    aliases: dict[str, int] = field(default_factory=dict)
+    versions: dict[int, Version] = field(default_factory=dict)
+
+
+@dataclass
+class Workspace:
+    """One workspace. Everything that tests set is a plain attribute.
+
+    Attributes:
+        tokens: personal access tokens.
+        clients: secrets of service principals, by client id.
+        federated: service-account tokens that are accepted in exchange, with the client id they stand for.
+        denied: actions that are refused with 403: `<method> <start of the path>`.
+        faults: what is answered in place of what was asked; the first that fits.
+        asked: method and path of every request that was let in.
+        logins: grant type of every token that was given out.
+    """
+
+    uri: str = ""
+    tokens: set[str] = field(default_factory=lambda: {"dapi-good"})
+    clients: dict[str, str] = field(default_factory=lambda: {"principal": "principal-secret"})
+    federated: dict[str, str] = field(default_factory=dict)
+    denied: set[str] = field(default_factory=set)
+    faults: list[Fault] = field(default_factory=list)
+    models: dict[str, Model] = field(default_factory=dict)
+    runs: dict[str, Run] = field(default_factory=dict)
+    endpoints: Endpoints = field(default_factory=Endpoints)
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    logins: list[str] = field(default_factory=list)
+    agents: set[str] = field(default_factory=set)
+    _issued: set[str] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add_version(
+        self,
+        model: str,
+        version: int,
+        metrics: Mapping[str, float] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """A version of a model, made by a run of its own."""
+        run_id = f"run-{model}-{version}"
+        self.runs[run_id] = Run(
+            info=RunInfo(run_id=run_id, status=None),
+            data=RunData(
+                metrics=[Metric(key=key, value=value) for key, value in (metrics or {}).items()],
+                tags=[RunTag(key, value) for key, value in (tags or {}).items()],
+            ),
+        )
+        self.models.setdefault(model, Model()).versions[version] = Version(run_id)
+
+    def writes(self) -> list[tuple[str, str]]:
+        """What was asked that changes something."""
+        return [(method, path) for method, path in self.asked if method != "GET"]
+
+    def fault(self, method: str, path: str) -> Fault | None:
+        """The fault that a request meets."""
+        with self._lock:
+            for item in self.faults:
+                if item.times > 0 and item.method in ("", method) and path.startswith(item.path):
+                    item.times -= 1
+                    return item
+        return None
+
+    def check(self, authorization: str, method: str, path: str) -> None:
+        """Let a request in.
+
+        Raises:
+            Refusal: its token is not known, or may not do this.
+        """
+        kind, _, token = authorization.partition(" ")
+        if kind != "Bearer" or token not in self.tokens | self._issued:
+            raise Refusal(401, "UNAUTHENTICATED", "Credential was not sent or was of an unsupported type")
+        self.asked.append((method, path))
+        if any(f"{method} {path}".startswith(item) for item in self.denied):
+            raise Refusal(403, "PERMISSION_DENIED", "User does not have the permission on this object")
+
+    def revoke(self) -> None:
+        """Forget every token that was given out."""
+        self._issued.clear()
+
+    def login(self, form: Mapping[str, str], authorization: str) -> Json:
+        """A token, for a client's secret or in exchange for another token.
+
+        Raises:
+            Refusal: neither is right.
+        """
+        grant = form.get("grant_type", "")
+        if grant == "client_credentials":
+            text = base64.b64decode(authorization.removeprefix("Basic ")).decode()
+            name, _, secret = text.partition(":")
+            good = bool(name) and self.clients.get(name) == secret
+        elif grant == "urn:ietf:params:oauth:grant-type:token-exchange":
+            subject = form.get("subject_token", "")
+            good = subject in self.federated and self.federated[subject] == form.get("client_id", "")
+        else:
+            raise Refusal(400, "unsupported_grant_type", grant)
+        if not good:
+            raise Refusal(401, "invalid_client", "Client authentication failed")
+        token = secrets.token_hex(8)
+        self._issued.add(token)
+        self.logins.append(grant)
+        return {"access_token": token, "token_type": "Bearer", "expires_in": 3600}
+
+    def model(self, name: str) -> Model:
+        """A model.
+
+        Raises:
+            Refusal: there is none of the name.
+        """
+        if name not in self.models:
+            raise Refusal(404, "RESOURCE_DOES_NOT_EXIST", f"Registered model '{name}' does not exist.")
+        return self.models[name]
+
+    def version(self, name: str, version: str) -> Version:
+        """A version of a model.
+
+        Raises:
+            Refusal: there is no such version.
+        """
+        found = self.model(name).versions.get(int(version))
+        if found is None:
+            raise Refusal(404, "RESOURCE_DOES_NOT_EXIST", f"Version {version} of '{name}' does not exist.")
+        return found
+
+    def describe_model(self, name: str, *, aliases: bool) -> Json:
+        """A model, as the SDK's class has it."""
+        catalog, schema, short = name.split(".")
+        found = self.model(name)
+        held = [
+            RegisteredModelAlias(alias_name=key, version_num=value) for key, value in found.aliases.items()
+        ]
+        return RegisteredModelInfo(
+            full_name=name,
+            catalog_name=catalog,
+            schema_name=schema,
+            name=short,
+            aliases=held if aliases else None,
+        ).as_dict()
+
+    def describe_version(self, name: str, version: str) -> Json:
+        """A version with its tags, as MLflow's API has it."""
+        found = self.version(name, version)
+        tags = [{"key": key, "value": value} for key, value in found.tags.items()]
+        return {
+            "name": name,
+            "version": version,
+            "run_id": found.run_id,
+            "status": found.status,
+            "tags": tags,
+        }
+
+    def set_alias(self, name: str, alias: str, version: int) -> Json:
+        """Point an alias at a version that exists."""
+        self.version(name, str(version))
+        self.models[name].aliases[alias] = version
+        return RegisteredModelAlias(alias_name=alias, version_num=version).as_dict()
+
+    def delete_alias(self, name: str, alias: str) -> Json:
+        """Remove an alias that exists."""
+        if self.model(name).aliases.pop(alias, None) is None:
+            raise Refusal(404, "RESOURCE_DOES_NOT_EXIST", f"Alias '{alias}' does not exist.")
+        return {}
