@@ -116,6 +116,34 @@ class Route(ApiModel):
     """Traffic in percent."""
 
 
+_Routes = Annotated[list[Route], Field(max_length=16)]
+_Mark = Annotated[str, Field(max_length=64)]
+
+
+class EndpointChange(ApiModel):
+    """A change of the endpoint, written down before Databricks is asked for it."""
+
+    routes: _Routes
+    """Who is to get how much of the traffic."""
+    settings: _Mark
+    """Digest of everything else that the spec says of the endpoint."""
+    revision: _Mark | None = None
+    """When the endpoint was last changed before that, as Databricks said."""
+
+
+class EndpointFailure(ApiModel):
+    """A change that failed; it is not tried again until the spec changes."""
+
+    version: Annotated[str, Field(max_length=32)]
+    """The version that was to be served."""
+    generation: NonNegative
+    """Generation of the spec then."""
+    reason: Literal["EndpointFailed", "CanaryFailed"]
+    """EndpointFailed: Databricks could not deploy it. CanaryFailed: a gate of the canary failed."""
+    message: Annotated[str, Field(max_length=4096)]
+    """Why, in a sentence."""
+
+
 class ServingStatus(ApiModel):
     """What is known of the endpoint."""
 
@@ -127,7 +155,7 @@ class ServingStatus(ApiModel):
     """Ready, NotReady, Updating, UpdateFailed or Missing, as Databricks last said."""
     version: Annotated[str, Field(max_length=32)] | None = None
     """The version that it is being moved to, or serves."""
-    routes: Annotated[list[Route], Field(max_length=16)] | None = None
+    routes: _Routes | None = None
     """Who gets how much of the traffic now."""
     step: NonNegative | None = None
     """Step of the canary that is under way, from 1."""
@@ -135,5 +163,13 @@ class ServingStatus(ApiModel):
     """Steps in all."""
     next_step_at: Annotated[str, Field(max_length=64)] | None = None
     """When the next step is due."""
-    saved: Annotated[list[Route], Field(max_length=16)] | None = None
-    """The routes before the move: what the endpoint goes back to."""
+    saved: _Routes | None = None
+    """The routes before the move, while it is under way: what the endpoint goes back to."""
+    change: EndpointChange | None = None
+    """The change that Databricks is being asked for."""
+    settings: _Mark | None = None
+    """Digest of what else the spec said of the endpoint when it was last found right."""
+    revision: _Mark | None = None
+    """When the endpoint had last been changed then, as Databricks said."""
+    failure: EndpointFailure | None = None
+    """What failed last."""

@@ -1,6 +1,357 @@
-"""placeholder"""
+"""The serving endpoint follows the alias: create, change, repair, canary, and back again.
 
+What Databricks is asked for is written into the status first; the pass that finds it there asks. So a change that
+fails is known as ours, what the endpoint goes back to is known before it is touched, and a restart forgets nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from finetune_crds.conditions import Reason, Type
+from finetune_crds.serving import DatabricksServing, EndpointChange, EndpointFailure, Route, ServingStatus
+from finetune_operator.decide.promotion import canary
 from finetune_operator.decide.promotion.draft import Draft
+from finetune_operator.model import MlflowProblem
+from finetune_operator.serving.model import ConfigureEndpoint, Endpoint, LogRequests, ServedVersion
+
+_AT_ONCE = ("RolledBack", "Repaired")
+_FAILURES = {"EndpointFailed": Reason.ENDPOINT_FAILED, "CanaryFailed": Reason.CANARY_FAILED}
+# What `undone` leaves in the condition when Databricks did not take a change on.
+_REFUSED = (
+    Reason.ENDPOINT_BUSY,
+    Reason.DATABRICKS_ERROR,
+    Reason.DATABRICKS_FORBIDDEN,
+    Reason.DATABRICKS_NOT_CONFIGURED,
+    Reason.DATABRICKS_UNREACHABLE,
+)
 
 
-def serve(draft: Draft) -> None: ...
+def serve(draft: Draft) -> None:
+    """Bring the endpoint one step nearer to serving the version that has the alias."""
+    spec, version = _spec(draft), draft.status.promoted
+    if spec is None:
+        return
+    if version is None:
+        message = f"{draft.spec.alias} points at no version yet: there is nothing to serve"
+        draft.set(Type.SERVED, False, Reason.WAITING_FOR_VERSION, message)
+        return
+    endpoint = _look(draft, spec)
+    if endpoint is None:
+        return
+    _begin(draft, endpoint, version)
+    if _known(draft).failure:
+        _go_back(draft, endpoint)
+    else:
+        _bring(draft, spec, endpoint, version)
+
+
+def _look(draft: Draft, spec: DatabricksServing) -> Endpoint | None:
+    """The endpoint, if it is known and ours."""
+    endpoint = draft.observed.endpoint
+    if endpoint is None:
+        return None
+    if endpoint.problem:
+        _cannot_ask(draft, endpoint.problem)
+        return None
+    _describe(draft, spec, endpoint)
+    return None if _is_somebody_elses(draft, spec, endpoint) else endpoint
+
+
+def _bring(draft: Draft, spec: DatabricksServing, endpoint: Endpoint, version: str) -> None:
+    verdicts = canary.judge_step(draft, version)
+    if verdicts.failed:
+        _fail(draft, endpoint, "CanaryFailed", f"a gate of the canary failed: {verdicts.failed}")
+        return
+    wanted = canary.routes(draft, version) or _routes(draft, spec, version)
+    if endpoint.updating:
+        _wait(draft, endpoint, wanted)
+    elif _has_failed(draft, endpoint, wanted):
+        _fail(draft, endpoint, "EndpointFailed", f"Databricks could not deploy it: {endpoint.message}")
+    elif not _is_in_place(draft, endpoint, wanted):
+        _ask(draft, endpoint, wanted)
+    else:
+        _settle(draft, endpoint)
+        if not _answers(draft, endpoint) or not _logs(draft, spec, endpoint):
+            return
+        if not _known(draft).step:
+            _conclude(draft, spec, wanted)
+        elif canary.go_forward(draft, version, verdicts):
+            _ask(draft, endpoint, canary.routes(draft, version) or _routes(draft, spec, version))
+
+
+def _spec(draft: Draft) -> DatabricksServing | None:
+    return draft.spec.serving.databricks if draft.spec.serving else None
+
+
+def _name(draft: Draft) -> str:
+    spec = _spec(draft)
+    return spec.endpoint if spec else ""
+
+
+def _known(draft: Draft) -> ServingStatus:
+    return draft.status.serving or ServingStatus()
+
+
+def _note(draft: Draft, **fields: Any) -> None:
+    draft.update(serving=_known(draft).model_copy(update=fields))
+
+
+def _cannot_ask(draft: Draft, problem: MlflowProblem) -> None:
+    draft.set(Type.SERVED, None, problem.reason, problem.message)
+    draft.look_again(draft.settings.poll_seconds)
+
+
+def _describe(draft: Draft, spec: DatabricksServing, endpoint: Endpoint) -> None:
+    if _known(draft).endpoint not in (None, spec.endpoint):
+        # Nothing that is known is about this one.
+        draft.update(serving=None)
+    state = "Missing"
+    if endpoint.exists:
+        settled = "Ready" if endpoint.ready else "NotReady"
+        state = "Updating" if endpoint.updating else "UpdateFailed" if endpoint.failed else settled
+    _note(
+        draft,
+        endpoint=spec.endpoint,
+        url=endpoint.url,
+        state=state,
+        routes=_in_force(endpoint.served) or None,
+    )
+
+
+def _is_somebody_elses(draft: Draft, spec: DatabricksServing, endpoint: Endpoint) -> bool:
+    """NB: an endpoint of another model is never overwritten: a name in the spec may be a mistake."""
+    others = {item.model for item in (*endpoint.served, *endpoint.pending)} - {draft.spec.model}
+    if not others:
+        return False
+    what = " and ".join(
+        sorted(f"the model {name}" if name else "another provider's model" for name in others)
+    )
+    message = (
+        f"endpoint {spec.endpoint} serves {what}, and is left alone: set spec.serving.databricks.endpoint to another "
+        "name, or delete it"
+    )
+    draft.set(Type.SERVED, False, Reason.ENDPOINT_FAILED, message)
+    return True
+
+
+def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
+    """Notice that another version is to be served, or that the spec changed after a failure."""
+    known = _known(draft)
+    failure = known.failure
+    if (
+        known.version == version
+        and failure
+        and failure.version == version
+        and failure.generation == draft.promotion.generation
+    ):
+        return
+    if known.version != version or failure:
+        # NB: a move that another one cuts short was never in place: what was saved for it still is what to go back to.
+        saved = _in_force(endpoint.served) if known.saved is None else known.saved
+        stepwise = not _is_at_once(draft, version) and canary.is_possible(draft, version, saved)
+        _note(
+            draft,
+            version=version,
+            saved=saved,
+            step=1 if stepwise else None,
+            next_step_at=None,
+            change=None,
+            failure=None,
+        )
+
+
+def _is_at_once(draft: Draft, version: str) -> bool:
+    return draft.spec.rollback_to is not None or _reason(draft, version) in _AT_ONCE
+
+
+def _reason(draft: Draft, version: str) -> str | None:
+    """Why the alias came to point at the version, if that was its last move."""
+    last = next(iter(draft.status.history), None)
+    return last.reason if last and last.to_version == version else None
+
+
+def _routes(draft: Draft, spec: DatabricksServing, version: str) -> list[Route]:
+    """Who gets what once everything is in place. A version that was left because it is bad gets nothing."""
+    previous, share = draft.status.previous, spec.previous_percent
+    alone = [Route(version=version, percent=100)]
+    if previous is None or not share:
+        return alone
+    withheld, versions = draft.status.withheld, draft.observed.versions
+    left = draft.spec.rollback_to is not None or _reason(draft, version) == "RolledBack"
+    gone = previous in versions and versions[previous] is None
+    if previous == version or left or gone or (withheld and withheld.version == previous):
+        return alone
+    return [Route(version=version, percent=100 - share), Route(version=previous, percent=share)]
+
+
+def _wait(draft: Draft, endpoint: Endpoint, wanted: Sequence[Route]) -> None:
+    if _is_ours(draft, endpoint, wanted):
+        _say_updating(draft, wanted)
+    else:
+        message = f"another change of endpoint {_name(draft)} is under way: waiting for its end"
+        draft.set(Type.SERVED, False, Reason.ENDPOINT_BUSY, message)
+    draft.look_again(draft.settings.poll_seconds)
+
+
+def _is_ours(draft: Draft, endpoint: Endpoint, wanted: Sequence[Route]) -> bool:
+    """Whether the change that Databricks is at, or failed to make, is the one that we asked for."""
+    change = _known(draft).change
+    if change is None or not _same(change.routes, wanted) or change.settings != _settings(draft):
+        return False
+    pending = _in_force(endpoint.pending)
+    if pending and not _same(pending, wanted):
+        return False
+    return endpoint.revision != change.revision or (endpoint.revision is None and bool(pending))
+
+
+def _has_failed(draft: Draft, endpoint: Endpoint, wanted: Sequence[Route]) -> bool:
+    return endpoint.failed and not endpoint.updating and _is_ours(draft, endpoint, wanted)
+
+
+def _is_in_place(draft: Draft, endpoint: Endpoint, wanted: Sequence[Route]) -> bool:
+    if not endpoint.exists or not _same(_in_force(endpoint.served), wanted):
+        return False
+    known, settings = _known(draft), _settings(draft)
+    if endpoint.revision is None or (known.settings is None and known.change is None):
+        return endpoint.as_asked
+    if _is_ours(draft, endpoint, wanted):
+        # Databricks did what it was asked for, even where it words it otherwise.
+        return True
+    return known.settings == settings and (endpoint.as_asked or endpoint.revision == known.revision)
+
+
+def _ask(draft: Draft, endpoint: Endpoint, wanted: Sequence[Route]) -> None:
+    """Have the endpoint changed: the status first, and once that is written, the endpoint."""
+    spec, held = _spec(draft), draft.promotion.status.serving
+    if spec is None:
+        return
+    change = EndpointChange(routes=list(wanted), settings=_settings(draft), revision=endpoint.revision)
+    _note(draft, change=change)
+    if held is None or held.change != change:
+        if not _known(draft).failure:
+            _say_updating(draft, wanted)
+        draft.look_again(0)
+        return
+    if not _known(draft).failure and not _was_refused(draft):
+        _say_updating(draft, wanted)
+    served = tuple(ServedVersion(draft.spec.model, item.version, item.percent) for item in wanted)
+    draft.actions.append(ConfigureEndpoint(spec, served, create=not endpoint.exists))
+    draft.look_again(draft.settings.poll_seconds)
+
+
+def _was_refused(draft: Draft) -> bool:
+    """Whether Databricks did not take the change on when it was last asked: said until it does."""
+    condition = draft.condition(Type.SERVED)
+    return condition is not None and condition.reason in _REFUSED
+
+
+def _settle(draft: Draft, endpoint: Endpoint) -> None:
+    _note(draft, change=None, settings=_settings(draft), revision=endpoint.revision)
+
+
+def _answers(draft: Draft, endpoint: Endpoint) -> bool:
+    if not endpoint.ready:
+        message = f"endpoint {_name(draft)} is configured, and does not answer yet"
+        draft.set(Type.SERVED, False, Reason.ENDPOINT_UPDATING, message)
+        draft.look_again(draft.settings.poll_seconds)
+    return endpoint.ready
+
+
+def _logs(draft: Draft, spec: DatabricksServing, endpoint: Endpoint) -> bool:
+    if endpoint.inference_table:
+        return True
+    if not _was_refused(draft):
+        message = f"endpoint {spec.endpoint} is being told to log its requests"
+        draft.set(Type.SERVED, False, Reason.ENDPOINT_UPDATING, message)
+    draft.actions.append(LogRequests(spec))
+    draft.look_again(draft.settings.poll_seconds)
+    return False
+
+
+def _conclude(draft: Draft, spec: DatabricksServing, routes: Sequence[Route]) -> None:
+    _note(draft, saved=None, step=None, steps=None, next_step_at=None)
+    message = f"endpoint {spec.endpoint} serves {in_words(routes)}"
+    draft.set(Type.SERVED, True, Reason.ENDPOINT_READY, message)
+
+
+def _fail(
+    draft: Draft, endpoint: Endpoint, reason: Literal["EndpointFailed", "CanaryFailed"], why: str
+) -> None:
+    """Note what failed, have the endpoint go back, and the alias too where that can help."""
+    known, version = _known(draft), draft.status.promoted or ""
+    saved = known.saved or []
+    stays = "it stays as it is" if endpoint.served else "there is nothing to go back to"
+    back = f"it goes back to {in_words(saved)}" if saved else stays
+    said = f"endpoint {_name(draft)} cannot serve version {version} as asked: {why}"[:3500]
+    # A change that is not of the version, such as another size of machine, is not the version's fault.
+    helps = bool(saved) and canary.main_version(saved) != version
+    withdrawn = helps and draft.spec.rollback_to is None and draft.status.previous not in (None, version)
+    if withdrawn:
+        message = f"{said}; {back}, and {draft.spec.alias} to version {draft.status.previous}"
+        draft.withdraw(message)
+    else:
+        message = (
+            f"{said}; {back}: correct spec.serving.databricks or point the alias at another version; nothing is tried "
+            "again until the spec changes"
+        )
+    failure = EndpointFailure(
+        version=version, generation=draft.promotion.generation, reason=reason, message=message
+    )
+    _note(draft, failure=failure, step=None, steps=None, next_step_at=None, change=None)
+    _go_back(draft, endpoint)
+
+
+def _go_back(draft: Draft, endpoint: Endpoint) -> None:
+    """After a failure: the saved routes, once; then nothing until the spec or the alias changes."""
+    known = _known(draft)
+    failure, saved = known.failure, known.saved or []
+    if failure is None:
+        return
+    message = failure.message
+    if endpoint.updating:
+        draft.look_again(draft.settings.poll_seconds)
+    elif saved and endpoint.exists and not _same(_in_force(endpoint.served), saved):
+        if _has_failed(draft, endpoint, saved):
+            message = f"{message}; going back failed too: {endpoint.message}"
+        else:
+            _ask(draft, endpoint, saved)
+    else:
+        _note(draft, change=None)
+    if not (draft.actions and _was_refused(draft)):
+        draft.set(Type.SERVED, False, _FAILURES[failure.reason], message)
+
+
+def _say_updating(draft: Draft, wanted: Sequence[Route]) -> None:
+    message = f"endpoint {_name(draft)} is being changed to serve {in_words(wanted)}"
+    draft.set(Type.SERVED, False, Reason.ENDPOINT_UPDATING, message)
+
+
+def _settings(draft: Draft) -> str:
+    """Digest of what the spec says of the endpoint besides who is served."""
+    spec = _spec(draft)
+    said = spec.to_json() if spec else {}
+    fields = ("workloadSize", "workloadType", "scaleToZero", "provisionedThroughput", "environment")
+    content = json.dumps({field: said.get(field) for field in fields}, sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def _in_force(served: Sequence[ServedVersion]) -> list[Route]:
+    """The share of each version, the greatest first."""
+    shares: dict[str, int] = {}
+    for item in served:
+        shares[item.version] = shares.get(item.version, 0) + item.percent
+    routes = [Route(version=version, percent=percent) for version, percent in shares.items()]
+    return sorted(routes, key=lambda route: -route.percent)
+
+
+def _same(one: Sequence[Route], other: Sequence[Route]) -> bool:
+    return {item.version: item.percent for item in one} == {item.version: item.percent for item in other}
+
+
+def in_words(routes: Sequence[Route]) -> str:
+    """Such as: version 4 with 10% and version 3 with 90%."""
+    return " and ".join(f"version {item.version} with {item.percent}%" for item in routes)

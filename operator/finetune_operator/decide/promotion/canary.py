@@ -1,0 +1,99 @@
+"""The canary: a new version gets its traffic in steps, which go forward on their own while its gates let them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from finetune_crds.conditions import Reason, Type
+from finetune_crds.serving import Canary, Route, ServingStatus
+from finetune_operator.decide.promotion import gates
+from finetune_operator.decide.promotion.draft import Draft
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What the gates of the canary say; both empty when they let it go forward."""
+
+    failed: str = ""
+    unclear: str = ""
+
+
+def is_possible(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
+    """Whether there are steps, and another version to share the traffic with."""
+    return _canary(draft) is not None and main_version(saved) not in (None, version)
+
+
+def main_version(routes: Sequence[Route]) -> str | None:
+    """The version that gets the most."""
+    return max(routes, key=lambda route: route.percent).version if routes else None
+
+
+def routes(draft: Draft, version: str) -> list[Route] | None:
+    """Who gets what in the step that is under way; None when there is none, or the spec has it no more."""
+    known, canary = _known(draft), _canary(draft)
+    base = main_version(known.saved or [])
+    if canary is None or base is None or not known.step or known.step > len(canary.steps):
+        draft.update(serving=known.model_copy(update={"step": None, "steps": None, "next_step_at": None}))
+        return None
+    percent = canary.steps[known.step - 1].percent
+    draft.update(serving=known.model_copy(update={"steps": len(canary.steps)}))
+    return [Route(version=version, percent=percent), Route(version=base, percent=100 - percent)]
+
+
+def judge_step(draft: Draft, version: str) -> Verdicts:
+    """What the gates say of the version now; nothing unless a step is under way."""
+    canary = _canary(draft)
+    if canary is None or not _known(draft).step or not canary.gates:
+        return Verdicts()
+    candidate = draft.observed.versions.get(version)
+    if candidate is None:
+        return Verdicts(unclear=f"the registry has no version {version}")
+    holder = draft.observed.versions.get(draft.status.previous or "")
+    said = gates.judge(canary.gates, candidate, holder)
+
+    def listed(verdict: str) -> str:
+        return "; ".join(f"{item.name}: {item.message}" for item in said if item.verdict == verdict)
+
+    return Verdicts(failed=listed("Failed"), unclear=listed("Inconclusive"))
+
+
+def go_forward(draft: Draft, version: str, verdicts: Verdicts) -> bool:
+    """With a step in force: start its time, wait for its end, or take the next one; whether it was taken."""
+    known, canary = _known(draft), _canary(draft)
+    if canary is None or not known.step:
+        return False
+    step = canary.steps[known.step - 1]
+    due = (
+        datetime.fromisoformat(known.next_step_at)
+        if known.next_step_at
+        else draft.now + timedelta(minutes=step.minutes)
+    )
+    if draft.now >= due and not verdicts.unclear:
+        last = known.step == len(canary.steps)
+        after = {"step": None if last else known.step + 1, "next_step_at": None}
+        draft.update(serving=known.model_copy(update=after))
+        return True
+    when = due.strftime("%Y-%m-%dT%H:%M:%SZ")
+    draft.update(serving=known.model_copy(update={"next_step_at": when}))
+    so_far = (
+        f"version {version} gets {step.percent}% of the traffic, step {known.step} of {len(canary.steps)}"
+    )
+    if verdicts.unclear:
+        message = f"{so_far}; no further step until it can be judged: {verdicts.unclear}"
+        draft.set(Type.SERVED, False, Reason.CANARY_INCONCLUSIVE, message)
+    else:
+        draft.set(Type.SERVED, False, Reason.CANARY, f"{so_far}; the next one is due at {when}")
+    left, often = (due - draft.now).total_seconds(), draft.settings.poll_seconds
+    draft.look_again(min(often, left) if left > 0 else often)
+    return False
+
+
+def _canary(draft: Draft) -> Canary | None:
+    serving = draft.spec.serving
+    return serving.databricks.canary if serving and serving.databricks else None
+
+
+def _known(draft: Draft) -> ServingStatus:
+    return draft.status.serving or ServingStatus()
