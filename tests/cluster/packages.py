@@ -46,11 +46,21 @@ def cni_folder() -> Path | None:
     return next((folder for folder in CNI_FOLDERS if (folder / "bridge").exists()), None)
 
 
-def ensure(*packages: Package, cni: bool = False) -> None:
+def postgres_folder() -> Path | None:
+    """Where PostgreSQL's programs are, if anywhere: Debian keeps them off the path, the newest last."""
+    found = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda file: file.parts[-3].zfill(4)
+    )
+    return found[-1].parent if found else None
+
+
+def ensure(*packages: Package, cni: bool = False, postgres: bool = False) -> None:
     """Install what is missing; needs root and apt only if something is."""
     missing = [package.name for package in packages if not package.present()]
     if cni and cni_folder() is None:
         missing.append("containernetworking-plugins")
+    if postgres and postgres_folder() is None:
+        missing.append("postgresql")
     if not missing:
         return
     wanted = " ".join(missing)

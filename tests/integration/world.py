@@ -6,6 +6,7 @@ There is no kubelet: a test plays it by writing pod statuses, and kube-controlle
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import socket
 import subprocess
@@ -39,6 +40,7 @@ _KINDS = {
     "CustomResourceDefinition": "apiextensions.k8s.io/v1",
     "ServiceAccount": "v1",
     "ResourceQuota": "v1",
+    "Lease": "coordination.k8s.io/v1",
 }
 
 
@@ -112,12 +114,18 @@ class Process:
     command: list[str]
     environment: Mapping[str, str]
     log: Path
+    user: str | None = None
+    """Who it runs as; None for whoever runs the tests."""
     _running: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         with self.log.open("ab") as output:
             self._running = subprocess.Popen(
-                self.command, env={**os.environ, **self.environment}, stdout=output, stderr=subprocess.STDOUT
+                self.command,
+                env={**os.environ, **self.environment},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                **as_user(self.user),
             )
 
     def stop(self, with_signal: int = signal.SIGTERM, seconds: float = 20) -> None:
@@ -136,11 +144,18 @@ class Process:
         self.stop(signal.SIGKILL)
 
 
+def as_user(name: str | None) -> Json:
+    """Arguments of a child process that runs as somebody else."""
+    return {} if name is None else {"user": name, "group": pwd.getpwnam(name).pw_gid, "extra_groups": []}
+
+
 @dataclass
 class Mlflow:
-    """A real MLflow server on SQLite."""
+    """A real MLflow server on a database, by default one in a file."""
 
     folder: Path
+    database: str = ""
+    """Its address, as MLflow's --backend-store-uri takes it."""
     port: int = field(default_factory=free_port)
     extra: tuple[str, ...] = ()
     _process: Process | None = None
@@ -151,7 +166,8 @@ class Mlflow:
 
     def start(self) -> None:
         command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db", "--workers", "1"]
+        database = self.database or f"sqlite:///{self.folder}/mlflow.db"
+        command += ["--backend-store-uri", database, "--workers", "1"]
         command += ["--artifacts-destination", str(self.folder / "artifacts"), *self.extra]
         environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "GIT_PYTHON_REFRESH": "quiet"}
         self._process = Process(command, environment, self.folder / "mlflow.log")
@@ -347,8 +363,8 @@ def operator_process(kubeconfig: Path, log: Path, environment: Mapping[str, str]
 @contextmanager
 def running(process: Process | Mlflow) -> Iterator[None]:
     """A process for the time of a block."""
-    process.start()
     try:
+        process.start()
         yield
     finally:
         process.stop()
