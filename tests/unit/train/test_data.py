@@ -163,6 +163,49 @@ def test_tokens_are_those_of_the_encoder_in_the_order_of_their_fingerprints(
     assert isinstance(split.tokens, np.memmap)
 
 
+def rows_of(kind: str) -> list[dict[str, Any]]:
+    if kind == "pairs":
+        return [{"prompt": f"is {n} odd", "chosen": f"it is {n}", "rejected": f"no {n}"} for n in range(20)]
+    return [{"prompt": f"what is {n}", "response": f"it is {n}"} for n in range(20)]
+
+
+COLUMNS = {"answers": PROMPT_RESPONSE, "pairs": PAIRS}
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_a_digest_is_of_the_examples_and_not_of_their_order(
+    kind: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    rows, encoder = rows_of(kind), encoder_of(tokenizer, COLUMNS[kind])
+    last = list(rows[0])[-1]
+    otherwise = {
+        "as they came": rows,
+        "the other way round": rows[::-1],
+        "one word changed": [*rows[:-1], rows[-1] | {last: "it was 19"}],
+        "one left out": rows[:-1],
+        "one twice": [*rows, rows[0]],
+    }
+    digests = {}
+    for number, (name, some) in enumerate(otherwise.items()):
+        splits = write_rows(tmp_path / f"{number}.parquet", "Parquet", some)
+        split = tokenized(splits, encoder, tmp_path / str(number))
+        assert split is not None
+        digests[name] = split.digest
+    assert digests["the other way round"] == digests["as they came"]
+    assert (len(set(digests.values())), {len(digest) for digest in digests.values()}) == (4, {32})
+
+
+def test_a_digest_tells_what_is_learned(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    splits = write_rows(tmp_path / "rows.parquet", "Parquet", rows_of("answers"))
+    digests = set()
+    for on_answer in (True, False):
+        encoder = encode.Encoder(tokenizer, PROMPT_RESPONSE, on_answer, max_length=64, overlong="Drop")
+        split = tokenized(splits, encoder, tmp_path / str(on_answer))
+        assert split is not None
+        digests.add(split.digest)
+    assert len(digests) == 2
+
+
 def write_rows(place: Path, kind: str, rows: list[dict[str, Any]]) -> Splits:
     """The rows as the one file, or the Delta table, of a training split: one row group with small pages."""
     import pyarrow as pa

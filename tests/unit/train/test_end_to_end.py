@@ -108,6 +108,7 @@ def test_a_run_trains_evaluates_and_registers(trained: Trained, table: Path) -> 
         contract.TAG_RECIPE: digest,
         contract.TAG_DATA_PATH: str(table),
         contract.TAG_DATA_VERSION: "0",
+        contract.TAG_EVAL_DATA: split_of(trained.pod, "validation").digest,
         contract.TAG_EVAL_LOSS: f"{result.eval_loss:.6g}",
         contract.TAG_PERPLEXITY: f"{result.perplexity:.6g}",
     }
@@ -143,6 +144,7 @@ def test_the_run_tells_progress_parameters_and_lineage(trained: Trained, table: 
     assert (used.dataset.name, used.dataset.digest) == ("tiny", "version-0")
     assert str(table) in used.dataset.source
     assert run.data.tags[contract.TAG_DATA_VERSION] == "0"
+    assert run.data.tags[contract.TAG_EVAL_DATA] == split_of(trained.pod, "validation").digest
 
 
 def test_the_registered_version_answers_by_its_alias(trained: Trained) -> None:

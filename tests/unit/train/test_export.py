@@ -11,13 +11,14 @@ import pytest
 import torch
 import yaml
 
+from finetune_crds import contract
 from finetune_crds.contract import TrainResult
 from finetune_crds.recipe import Recipe
 from finetune_crds.training import Method
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.tokenizer import load_tokenizer
 from finetune_trainer.train import adapt, build, data, export, load, pack
-from finetune_trainer.train.lineage import Counts, Lineage, model_card
+from finetune_trainer.train.lineage import Counts, Lineage, model_card, version_tags
 from finetune_trainer.train.network import trained
 
 if TYPE_CHECKING:
@@ -155,6 +156,14 @@ def test_the_model_card_tells_where_the_model_comes_from(pod: Pod, table: Path, 
     )
     assert "| lora_rank | 4 |\n| lora_alpha | 32 |\n" in body
     assert f"## Recipe {recipe.digest()}\n\n```yaml\nkind: Recipe\n" in body
+
+
+@pytest.mark.parametrize("eval_data", [None, "d1"])
+def test_a_version_says_what_it_was_evaluated_on(pod: Pod, eval_data: str | None) -> None:
+    recipe = Recipe.model_validate(pod.recipe)
+    assert recipe.data.splits is not None
+    lineage = Lineage(recipe, recipe.data.splits, TrainResult(step=3), eval_data=eval_data)
+    assert version_tags(lineage).get(contract.TAG_EVAL_DATA) == eval_data
 
 
 @pytest.mark.parametrize("method", [{"type": "Full"}, {**LORA, "merge": True}])

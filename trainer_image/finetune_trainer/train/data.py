@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ class Split:
     documents: documents an example.
     reference: the reference's log-probabilities of each example's two documents, fp32 [examples, 2], where they are
         known.
+    digest: of its examples in whatever order they came, token ids and loss labels; empty where nobody computed it.
     """
 
     tokens: np.ndarray
@@ -40,6 +42,7 @@ class Split:
     offsets: np.ndarray
     documents: int = 1
     reference: np.ndarray | None = None
+    digest: str = ""
 
     def __len__(self) -> int:
         return (len(self.offsets) - 1) // self.documents
@@ -55,7 +58,8 @@ class Split:
         tokens, learned, offsets = (
             np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("tokens", "learned", "offsets")
         )
-        return cls(tokens, learned, offsets, int(np.load(folder / "documents.npy")))
+        documents, digest = int(np.load(folder / "documents.npy")), (folder / "digest").read_text("ascii")
+        return cls(tokens, learned, offsets, documents, digest=digest)
 
 
 def tokenize(splits: Splits, name: str, encoder: Encoder, folder: Path) -> bool:
@@ -113,7 +117,8 @@ def _spool(splits: Splits, name: str, encoder: Encoder, folder: Path) -> None:
 
 def _put_in_order(unordered: Path, folder: Path, documents: int) -> None:
     """Write the arrays of a Split, its examples in the order of their fingerprints, a part at a time."""
-    order = np.argsort(np.fromfile(unordered / "fingerprints", _FINGERPRINT), kind="stable")
+    order, digest = _order(unordered)
+    (folder / "digest").write_text(digest, "ascii")
     lengths = np.fromfile(unordered / "lengths", np.int32).reshape(-1, documents)
     sizes = lengths.sum(axis=1, dtype=np.int64)
     begins = (np.cumsum(sizes) - sizes)[order]
@@ -130,6 +135,13 @@ def _put_in_order(unordered: Path, folder: Path, documents: int) -> None:
             np.lib.format.write_array_header_1_0(file, header)
             for part in parts:
                 file.write(source[spans(begins[part], sizes[part])].data)
+
+
+def _order(unordered: Path) -> tuple[np.ndarray, str]:
+    """The order of the fingerprints, and a digest of them in this order: the same in whatever order they came."""
+    fingerprints = np.fromfile(unordered / "fingerprints", _FINGERPRINT)
+    order = np.argsort(fingerprints, kind="stable")
+    return order, hashlib.blake2b(fingerprints[order].view(np.uint8), digest_size=16).hexdigest()
 
 
 def _parts(offsets: np.ndarray) -> Iterator[slice]:

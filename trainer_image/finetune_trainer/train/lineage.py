@@ -39,6 +39,8 @@ class Lineage:
     result: TrainResult
     counts: Mapping[str, Counts] = field(default_factory=dict)
     """By name of the split."""
+    eval_data: str | None = None
+    """Digest of the tokenised validation split; None where there is none."""
 
 
 def method_params(recipe: Recipe) -> dict[str, object]:
@@ -74,14 +76,16 @@ def method_params(recipe: Recipe) -> dict[str, object]:
     return params
 
 
-def source_tags(recipe: Recipe, splits: Splits) -> dict[str, str]:
-    """Tags that say what a run, or a version, was made from."""
+def source_tags(recipe: Recipe, splits: Splits, eval_data: str | None) -> dict[str, str]:
+    """Tags that say what a run, or a version, was made from and evaluated on."""
     tags = {
         contract.TAG_RECIPE: recipe.digest(),
         contract.TAG_DATA_PATH: splits.path or splits.train or "",
     }
     if splits.version is not None:
         tags[contract.TAG_DATA_VERSION] = str(splits.version)
+    if eval_data is not None:
+        tags[contract.TAG_EVAL_DATA] = eval_data
     return tags
 
 
@@ -91,7 +95,7 @@ def version_tags(lineage: Lineage) -> dict[str, str]:
     figures = {contract.TAG_EVAL_LOSS: result.eval_loss, contract.TAG_PERPLEXITY: result.perplexity}
     return {
         **(recipe.register_.tags if recipe.register_ else {}),
-        **source_tags(recipe, lineage.splits),
+        **source_tags(recipe, lineage.splits, lineage.eval_data),
         **{name: f"{value:.6g}" for name, value in figures.items() if value is not None},
     }
 
