@@ -8,10 +8,21 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from finetune_crds.base import API_VERSION
+from finetune_crds.conditions import Reason
 from finetune_operator import events, names
 from finetune_operator.decide.undone import undone
 from finetune_operator.kube import Kube, KubeError
-from finetune_operator.model import Action, Decision, Deletion, EnsureRun, FinishRun, Job, Json, SetAlias
+from finetune_operator.model import (
+    Action,
+    Decision,
+    Deletion,
+    EnsureRun,
+    FinishRun,
+    Job,
+    Json,
+    MlflowProblem,
+    SetAlias,
+)
 from finetune_operator.observe import Observer
 from finetune_operator.promotion.model import MoveAlias
 from finetune_operator.registry.mlflow import MlflowRegistry
@@ -51,17 +62,23 @@ class Applier:
         for action in decision.actions:
             try:
                 await self._act(job, action)
-            except TrackingError as error:
+            except (TrackingError, LeaseBusy) as error:
                 failure = error
-                settings = self.observer.settings
-                decision = undone(job, decision, action, error.problem, now=now, settings=settings)
-                break
-            except LeaseBusy as busy:
-                failure = busy
+                decision = self._undone(job, decision, action, error, now)
                 break
         await self._status(job, decision, now)
         if failure:
             raise failure
+
+    def _undone(
+        self, job: Job, decision: Decision, action: Action, error: TrackingError | LeaseBusy, now: datetime
+    ) -> Decision:
+        problem = (
+            error.problem
+            if isinstance(error, TrackingError)
+            else MlflowProblem(Reason.LEASE_HELD, f"{error}: trying again")
+        )
+        return undone(job, decision, action, problem, now=now, settings=self.observer.settings)
 
     async def _delete(self, job: Job, decision: Decision) -> None:
         if decision.sweep:

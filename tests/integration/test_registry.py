@@ -93,7 +93,7 @@ def test_a_model_of_any_name(mlflow: Mlflow, registry: MlflowRegistry, words: st
     assert registry.model(name) == RegisteredModel(name, {"candidate": "2"})
     found_version = registry.find_version(name, str(found.run_id), ["candidate", "champion"])
     assert found_version is not None
-    assert (found_version.version, found_version.aliases) == ("2", {"candidate"})
+    assert (found_version.version, found_version.aliases) == ("2", frozenset({"candidate"}))
 
 
 def test_a_name_that_no_model_can_have_is_refused_in_words(registry: MlflowRegistry) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import requests
 import yaml
@@ -107,6 +107,21 @@ class Api:
         self._of(kind).delete(name=name, namespace=namespace, body={"propagationPolicy": "Background"})
 
 
+class User(TypedDict):
+    """Arguments of a child process that say who it runs as."""
+
+    user: str | None
+    group: int | None
+    extra_groups: list[str | int] | None
+
+
+def as_user(name: str | None) -> User:
+    """Somebody by name; None for whoever we are."""
+    if name is None:
+        return {"user": None, "group": None, "extra_groups": None}
+    return {"user": name, "group": pwd.getpwnam(name).pw_gid, "extra_groups": []}
+
+
 @dataclass
 class Process:
     """A child process with its output in a file."""
@@ -142,11 +157,6 @@ class Process:
     def kill(self) -> None:
         """As a node that loses power: no clean-up runs."""
         self.stop(signal.SIGKILL)
-
-
-def as_user(name: str | None) -> Json:
-    """Arguments of a child process that runs as somebody else."""
-    return {} if name is None else {"user": name, "group": pwd.getpwnam(name).pw_gid, "extra_groups": []}
 
 
 @dataclass

@@ -315,13 +315,21 @@ async def test_an_alias_waits_for_another_replica_without_a_complaint(
 ) -> None:
     world = World(settings=SETTINGS)
     name = lease_name("http://mlflow:5000", "m")
-    world.kube.keep({"kind": "Lease", "metadata": {"name": name, "namespace": "default"}, "spec": {}})
+    world.kube.keep(
+        {
+            "kind": "Lease",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {"holderIdentity": "somebody"},
+        }
+    )
     deciding = Decision(status=read_job(submitted_as_kept(world)).status, actions=(SetAlias("m", "a", "4"),))
     monkeypatch.setattr(module, "decide", lambda *_: deciding)
     monkeypatch.setattr(Observer, "_ask", no_answer)
     with caplog.at_level(logging.INFO):
         await world.look()
     assert (caplog.records, world.next_look()) == ([], world.seconds + module.BUSY_SECONDS)
+    message = f"alias a of m cannot be set: Lease default/{name} is held by somebody: trying again"
+    assert world.condition(Type.REGISTERED) == (Reason.REGISTERING, message)
 
 
 def submitted_as_kept(world: World) -> Json:

@@ -141,7 +141,7 @@ def _order(unordered: Path) -> tuple[np.ndarray, str]:
     """The order of the fingerprints, and a digest of them in this order: the same in whatever order they came."""
     fingerprints = np.fromfile(unordered / "fingerprints", _FINGERPRINT)
     order = np.argsort(fingerprints, kind="stable")
-    return order, hashlib.blake2b(fingerprints[order].view(np.uint8), digest_size=16).hexdigest()
+    return order, hashlib.blake2b(fingerprints[order].view(np.uint8).data, digest_size=16).hexdigest()
 
 
 def _parts(offsets: np.ndarray) -> Iterator[slice]:
