@@ -30,7 +30,7 @@ Alias = Annotated[
         pattern=r"^[A-Za-z0-9_-]+$",
         json_schema_extra=rules(
             (
-                "self != 'latest' && !self.matches('^[vV][0-9]+$')",
+                "!self.matches('(?i)^(latest|v[0-9]+)$')",
                 "MLflow keeps the aliases latest and v<number> for itself: choose another",
             ),
         ),

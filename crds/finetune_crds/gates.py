@@ -44,6 +44,10 @@ class Tolerance(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             ("has(self.absolute) != has(self.relative)", "set absolute or relative"),
+            (
+                "!has(self.relative) || self.relative <= 1.0",
+                "relative is a share of the present holder's value: 0.05 for five percent",
+            ),
         )
     )
 

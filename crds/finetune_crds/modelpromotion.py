@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from finetune_crds.base import ApiModel, Name, NonNegative, Positive, StringMap, Uri, rules
+from finetune_crds.base import ApiModel, Name, StringMap, Uri, rules
 from finetune_crds.env import LocalReference
 from finetune_crds.finetunejob import Alias
 from finetune_crds.gates import Gates
@@ -14,12 +14,15 @@ from finetune_crds.promotion_status import ModelPromotionStatus
 from finetune_crds.serving import Serving
 
 _NUMBER = "[1-9][0-9]{0,9}"
+_LARGEST_VERSION = 9_999_999_999
+_YEAR_IN_SECONDS = 366 * 24 * 3600
 
 
 def _number_or_word(pattern: str) -> dict[str, Any]:
     """A schema for what people write with or without quotes."""
     choices = [{"type": "integer"}, {"type": "string"}]
-    return {"x-kubernetes-int-or-string": True, "anyOf": choices, "minimum": 1, "pattern": f"^{pattern}$"}
+    bounds = {"minimum": 1, "maximum": _LARGEST_VERSION, "pattern": f"^{pattern}$"}
+    return {"x-kubernetes-int-or-string": True, "anyOf": choices, **bounds}
 
 
 def _text(value: object) -> object:
@@ -81,7 +84,7 @@ class Approval(ApiModel):
     """Who approves, for the history."""
     bypass_soak: bool | None = None
     """Do not wait for the rest of soakSeconds once the version is approved."""
-    timeout_seconds: Positive | None = None
+    timeout_seconds: Annotated[int, Field(ge=1, le=_YEAR_IN_SECONDS)] | None = None
     """The version is refused when it is not approved within this time. Default: no limit."""
 
 
@@ -115,6 +118,15 @@ class ModelPromotionSpec(ApiModel):
                 "!has(self.source.alias) || self.source.alias != self.alias",
                 "source.alias is the alias itself: name the one that comes before it",
             ),
+            (
+                "!self.model.matches('[/:]')",
+                "MLflow takes no slash and no colon in the name of a model: remove them",
+            ),
+            (
+                "!has(self.tracking.registryUri) || !self.tracking.registryUri.startsWith('databricks-uc') || "
+                "self.model.matches('^[^.]+[.][^.]+[.][^.]+$')",
+                "a model in Unity Catalog has three names: write spec.model as catalog.schema.name",
+            ),
         )
     )
 
@@ -128,7 +140,7 @@ class ModelPromotionSpec(ApiModel):
     """What the version has to meet. All of them must pass; one that cannot be judged yet is waited for."""
     approval: Approval | None = None
     """Wait for a person. Default: nobody is asked."""
-    soak_seconds: NonNegative = 0
+    soak_seconds: Annotated[int, Field(ge=0, le=_YEAR_IN_SECONDS)] = 0
     """Time between passing the gates and moving the alias."""
     on_drift: Literal["Repair", "Warn", "Adopt"] = "Repair"
     """When somebody else moves the alias: put it back, only say so, or take it as it is until a new version comes."""

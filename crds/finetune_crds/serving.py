@@ -46,6 +46,16 @@ class CanaryStep(ApiModel):
 class Canary(ApiModel):
     """The way to full traffic, in steps that go forward on their own."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "self.steps.map(step, step.percent).isSorted() && "
+                "self.steps.all(step, self.steps.exists_one(other, other.percent == step.percent))",
+                "each step must give the new version more traffic than the step before",
+            ),
+        )
+    )
+
     steps: Annotated[list[CanaryStep], Field(min_length=1, max_length=10)]
     """The steps; after the last one the new version gets everything."""
     gates: Gates = Field(default_factory=list)

@@ -29,18 +29,20 @@ def kubeconfig(plane: ControlPlane) -> Path:
 
 @pytest.fixture(scope="session")
 def api(kubeconfig: Path) -> Api:
-    """The API server with our CRD."""
+    """The API server with our CRDs."""
     import yaml
 
     found = Api(kubeconfig)
-    for file in sorted(CRDS.glob("*.yaml")):
-        found.create(yaml.safe_load(file.read_text(encoding="utf-8")))
-        wait_for("the CRD is served", lambda: _served(found))
+    crds = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in sorted(CRDS.glob("*.yaml"))]
+    for crd in crds:
+        found.create(crd)
+    names = [crd["metadata"]["name"] for crd in crds]
+    wait_for("the CRDs are served", lambda: all(_served(found, name) for name in names))
     return found
 
 
-def _served(api: Api) -> bool:
-    crd = api.get("CustomResourceDefinition", "", "finetunejobs.finetune.dev")
+def _served(api: Api, name: str) -> bool:
+    crd = api.get("CustomResourceDefinition", "", name)
     conditions = (crd or {}).get("status", {}).get("conditions") or []
     return any(item["type"] == "Established" and item["status"] == "True" for item in conditions)
 

@@ -30,6 +30,7 @@ T = TypeVar("T")
 SAMPLES = Path(__file__).parents[2] / "crds" / "samples"
 _KINDS = {
     "FineTuneJob": "finetune.dev/v1alpha1",
+    "ModelPromotion": "finetune.dev/v1alpha1",
     "Job": "batch/v1",
     "Pod": "v1",
     "Service": "v1",

@@ -1,0 +1,148 @@
+"""What the models read of a ModelPromotion: versions as numbers or text, defaults, unknown fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from finetune_crds import ModelPromotion, ModelPromotionSpec, ModelPromotionStatus
+from finetune_crds.gates import Gate
+
+Json = dict[str, Any]
+LEAST: Json = {"model": "docstring-llama", "alias": "champion", "source": {"alias": "staging"}}
+
+
+def spec(**fields: Any) -> ModelPromotionSpec:
+    """The least spec, with fields replaced."""
+    return ModelPromotionSpec.model_validate(LEAST | fields)
+
+
+def test_what_is_not_said_has_its_default() -> None:
+    assert spec().model_dump(mode="json") == {
+        "model": "docstring-llama",
+        "alias": "champion",
+        "source": {"version": None, "alias": "staging", "fineTuneJob": None},
+        "gates": [],
+        "approval": None,
+        "soakSeconds": 0,
+        "onDrift": "Repair",
+        "onDelete": "KeepAlias",
+        "rollbackTo": None,
+        "suspend": False,
+        "tags": {},
+        "tracking": {"uri": None, "registryUri": None, "secretRef": None},
+        "serving": None,
+    }
+
+
+VERSIONS: dict[str, tuple[object, str]] = {
+    "a number": (7, "7"),
+    "text": ("7", "7"),
+    "a long number": (1_234_567_890, "1234567890"),
+}
+
+
+@pytest.mark.parametrize(("written", "read"), VERSIONS.values(), ids=VERSIONS)
+def test_a_version_is_text_however_it_is_written(written: object, read: str) -> None:
+    found = spec(source={"version": written}, approval={"version": written}, rollbackTo=written)
+    assert found.approval is not None
+    assert (found.source.version, found.approval.version, found.rollback_to) == (read, read, read)
+
+
+def test_rollback_to_the_version_before_is_a_word() -> None:
+    assert spec(rollbackTo="Previous").rollback_to == "Previous"
+
+
+NO_VERSIONS: dict[str, object] = {
+    "nothing": "",
+    "zero": 0,
+    "negative": -1,
+    "a leading zero": "07",
+    "a fraction": 1.5,
+    "an alias": "champion",
+    "a truth": True,
+    "too long": "12345678901",
+}
+
+
+@pytest.mark.parametrize("written", NO_VERSIONS.values(), ids=NO_VERSIONS)
+def test_what_is_no_version_is_refused(written: object) -> None:
+    for fields in ({"source": {"version": written}}, {"rollbackTo": written}):
+        with pytest.raises(ValidationError):
+            spec(**fields)
+
+
+def test_an_approval_is_required_once_it_is_there() -> None:
+    found = spec(approval={})
+    assert found.approval is not None
+    assert found.approval.model_dump(exclude_none=True) == {"required": True}
+
+
+def test_a_comparison_minimizes_unless_told_otherwise() -> None:
+    gate = Gate.model_validate(
+        {"name": "loss", "comparison": {"metric": "eval_loss", "betterBy": {"absolute": 0.1}}}
+    )
+    assert gate.comparison is not None
+    assert (gate.comparison.goal, gate.comparison.not_worse_than) == ("Minimize", None)
+
+
+def test_an_endpoint_has_its_defaults() -> None:
+    serving = spec(serving={"databricks": {"endpoint": "support"}}).serving
+    assert serving is not None
+    assert serving.to_json() == {
+        "databricks": {"endpoint": "support", "previousPercent": 0, "environment": {}},
+    }
+
+
+def test_a_schema_is_called_schema() -> None:
+    table = {"catalog": "ml", "schema": "logs"}
+    serving = spec(serving={"databricks": {"endpoint": "support", "inferenceTable": table}}).serving
+    assert serving is not None
+    assert serving.databricks is not None
+    assert serving.databricks.inference_table is not None
+    assert serving.databricks.inference_table.to_json() == table
+
+
+def test_fields_of_a_later_version_are_passed_over() -> None:
+    assert spec(later=1, source={"alias": "staging", "later": 1}) == spec()
+
+
+def test_a_resource_without_a_status_has_an_empty_one() -> None:
+    found = ModelPromotion.model_validate({"metadata": {"name": "champion"}, "spec": LEAST})
+    assert found.status == ModelPromotionStatus()
+    assert found.status.to_json() == {"history": [], "conditions": []}
+
+
+def test_a_status_is_read_as_it_was_written() -> None:
+    move = {
+        "fromVersion": "1",
+        "toVersion": "2",
+        "reason": "Promoted",
+        "message": "passed 2 of 2 gates",
+        "by": "kim",
+        "at": "2026-11-21T12:00:00Z",
+        "gates": "0a1b",
+    }
+    verdict = {
+        "name": "loss",
+        "verdict": "Failed",
+        "value": "5.8",
+        "limit": "<= 5.03",
+        "holder": "5.03",
+        "message": "worse",
+    }
+    written = {
+        "phase": "Promoted",
+        "current": "2",
+        "gates": {"version": "2", "digest": "0a1b", "summary": "0/1", "verdicts": [verdict]},
+        "history": [move],
+        "conditions": [],
+    }
+    assert ModelPromotionStatus.model_validate(written).to_json() == written
+
+
+def test_columns_are_those_that_people_were_told() -> None:
+    shown = [column["name"] for column in ModelPromotion.COLUMNS if not column.get("priority")]
+    assert shown == ["Model", "Alias", "Phase", "Current", "Candidate", "Gates", "Age"]
