@@ -14,6 +14,7 @@ from cluster import binaries
 
 CHART = Path(__file__).parents[2] / "charts" / "finetune-operator"
 KUBE_VERSION = "1.34.0"
+RESOURCES = ("finetunejobs", "modelpromotions")
 Json = dict[str, Any]
 
 VARIANTS = {
@@ -119,9 +120,11 @@ def test_operator_may_do_this_and_no_more() -> None:
     jobs = ("get", "list", "watch", "create", "delete")
     applied = ("get", "list", "create", "patch", "delete")
     assert allowed == {
-        *((f"finetune.dev/{name}", verb) for name in ("finetunejobs",) for verb in ("get", "list", "watch")),
-        ("finetune.dev/finetunejobs/status", "patch"),
-        ("finetune.dev/finetunejobs/finalizers", "update"),
+        *((f"finetune.dev/{name}", verb) for name in RESOURCES for verb in ("get", "list", "watch")),
+        # For its finalizer.
+        ("finetune.dev/modelpromotions", "patch"),
+        *((f"finetune.dev/{name}/status", "patch") for name in RESOURCES),
+        *((f"finetune.dev/{name}/finalizers", "update") for name in RESOURCES),
         *(("batch/jobs", verb) for verb in jobs),
         *((name, verb) for name in ("services", "configmaps") for verb in applied),
         *(("pods", verb) for verb in ("get", "list", "watch")),
@@ -137,6 +140,37 @@ def test_leases_are_kept_in_the_operators_own_namespace(values: tuple[str, ...])
     assert allowed_by(role) == {
         ("coordination.k8s.io/leases", verb) for verb in ("get", "create", "patch", "delete")
     }
+
+
+def test_people_see_and_write_both_resources() -> None:
+    found = objects()
+    may = {
+        name: {
+            (resource, verb)
+            for rule in found["ClusterRole", f"finetune-operator-{name}"]["rules"]
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+        }
+        for name in ("view", "edit")
+    }
+    shown = [part for name in RESOURCES for part in (name, f"{name}/status")]
+    assert may == {
+        "view": {(name, verb) for name in shown for verb in ("get", "list", "watch")},
+        "edit": {
+            (name, verb)
+            for name in RESOURCES
+            for verb in ("create", "delete", "deletecollection", "patch", "update")
+        },
+    }
+    aggregated = {
+        name: {
+            label.rpartition("-")[2]
+            for label in found["ClusterRole", f"finetune-operator-{name}"]["metadata"]["labels"]
+            if "aggregate-to" in label
+        }
+        for name in ("view", "edit")
+    }
+    assert aggregated == {"view": {"view", "edit", "admin"}, "edit": {"edit", "admin"}}
 
 
 def test_watched_namespaces_get_a_role_each_and_no_cluster_role() -> None:
@@ -232,8 +266,9 @@ def test_wrong_values_are_refused(value: str, why: str) -> None:
     assert why in done.stderr
 
 
-def test_crd_is_kept_unless_asked() -> None:
-    crd = ("CustomResourceDefinition", "finetunejobs.finetune.dev")
+@pytest.mark.parametrize("name", RESOURCES)
+def test_crd_is_kept_unless_asked(name: str) -> None:
+    crd = ("CustomResourceDefinition", f"{name}.finetune.dev")
     policies = [
         objects(f"crds.keep={keep}")[crd]["metadata"]["annotations"].get("helm.sh/resource-policy")
         for keep in ("true", "false")
@@ -256,3 +291,5 @@ def test_notes_say_what_to_do_next(kubeconfig: Path) -> None:
     notes = done.stdout.partition("NOTES:")[2]
     assert "kubectl -n fs rollout status deployment/finetune-operator" in notes, done.stderr
     assert "kubectl -n fs port-forward service/finetune-operator-mlflow 5000" in notes
+    assert "kubectl explain modelpromotion.spec" in notes
+    assert "kubectl get modelpromotions -w" in notes

@@ -81,17 +81,21 @@ http://{{ include "finetune.mlflowName" . }}.{{ .Release.Namespace }}.svc:5000
 {{- join "," $hosts -}}
 {{- end -}}
 
-{{- /* What the operator may do with FineTuneJobs and their children. */ -}}
+{{- /* What the operator may do with FineTuneJobs, their children, and ModelPromotions. */ -}}
 {{- define "finetune.rules" -}}
 - apiGroups: [finetune.dev]
   resources: [finetunejobs]
   verbs: [get, list, watch]
+# Patched for one thing: the finalizer that onDelete: RemoveAlias needs. What people write stays theirs.
 - apiGroups: [finetune.dev]
-  resources: [finetunejobs/status]
+  resources: [modelpromotions]
+  verbs: [get, list, watch, patch]
+- apiGroups: [finetune.dev]
+  resources: [finetunejobs/status, modelpromotions/status]
   verbs: [patch]
 # Owner references that block deletion need it where OwnerReferencesPermissionEnforcement is on.
 - apiGroups: [finetune.dev]
-  resources: [finetunejobs/finalizers]
+  resources: [finetunejobs/finalizers, modelpromotions/finalizers]
   verbs: [update]
 - apiGroups: [batch]
   resources: [jobs]
@@ -107,7 +111,7 @@ http://{{ include "finetune.mlflowName" . }}.{{ .Release.Namespace }}.svc:5000
   resources: [events]
   verbs: [create, list]
 {{- if .Values.rbac.trackingSecrets }}
-# spec.tracking.secretRef: the credentials with which the operator calls MLflow for a job.
+# The credentials that spec.tracking.secretRef (and, of a promotion, spec.serving.databricks.secretRef) names.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get]
