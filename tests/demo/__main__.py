@@ -1,24 +1,26 @@
-"""`python -m demo up|down`: one manifest, from a corpus to a registered model, on a cluster of this machine."""
+"""`python -m demo up|down`: from a corpus to a champion and back, on a cluster of this machine."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
-from demo import place, results
+from demo import place, promotions, results
 from demo.follow import follow
 from demo.install import NAMESPACE, SAMPLES, Installation
-from demo.kubectl import DemoError
+from demo.kubectl import DemoError, Json
 from demo.terminal import Terminal, clock
 
 NAME = "demo"
 QUICKSTART = SAMPLES / "quickstart.yaml"
+WORSE = SAMPLES / "quickstart-worse.yaml"
 SECONDS_FOR_JOB = 1800
 
 
 def main(arguments: list[str]) -> int:
     """Bring the demo up, or take it down."""
-    parser = argparse.ArgumentParser(prog="demo", description="Fine-tune a small model with one manifest.")
+    parser = argparse.ArgumentParser(prog="demo", description="Fine-tune a small model, and promote it.")
     parser.add_argument("verb", choices=["up", "down"])
     parser.add_argument("--name", default=NAME, help="name of the cluster (default: %(default)s)")
     options = parser.parse_args(arguments)
@@ -40,7 +42,7 @@ def main(arguments: list[str]) -> int:
 
 
 def up(name: str, terminal: Terminal) -> None:
-    """Everything from a bare machine to a registered model."""
+    """Everything from a bare machine to a registered model, and to the alias that people load it by."""
     where = place.up(name, terminal)
     installation = Installation(where, terminal)
     with terminal.stage("object store, and the Job that makes a corpus and a base model"):
@@ -49,20 +51,36 @@ def up(name: str, terminal: Terminal) -> None:
     with terminal.stage("helm install finetune-operator, with an MLflow server"):
         installation.chart()
         installation.wait_ready()
+        promotions.forget(installation)
     with terminal.stage("corpus: docstrings of Python's library; base model: a small Llama"):
         installation.finish_script("seed")
-    with terminal.stage(f"kubectl apply -f {QUICKSTART.relative_to(place.REPOSITORY)}"):
-        if where.kubectl.get("finetunejob", "quickstart", "--namespace", NAMESPACE):
-            terminal.detail("an earlier quickstart is there: deleting it, to run it again")
-            installation.delete("finetunejob", "quickstart")
-        applied = installation.apply_job(QUICKSTART)
-    with terminal.stage(f"kubectl get finetunejob {applied} --watch"):
-        job = follow(where.kubectl, applied, NAMESPACE, terminal, timeout=SECONDS_FOR_JOB)
+    job = train(installation, QUICKSTART)
     with terminal.stage("ask the registered model, loaded by its alias in a fresh pod"):
         answer = results.ask(installation, job)
     for line in results.summary(where, job, answer):
         terminal.say(line)
+    terminal.say()
+    good = job["status"]["model"]["version"]
+    promotions.promote(installation, good)
+    worse = train(installation, WORSE)["status"]["model"]["version"]
+    promotions.refuse(installation, good, worse)
+    promotions.overrule(installation, worse)
+    promotions.roll_back(installation, good)
+    for line in promotions.summary(installation):
+        terminal.say(line)
     terminal.say(f"\nAll of it took {clock(terminal.elapsed())}. `make demo-down` takes it away again.")
+
+
+def train(installation: Installation, manifest: Path) -> Json:
+    """Apply a FineTuneJob, anew if it is there, and follow it to its success."""
+    kubectl, terminal = installation.place.kubectl, installation.terminal
+    with terminal.stage(f"kubectl apply -f {manifest.relative_to(place.REPOSITORY)}"):
+        if kubectl.get("finetunejob", manifest.stem, "--namespace", NAMESPACE):
+            terminal.detail(f"an earlier {manifest.stem} is there: deleting it, to run it again")
+            installation.delete("finetunejob", manifest.stem)
+        applied = installation.apply_job(manifest)
+    with terminal.stage(f"kubectl get finetunejob {applied} --watch"):
+        return follow(kubectl, applied, NAMESPACE, terminal, timeout=SECONDS_FOR_JOB)
 
 
 def down(name: str, terminal: Terminal) -> None:

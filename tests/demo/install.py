@@ -18,7 +18,7 @@ from demo.place import REPOSITORY, Place
 if TYPE_CHECKING:
     from demo.terminal import Terminal
 
-CRD = "finetunejobs.finetune.dev"
+CRDS = ("finetunejobs.finetune.dev", "modelpromotions.finetune.dev")
 CHART = REPOSITORY / "charts" / "finetune-operator"
 SAMPLES = REPOSITORY / "crds" / "samples"
 MANIFESTS = Path(__file__).parent / "manifests"
@@ -81,15 +81,16 @@ class Installation:
 
     def remove(self) -> None:
         """Take everything out of a cluster that stays."""
-        self.place.kubectl(
-            "delete", "finetunejobs", "--all", "--namespace", NAMESPACE, check=False, timeout=300
-        )
+        # While the operator is there: it takes the finalizers away.
+        for kind in ("modelpromotions", "finetunejobs"):
+            self.place.kubectl("delete", kind, "--all", "--namespace", NAMESPACE, check=False, timeout=300)
         self._helm("uninstall", RELEASE, "--namespace", SYSTEM, "--ignore-not-found")
         for namespace in (NAMESPACE, SYSTEM):
             self.place.kubectl("delete", "namespace", namespace, "--ignore-not-found", timeout=300)
-        crd = self.place.kubectl.get("crd", CRD)
-        if crd and crd["metadata"].get("annotations", {}).get("meta.helm.sh/release-name") == RELEASE:
-            self.place.kubectl("delete", "crd", CRD)
+        for name in CRDS:
+            crd = self.place.kubectl.get("crd", name)
+            if crd and crd["metadata"].get("annotations", {}).get("meta.helm.sh/release-name") == RELEASE:
+                self.place.kubectl("delete", "crd", name)
 
     def wait_ready(self) -> None:
         """Wait until the object store, MLflow and the operator answer."""
@@ -153,14 +154,25 @@ class Installation:
             timeout=300,
         )
 
-    def apply_job(self, manifest: Path | str) -> str:
-        """Apply a FineTuneJob's manifest (a file, or its text) to the demo's namespace; return the job's name."""
+    def apply(self, manifest: Path | str) -> str:
+        """Apply a manifest (a file, or its text) to the demo's namespace; return that text."""
         text = manifest.read_text(encoding="utf-8") if isinstance(manifest, Path) else manifest
         self.place.kubectl("apply", "--namespace", NAMESPACE, "--filename", "-", stdin=text)
+        return text
+
+    def apply_job(self, manifest: Path | str) -> str:
+        """Apply a FineTuneJob's manifest; return the job's name."""
         return next(
             str(part["metadata"]["name"])
-            for part in yaml.safe_load_all(text)
+            for part in yaml.safe_load_all(self.apply(manifest))
             if part["kind"] == "FineTuneJob"
+        )
+
+    def patch(self, kind: str, name: str, spec: Json) -> None:
+        """Merge a change into the spec of an object of the demo, as a person would."""
+        change = json.dumps({"spec": spec})
+        self.place.kubectl(
+            "patch", kind, name, "--namespace", NAMESPACE, "--type", "merge", "--patch", change
         )
 
     def _scripts(self) -> None:

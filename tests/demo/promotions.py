@@ -1,0 +1,182 @@
+"""The second half of the demo: a version's way to champion, a worse one that is stopped, and the way back."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+from demo.install import NAMESPACE, SAMPLES, Installation
+from demo.kubectl import DemoError, Json, Kubectl
+from demo.terminal import Terminal, clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+STAGING = SAMPLES / "promotion-staging.yaml"
+CHAMPION = SAMPLES / "promotion-champion.yaml"
+NAMES = ("staging", "champion")
+SECONDS_FOR_PROMOTION = 120
+# They do not go on without a person.
+STUCK = ("Failed", "Conflict")
+
+
+def promote(installation: Installation, version: str) -> None:
+    """Apply the promotions, see the version through staging, approve it, and see it become champion."""
+    terminal = installation.terminal
+    with terminal.stage(
+        "kubectl apply -f crds/samples/promotion-staging.yaml -f .../promotion-champion.yaml"
+    ):
+        for manifest in (STAGING, CHAMPION):
+            installation.apply(manifest)
+        follow(installation, "staging", at("Promoted", version))
+        waiting = follow(installation, "champion", at("AwaitingApproval", None))
+        tell_verdicts(terminal, waiting)
+    approval = {"approval": {"version": int(version), "by": "you"}}
+    with terminal.stage(patch_command("champion", approval)):
+        installation.patch("modelpromotion", "champion", approval)
+        follow(installation, "champion", at("Promoted", version))
+
+
+def refuse(installation: Installation, good: str, worse: str) -> None:
+    """See the gates stop a version, with its numbers."""
+    with installation.terminal.stage(f"version {worse} is candidate now: do the gates of staging take it?"):
+        refused = follow(
+            installation,
+            "staging",
+            lambda status: status.get("candidate") == worse and at("Refused", good)(status),
+        )
+        tell_verdicts(installation.terminal, refused)
+
+
+def overrule(installation: Installation, worse: str) -> None:
+    """Do what nobody should: make the worse version champion, past the gates."""
+    number = int(worse)
+    change = {
+        "source": {"alias": None, "version": number},
+        "gates": None,
+        "approval": {"version": number, "by": "somebody in a hurry", "bypassSoak": True},
+    }
+    with installation.terminal.stage(f"somebody overrules them: {patch_command('champion', change)}"):
+        installation.patch("modelpromotion", "champion", change)
+        follow(installation, "champion", at("Promoted", worse))
+
+
+def roll_back(installation: Installation, good: str) -> None:
+    """One line takes it back."""
+    change = {"rollbackTo": "Previous"}
+    with installation.terminal.stage(patch_command("champion", change)):
+        installation.patch("modelpromotion", "champion", change)
+        follow(installation, "champion", at("RolledBack", good))
+
+
+def forget(installation: Installation) -> None:
+    """Take the promotions of an earlier demo away, and their aliases with them: this one begins anew."""
+    kubectl = installation.place.kubectl
+    for name in reversed(NAMES):
+        if kubectl.get("modelpromotion", name, "--namespace", NAMESPACE):
+            installation.terminal.detail(f"an earlier promotion {name} is there: deleting it, with its alias")
+            installation.patch("modelpromotion", name, {"onDelete": "RemoveAlias", "suspend": False})
+            # NB: the alias goes only if the finalizer is there before the deletion.
+            _wait(kubectl, name, lambda found: bool(found["metadata"].get("finalizers")), stuck=())
+            installation.delete("modelpromotion", name)
+
+
+def follow(installation: Installation, name: str, reached: Callable[[Json], bool]) -> Json:
+    """Show where a promotion stands, a line for each change, until its status says what is waited for.
+
+    Raises:
+        DemoError: it came to an end elsewhere, or not in time; with what it says.
+    """
+    began = time.monotonic()
+    told: str | None = None
+
+    def seen(found: Json) -> bool:
+        nonlocal told
+        text = line(found)
+        if text != told:
+            told = text
+            installation.terminal.detail(f"{clock(time.monotonic() - began)}  {text}")
+        return current(found) and reached(found["status"])
+
+    return _wait(installation.place.kubectl, name, seen)
+
+
+def _wait(kubectl: Kubectl, name: str, seen: Callable[[Json], bool], stuck: tuple[str, ...] = STUCK) -> Json:
+    deadline = time.monotonic() + SECONDS_FOR_PROMOTION
+    while True:
+        found = kubectl.get("modelpromotion", name, "--namespace", NAMESPACE)
+        if found is None:
+            raise DemoError(f"the ModelPromotion {NAMESPACE}/{name} was deleted")
+        if seen(found):
+            return found
+        phase = found.get("status", {}).get("phase")
+        if current(found) and phase in stuck:
+            raise DemoError(f"{name} is {phase}: {why(found)}")
+        if time.monotonic() > deadline:
+            raise DemoError(
+                f"{name} is still {phase or 'Pending'} after {SECONDS_FOR_PROMOTION} s: {why(found)}"
+            )
+        time.sleep(0.5)
+
+
+def current(promotion: Json) -> bool:
+    """Whether the status is about the spec as it is now."""
+    generation: int = promotion["metadata"]["generation"]
+    return bool(promotion.get("status", {}).get("observedGeneration") == generation)
+
+
+def at(phase: str, version: str | None) -> Callable[[Json], bool]:
+    """Whether a status has a phase, and the alias a version."""
+    return lambda status: status.get("phase") == phase and status.get("current") == version
+
+
+def line(promotion: Json) -> str:
+    """Where a promotion stands, in one line: phase, versions, gates, soak."""
+    status = promotion.get("status", {})
+    parts = [f"{promotion['metadata']['name']:<9}", f"{status.get('phase') or 'Pending':<17}"]
+    parts.append(f"current {status.get('current') or '-'}")
+    parts.append(f"candidate {status.get('candidate') or '-'}")
+    if (status.get("gates") or {}).get("version") == status.get("candidate") and status.get("gates"):
+        parts.append(f"gates {status['gates']['summary']}")
+    if status.get("phase") == "Soaking":
+        parts.append(f"until {status['soak']['until']}")
+    return "  ".join(parts).rstrip()
+
+
+def why(promotion: Json) -> str:
+    """What the operator says of the alias: the message of the condition that is false, Promoted last."""
+    conditions = promotion.get("status", {}).get("conditions", [])
+    wrong = [item for item in conditions if item["status"] != "True" and item["type"] != "Drifted"]
+    wrong.sort(key=lambda item: item["type"] == "Promoted")
+    return str(wrong[0]["message"]) if wrong else "nothing was said of it yet"
+
+
+def tell_verdicts(terminal: Terminal, promotion: Json) -> None:
+    """Say what each gate found."""
+    for verdict in promotion["status"]["gates"]["verdicts"]:
+        terminal.detail(f"{verdict['verdict']:<12}  {verdict['name']}: {verdict['message']}")
+
+
+def patch_command(name: str, change: Json) -> str:
+    """The line that a person would type."""
+    return f"kubectl patch mp {name} --type merge -p '{json.dumps({'spec': change})}'"
+
+
+def summary(installation: Installation) -> Iterator[str]:
+    """The promotions as kubectl shows them, and every move of the champion."""
+    kubectl = installation.place.kubectl
+    yield ""
+    yield "The promotions"
+    table = kubectl("get", "mp", *NAMES, "--namespace", NAMESPACE)
+    yield from (f"  {row}" for row in table.splitlines())
+    yield ""
+    yield "What became of the champion, newest first"
+    champion = kubectl.get("modelpromotion", "champion", "--namespace", NAMESPACE)
+    yield from (f"  {move(item)}" for item in (champion or {"status": {"history": []}})["status"]["history"])
+
+
+def move(item: Json) -> str:
+    """A move of the history, in one line."""
+    versions = f"{item.get('fromVersion') or 'none'} -> {item.get('toVersion') or 'none'}"
+    return f"{item['at']}  {versions:<9}  {item['reason']:<10}  by {item['by']}: {item['message']}"
