@@ -62,6 +62,11 @@ test-e2e: venv ## Run the chart and the images in a whole cluster
 bench-trainer: venv ## Measure the trainer beside a padded script and TRL
 	$(call timed,benchmark of the trainer,$(BIN)/python -m bench.trainer $(BENCH))
 
+.PHONY: bench-promotions
+bench-promotions: venv ## Measure 500 promotions on one registry after a restart of the operator
+	$(call timed,programs,$(BIN)/python -m cluster programs --only kube)
+	$(call timed,benchmark of promotions,$(BIN)/python -m bench.promotions $(BENCH))
+
 .PHONY: lint
 lint: venv ## Check style, types, layers, and that generated files are fresh
 	$(call timed,ruff,$(BIN)/ruff check && $(BIN)/ruff format --check)

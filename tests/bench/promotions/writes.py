@@ -1,0 +1,94 @@
+"""Who wrote what: to the API server, from its audit log, and to MLflow, from its access log."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+AUDIT_POLICY = """\
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+  - level: None
+    users: ["system:apiserver"]
+  - level: Metadata
+    verbs: [create, update, patch, delete, deletecollection]
+  - level: None
+"""
+# The benchmark's own client, which makes the promotions.
+_OWN_AGENT = "Python-urllib"
+_ACCESS = re.compile(r'"(?P<method>[A-Z]+) (?P<target>\S+) HTTP/[0-9.]+" (?P<code>\d{3})')
+# MLflow is also asked by POST.
+_QUESTIONS = ("/search", "/get-latest-versions")
+
+
+@dataclass
+class Requests:
+    """What was asked of both servers in some time.
+
+    Attributes:
+        api_writes: to the API server by `verb resource`.
+        mlflow_writes: to MLflow by `method path`.
+        mlflow_reads: how many of the others.
+        models: registered models that MLflow was asked about.
+    """
+
+    api_writes: Counter[str] = field(default_factory=Counter)
+    mlflow_writes: Counter[str] = field(default_factory=Counter)
+    mlflow_reads: int = 0
+    models: set[str] = field(default_factory=set)
+
+
+class Tail:
+    """The lines that a log gets from now on."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self.position = log.stat().st_size if log.exists() else 0
+
+    def lines(self) -> list[str]:
+        """Whole lines that came since the last call."""
+        with self.log.open("rb") as file:
+            file.seek(self.position)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self.position += len(whole)
+        return whole.decode(errors="replace").splitlines()
+
+
+def count(audit: list[str], access: list[str]) -> Requests:
+    """What the lines of the audit log and of MLflow's access log say."""
+    found = Requests()
+    for line in audit:
+        _count_audit(json.loads(line), found)
+    for line in access:
+        match = _ACCESS.search(line)
+        if match:
+            _count_access(match["method"], match["target"], found)
+    return found
+
+
+def _count_audit(event: dict[str, object], found: Requests) -> None:
+    if str(event.get("userAgent", "")).startswith(_OWN_AGENT):
+        return
+    target = event.get("objectRef")
+    where = target if isinstance(target, dict) else {}
+    parts = [str(where[name]) for name in ("resource", "subresource") if where.get(name)]
+    found.api_writes[f"{event['verb']} {'/'.join(parts)}"] += 1
+
+
+def _count_access(method: str, target: str, found: Requests) -> None:
+    address = urlsplit(target)
+    if address.path == "/health":
+        return
+    if method == "GET" or address.path.endswith(_QUESTIONS):
+        found.mlflow_reads += 1
+        if address.path.endswith("/registered-models/get"):
+            found.models.update(parse_qs(address.query).get("name", []))
+    else:
+        found.mlflow_writes[f"{method} {address.path}"] += 1
