@@ -20,7 +20,7 @@ from bench.promotions.writes import AUDIT_POLICY, Tail
 from cluster.controlplane import ControlPlane, free_port
 from cluster.process import Process, wait_until
 from finetune_crds.base import API_VERSION
-from finetune_crds.contract import METRIC_EVAL_LOSS, TAG_DATA_PATH, TAG_DATA_VERSION
+from finetune_crds.contract import METRIC_EVAL_LOSS, TAG_EVAL_DATA
 from integration.world import Mlflow, running
 
 Json = dict[str, Any]
@@ -155,7 +155,7 @@ def name_of(number: int) -> str:
 
 
 def _register(mlflow: Mlflow, experiment: str, model: str) -> None:
-    tags = [{"key": TAG_DATA_PATH, "value": "s3://bench"}, {"key": TAG_DATA_VERSION, "value": "1"}]
+    tags = [{"key": TAG_EVAL_DATA, "value": NAMESPACE}]
     created = mlflow.post("runs/create", {"experiment_id": experiment, "tags": tags})
     run_id = str(created["run"]["info"]["run_id"])
     mlflow.log_metrics(run_id, **{METRIC_EVAL_LOSS: 2.0})
