@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from finetune_crds import FineTuneJob
+from finetune_crds import FineTuneJob, ModelPromotion
 from finetune_operator.decide.accept import mistakes, not_implemented
+from finetune_operator.decide.promotion import accept as promotion
 from finetune_operator.settings import Settings
 
 SAMPLES = Path(__file__).parents[2] / "crds" / "samples"
@@ -31,3 +32,5 @@ def test_a_sample_is_refused_for_what_comes_later_and_nothing_else(sample: Path)
             spec = FineTuneJob.model_validate(part).spec
             assert [*mistakes(spec, INSTALLED)] == []
             assert [*not_implemented(spec)] == REFUSED.get(sample.stem, [])
+        if part["kind"] == "ModelPromotion":
+            assert [*promotion.mistakes(ModelPromotion.model_validate(part).spec, INSTALLED)] == []
