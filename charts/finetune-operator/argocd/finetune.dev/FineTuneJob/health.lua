@@ -1,0 +1,55 @@
+-- Health of a FineTuneJob. Only the base and table libraries are there: no string functions.
+
+-- For each phase: the health, and the conditions that say why. Progress is left out on purpose: with it, every step
+-- of a training would be a new health, and a refresh of the Application.
+local phases = {
+  Pending = { "Progressing", { "Accepted" } },
+  Preparing = { "Progressing", { "Prepared" } },
+  Starting = { "Progressing", { "Trained" } },
+  Training = { "Progressing", { "Trained" } },
+  Registering = { "Progressing", { "Registered", "Trained" } },
+  Suspended = { "Suspended", { "Suspended" } },
+  Succeeded = { "Healthy", { "Registered", "Succeeded" } },
+  Failed = { "Degraded", { "Failed" } },
+}
+
+local function health(status, message)
+  return { status = status, message = message }
+end
+
+if obj.metadata.deletionTimestamp ~= nil then
+  return health("Progressing", "being deleted")
+end
+
+local status = obj.status
+if status == nil or status.observedGeneration ~= obj.metadata.generation then
+  return health("Progressing", "waiting for the operator to look at generation " .. tostring(obj.metadata.generation))
+end
+if status.phase == nil then
+  return health("Progressing", "waiting for the operator to name a phase")
+end
+
+local known = phases[status.phase]
+if known == nil then
+  return health("Unknown", "phase " .. status.phase .. " is newer than this health script: take the operator's own")
+end
+
+local conditions = {}
+for _, condition in ipairs(status.conditions or {}) do
+  conditions[condition.type] = condition
+end
+
+local message = status.phase
+for _, kind in ipairs(known[2]) do
+  if conditions[kind] ~= nil then
+    message = conditions[kind].message
+    break
+  end
+end
+
+local pods = conditions.PodsHealthy
+if known[1] == "Progressing" and pods ~= nil and pods.status == "False" then
+  message = pods.message
+end
+
+return health(known[1], message)

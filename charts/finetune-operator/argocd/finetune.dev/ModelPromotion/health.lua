@@ -1,0 +1,64 @@
+-- Health of a ModelPromotion. Only the base and table libraries are there: no string functions.
+
+-- For each phase: the health, and the conditions that say why; the first of them that is False goes before the others.
+local phases = {
+  Pending = { "Progressing", { "SourceReady", "Accepted" } },
+  Evaluating = { "Progressing", { "GatesPassed" } },
+  AwaitingApproval = { "Suspended", { "Approved" } },
+  Soaking = { "Progressing", { "Soaked" } },
+  Promoting = { "Progressing", { "Promoted" } },
+  RollingOut = { "Progressing", { "Served" } },
+  Promoted = { "Healthy", { "Promoted" } },
+  RolledBack = { "Healthy", { "Promoted" } },
+  Suspended = { "Suspended", { "Suspended" } },
+  Refused = { "Degraded", { "GatesPassed", "Approved", "Served", "Promoted" } },
+  Drifted = { "Degraded", { "Drifted" } },
+  Conflict = { "Degraded", { "Accepted", "Promoted" } },
+  Failed = { "Degraded", { "Accepted", "SourceReady", "Served", "Promoted" } },
+}
+
+local function health(status, message)
+  return { status = status, message = message }
+end
+
+if obj.metadata.deletionTimestamp ~= nil then
+  return health("Progressing", "being deleted")
+end
+
+local status = obj.status
+if status == nil or status.observedGeneration ~= obj.metadata.generation then
+  return health("Progressing", "waiting for the operator to look at generation " .. tostring(obj.metadata.generation))
+end
+if status.phase == nil then
+  return health("Progressing", "waiting for the operator to name a phase")
+end
+
+local known = phases[status.phase]
+if known == nil then
+  return health("Unknown", "phase " .. status.phase .. " is newer than this health script: take the operator's own")
+end
+
+local conditions = {}
+for _, condition in ipairs(status.conditions or {}) do
+  conditions[condition.type] = condition
+end
+
+local message = nil
+for _, kind in ipairs(known[2]) do
+  local condition = conditions[kind]
+  if condition ~= nil and condition.status == "False" then
+    message = condition.message
+    break
+  end
+  if condition ~= nil and message == nil then
+    message = condition.message
+  end
+end
+message = message or status.phase
+
+local registry = conditions.RegistryReady
+if registry ~= nil and registry.status == "False" then
+  message = message .. " (the registry is not ready: " .. registry.message .. ")"
+end
+
+return health(known[1], message)
