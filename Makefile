@@ -51,7 +51,7 @@ test-unit: venv jars ## Run the unit tests: no root, no cluster
 
 .PHONY: test-integration
 test-integration: venv ## Run the operator against a real API server and MLflow server
-	$(call timed,programs,$(BIN)/python -m cluster programs --only kube helm)
+	$(call timed,programs,$(BIN)/python -m cluster programs --only kube helm argocd)
 	$(call timed,integration tests,$(BIN)/python -m pytest tests/integration $(PYTEST))
 
 .PHONY: test-e2e

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 KUBERNETES = "v1.34.4"
 MODULE = PACKAGE / "go"
+ARGOCD = "github.com/argoproj/argo-cd/v3"
+ARGOCD_MODULE = PACKAGE / "go-argocd"
 KUBE_NAMES = (
     "etcd",
     "kube-apiserver",
@@ -35,7 +37,10 @@ KUBE_NAMES = (
 
 @dataclass(frozen=True)
 class Program:
-    """One Go program: a package of our module, or one installed by `path@version`."""
+    """One Go program: a package of a module of ours, or one installed by `path@version`.
+
+    `beside` names folders of `beside_module` that are kept beside it.
+    """
 
     name: str
     package: str
@@ -43,17 +48,20 @@ class Program:
     minutes: str
     links: tuple[str, ...] = ()
     flags: str = "-s -w"
+    module: Path = MODULE
+    beside_module: str = ""
+    beside: tuple[str, ...] = ()
 
     @property
     def own(self) -> bool:
-        """Whether it comes from the module in this folder."""
+        """Whether it comes from a module in this folder."""
         return self.package.startswith("./")
 
     def digest(self) -> str:
         """What it is built from, in sixteen letters."""
         content = hashlib.sha256(f"{self.package} {self.flags} {os.uname().machine}".encode())
         if self.own:
-            for file in sorted([*MODULE.glob("go.*"), *(MODULE / self.package).glob("*.go")]):
+            for file in sorted([*self.module.glob("go.*"), *(self.module / self.package).glob("*.go")]):
                 content.update(file.name.encode() + b"\0" + file.read_bytes())
         return content.hexdigest()[:16]
 
@@ -89,6 +97,16 @@ PROGRAMS = {
         ),
         Program("pause", "./pause", "the pause program", "seconds"),
         Program("versitygw", "github.com/versity/versitygw/cmd/versitygw@v1.8.0", "versitygw 1.8", "2 min"),
+        Program(
+            "argocd",
+            "./",
+            "Argo CD 3.2",
+            "4 min",
+            ("argocd-application-controller", "argocd-repo-server"),
+            module=ARGOCD_MODULE,
+            beside_module=ARGOCD,
+            beside=("manifests/crds", "manifests/base/config"),
+        ),
     )
 }
 
@@ -148,14 +166,33 @@ def _build(go: str, program: Program) -> None:
     else:
         argv = [go, "install", *options, program.package]
         environment["GOBIN"] = str(building)
-    done = subprocess.run(argv, env=environment, cwd=MODULE, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        argv, env=environment, cwd=program.module, check=False, capture_output=True, text=True
+    )
     if done.returncode != 0:
         shutil.rmtree(building, ignore_errors=True)
         raise ClusterError(f"{program.title} does not build:\n{done.stderr.strip()[-3000:]}")
     for link in program.links:
         (building / link).symlink_to(program.name)
+    if program.beside:
+        _keep_beside(_module_folder(go, program), program.beside, building)
     shutil.rmtree(program.folder, ignore_errors=True)
     building.rename(program.folder)
+
+
+def _module_folder(go: str, program: Program) -> Path:
+    """Where Go keeps the sources of a module that was built."""
+    argv = [go, "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", program.beside_module]
+    done = subprocess.run(argv, cwd=program.module, check=True, capture_output=True, text=True)
+    return Path(done.stdout.strip())
+
+
+def _keep_beside(source: Path, folders: tuple[str, ...], building: Path) -> None:
+    # NB: folders of Go's module cache are read-only, and a copy of their modes could not be removed.
+    for folder in folders:
+        (building / folder).mkdir(parents=True)
+        for file in (source / folder).iterdir():
+            shutil.copyfile(file, building / folder / file.name)
 
 
 @contextmanager

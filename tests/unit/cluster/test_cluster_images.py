@@ -108,3 +108,6 @@ def test_a_program_is_kept_by_what_it_is_built_from() -> None:
 def test_go_modules_agree_on_the_version() -> None:
     module = (binaries.MODULE / "go.mod").read_text()
     assert f"k8s.io/kubernetes {binaries.KUBERNETES}" in module
+    argocd = (binaries.ARGOCD_MODULE / "go.mod").read_text()
+    version = binaries.PROGRAMS["argocd"].title.removeprefix("Argo CD ")
+    assert f"require {binaries.ARGOCD} v{version}." in argocd
