@@ -31,6 +31,7 @@ SAMPLES = Path(__file__).parents[2] / "crds" / "samples"
 _KINDS = {
     "FineTuneJob": "finetune.dev/v1alpha1",
     "ModelPromotion": "finetune.dev/v1alpha1",
+    "Application": "argoproj.io/v1alpha1",
     "Job": "batch/v1",
     "Pod": "v1",
     "Service": "v1",

@@ -1,0 +1,198 @@
+"""A real Argo CD beside a cluster: application controller, repo server and Redis, as processes, with no container.
+
+    with ControlPlane(folder / "plane") as plane, ArgoCD(plane.kubeconfig, folder / "argocd") as argocd:
+        ...  # Applications in namespace argocd.NAMESPACE, their destination argocd.server
+
+It has no user interface and no API server of its own: Applications are made and read through Kubernetes.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+from cluster import binaries, packages
+from cluster.controlplane import arguments, free_port, listens
+from cluster.process import Process, run, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+NAMESPACE = "argocd"
+NEEDED = (packages.Package("redis-server", ("redis-server",)), packages.Package("git", ("git",)))
+# Seconds between looks at every Application and its repository, besides those that events cause.
+RESYNC_SECONDS = 5
+
+
+class ArgoCD:
+    """Argo CD in one folder, for one cluster.
+
+    Used as a context manager it is up inside and gone after, also when the body fails or the process is killed; what
+    it wrote to the cluster stays there.
+
+    Args:
+        kubeconfig: of somebody who may do everything.
+        directory: holds everything: clones of repositories, logs.
+    """
+
+    def __init__(self, kubeconfig: Path, directory: Path) -> None:
+        self.kubeconfig = kubeconfig
+        self.directory = directory
+        self._program = binaries.path("argocd")
+        self._ports = {name: free_port() for name in ("redis", "repo", "repo-metrics", "controller-metrics")}
+        self._credentials = self._read_credentials()
+        self.server = str(self._credentials["cluster"]["server"])
+        self.redis = self._redis()
+        self.repo_server = self._repo_server()
+        self.controller = self._controller()
+
+    def start(self, timeout: float = 60) -> None:
+        """Put its resources into the cluster and start it."""
+        packages.ensure(*NEEDED)
+        for folder in ("home", "tmp", "redis", "tls", "ssh"):
+            (self.directory / folder).mkdir(parents=True, exist_ok=True)
+        self._install()
+        try:
+            for process, port in (
+                (self.redis, "redis"),
+                (self.repo_server, "repo"),
+                (self.controller, "controller-metrics"),
+            ):
+                process.start()
+                wait_until(process.name, partial(listens, self._ports[port]), timeout, process)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End its processes, and forget what it cloned."""
+        for process in (self.controller, self.repo_server, self.redis):
+            process.stop()
+        shutil.rmtree(self.directory / "tmp", ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _kubectl(self, *argv: str, given: str | None = None, check: bool = True) -> str:
+        kubectl = [str(binaries.path("kubectl")), "--kubeconfig", str(self.kubeconfig)]
+        return run(*kubectl, *argv, given=given, check=check, timeout=120)
+
+    def _read_credentials(self) -> dict[str, Any]:
+        shown = self._kubectl("config", "view", "--raw", "--flatten", "--minify", "--output", "json")
+        found = json.loads(shown)
+        return {"cluster": found["clusters"][0]["cluster"], "user": found["users"][0]["user"]}
+
+    def _install(self) -> None:
+        """What Argo CD's own manifests install, less what runs in pods."""
+        manifests = self._program.parent / "manifests"
+        apply = ("apply", "--server-side", "--force-conflicts")
+        for file in sorted((manifests / "crds").glob("*-crd.yaml")):
+            self._kubectl(*apply, "--filename", str(file))
+        for kind in ("applications", "appprojects"):
+            wait_until(f"the CRD of {kind}", partial(self._serves, kind), 60)
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+        self._kubectl(*apply, "--filename", "-", given=json.dumps(namespace))
+        for file in sorted((manifests / "base" / "config").glob("argocd-*.yaml")):
+            self._kubectl(*apply, "--namespace", NAMESPACE, "--filename", str(file))
+        for body in (self._project(), self._cluster()):
+            self._kubectl(*apply, "--filename", "-", given=json.dumps(body))
+
+    def _serves(self, kind: str) -> bool:
+        path = f"/apis/argoproj.io/v1alpha1/{kind}"
+        return self._kubectl("get", "--raw", path, check=False) != ""
+
+    @staticmethod
+    def _project() -> dict[str, Any]:
+        """The project of Applications that name none, as Argo CD's API server would make it."""
+        everything = {"group": "*", "kind": "*"}
+        return {
+            "apiVersion": "argoproj.io/v1alpha1",
+            "kind": "AppProject",
+            "metadata": {"name": "default", "namespace": NAMESPACE},
+            "spec": {
+                "sourceRepos": ["*"],
+                "destinations": [{"server": "*", "namespace": "*"}],
+                "clusterResourceWhitelist": [everything],
+            },
+        }
+
+    def _cluster(self) -> dict[str, Any]:
+        """The cluster, by the address at which it is reached from outside."""
+        cluster, user = self._credentials["cluster"], self._credentials["user"]
+        tls = {
+            "caData": cluster.get("certificate-authority-data"),
+            "certData": user.get("client-certificate-data"),
+            "keyData": user.get("client-key-data"),
+        }
+        config = {"tlsClientConfig": {key: value for key, value in tls.items() if value}}
+        if user.get("token"):
+            config["bearerToken"] = user["token"]
+        data = {"name": "cluster", "server": self.server, "config": json.dumps(config)}
+        return {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {
+                "name": "cluster",
+                "namespace": NAMESPACE,
+                "labels": {"argocd.argoproj.io/secret-type": "cluster"},
+            },
+            "data": {key: base64.b64encode(value.encode()).decode() for key, value in data.items()},
+        }
+
+    def _process(self, name: str, argv: Sequence[str], **environment: str) -> Process:
+        apart = {"HOME": str(self.directory / "home"), "TMPDIR": str(self.directory / "tmp")}
+        return Process(name, argv, self.directory / "logs" / f"{name}.log", {**apart, **environment})
+
+    def _redis(self) -> Process:
+        argv = ["redis-server", "--bind", "127.0.0.1", "--port", str(self._ports["redis"])]
+        argv += ["--dir", str(self.directory / "redis"), "--save", ""]
+        return self._process("redis", argv)
+
+    def _repo_server(self) -> Process:
+        flags = {
+            "address": "127.0.0.1",
+            "port": str(self._ports["repo"]),
+            "metrics-address": "127.0.0.1",
+            "metrics-port": str(self._ports["repo-metrics"]),
+            "redis": f"127.0.0.1:{self._ports['redis']}",
+            "disable-tls": "true",
+        }
+        return self._process(
+            "argocd-repo-server",
+            [str(self._program.parent / "argocd-repo-server"), *arguments(flags)],
+            # It runs helm for the Applications that are charts.
+            PATH=f"{binaries.path('helm').parent}:{os.environ.get('PATH', '')}",
+            ARGOCD_GPG_ENABLED="false",
+            ARGOCD_ASK_PASS_SOCK=str(self.directory / "ask-pass.sock"),
+            ARGOCD_TLS_DATA_PATH=str(self.directory / "tls"),
+            ARGOCD_SSH_DATA_PATH=str(self.directory / "ssh"),
+        )
+
+    def _controller(self) -> Process:
+        flags = {
+            "kubeconfig": str(self.kubeconfig),
+            "namespace": NAMESPACE,
+            # NB: it has no flag for the address and listens on all, for metrics and for nothing else.
+            "metrics-port": str(self._ports["controller-metrics"]),
+            "redis": f"127.0.0.1:{self._ports['redis']}",
+            "repo-server": f"127.0.0.1:{self._ports['repo']}",
+            "repo-server-plaintext": "true",
+            "app-resync": str(RESYNC_SECONDS),
+            "app-resync-jitter": "0",
+            # The health of each resource, with its message, in the Application's status.
+            "persist-resource-health": "true",
+        }
+        program = str(self._program.parent / "argocd-application-controller")
+        return self._process("argocd-application-controller", [program, *arguments(flags)])

@@ -1,0 +1,151 @@
+"""A Git repository, and the Argo CD Application that keeps a namespace as it says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster import argocd
+from integration.world import World, wait_for
+
+Json = dict[str, Any]
+SAMPLE = Path(__file__).parents[2] / "charts" / "finetune-operator" / "argocd" / "application.yaml"
+_AUTHOR = {"GIT_AUTHOR_NAME": "Ann", "GIT_AUTHOR_EMAIL": "ann@example.com"}
+_COMMITTER = {"GIT_COMMITTER_NAME": "Ann", "GIT_COMMITTER_EMAIL": "ann@example.com"}
+
+
+@dataclass
+class Repository:
+    """A repository with one branch, `main`, and manifests in one folder of it."""
+
+    folder: Path
+    path: str
+
+    def __post_init__(self) -> None:
+        (self.folder / self.path).mkdir(parents=True)
+        self.git("init", "--quiet", "--initial-branch", "main")
+
+    @property
+    def url(self) -> str:
+        return f"file://{self.folder}"
+
+    def git(self, *argv: str) -> str:
+        environment = {**os.environ, **_AUTHOR, **_COMMITTER, "GIT_CONFIG_GLOBAL": os.devnull}
+        command = ["git", "-C", str(self.folder), *argv]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    def commit(self, message: str, *bodies: Json) -> str:
+        """Write each manifest to a file of its name; the commit."""
+        for body in bodies:
+            file = self.folder / self.path / f"{body['kind'].lower()}-{body['metadata']['name']}.yaml"
+            file.write_text(yaml.safe_dump(body, sort_keys=False), encoding="utf-8")
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--message", message)
+        return self.head()
+
+    def revert(self) -> str:
+        """Undo the last commit by another one."""
+        self.git("revert", "--no-edit", "HEAD")
+        return self.head()
+
+    def head(self) -> str:
+        return self.git("rev-parse", "HEAD").strip()
+
+
+@dataclass
+class GitOps:
+    """The sample's second Application, for a repository of the test's own and the test's namespace."""
+
+    world: World
+    argocd: argocd.ArgoCD
+    repository: Repository
+    syncs_seen: list[str] = field(default_factory=list)
+    """What `status.sync.status` was, whenever anybody looked, since the last commit was synced."""
+    operations_before: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.world.namespace
+
+    def create(self) -> None:
+        """Give Argo CD the Application."""
+        sample = list(yaml.safe_load_all(SAMPLE.read_text(encoding="utf-8")))[1]
+        sample["metadata"]["name"] = self.name
+        sample["spec"]["source"]["repoURL"] = self.repository.url
+        sample["spec"]["destination"] = {"server": self.argocd.server, "namespace": self.world.namespace}
+        self.world.api.create(sample)
+
+    def delete(self) -> None:
+        self.world.api.delete("Application", argocd.NAMESPACE, self.name)
+
+    def application(self) -> Json | None:
+        return self.world.api.get("Application", argocd.NAMESPACE, self.name)
+
+    def status(self) -> Json:
+        status = dict((self.application() or {}).get("status") or {})
+        self.syncs_seen.append(status.get("sync", {}).get("status", ""))
+        return status
+
+    def wait_synced(self, revision: str) -> None:
+        """Wait until a commit is what the cluster holds."""
+
+        def synced() -> bool:
+            application = self.application() or {}
+            status = application.get("status", {})
+            done = status.get("operationState", {})
+            return (
+                "operation" not in application
+                and status.get("sync", {}).get("status") == "Synced"
+                and done.get("phase") == "Succeeded"
+                and done["syncResult"]["revision"] == revision
+            )
+
+        self._wait(f"{revision} is synced", synced)
+        # NB: Argo CD may look before its own watch has told it of what it just made, and apply that once more.
+        self.operations_before = self._operations()
+        self.syncs_seen.clear()
+
+    def wait_health(self, kind: str, name: str, health: str, message: str = "") -> Json:
+        """Wait until Argo CD says that of a resource, in a message with these words, and of the whole Application."""
+
+        def seen() -> Json | None:
+            status = self.status()
+            found = [
+                item.get("health", {})
+                for item in status.get("resources", [])
+                if (item["kind"], item["name"]) == (kind, name)
+            ]
+            said = found[0] if found else {}
+            as_wanted = said.get("status") == health and message in said.get("message", "")
+            return said if as_wanted else None
+
+        return self._wait(f"{kind} {name} is {health} {message}", seen)
+
+    def wait_application(self, health: str) -> None:
+        """Wait until the Application as a whole has this health."""
+        self._wait(f"the Application is {health}", lambda: self.status()["health"]["status"] == health)
+
+    def wait_look(self) -> None:
+        """Wait until Argo CD has compared repository and cluster once more."""
+        before = self.status()["reconciledAt"]
+        self._wait("another look", lambda: self.status()["reconciledAt"] > before)
+
+    def operations(self) -> int:
+        """How often Argo CD has written to the cluster since the last commit was synced."""
+        return self._operations() - self.operations_before
+
+    def _operations(self) -> int:
+        events = self.world.api.list("Event", argocd.NAMESPACE)
+        mine = [event for event in events if event["involvedObject"]["name"] == self.name]
+        return sum(event.get("count", 1) for event in mine if event["reason"] == "OperationStarted")
+
+    def _wait(self, what: str, check: Any, seconds: float = 60) -> Any:
+        try:
+            return wait_for(what, check, seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it is {yaml.safe_dump(self.status())}") from None
