@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 NAMESPACE = "argocd"
 NEEDED = (packages.Package("redis-server", ("redis-server",)), packages.Package("git", ("git",)))
-# Seconds between looks at every Application and its repository, besides those that events cause.
-RESYNC_SECONDS = 5
 
 
 class ArgoCD:
@@ -189,8 +187,6 @@ class ArgoCD:
             "redis": f"127.0.0.1:{self._ports['redis']}",
             "repo-server": f"127.0.0.1:{self._ports['repo']}",
             "repo-server-plaintext": "true",
-            "app-resync": str(RESYNC_SECONDS),
-            "app-resync-jitter": "0",
             # The health of each resource, with its message, in the Application's status.
             "persist-resource-health": "true",
         }

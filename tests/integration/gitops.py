@@ -105,6 +105,7 @@ class GitOps:
                 and done["syncResult"]["revision"] == revision
             )
 
+        self.look()
         self._wait(f"{revision} is synced", synced)
         # NB: Argo CD may look before its own watch has told it of what it just made, and apply that once more.
         self.operations_before = self._operations()
@@ -130,10 +131,17 @@ class GitOps:
         """Wait until the Application as a whole has this health."""
         self._wait(f"the Application is {health}", lambda: self.status()["health"]["status"] == health)
 
-    def wait_look(self) -> None:
-        """Wait until Argo CD has compared repository and cluster once more."""
-        before = self.status()["reconciledAt"]
-        self._wait("another look", lambda: self.status()["reconciledAt"] > before)
+    def look(self) -> None:
+        """Have Argo CD compare repository and cluster, as a Git server's webhook would, and wait until it has."""
+        key = "argocd.argoproj.io/refresh"
+        body = {"metadata": {"annotations": {key: "normal"}}}
+        self.world.api.patch("Application", argocd.NAMESPACE, self.name, body)
+
+        def looked() -> bool:
+            application = self.application() or {}
+            return key not in application.get("metadata", {}).get("annotations", {})
+
+        self._wait("Argo CD has looked", looked)
 
     def operations(self) -> int:
         """How often Argo CD has written to the cluster since the last commit was synced."""
