@@ -1,20 +1,21 @@
 -- Health of a ModelPromotion. Only the base and table libraries are there: no string functions.
 
 -- For each phase: the health, and the conditions that say why; the first of them that is False goes before the others.
+-- Promoted says what holds a promotion up, whatever that is.
 local phases = {
-  Pending = { "Progressing", { "SourceReady", "Accepted" } },
-  Evaluating = { "Progressing", { "GatesPassed" } },
-  AwaitingApproval = { "Suspended", { "Approved" } },
-  Soaking = { "Progressing", { "Soaked" } },
+  Pending = { "Progressing", { "Promoted", "SourceReady", "Accepted" } },
+  Evaluating = { "Progressing", { "Promoted" } },
+  AwaitingApproval = { "Suspended", { "Promoted" } },
+  Soaking = { "Progressing", { "Promoted" } },
   Promoting = { "Progressing", { "Promoted" } },
   RollingOut = { "Progressing", { "Served" } },
   Promoted = { "Healthy", { "Promoted" } },
   RolledBack = { "Healthy", { "Promoted" } },
   Suspended = { "Suspended", { "Suspended" } },
-  Refused = { "Degraded", { "GatesPassed", "Approved", "Served", "Promoted" } },
-  Drifted = { "Degraded", { "Drifted" } },
-  Conflict = { "Degraded", { "Accepted", "Promoted" } },
-  Failed = { "Degraded", { "Accepted", "SourceReady", "Served", "Promoted" } },
+  Refused = { "Degraded", { "Promoted" } },
+  Drifted = { "Degraded", { "Promoted" } },
+  Conflict = { "Degraded", { "Accepted" } },
+  Failed = { "Degraded", { "Accepted", "Promoted", "Served" } },
 }
 
 local function health(status, message)
