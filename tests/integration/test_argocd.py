@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,105 @@ def test_a_job_suspended_in_git_goes_on_by_a_commit_and_fails_as_degraded(gitops
 
     gitops.look()
     assert (set(gitops.syncs_seen), gitops.operations()) == ({"Synced"}, 0)
+
+
+def test_three_promotions_in_git_are_approved_reverted_and_refused_by_commits(gitops: GitOps) -> None:
+    world = gitops.world
+    model = f"tuned-{world.namespace}"
+    pipeline = Pipeline(model)
+    gitops.wait_synced(_commit_and_create(gitops, *pipeline.manifests()))
+    gitops.wait_health("ModelPromotion", "candidate", "Progressing")
+    gitops.wait_application("Progressing")
+
+    run_id = _train(gitops, model)
+    gitops.wait_health("FineTuneJob", "tune", "Healthy", f"{model} version 1")
+    gitops.wait_health("ModelPromotion", "candidate", "Healthy", "candidate is version 1")
+    gitops.wait_health("ModelPromotion", "staging", "Healthy", "staging is version 1")
+    gitops.wait_health("ModelPromotion", "champion", "Suspended", "set spec.approval.version to 1")
+    gitops.wait_application("Suspended")
+    assert _aliases(world, model) == {"candidate": "1", "staging": "1"}
+
+    gitops.wait_synced(gitops.repository.commit("Approve 1", pipeline.champion("1", approved="1")))
+    gitops.wait_health("ModelPromotion", "champion", "Healthy", "champion is version 1")
+    gitops.wait_application("Healthy")
+
+    assert world.mlflow.register(model, run_id) == "2"
+    gitops.wait_synced(gitops.repository.commit("Champion 2", pipeline.champion("2", approved="2")))
+    gitops.wait_health("ModelPromotion", "champion", "Healthy", "champion is version 2")
+    assert _aliases(world, model) == {"candidate": "1", "staging": "1", "champion": "2"}
+
+    gitops.wait_synced(gitops.repository.revert())
+    gitops.wait_health("ModelPromotion", "champion", "Healthy", "version 1")
+    assert _aliases(world, model) == {"candidate": "1", "staging": "1", "champion": "1"}
+
+    strict = pipeline.champion("2", approved="2", least=0.95)
+    gitops.wait_synced(gitops.repository.commit("Champion 2, if it is very good", strict))
+    gitops.wait_health("ModelPromotion", "champion", "Degraded", "0.95")
+    gitops.wait_application("Degraded")
+    gitops.wait_synced(gitops.repository.revert())
+    gitops.wait_health("ModelPromotion", "champion", "Healthy", "version 1")
+    gitops.wait_application("Healthy")
+    gitops.look()
+    assert (set(gitops.syncs_seen), gitops.operations()) == ({"Synced"}, 0)
+
+    gitops.delete()
+    kinds = ("ModelPromotion", "FineTuneJob", "Job")
+    wait_for(
+        "nothing is left",
+        lambda: (
+            not world.remaining_pods()
+            and not gitops.application()
+            and not any(world.api.list(kind, world.namespace) for kind in kinds)
+        ),
+        60,
+    )
+    assert _aliases(world, model) == {"candidate": "1", "staging": "1", "champion": "1"}
+
+
+@dataclass
+class Pipeline:
+    """A job, and the three promotions through which its version goes."""
+
+    model: str
+
+    def manifests(self) -> list[Json]:
+        job = splits_given(register={"model": self.model, "aliases": []})
+        candidate = self._promotion("candidate", source={"fineTuneJob": "tune"})
+        staging = self._promotion("staging", source={"alias": "candidate"}, gates=[self._gate(0.8)])
+        return [job, candidate, staging, self.champion("1")]
+
+    def champion(self, version: str, approved: str | None = None, least: float = 0.8) -> Json:
+        approval = {"required": True} | ({"version": approved, "by": "ann"} if approved else {})
+        gates = [self._gate(least)]
+        return self._promotion("champion", source={"version": version}, gates=gates, approval=approval)
+
+    def _promotion(self, alias: str, **spec: Any) -> Json:
+        return {
+            "apiVersion": "finetune.dev/v1alpha1",
+            "kind": "ModelPromotion",
+            "metadata": {"name": alias},
+            "spec": {"model": self.model, "alias": alias, **spec},
+        }
+
+    @staticmethod
+    def _gate(least: float) -> Json:
+        return {"name": "accuracy", "metric": {"name": "accuracy", "min": least}}
+
+
+def _train(gitops: GitOps, model: str) -> str:
+    """Play the trainer to the end; the MLflow run."""
+    world = gitops.world
+    world.run_pods("tune-train-1", 2)
+    run_id = str(world.wait_phase("tune", "Training")["mlflow"]["runId"])
+    world.mlflow.log_metrics(run_id, accuracy=0.9)
+    world.mlflow.register(model, run_id)
+    world.end_pods("tune-train-1", [0, 0], [TRAINED, None])
+    return run_id
+
+
+def _aliases(world: World, model: str) -> dict[str, str]:
+    found = world.mlflow.get("registered-models/get", name=model)["registered_model"].get("aliases", [])
+    return {item["alias"]: item["version"] for item in found}
 
 
 def test_deleting_the_application_leaves_nothing_of_a_running_job(gitops: GitOps) -> None:
