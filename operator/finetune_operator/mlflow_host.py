@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,9 @@ from finetune_operator.model import MlflowProblem
 # NB: by default MLflow's client retries for minutes. Here the work queue retries, and a thread must not be held.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+
+# NB: two threads that import MLflow for the first time, each from another end, leave it broken for good.
+_IMPORTING = threading.Lock()
 
 
 class TrackingError(Exception):
@@ -60,13 +64,15 @@ class Host:
 
     def tracking(self) -> Any:
         """MLflow's store of runs."""
-        from mlflow.store.tracking.rest_store import RestStore
+        with _IMPORTING:
+            from mlflow.store.tracking.rest_store import RestStore
 
         return RestStore(self._access)
 
     def registry(self) -> Any:
         """MLflow's store of registered models."""
-        from mlflow.store.model_registry.rest_store import RestStore
+        with _IMPORTING:
+            from mlflow.store.model_registry.rest_store import RestStore
 
         return RestStore(self._access)
 
