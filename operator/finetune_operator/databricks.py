@@ -223,9 +223,9 @@ def _meaning(error: Exception, known: Access, what: str) -> tuple[Reason, str]:
 
 def _cause(text: str) -> str:
     """The part of urllib3's nested errors that people can use."""
-    from finetune_operator.tracking import _CAUSE
+    from finetune_operator.mlflow_host import CAUSE
 
-    found = _CAUSE.search(text)
+    found = CAUSE.search(text)
     return found[0] if found else text
 
 

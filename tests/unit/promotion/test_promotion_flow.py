@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from finetune_crds.conditions import Reason
@@ -17,7 +19,7 @@ GATES[1]["name"] = "no-worse"
 AWAY = MlflowProblem(Reason.MLFLOW_UNREACHABLE, "MLflow at http://mlflow:5000 cannot be reached: HTTP 503")
 
 
-def world(**spec: object) -> World:
+def world(**spec: Any) -> World:
     """Versions 1 to 3, of which 3 is the best, and champion from staging."""
     made = World()
     for version, loss in (("1", 2.4), ("2", 2.2), ("3", 2.0)):

@@ -42,7 +42,12 @@ def serving(**parts: Any) -> Json:
 
 def promotion(status: ModelPromotionStatus, generation: int = 1, **parts: Any) -> Promotion:
     """The ModelPromotion team/champion."""
-    body = {"model": MODEL, "alias": "champion", "source": {"alias": "candidate"}, "serving": serving()} | parts
+    body = {
+        "model": MODEL,
+        "alias": "champion",
+        "source": {"alias": "candidate"},
+        "serving": serving(),
+    } | parts
     return Promotion(
         name="champion",
         namespace="team",

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from unit.decide.promotion.rollout import CANARY, MODEL, Rollout, changed, serving
 
 from finetune_crds.serving import Route
 from finetune_operator.registry.base import ModelVersion
+from unit.decide.promotion.rollout import CANARY, MODEL, Rollout, changed, serving
 from workspace import Fault, Workspace, running
 
 PATH = "/api/2.0/serving-endpoints"
@@ -204,7 +204,9 @@ def test_an_update_that_fails_takes_everything_back(databricks: Workspace, keeps
     databricks.endpoints.broken = {"2": "no machine"}
     databricks.endpoints.keeps_failed = keeps_failed
     rollout.promote("2")
-    why = "version 2: no machine" if keeps_failed else "Databricks does not say why: see the endpoint's events"
+    why = (
+        "version 2: no machine" if keeps_failed else "Databricks does not say why: see the endpoint's events"
+    )
     assert rollout.settle() == ["EndpointUpdating", "EndpointFailed"]
     assert rollout.message == (
         f"endpoint support cannot serve version 2 as asked: Databricks could not deploy it: {why}; it goes back to "
@@ -443,7 +445,9 @@ def test_requests_are_logged(databricks: Workspace) -> None:
 
 
 def test_provisioned_throughput(databricks: Workspace) -> None:
-    rollout = Rollout(databricks, {"serving": serving(provisionedThroughput={"modelUnits": 50}, canary=CANARY)})
+    rollout = Rollout(
+        databricks, {"serving": serving(provisionedThroughput={"modelUnits": 50}, canary=CANARY)}
+    )
     rollout.promote("1")
     rollout.settle()
     rollout.promote("2")
