@@ -1,0 +1,64 @@
+"""The chart with a Databricks workspace: the operator gets a token for it, and for nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.test_chart import CHART, KUBE_VERSION, environment, helm, objects, rendered
+
+WORKSPACE = (
+    "databricks.host=https://example.cloud.databricks.com",
+    "databricks.clientId=principal",
+    "databricks.tokenAudience=account",
+)
+
+
+def pod(*values: str) -> Any:
+    return objects(*values)["Deployment", "finetune-operator"]["spec"]["template"]["spec"]
+
+
+def test_none_by_default() -> None:
+    assert [name for name in environment() if "DATABRICKS" in name] == []
+    assert [volume["name"] for volume in pod()["volumes"]] == ["tmp"]
+
+
+def test_a_workspace() -> None:
+    found = {name: value for name, value in environment(*WORKSPACE).items() if "DATABRICKS" in name}
+    assert found == {
+        "FINETUNE_DATABRICKS_HOST": "https://example.cloud.databricks.com",
+        "FINETUNE_DATABRICKS_CLIENT_ID": "principal",
+        "FINETUNE_DATABRICKS_TOKEN_FILE": "/var/run/secrets/databricks/token",
+    }
+    token = {"audience": "account", "expirationSeconds": 3600, "path": "token"}
+    assert pod(*WORKSPACE)["volumes"][1:] == [
+        {"name": "databricks", "projected": {"sources": [{"serviceAccountToken": token}]}}
+    ]
+    assert pod(*WORKSPACE)["containers"][0]["volumeMounts"][1:] == [
+        {"name": "databricks", "mountPath": "/var/run/secrets/databricks", "readOnly": True}
+    ]
+
+
+def test_the_api_server_accepts_it(plane: Any, kubeconfig: Path) -> None:
+    kubectl = [str(plane.kubectl), "--kubeconfig", str(kubeconfig)]
+    subprocess.run([*kubectl, "create", "namespace", "fs"], capture_output=True, check=False)
+    apply = [*kubectl, "apply", "--server-side", "--dry-run=server", "--validate=strict", "--filename", "-"]
+    done = subprocess.run(apply, input=rendered(*WORKSPACE), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+REFUSED = {
+    "a host without an audience": (WORKSPACE[0], "/databricks/tokenAudience"),
+    "a host without a scheme": ("databricks.host=example.cloud.databricks.com", "/databricks/host"),
+    "a host with a password": ("databricks.host=https://me:secret@example.com", "/databricks/host"),
+}
+
+
+@pytest.mark.parametrize(("value", "why"), REFUSED.values(), ids=REFUSED)
+def test_wrong_values_are_refused(value: str, why: str) -> None:
+    done = helm("template", "x", str(CHART), "--kube-version", KUBE_VERSION, "--set", value)
+    assert done.returncode != 0
+    assert why in done.stderr
