@@ -6,6 +6,7 @@ environment or from files of the Databricks CLI.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -221,11 +222,12 @@ def _meaning(error: Exception, known: Access, what: str) -> tuple[Reason, str]:
     return Reason.DATABRICKS_ERROR, f"Databricks at {known.host} could not {what}: {text}"
 
 
+_CAUSE = re.compile(r"\[Errno -?\d+\] [^'\")]+|\[SSL: \w+\] [^'\"(]+|HTTP \d{3} when asked for a token")
+
+
 def _cause(text: str) -> str:
     """The part of urllib3's nested errors that people can use."""
-    from finetune_operator.mlflow_host import CAUSE
-
-    found = CAUSE.search(text)
+    found = _CAUSE.search(text)
     return found[0] if found else text
 
 

@@ -122,7 +122,7 @@ class Problems:
 
 def _problem(uri: str, text: str, code: str) -> MlflowProblem:
     """What a failure of MLflow's client means, from its text and MLflow's own error code."""
-    answered, cause = _STATUS.search(text), CAUSE.search(text)
+    answered, cause = _STATUS.search(text), _CAUSE.search(text)
     status = int(answered[1]) if answered else None
     why = f"HTTP {status}" if status else cause[0] if cause else _short(text)
     if "Invalid Host header" in text:
@@ -151,7 +151,7 @@ def _problem(uri: str, text: str, code: str) -> MlflowProblem:
 # How MLflow's client words the HTTP status of an answer, and of one that it would have retried.
 _STATUS = re.compile(r"(?:failed with error code|too many) (\d{3})\b")
 # The part of urllib3's nested errors that people can use.
-CAUSE = re.compile(r"\[Errno -?\d+\] [^'\")]+|\[SSL: \w+\] [^'\"(]+|Read timed out")
+_CAUSE = re.compile(r"\[Errno -?\d+\] [^'\")]+|\[SSL: \w+\] [^'\"(]+|Read timed out")
 
 
 def _short(text: str, limit: int = 300) -> str:

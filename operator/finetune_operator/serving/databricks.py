@@ -16,6 +16,7 @@ from finetune_operator.serving.model import (
     EndpointAction,
     LogRequests,
     ServedVersion,
+    workload,
 )
 from finetune_operator.tracking import TrackingError
 
@@ -99,13 +100,14 @@ def _configure(workspace: WorkspaceClient, action: ConfigureEndpoint) -> None:
 def _entity(spec: DatabricksServing, item: ServedVersion) -> api.ServedEntityInput:
     from databricks.sdk.service import serving as api
 
+    machines = workload(spec)
     return api.ServedEntityInput(
         name=entity_name(item.version),
         entity_name=item.model,
         entity_version=item.version,
-        workload_size=spec.workload_size or "Small",
-        workload_type=api.ServingModelWorkloadType(spec.workload_type or "CPU"),
-        scale_to_zero_enabled=True if spec.scale_to_zero is None else spec.scale_to_zero,
+        workload_size=machines.size,
+        workload_type=api.ServingModelWorkloadType(machines.kind),
+        scale_to_zero_enabled=machines.scale_to_zero,
         environment_vars=dict(spec.environment) or None,
     )
 

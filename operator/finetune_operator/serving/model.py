@@ -10,6 +10,24 @@ from finetune_operator.model import MlflowProblem
 
 
 @dataclass(frozen=True)
+class Workload:
+    """The machines behind each version, where no throughput is reserved."""
+
+    size: str = "Small"
+    kind: str = "CPU"
+    scale_to_zero: bool = True
+
+
+def workload(spec: DatabricksServing) -> Workload:
+    """The machines that a spec asks for, defaults included."""
+    return Workload(
+        spec.workload_size or Workload.size,
+        spec.workload_type or Workload.kind,
+        Workload.scale_to_zero if spec.scale_to_zero is None else spec.scale_to_zero,
+    )
+
+
+@dataclass(frozen=True)
 class ServedVersion:
     """A version that the endpoint serves, and its share of the traffic in percent.
 

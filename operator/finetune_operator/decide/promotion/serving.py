@@ -6,6 +6,7 @@ fails is known as ours, what the endpoint goes back to is known before it is tou
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from finetune_crds.serving import DatabricksServing, EndpointChange, EndpointFai
 from finetune_operator.decide.promotion import canary
 from finetune_operator.decide.promotion.draft import Draft
 from finetune_operator.model import MlflowProblem
-from finetune_operator.serving.model import ConfigureEndpoint, Endpoint, LogRequests, ServedVersion
+from finetune_operator.serving.model import ConfigureEndpoint, Endpoint, LogRequests, ServedVersion, workload
 
 _AT_ONCE = ("RolledBack", "Repaired")
 _FAILURES = {"EndpointFailed": Reason.ENDPOINT_FAILED, "CanaryFailed": Reason.CANARY_FAILED}
@@ -333,9 +334,11 @@ def _say_updating(draft: Draft, wanted: Sequence[Route]) -> None:
 def _settings(draft: Draft) -> str:
     """Digest of what the spec says of the endpoint besides who is served."""
     spec = _spec(draft)
-    said = spec.to_json() if spec else {}
-    fields = ("workloadSize", "workloadType", "scaleToZero", "provisionedThroughput", "environment")
-    content = json.dumps({field: said.get(field) for field in fields}, sort_keys=True)
+    if spec is None:
+        return ""
+    reserved = spec.provisioned_throughput
+    machines = reserved.to_json() if reserved else dataclasses.asdict(workload(spec))
+    content = json.dumps([machines, dict(spec.environment)], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
