@@ -88,8 +88,7 @@ class problems:  # noqa: N801
     def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
         if error is None or isinstance(error, TrackingError) or not isinstance(error, Exception):
             return
-        if self._access and _is_refused_login(error):
-            _clients.forget(self._access)
+        _clients.reconsider(self._access, error)
         reason, message = _meaning(error, self._access, self._what)
         # NB: the cause is left out: its text, which a log would show, may hold the credentials.
         raise TrackingError(MlflowProblem(reason, _masked(message, self._access))) from None
@@ -124,10 +123,17 @@ class _Clients:
         held = client.config
         return held.access if isinstance(held, Login) else Access(held.host)
 
-    def forget(self, known: Access) -> None:
-        """Its token is no longer accepted: the next call logs in anew."""
+    def reconsider(self, known: Access, error: Exception) -> None:
+        """After an error: forget a client that is of no more use, so that the next call makes another.
+
+        Its token is no longer accepted, or the workspace could not say how it wants to be addressed when it was made.
+        """
+        from databricks.sdk.errors import Unauthenticated
+
         with self._lock:
-            self._held.pop(known, None)
+            held = self._held.get(known)
+            if held and (isinstance(error, Unauthenticated) or not held.config.discovery_url):
+                del self._held[known]
 
 
 _clients = _Clients()
@@ -186,12 +192,6 @@ def _checked(host: str, where: str) -> str:
 
 def _not_configured(message: str) -> TrackingError:
     return TrackingError(MlflowProblem(Reason.DATABRICKS_NOT_CONFIGURED, message))
-
-
-def _is_refused_login(error: Exception) -> bool:
-    from databricks.sdk.errors import Unauthenticated
-
-    return isinstance(error, Unauthenticated)
 
 
 def _meaning(error: Exception, known: Access, what: str) -> tuple[Reason, str]:

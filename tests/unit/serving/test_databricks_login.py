@@ -95,6 +95,16 @@ def test_a_token_that_is_no_longer_accepted_is_replaced(databricks: Workspace) -
     assert databricks.logins == ["client_credentials"] * 2
 
 
+def test_a_client_made_while_the_workspace_was_away_is_made_again(databricks: Workspace) -> None:
+    serve_endpoint(databricks)
+    away = {"error_code": "TEMPORARILY_UNAVAILABLE", "message": "Later"}
+    databricks.faults = [Fault(503, away, path="/.well-known"), Fault(503, away, path="/api")]
+    assert problem(by_token(databricks))[0] == Reason.DATABRICKS_UNREACHABLE
+    databricks.faults = []
+    ask(by_token(databricks))
+    assert workspace(by_token(databricks), Settings()).config.workspace_id == "1234"
+
+
 def test_the_service_account_token_is_read_anew(databricks: Workspace, tmp_path: Path) -> None:
     serve_endpoint(databricks)
     settings = installed(databricks, tmp_path)

@@ -66,7 +66,7 @@ class Case:
     withheld: str | None = None
 
 
-STEADY = {"settings": SETTINGS, "revision": "r1"}
+STEADY: Json = {"settings": SETTINGS, "revision": "r1"}
 SAVED = routes(v1=100)
 WAITING = "another change of endpoint support is under way: waiting for its end"
 TO_ALL = "endpoint support is being changed to serve version 2 with 100%"
@@ -421,7 +421,7 @@ def test_decisions(case: Case) -> None:
         case.withheld,
     )
     # Nothing else of the status is this policy's.
-    own = {"serving": None, "conditions": [], "withheld": None}
+    own: Json = {"serving": None, "conditions": [], "withheld": None}
     assert after.model_copy(update=own) == status.model_copy(update=own)
 
 
