@@ -1,0 +1,164 @@
+"""Promotions with an endpoint from beginning to end: the alias and the endpoint go forward, and back, together."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from finetune_operator.databricks import workspace
+from finetune_operator.registry.unity import UnityRegistry
+from finetune_operator.settings import Settings
+from unit.promotion.world import KilledError, World
+from workspace import Workspace, running
+
+MODEL = "main.llm.support"
+PATH = "/api/2.0/serving-endpoints"
+GATE = {"name": "few-errors", "metric": {"name": "error_rate", "max": 0.01}}
+STEPS = [{"percent": 10, "minutes": 10}, {"percent": 50, "minutes": 10}]
+
+
+class Databricks(World):
+    """A world whose registry is Unity Catalog, in the stand-in workspace that serves the endpoint too."""
+
+    def __init__(self, state: Workspace, **parts: Any) -> None:
+        super().__init__()
+        self.state = state
+        secret = {"DATABRICKS_HOST": state.uri, "DATABRICKS_TOKEN": "dapi-good"}
+        self.registry = UnityRegistry(workspace(secret, Settings()))  # type: ignore[assignment]
+        data = {name: base64.b64encode(value.encode()).decode() for name, value in secret.items()}
+        self.kube.keep({"kind": "Secret", "metadata": {"name": "databricks"}, "data": data})
+        reference = {"secretRef": {"name": "databricks"}}
+        for version in (1, 2, 3):
+            state.add_version(MODEL, version, {"error_rate": 0.001})
+        self.submit(
+            model=MODEL,
+            tracking={"uri": "databricks", "registryUri": "databricks-uc"} | reference,
+            serving={"databricks": {"endpoint": "support"} | reference | parts},
+        )
+
+    async def stage(self, version: int) -> None:
+        """The version is staging's, and everything comes of it that comes at once."""
+        self.state.set_alias(MODEL, "staging", version)
+        await self.settle()
+
+    async def later(self, minutes: float) -> None:
+        self.seconds += 60 * minutes
+        await self.settle()
+
+    @property
+    def now(self) -> tuple[str | None, dict[str, int], dict[str, int]]:
+        """The phase, the aliases, and who gets how much of the traffic."""
+        return (
+            self.status().phase,
+            dict(self.state.models[MODEL].aliases),
+            self.state.endpoints.routes("support"),
+        )
+
+    def configured(self) -> int:
+        """How often the endpoint was written to."""
+        return sum(path.startswith(PATH) for _, path in self.state.writes())
+
+
+@pytest.fixture
+def state() -> Iterator[Workspace]:
+    with running() as held:
+        yield held
+
+
+async def test_a_canary_to_its_end(state: Workspace) -> None:
+    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await there.stage(1)
+    assert there.now == ("Promoted", {"staging": 1, "champion": 1}, {"1": 100})
+    await there.stage(2)
+    assert there.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
+    there.restart()
+    await there.later(10)
+    assert there.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 50, "1": 50})
+    await there.later(11)
+    assert there.now == ("Promoted", {"staging": 2, "champion": 2}, {"2": 100})
+    assert there.configured() == 4
+    writes = there.writes.count
+    await there.later(60)
+    assert (there.configured(), there.writes.count) == (4, writes)
+
+
+async def test_a_gate_of_the_canary_takes_both_back(state: Workspace) -> None:
+    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await there.stage(1)
+    await there.stage(2)
+    state.add_version(MODEL, 2, {"error_rate": 0.2})
+    await there.later(1)
+    assert there.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
+    assert there.moves() == [("Promoted", None, "1"), ("Promoted", "1", "2"), ("Withdrawn", "2", "1")]
+    said = there.says("Promoted")
+    assert said
+    assert said[0] == "Withdrawn"
+    assert said[1].startswith(
+        "endpoint support cannot serve version 2 as asked: a gate of the canary failed: few-errors"
+    )
+    assert there.says("Served") == ("EndpointReady", "endpoint support serves version 1 with 100%")
+    configured = there.configured()
+    await there.later(60)
+    assert there.configured() == configured
+    # A better one has its own chance.
+    await there.stage(3)
+    assert there.now == ("RollingOut", {"staging": 3, "champion": 3}, {"3": 10, "1": 90})
+
+
+async def test_an_endpoint_that_cannot_be_changed_takes_the_alias_back(state: Workspace) -> None:
+    there = Databricks(state)
+    await there.stage(1)
+    state.endpoints.broken = {"2": "no machine"}
+    await there.stage(2)
+    assert there.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
+    assert there.configured() == 2
+    await there.later(60)
+    assert there.configured() == 2
+
+
+async def test_a_rollback_takes_the_endpoint_along(state: Workspace) -> None:
+    there = Databricks(state, canary={"steps": STEPS}, previousPercent=20)
+    await there.stage(1)
+    await there.stage(2)
+    there.edit(rollbackTo="Previous")
+    await there.settle()
+    assert there.now == ("RolledBack", {"staging": 2, "champion": 1}, {"1": 100})
+    await there.later(60)
+    assert there.now == ("RolledBack", {"staging": 2, "champion": 1}, {"1": 100})
+
+
+async def test_a_suspended_promotion_leaves_the_endpoint_alone(state: Workspace) -> None:
+    there = Databricks(state)
+    await there.stage(1)
+    there.edit(suspend=True)
+    await there.settle()
+    state.endpoints.delete("support")
+    await there.later(60)
+    assert there.status().phase == "Suspended"
+    assert "support" not in state.endpoints.held
+    there.edit(suspend=False)
+    await there.settle()
+    assert there.now == ("Promoted", {"staging": 1, "champion": 1}, {"1": 100})
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("number", range(1, 9))
+async def test_an_operator_that_dies_while_it_takes_both_back(
+    state: Workspace, number: int, after: bool
+) -> None:
+    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await there.stage(1)
+    await there.stage(2)
+    state.add_version(MODEL, 2, {"error_rate": 0.2})
+    dies = there.writes.count + number
+    there.writes.kill_before, there.writes.kill_after = (None, dies) if after else (dies, None)
+    with contextlib.suppress(KilledError):
+        await there.settle()
+    there.restart()
+    await there.later(2)
+    assert there.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
+    assert there.moves() == [("Promoted", None, "1"), ("Promoted", "1", "2"), ("Withdrawn", "2", "1")]
