@@ -201,7 +201,10 @@ async def writer_of(
 async def moved(
     writer: AliasWriter, registry: MlflowRegistry, model: str, move: MoveAlias, alias: str = "champion"
 ) -> int:
-    """Move the alias as the operator does, which comes back while the Lease is held; how often it did."""
+    """Move the alias as the operator does, which comes back while the Lease is held or MLflow slow; how often it was.
+
+    NB: clients wait so shortly in some of these tests that a busy machine makes them give up.
+    """
     deadline = time.monotonic() + 60
     busy = 0
     while time.monotonic() < deadline:
@@ -210,6 +213,9 @@ async def moved(
         except LeaseBusy:
             busy += 1
             await asyncio.sleep(0.05)
+        except TrackingError as error:
+            if error.problem.reason != Reason.MLFLOW_UNREACHABLE:
+                raise
         else:
             return busy
     raise AssertionError("the Lease was held for a minute")
