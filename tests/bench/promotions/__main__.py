@@ -17,7 +17,7 @@ from typing import Any
 from bench.promotions import report
 from bench.promotions.report import GOAL_SECONDS, Restart, Result
 from bench.promotions.world import ALIASES, RESYNC_SECONDS, World, fill, settled, stay, world
-from bench.promotions.writes import count
+from bench.promotions.writes import Requests, Tail, count
 from bench.trainer.machine import processor
 from cluster.process import wait_until
 
@@ -88,26 +88,31 @@ def restart(found: World, result: Result) -> Restart:
     audit, access = found.tails()
     began = time.monotonic()
     found.operator.start()
+    asked = Requests()
     # NB: longer than the goal, so that what misses it is measured too.
-    wait_until("every promotion", lambda: _seen(found, result.promotions), 10 * GOAL_SECONDS, found.operator)
+    wait_until(
+        "every promotion", lambda: _seen(found, result, access, asked), 10 * GOAL_SECONDS, found.operator
+    )
     seconds, passes, memory = time.monotonic() - began, found.passes(), found.memory_mib()
-    asked = count([], access.lines())
+    reads = asked.mlflow_reads
     stay(RESYNC_SECONDS + 5, found.operator)
-    later = count(audit.lines(), access.lines())
+    count(audit.lines(), access.lines(), asked)
     return Restart(
         seconds=seconds,
         passes=int(passes),
-        mlflow_reads=asked.mlflow_reads,
+        mlflow_reads=reads,
         memory_mib=memory,
-        models_asked=len(asked.models),
-        api_writes=later.api_writes,
-        mlflow_writes=asked.mlflow_writes + later.mlflow_writes,
+        api_writes=asked.api_writes,
+        mlflow_writes=asked.mlflow_writes,
         failures=int(found.failures()),
     )
 
 
-def _seen(found: World, promotions: int) -> bool:
-    return found.passes() >= promotions and found.waiting() == 0
+def _seen(found: World, result: Result, access: Tail, asked: Requests) -> bool:
+    """Whether there was a pass for each promotion, MLflow was asked about each model, and nothing waits."""
+    passes = found.passes()
+    count([], access.lines(), asked)
+    return passes >= result.promotions and len(asked.models) >= result.models and found.waiting() == 0
 
 
 def _settled(found: World) -> bool:

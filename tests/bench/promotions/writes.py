@@ -61,9 +61,9 @@ class Tail:
         return whole.decode(errors="replace").splitlines()
 
 
-def count(audit: list[str], access: list[str]) -> Requests:
-    """What the lines of the audit log and of MLflow's access log say."""
-    found = Requests()
+def count(audit: list[str], access: list[str], known: Requests | None = None) -> Requests:
+    """What the lines of the audit log and of MLflow's access log say, added to what is known."""
+    found = known or Requests()
     for line in audit:
         _count_audit(json.loads(line), found)
     for line in access:
