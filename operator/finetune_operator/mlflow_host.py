@@ -21,7 +21,6 @@ from finetune_operator.model import MlflowProblem
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 
-# NB: two threads that import MLflow for the first time, each from another end, leave it broken for good.
 _IMPORTING = threading.Lock()
 
 
@@ -64,15 +63,13 @@ class Host:
 
     def tracking(self) -> Any:
         """MLflow's store of runs."""
-        with _IMPORTING:
-            from mlflow.store.tracking.rest_store import RestStore
+        from mlflow.store.tracking.rest_store import RestStore
 
         return RestStore(self._access)
 
     def registry(self) -> Any:
         """MLflow's store of registered models."""
-        with _IMPORTING:
-            from mlflow.store.model_registry.rest_store import RestStore
+        from mlflow.store.model_registry.rest_store import RestStore
 
         return RestStore(self._access)
 
@@ -101,13 +98,19 @@ def canonical(uri: str) -> str:
 
 
 class Problems:
-    """Turns whatever MLflow's client raises in a block into a TrackingError with a sentence a person can act on."""
+    """Turns whatever MLflow's client raises in a block into a TrackingError with a sentence a person can act on.
+
+    NB: parts of MLflow are imported in such blocks alone. Two threads that import it for the first time, each from
+    another end, leave it broken for as long as the process lives.
+    """
 
     def __init__(self, uri: str, secrets: tuple[str, ...]) -> None:
         self._uri, self._secrets = uri, [secret for secret in secrets if secret]
 
     def __enter__(self) -> None:
-        return None
+        with _IMPORTING:
+            import mlflow.store.model_registry.rest_store
+            import mlflow.store.tracking.rest_store  # noqa: F401
 
     def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
         if error is None or isinstance(error, TrackingError) or not isinstance(error, Exception):

@@ -42,12 +42,12 @@ class Server:
 
     def ensure_run(self, uid: str, experiment: str, run_name: str, tags: Mapping[str, str]) -> Run:
         """The run of a job, made if there is none."""
-        from mlflow.entities import RunTag
-
         found = self.find_run(uid, experiment)
         if found:
             return found
         with self._host.problems():
+            from mlflow.entities import RunTag
+
             store = self._host.tracking()
             every_tag = {**tags, "mlflow.runName": run_name, "mlflow.user": _USER}
             return _run(
@@ -62,9 +62,9 @@ class Server:
 
     def finish_run(self, run_id: str, status: str) -> None:
         """Close a run as FINISHED, FAILED or KILLED."""
-        from mlflow.entities import RunStatus
-
         with self._host.problems():
+            from mlflow.entities import RunStatus
+
             self._host.tracking().update_run_info(
                 run_id, RunStatus.from_string(status), int(time.time() * 1000), None
             )

@@ -100,10 +100,10 @@ class MlflowRegistry:
 
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
         """Set tags of a version."""
-        from mlflow.entities.model_registry import ModelVersionTag
-
         host = self._registry
         with host.problems():
+            from mlflow.entities.model_registry import ModelVersionTag
+
             store = host.registry()
             for key, value in tags.items():
                 store.set_model_version_tag(name, version, ModelVersionTag(key, value))
