@@ -152,7 +152,7 @@ class GitOps:
         mine = [event for event in events if event["involvedObject"]["name"] == self.name]
         return sum(event.get("count", 1) for event in mine if event["reason"] == "OperationStarted")
 
-    def _wait(self, what: str, check: Any, seconds: float = 60) -> Any:
+    def _wait(self, what: str, check: Any, seconds: float = 120) -> Any:
         try:
             return wait_for(what, check, seconds)
         except AssertionError as error:

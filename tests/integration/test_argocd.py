@@ -216,6 +216,8 @@ class Pipeline:
 def _train(gitops: GitOps, model: str) -> str:
     """Play the trainer to the end; the MLflow run."""
     world = gitops.world
+    # NB: the operator imports MLflow when it is first needed.
+    world.wait_condition("tune", "Tracked", "RunReady", 120)
     world.run_pods("tune-train-1", 2)
     run_id = str(world.wait_phase("tune", "Training")["mlflow"]["runId"])
     world.mlflow.log_metrics(run_id, accuracy=0.9)
