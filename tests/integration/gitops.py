@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -14,6 +15,7 @@ from cluster import argocd
 from integration.world import World, wait_for
 
 Json = dict[str, Any]
+T = TypeVar("T")
 SAMPLE = Path(__file__).parents[2] / "charts" / "finetune-operator" / "argocd" / "application.yaml"
 _AUTHOR = {"GIT_AUTHOR_NAME": "Ann", "GIT_AUTHOR_EMAIL": "ann@example.com"}
 _COMMITTER = {"GIT_COMMITTER_NAME": "Ann", "GIT_COMMITTER_EMAIL": "ann@example.com"}
@@ -152,7 +154,7 @@ class GitOps:
         mine = [event for event in events if event["involvedObject"]["name"] == self.name]
         return sum(event.get("count", 1) for event in mine if event["reason"] == "OperationStarted")
 
-    def _wait(self, what: str, check: Any, seconds: float = 120) -> Any:
+    def _wait(self, what: str, check: Callable[[], T | None], seconds: float = 120) -> T:
         try:
             return wait_for(what, check, seconds)
         except AssertionError as error:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cluster import argocd, binaries
 from cluster.argocd import ArgoCD
 from cluster.controlplane import ControlPlane
-from integration.gitops import GitOps, Repository
+from integration.gitops import SAMPLE, GitOps, Repository
 from integration.jobs import TRAINED, error, splits_given
 from integration.world import Api, World, wait_for
 
@@ -75,6 +76,34 @@ def test_the_scripts_of_the_notes_are_beside_what_was_there(running_argocd: Argo
     }
     assert {key: data[key] for key in KEYS} == scripts
     assert "resource.exclusions" in data
+
+
+def test_argocd_takes_the_sample_and_the_chart_its_values(
+    running_argocd: ArgoCD, plane: ControlPlane
+) -> None:
+    kubectl = [str(plane.kubectl), "--kubeconfig", str(plane.kubeconfig), "create", "--dry-run=server"]
+    done = subprocess.run(
+        [*kubectl, "--validate=strict", "--filename", str(SAMPLE)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    source = next(yaml.safe_load_all(SAMPLE.read_text(encoding="utf-8")))["spec"]["source"]
+    chart = CHART.parents[1] / source["path"]
+    render = [
+        str(binaries.path("helm")),
+        "template",
+        "x",
+        str(chart),
+        "--values",
+        "-",
+        "--kube-version",
+        "1.34",
+    ]
+    values = yaml.safe_dump(source["helm"]["valuesObject"])
+    done = subprocess.run(render, input=values, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_job_in_git_is_followed_to_its_end_and_never_out_of_sync(gitops: GitOps) -> None:

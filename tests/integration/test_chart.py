@@ -22,6 +22,7 @@ VARIANTS = {
     "with MLflow": ("mlflow.enabled=true", "mlflow.artifactsDestination=s3://bucket/mlflow"),
     "two namespaces": ("watchNamespaces={research,products}",),
     "locked in": ("networkPolicy.enabled=true", "rbac.trackingSecrets=false", "image.pullSecrets={registry}"),
+    "with Argo CD": ("argocd.healthConfigMap.enabled=true", "argocd.healthConfigMap.labels.team=ml"),
     "without CRDs": ("crds.enabled=false", "rbac.aggregate=false", "metrics.service=false"),
 }
 
