@@ -43,6 +43,7 @@ _KINDS = {
     "ServiceAccount": "v1",
     "ResourceQuota": "v1",
     "Lease": "coordination.k8s.io/v1",
+    "Lease": "coordination.k8s.io/v1",
 }
 
 

@@ -1,0 +1,259 @@
+"""Promotions on a real API server and a real MLflow: two operators that race, kills, deletion, a registry that is away."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.controlplane import ControlPlane
+from integration.world import Api, Json, Mlflow, Process, operator_process, running, wait_for
+
+GATES = [{"name": "loss", "metric": {"name": "eval_loss", "max": 2.5}}]
+DATA = "finetune.dev/eval-data"
+NO_WORSE = {"name": "no-worse", "comparison": {"metric": "eval_loss", "notWorseThan": {"absolute": 0.1}}}
+
+
+@dataclass
+class Registry:
+    """A namespace, a registered model of its own, and who can move its aliases."""
+
+    api: Api
+    mlflow: Mlflow
+    namespace: str
+    model: str
+
+    def version(self, loss: float, data: str = "d1") -> str:
+        """A version whose run has this evaluation loss."""
+        experiment = self.mlflow.post("experiments/search", {"max_results": 1})["experiments"][0]
+        body = {"experiment_id": experiment["experiment_id"], "tags": [{"key": DATA, "value": data}]}
+        run_id = self.mlflow.post("runs/create", body)["run"]["info"]["run_id"]
+        self.mlflow.log_metrics(run_id, eval_loss=loss)
+        return self.mlflow.register(self.model, run_id)
+
+    def point(self, alias: str, version: str) -> None:
+        """Set an alias by hand."""
+        self.mlflow.post("registered-models/alias", {"name": self.model, "alias": alias, "version": version})
+
+    def alias(self, alias: str) -> str | None:
+        """The version that an alias points at."""
+        found = self.mlflow.get("registered-models/get", name=self.model)["registered_model"]
+        return {item["alias"]: str(item["version"]) for item in found.get("aliases", [])}.get(alias)
+
+    def apply(self, alias: str = "champion", **spec: Any) -> None:
+        """Create a promotion of this alias, from staging unless told otherwise."""
+        self.api.create(
+            {
+                "apiVersion": "finetune.dev/v1alpha1",
+                "kind": "ModelPromotion",
+                "metadata": {"name": alias, "namespace": self.namespace},
+                "spec": {"model": self.model, "alias": alias, "source": {"alias": "staging"}} | spec,
+            }
+        )
+
+    def patch(self, alias: str = "champion", **spec: Any) -> None:
+        self.api.patch("ModelPromotion", self.namespace, alias, {"spec": spec})
+
+    def get(self, alias: str = "champion") -> Json:
+        return self.api.get("ModelPromotion", self.namespace, alias) or {}
+
+    def status(self, alias: str = "champion") -> Json:
+        return dict(self.get(alias).get("status") or {})
+
+    def wait(self, phase: str, current: str | None, alias: str = "champion", seconds: float = 60) -> Json:
+        def seen() -> Json | None:
+            status = self.status(alias)
+            return status if (status.get("phase"), status.get("current")) == (phase, current) else None
+
+        try:
+            return wait_for(f"{alias} is {phase} at {current}", seen, seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it says {self.status(alias)}") from None
+
+    def condition(self, kind: str, alias: str = "champion") -> Json:
+        found = [item for item in self.status(alias).get("conditions", []) if item["type"] == kind]
+        return found[0] if found else {}
+
+    def moves(self, alias: str = "champion") -> list[tuple[str, str | None, str | None]]:
+        """The history, oldest first: reason, from, to."""
+        history = reversed(self.status(alias).get("history", []))
+        return [(item["reason"], item.get("fromVersion"), item.get("toVersion")) for item in history]
+
+
+@dataclass
+class Replicas:
+    """Operators for the test's namespace."""
+
+    kubeconfig: Path
+    folder: Path
+    namespace: str
+    stack: ExitStack
+
+    def start(self, name: str, mlflow: Mlflow) -> Process:
+        log = self.folder / f"{name}.log"
+        environment = {"FINETUNE_TRACKING_URI": mlflow.uri, "FINETUNE_NAMESPACES": self.namespace}
+        process = operator_process(self.kubeconfig, log, environment)
+        self.stack.enter_context(running(process))
+        return process
+
+
+@pytest.fixture
+def registry(api: Api, mlflow_server: Mlflow, namespace: str) -> Registry:
+    return Registry(api, mlflow_server, namespace, f"model-{namespace}")
+
+
+@pytest.fixture
+def replicas(kubeconfig: Path, namespace: str, tmp_path: Path) -> Iterator[Replicas]:
+    with ExitStack() as stack:
+        yield Replicas(kubeconfig, tmp_path, namespace, stack)
+    for log in sorted(tmp_path.glob("*.log")):
+        print(f"== {log.name}\n{log.read_text(encoding='utf-8')}")
+
+
+def test_a_worse_version_is_refused_and_people_see_why(
+    registry: Registry, replicas: Replicas, plane: ControlPlane
+) -> None:
+    good, worse = registry.version(2.0), registry.version(2.4)
+    registry.point("staging", good)
+    registry.apply(gates=[*GATES, NO_WORSE])
+    replicas.start("operator", registry.mlflow)
+    registry.wait("Promoted", good)
+    registry.point("staging", worse)
+    status = registry.wait("Refused", good)
+    assert [item["verdict"] for item in status["gates"]["verdicts"]] == ["Passed", "Failed"]
+
+    def kubectl(*arguments: str) -> str:
+        command = [
+            str(plane.kubectl),
+            "--kubeconfig",
+            str(plane.kubeconfig),
+            "--namespace",
+            registry.namespace,
+        ]
+        return subprocess.run([*command, *arguments], capture_output=True, text=True, check=True).stdout
+
+    header, row = kubectl("get", "mp").splitlines()
+    assert header.split() == ["NAME", "MODEL", "ALIAS", "PHASE", "CURRENT", "CANDIDATE", "GATES", "AGE"]
+    assert row.split()[:7] == ["champion", registry.model, "champion", "Refused", good, worse, "1/2"]
+    told = kubectl("events", "--for", "modelpromotion/champion")
+    assert "eval_loss is 2.4, that of version 1, which has the alias, is 2: but it must be <= 2.1" in told
+
+
+def test_data_that_differ_and_metrics_that_are_missing_are_waited_for(
+    registry: Registry, replicas: Replicas
+) -> None:
+    good, other = registry.version(2.0), registry.version(1.0, data="d2")
+    registry.point("champion", good)
+    registry.point("staging", other)
+    registry.apply(gates=[NO_WORSE, {"name": "reviewed", "tag": {"name": "reviewed", "equals": "yes"}}])
+    replicas.start("operator", registry.mlflow)
+    registry.wait("Evaluating", good)
+    assert registry.condition("GatesPassed")["message"] == (
+        "version 2 cannot be judged yet: no-worse: version 2 was evaluated on other data (d2) than version 1, which has "
+        "the alias (d1): evaluate both on the same; reviewed: version 2 has no tag reviewed, which must be 'yes'"
+    )
+    for key, value in (("reviewed", "yes"), (DATA, "d1")):
+        registry.mlflow.post(
+            "model-versions/set-tag", {"name": registry.model, "version": other, "key": key, "value": value}
+        )
+    registry.wait("Promoted", other)
+
+
+def test_an_operator_that_is_killed_again_and_again_loses_nothing(
+    registry: Registry, replicas: Replicas
+) -> None:
+    versions = [registry.version(2.0 - number / 10) for number in range(6)]
+    registry.apply(gates=[*GATES, NO_WORSE])
+    operator = replicas.start("operator", registry.mlflow)
+    for number, version in enumerate(versions):
+        registry.point("staging", version)
+        # The moment differs: before the journal, between it and the alias, and after.
+        wait_for("something of the move", partial(_reached, registry, version, number % 3), 60)
+        operator.kill()
+        operator.start()
+        # NB: one that was killed with the Lease in its hand is waited for.
+        registry.wait("Promoted", version, seconds=120)
+    pairs = zip([None, *versions], versions, strict=False)
+    assert registry.moves() == [("Promoted", before, after) for before, after in pairs]
+
+
+def _reached(registry: Registry, version: str, how_far: int) -> bool:
+    status = registry.status()
+    journalled = (status.get("move") or {}).get("toVersion") == version
+    moved = registry.alias("champion") == version
+    return (status.get("candidate") == version or journalled, journalled or moved, moved)[how_far]
+
+
+def test_two_replicas_that_race_make_each_move_once(registry: Registry, replicas: Replicas) -> None:
+    versions = [registry.version(2.0) for _ in range(4)]
+    aliases = ["champion", "shadow", "canary"]
+    for alias in aliases:
+        registry.apply(alias, gates=GATES)
+    for name in ("one", "other"):
+        replicas.start(name, registry.mlflow)
+    for version in versions:
+        registry.point("staging", version)
+        for alias in aliases:
+            registry.wait("Promoted", version, alias)
+    expected = [
+        ("Promoted", before, after) for before, after in zip([None, *versions], versions, strict=False)
+    ]
+    assert {alias: registry.moves(alias) for alias in aliases} == dict.fromkeys(aliases, expected)
+    leases = registry.api.list("Lease", "default")
+    assert leases == []
+
+
+def test_deletion_with_the_alias_waits_for_a_registry_that_is_away(
+    api: Api, namespace: str, replicas: Replicas, tmp_path: Path
+) -> None:
+    folder = tmp_path / "mlflow"
+    folder.mkdir()
+    mlflow = Mlflow(folder)
+    replicas.stack.enter_context(running(mlflow))
+    registry = Registry(api, mlflow, namespace, "short-lived")
+    version = registry.version(2.0)
+    registry.point("staging", version)
+    registry.apply(onDelete="RemoveAlias")
+    replicas.start("operator", mlflow)
+    registry.wait("Promoted", version)
+    wait_for("the finalizer", lambda: registry.get()["metadata"].get("finalizers"))
+    mlflow.stop()
+    api.delete("ModelPromotion", namespace, "champion")
+    wait_for(
+        "it says what it waits for",
+        lambda: "deletion waits for the registry" in registry.condition("RegistryReady").get("message", ""),
+        60,
+    )
+    mlflow.start()
+    wait_for("the resource is gone", lambda: not registry.get(), 60)
+    assert (registry.alias("champion"), registry.alias("staging")) == (None, version)
+
+
+def test_a_registry_that_refuses_its_own_name_is_said_and_waited_for(
+    api: Api, namespace: str, replicas: Replicas, tmp_path: Path
+) -> None:
+    folder = tmp_path / "mlflow"
+    folder.mkdir()
+    mlflow = Mlflow(folder, extra=("--allowed-hosts", "elsewhere.example.com"))
+    open_to_all = Mlflow(folder, port=mlflow.port)
+    replicas.stack.enter_context(running(mlflow))
+    registry = Registry(api, mlflow, namespace, "hidden")
+    registry.apply()
+    replicas.start("operator", mlflow)
+    wait_for(
+        "the host check is named",
+        lambda: registry.condition("RegistryReady").get("reason") == "MlflowHostNotAllowed",
+        60,
+    )
+    assert registry.status()["phase"] == "Pending"
+    mlflow.stop()
+    replicas.stack.enter_context(running(open_to_all))
+    version = registry.version(2.0)
+    registry.point("staging", version)
+    registry.wait("Promoted", version)
