@@ -43,7 +43,6 @@ _KINDS = {
     "ServiceAccount": "v1",
     "ResourceQuota": "v1",
     "Lease": "coordination.k8s.io/v1",
-    "Lease": "coordination.k8s.io/v1",
 }
 
 
