@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import secrets
 import shutil
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -104,6 +105,10 @@ class ArgoCD:
         self._kubectl(*apply, "--filename", "-", given=json.dumps(namespace))
         for file in sorted((manifests / "base" / "config").glob("argocd-*.yaml")):
             self._kubectl(*apply, "--namespace", NAMESPACE, "--filename", str(file))
+        # NB: without the key, which its API server would make, Argo CD passes over every later change of argocd-cm.
+        key = json.dumps({"stringData": {"server.secretkey": secrets.token_hex(32)}})
+        patch = ("patch", "secret", "argocd-secret", "--namespace", NAMESPACE, "--patch-file", "/dev/stdin")
+        self._kubectl(*patch, given=key)
         for body in (self._project(), self._cluster()):
             self._kubectl(*apply, "--filename", "-", given=json.dumps(body))
 
