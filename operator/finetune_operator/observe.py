@@ -13,13 +13,12 @@ from pydantic import ValidationError
 from finetune_crds.conditions import Reason, Type
 from finetune_crds.finetunejob import FineTuneJobSpec, Tracking
 from finetune_crds.status import FineTuneJobStatus
-from finetune_operator import names
+from finetune_operator import names, secrets
 from finetune_operator.children import job_ended, of_job
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.mlflow_host import canonical
 from finetune_operator.model import Job, Json, Mlflow, MlflowProblem, Observed
 from finetune_operator.registry.mlflow import MlflowRegistry
-from finetune_operator.secrets import read_secret
 from finetune_operator.settings import Settings
 from finetune_operator.store import Store
 from finetune_operator.tracking import Credentials, Server, TrackingError
@@ -108,10 +107,8 @@ class Observer:
         uri, registry = self.settings.servers(tracking or Tracking())
         if not uri:
             return None
-        secret = None
-        if tracking and tracking.secret_ref:
-            where = "spec.tracking.secretRef"
-            secret = await read_secret(self.kube, job.namespace, tracking.secret_ref, where)
+        reference = tracking.secret_ref if tracking else None
+        secret = await secrets.read(self.kube, job.namespace, reference, secrets.TRACKING)
         return Server(uri, registry, Credentials.of(secret))
 
     async def _read_ends(self, job: Job) -> None:

@@ -14,18 +14,25 @@ from finetune_operator.tracking import TrackingError
 _OURS = ("MLFLOW_TRACKING_", "DATABRICKS_")
 
 
-async def read_secret(
-    kube: Kube, namespace: str, reference: LocalReference, field: str
+# Where Secrets are named, for messages.
+TRACKING = "spec.tracking.secretRef"
+SERVING = "spec.serving.databricks.secretRef"
+
+
+async def read(
+    kube: Kube, namespace: str, reference: LocalReference | None, field: str
 ) -> dict[str, str] | None:
-    """The credentials that a Secret holds; None when it does not exist and need not.
+    """The credentials that a Secret holds; None when none is named, or when it does not exist and need not.
 
     Args:
-        field: where the Secret is named, for messages: spec.tracking.secretRef.
+        field: where the Secret is named.
 
     Raises:
         TrackingError: it cannot be read, does not exist, or holds no text.
         KubeError: the API server cannot be reached.
     """
+    if reference is None:
+        return None
     what = f"Secret {reference.name} of {field}"
     try:
         secret = await kube.get("Secret", namespace, reference.name)

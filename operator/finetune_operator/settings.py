@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from finetune_crds.finetunejob import Tracking
 from finetune_crds.modelpromotion import PromotionTracking
 
+UNITY_CATALOG = "databricks-uc"
+"""The registry URI that means Unity Catalog."""
+
 
 class SettingsError(ValueError):
     """The environment of the operator is wrong."""

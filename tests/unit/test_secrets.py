@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from finetune_crds.env import LocalReference
+from finetune_operator import secrets
 from finetune_operator.kube import KubeError
 from finetune_operator.mlflow_host import Credentials
-from finetune_operator.secrets import read_secret
 from finetune_operator.tracking import TrackingError
 from unit.standin import StandIn
 
 Json = dict[str, Any]
-WHERE = "spec.tracking.secretRef"
 
 
 def secret(**values: str | bytes) -> Json:
@@ -40,18 +39,21 @@ HELD: dict[str, tuple[Json, Credentials]] = {
 
 @pytest.mark.parametrize(("body", "expected"), HELD.values(), ids=HELD)
 async def test_credentials_of_a_secret(body: Json, expected: Credentials) -> None:
-    found = await read_secret(StandIn(body), "team", LocalReference(name="mlflow"), WHERE)
+    found = await secrets.read(StandIn(body), "team", LocalReference(name="mlflow"), secrets.TRACKING)
     assert Credentials.of(found) == expected
 
 
 async def test_what_is_read_here_and_nothing_else_leaves_a_secret() -> None:
     held = StandIn(secret(DATABRICKS_HOST="h", MLFLOW_TRACKING_TOKEN="t", AWS_SECRET_ACCESS_KEY="s"))
-    found = await read_secret(held, "team", LocalReference(name="mlflow"), WHERE)
+    found = await secrets.read(held, "team", LocalReference(name="mlflow"), secrets.TRACKING)
     assert found == {"DATABRICKS_HOST": "h", "MLFLOW_TRACKING_TOKEN": "t"}
 
 
 async def test_a_secret_may_be_optional() -> None:
-    assert await read_secret(StandIn(), "team", LocalReference(name="mlflow", optional=True), WHERE) is None
+    assert (
+        await secrets.read(StandIn(), "team", LocalReference(name="mlflow", optional=True), secrets.TRACKING)
+        is None
+    )
 
 
 REFUSED: dict[str, tuple[StandIn, KubeError | None, str]] = {
@@ -79,5 +81,5 @@ async def test_a_secret_that_cannot_be_used(kube: StandIn, refusal: KubeError | 
     if refusal:
         kube.refuse["get", "Secret"] = refusal
     with pytest.raises(TrackingError) as raised:
-        await read_secret(kube, "team", LocalReference(name="mlflow"), WHERE)
+        await secrets.read(kube, "team", LocalReference(name="mlflow"), secrets.TRACKING)
     assert str(raised.value) == message

@@ -13,17 +13,16 @@ from pydantic import ValidationError
 from finetune_crds.conditions import Reason
 from finetune_crds.modelpromotion import ModelPromotionSpec, PromotionTracking
 from finetune_crds.promotion_status import ModelPromotionStatus
-from finetune_operator import names
+from finetune_operator import names, secrets
 from finetune_operator.decide.promotion.rollback import target_version
 from finetune_operator.decide.promotion.source import named_version
 from finetune_operator.kube import Kube
-from finetune_operator.mlflow_host import canonical
 from finetune_operator.model import Json, MlflowProblem
 from finetune_operator.observe import UnreadableStatusError
 from finetune_operator.promotion.model import Observed, Promotion, SourceJob
+from finetune_operator.promotion.rivals import Rivals
 from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry
 from finetune_operator.registry.choose import open_registry
-from finetune_operator.secrets import read_secret
 from finetune_operator.serving.choose import open_serving
 from finetune_operator.serving.model import Endpoint, Serving
 from finetune_operator.settings import Settings
@@ -106,6 +105,9 @@ class PromotionObserver:
     """By registry, model and credentials: what one may read is nobody else's business."""
     _down: dict[str, tuple[float, MlflowProblem]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._rivals = Rivals(self.kube, self.store, self.settings)
+
     async def observe(self, promotion: Promotion) -> Observed:
         """Everything `decide` needs to know.
 
@@ -115,11 +117,11 @@ class PromotionObserver:
         spec = promotion.spec
         if spec is None:
             return Observed()
-        rival = self._rival(promotion, spec)
-        if rival:
-            return Observed(rival=rival)
         job = self._job(promotion, spec)
         try:
+            rival = await self._rivals.of_alias(promotion, spec)
+            if rival:
+                return Observed(rival=rival)
             registry = await self.registry(promotion)
             seen = await self._registered(promotion, spec, registry, job)
         except TrackingError as error:
@@ -134,10 +136,7 @@ class PromotionObserver:
             TrackingError: the Secret with the credentials is missing, or the registry cannot be used.
         """
         tracking = promotion.spec.tracking if promotion.spec else PromotionTracking()
-        secret = None
-        if tracking.secret_ref:
-            field = "spec.tracking.secretRef"
-            secret = await read_secret(self.kube, promotion.namespace, tracking.secret_ref, field)
+        secret = await secrets.read(self.kube, promotion.namespace, tracking.secret_ref, secrets.TRACKING)
         return await asyncio.to_thread(self.open, self.settings, tracking, secret)
 
     async def serving(self, promotion: Promotion) -> Serving:
@@ -147,11 +146,9 @@ class PromotionObserver:
             TrackingError: the Secret with the credentials is missing, or no workspace is known.
         """
         serving = promotion.spec.serving if promotion.spec else None
-        reference = serving.databricks.secret_ref if serving and serving.databricks else None
-        secret = None
-        if reference:
-            field = "spec.serving.databricks.secretRef"
-            secret = await read_secret(self.kube, promotion.namespace, reference, field)
+        wanted = serving.databricks if serving else None
+        reference = wanted.secret_ref if wanted else None
+        secret = await secrets.read(self.kube, promotion.namespace, reference, secrets.SERVING)
         return await asyncio.to_thread(self.open_serving, self.settings, secret)
 
     def forget(self, registry_uri: str, model: str) -> None:
@@ -196,6 +193,13 @@ class PromotionObserver:
         if wanted is None or spec.suspend or promotion.deleting:
             return None
         try:
+            rival = await self._rivals.of_endpoint(promotion, wanted)
+            if rival:
+                message = (
+                    f"ModelPromotion {rival} is older and keeps the endpoint {wanted.endpoint} of the same workspace: "
+                    "name another endpoint"
+                )
+                return Endpoint(problem=MlflowProblem(Reason.CONFLICT, message))
             serving = await self.serving(promotion)
             return await asyncio.to_thread(serving.endpoint, wanted)
         except TrackingError as error:
@@ -208,29 +212,6 @@ class PromotionObserver:
         status = body.get("status") or {}
         model = status.get("model") or {}
         return SourceJob(status.get("phase") or "Pending", model.get("name"), model.get("version"))
-
-    def _rival(self, promotion: Promotion, spec: ModelPromotionSpec) -> str | None:
-        """The oldest other promotion for the same alias, if it is older than this one."""
-        mine = (promotion.created, promotion.key)
-        others = [
-            (datetime.fromisoformat(body["metadata"]["creationTimestamp"]), "/".join(key))
-            for key, body in self.store.promotions.items()
-            if body["metadata"]["uid"] != promotion.uid
-            and (body["spec"].get("model"), body["spec"].get("alias")) == (spec.model, spec.alias)
-            and "deletionTimestamp" not in body["metadata"]
-            and registry_of(self.settings, body["spec"]) == canonical(self.settings.servers(spec.tracking)[1])
-        ]
-        return min((other for other in others if other < mine), default=(None, None))[1]
-
-
-def registry_of(settings: Settings, spec: Json) -> str:
-    """The registry that a ModelPromotion's spec means; empty for none."""
-    tracking = spec.get("tracking") or {}
-    # NB: what another version of the operator let through may not fit this one's schema.
-    known = PromotionTracking.model_construct(
-        uri=tracking.get("uri"), registry_uri=tracking.get("registryUri")
-    )
-    return canonical(settings.servers(known)[1])
 
 
 def versions_needed(promotion: Promotion, spec: ModelPromotionSpec, observed: Observed) -> set[str]:

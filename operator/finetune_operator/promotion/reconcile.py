@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar
 
+from finetune_crds.conditions import Reason
 from finetune_operator.decide.promotion import decide
 from finetune_operator.model import Json
 from finetune_operator.promotion.apply import PromotionApplier, StaleError
@@ -14,6 +15,7 @@ from finetune_operator.promotion.observe import PromotionObserver, read_promotio
 from finetune_operator.reconcile import BUSY_SECONDS, Passes, utc_now
 from finetune_operator.registry.writer import AliasMoved, LeaseBusy
 from finetune_operator.settings import Settings
+from finetune_operator.tracking import TrackingError
 
 
 @dataclass
@@ -40,5 +42,10 @@ class PromotionReconciler(Passes):
         except (LeaseBusy, AliasMoved, StaleError):
             # That is news, and no failure: the next pass looks at how things stand then.
             return BUSY_SECONDS
+        except TrackingError as error:
+            if error.problem.reason != Reason.ENDPOINT_BUSY:
+                raise
+            # Somebody else changes the endpoint, which takes minutes.
+            return self.settings.poll_seconds
         # What was written is read back at once.
         return 0.0 if decision.actions else decision.requeue_seconds

@@ -8,9 +8,7 @@ from finetune_crds.modelpromotion import PromotionTracking
 from finetune_operator.mlflow_host import Credentials
 from finetune_operator.registry.base import Registry
 from finetune_operator.registry.mlflow import MlflowRegistry
-from finetune_operator.settings import Settings
-
-UNITY_CATALOG = "databricks-uc"
+from finetune_operator.settings import UNITY_CATALOG, Settings
 
 
 def open_registry(

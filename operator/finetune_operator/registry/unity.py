@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from finetune_crds import contract
 from finetune_crds.conditions import Reason
 from finetune_operator.databricks import problems
 from finetune_operator.model import MlflowProblem
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
     from databricks.sdk.service.ml import Run
 
-# On the run, or on the version: the digest of the data that was evaluated on.
-_EVAL_DATA = "finetune.dev/eval-data"
 # The SDK knows no tags of versions: MLflow's own client uses these paths.
 _VERSIONS = "/api/2.0/mlflow/unity-catalog/model-versions"
 _LEVELS = re.compile(r"[^./ ]+\.[^./ ]+\.[^./ ]+")
@@ -71,7 +70,7 @@ class UnityRegistry:
                 run_id=run.info.run_id if run and run.info else None,
                 tags=tags,
                 metrics=_metrics(run),
-                evaluated_on=noted.get(_EVAL_DATA) or None,
+                evaluated_on=noted.get(contract.TAG_EVAL_DATA) or None,
             )
 
     def set_alias(self, name: str, alias: str, version: str) -> None:

@@ -43,3 +43,14 @@ def open_serving(settings: Settings, secret: Mapping[str, str] | None) -> Servin
     from finetune_operator.databricks import workspace
 
     return Databricks(workspace(secret, settings))
+
+
+def workspace_host(secret: Mapping[str, str] | None, settings: Settings) -> str:
+    """The address of that workspace.
+
+    Raises:
+        TrackingError: no workspace is known, or the Secret is incomplete.
+    """
+    from finetune_operator.databricks import access
+
+    return access(secret, settings).host

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from finetune_crds.conditions import Reason, Type
 from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_operator.decide.promotion.draft import Draft
-from finetune_operator.settings import Settings, holds_password
+from finetune_operator.settings import UNITY_CATALOG, Settings, holds_password
 
-UNITY_CATALOG = "databricks-uc"
 DATABRICKS = "databricks"
 
 
