@@ -12,7 +12,7 @@ _Tolerance = Annotated[float, Field(ge=0, le=1e12)]
 
 
 class MetricGate(ApiModel):
-    """Bounds of a number: a metric of the version's run or, where the run has none of the name, a tag of the version."""
+    """Bounds of a number: a tag of the version or, where it has none of the name, a metric of its run."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(

@@ -113,7 +113,7 @@ class ModelPromotionSpec(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            *(_fixed(field) for field in ("model", "alias", "tracking")),
+            *(_fixed(field) for field in ("model", "alias", "tracking.uri", "tracking.registryUri")),
             (
                 "!has(self.source.alias) || self.source.alias != self.alias",
                 "source.alias is the alias itself: name the one that comes before it",

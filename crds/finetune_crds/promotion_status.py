@@ -27,9 +27,9 @@ PromotionPhase = Literal[
     "Failed",
 ]
 Verdict = Literal["Passed", "Failed", "Inconclusive"]
-MoveReason = Literal["Promoted", "RolledBack", "Reverted", "Repaired", "Adopted", "Withdrawn"]
+MoveReason = Literal["Promoted", "RolledBack", "Reverted", "Repaired", "Adopted", "Withdrawn", "Overtaken"]
 """Why an alias came to point elsewhere: it passed its gates; spec.rollbackTo; back at a version that had passed the same
-gates before; back after somebody else moved it; somebody else moved it, and onDrift is Adopt; its endpoint failed."""
+gates before; back after somebody else moved it; somebody else moved it, and onDrift is Adopt; its endpoint failed; a move that somebody else's hand was faster than."""
 
 _Version = Annotated[str, Field(max_length=32)]
 _Sentence = Annotated[str, Field(max_length=4096)]
@@ -108,6 +108,8 @@ class Move(ApiModel):
     """When."""
     gates: str | None = None
     """Digest of the gates that the version passed; absent when none were asked."""
+    approved: bool | None = None
+    """Whether a person approved it; absent when nobody was asked."""
 
 
 class RollbackStatus(ApiModel):
@@ -127,7 +129,7 @@ class Withheld(ApiModel):
     reason: Literal["Adopted", "Withdrawn"]
     """Adopted: somebody moved the alias elsewhere. Withdrawn: its endpoint failed."""
     digest: str
-    """Digest of spec.gates and spec.serving then; another one gives it a new chance."""
+    """Digest of spec.gates and spec.serving then; after Withdrawn, another one gives the version a new chance."""
     message: _Sentence
     """Why, in a sentence."""
 
@@ -147,6 +149,10 @@ class ModelPromotionStatus(ApiModel):
     """The version before it: where rollbackTo: Previous goes."""
     candidate: _Version | None = None
     """The version that the source names."""
+    source: Annotated[str, Field(max_length=512)] | None = None
+    """Where the candidate came from."""
+    watched_since: datetime | None = None
+    """Since when the alias is watched: where it was then is where things start, and a later hand is drift."""
     gates: GatesStatus | None = None
     """What the gates say of the candidate."""
     approval: ApprovalStatus | None = None

@@ -27,6 +27,11 @@ _WARN = {
     Reason.JOB_FAILED,
     Reason.APPROVAL_TIMED_OUT,
     Reason.NOTHING_TO_ROLL_BACK_TO,
+    Reason.MOVE_REFUSED,
+    Reason.CONFLICT,
+    Reason.CREDENTIALS_MISSING,
+    Reason.CREDENTIALS_UNREADABLE,
+    Reason.INTERNAL_ERROR,
     Reason.WITHDRAWN,
     Reason.ALIAS_MOVED,
     Reason.ALIAS_REMOVED,
@@ -48,7 +53,7 @@ _SILENT = {
 # What says a job's end, or why an alias is not where it should be, has often been said by another condition.
 _SUMMARIES = {Type.FAILED, Type.PROMOTED}
 # A new message is news too: it is about another version.
-_BY_MESSAGE = {Type.SOURCE_READY, Type.GATES_PASSED, Type.APPROVED}
+_BY_MESSAGE = {Type.SOURCE_READY, Type.GATES_PASSED, Type.APPROVED, Type.PROMOTED, Type.DRIFTED}
 
 
 @dataclass(frozen=True)

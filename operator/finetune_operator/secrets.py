@@ -40,17 +40,22 @@ async def read(
             held = (secret.get("data") or {}).items()
             return {name: _text(value) for name, value in held if name.startswith(_OURS)}
     except ValueError:
-        problem = f"{what} holds credentials that are no text: make it from text"
+        reason, problem = (
+            Reason.CREDENTIALS_UNREADABLE,
+            f"{what} holds credentials that are no text: make it from text",
+        )
     except KubeError as error:
         if error.status not in (400, 403):
             raise
         remedy = "install the chart with rbac.trackingSecrets" if error.status == 403 else "name another"
+        reason = Reason.CREDENTIALS_UNREADABLE
         problem = f"{what} cannot be read by the operator ({error}): {remedy}"
     else:
         if reference.optional:
             return None
+        reason = Reason.CREDENTIALS_MISSING
         problem = f"{what} does not exist in namespace {namespace}: create it"
-    raise TrackingError(MlflowProblem(Reason.MLFLOW_FORBIDDEN, problem))
+    raise TrackingError(MlflowProblem(reason, problem))
 
 
 def _text(value: str) -> str:

@@ -350,23 +350,28 @@ TRACKED: Json = {"uri": "https://mlflow.example.com"}
 CHANGES: dict[str, tuple[Json, Json, str | None]] = {
     "model": (promotion(), {"model": "other"}, f"spec.model {NOT_FIXED}"),
     "alias": (promotion(), {"alias": "other"}, f"spec.alias {NOT_FIXED}"),
-    "tracking that was not there": (promotion(), {"tracking": TRACKED}, f"spec.tracking {NOT_FIXED}"),
+    "tracking that was not there": (promotion(), {"tracking": TRACKED}, f"spec.tracking.uri {NOT_FIXED}"),
     "tracking": (
         promotion(tracking=TRACKED),
         {"tracking": {"uri": "https://other.example.com"}},
-        f"spec.tracking {NOT_FIXED}",
+        f"spec.tracking.uri {NOT_FIXED}",
     ),
     "a field that comes to tracking": (
         promotion(tracking=TRACKED),
         {"tracking": {"registryUri": "https://other.example.com"}},
-        f"spec.tracking {NOT_FIXED}",
+        f"spec.tracking.registryUri {NOT_FIXED}",
     ),
     "a field that goes from tracking": (
         promotion(tracking=TRACKED),
         {"tracking": {"uri": None}},
-        f"spec.tracking {NOT_FIXED}",
+        f"spec.tracking.uri {NOT_FIXED}",
     ),
-    "tracking taken away": (promotion(tracking=TRACKED), {"tracking": None}, f"spec.tracking {NOT_FIXED}"),
+    "tracking taken away": (
+        promotion(tracking=TRACKED),
+        {"tracking": None},
+        f"spec.tracking.uri {NOT_FIXED}",
+    ),
+    "another Secret": (promotion(tracking=TRACKED), {"tracking": {"secretRef": {"name": "other"}}}, None),
     "the alias of the source": (
         promotion(),
         {"source": {"alias": "champion"}},

@@ -180,34 +180,10 @@ async def test_a_jobs_server_has_its_own_credentials() -> None:
     assert await World().observer.server(job()) is None
 
 
-NO_CREDENTIALS: dict[str, tuple[StandIn, KubeError | None, str]] = {
-    "no Secret": (
-        StandIn(),
-        None,
-        "Secret mlflow of spec.tracking.secretRef does not exist in namespace team: create it",
-    ),
-    "no right to read it": (
-        StandIn(),
-        KubeError(403, "forbidden"),
-        "Secret mlflow of spec.tracking.secretRef cannot be read by the operator (forbidden): install the chart "
-        "with rbac.trackingSecrets",
-    ),
-    "no text in it": (
-        StandIn(secret() | {"data": {"MLFLOW_TRACKING_TOKEN": "/w=="}}),
-        None,
-        "Secret mlflow of spec.tracking.secretRef holds credentials that are no text: make it from text",
-    ),
-}
-
-
-@pytest.mark.parametrize(("kube", "refusal", "message"), NO_CREDENTIALS.values(), ids=NO_CREDENTIALS)
-async def test_credentials_that_cannot_be_had_are_a_condition(
-    kube: StandIn, refusal: KubeError | None, message: str
-) -> None:
-    if refusal:
-        kube.refuse["get", "Secret"] = refusal
-    seen = await World(kube, settings=SETTINGS).observer.observe(with_secret(), later(0))
-    assert seen.mlflow == Mlflow(problem=MlflowProblem(Reason.MLFLOW_FORBIDDEN, message))
+async def test_credentials_that_cannot_be_had_are_a_condition() -> None:
+    seen = await World(settings=SETTINGS).observer.observe(with_secret(), later(0))
+    message = "Secret mlflow of spec.tracking.secretRef does not exist in namespace team: create it"
+    assert seen.mlflow == Mlflow(problem=MlflowProblem(Reason.CREDENTIALS_MISSING, message))
 
 
 async def test_a_secret_may_be_optional() -> None:

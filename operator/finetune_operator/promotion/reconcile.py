@@ -14,6 +14,7 @@ from finetune_operator.promotion.apply import PromotionApplier, StaleError
 from finetune_operator.promotion.observe import PromotionObserver, read_promotion
 from finetune_operator.reconcile import BUSY_SECONDS, Passes, utc_now
 from finetune_operator.registry.writer import AliasMoved, LeaseBusy
+from finetune_operator.serving.model import LogRequests
 from finetune_operator.settings import Settings
 from finetune_operator.tracking import TrackingError
 
@@ -48,4 +49,5 @@ class PromotionReconciler(Passes):
             # Somebody else changes the endpoint, which takes minutes.
             return self.settings.poll_seconds
         # What was written is read back at once.
-        return 0.0 if decision.actions else decision.requeue_seconds
+        changed = any(not isinstance(action, LogRequests) for action in decision.actions)
+        return 0.0 if changed else decision.requeue_seconds

@@ -35,7 +35,7 @@ async def test_it_waits_for_the_model_the_alias_and_then_moves() -> None:
     assert there.status().phase == "Pending"
     assert there.says("SourceReady") == (
         "WaitingForModel",
-        "registered model support-llama does not exist yet",
+        "registered model support-llama does not exist",
     )
     there.registry.exists = True
     await there.settle()
@@ -393,3 +393,136 @@ async def test_people_are_told() -> None:
     there.registry.aliases["staging"] = "2"
     await there.settle()
     assert there.events() == ["SourceResolved", "GatesPassed", "Promoting", "Promoted"]
+
+
+@pytest.mark.parametrize("bound", ["champion-was-nowhere", "champion-was-deleted"])
+async def test_a_version_that_was_refused_stays_refused_when_somebody_points_the_alias_at_it(
+    bound: str,
+) -> None:
+    there = world()
+    there.registry.add("4", eval_loss=9.0)
+    if bound == "champion-was-deleted":
+        there.registry.aliases["staging"] = "1"
+        await there.settle()
+        there.registry.delete("1")
+    there.registry.aliases["staging"] = "4"
+    await there.settle()
+    assert there.status().phase == "Refused"
+    there.registry.aliases["champion"] = "4"
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases) == ("Refused", {"staging": "4"})
+    assert there.moves()[-1] == ("Repaired", "4", None)
+
+
+async def test_a_move_that_was_overtaken_is_no_promotion_to_go_back_to() -> None:
+    there = world(source={"version": 2}, approval={"required": True, "version": 2})
+    there.registry.aliases["champion"] = "1"
+    there.seconds += 5
+    await there.operator.look("champion")
+    assert there.status().move is not None
+    there.registry.aliases["champion"] = "3"
+    there.edit(approval={"required": True})
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("AwaitingApproval", "1")
+    assert [move[0] for move in there.moves()] == ["Overtaken", "Repaired"]
+
+
+async def test_going_back_asks_for_the_approval_that_was_not_asked_for_then() -> None:
+    there = world(source={"version": 1}, gates=GATES[:1])
+    await there.settle()
+    there.edit(source={"version": 2}, approval={"required": True, "version": 2})
+    await there.settle()
+    there.edit(source={"version": 1})
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("AwaitingApproval", "2")
+
+
+async def test_a_model_that_comes_back_under_its_name_is_another_model() -> None:
+    there = world()
+    there.registry.aliases["staging"] = "1"
+    await there.settle()
+    versions, there.registry.versions, there.registry.aliases = there.registry.versions, {}, {}
+    there.registry.exists = False
+    await there.settle()
+    assert (there.status().phase, there.status().promoted) == ("Pending", None)
+    there.registry.exists, there.registry.versions = True, versions
+    there.registry.add("1", eval_loss=99.0)
+    there.registry.aliases["staging"] = "1"
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases) == ("Refused", {"staging": "1"})
+
+
+async def test_what_was_adopted_stays_when_the_gates_change() -> None:
+    there = world(onDrift="Adopt")
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    there.registry.aliases["champion"] = "1"
+    await there.settle()
+    there.edit(gates=None)
+    await there.settle()
+    assert there.registry.aliases["champion"] == "1"
+
+
+async def test_a_move_that_is_refused_is_said_once_and_tried_in_peace() -> None:
+    there = world()
+    there.registry.aliases["staging"] = "2"
+    there.seconds += 5
+    await there.operator.look("champion")
+    there.registry.refusal = MlflowProblem(Reason.MLFLOW_FORBIDDEN, "MLflow refuses access")
+    for _ in range(3):
+        there.seconds += 60
+        await there.operator.look("champion")
+    message = "alias champion of support-llama cannot be moved: MLflow refuses access"
+    assert (there.status().phase, there.says("Promoted")) == ("Failed", ("MoveRefused", message))
+    before = there.writes.log.count("status ModelPromotion")
+    for _ in range(3):
+        there.seconds += 60
+        await there.operator.look("champion")
+    assert there.writes.log.count("status ModelPromotion") == before
+    there.registry.refusal = None
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("Promoted", "2")
+
+
+async def test_sentences_that_are_too_long_are_cut() -> None:
+    long = "x" * 4096
+    there = world(gates=[{"name": "tag", "tag": {"name": "t", "equals": long}}])
+    there.registry.add("4", tags={"t": long[1:]}, eval_loss=1.0)
+    there.registry.aliases["staging"] = "4"
+    await there.settle()
+    assert there.status().phase == "Refused"
+
+
+async def test_deletion_does_not_wait_for_a_secret_that_is_gone() -> None:
+    there = world(onDelete="RemoveAlias")
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    there.registry.problem = MlflowProblem(Reason.CREDENTIALS_MISSING, "Secret mlflow does not exist")
+    there.remove()
+    await there.settle()
+    assert (there.names(), there.registry.aliases["champion"]) == ([], "2")
+
+
+async def test_warn_does_not_wait_for_a_version_that_was_deleted() -> None:
+    there = world(onDrift="Warn")
+    there.registry.aliases["staging"] = "1"
+    await there.settle()
+    there.registry.delete("1")
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("Promoted", "2")
+
+
+async def test_a_source_that_names_nothing_is_not_taken_for_the_one_before() -> None:
+    there = world()
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    del there.registry.aliases["staging"]
+    await there.settle()
+    assert there.status().phase == "Promoted"
+    there.edit(source={"alias": "stagging"})
+    await there.settle()
+    assert (there.status().phase, there.says("SourceReady")) == (
+        "Pending",
+        ("WaitingForAlias", "support-llama has no alias stagging yet"),
+    )

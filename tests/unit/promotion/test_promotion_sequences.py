@@ -72,6 +72,8 @@ class Model:
     world: World = field(default_factory=World)
     passed: set[tuple[str, str]] = field(default_factory=set)
     """Versions that were promoted, each with the digest of the gates that it passed."""
+    rightful: set[str | None] = field(default_factory=lambda: {None})
+    """Where the alias may be: where it was found, and where it was moved with good reason."""
     deleted: int = 0
 
     def __post_init__(self) -> None:
@@ -91,6 +93,8 @@ class Model:
         assert move is not None, "a move that was not journalled"
         assert (move.from_version, move.to_version) == (self.world.registry.aliases.get("champion"), version)
         assert not spec.suspend
+        if move.reason != "Repaired":
+            self.rightful.add(version)
         if move.reason == "Promoted":
             assert spec.rollback_to is None
             self._meets_gates(spec, str(version))
@@ -103,6 +107,7 @@ class Model:
             assert spec.rollback_to in (version, "Previous")
         elif move.reason == "Repaired":
             assert (spec.on_drift, version) == ("Repair", status.promoted)
+            assert version in self.rightful
 
     def _meets_gates(self, spec: ModelPromotionSpec, version: str) -> None:
         """An oracle of its own for the two sets of gates that occur here."""
@@ -159,10 +164,16 @@ class Model:
 
     async def look(self) -> None:
         self.world.seconds += 5
+        self._find()
         try:
             await self.world.operator.look("champion")
         except KilledError:
             self.world.restart()
+
+    def _find(self) -> None:
+        """What is there at the first look is where things start."""
+        if self.world.status().watched_since is None:
+            self.rightful.add(self.world.registry.aliases.get("champion"))
 
     async def die(self, writes: int, before: bool) -> None:
         """The operator will die at a write that comes soon."""
@@ -175,6 +186,7 @@ class Model:
         self.world.writes.kill_before = self.world.writes.kill_after = None
         self.world.registry.problem = None
         self.world.restart()
+        self._find()
         await self.world.settle(rounds=60)
         self.check_at_rest(self.world.status())
 
@@ -182,8 +194,11 @@ class Model:
         held = self.world.registry.aliases.get("champion")
         assert status.current == held
         assert status.move is None
+        adopted = {move.to_version for move in status.history if move.reason == "Adopted"}
+        asked_for = {status.rollback.version} if status.rollback else set()
         if status.phase in ("Promoted", "RolledBack"):
             assert status.promoted == held
+            assert held in self.rightful | adopted | asked_for
         if status.phase == "RolledBack":
             assert held == (status.rollback.version if status.rollback else None)
         if len(status.history) < 20:

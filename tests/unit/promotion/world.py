@@ -65,6 +65,8 @@ class Memory:
     aliases: dict[str, str] = field(default_factory=dict)
     exists: bool = True
     problem: MlflowProblem | None = None
+    refusal: MlflowProblem | None = None
+    """Why aliases cannot be written."""
     asked: int = 0
     moves: list[tuple[str, str | None]] = field(default_factory=list)
     """Every alias write, as (alias, version)."""
@@ -87,6 +89,8 @@ class Memory:
 
     def set_alias(self, name: str, alias: str, version: str) -> None:
         self._ask()
+        if self.refusal:
+            raise TrackingError(self.refusal)
         with self.writes.one(f"alias {alias}={version}"):
             self.judge(version)
             self.aliases[alias] = version

@@ -30,6 +30,7 @@ POLICIES = (
     move.finish_move,
     reach.suspend,
     source.resolve,
+    source.has_model,
     rollback.roll_back,
     drift.notice,
     rollback.hold,

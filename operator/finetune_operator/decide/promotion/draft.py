@@ -14,6 +14,13 @@ from finetune_operator.decide.promotion.terms import terms_digest
 from finetune_operator.promotion.model import Observed, Promotion, PromotionAction, PromotionDecision
 from finetune_operator.settings import Settings
 
+_MAX_SENTENCE = 4096
+
+
+def cut(message: str) -> str:
+    """A sentence as the status can hold it."""
+    return message if len(message) <= _MAX_SENTENCE else f"{message[: _MAX_SENTENCE - 3]}..."
+
 
 @dataclass
 class Draft:
@@ -77,10 +84,15 @@ class Draft:
             version=self.status.promoted or "",
             reason="Withdrawn",
             digest=terms_digest(self.spec),
-            message=message,
+            message=cut(message),
         )
         self.update(withheld=failed)
         self.look_again(0)
+
+    def watch_from_now(self) -> None:
+        """What the alias points at now is where things start."""
+        self.update(promoted=self.holder, watched_since=self.now)
+        self.unset(Type.DRIFTED)
 
     def unset(self, *kinds: Type) -> None:
         """Take conditions away that say nothing any more."""

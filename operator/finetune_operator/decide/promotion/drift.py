@@ -12,42 +12,40 @@ SOMEBODY = "somebody else, in the registry"
 
 
 def notice(draft: Draft) -> bool:
-    """Compare the alias with where it should be, and repair, warn or adopt; the pass ends where it must not move on."""
-    promoted, holder = draft.status.promoted, draft.holder
-    if promoted == holder:
+    """Compare the alias with where it should be: repair, warn or adopt; the pass ends where it must not move on."""
+    if draft.status.watched_since is None:
+        draft.watch_from_now()
+    promoted = draft.status.promoted
+    if promoted and promoted in draft.observed.versions and draft.observed.versions[promoted] is None:
+        # There is nothing to go back to: the version was deleted, and with it the alias.
+        promoted = None
+        draft.update(promoted=None)
+    if promoted == draft.holder:
         draft.unset(Type.DRIFTED)
         return True
-    if promoted is None:
-        return _find(draft)
     if draft.spec.on_drift == "Adopt":
         return _adopt(draft)
-    if draft.spec.on_drift == "Warn":
-        return _warn(draft)
-    return _repair(draft)
-
-
-def _find(draft: Draft) -> bool:
-    """The alias was there before this resource: what it points at is where things start."""
-    draft.update(promoted=draft.holder)
-    draft.unset(Type.DRIFTED)
-    return True
+    return _warn(draft) if draft.spec.on_drift == "Warn" else _repair(draft)
 
 
 def _what(draft: Draft) -> tuple[Reason, str]:
-    alias, promoted = draft.spec.alias, draft.status.promoted
-    if draft.holder is None:
+    alias, promoted, holder = draft.spec.alias, draft.status.promoted, draft.holder
+    if holder is None:
         return Reason.ALIAS_REMOVED, f"somebody else removed alias {alias} from version {promoted}"
+    if promoted is None:
+        return Reason.ALIAS_MOVED, f"somebody else pointed alias {alias} at version {holder}"
     return (
         Reason.ALIAS_MOVED,
-        f"somebody else moved alias {alias} from version {promoted} to version {draft.holder}",
+        f"somebody else moved alias {alias} from version {promoted} to version {holder}",
     )
 
 
 def _warn(draft: Draft) -> bool:
     reason, what = _what(draft)
+    back = "remove it" if draft.status.promoted is None else "move it back"
     message = (
-        f"{what}: move it back, or set spec.rollbackTo to {draft.holder or draft.status.promoted} to keep it there, or "
-        "set spec.onDrift to Repair or Adopt"
+        f"{what}: {back}, or set spec.rollbackTo to {draft.holder or draft.status.promoted} to keep it there, or set "
+        "spec.onDrift to Repair or Adopt"
     )
     draft.set(Type.DRIFTED, True, reason, message)
     draft.stop(reason, message)
@@ -85,20 +83,9 @@ def _adopt(draft: Draft) -> bool:
 
 
 def _repair(draft: Draft) -> bool:
-    promoted = draft.status.promoted or ""
     reason, what = _what(draft)
-    if promoted in draft.observed.versions and draft.observed.versions[promoted] is None:
-        # There is nothing to go back to: the version was deleted, and with it the alias.
-        draft.update(promoted=draft.holder)
-        draft.set(
-            Type.DRIFTED,
-            True,
-            reason,
-            f"version {promoted} was deleted, and alias {draft.spec.alias} with it",
-        )
-        return True
     draft.set(Type.DRIFTED, True, reason, f"{what}: putting it back")
-    return begin(draft, promoted, "Repaired", f"{what}: put back", by=names_of(draft))
+    return begin(draft, draft.status.promoted, "Repaired", f"{what}: put back", by=names_of(draft))
 
 
 def names_of(draft: Draft) -> str:

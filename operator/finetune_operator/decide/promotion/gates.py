@@ -97,15 +97,16 @@ def _metric(name: str, gate: MetricGate, candidate: ModelVersion) -> GateVerdict
 
 
 def _tag(name: str, gate: TagGate, candidate: ModelVersion) -> GateVerdict:
-    limit = f"= {gate.equals}"
+    wanted = _cut(gate.equals)
+    limit = f"= {wanted}"
     value = candidate.tags.get(gate.name)
     if value is None:
-        message = f"version {candidate.version} has no tag {gate.name}, which must be {gate.equals!r}"
+        message = f"version {candidate.version} has no tag {gate.name}, which must be {wanted!r}"
         return GateVerdict(name=name, verdict="Inconclusive", limit=limit, message=message)
     if value == gate.equals:
-        message = f"tag {gate.name} is {value!r}"
+        message = f"tag {gate.name} is {_cut(value)!r}"
         return GateVerdict(name=name, verdict="Passed", value=_cut(value), limit=limit, message=message)
-    message = f"tag {gate.name} is {_cut(value)!r}, but it must be {gate.equals!r}"
+    message = f"tag {gate.name} is {_cut(value)!r}, but it must be {wanted!r}"
     return GateVerdict(name=name, verdict="Failed", value=_cut(value), limit=limit, message=message)
 
 
@@ -176,12 +177,15 @@ def _at_most(low: float, high: float) -> bool:
 
 
 def _number(version: ModelVersion, name: str) -> float | str:
-    """A number that is known of a version, or a sentence on why there is none."""
-    if name in version.metrics:
-        return version.metrics[name]
+    """A number that is known of a version, or a sentence on why there is none.
+
+    NB: tags come first. They are about these very weights; a run's last metric may be of a later step.
+    """
     text = version.tags.get(name)
+    if text is None and name in version.metrics:
+        return version.metrics[name]
     if text is None:
-        return f"version {version.version} has no {name}: neither its run a metric, nor itself a tag of this name"
+        return f"version {version.version} has no {name}: neither itself a tag, nor its run a metric of this name"
     try:
         return float(text)
     except ValueError:

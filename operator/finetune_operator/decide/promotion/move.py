@@ -10,7 +10,7 @@ from __future__ import annotations
 from finetune_crds.conditions import Reason, Type
 from finetune_crds.promotion_status import Move, MoveReason
 from finetune_operator import names
-from finetune_operator.decide.promotion.draft import Draft
+from finetune_operator.decide.promotion.draft import Draft, cut
 from finetune_operator.promotion.model import MoveAlias
 
 MAX_HISTORY = 20
@@ -27,8 +27,8 @@ def finish_move(draft: Draft) -> bool:
             _complete(draft, move)
         else:
             # NB: it was made, or overtaken; nobody can tell, so it is not left out.
-            overtaken = f"{move.message}; somebody else moved the alias to version {draft.holder} since"
-            record(draft, move.model_copy(update={"message": overtaken}))
+            overtaken = cut(f"{move.message}; somebody else moved the alias to {draft.holder} since")
+            record(draft, move.model_copy(update={"message": overtaken, "reason": "Overtaken"}))
     return True
 
 
@@ -43,7 +43,9 @@ def _complete(draft: Draft, move: Move) -> None:
         "Withdrawn": _before(draft.status.history, move.to_version),
     }[move.reason]
     record(draft, move)
-    draft.update(promoted=move.to_version, previous=previous or known)
+    if previous is None and move.reason != "Withdrawn":
+        previous = known
+    draft.update(promoted=move.to_version, previous=previous)
     draft.set(Type.PROMOTED, True, Reason(move.reason), move.message)
 
 
@@ -58,31 +60,50 @@ def record(draft: Draft, move: Move) -> None:
 
 
 def begin(
-    draft: Draft, to: str, reason: MoveReason, message: str, *, by: str, gates: str | None = None
+    draft: Draft,
+    to: str | None,
+    reason: MoveReason,
+    message: str,
+    *,
+    by: str,
+    gates: str | None = None,
+    approved: bool | None = None,
 ) -> bool:
     """Have the alias moved: journal first; once that is written, the move. Ends the pass."""
     before = draft.journal
     wanted = (draft.holder, to, reason)
-    draft.set(Type.PROMOTED, False, Reason.PROMOTING, f"moving {draft.spec.alias}: {message}")
     if before is None or (before.from_version, before.to_version, before.reason) != wanted:
         move = Move(
             from_version=draft.holder,
             to_version=to,
             reason=reason,
-            message=message,
+            message=cut(message),
             by=by,
             at=draft.now,
             gates=gates,
+            approved=approved,
         )
         draft.update(move=move)
+        draft.stop(Reason.PROMOTING, f"moving {draft.spec.alias}: {message}")
         draft.look_again(0)
         return False
     draft.update(move=before)
     # NB: what the version came from is read again just before the write; a rollback comes from nowhere.
     source = draft.spec.source.alias if reason == "Promoted" else None
     tags = {} if reason == "Repaired" else {**draft.spec.tags, **_tags(draft, before)}
+    announce(draft, f"moving {draft.spec.alias}: {message}")
     draft.actions.append(MoveAlias(expected=draft.holder, to=to, source=source, tags=tags))
     return False
+
+
+def announce(draft: Draft, message: str) -> None:
+    """Say that the alias is being moved, unless it is said that it could not be: that stands until it could.
+
+    NB: two sentences in turns would be a write each, and every write brings the next pass at once.
+    """
+    found = draft.condition(Type.PROMOTED)
+    if found is None or found.reason not in (Reason.MOVE_DELAYED, Reason.MOVE_REFUSED):
+        draft.stop(Reason.PROMOTING, message)
 
 
 def _tags(draft: Draft, move: Move) -> dict[str, str]:

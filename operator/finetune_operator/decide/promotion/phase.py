@@ -19,11 +19,18 @@ _WHILE_NOT_PROMOTED: dict[str, PromotionPhase] = {
     Reason.AWAITING_APPROVAL: "AwaitingApproval",
     Reason.SOAKING: "Soaking",
     Reason.PROMOTING: "Promoting",
+    Reason.MOVE_DELAYED: "Promoting",
+    Reason.MOVE_REFUSED: "Failed",
     Reason.ALIAS_MOVED: "Drifted",
     Reason.ALIAS_REMOVED: "Drifted",
 }
 _WHILE_NOT_SERVED: dict[str, PromotionPhase] = {
     Reason.ENDPOINT_FAILED: "Failed",
+    Reason.CANARY_FAILED: "Failed",
+    Reason.CONFLICT: "Conflict",
+    Reason.DATABRICKS_ERROR: "Failed",
+    Reason.CREDENTIALS_MISSING: "Failed",
+    Reason.CREDENTIALS_UNREADABLE: "Failed",
     Reason.DATABRICKS_FORBIDDEN: "Failed",
     Reason.DATABRICKS_NOT_CONFIGURED: "Failed",
 }

@@ -17,10 +17,16 @@ def withdraw(draft: Draft) -> bool:
     if held is None:
         return True
     over = draft.status.candidate not in (None, held.version) and draft.status.promoted != held.version
-    if over or held.digest != terms_digest(draft.spec):
+    if over or (held.reason == "Withdrawn" and held.digest != terms_digest(draft.spec)):
         draft.update(withheld=None)
         return True
     previous = draft.status.previous
+    gone = previous is not None and draft.observed.versions.get(previous) is None
+    if draft.status.promoted == held.version and held.reason == "Withdrawn" and gone:
+        draft.stop(
+            Reason.WITHDRAWN, f"{held.message}; version {previous}, which was there before, does not exist"
+        )
+        return False
     if draft.status.promoted == held.version and previous is not None and held.reason == "Withdrawn":
         return begin(draft, previous, "Withdrawn", held.message, by=names_of(draft))
     if draft.status.candidate not in (None, held.version):
@@ -39,7 +45,7 @@ def settle(draft: Draft) -> bool:
         return True
     forget_waits(draft)
     last = next(iter(draft.status.history), None)
-    if last is None or last.to_version != draft.holder or last.reason == "RolledBack":
+    if last is None or last.to_version != draft.holder or last.reason in ("RolledBack", "Overtaken"):
         message = f"{draft.spec.alias} is at version {draft.holder}, as it should be"
         draft.set(Type.PROMOTED, True, Reason.IN_PLACE, message)
     else:
@@ -52,7 +58,20 @@ def revert(draft: Draft) -> bool:
     version = draft.spec.source.version
     gates = gates_digest(draft.spec.gates)
     history = draft.status.history
-    passed = next((move for move in history if _is_promotion(move, version, gates)), None)
+    approval = draft.spec.approval
+    approved = approval is not None and approval.required
+    since = draft.status.watched_since
+    passed = next(
+        (
+            move
+            for move in history
+            if _is_promotion(move, version, gates)
+            and (move.approved or not approved)
+            and since is not None
+            and move.at >= since
+        ),
+        None,
+    )
     failed = any(move.from_version == version and move.reason == "Withdrawn" for move in history)
     if version is None or passed is None or failed:
         return True
@@ -60,7 +79,9 @@ def revert(draft: Draft) -> bool:
     message = f"version {version} passed the same gates on {passed.at:%Y-%m-%d}, and had the alias then"
     draft.set(Type.GATES_PASSED, True, Reason.PASSED_BEFORE, message)
     text = f"back at version {version}, which had the alias before on the same gates: spec.source.version"
-    return begin(draft, version, "Reverted", text, by=draft.promotion.editor, gates=gates)
+    return begin(
+        draft, version, "Reverted", text, by=draft.promotion.editor, gates=gates, approved=passed.approved
+    )
 
 
 def _is_promotion(move: Move, version: str | None, gates: str) -> bool:
@@ -76,4 +97,5 @@ def promote(draft: Draft) -> bool:
     approved = approval is not None and approval.required
     by = ((approval.by if approval else None) or draft.promotion.editor) if approved else names_of(draft)
     message = f"{draft.spec.alias} is version {version}{passed}{f', approved by {by}' if approved else ''}"
-    return begin(draft, version, "Promoted", message, by=by, gates=gates_digest(draft.spec.gates))
+    gates_passed = gates_digest(draft.spec.gates)
+    return begin(draft, version, "Promoted", message, by=by, gates=gates_passed, approved=approved or None)

@@ -11,10 +11,17 @@ def reach(draft: Draft) -> bool:
     problem = draft.observed.problem
     if problem:
         draft.set(Type.REGISTRY_READY, False, problem.reason, problem.message)
-        draft.look_again(draft.settings.poll_seconds)
+        draft.look_again(_patience(draft))
         return False
     draft.set(Type.REGISTRY_READY, True, Reason.REGISTRY_READY, "the model registry answers")
     return True
+
+
+def _patience(draft: Draft) -> float:
+    """Half as long again as the registry has been away, between a poll and a resync."""
+    found = draft.condition(Type.REGISTRY_READY)
+    away = (draft.now - found.last_transition_time).total_seconds() if found else 0.0
+    return max(draft.settings.poll_seconds, min(away / 2, draft.settings.resync_seconds))
 
 
 def suspend(draft: Draft) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from finetune_crds.conditions import Reason, Type
 from finetune_operator import names
 from finetune_operator.decide.promotion.draft import Draft
+from finetune_operator.decide.promotion.move import announce
 from finetune_operator.promotion.model import MoveAlias
 
 
@@ -23,6 +24,11 @@ def remove(draft: Draft) -> None:
     spec, problem = draft.promotion.spec, draft.observed.problem
     if spec is None or spec.on_delete != "RemoveAlias" or draft.observed.rival:
         draft.finalizer = False
+    elif problem and problem.reason == Reason.CREDENTIALS_MISSING:
+        # NB: in a namespace that goes, nobody can create it again.
+        message = f"alias {spec.alias} of {spec.model} stays: {problem.message}"
+        draft.set(Type.REGISTRY_READY, False, problem.reason, message)
+        draft.finalizer = False
     elif problem:
         message = (
             f"deletion waits for the registry, to remove alias {spec.alias} of {spec.model}: {problem.message}; or set "
@@ -34,7 +40,7 @@ def remove(draft: Draft) -> None:
         # Gone, or moved by somebody else, whose it is now.
         draft.finalizer = False
     else:
-        draft.set(Type.PROMOTED, False, Reason.PROMOTING, f"removing alias {spec.alias} of {spec.model}")
+        announce(draft, f"removing alias {spec.alias} of {spec.model}")
         draft.actions.append(MoveAlias(expected=draft.holder, to=None))
 
 

@@ -24,7 +24,7 @@ def resolve(draft: Draft) -> bool:
     spec, observed = draft.spec, draft.observed
     version = named_version(spec, observed)
     if observed.model is None:
-        _wait(draft, Reason.WAITING_FOR_MODEL, f"registered model {spec.model} does not exist yet")
+        _wait(draft, Reason.WAITING_FOR_MODEL, f"registered model {spec.model} does not exist")
     elif version is None and spec.source.alias:
         _wait(draft, Reason.WAITING_FOR_ALIAS, f"{spec.model} has no alias {spec.source.alias} yet")
     elif version is None:
@@ -36,9 +36,21 @@ def resolve(draft: Draft) -> bool:
         draft.update(candidate=version)
         _wait(draft, Reason.WAITING_FOR_VERSION, f"{spec.model} version {version} is not ready yet")
     else:
-        draft.update(candidate=version)
+        draft.update(candidate=version, source=_names(spec))
         draft.set(Type.SOURCE_READY, True, Reason.SOURCE_RESOLVED, f"{_names(spec)} is version {version}")
     return True
+
+
+def has_model(draft: Draft) -> bool:
+    """End the pass while the model does not exist. One that comes back under its name is another model."""
+    if draft.observed.model is not None:
+        return True
+    forget_waits(draft)
+    draft.update(promoted=None, previous=None, candidate=None, watched_since=None, withheld=None)
+    draft.unset(Type.DRIFTED)
+    found = draft.condition(Type.SOURCE_READY)
+    draft.stop(Reason.WAITING_FOR_MODEL, found.message if found else "the model does not exist")
+    return False
 
 
 def has_source(draft: Draft) -> bool:
@@ -46,7 +58,9 @@ def has_source(draft: Draft) -> bool:
     if draft.holds(Type.SOURCE_READY):
         return True
     found = draft.condition(Type.SOURCE_READY)
-    settled = draft.status.promoted is not None and draft.status.promoted == draft.status.candidate
+    status = draft.status
+    settled = status.promoted is not None and status.promoted == status.candidate
+    settled = settled and status.source == _names(draft.spec)
     # An alias or a job that is gone has done its work; a version that is gone has not.
     if found and not (settled and found.reason in (Reason.WAITING_FOR_ALIAS, Reason.WAITING_FOR_JOB)):
         forget_waits(draft)

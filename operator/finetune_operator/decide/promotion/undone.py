@@ -11,6 +11,9 @@ from finetune_operator.decide.promotion.phase import phase
 from finetune_operator.model import MlflowProblem
 from finetune_operator.promotion.model import MoveAlias, Promotion, PromotionAction, PromotionDecision
 
+# What goes by itself; anything else needs somebody to do something.
+_PASSING = (Reason.MLFLOW_UNREACHABLE, Reason.DATABRICKS_UNREACHABLE, Reason.MLFLOW_ERROR)
+
 
 def undone(
     promotion: Promotion,
@@ -24,7 +27,8 @@ def undone(
     spec, status = promotion.spec, decision.status
     if isinstance(action, MoveAlias):
         what = f"alias {spec.alias} of {spec.model}" if spec else "the alias"
-        kind, reason = Type.PROMOTED, Reason.PROMOTING
+        kind = Type.PROMOTED
+        reason = Reason.MOVE_DELAYED if problem.reason in _PASSING else Reason.MOVE_REFUSED
         message = f"{what} cannot be moved: {problem.message}"
     else:
         kind, reason, message = Type.SERVED, problem.reason, problem.message

@@ -78,9 +78,9 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
         None,
         ("Passed", "2.1", "<= 2.5", None, "loss is 2.1, as it must be <= 2.5"),
     ),
-    "the run's metric comes before a tag": (
+    "a tag comes before the run's metric": (
         metric(max=2.5),
-        version("2", tags={"loss": "2.1"}, loss=2.75),
+        version("2", tags={"loss": "2.75"}, loss=2.1),
         None,
         ("Failed", "2.75", "<= 2.5", None, "loss is 2.75, but it must be <= 2.5"),
     ),
@@ -99,7 +99,7 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
             None,
             "<= 2.5",
             None,
-            "version 2 has no loss: neither its run a metric, nor itself a tag of this name",
+            "version 2 has no loss: neither itself a tag, nor its run a metric of this name",
         ),
     ),
     "a tag as it must be": (
@@ -233,7 +233,7 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
             "1",
             None,
             None,
-            "version 1 has no loss: neither its run a metric, nor itself a tag of this name",
+            "version 1 has no loss: neither itself a tag, nor its run a metric of this name",
         ),
     ),
 }
