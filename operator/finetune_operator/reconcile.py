@@ -59,6 +59,7 @@ class Passes:
                 log.warning("%s: %s; trying again in %.1f s", key, error, delay)
             else:
                 log.exception("%s: unexpected; trying again in %.1f s", key, delay)
+                await self.complain(body, error)
             return
         self.queue.forget(key)
         if requeue is not None:
@@ -67,6 +68,9 @@ class Passes:
     async def look(self, body: Json) -> float | None:
         """One pass; the seconds after which to look again, or None for the next resync."""
         raise NotImplementedError
+
+    async def complain(self, body: Json, error: Exception) -> None:
+        """Say on the resource itself that a pass failed for no known reason, where its status has a place for that."""
 
 
 @dataclass

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar
 
-from finetune_crds.conditions import Reason
+from finetune_crds.conditions import Reason, Type
+from finetune_operator.decide.draft import with_condition
 from finetune_operator.decide.promotion import decide
 from finetune_operator.model import Json
 from finetune_operator.promotion.apply import PromotionApplier, StaleError
+from finetune_operator.promotion.model import PromotionDecision
 from finetune_operator.promotion.observe import PromotionObserver, read_promotion
 from finetune_operator.reconcile import BUSY_SECONDS, Passes, utc_now
 from finetune_operator.registry.writer import AliasMoved, LeaseBusy
 from finetune_operator.serving.model import LogRequests
 from finetune_operator.settings import Settings
 from finetune_operator.tracking import TrackingError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -51,3 +56,22 @@ class PromotionReconciler(Passes):
         # What was written is read back at once.
         changed = any(not isinstance(action, LogRequests) for action in decision.actions)
         return 0.0 if changed else decision.requeue_seconds
+
+    async def complain(self, body: Json, error: Exception) -> None:
+        """Say on the promotion that it cannot be looked at."""
+        try:
+            promotion, now = read_promotion(body), self.now().replace(microsecond=0)
+            message = f"a pass failed, which is a mistake of the operator's: {type(error).__name__}; its log says more"
+            conditions = with_condition(
+                promotion.status.conditions,
+                Type.ACCEPTED,
+                None,
+                Reason.INTERNAL_ERROR,
+                message,
+                now=now,
+                generation=promotion.generation,
+            )
+            said = promotion.status.model_copy(update={"conditions": conditions})
+            await self.applier.apply(promotion, PromotionDecision(status=said), now)
+        except Exception:
+            log.exception("%s: nor could that be said in its status", body["metadata"].get("name"))

@@ -169,3 +169,19 @@ async def test_a_registry_that_fails_in_the_middle_of_a_move(problem: MlflowProb
     there.registry.problem = None
     await there.settle()
     assert (there.registry.aliases["champion"], there.moves()) == ("2", [("Promoted", None, "2")])
+
+
+async def test_a_mistake_of_the_operators_own_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    there = World()
+    there.submit(gates=GATES)
+    there.registry.before_reading = lambda: 1 // 0  # type: ignore[assignment]
+    with caplog.at_level("CRITICAL"):
+        for _ in range(3):
+            there.seconds += 100
+            there.operator.watch()
+            await there.operator.reconciler.handle("team/champion")
+    assert there.says("Accepted") == (
+        "InternalError",
+        "a pass failed, which is a mistake of the operator's: ZeroDivisionError; its log says more",
+    )
+    assert there.writes.log == ["status ModelPromotion", "create Event"]

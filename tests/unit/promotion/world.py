@@ -74,8 +74,11 @@ class Memory:
     judge: Callable[[str | None], None] = lambda _: None
     """Called just before an alias is written."""
 
+    before_reading: Callable[[], None] = lambda: None
+
     def _ask(self) -> None:
         self.asked += 1
+        self.before_reading()
         if self.problem:
             raise TrackingError(self.problem)
 
