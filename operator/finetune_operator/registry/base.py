@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from finetune_crds import contract
+
 
 @dataclass(frozen=True)
 class RegisteredModel:
@@ -33,6 +35,11 @@ class ModelVersion:
     tags: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     evaluated_on: str | None = None
+
+
+def evaluated_on(tags: Mapping[str, str], run_tags: Mapping[str, str]) -> str | None:
+    """The digest that a version's tags name, else that of its run's tags: a number is looked for in the same order."""
+    return tags.get(contract.TAG_EVAL_DATA) or run_tags.get(contract.TAG_EVAL_DATA) or None
 
 
 class Registry(Protocol):

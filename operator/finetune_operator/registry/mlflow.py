@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from finetune_crds import contract
 from finetune_operator.mlflow_host import NOBODY, Credentials, Host, canonical
 from finetune_operator.model import Run, Version
-from finetune_operator.registry.base import ModelVersion, RegisteredModel
+from finetune_operator.registry.base import ModelVersion, RegisteredModel, evaluated_on
 from finetune_operator.tracking import Server, get_run
 
 # NB: databases of MLflow hold versions in 32 bits, and PostgreSQL fails on more.
@@ -58,14 +57,13 @@ class MlflowRegistry:
             return None
         run = self._run(found.run_id) if found.run_id else None
         tags = dict(found.tags)
-        run_tags = run.tags if run else {}
         return ModelVersion(
             version=str(found.version),
             ready=found.status == "READY",
             run_id=run.run_id if run else None,
             tags=tags,
             metrics={key: _unclamped(value) for key, value in run.metrics.items()} if run else {},
-            evaluated_on=tags.get(contract.TAG_EVAL_DATA) or run_tags.get(contract.TAG_EVAL_DATA) or None,
+            evaluated_on=evaluated_on(tags, run.tags if run else {}),
         )
 
     def find_version(self, name: str, run_id: str, aliases: Iterable[str]) -> Version | None:

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from finetune_crds import contract
 from finetune_crds.conditions import Reason
 from finetune_operator.databricks import problems
 from finetune_operator.model import MlflowProblem
-from finetune_operator.registry.base import ModelVersion, RegisteredModel
+from finetune_operator.registry.base import ModelVersion, RegisteredModel, evaluated_on
 from finetune_operator.tracking import TrackingError
 
 if TYPE_CHECKING:
@@ -63,14 +62,13 @@ class UnityRegistry:
             found = answer["model_version"]
             tags = {item["key"]: item.get("value", "") for item in found.get("tags") or []}
             run = self._run(found.get("run_id"))
-            noted = {**tags, **_run_tags(run)}
             return ModelVersion(
                 version=version,
                 ready=found.get("status", "READY") == "READY",
                 run_id=run.info.run_id if run and run.info else None,
                 tags=tags,
                 metrics=_metrics(run),
-                evaluated_on=noted.get(contract.TAG_EVAL_DATA) or None,
+                evaluated_on=evaluated_on(tags, _run_tags(run)),
             )
 
     def set_alias(self, name: str, alias: str, version: str) -> None:

@@ -64,8 +64,8 @@ def test_a_version(databricks: Workspace) -> None:
     )
 
 
-def test_the_data_noted_on_the_version(databricks: Workspace) -> None:
-    databricks.add_version(MODEL, 1)
+def test_the_data_noted_on_the_version_come_before_those_of_its_run(databricks: Workspace) -> None:
+    databricks.add_version(MODEL, 1, {}, {"finetune.dev/eval-data": "d1"})
     registry(databricks).set_tags(MODEL, "1", {"finetune.dev/eval-data": "d2"})
     found = registry(databricks).version(MODEL, "1")
     assert found
