@@ -90,8 +90,11 @@ class Host:
 
 
 def canonical(uri: str) -> str:
-    """The address as everybody would write it who means the same server."""
-    parts = urlsplit(uri.strip())
+    """The address as everybody would write it who means the same server; what is no address stays as it is."""
+    try:
+        parts = urlsplit(uri.strip())
+    except ValueError:
+        return uri.strip()
     if parts.scheme not in ("http", "https"):
         return uri.strip()
     return f"{parts.scheme}://{parts.netloc.lower()}{parts.path.rstrip('/')}"
@@ -128,6 +131,11 @@ def _problem(uri: str, text: str, code: str) -> MlflowProblem:
     answered, cause = _STATUS.search(text), _CAUSE.search(text)
     status = int(answered[1]) if answered else None
     why = f"HTTP {status}" if status else cause[0] if cause else _short(text)
+    if text.startswith("Invalid url:"):
+        return MlflowProblem(
+            Reason.MLFLOW_ERROR,
+            f"{uri} is no address of an MLflow server: write one such as http://mlflow:5000",
+        )
     if "Invalid Host header" in text:
         host = uri.split("://", 1)[-1].split("/", 1)[0]
         return MlflowProblem(
