@@ -17,6 +17,7 @@ from finetune_operator import names, secrets
 from finetune_operator.decide.promotion.rollback import target_version
 from finetune_operator.decide.promotion.source import named_version
 from finetune_operator.kube import Kube
+from finetune_operator.mlflow_host import canonical
 from finetune_operator.model import Json, MlflowProblem
 from finetune_operator.observe import UnreadableStatusError
 from finetune_operator.promotion.model import Observed, Promotion, SourceJob
@@ -103,7 +104,8 @@ class PromotionObserver:
     open_serving: Callable[[Settings, Mapping[str, str] | None], Serving] = open_serving
     _models: dict[tuple[str, str, str], _Held] = field(default_factory=dict)
     """By registry, model and credentials: what one may read is nobody else's business."""
-    _down: dict[str, tuple[float, MlflowProblem]] = field(default_factory=dict)
+    _down: dict[tuple[str, str, str], tuple[float, MlflowProblem]] = field(default_factory=dict)
+    """By registry, tracking server and credentials: until when none of them is asked again, and why."""
 
     def __post_init__(self) -> None:
         self._rivals = Rivals(self.kube, self.store, self.settings)
@@ -159,7 +161,10 @@ class PromotionObserver:
     async def _registered(
         self, promotion: Promotion, spec: ModelPromotionSpec, registry: Registry, job: SourceJob | None
     ) -> tuple[RegisteredModel | None, Mapping[str, ModelVersion | None]]:
-        down = self._down.get(registry.uri)
+        # NB: a version is read from its tracking server too, and a server may turn away one Secret alone.
+        server = canonical(self.settings.servers(spec.tracking)[0])
+        asked = (registry.uri, server, _reader(promotion, spec))
+        down = self._down.get(asked)
         if down and self.clock() < down[0]:
             raise TrackingError(down[1])
         try:
@@ -171,15 +176,15 @@ class PromotionObserver:
         except TrackingError as error:
             if error.problem.reason in (Reason.MLFLOW_UNREACHABLE, Reason.DATABRICKS_UNREACHABLE):
                 # Other promotions need not wait for the same time-out.
-                self._down[registry.uri] = (self.clock() + self.settings.poll_seconds, error.problem)
+                now = self.clock()
+                self._down = {key: held for key, held in self._down.items() if now < held[0]}
+                self._down[asked] = (now + self.settings.poll_seconds, error.problem)
             raise
 
     async def _model(
         self, promotion: Promotion, spec: ModelPromotionSpec, registry: Registry
     ) -> RegisteredModel | None:
-        reference = spec.tracking.secret_ref
-        reader = f"{promotion.namespace}/{reference.name}" if reference else ""
-        key = (registry.uri, spec.model, reader)
+        key = (registry.uri, spec.model, _reader(promotion, spec))
         held = self._models.get(key)
         if held and self.clock() - held.at < self.settings.poll_seconds * 0.8:
             return held.model
@@ -212,6 +217,12 @@ class PromotionObserver:
         status = body.get("status") or {}
         model = status.get("model") or {}
         return SourceJob(status.get("phase") or "Pending", model.get("name"), model.get("version"))
+
+
+def _reader(promotion: Promotion, spec: ModelPromotionSpec) -> str:
+    """Whose credentials a promotion uses: a Secret's, as namespace/name, or the installation's."""
+    reference = spec.tracking.secret_ref
+    return f"{promotion.namespace}/{reference.name}" if reference else ""
 
 
 def versions_needed(promotion: Promotion, spec: ModelPromotionSpec, observed: Observed) -> set[str]:
