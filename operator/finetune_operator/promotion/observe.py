@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -31,6 +32,9 @@ from finetune_operator.store import Store
 from finetune_operator.tracking import TrackingError
 
 log = logging.getLogger(__name__)
+
+# For how many polls a model is remembered that nobody asks for any more.
+_KEPT_POLLS = 10
 
 Open = Callable[[Settings, PromotionTracking, Mapping[str, str] | None], Registry]
 
@@ -86,9 +90,10 @@ def editor(fields: Iterable[Json]) -> str:
 
 @dataclass
 class _Held:
-    """A registered model as it was read, and when."""
+    """A registered model as it was read, when, and in which turn of all reads and writes."""
 
     at: float
+    turn: int
     model: RegisteredModel | None
 
 
@@ -104,6 +109,10 @@ class PromotionObserver:
     open_serving: Callable[[Settings, Mapping[str, str] | None], Serving] = open_serving
     _models: dict[tuple[str, str, str], _Held] = field(default_factory=dict)
     """By registry, model and credentials: what one may read is nobody else's business."""
+    _turns: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _written: int = 0
+    """The turn of the last write: what was read before it may be older than the write."""
+    _pruned: float = 0.0
     _down: dict[tuple[str, str, str], tuple[float, MlflowProblem]] = field(default_factory=dict)
     """By registry, tracking server and credentials: until when none of them is asked again, and why."""
 
@@ -154,7 +163,8 @@ class PromotionObserver:
         return await asyncio.to_thread(self.open_serving, self.settings, secret)
 
     def forget(self, registry_uri: str, model: str) -> None:
-        """The model was written to: what was known of it no longer counts."""
+        """The model was written to: what was known of it no longer counts, nor what is being read now."""
+        self._written = next(self._turns)
         for key in [key for key in self._models if key[:2] == (registry_uri, model)]:
             del self._models[key]
 
@@ -186,12 +196,24 @@ class PromotionObserver:
     ) -> RegisteredModel | None:
         key = (registry.uri, spec.model, _reader(promotion, spec))
         held = self._models.get(key)
-        if held and self.clock() - held.at < self.settings.poll_seconds * 0.8:
+        fresh = held is not None and self.clock() - held.at < self.settings.poll_seconds * 0.8
+        if held and fresh and _is_settled(promotion, spec, held.model):
             return held.model
-        asked = self.clock()
+        asked, turn = self.clock(), next(self._turns)
         model = await asyncio.to_thread(registry.model, spec.model)
-        self._models[key] = _Held(asked, model)
+        self._keep(key, _Held(asked, turn, model))
         return model
+
+    def _keep(self, key: tuple[str, str, str], read: _Held) -> None:
+        """NB: a slow read may end after a newer one, or after a write that it knows nothing of."""
+        held = self._models.get(key)
+        if read.turn < self._written or (held and read.turn < held.turn):
+            return
+        self._models[key] = read
+        now, patience = self.clock(), self.settings.poll_seconds * _KEPT_POLLS
+        if now - self._pruned > patience:
+            self._pruned = now
+            self._models = {name: item for name, item in self._models.items() if now - item.at <= patience}
 
     async def _endpoint(self, promotion: Promotion, spec: ModelPromotionSpec) -> Endpoint | None:
         wanted = spec.serving.databricks if spec.serving else None
@@ -223,6 +245,17 @@ def _reader(promotion: Promotion, spec: ModelPromotionSpec) -> str:
     """Whose credentials a promotion uses: a Secret's, as namespace/name, or the installation's."""
     reference = spec.tracking.secret_ref
     return f"{promotion.namespace}/{reference.name}" if reference else ""
+
+
+def _is_settled(promotion: Promotion, spec: ModelPromotionSpec, model: RegisteredModel | None) -> bool:
+    """Whether the alias is where the status says, and not on its way.
+
+    NB: another replica may have moved the alias and said so since the model was read here. What is remembered would
+    make that look like somebody else's work.
+    """
+    status = promotion.status
+    holder = model.aliases.get(spec.alias) if model else None
+    return status.move is None and holder == status.promoted
 
 
 def versions_needed(promotion: Promotion, spec: ModelPromotionSpec, observed: Observed) -> set[str]:

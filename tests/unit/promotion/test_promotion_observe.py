@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import threading
 
 import pytest
 
 from finetune_crds.conditions import Reason
 from finetune_operator.model import MlflowProblem
-from finetune_operator.registry.base import ModelVersion
+from finetune_operator.registry.base import ModelVersion, RegisteredModel
 from finetune_operator.tracking import TrackingError
-from unit.promotion.world import Json, World
+from unit.promotion.world import Json, Operator, World
 
 AWAY = MlflowProblem(Reason.MLFLOW_UNREACHABLE, "MLflow at http://runs:5000 cannot be reached: HTTP 429")
 
@@ -59,3 +61,106 @@ async def test_who_waits_for_a_server_that_did_not_answer(
     assert said == (
         (AWAY.reason, AWAY.message) if shared else ("RegistryReady", "the model registry answers")
     )
+
+
+@pytest.mark.parametrize("on_drift", ["Repair", "Adopt", "Warn"])
+async def test_the_move_of_another_replica_is_no_drift(on_drift: str) -> None:
+    there = world()
+    there.submit(onDrift=on_drift)
+    await there.settle()
+    other = Operator(there, "other")
+    there.registry.aliases["staging"] = "2"
+    there.seconds += 5
+    await other.look("champion")
+    for _ in range(2):
+        # What is only journalled is carried out by the one, then recorded; the other remembers how it was before.
+        await there.operator.look("champion")
+    there.seconds += 1
+    assert (there.registry.aliases["champion"], there.status().promoted) == ("2", "2")
+    await other.look("champion")
+    assert there.moves() == [("Promoted", None, "1"), ("Promoted", "1", "2")]
+    assert (there.status().move, there.says("Drifted")) == (None, None)
+    await there.settle()
+    assert there.registry.moves == [("champion", "1"), ("champion", "2")]
+
+
+async def test_what_is_as_it_should_be_is_read_once_for_all() -> None:
+    there = world()
+    for name in ("one", "other"):
+        there.submit(name)
+    await there.settle()
+    there.seconds += 5
+    asked = there.registry.asked
+    for name in ("one", "other", "one"):
+        await there.operator.look(name)
+    assert there.registry.asked == asked + 1
+
+
+async def test_a_read_that_began_before_a_write_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = world()
+    there.submit(onDrift="Adopt")
+    there.submit("fixed", source={"version": "1"})
+    await there.settle()
+    there.registry.aliases["staging"] = "2"
+    there.seconds += 5
+    await there.operator.look("champion")
+    read, begun, finish = there.registry.model, threading.Event(), threading.Event()
+
+    def slow(name: str) -> RegisteredModel | None:
+        found = read(name)
+        begun.set()
+        assert finish.wait(10)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(there.registry, "model", slow)
+        there.seconds += 5
+        other = asyncio.create_task(there.operator.look("fixed"))
+        assert await asyncio.to_thread(begun.wait, 10)
+    for _ in range(2):
+        await there.operator.look("champion")
+    finish.set()
+    await other
+    remembered = there.operator.reconciler.observer._models.values()
+    assert [dict(item.model.aliases) for item in remembered if item.model] == [there.registry.aliases]
+    await there.operator.look("champion")
+    assert there.moves() == [("Promoted", None, "1"), ("Promoted", "1", "2")]
+
+
+async def test_a_read_that_ends_after_a_newer_one_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = world()
+    for name in ("one", "other"):
+        there.submit(name, source={"version": "1"})
+    await there.settle()
+    read, begun, finish = there.registry.model, threading.Event(), threading.Event()
+
+    def slow(name: str) -> RegisteredModel | None:
+        found = read(name)
+        begun.set()
+        assert finish.wait(10)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(there.registry, "model", slow)
+        there.seconds += 5
+        one = asyncio.create_task(there.operator.look("one"))
+        assert await asyncio.to_thread(begun.wait, 10)
+    there.registry.aliases["staging"] = "2"
+    await there.operator.look("other")
+    finish.set()
+    await one
+    remembered = there.operator.reconciler.observer._models.values()
+    assert [item.model.aliases["staging"] for item in remembered if item.model] == ["2"]
+
+
+async def test_models_that_nobody_asks_for_any_more_are_forgotten() -> None:
+    there = world()
+    there.submit()
+    there.submit("gone", model="other", source={"version": "1"})
+    await there.settle()
+    remembered = there.operator.reconciler.observer._models
+    assert {model for _, model, _ in remembered} == {"support-llama", "other"}
+    there.remove("gone")
+    there.seconds += 10 * there.settings.poll_seconds
+    await there.settle()
+    assert {model for _, model, _ in there.operator.reconciler.observer._models} == {"support-llama"}
