@@ -72,17 +72,20 @@ class PromotionApplier:
         spec = promotion.spec
         if spec is None:
             return
-        await self._refuse_stale(promotion, version)
+
+        async def still() -> None:
+            await self._refuse_stale(promotion, version)
+
         registry = await self.observer.registry(promotion)
         try:
-            await self.writer.move(registry, spec.model, spec.alias, action)
+            await self.writer.move(registry, spec.model, spec.alias, action, still)
         finally:
             self.observer.forget(registry.uri, spec.model)
         log.info("%s: alias %s of %s is version %s", promotion.key, spec.alias, spec.model, action.to)
         self.moved(spec.model)
 
     async def _refuse_stale(self, promotion: Promotion, version: str) -> None:
-        """NB: a replica that was asleep would else make a move that was decided on long ago."""
+        """NB: a replica that slept, or waited for others, would else make a move that was decided on long ago."""
         held = await self.kube.get(KIND, promotion.namespace, promotion.name)
         if held is None or held["metadata"]["resourceVersion"] != version:
             raise StaleError(f"{promotion.key} changed meanwhile")

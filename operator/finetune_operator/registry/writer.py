@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -89,11 +89,21 @@ class AliasWriter:
             self.kube, self.settings.namespace, self.identity, self.lease_seconds, self.clock
         )
 
-    async def move(self, registry: Registry, model: str, alias: str, move: MoveAlias) -> None:
+    async def move(
+        self,
+        registry: Registry,
+        model: str,
+        alias: str,
+        move: MoveAlias,
+        still: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         """Point the alias at a version, or remove it, if everything still is as `move` says; tag the version first.
 
         May be repeated: what is as wanted is not written again. NB: tags go before the alias. A crash between the
         two leaves the alias where it was, and the next pass does it all again.
+
+        `still` is called under the Lease before every write, and raises what it likes where the move is no longer
+        wanted; nothing more is written then.
 
         Raises:
             LeaseBusy: another process writes to the model; come back in about a second.
@@ -105,11 +115,9 @@ class AliasWriter:
         lock = self._locks.setdefault(name, asyncio.Lock())
         async with lock:
             lease = await self._take(name, model)
-            turn = _Turn(self._leases, lease, self.clock, self.write_seconds)
+            turn = _Turn(self._leases, lease, self.clock, self.write_seconds, model, still)
             try:
-                await _move(turn, registry, model, alias, move)
-            except KubeError as error:
-                raise _no_lease(self.settings.namespace, name, model, error) from error
+                await _move(turn, registry, alias, move)
             finally:
                 # NB: a write without an answer may still be carried out. Nobody else writes before it is over.
                 if not turn.unanswered:
@@ -119,7 +127,7 @@ class AliasWriter:
         try:
             return await self._leases.take(name, f"aliases of {model}")
         except KubeError as error:
-            raise _no_lease(self.settings.namespace, name, model, error) from error
+            raise _no_lease(self._leases.namespace, name, model, error) from error
 
 
 def lease_name(registry_uri: str, model: str) -> str:
@@ -133,6 +141,7 @@ class _Turn:
     """Our time at a model: calls to the registry, and the Lease under which they are made.
 
     Attributes:
+        still: raises where the move is no longer wanted.
         unanswered: whether a write was sent of which nobody knows what became.
     """
 
@@ -140,6 +149,8 @@ class _Turn:
     lease: Held
     clock: Callable[[], float]
     write_seconds: float
+    model: str
+    still: Callable[[], Awaitable[None]] | None = None
     unanswered: bool = False
 
     async def write(self, call: Callable[..., None], *arguments: object) -> None:
@@ -147,9 +158,12 @@ class _Turn:
 
         Raises:
             LeaseBusy: the Lease ran out and somebody else took it; nothing was written.
+            TrackingError: the Lease could not be renewed, or the registry not written to.
         """
+        if self.still:
+            await self.still()
         if self.lease.until - self.clock() < self.write_seconds:
-            self.lease = await self.leases.renew(self.lease)
+            await self._renew()
         self.unanswered = True
         try:
             await asyncio.to_thread(call, *arguments)
@@ -158,9 +172,17 @@ class _Turn:
             raise
         self.unanswered = False
 
+    async def _renew(self) -> None:
+        try:
+            self.lease = await self.leases.renew(self.lease)
+        except KubeError as error:
+            name = self.lease.body["metadata"]["name"]
+            raise _no_lease(self.leases.namespace, name, self.model, error) from error
 
-async def _move(turn: _Turn, registry: Registry, model: str, alias: str, move: MoveAlias) -> None:
+
+async def _move(turn: _Turn, registry: Registry, alias: str, move: MoveAlias) -> None:
     """Read, compare, write, and read again."""
+    model = turn.model
     aliases = await _aliases(registry, model)
     found = aliases.get(alias)
     if found != move.to and move.expected not in (ANYWHERE, found):
@@ -172,7 +194,7 @@ async def _move(turn: _Turn, registry: Registry, model: str, alias: str, move: M
     else:
         if move.source is not None and aliases.get(move.source) != move.to:
             raise AliasMoved(model, move.source, aliases.get(move.source), move.to)
-        await _tag(turn, registry, model, move)
+        await _tag(turn, registry, move)
         if found == move.to:
             return
         await turn.write(registry.set_alias, model, alias, move.to)
@@ -187,9 +209,10 @@ async def _aliases(registry: Registry, model: str) -> dict[str, str]:
     return dict(found.aliases) if found else {}
 
 
-async def _tag(turn: _Turn, registry: Registry, model: str, move: MoveAlias) -> None:
+async def _tag(turn: _Turn, registry: Registry, move: MoveAlias) -> None:
     """See that the version is fit to be pointed at, and give it the tags that it lacks."""
     assert move.to is not None  # noqa: S101 - an alias that is removed has no version
+    model = turn.model
     version = await asyncio.to_thread(registry.version, model, move.to)
     if version is None:
         raise VersionNotReady(model, move.to, "does not exist")

@@ -9,8 +9,9 @@ import pytest
 
 from finetune_crds.conditions import Reason
 from finetune_operator.model import MlflowProblem
+from finetune_operator.reconcile import BUSY_SECONDS
 from unit.promotion.test_promotion_flow import GATES
-from unit.promotion.world import KilledError, Operator, World
+from unit.promotion.world import Json, KilledError, Operator, World
 
 Story = Callable[[World], Awaitable[None]]
 
@@ -144,6 +145,32 @@ async def test_a_replica_that_slept_does_not_make_an_old_move() -> None:
     await sleeper.reconciler.look(journalled)
     await there.settle()
     assert (there.registry.aliases["champion"], there.status().phase) == ("3", "RolledBack")
+
+
+async def test_a_promotion_that_is_suspended_while_its_move_waits_for_the_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = World()
+    there.registry.add("1")
+    there.registry.aliases["staging"] = "1"
+    there.submit(tags={"team": "support"})
+    await there.operator.look("champion")
+    assert there.status().move is not None
+    create = there.kube.create
+
+    async def suspended_meanwhile(body: Json) -> Json:
+        made = await create(body)
+        if body["kind"] == "Lease":
+            there.edit(suspend=True)
+        return made
+
+    monkeypatch.setattr(there.kube, "create", suspended_meanwhile)
+    there.seconds += 5
+    assert await there.operator.look("champion") == BUSY_SECONDS
+    assert (there.registry.moves, there.registry.versions["1"].tags) == ([], {})
+    assert [kind for kind, _, _ in there.kube.objects if kind == "Lease"] == []
+    await there.settle()
+    assert (there.registry.moves, there.status().phase) == ([], "Suspended")
 
 
 PROBLEMS = {

@@ -342,3 +342,49 @@ async def test_leases_that_the_api_server_refuses(verb: str, caplog: pytest.LogC
     assert raised.value.problem.message == (
         f"aliases of m are not written without Lease fs/{LEASE}, which cannot be had: leases is forbidden"
     )
+
+
+class ChangedError(Exception):
+    """Somebody changed their mind."""
+
+
+async def test_a_move_that_is_no_longer_wanted_goes_no_further() -> None:
+    world = World()
+
+    async def still() -> None:
+        assert world.holder == "operator-1"
+        if world.registry.wrote:
+            raise ChangedError
+
+    move = MoveAlias("4", "5", tags={"by": "me"})
+    with pytest.raises(ChangedError):
+        await world.writer.move(world.registry, "m", "champion", move, still)
+    assert (world.registry.wrote, world.holder) == ([("set_tags", "5", "by=me")], None)
+
+
+async def test_whoever_cannot_be_asked_whether_it_is_wanted_is_no_lease() -> None:
+    world = World()
+    error = KubeError(500, "etcd is away")
+
+    async def still() -> None:
+        raise error
+
+    with pytest.raises(KubeError) as raised:
+        await world.writer.move(world.registry, "m", "champion", MoveAlias("4", "5"), still)
+    assert (raised.value, world.registry.wrote, world.holder) == (error, [], None)
+
+
+async def test_a_lease_that_cannot_be_renewed() -> None:
+    world = World()
+
+    def slow() -> None:
+        world.seconds += 40
+
+    world.registry.before["version"] = slow
+    world.kube.refuse["apply", "Lease"] = KubeError(403, "leases is forbidden")
+    with pytest.raises(TrackingError) as raised:
+        await world.move()
+    assert (raised.value.problem.message, world.registry.wrote) == (
+        f"aliases of m are not written without Lease fs/{LEASE}, which cannot be had: leases is forbidden",
+        [],
+    )
