@@ -42,11 +42,15 @@ class Promotion:
 
 @dataclass(frozen=True)
 class SourceJob:
-    """What a FineTuneJob that is the source says: its phase, and the version it registered."""
+    """What a FineTuneJob that is the source says: its phase, and the version it registered.
+
+    `elsewhere` is the job's registry when it is another one than the promotion's; its versions are not told then.
+    """
 
     phase: str = "Pending"
     model: str | None = None
     version: str | None = None
+    elsewhere: str | None = None
 
 
 @dataclass(frozen=True)

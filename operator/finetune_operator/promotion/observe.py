@@ -22,7 +22,7 @@ from finetune_operator.mlflow_host import canonical
 from finetune_operator.model import Json, MlflowProblem
 from finetune_operator.observe import UnreadableStatusError
 from finetune_operator.promotion.model import Observed, Promotion, SourceJob
-from finetune_operator.promotion.rivals import Rivals
+from finetune_operator.promotion.rivals import Rivals, registry_of
 from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry
 from finetune_operator.registry.choose import open_registry
 from finetune_operator.serving.choose import open_serving
@@ -237,8 +237,11 @@ class PromotionObserver:
         if body is None:
             return None
         status = body.get("status") or {}
-        model = status.get("model") or {}
-        return SourceJob(status.get("phase") or "Pending", model.get("name"), model.get("version"))
+        phase, model = status.get("phase") or "Pending", status.get("model") or {}
+        registry = registry_of(self.settings, (body.get("spec") or {}).get("tracking") or {})
+        if registry != canonical(self.settings.servers(spec.tracking)[1]):
+            return SourceJob(phase, model.get("name"), elsewhere=registry)
+        return SourceJob(phase, model.get("name"), model.get("version"))
 
 
 def _reader(promotion: Promotion, spec: ModelPromotionSpec) -> str:

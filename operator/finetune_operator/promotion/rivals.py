@@ -37,7 +37,7 @@ class Rivals:
         mine = canonical(self.settings.servers(spec.tracking)[1])
         for other, theirs in self._older(promotion, lambda body: _alias(body) == (spec.model, spec.alias)):
             tracking = theirs.get("tracking") or {}
-            if self._registry(tracking) != mine:
+            if registry_of(self.settings, tracking) != mine:
                 continue
             # NB: each workspace has a Unity Catalog, and all of them go by one name.
             references = spec.tracking.secret_ref, _reference(tracking)
@@ -70,13 +70,6 @@ class Rivals:
                 found.append((made, spec))
         return [(made[1], spec) for made, spec in sorted(found, key=lambda item: item[0])]
 
-    def _registry(self, tracking: Json) -> str:
-        # NB: what another version of the operator let through may not fit this one's schema.
-        known = PromotionTracking.model_construct(
-            uri=tracking.get("uri"), registry_uri=tracking.get("registryUri")
-        )
-        return canonical(self.settings.servers(known)[1])
-
     async def _same(
         self,
         promotion: Promotion,
@@ -93,6 +86,15 @@ class Rivals:
         except TrackingError:
             # The other cannot get at any.
             return False
+
+
+def registry_of(settings: Settings, tracking: Json) -> str:
+    """The registry of a promotion or of a FineTuneJob with this spec.tracking."""
+    # NB: what another version of the operator let through may not fit this one's schema.
+    known = PromotionTracking.model_construct(
+        uri=tracking.get("uri"), registry_uri=tracking.get("registryUri")
+    )
+    return canonical(settings.servers(known)[1])
 
 
 def _alias(spec: Json) -> tuple[object, object]:

@@ -10,9 +10,11 @@ import pytest
 
 from finetune_crds.conditions import Reason
 from finetune_operator.model import MlflowProblem
+from finetune_operator.promotion.model import SourceJob
+from finetune_operator.promotion.observe import read_promotion
 from finetune_operator.registry.base import ModelVersion, RegisteredModel
 from finetune_operator.tracking import TrackingError
-from unit.promotion.world import Json, Operator, World
+from unit.promotion.world import MODEL, Json, Operator, World
 
 AWAY = MlflowProblem(Reason.MLFLOW_UNREACHABLE, "MLflow at http://runs:5000 cannot be reached: HTTP 429")
 
@@ -164,3 +166,40 @@ async def test_models_that_nobody_asks_for_any_more_are_forgotten() -> None:
     there.seconds += 10 * there.settings.poll_seconds
     await there.settle()
     assert {model for _, model, _ in there.operator.reconciler.observer._models} == {"support-llama"}
+
+
+JOBS: dict[str, tuple[Json, SourceJob]] = {
+    "in the same registry": ({}, SourceJob("Succeeded", MODEL, "1")),
+    "in the same registry, written otherwise": (
+        {"uri": "http://MLflow:5000/"},
+        SourceJob("Succeeded", MODEL, "1"),
+    ),
+    "in another registry": (
+        {"uri": "http://other:5000"},
+        SourceJob("Succeeded", MODEL, elsewhere="http://other:5000"),
+    ),
+    "in another registry beside the same server": (
+        {"registryUri": "http://Other:5000/"},
+        SourceJob("Succeeded", MODEL, elsewhere="http://other:5000"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("tracking", "expected"), JOBS.values(), ids=JOBS)
+async def test_where_the_job_of_a_source_registers(tracking: Json, expected: SourceJob) -> None:
+    there = world()
+    there.submit(source={"fineTuneJob": "tune"})
+    there.kube.keep(
+        {
+            "kind": "FineTuneJob",
+            "metadata": {"name": "tune"},
+            "spec": {"tracking": tracking},
+            "status": {"phase": "Succeeded", "model": {"name": MODEL, "version": "1"}},
+        }
+    )
+    there.operator.watch()
+    promotion = read_promotion(there.kube.objects["ModelPromotion", "team", "champion"])
+    observed = await there.operator.reconciler.observer.observe(promotion)
+    assert observed.job == expected
+    await there.settle()
+    assert there.registry.aliases.get("champion") == expected.version
