@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from databricks.sdk.service.catalog import MetastoreAssignment
 from databricks.sdk.service.ml import GetRunResponse
 
 from workspace.endpoints import EndpointRefusal
@@ -156,6 +157,11 @@ _PATHS: list[tuple[str, str, _Answer]] = [
         lambda state, parts, _: state.describe_model(
             parts["name"], aliases=parts.get("include_aliases") == "true"
         ),
+    ),
+    (
+        "GET",
+        "/api/2.1/unity-catalog/current-metastore-assignment",
+        lambda state, _, __: MetastoreAssignment(workspace_id=1234, metastore_id=state.metastore).as_dict(),
     ),
     (
         "PUT",

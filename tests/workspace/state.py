@@ -66,10 +66,12 @@ class Workspace:
         denied: actions that are refused with 403: `<method> <start of the path>`.
         faults: what is answered in place of what was asked; the first that fits.
         asked: method and path of every request that was let in.
+        metastore: metastore that it is attached to.
         logins: grant type of every token that was given out.
     """
 
     uri: str = ""
+    metastore: str = "metastore-1"
     tokens: set[str] = field(default_factory=lambda: {"dapi-good"})
     clients: dict[str, str] = field(default_factory=lambda: {"principal": "principal-secret"})
     federated: dict[str, str] = field(default_factory=dict)

@@ -24,5 +24,19 @@ def open_registry(
         from finetune_operator.databricks import workspace
         from finetune_operator.registry.unity import UnityRegistry
 
-        return UnityRegistry(workspace(secret, settings))
+        return UnityRegistry.of(workspace(secret, settings))
     return MlflowRegistry(server, registry, Credentials.of(secret))
+
+
+def metastore(settings: Settings, secret: Mapping[str, str] | None, *, ask: bool = True) -> str | None:
+    """The metastore of a workspace, which holds the models of its Unity Catalog; None where it is not known.
+
+    It blocks, unless it is not to `ask` for what is not known yet.
+
+    Raises:
+        TrackingError: the workspace is not known, or cannot be reached.
+    """
+    from finetune_operator.databricks import workspace
+    from finetune_operator.registry.unity import metastore_of
+
+    return metastore_of(workspace(secret, settings), ask=ask)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from finetune_crds.conditions import Reason
 from finetune_operator.databricks import problems
 from finetune_operator.model import MlflowProblem
 from finetune_operator.registry.base import ModelVersion, RegisteredModel, evaluated_on
+from finetune_operator.settings import UNITY_CATALOG
 from finetune_operator.tracking import TrackingError
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 # The SDK knows no tags of versions: MLflow's own client uses these paths.
 _VERSIONS = "/api/2.0/mlflow/unity-catalog/model-versions"
+# By workspace: its metastore, which it keeps for as long as it lives.
+_metastores: dict[str, str] = {}
 _LEVELS = re.compile(r"[^./ ]+\.[^./ ]+\.[^./ ]+")
 
 
@@ -27,14 +30,27 @@ class UnityRegistry:
     """The models of a workspace's Unity Catalog, as `registry.base.Registry`.
 
     Setting an alias needs the owner of the model, reading it EXECUTE, and tags APPLY TAG.
+
+    Attributes:
+        metastore: the metastore that the workspace is attached to; None where it is not known.
     """
 
     workspace: WorkspaceClient
+    metastore: str | None = None
+
+    @classmethod
+    def of(cls, workspace: WorkspaceClient) -> Self:
+        """The models of the metastore that the workspace is attached to.
+
+        Raises:
+            TrackingError: the workspace cannot be reached.
+        """
+        return cls(workspace, metastore_of(workspace))
 
     @property
     def uri(self) -> str:
-        """The workspace stands for the metastore it is attached to."""
-        return f"databricks-uc://{self.workspace.config.hostname}"
+        """Names the metastore, which workspaces share; the workspace stands for one that is not known."""
+        return f"{UNITY_CATALOG}://{self.metastore or self.workspace.config.hostname}"
 
     def model(self, name: str) -> RegisteredModel | None:
         """A registered model; None when there is none of the name."""
@@ -114,6 +130,25 @@ class UnityRegistry:
             return self.workspace.experiments.get_run(run_id).run
         except NotFound:
             return None
+
+
+def metastore_of(workspace: WorkspaceClient, *, ask: bool = True) -> str | None:
+    """The metastore that a workspace is attached to; None where we may not know, or need not `ask` and do not.
+
+    Raises:
+        TrackingError: the workspace cannot be reached.
+    """
+    from databricks.sdk.errors import NotFound, PermissionDenied
+
+    host = workspace.config.host
+    if host in _metastores or not ask:
+        return _metastores.get(host)
+    with problems(workspace, "read which metastore the workspace is attached to"):
+        try:
+            found = workspace.metastores.current().metastore_id
+        except (NotFound, PermissionDenied):
+            return None
+        return _metastores.setdefault(host, found)
 
 
 def _check(name: str) -> None:

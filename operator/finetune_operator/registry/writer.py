@@ -22,7 +22,7 @@ from finetune_operator.model import MlflowProblem
 from finetune_operator.promotion.model import MoveAlias
 from finetune_operator.registry.base import Registry
 from finetune_operator.registry.lease import Held, LeaseBusy, Leases
-from finetune_operator.settings import Settings
+from finetune_operator.settings import UNITY_CATALOG, Settings
 
 __all__ = ["ANYWHERE", "AliasMoved", "AliasWriter", "LeaseBusy", "VersionNotReady"]
 
@@ -132,6 +132,9 @@ class AliasWriter:
 
 def lease_name(registry_uri: str, model: str) -> str:
     """Name of the Lease of a registered model. People choose names of models, so it is a hash."""
+    if registry_uri.startswith(UNITY_CATALOG):
+        # NB: to Unity Catalog Main.llm.Support and main.llm.support are the same.
+        model = model.casefold()
     digest = hashlib.sha256(f"{registry_uri}\0{model}".encode()).hexdigest()
     return f"finetune-aliases-{digest[:32]}"
 

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+from databricks.sdk import WorkspaceClient
 
 from finetune_crds.conditions import Reason
 from finetune_operator.databricks import workspace
+from finetune_operator.registry import unity
 from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry
-from finetune_operator.registry.unity import UnityRegistry
+from finetune_operator.registry.unity import UnityRegistry, metastore_of
+from finetune_operator.registry.writer import lease_name
 from finetune_operator.settings import Settings
 from finetune_operator.tracking import TrackingError
-from workspace import Workspace
+from workspace import Fault, Workspace
 
 MODEL = "main.llm.support"
+METASTORE = "/api/2.1/unity-catalog/current-metastore-assignment"
 
 
 def registry(state: Workspace) -> Registry:
-    return UnityRegistry(
-        workspace({"DATABRICKS_HOST": state.uri, "DATABRICKS_TOKEN": "dapi-good"}, Settings())
-    )
+    return UnityRegistry(client(state))
+
+
+def client(state: Workspace) -> WorkspaceClient:
+    return workspace({"DATABRICKS_HOST": state.uri, "DATABRICKS_TOKEN": "dapi-good"}, Settings())
 
 
 def problem(call: Callable[[], object]) -> tuple[Reason, str]:
@@ -30,8 +36,40 @@ def problem(call: Callable[[], object]) -> tuple[Reason, str]:
     return raised.value.problem.reason, raised.value.problem.message
 
 
-def test_it_is_named_by_its_workspace(databricks: Workspace) -> None:
-    assert registry(databricks).uri == databricks.uri.replace("http", "databricks-uc")
+@pytest.fixture(autouse=True)
+def nothing_known() -> Iterator[None]:
+    unity._metastores.clear()
+    yield
+    unity._metastores.clear()
+
+
+def test_it_is_named_by_its_metastore(databricks: Workspace) -> None:
+    databricks.metastore = "11ab-22cd"
+    for _ in range(2):
+        assert UnityRegistry.of(client(databricks)).uri == "databricks-uc://11ab-22cd"
+    assert databricks.asked == [("GET", METASTORE)]
+
+
+def test_it_is_named_by_its_workspace_where_nobody_may_know_the_metastore(databricks: Workspace) -> None:
+    databricks.denied = {f"GET {METASTORE}"}
+    assert UnityRegistry.of(client(databricks)).uri == databricks.uri.replace("http", "databricks-uc")
+    databricks.denied = set()
+    assert metastore_of(client(databricks), ask=False) is None
+    assert UnityRegistry.of(client(databricks)).uri == "databricks-uc://metastore-1"
+    assert metastore_of(client(databricks), ask=False) == "metastore-1"
+
+
+def test_a_workspace_that_does_not_say_its_metastore_now(databricks: Workspace) -> None:
+    databricks.faults.append(Fault(503, {"error_code": "TEMPORARILY_UNAVAILABLE", "message": "wait"}))
+    assert problem(lambda: UnityRegistry.of(client(databricks))) == (
+        Reason.DATABRICKS_UNREACHABLE,
+        f"Databricks at {databricks.uri} is too busy to read which metastore the workspace is attached to: wait",
+    )
+
+
+def test_the_lease_of_a_model_is_the_same_however_its_name_is_written() -> None:
+    assert lease_name("databricks-uc://m", "Main.LLM.Support") == lease_name("databricks-uc://m", MODEL)
+    assert lease_name("http://mlflow:5000", "Support") != lease_name("http://mlflow:5000", "support")
 
 
 def test_a_model_and_its_aliases(databricks: Workspace) -> None:
