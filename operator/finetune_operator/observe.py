@@ -125,6 +125,7 @@ class Observer:
 
     def _owned(self, job: Job) -> dict[str, str]:
         """The ModelPromotions that keep aliases of the job's model in the same registry, by alias."""
+        # NB: one that is refused, or that never got at the registry, keeps nothing: its alias would stay as it is.
         if job.spec is None or job.spec.register_ is None:
             return {}
         registry = self._registry_of(job.spec.tracking)
@@ -136,10 +137,15 @@ class Observer:
             theirs = Tracking.model_construct(
                 uri=tracking.get("uri"), registry_uri=tracking.get("registryUri")
             )
+            status = body.get("status") or {}
+            said = {item["type"]: item["status"] for item in status.get("conditions") or ()}
+            reached = said.get(Type.REGISTRY_READY) == "True" or status.get("promoted") is not None
             if (
                 "deletionTimestamp" not in body["metadata"]
                 and spec.get("model") == job.spec.register_.model
                 and self._registry_of(theirs) == registry
+                and said.get(Type.ACCEPTED) == "True"
+                and reached
             ):
                 found.setdefault(str(spec.get("alias")), f"{namespace}/{name}")
         return found

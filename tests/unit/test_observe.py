@@ -286,7 +286,18 @@ def test_a_tracking_error_carries_its_problem() -> None:
 
 def promotion(name: str = "prod", *, deleting: bool = False, **spec: Any) -> Json:
     meta = {"deletionTimestamp": "2026-08-01T12:00:00Z"} if deleting else {}
-    return {"metadata": {"name": name, **meta}, "spec": {"model": "tuned", "alias": "champion"} | spec}
+    return {
+        "metadata": {"name": name, **meta},
+        "spec": {"model": "tuned", "alias": "champion"} | spec,
+        "status": says(Accepted="True", RegistryReady="True"),
+    }
+
+
+def says(promoted: str | None = None, **conditions: str) -> Json:
+    return {
+        "promoted": promoted,
+        "conditions": [{"type": kind, "status": status} for kind, status in conditions.items()],
+    }
 
 
 OWNED: dict[str, tuple[list[Json], Json]] = {
@@ -300,6 +311,16 @@ OWNED: dict[str, tuple[list[Json], Json]] = {
         {"champion": "team/prod"},
     ),
     "on its way out": ([promotion(deleting=True)], {}),
+    "that nobody looked at yet": ([promotion() | {"status": {}}], {}),
+    "that is refused": ([promotion() | {"status": says("1", Accepted="False", RegistryReady="True")}], {}),
+    "that never got at the registry": (
+        [promotion() | {"status": says(Accepted="True", RegistryReady="False")}],
+        {},
+    ),
+    "that cannot get at the registry now": (
+        [promotion() | {"status": says("1", Accepted="True", RegistryReady="False")}],
+        {"champion": "team/prod"},
+    ),
     "without a spec": ([{"metadata": {"name": "prod"}}], {}),
 }
 
