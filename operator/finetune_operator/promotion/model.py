@@ -63,6 +63,7 @@ class Observed:
         versions: the versions that were asked for; None for those that do not exist.
         job: the FineTuneJob that the source names; None when there is none.
         rival: namespace/name of an older ModelPromotion for the same alias.
+        loop: in words, the aliases that take their version from each other, this promotion's among them.
         endpoint: the serving endpoint; None when it was not asked for.
     """
 
@@ -71,6 +72,7 @@ class Observed:
     versions: Mapping[str, ModelVersion | None] = field(default_factory=dict)
     job: SourceJob | None = None
     rival: str | None = None
+    loop: str | None = None
     endpoint: Endpoint | None = None
 
     def alias(self, name: str) -> str | None:

@@ -128,17 +128,18 @@ class PromotionObserver:
         spec = promotion.spec
         if spec is None:
             return Observed()
-        job = self._job(promotion, spec)
+        job, loop = self._job(promotion, spec), None
         try:
             rival = await self._rivals.of_alias(promotion, spec)
             if rival:
                 return Observed(rival=rival)
+            loop = await self._rivals.loop(promotion, spec)
             registry = await self.registry(promotion)
             seen = await self._registered(promotion, spec, registry, job)
         except TrackingError as error:
-            return Observed(problem=error.problem, job=job)
+            return Observed(problem=error.problem, job=job, loop=loop)
         endpoint = await self._endpoint(promotion, spec)
-        return Observed(model=seen[0], versions=seen[1], job=job, endpoint=endpoint)
+        return Observed(model=seen[0], versions=seen[1], job=job, loop=loop, endpoint=endpoint)
 
     async def registry(self, promotion: Promotion) -> Registry:
         """The registry of a promotion, with its credentials.

@@ -203,3 +203,18 @@ async def test_where_the_job_of_a_source_registers(tracking: Json, expected: Sou
     assert observed.job == expected
     await there.settle()
     assert there.registry.aliases.get("champion") == expected.version
+
+
+async def test_a_loop_is_observed_whether_the_registry_answers_or_not() -> None:
+    there = world()
+    there.submit("a", source={"alias": "b"})
+    there.submit("b", source={"alias": "a"})
+    there.operator.watch()
+    observer = there.operator.reconciler.observer
+    promotion = read_promotion(there.kube.objects["ModelPromotion", "team", "a"])
+    said = "aliases a <- b <- a take their version from each other"
+    assert (await observer.observe(promotion)).loop == said
+    there.registry.problem = AWAY
+    there.seconds += 5
+    observed = await observer.observe(promotion)
+    assert (observed.problem, observed.loop) == (AWAY, said)
