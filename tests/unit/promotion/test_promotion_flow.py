@@ -526,3 +526,18 @@ async def test_a_source_that_names_nothing_is_not_taken_for_the_one_before() -> 
         "Pending",
         ("WaitingForAlias", "support-llama has no alias stagging yet"),
     )
+
+
+async def test_aliases_in_a_loop_move_nothing() -> None:
+    there = World()
+    for version in ("1", "2", "3"):
+        there.registry.add(version)
+    for alias, source, version in (("a", "b", "1"), ("b", "c", "2"), ("c", "a", "3")):
+        there.submit(alias, source={"alias": source})
+        there.registry.aliases[alias] = version
+    await there.settle()
+    assert there.registry.moves == []
+    assert {there.status(alias).phase for alias in "abc"} == {"Conflict"}
+    there.edit("c", source={"version": "3"})
+    await there.settle()
+    assert there.registry.aliases == {"a": "3", "b": "3", "c": "3"}

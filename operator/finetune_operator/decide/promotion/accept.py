@@ -25,6 +25,9 @@ def accept(draft: Draft) -> bool:
             f"{draft.spec.model}: delete one of the two"
         )
         return _refuse(draft, Reason.CONFLICT, message)
+    if draft.observed.loop:
+        message = f"{draft.observed.loop}: let one of them take it from somewhere else"
+        return _refuse(draft, Reason.CONFLICT, message)
     draft.set(Type.ACCEPTED, True, Reason.ACCEPTED, "the spec can be carried out")
     return True
 
