@@ -16,8 +16,7 @@ def named_version(spec: ModelPromotionSpec, observed: Observed) -> str | None:
     if spec.source.alias:
         return observed.alias(spec.source.alias)
     job = observed.job
-    fits = job is not None and job.phase == "Succeeded" and job.model == spec.model and job.elsewhere is None
-    return job.version if job and fits else None
+    return job.version if job and job.phase == "Succeeded" and job.model == spec.model else None
 
 
 def resolve(draft: Draft) -> bool:
@@ -87,11 +86,11 @@ def _job_says(name: str, model: str, job: SourceJob | None) -> tuple[Reason, str
         return Reason.JOB_FAILED, f"FineTuneJob {name} has failed: there is no version to promote"
     if job.phase != "Succeeded":
         return Reason.WAITING_FOR_JOB, f"FineTuneJob {name} is {job.phase}"
-    if job.version is None:
-        return Reason.JOB_FAILED, f"FineTuneJob {name} registered no version: it needs spec.register"
     if job.elsewhere:
         return Reason.JOB_FAILED, (
             f"FineTuneJob {name} registered its version in {job.elsewhere}, which is another registry: name that one in "
             "spec.tracking"
         )
+    if job.version is None:
+        return Reason.JOB_FAILED, f"FineTuneJob {name} registered no version: it needs spec.register"
     return Reason.JOB_FAILED, f"FineTuneJob {name} registered {job.model}, not {model}: name its model"
