@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 # For how many polls a model is remembered that nobody asks for any more.
 _KEPT_POLLS = 10
+
+_USER = re.compile(r"//[^/]*@")
 
 Open = Callable[[Settings, PromotionTracking, Mapping[str, str] | None], Registry]
 
@@ -134,8 +137,7 @@ class PromotionObserver:
             if rival:
                 return Observed(rival=rival)
             loop = await self._rivals.loop(promotion, spec)
-            registry = await self.registry(promotion)
-            seen = await self._registered(promotion, spec, registry, job)
+            seen = await self._registered(promotion, spec, job)
         except TrackingError as error:
             return Observed(problem=error.problem, job=job, loop=loop)
         endpoint = await self._endpoint(promotion, spec)
@@ -170,15 +172,16 @@ class PromotionObserver:
             del self._models[key]
 
     async def _registered(
-        self, promotion: Promotion, spec: ModelPromotionSpec, registry: Registry, job: SourceJob | None
+        self, promotion: Promotion, spec: ModelPromotionSpec, job: SourceJob | None
     ) -> tuple[RegisteredModel | None, Mapping[str, ModelVersion | None]]:
         # NB: a version is read from its tracking server too, and a server may turn away one Secret alone.
-        server = canonical(self.settings.servers(spec.tracking)[0])
-        asked = (registry.uri, server, _reader(promotion, spec))
+        server, named = (canonical(uri) for uri in self.settings.servers(spec.tracking))
+        asked = (named, server, _reader(promotion, spec))
         down = self._down.get(asked)
         if down and self.clock() < down[0]:
             raise TrackingError(down[1])
         try:
+            registry = await self.registry(promotion)
             model = await self._model(promotion, spec, registry)
             wanted = versions_needed(promotion, spec, Observed(model=model, job=job))
             if model is None or not wanted:
@@ -241,7 +244,8 @@ class PromotionObserver:
         phase, model = status.get("phase") or "Pending", status.get("model") or {}
         registry = registry_of(self.settings, (body.get("spec") or {}).get("tracking") or {})
         if registry != canonical(self.settings.servers(spec.tracking)[1]):
-            return SourceJob(phase, model.get("name"), elsewhere=registry)
+            # NB: a message may show it, and a job that was refused may have an address with a password.
+            return SourceJob(phase, model.get("name"), elsewhere=_USER.sub("//", registry))
         return SourceJob(phase, model.get("name"), model.get("version"))
 
 

@@ -12,7 +12,7 @@ from finetune_crds.conditions import Reason
 from finetune_operator.model import MlflowProblem
 from finetune_operator.promotion.model import SourceJob
 from finetune_operator.promotion.observe import read_promotion
-from finetune_operator.registry.base import ModelVersion, RegisteredModel
+from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry
 from finetune_operator.tracking import TrackingError
 from unit.promotion.world import MODEL, Json, Operator, World
 
@@ -178,6 +178,10 @@ JOBS: dict[str, tuple[Json, SourceJob]] = {
         {"uri": "http://other:5000"},
         SourceJob("Succeeded", MODEL, elsewhere="http://other:5000"),
     ),
+    "in another registry, with a password": (
+        {"uri": "http://me:secret@other:5000"},
+        SourceJob("Succeeded", MODEL, elsewhere="http://other:5000"),
+    ),
     "in another registry beside the same server": (
         {"registryUri": "http://Other:5000/"},
         SourceJob("Succeeded", MODEL, elsewhere="http://other:5000"),
@@ -218,3 +222,21 @@ async def test_a_loop_is_observed_whether_the_registry_answers_or_not() -> None:
     there.seconds += 5
     observed = await observer.observe(promotion)
     assert (observed.problem, observed.loop) == (AWAY, said)
+
+
+async def test_a_registry_that_cannot_be_opened_for_lack_of_an_answer_is_not_opened_again_at_once() -> None:
+    there = world()
+    for name in ("one", "other"):
+        there.submit(name)
+    opened = 0
+
+    def away(*_: object) -> Registry:
+        nonlocal opened
+        opened += 1
+        raise TrackingError(AWAY)
+
+    there.operator.reconciler.observer.open = away
+    for name in ("one", "other"):
+        await there.operator.look(name)
+        assert there.says("RegistryReady", name) == (AWAY.reason, AWAY.message)
+    assert opened == 1

@@ -103,9 +103,10 @@ def two() -> Iterator[tuple[Workspace, Workspace]]:
 def in_catalog(two: tuple[Workspace, Workspace], **first: Any) -> World:
     """An older promotion in the one workspace, and mine in the other."""
     there = World()
-    for namespace, state, spec in (("first", two[0], first), ("mine", two[1], {})):
+    for namespace, state in zip(("first", "mine"), two, strict=True):
         there.login(namespace, state.uri)
-        there.submit(namespace, **{"tracking": CATALOG} | spec)
+    there.submit("first", tracking=CATALOG, **first)
+    there.submit("mine", tracking=CATALOG)
     return there
 
 
@@ -205,7 +206,8 @@ ELSEWHERE: dict[str, Json] = {
 async def test_aliases_that_close_no_loop(other: Json) -> None:
     there = World()
     there.submit("mine", alias="a", source={"alias": "b"})
-    there.submit("other", **{"alias": "b", "source": {"alias": "a"}} | other)
+    whole: Json = {"alias": "b", "source": {"alias": "a"}}
+    there.submit("other", **whole | other)
     assert await there.loop("mine") is None
 
 
