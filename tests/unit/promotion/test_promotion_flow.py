@@ -541,3 +541,50 @@ async def test_aliases_in_a_loop_move_nothing() -> None:
     there.edit("c", source={"version": "3"})
     await there.settle()
     assert there.registry.aliases == {"a": "3", "b": "3", "c": "3"}
+
+
+def job(phase: str, *, registers: str = "support-llama", uri: str | None = None) -> dict[str, Any]:
+    """A FineTuneJob that registered version 2 of a model."""
+    status = {"phase": phase, "model": {"name": registers, "version": "2"}}
+    tracking = {"uri": uri} if uri else {}
+    spec = {"model": {"base": "/m"}, "tracking": tracking, "register": {"model": registers}}
+    return {"kind": "FineTuneJob", "metadata": {"name": "tune"}, "spec": spec, "status": status}
+
+
+JOBS: dict[str, tuple[dict[str, Any] | None, str, tuple[str, str]]] = {
+    "there is none": (
+        None,
+        "Pending",
+        ("WaitingForJob", "FineTuneJob tune does not exist in this namespace"),
+    ),
+    "under way": (job("Training"), "Pending", ("WaitingForJob", "FineTuneJob tune is Training")),
+    "failed": (
+        job("Failed"),
+        "Failed",
+        ("JobFailed", "FineTuneJob tune has failed: there is no version to promote"),
+    ),
+    "another model": (
+        job("Succeeded", registers="other"),
+        "Failed",
+        ("JobFailed", "FineTuneJob tune registered other, not support-llama: name its model"),
+    ),
+    "another registry": (
+        job("Succeeded", uri="http://elsewhere"),
+        "Failed",
+        (
+            "JobFailed",
+            "FineTuneJob tune registered its version in http://elsewhere, which is another registry: name that one in "
+            "spec.tracking",
+        ),
+    ),
+    "done": (job("Succeeded"), "Promoted", ("SourceResolved", "FineTuneJob tune is version 2")),
+}
+
+
+@pytest.mark.parametrize(("source", "phase", "said"), JOBS.values(), ids=JOBS)
+async def test_a_version_from_a_job(source: dict[str, Any] | None, phase: str, said: tuple[str, str]) -> None:
+    there = world(source={"fineTuneJob": "tune"})
+    if source:
+        there.kube.keep(source)
+    await there.settle()
+    assert (there.status().phase, there.says("SourceReady")) == (phase, said)
