@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from finetune_crds.conditions import Reason, Type
-from finetune_crds.promotion_status import Move
+from finetune_crds.promotion_status import Move, Withheld
 from finetune_operator.decide.promotion.approval import forget_waits
 from finetune_operator.decide.promotion.draft import Draft
 from finetune_operator.decide.promotion.drift import names_of
@@ -16,19 +16,12 @@ def withdraw(draft: Draft) -> bool:
     held = draft.status.withheld
     if held is None:
         return True
-    over = draft.status.candidate not in (None, held.version) and draft.status.promoted != held.version
-    if over or (held.reason == "Withdrawn" and held.digest != terms_digest(draft.spec)):
+    if _is_over(draft, held):
         draft.update(withheld=None)
         return True
-    previous = draft.status.previous
-    gone = previous is not None and draft.observed.versions.get(previous) is None
-    if draft.status.promoted == held.version and held.reason == "Withdrawn" and gone:
-        draft.stop(
-            Reason.WITHDRAWN, f"{held.message}; version {previous}, which was there before, does not exist"
-        )
-        return False
-    if draft.status.promoted == held.version and previous is not None and held.reason == "Withdrawn":
-        return begin(draft, previous, "Withdrawn", held.message, by=names_of(draft))
+    has_alias = draft.status.promoted == held.version
+    if held.reason == "Withdrawn" and has_alias and draft.status.previous is not None:
+        return _take_back(draft, held, draft.status.previous)
     if draft.status.candidate not in (None, held.version):
         return True
     forget_waits(draft)
@@ -37,6 +30,20 @@ def withdraw(draft: Draft) -> bool:
     else:
         draft.stop(Reason.WITHDRAWN, held.message)
     return False
+
+
+def _is_over(draft: Draft, held: Withheld) -> bool:
+    """Whether the source names another version, or what a withdrawn one had to stand is no longer the same."""
+    another = draft.status.candidate not in (None, held.version) and draft.status.promoted != held.version
+    return another or (held.reason == "Withdrawn" and held.digest != terms_digest(draft.spec))
+
+
+def _take_back(draft: Draft, held: Withheld, previous: str) -> bool:
+    if draft.observed.versions.get(previous) is None:
+        message = f"{held.message}; version {previous}, which was there before, does not exist"
+        draft.stop(Reason.WITHDRAWN, message)
+        return False
+    return begin(draft, previous, "Withdrawn", held.message, by=names_of(draft))
 
 
 def settle(draft: Draft) -> bool:
@@ -58,20 +65,7 @@ def revert(draft: Draft) -> bool:
     version = draft.spec.source.version
     gates = gates_digest(draft.spec.gates)
     history = draft.status.history
-    approval = draft.spec.approval
-    approved = approval is not None and approval.required
-    since = draft.status.watched_since
-    passed = next(
-        (
-            move
-            for move in history
-            if _is_promotion(move, version, gates)
-            and (move.approved or not approved)
-            and since is not None
-            and move.at >= since
-        ),
-        None,
-    )
+    passed = next((move for move in history if _may_go_back(draft, move, gates)), None)
     failed = any(move.from_version == version and move.reason == "Withdrawn" for move in history)
     if version is None or passed is None or failed:
         return True
@@ -84,8 +78,12 @@ def revert(draft: Draft) -> bool:
     )
 
 
-def _is_promotion(move: Move, version: str | None, gates: str) -> bool:
-    return move.to_version == version and move.reason in ("Promoted", "Reverted") and move.gates == gates
+def _may_go_back(draft: Draft, move: Move, gates: str) -> bool:
+    """Whether the version of the source was promoted by this move, on the same gates, and approved where that is asked."""
+    approval, since = draft.spec.approval, draft.status.watched_since
+    approved = move.approved or approval is None or not approval.required
+    passed = move.reason in ("Promoted", "Reverted") and move.gates == gates and approved
+    return passed and move.to_version == draft.spec.source.version and since is not None and move.at >= since
 
 
 def promote(draft: Draft) -> bool:
