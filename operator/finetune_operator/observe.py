@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from pydantic import ValidationError
-
 from finetune_crds.conditions import Reason, Type
 from finetune_crds.finetunejob import FineTuneJobSpec, Tracking
 from finetune_crds.status import FineTuneJobStatus
@@ -18,6 +16,7 @@ from finetune_operator.children import job_ended, of_job
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.mlflow_host import canonical
 from finetune_operator.model import Job, Json, Mlflow, MlflowProblem, Observed
+from finetune_operator.reading import read_spec, read_status
 from finetune_operator.registry.mlflow import MlflowRegistry
 from finetune_operator.settings import Settings
 from finetune_operator.store import Store
@@ -29,34 +28,15 @@ log = logging.getLogger(__name__)
 _POD_PATIENCE = timedelta(seconds=5)
 
 
-class UnreadableStatusError(ValueError):
-    """A status that this version of the operator does not understand."""
-
-
 def read_job(body: Json) -> Job:
     """A FineTuneJob from its JSON; a spec that does not fit the schema is noted, never raised.
 
     Raises:
-        UnreadableStatusError: a newer version of the operator wrote the status. Without its memory a finished job
-            would be run again, so the job is left alone.
+        UnreadableStatusError: a newer version of the operator wrote the status.
     """
     meta = body["metadata"]
-    spec: FineTuneJobSpec | None = None
-    invalid = None
-    try:
-        spec = FineTuneJobSpec.model_validate(body.get("spec") or {})
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(["spec", *(str(part) for part in first["loc"])])
-        invalid = f"{where}: {first['msg']}"
-    try:
-        status = FineTuneJobStatus.model_validate(body.get("status") or {})
-    except ValidationError as error:
-        where = ".".join(str(part) for part in error.errors()[0]["loc"])
-        raise UnreadableStatusError(
-            f"status.{where} was not written by this version of the operator, which leaves the job alone: go back to "
-            "the version that wrote it"
-        ) from error
+    spec, invalid = read_spec(FineTuneJobSpec, body)
+    status = read_status(FineTuneJobStatus, body, "job")
     return Job(
         name=meta["name"],
         namespace=meta["namespace"],

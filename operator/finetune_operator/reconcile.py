@@ -15,7 +15,8 @@ from finetune_operator.decide import decide
 from finetune_operator.decide.draft import Draft
 from finetune_operator.kube import KubeError
 from finetune_operator.model import Decision, Job, Json, Observed
-from finetune_operator.observe import Observer, UnreadableStatusError, read_job
+from finetune_operator.observe import Observer, read_job
+from finetune_operator.reading import UnreadableStatusError
 from finetune_operator.registry.writer import LeaseBusy
 from finetune_operator.settings import Settings
 from finetune_operator.store import Store

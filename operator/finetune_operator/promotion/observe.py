@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from pydantic import ValidationError
-
 from finetune_crds.conditions import Reason
 from finetune_crds.modelpromotion import ModelPromotionSpec, PromotionTracking
 from finetune_crds.promotion_status import ModelPromotionStatus
@@ -21,9 +19,9 @@ from finetune_operator.decide.promotion.source import named_version
 from finetune_operator.kube import Kube
 from finetune_operator.mlflow_host import canonical
 from finetune_operator.model import Json, MlflowProblem
-from finetune_operator.observe import UnreadableStatusError
 from finetune_operator.promotion.model import Observed, Promotion, SourceJob
 from finetune_operator.promotion.rivals import Rivals, registry_of
+from finetune_operator.reading import read_spec, read_status
 from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry
 from finetune_operator.registry.choose import open_registry
 from finetune_operator.serving.choose import open_serving
@@ -46,24 +44,11 @@ def read_promotion(body: Json) -> Promotion:
     """A ModelPromotion from its JSON; a spec that does not fit the schema is noted, never raised.
 
     Raises:
-        UnreadableStatusError: a newer version of the operator wrote the status. Without its memory a move would be
-            forgotten, so the promotion is left alone.
+        UnreadableStatusError: a newer version of the operator wrote the status.
     """
     meta = body["metadata"]
-    spec, invalid = None, None
-    try:
-        spec = ModelPromotionSpec.model_validate(body.get("spec") or {})
-    except ValidationError as error:
-        first = error.errors()[0]
-        invalid = f"{'.'.join(['spec', *(str(part) for part in first['loc'])])}: {first['msg']}"
-    try:
-        status = ModelPromotionStatus.model_validate(body.get("status") or {})
-    except ValidationError as error:
-        where = ".".join(str(part) for part in error.errors()[0]["loc"])
-        raise UnreadableStatusError(
-            f"status.{where} was not written by this version of the operator, which leaves the promotion alone: go "
-            "back to the version that wrote it"
-        ) from error
+    spec, invalid = read_spec(ModelPromotionSpec, body)
+    status = read_status(ModelPromotionStatus, body, "promotion")
     return Promotion(
         name=meta["name"],
         namespace=meta["namespace"],

@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import ClassVar
 
 from finetune_crds.conditions import Reason, Type
-from finetune_operator.decide.draft import with_condition
 from finetune_operator.decide.promotion import decide
+from finetune_operator.decide.saying import with_condition
 from finetune_operator.model import Json
 from finetune_operator.promotion.apply import PromotionApplier, StaleError
 from finetune_operator.promotion.model import PromotionDecision

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
-from finetune_crds.conditions import Condition, Reason, Type
+from finetune_crds.conditions import Reason, Type
 from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_crds.promotion_status import ModelPromotionStatus, Move, Withheld
-from finetune_operator.decide.draft import with_condition
 from finetune_operator.decide.promotion.terms import terms_digest
+from finetune_operator.decide.saying import Saying
 from finetune_operator.promotion.model import Observed, Promotion, PromotionAction, PromotionDecision
 from finetune_operator.settings import Settings
 
@@ -23,7 +22,7 @@ def cut(message: str) -> str:
 
 
 @dataclass
-class Draft:
+class Draft(Saying[ModelPromotionStatus]):
     """One pass over one promotion. `status` starts as it is and becomes what it is to be."""
 
     promotion: Promotion
@@ -41,6 +40,11 @@ class Draft:
         self.status = self.promotion.status
 
     @property
+    def generation(self) -> int:
+        """Generation of the spec."""
+        return self.promotion.generation
+
+    @property
     def spec(self) -> ModelPromotionSpec:
         """The spec; only read after `accept` has let the promotion through."""
         if self.promotion.spec is None:
@@ -51,28 +55,6 @@ class Draft:
     def holder(self) -> str | None:
         """The version that the alias points at in the registry."""
         return self.observed.alias(self.spec.alias)
-
-    def update(self, **fields: Any) -> None:
-        """Set fields of the status."""
-        self.status = self.status.model_copy(update=fields)
-
-    def condition(self, kind: Type) -> Condition | None:
-        """The condition as it now stands, or None."""
-        return next((item for item in self.status.conditions if item.type == kind), None)
-
-    def holds(self, kind: Type) -> bool:
-        """Whether a condition is True."""
-        found = self.condition(kind)
-        return found is not None and found.status == "True"
-
-    def set(self, kind: Type, holds: bool | None, reason: Reason, message: str) -> None:
-        """Set a condition; its transition time moves only when its status does."""
-        generation = self.promotion.generation
-        self.update(
-            conditions=with_condition(
-                self.status.conditions, kind, holds, reason, message, now=self.now, generation=generation
-            )
-        )
 
     def stop(self, reason: Reason, message: str) -> None:
         """The alias is not where it should be, for this reason."""
@@ -97,11 +79,6 @@ class Draft:
     def unset(self, *kinds: Type) -> None:
         """Take conditions away that say nothing any more."""
         self.update(conditions=[item for item in self.status.conditions if item.type not in kinds])
-
-    def look_again(self, seconds: float) -> None:
-        """Come back after this time at the latest."""
-        before = self.requeue_seconds
-        self.requeue_seconds = seconds if before is None else min(seconds, before)
 
     def conclude(self) -> PromotionDecision:
         """The finished decision."""

@@ -6,8 +6,8 @@ import dataclasses
 from datetime import datetime
 
 from finetune_crds.conditions import Reason, Type
-from finetune_operator.decide.draft import with_condition
 from finetune_operator.decide.promotion.phase import phase
+from finetune_operator.decide.saying import with_condition
 from finetune_operator.model import MlflowProblem
 from finetune_operator.promotion.model import MoveAlias, Promotion, PromotionAction, PromotionDecision
 
