@@ -12,9 +12,9 @@ from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_crds.promotion_status import ModelPromotionStatus, Move, MoveReason
 from finetune_crds.serving import DatabricksServing
 from finetune_operator.databricks import workspace
-from finetune_operator.decide.saying import with_condition
 from finetune_operator.decide.promotion.draft import Draft
 from finetune_operator.decide.promotion.serving import serve
+from finetune_operator.decide.saying import with_condition
 from finetune_operator.model import MlflowProblem
 from finetune_operator.promotion.model import MoveAlias, Observed, Promotion, PromotionDecision
 from finetune_operator.registry.base import ModelVersion
