@@ -15,7 +15,7 @@ from demo.terminal import Terminal
 from e2e.jobs import STEPS, Jobs, Run, quickstart
 
 CLUSTER = "e2e"
-SECONDS_FOR_A_TEST = 1200
+SECONDS_FOR_A_TEST = 2400
 SECONDS_OF_PRETRAINING = 10
 
 

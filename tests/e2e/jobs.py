@@ -64,7 +64,7 @@ class Jobs:
 
     def follow(self, name: str, seen: Callable[[Json], None] = lambda _: None) -> Json:
         """Follow a job to its success."""
-        return follow(self.kubectl, name, NAMESPACE, self.installation.terminal, timeout=900, seen=seen)
+        return follow(self.kubectl, name, NAMESPACE, self.installation.terminal, timeout=1800, seen=seen)
 
     def get(self, name: str) -> Json:
         """The job as it is now."""

@@ -207,7 +207,7 @@ class Model:
             assert all(version in history for version in made), "a move that history does not have"
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.fixed_dictionaries({part: EDITS[part] for part in ("gates", "onDrift", "soakSeconds")}),
     st.lists(STEPS, min_size=3, max_size=30),

@@ -145,8 +145,7 @@ async def test_a_suspended_promotion_leaves_the_endpoint_alone(state: Workspace)
     assert there.now == ("Promoted", {"staging": 1, "champion": 1}, {"1": 100})
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("number", range(1, 9))
+@pytest.mark.parametrize(("number", "after"), [(number, bool(number % 2)) for number in range(1, 9)])
 async def test_an_operator_that_dies_while_it_takes_both_back(
     state: Workspace, number: int, after: bool
 ) -> None:
