@@ -12,7 +12,7 @@ from finetune_crds.conditions import Reason, Type
 from finetune_crds.env import LocalReference
 from finetune_crds.modelpromotion import ModelPromotionSpec, PromotionTracking
 from finetune_crds.serving import DatabricksServing
-from finetune_operator import secrets
+from finetune_operator import names, secrets
 from finetune_operator.kube import Kube
 from finetune_operator.mlflow_host import canonical
 from finetune_operator.model import Json
@@ -129,11 +129,7 @@ class Rivals:
         found = []
         for key, body in self.store.promotions.items():
             meta = body["metadata"]
-            if (
-                meta["uid"] == promotion.uid
-                or "deletionTimestamp" in meta
-                or not is_like(body.get("spec") or {})
-            ):
+            if meta["uid"] == promotion.uid or _is_over(meta) or not is_like(body.get("spec") or {}):
                 continue
             found.append(Other(datetime.fromisoformat(meta["creationTimestamp"]), "/".join(key), body))
         return sorted(found, key=lambda other: other[:2])
@@ -213,3 +209,8 @@ def _endpoint(spec: Json) -> object:
 def _reference(part: Json) -> LocalReference | None:
     named = part.get("secretRef")
     return LocalReference.model_validate(named) if named else None
+
+
+def _is_over(meta: Json) -> bool:
+    """Whether a resource is being deleted and has nothing more to do: one that still takes its alias away has."""
+    return "deletionTimestamp" in meta and names.FINALIZER not in (meta.get("finalizers") or ())

@@ -588,3 +588,20 @@ async def test_a_version_from_a_job(source: dict[str, Any] | None, phase: str, s
         there.kube.keep(source)
     await there.settle()
     assert (there.status().phase, there.says("SourceReady")) == (phase, said)
+
+
+async def test_the_younger_waits_until_the_older_has_taken_its_alias_away() -> None:
+    there = world(onDelete="RemoveAlias")
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    there.submit("other", alias="champion", source={"version": 1})
+    there.kube.objects["ModelPromotion", "team", "other"]["metadata"]["creationTimestamp"] = (
+        "2026-08-01T12:00:01Z"
+    )
+    await there.settle()
+    there.remove()
+    there.seconds += 5
+    await there.operator.look("other")
+    assert (there.status("other").phase, there.registry.aliases["champion"]) == ("Conflict", "2")
+    await there.settle()
+    assert (there.names(), there.moves("other")) == (["other"], [("Promoted", None, "1")])
