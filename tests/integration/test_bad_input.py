@@ -417,5 +417,5 @@ def test_mlflow_that_refuses_its_host_name_says_what_to_set(
 def test_a_missing_tracking_secret_is_named(world: World) -> None:
     tracking = {"uri": f"http://127.0.0.1:{free_port()}", "secretRef": {"name": "absent"}}
     world.submit(splits_given(tracking=tracking))
-    found = world.wait_condition("tune", "Tracked", "MlflowForbidden")
+    found = world.wait_condition("tune", "Tracked", "CredentialsMissing")
     assert found["message"].startswith("Secret absent of spec.tracking.secretRef does not exist")
