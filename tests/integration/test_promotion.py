@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cluster.controlplane import ControlPlane
+from finetune_operator.registry.writer import lease_name
 from integration.world import Api, Json, Mlflow, Process, operator_process, running, wait_for
 
 GATES = [{"name": "loss", "metric": {"name": "eval_loss", "max": 2.5}}]
@@ -205,8 +206,8 @@ def test_two_replicas_that_race_make_each_move_once(registry: Registry, replicas
         ("Promoted", before, after) for before, after in zip([None, *versions], versions, strict=False)
     ]
     assert {alias: registry.moves(alias) for alias in aliases} == dict.fromkeys(aliases, expected)
-    leases = registry.api.list("Lease", "default")
-    assert leases == []
+    mine = lease_name(registry.mlflow.uri, registry.model)
+    wait_for("the Lease was given back", lambda: registry.api.get("Lease", "default", mine) is None)
 
 
 def test_deletion_with_the_alias_waits_for_a_registry_that_is_away(
