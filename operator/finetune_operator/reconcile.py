@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,7 +36,7 @@ def utc_now() -> datetime:
 
 
 @dataclass
-class Passes:
+class Passes(ABC):
     """Handles keys of a work queue, one kind of resource: a pass each, and again later when it fails."""
 
     kind: ClassVar[str]
@@ -66,11 +67,11 @@ class Passes:
         if requeue is not None:
             self.queue.add_after(key, requeue)
 
+    @abstractmethod
     async def look(self, body: Json) -> float | None:
         """One pass; the seconds after which to look again, or None for the next resync."""
-        raise NotImplementedError
 
-    async def complain(self, body: Json, error: Exception) -> None:
+    async def complain(self, body: Json, error: Exception) -> None:  # noqa: B027 - jobs have no place for it
         """Say on the resource itself that a pass failed for no known reason, where its status has a place for that."""
 
 

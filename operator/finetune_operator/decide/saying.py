@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Generic, TypeVar
@@ -42,7 +43,7 @@ def with_condition(
     return [*others[:position], after, *others[position:]]
 
 
-class Saying(Generic[Status]):
+class Saying(ABC, Generic[Status]):
     """A status that starts as it is and becomes what it is to be."""
 
     status: Status
@@ -50,9 +51,9 @@ class Saying(Generic[Status]):
     requeue_seconds: float | None
 
     @property
+    @abstractmethod
     def generation(self) -> int:
         """Generation of the spec that the status is about."""
-        raise NotImplementedError
 
     def update(self, **fields: Any) -> None:
         """Set fields of the status."""
