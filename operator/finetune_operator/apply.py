@@ -7,10 +7,10 @@ import logging
 from dataclasses import dataclass
 from datetime import datetime
 
-from finetune_crds.base import API_VERSION
 from finetune_crds.conditions import Reason
-from finetune_operator import events, names
+from finetune_operator import names, statuses
 from finetune_operator.decide.undone import undone
+from finetune_operator.events import About
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.model import (
     Action,
@@ -141,28 +141,11 @@ class Applier:
     async def _status(self, job: Job, decision: Decision, now: datetime) -> None:
         if decision.status == job.status:
             return
-        body: Json = {
-            "apiVersion": API_VERSION,
-            "kind": "FineTuneJob",
-            # NB: uid and version are preconditions: this status is about the job as it was when it was decided on.
-            "metadata": {
-                "name": job.name,
-                "namespace": job.namespace,
-                "uid": job.uid,
-                "resourceVersion": job.version,
-            },
-            "status": decision.status.to_json(),
-        }
-        written = await self.kube.apply(body, subresource="status")
-        self.store.put("FineTuneJob", written)
-        if decision.status.phase != job.status.phase:
-            log.info("%s is %s", job.key, decision.status.phase)
-        about = events.About("FineTuneJob", job.name, job.namespace, job.uid)
-        for condition in events.changes(job.status.conditions, decision.status.conditions):
-            try:
-                await self.kube.create(events.event(about, condition, now))
-            except KubeError as error:
-                log.warning("the Event %s about %s was not written: %s", condition.reason, job.key, error)
+        about = About("FineTuneJob", job.name, job.namespace, job.uid)
+        before, after = job.status, decision.status
+        await statuses.write(
+            self.kube, self.store, about, version=job.version, before=before, after=after, now=now
+        )
 
 
 def _act(server: Server, job: Job, action: EnsureRun | FinishRun) -> None:

@@ -18,6 +18,7 @@ from finetune_crds.conditions import Reason
 from finetune_operator.model import MlflowProblem
 from finetune_operator.settings import Settings
 from finetune_operator.tracking import TrackingError
+from finetune_operator.wording import masked, short
 
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
@@ -91,7 +92,7 @@ class problems:  # noqa: N801
         _clients.reconsider(self._access, error)
         reason, message = _meaning(error, self._access, self._what)
         # NB: the cause is left out: its text, which a log would show, may hold the credentials.
-        raise TrackingError(MlflowProblem(reason, _masked(message, self._access))) from None
+        raise TrackingError(MlflowProblem(reason, masked(message, self._access.secrets))) from None
 
 
 class _Clients:
@@ -198,7 +199,7 @@ def _meaning(error: Exception, known: Access, what: str) -> tuple[Reason, str]:
     from databricks.sdk import errors
     from requests import exceptions
 
-    text = _short(str(error))
+    text = short(str(error))
     if isinstance(error, errors.Unauthenticated):
         return Reason.DATABRICKS_FORBIDDEN, (
             f"Databricks at {known.host} does not accept the credentials: {known.remedy} ({text})"
@@ -229,14 +230,3 @@ def _cause(text: str) -> str:
     """The part of urllib3's nested errors that people can use."""
     found = _CAUSE.search(text)
     return found[0] if found else text
-
-
-def _masked(text: str, known: Access) -> str:
-    for secret in known.secrets:
-        text = text.replace(secret, "***").replace(repr(secret)[1:-1], "***")
-    return text
-
-
-def _short(text: str, limit: int = 300) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= limit else f"{line[:limit]}..."

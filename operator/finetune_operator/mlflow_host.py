@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from finetune_crds.conditions import Reason
 from finetune_operator.model import MlflowProblem
+from finetune_operator.wording import masked, short
 
 # NB: by default MLflow's client retries for minutes. Here the work queue retries, and a thread must not be held.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
@@ -118,9 +119,7 @@ class Problems:
     def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
         if error is None or isinstance(error, TrackingError) or not isinstance(error, Exception):
             return
-        text = str(error)
-        for secret in self._secrets:
-            text = text.replace(secret, "***").replace(repr(secret)[1:-1], "***")
+        text = masked(str(error), self._secrets)
         problem = _problem(self._uri, text, str(getattr(error, "error_code", "")))
         # NB: the cause is left out: its text, which a log would show, may hold the credentials.
         raise TrackingError(problem) from None
@@ -130,7 +129,7 @@ def _problem(uri: str, text: str, code: str) -> MlflowProblem:
     """What a failure of MLflow's client means, from its text and MLflow's own error code."""
     answered, cause = _STATUS.search(text), _CAUSE.search(text)
     status = int(answered[1]) if answered else None
-    why = f"HTTP {status}" if status else cause[0] if cause else _short(text)
+    why = f"HTTP {status}" if status else cause[0] if cause else short(text)
     if text.startswith("Invalid url:"):
         return MlflowProblem(
             Reason.MLFLOW_ERROR,
@@ -163,8 +162,3 @@ def _problem(uri: str, text: str, code: str) -> MlflowProblem:
 _STATUS = re.compile(r"(?:failed with error code|too many) (\d{3})\b")
 # The part of urllib3's nested errors that people can use.
 _CAUSE = re.compile(r"\[Errno -?\d+\] [^'\")]+|\[SSL: \w+\] [^'\"(]+|Read timed out")
-
-
-def _short(text: str, limit: int = 300) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= limit else f"{line[:limit]}..."

@@ -17,6 +17,7 @@ from finetune_operator.kube import Kube, KubeError
 from finetune_operator.mlflow_host import canonical
 from finetune_operator.model import Job, Json, Mlflow, MlflowProblem, Observed
 from finetune_operator.reading import read_spec, read_status
+from finetune_operator.registry.choose import registry_of
 from finetune_operator.registry.mlflow import MlflowRegistry
 from finetune_operator.settings import Settings
 from finetune_operator.store import Store
@@ -108,30 +109,22 @@ class Observer:
         # NB: one that is refused, or that never got at the registry, keeps nothing: its alias would stay as it is.
         if job.spec is None or job.spec.register_ is None:
             return {}
-        registry = self._registry_of(job.spec.tracking)
+        registry = canonical(self.settings.servers(job.spec.tracking)[1])
         found: dict[str, str] = {}
         for (namespace, name), body in sorted(self.store.promotions.items()):
             spec = body.get("spec") or {}
-            tracking = spec.get("tracking") or {}
-            # NB: what another version of the operator let through may not fit this one's schema.
-            theirs = Tracking.model_construct(
-                uri=tracking.get("uri"), registry_uri=tracking.get("registryUri")
-            )
             status = body.get("status") or {}
             said = {item["type"]: item["status"] for item in status.get("conditions") or ()}
             reached = said.get(Type.REGISTRY_READY) == "True" or status.get("promoted") is not None
             if (
                 "deletionTimestamp" not in body["metadata"]
                 and spec.get("model") == job.spec.register_.model
-                and self._registry_of(theirs) == registry
+                and registry_of(self.settings, spec.get("tracking") or {}) == registry
                 and said.get(Type.ACCEPTED) == "True"
                 and reached
             ):
                 found.setdefault(str(spec.get("alias")), f"{namespace}/{name}")
         return found
-
-    def _registry_of(self, tracking: Tracking) -> str:
-        return canonical(self.settings.servers(tracking)[1])
 
     async def _mlflow(self, job: Job) -> Mlflow | None:
         question = self._question(job)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from finetune_crds.conditions import Reason, Type
 from finetune_crds.env import RESERVED_ENV
-from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_crds.finetunejob import FineTuneJobSpec, Tracking
+from finetune_crds.modelpromotion import PromotionTracking
 from finetune_operator.decide.draft import Draft
 from finetune_operator.model import Json
 from finetune_operator.settings import Settings, holds_password
@@ -42,15 +43,20 @@ def mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
         yield (
             "spec.register needs an MLflow server: set spec.tracking.uri, or install the chart with tracking.uri"
         )
-    for field, uri in (("uri", spec.tracking.uri), ("registryUri", spec.tracking.registry_uri)):
+    yield from passwords(spec.tracking)
+    yield from _reserved_env("spec.podTemplate", spec.pod_template, "trainer")
+    if spec.data.prepare:
+        yield from _reserved_env("spec.data.prepare.podTemplate", spec.data.prepare.pod_template, "prep")
+
+
+def passwords(tracking: Tracking | PromotionTracking) -> Iterator[str]:
+    """Addresses that hold a password, which statuses and logs would show."""
+    for field, uri in (("uri", tracking.uri), ("registryUri", tracking.registry_uri)):
         if uri and holds_password(uri):
             yield (
                 f"spec.tracking.{field} holds a password: put it into a Secret as MLFLOW_TRACKING_USERNAME and "
                 "MLFLOW_TRACKING_PASSWORD, and name that in spec.tracking.secretRef"
             )
-    yield from _reserved_env("spec.podTemplate", spec.pod_template, "trainer")
-    if spec.data.prepare:
-        yield from _reserved_env("spec.data.prepare.podTemplate", spec.data.prepare.pod_template, "prep")
 
 
 def _reserved_env(field: str, template: Json | None, container: str) -> Iterator[str]:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from finetune_crds.base import API_VERSION
-from finetune_operator import events, names
+from finetune_operator import names, statuses
 from finetune_operator.decide.promotion.undone import undone
-from finetune_operator.kube import Kube, KubeError
+from finetune_operator.events import About
+from finetune_operator.kube import Kube
 from finetune_operator.model import Json
 from finetune_operator.promotion.model import MoveAlias, Promotion, PromotionAction, PromotionDecision
 from finetune_operator.promotion.observe import PromotionObserver
@@ -94,38 +95,19 @@ class PromotionApplier:
         self, promotion: Promotion, decision: PromotionDecision, now: datetime, *, onto: Json | None = None
     ) -> Json | None:
         """Write the status if it changed; the resource as it is then, or None."""
-        before = promotion.status
-        if decision.status == before and onto is None:
+        if decision.status == promotion.status and onto is None:
             return None
-        meta = (onto or {}).get("metadata") or {"uid": promotion.uid, "resourceVersion": promotion.version}
-        body: Json = {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            # NB: uid and version are preconditions: this status is about the promotion as it was decided on.
-            "metadata": {
-                "name": promotion.name,
-                "namespace": promotion.namespace,
-                "uid": meta["uid"],
-                "resourceVersion": meta["resourceVersion"],
-            },
-            "status": decision.status.to_json(),
-        }
-        written = await self.kube.apply(body, subresource="status")
-        self.store.put(KIND, written)
-        if decision.status.phase != before.phase:
-            log.info("%s is %s", promotion.key, decision.status.phase)
-        await self._tell(promotion, decision, now)
-        return written
-
-    async def _tell(self, promotion: Promotion, decision: PromotionDecision, now: datetime) -> None:
-        about = events.About(KIND, promotion.name, promotion.namespace, promotion.uid)
-        for condition in events.changes(promotion.status.conditions, decision.status.conditions):
-            try:
-                await self.kube.create(events.event(about, condition, now))
-            except KubeError as error:
-                log.warning(
-                    "the Event %s about %s was not written: %s", condition.reason, promotion.key, error
-                )
+        about = About(KIND, promotion.name, promotion.namespace, promotion.uid)
+        version = str(onto["metadata"]["resourceVersion"]) if onto else promotion.version
+        return await statuses.write(
+            self.kube,
+            self.store,
+            about,
+            version=version,
+            before=promotion.status,
+            after=decision.status,
+            now=now,
+        )
 
     async def _finalizer(self, promotion: Promotion, *, wanted: bool) -> None:
         await self.kube.apply(

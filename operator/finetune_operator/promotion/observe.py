@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,17 +19,15 @@ from finetune_operator.kube import Kube
 from finetune_operator.mlflow_host import canonical
 from finetune_operator.model import Json, MlflowProblem
 from finetune_operator.promotion.model import Observed, Promotion, SourceJob
-from finetune_operator.promotion.rivals import Rivals, registry_of
+from finetune_operator.promotion.rivals import Rivals
 from finetune_operator.reading import read_spec, read_status
 from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry
-from finetune_operator.registry.choose import open_registry
+from finetune_operator.registry.choose import open_registry, registry_of
 from finetune_operator.serving.choose import open_serving
 from finetune_operator.serving.model import Endpoint, Serving
 from finetune_operator.settings import Settings
 from finetune_operator.store import Store
 from finetune_operator.tracking import TrackingError
-
-log = logging.getLogger(__name__)
 
 # For how many polls a model is remembered that nobody asks for any more.
 _KEPT_POLLS = 10

@@ -10,14 +10,13 @@ from typing import NamedTuple
 
 from finetune_crds.conditions import Reason, Type
 from finetune_crds.env import LocalReference
-from finetune_crds.modelpromotion import ModelPromotionSpec, PromotionTracking
+from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_crds.serving import DatabricksServing
 from finetune_operator import names, secrets
 from finetune_operator.kube import Kube
-from finetune_operator.mlflow_host import canonical
 from finetune_operator.model import Json
 from finetune_operator.promotion.model import Promotion
-from finetune_operator.registry.choose import metastore
+from finetune_operator.registry.choose import metastore, registry_of
 from finetune_operator.serving.choose import workspace_host
 from finetune_operator.settings import UNITY_CATALOG, Settings
 from finetune_operator.store import Store
@@ -191,15 +190,6 @@ def condition(body: Json, kind: Type) -> tuple[str | None, str | None]:
 def _is_shut_out(other: Other) -> bool:
     status, reason = condition(other.body, Type.REGISTRY_READY)
     return status == "False" and reason in _SHUT_OUT
-
-
-def registry_of(settings: Settings, tracking: Json) -> str:
-    """The registry of a promotion or of a FineTuneJob with this spec.tracking."""
-    # NB: what another version of the operator let through may not fit this one's schema.
-    known = PromotionTracking.model_construct(
-        uri=tracking.get("uri"), registry_uri=tracking.get("registryUri")
-    )
-    return canonical(settings.servers(known)[1])
 
 
 def _endpoint(spec: Json) -> object:

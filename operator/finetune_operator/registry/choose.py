@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from finetune_crds.modelpromotion import PromotionTracking
-from finetune_operator.mlflow_host import Credentials
+from finetune_operator.mlflow_host import Credentials, canonical
+from finetune_operator.model import Json
 from finetune_operator.registry.base import Registry
 from finetune_operator.registry.mlflow import MlflowRegistry
 from finetune_operator.settings import UNITY_CATALOG, Settings
@@ -40,3 +41,12 @@ def metastore(settings: Settings, secret: Mapping[str, str] | None, *, ask: bool
     from finetune_operator.registry.unity import metastore_of
 
     return metastore_of(workspace(secret, settings), ask=ask)
+
+
+def registry_of(settings: Settings, tracking: Json) -> str:
+    """The registry of a promotion or of a FineTuneJob with this spec.tracking."""
+    # NB: what another version of the operator let through may not fit this one's schema.
+    known = PromotionTracking.model_construct(
+        uri=tracking.get("uri"), registry_uri=tracking.get("registryUri")
+    )
+    return canonical(settings.servers(known)[1])

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from finetune_crds.conditions import Reason, Type
 from finetune_crds.modelpromotion import ModelPromotionSpec
+from finetune_operator.decide.accept import passwords
 from finetune_operator.decide.promotion.draft import Draft
-from finetune_operator.settings import UNITY_CATALOG, Settings, holds_password
+from finetune_operator.settings import UNITY_CATALOG, Settings
 
 DATABRICKS = "databricks"
 
@@ -45,12 +46,7 @@ def mistakes(spec: ModelPromotionSpec, settings: Settings) -> Iterator[str]:
         yield (
             "no model registry is known: set spec.tracking.registryUri, or install the chart with tracking.uri"
         )
-    for field, uri in (("uri", spec.tracking.uri), ("registryUri", spec.tracking.registry_uri)):
-        if uri and holds_password(uri):
-            yield (
-                f"spec.tracking.{field} holds a password: put it into a Secret as MLFLOW_TRACKING_USERNAME and "
-                "MLFLOW_TRACKING_PASSWORD, and name that in spec.tracking.secretRef"
-            )
+    yield from passwords(spec.tracking)
     if registry == UNITY_CATALOG:
         if spec.tracking.uri not in (None, DATABRICKS):
             yield (

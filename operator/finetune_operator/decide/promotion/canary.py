@@ -32,7 +32,7 @@ def main_version(routes: Sequence[Route]) -> str | None:
 
 def routes(draft: Draft, version: str) -> list[Route] | None:
     """Who gets what in the step that is under way; None when there is none, or the spec has it no more."""
-    known, canary = _known(draft), _canary(draft)
+    known, canary = known_of(draft), _canary(draft)
     base = main_version(known.saved or [])
     if canary is None or base is None or not known.step or known.step > len(canary.steps):
         draft.update(serving=known.model_copy(update={"step": None, "steps": None, "next_step_at": None}))
@@ -45,7 +45,7 @@ def routes(draft: Draft, version: str) -> list[Route] | None:
 def judge_step(draft: Draft, version: str) -> Verdicts:
     """What the gates say of the version now; nothing unless a step is under way."""
     canary = _canary(draft)
-    if canary is None or not _known(draft).step or not canary.gates:
+    if canary is None or not known_of(draft).step or not canary.gates:
         return Verdicts()
     candidate = draft.observed.versions.get(version)
     if candidate is None:
@@ -61,7 +61,7 @@ def judge_step(draft: Draft, version: str) -> Verdicts:
 
 def go_forward(draft: Draft, version: str, verdicts: Verdicts) -> bool:
     """With a step in force: start its time, wait for its end, or take the next one; whether it was taken."""
-    known, canary = _known(draft), _canary(draft)
+    known, canary = known_of(draft), _canary(draft)
     if canary is None or not known.step:
         return False
     step = canary.steps[known.step - 1]
@@ -95,5 +95,6 @@ def _canary(draft: Draft) -> Canary | None:
     return serving.databricks.canary if serving and serving.databricks else None
 
 
-def _known(draft: Draft) -> ServingStatus:
+def known_of(draft: Draft) -> ServingStatus:
+    """What the status says of the endpoint."""
     return draft.status.serving or ServingStatus()

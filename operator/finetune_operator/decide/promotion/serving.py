@@ -7,15 +7,14 @@ fails is known as ours, what the endpoint goes back to is known before it is tou
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from finetune_crds.conditions import Reason, Type
-from finetune_crds.serving import DatabricksServing, EndpointChange, EndpointFailure, Route, ServingStatus
+from finetune_crds.serving import DatabricksServing, EndpointChange, EndpointFailure, Route
 from finetune_operator.decide.promotion import canary
 from finetune_operator.decide.promotion.draft import Draft
+from finetune_operator.decide.promotion.terms import digest
 from finetune_operator.model import MlflowProblem
 from finetune_operator.serving.model import ConfigureEndpoint, Endpoint, LogRequests, ServedVersion, workload
 
@@ -44,7 +43,7 @@ def serve(draft: Draft) -> None:
     if endpoint is None:
         return
     _begin(draft, endpoint, version)
-    if _known(draft).failure:
+    if canary.known_of(draft).failure:
         _go_back(draft, endpoint)
     else:
         _bring(draft, spec, endpoint, version)
@@ -78,7 +77,7 @@ def _bring(draft: Draft, spec: DatabricksServing, endpoint: Endpoint, version: s
         _settle(draft, endpoint)
         if not _answers(draft, endpoint) or not _logs(draft, spec, endpoint):
             return
-        if not _known(draft).step:
+        if not canary.known_of(draft).step:
             _conclude(draft, spec, wanted)
         elif canary.go_forward(draft, version, verdicts):
             _ask(draft, endpoint, canary.routes(draft, version) or _routes(draft, spec, version))
@@ -93,12 +92,8 @@ def _name(draft: Draft) -> str:
     return spec.endpoint if spec else ""
 
 
-def _known(draft: Draft) -> ServingStatus:
-    return draft.status.serving or ServingStatus()
-
-
 def _note(draft: Draft, **fields: Any) -> None:
-    draft.update(serving=_known(draft).model_copy(update=fields))
+    draft.update(serving=canary.known_of(draft).model_copy(update=fields))
 
 
 def _cannot_ask(draft: Draft, problem: MlflowProblem) -> None:
@@ -107,7 +102,7 @@ def _cannot_ask(draft: Draft, problem: MlflowProblem) -> None:
 
 
 def _describe(draft: Draft, spec: DatabricksServing, endpoint: Endpoint) -> None:
-    if _known(draft).endpoint not in (None, spec.endpoint):
+    if canary.known_of(draft).endpoint not in (None, spec.endpoint):
         # Nothing that is known is about this one.
         draft.update(serving=None)
     state = "Missing"
@@ -141,7 +136,7 @@ def _is_somebody_elses(draft: Draft, spec: DatabricksServing, endpoint: Endpoint
 
 def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
     """Notice that another version is to be served, or that the spec changed after a failure."""
-    known = _known(draft)
+    known = canary.known_of(draft)
     failure = known.failure
     if (
         known.version == version
@@ -200,7 +195,7 @@ def _wait(draft: Draft, endpoint: Endpoint, wanted: Sequence[Route]) -> None:
 
 def _is_ours(draft: Draft, endpoint: Endpoint, wanted: Sequence[Route]) -> bool:
     """Whether the change that Databricks is at, or failed to make, is the one that we asked for."""
-    change = _known(draft).change
+    change = canary.known_of(draft).change
     if change is None or not _same(change.routes, wanted) or change.settings != _settings(draft):
         return False
     pending = _in_force(endpoint.pending)
@@ -216,7 +211,7 @@ def _has_failed(draft: Draft, endpoint: Endpoint, wanted: Sequence[Route]) -> bo
 def _is_in_place(draft: Draft, endpoint: Endpoint, wanted: Sequence[Route]) -> bool:
     if not endpoint.exists or not _same(_in_force(endpoint.served), wanted):
         return False
-    known, settings = _known(draft), _settings(draft)
+    known, settings = canary.known_of(draft), _settings(draft)
     if endpoint.revision is None or (known.settings is None and known.change is None):
         return endpoint.as_asked
     if _is_ours(draft, endpoint, wanted):
@@ -233,11 +228,11 @@ def _ask(draft: Draft, endpoint: Endpoint, wanted: Sequence[Route]) -> None:
     change = EndpointChange(routes=list(wanted), settings=_settings(draft), revision=endpoint.revision)
     _note(draft, change=change)
     if held is None or held.change != change:
-        if not _known(draft).failure:
+        if not canary.known_of(draft).failure:
             _say_updating(draft, wanted)
         draft.look_again(0)
         return
-    if not _known(draft).failure and not _was_refused(draft):
+    if not canary.known_of(draft).failure and not _was_refused(draft):
         _say_updating(draft, wanted)
     served = tuple(ServedVersion(draft.spec.model, item.version, item.percent) for item in wanted)
     draft.actions.append(ConfigureEndpoint(spec, served, create=not endpoint.exists))
@@ -283,7 +278,7 @@ def _fail(
     draft: Draft, endpoint: Endpoint, reason: Literal["EndpointFailed", "CanaryFailed"], why: str
 ) -> None:
     """Note what failed, have the endpoint go back, and the alias too where that can help."""
-    known, version = _known(draft), draft.status.promoted or ""
+    known, version = canary.known_of(draft), draft.status.promoted or ""
     saved = known.saved or []
     stays = "it stays as it is" if endpoint.served else "there is nothing to go back to"
     back = f"it goes back to {in_words(saved)}" if saved else stays
@@ -308,7 +303,7 @@ def _fail(
 
 def _go_back(draft: Draft, endpoint: Endpoint) -> None:
     """After a failure: the saved routes, once; then nothing until the spec or the alias changes."""
-    known = _known(draft)
+    known = canary.known_of(draft)
     failure, saved = known.failure, known.saved or []
     if failure is None:
         return
@@ -338,8 +333,7 @@ def _settings(draft: Draft) -> str:
         return ""
     reserved = spec.provisioned_throughput
     machines = reserved.to_json() if reserved else dataclasses.asdict(workload(spec))
-    content = json.dumps([machines, dict(spec.environment)], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:12]
+    return digest([machines, dict(spec.environment)])
 
 
 def _in_force(served: Sequence[ServedVersion]) -> list[Route]:
