@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -40,7 +42,26 @@ class Lineage:
     counts: Mapping[str, Counts] = field(default_factory=dict)
     """By name of the split."""
     eval_data: str | None = None
-    """Digest of the tokenised validation split; None where there is none."""
+    """What the losses of evaluation can be compared on (`eval_data`); None where there is no validation split."""
+
+
+def eval_data(recipe: Recipe, validation: Split | None) -> str | None:
+    """What a loss of evaluation can be compared on; None where there is no validation split.
+
+    The digest of the tokenised split; where the loss is no cross-entropy of it alone, also of what the objective
+    measures against: the reference of DPO, the teacher of Distillation, their weights.
+    """
+    objective = recipe.objective
+    if validation is None:
+        return None
+    if objective.type == "SFT":
+        return validation.digest
+    if objective.type == "DPO":
+        against = [recipe.model.base, recipe.model.revision, (objective.dpo or Dpo()).model_dump_json()]
+    else:
+        against = [objective.model_dump_json()]
+    digest = hashlib.blake2b(json.dumps(against).encode(), digest_size=8).hexdigest()
+    return f"{validation.digest}-{objective.type}-{digest}"
 
 
 def method_params(recipe: Recipe) -> dict[str, object]:

@@ -191,7 +191,7 @@ class Run:
         )
         used = {"train": train} if validation is None else {"train": train, "validation": validation.split}
         counts = {name: lineage.Counts.of(split) for name, split in used.items()}
-        eval_data = validation.split.digest if validation is not None else None
+        eval_data = lineage.eval_data(recipe, validation.split if validation is not None else None)
         origin = lineage.Lineage(recipe, splits, result, counts, eval_data)
         with self._interruptible(checkpointer, loop.progress.step):
             result = self._deliver(
@@ -335,7 +335,7 @@ class Run:
             "recipe": recipe.digest(),
             **lineage.method_params(recipe),
         }
-        eval_data = validation.split.digest if validation else None
+        eval_data = lineage.eval_data(recipe, validation.split if validation is not None else None)
         tags = lineage.source_tags(recipe, splits, eval_data) | {
             contract.TAG_ATTEMPT: os.environ.get("FINETUNE_ATTEMPT", "1")
         }

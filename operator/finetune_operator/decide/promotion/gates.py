@@ -159,8 +159,9 @@ def _incomparable(
             )
     if candidate.evaluated_on != holder.evaluated_on:
         return (
-            f"version {candidate.version} was evaluated on other data ({candidate.evaluated_on}) than version "
-            f"{holder.version}, which has the alias ({holder.evaluated_on}): evaluate both on the same"
+            f"version {candidate.version} was evaluated on other data, or with another objective "
+            f"({candidate.evaluated_on}), than version {holder.version}, which has the alias ({holder.evaluated_on}): "
+            "evaluate both alike"
         )
     return None
 

@@ -207,8 +207,8 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
             "1",
             None,
             None,
-            "version 2 was evaluated on other data (d2) than version 1, which has the alias (d1): evaluate both on the "
-            "same",
+            "version 2 was evaluated on other data, or with another objective (d2), than version 1, which has the "
+            "alias (d1): evaluate both alike",
         ),
     ),
     "data that nobody noted": (
