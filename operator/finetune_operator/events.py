@@ -11,6 +11,7 @@ from finetune_crds.base import API_VERSION
 from finetune_crds.conditions import Condition, Reason, Type
 from finetune_operator import names
 from finetune_operator.model import Json
+from finetune_operator.wording import stamp
 
 _MAX_MESSAGE = 1024
 # Conditions whose being False is bad news; for the others it means "not yet".
@@ -95,7 +96,6 @@ def event(about: About, condition: Condition, now: datetime) -> Json:
     """A core/v1 Event."""
     bad = condition.type == Type.FAILED or (condition.reason in _WARN and condition.type != Type.SUCCEEDED)
     bad = bad or (condition.status == "False" and condition.type in _WARN_WHEN_FALSE)
-    stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": "v1",
         "kind": "Event",
@@ -112,7 +112,7 @@ def event(about: About, condition: Condition, now: datetime) -> Json:
         "message": condition.message[:_MAX_MESSAGE],
         "source": {"component": names.FIELD_MANAGER},
         "reportingComponent": names.FIELD_MANAGER,
-        "firstTimestamp": stamp,
-        "lastTimestamp": stamp,
+        "firstTimestamp": stamp(now),
+        "lastTimestamp": stamp(now),
         "count": 1,
     }

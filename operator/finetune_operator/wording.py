@@ -1,8 +1,14 @@
-"""Other people's errors, as a status or a log may show them."""
+"""Times, and other people's errors, as a status or a log may show them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
+
+
+def stamp(when: datetime | None) -> str:
+    """A time in UTC, to the second, as Kubernetes writes it; empty when there is none."""
+    return when.strftime("%Y-%m-%dT%H:%M:%SZ") if when else ""
 
 
 def short(text: str, limit: int = 300) -> str:

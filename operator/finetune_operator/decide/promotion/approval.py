@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from finetune_crds.conditions import Reason, Type
 from finetune_crds.promotion_status import ApprovalStatus, SoakStatus
 from finetune_operator.decide.promotion.draft import Draft
+from finetune_operator.wording import stamp
 
 
 def await_approval(draft: Draft) -> bool:
@@ -27,7 +28,7 @@ def await_approval(draft: Draft) -> bool:
     if stands.expires_at:
         draft.look_again((stands.expires_at - draft.now).total_seconds())
     other = f"; approval.version {wanted.version} is not it" if wanted.version else ""
-    until = f", until {_stamp(stands.expires_at)}" if stands.expires_at else ""
+    until = f", until {stamp(stands.expires_at)}" if stands.expires_at else ""
     message = (
         f"version {version} passed its gates and waits for approval{until}: set spec.approval.version to "
         f"{version}{other}"
@@ -63,7 +64,7 @@ def _approve(draft: Draft, stands: ApprovalStatus) -> bool:
 
 def _time_out(draft: Draft, stands: ApprovalStatus) -> bool:
     message = (
-        f"version {stands.version} was not approved before {_stamp(stands.expires_at)}: give it more time with "
+        f"version {stands.version} was not approved before {stamp(stands.expires_at)}: give it more time with "
         "spec.approval.timeoutSeconds, or promote another version"
     )
     draft.set(Type.APPROVED, False, Reason.APPROVAL_TIMED_OUT, message)
@@ -83,7 +84,7 @@ def soak(draft: Draft) -> bool:
         return True
     left = (stands.until - draft.now).total_seconds()
     if left > 0:
-        message = f"version {stands.version} passed its gates and soaks until {_stamp(stands.until)}"
+        message = f"version {stands.version} passed its gates and soaks until {stamp(stands.until)}"
         draft.set(Type.SOAKED, False, Reason.SOAKING, message)
         draft.stop(Reason.SOAKING, message)
         draft.look_again(left)
@@ -108,7 +109,3 @@ def forget_waits(draft: Draft) -> None:
     """There is no candidate that waits: its clocks stop, and start anew for the next one."""
     draft.update(approval=None, soak=None)
     draft.unset(Type.APPROVED, Type.SOAKED)
-
-
-def _stamp(when: datetime | None) -> str:
-    return when.strftime("%Y-%m-%dT%H:%M:%SZ") if when else ""

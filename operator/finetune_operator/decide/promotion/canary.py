@@ -10,6 +10,7 @@ from finetune_crds.conditions import Reason, Type
 from finetune_crds.serving import Canary, Route, ServingStatus
 from finetune_operator.decide.promotion import gates
 from finetune_operator.decide.promotion.draft import Draft
+from finetune_operator.wording import stamp
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,7 @@ def go_forward(draft: Draft, version: str, verdicts: Verdicts) -> bool:
         after = {"step": None if last else known.step + 1, "next_step_at": None}
         draft.update(serving=known.model_copy(update=after))
         return True
-    when = due.strftime("%Y-%m-%dT%H:%M:%SZ")
-    draft.update(serving=known.model_copy(update={"next_step_at": when}))
+    draft.update(serving=known.model_copy(update={"next_step_at": stamp(due)}))
     so_far = (
         f"version {version} gets {step.percent}% of the traffic, step {known.step} of {len(canary.steps)}"
     )
@@ -84,7 +84,7 @@ def go_forward(draft: Draft, version: str, verdicts: Verdicts) -> bool:
         message = f"{so_far}; no further step until it can be judged: {verdicts.unclear}"
         draft.set(Type.SERVED, False, Reason.CANARY_INCONCLUSIVE, message)
     else:
-        draft.set(Type.SERVED, False, Reason.CANARY, f"{so_far}; the next one is due at {when}")
+        draft.set(Type.SERVED, False, Reason.CANARY, f"{so_far}; the next one is due at {stamp(due)}")
     left, often = (due - draft.now).total_seconds(), draft.settings.poll_seconds
     draft.look_again(min(often, left) if left > 0 else often)
     return False

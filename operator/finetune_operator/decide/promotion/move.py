@@ -12,6 +12,7 @@ from finetune_crds.promotion_status import Move, MoveReason
 from finetune_operator import names
 from finetune_operator.decide.promotion.draft import Draft, cut
 from finetune_operator.promotion.model import MoveAlias
+from finetune_operator.wording import stamp
 
 MAX_HISTORY = 20
 
@@ -110,7 +111,7 @@ def _tags(draft: Draft, move: Move) -> dict[str, str]:
     return {
         names.TAG_PROMOTED_ALIAS: draft.spec.alias,
         names.TAG_PROMOTED_BY: move.by,
-        names.TAG_PROMOTED_AT: move.at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        names.TAG_PROMOTED_AT: stamp(move.at),
         names.TAG_PROMOTED_FROM: move.from_version or "none",
         names.TAG_PROMOTED_GATES: move.gates or "none",
     }
