@@ -86,8 +86,23 @@ def structural(schema: Schema, definitions: Schema | None = None) -> Schema:
             for name, value in schema["properties"].items()
         }
     if "items" in schema:
-        schema["items"] = structural(schema["items"], definitions)
+        schema["items"] = _without_defaults(structural(schema["items"], definitions))
     return schema
+
+
+def _without_defaults(schema: Schema) -> Schema:
+    """The same, to be filled in by who reads it; the descriptions still name the defaults.
+
+    NB: Argo CD compares a list as a whole, so one default that the API server puts into an item of it is a difference
+    from Git that no sync takes away.
+    """
+    kept = {key: value for key, value in schema.items() if key != "default"}
+    for nested in ("items", "additionalProperties"):
+        if isinstance(kept.get(nested), dict):
+            kept[nested] = _without_defaults(kept[nested])
+    if "properties" in kept:
+        kept["properties"] = {name: _without_defaults(field) for name, field in kept["properties"].items()}
+    return kept
 
 
 def crd(resource: type[FineTuneJob | ModelPromotion], *, annotations: dict[str, str] | None = None) -> Schema:
