@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,6 +15,7 @@ from demo import promotions
 from demo.install import NAMESPACE, RELEASE, SYSTEM, Installation
 from demo.kubectl import Json
 from demo.promotions import at, current, follow
+from e2e.hand import by_hand
 from e2e.jobs import Run
 
 MODEL = "promoted"
@@ -55,14 +54,6 @@ class Promotions:
         status: Json = follow(self.installation, name, reached)["status"]
         return status
 
-    def by_hand(self, *arguments: str) -> Any:
-        """Do something in MLflow, in a pod of its own; what came of it."""
-        name = f"by-hand-{uuid.uuid4().hex[:6]}"
-        self.installation.start_script(name, f"python by_hand.py {' '.join(arguments)}")
-        found = json.loads(self.installation.finish_script(name).partition("RESULT ")[2])
-        self.installation.delete("job", name)
-        return found
-
     def restart_operator(self) -> None:
         """End the operator at once, as a node that dies does, and wait for the next."""
         label = f"app.kubernetes.io/instance={RELEASE},app.kubernetes.io/component=operator"
@@ -89,7 +80,7 @@ def versions(run: Run, installation: Installation) -> tuple[str, str, str]:
     """A good version, a worse one and a better one, all evaluated on the quickstart's data."""
     run_id = run.status["mlflow"]["runId"]
     losses = (str(loss) for loss in (GOOD, WORSE, BETTER))
-    good, worse, better = Promotions(installation).by_hand("register", MODEL, run_id, *losses)
+    good, worse, better = by_hand(installation, "register", MODEL, run_id, *losses)
     return good, worse, better
 
 
@@ -114,7 +105,7 @@ def test_the_quickstarts_version_becomes_champion(run: Run, installation: Instal
     version = run.status["model"]["version"]
     promotions.forget(installation)  # of a cluster that was kept
     promotions.promote(installation, version)
-    found = Promotions(installation).by_hand("show", "docstring-llama")
+    found = by_hand(installation, "show", "docstring-llama")
     names = ("candidate", "staging", "champion")
     assert {name: found["aliases"].get(name) for name in names} == dict.fromkeys(names, version)
     tags = found["tags"][version]
@@ -127,7 +118,7 @@ def test_the_quickstarts_version_becomes_champion(run: Run, installation: Instal
         [name, "docstring-llama", name, "Promoted", version] for name in promotions.NAMES
     ]
     promotions.forget(installation)
-    assert set(Promotions(installation).by_hand("show", "docstring-llama")["aliases"]) == {"candidate"}
+    assert set(by_hand(installation, "show", "docstring-llama")["aliases"]) == {"candidate"}
 
 
 def test_a_worse_version_is_refused_with_both_numbers(
@@ -170,21 +161,21 @@ def test_what_somebody_else_moves_is_put_back(applied: Promotions, versions: tup
     applied.apply("kept", source={"version": good})
     applied.reaches("kept", at("Promoted", good))
     for number, moved in enumerate((worse, "none"), start=1):
-        applied.by_hand("alias", MODEL, "kept", moved)
+        by_hand(applied.installation, "alias", MODEL, "kept", moved)
         status = applied.reaches("kept", after(1 + number, at("Promoted", good)))
         assert status["history"][0]["reason"] == "Repaired"
     assert moves(status) == [(None, good, "Promoted"), (worse, good, "Repaired"), (None, good, "Repaired")]
-    assert applied.by_hand("show", MODEL)["aliases"]["kept"] == good
+    assert by_hand(applied.installation, "show", MODEL)["aliases"]["kept"] == good
 
 
 def test_a_move_that_is_only_warned_of_stays(applied: Promotions, versions: tuple[str, str, str]) -> None:
     good, worse, _ = versions
     applied.apply("watched", source={"version": good}, onDrift="Warn")
     applied.reaches("watched", at("Promoted", good))
-    applied.by_hand("alias", MODEL, "watched", worse)
+    by_hand(applied.installation, "alias", MODEL, "watched", worse)
     status = applied.reaches("watched", at("Drifted", worse))
     assert condition(status, "Drifted")["status"] == "True"
-    assert applied.by_hand("show", MODEL)["aliases"]["watched"] == worse
+    assert by_hand(applied.installation, "show", MODEL)["aliases"]["watched"] == worse
 
 
 def test_one_line_rolls_back_and_holds_until_it_is_taken_out(
@@ -198,7 +189,7 @@ def test_one_line_rolls_back_and_holds_until_it_is_taken_out(
     applied.patch("back", rollbackTo="Previous")
     applied.reaches("back", at("RolledBack", good))
     applied.restart_operator()
-    applied.by_hand("alias", MODEL, "back", better)
+    by_hand(applied.installation, "alias", MODEL, "back", better)
     status = applied.reaches("back", after(4, at("RolledBack", good)))
     assert status["rollback"] == {"requested": "Previous", "version": good}
     applied.patch("back", rollbackTo=None)

@@ -11,15 +11,44 @@ from typing import Any, TypeVar
 
 import yaml
 
-from cluster import argocd
-from integration.world import World, wait_for
+from cluster import argocd, binaries
+from integration.world import Api, wait_for
 
 Json = dict[str, Any]
 T = TypeVar("T")
-SAMPLE = Path(__file__).parents[2] / "charts" / "finetune-operator" / "argocd" / "application.yaml"
+CHART = Path(__file__).parents[2] / "charts" / "finetune-operator"
+SAMPLE = CHART / "argocd" / "application.yaml"
 _REFRESH = "argocd.argoproj.io/refresh"
 _AUTHOR = {"GIT_AUTHOR_NAME": "Ann", "GIT_AUTHOR_EMAIL": "ann@example.com"}
 _COMMITTER = {"GIT_COMMITTER_NAME": "Ann", "GIT_COMMITTER_EMAIL": "ann@example.com"}
+
+
+def teach_health(kubeconfig: Path) -> None:
+    """Give Argo CD the chart's health scripts, as the chart's notes say."""
+    kubectl = binaries.path("kubectl")
+    environment = {
+        **os.environ,
+        "KUBECONFIG": str(kubeconfig),
+        "PATH": f"{kubectl.parent}:{os.environ['PATH']}",
+    }
+
+    def run(*argv: str, given: str | None = None) -> str:
+        done = subprocess.run(argv, input=given, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "finetune-system"}}
+    run("kubectl", "apply", "--filename", "-", given=yaml.safe_dump(namespace))
+    # In a cluster that was kept, helm would take it for somebody else's.
+    health = ("configmap", "finetune-operator-argocd-health", "--namespace", "finetune-system")
+    run("kubectl", "delete", *health, "--ignore-not-found")
+    chart = ["finetune-operator", str(CHART), "--namespace", "finetune-system"]
+    values = ["--set", "argocd.healthConfigMap.enabled=true", "--set", "crds.enabled=false"]
+    helm = str(binaries.path("helm"))
+    notes = run(helm, "install", *chart, *values, "--dry-run=server").partition("NOTES:")[2].splitlines()
+    rendered = run(helm, "template", *chart, *values, "--validate", "--show-only", "templates/argocd.yaml")
+    run("kubectl", "apply", "--filename", "-", given=rendered)
+    run("sh", "-c", next(line for line in notes if "patch configmap argocd-cm" in line))
 
 
 @dataclass
@@ -64,7 +93,8 @@ class Repository:
 class GitOps:
     """The sample's second Application, for a repository of the test's own and the test's namespace."""
 
-    world: World
+    api: Api
+    namespace: str
     argocd: argocd.ArgoCD
     repository: Repository
     syncs_seen: list[str] = field(default_factory=list)
@@ -73,21 +103,21 @@ class GitOps:
 
     @property
     def name(self) -> str:
-        return self.world.namespace
+        return self.namespace
 
     def create(self) -> None:
         """Give Argo CD the Application."""
         sample = list(yaml.safe_load_all(SAMPLE.read_text(encoding="utf-8")))[1]
         sample["metadata"]["name"] = self.name
         sample["spec"]["source"]["repoURL"] = self.repository.url
-        sample["spec"]["destination"] = {"server": self.argocd.server, "namespace": self.world.namespace}
-        self.world.api.create(sample)
+        sample["spec"]["destination"] = {"server": self.argocd.server, "namespace": self.namespace}
+        self.api.create(sample)
 
     def delete(self) -> None:
-        self.world.api.delete("Application", argocd.NAMESPACE, self.name)
+        self.api.delete("Application", argocd.NAMESPACE, self.name)
 
     def application(self) -> Json | None:
-        return self.world.api.get("Application", argocd.NAMESPACE, self.name)
+        return self.api.get("Application", argocd.NAMESPACE, self.name)
 
     def status(self) -> Json:
         status = dict((self.application() or {}).get("status") or {})
@@ -114,7 +144,9 @@ class GitOps:
         self.operations_before = self._operations()
         self.syncs_seen.clear()
 
-    def wait_health(self, kind: str, name: str, health: str, message: str = "") -> Json:
+    def wait_health(
+        self, kind: str, name: str, health: str, message: str = "", *, seconds: float = 120
+    ) -> Json:
         """Wait until Argo CD says that of a resource, in a message with these words, and of the whole Application."""
 
         def seen() -> Json | None:
@@ -133,7 +165,7 @@ class GitOps:
             self._ask_to_look()
             return None
 
-        return self._wait(f"{kind} {name} is {health} {message}", seen)
+        return self._wait(f"{kind} {name} is {health} {message}", seen, seconds)
 
     def wait_application(self, health: str) -> None:
         """Wait until the Application as a whole has this health."""
@@ -151,14 +183,14 @@ class GitOps:
 
     def _ask_to_look(self) -> None:
         body = {"metadata": {"annotations": {_REFRESH: "normal"}}}
-        self.world.api.patch("Application", argocd.NAMESPACE, self.name, body)
+        self.api.patch("Application", argocd.NAMESPACE, self.name, body)
 
     def operations(self) -> int:
         """How often Argo CD has written to the cluster since the last commit was synced."""
         return self._operations() - self.operations_before
 
     def _operations(self) -> int:
-        events = self.world.api.list("Event", argocd.NAMESPACE)
+        events = self.api.list("Event", argocd.NAMESPACE)
         mine = [event for event in events if event["involvedObject"]["name"] == self.name]
         return sum(event.get("count", 1) for event in mine if event["reason"] == "OperationStarted")
 

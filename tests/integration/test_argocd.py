@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,10 @@ import yaml
 from cluster import argocd, binaries
 from cluster.argocd import ArgoCD
 from cluster.controlplane import ControlPlane
-from integration.gitops import SAMPLE, GitOps, Repository
+from integration.gitops import CHART, SAMPLE, GitOps, Repository, teach_health
 from integration.jobs import TRAINED, error, splits_given
 from integration.world import Api, World, wait_for
 
-CHART = Path(__file__).parents[2] / "charts" / "finetune-operator"
 Json = dict[str, Any]
 KEYS = [f"resource.customizations.health.finetune.dev_{kind}" for kind in ("FineTuneJob", "ModelPromotion")]
 
@@ -30,36 +27,16 @@ def running_argocd(
 ) -> Iterator[ArgoCD]:
     """Argo CD with our health scripts, put in as the chart's notes say."""
     with ArgoCD(plane.kubeconfig, tmp_path_factory.mktemp("argocd")) as found:
-        _do_as_the_notes_say(plane, api)
+        teach_health(plane.kubeconfig)
         yield found
-
-
-def _do_as_the_notes_say(plane: ControlPlane, api: Api) -> None:
-    api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "finetune-system"}})
-    environment = {
-        **os.environ,
-        "KUBECONFIG": str(plane.kubeconfig),
-        "PATH": f"{plane.kubectl.parent}:{os.environ['PATH']}",
-    }
-
-    def run(*argv: str, given: str | None = None) -> str:
-        done = subprocess.run(argv, input=given, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    chart = ["finetune-operator", str(CHART), "--namespace", "finetune-system"]
-    values = ["--set", "argocd.healthConfigMap.enabled=true", "--set", "crds.enabled=false"]
-    helm = str(binaries.path("helm"))
-    notes = run(helm, "install", *chart, *values, "--dry-run=server").partition("NOTES:")[2].splitlines()
-    rendered = run(helm, "template", *chart, *values, "--validate", "--show-only", "templates/argocd.yaml")
-    run("kubectl", "apply", "--filename", "-", given=rendered)
-    run("sh", "-c", next(line for line in notes if "patch configmap argocd-cm" in line))
 
 
 @pytest.fixture
 def gitops(world: World, running_argocd: ArgoCD, tmp_path: Path) -> Iterator[GitOps]:
     """An Application for the test's namespace, and its repository, empty as yet."""
-    found = GitOps(world, running_argocd, Repository(tmp_path / "repository", "finetune"))
+    found = GitOps(
+        world.api, world.namespace, running_argocd, Repository(tmp_path / "repository", "finetune")
+    )
     yield found
     if found.application():
         found.delete()
@@ -107,8 +84,7 @@ def test_argocd_takes_the_sample_and_the_chart_its_values(
     assert done.returncode == 0, done.stderr
 
 
-def test_a_job_in_git_is_followed_to_its_end_and_never_out_of_sync(gitops: GitOps) -> None:
-    world = gitops.world
+def test_a_job_in_git_is_followed_to_its_end_and_never_out_of_sync(world: World, gitops: GitOps) -> None:
     first = gitops.repository.commit("Train", splits_given(suspend=False))
     gitops.create()
     gitops.wait_synced(first)
@@ -129,8 +105,7 @@ def test_a_job_in_git_is_followed_to_its_end_and_never_out_of_sync(gitops: GitOp
     assert (set(gitops.syncs_seen), gitops.operations()) == ({"Synced"}, 0)
 
 
-def test_self_heal_undoes_what_was_changed_by_hand_and_rests(gitops: GitOps) -> None:
-    world = gitops.world
+def test_self_heal_undoes_what_was_changed_by_hand_and_rests(world: World, gitops: GitOps) -> None:
     gitops.wait_synced(_commit_and_create(gitops, splits_given(suspend=True)))
     gitops.wait_health("FineTuneJob", "tune", "Suspended", "suspend: false goes on")
     world.api.patch("FineTuneJob", world.namespace, "tune", {"spec": {"suspend": False}})
@@ -143,8 +118,9 @@ def test_self_heal_undoes_what_was_changed_by_hand_and_rests(gitops: GitOps) -> 
     assert gitops.operations() == healed
 
 
-def test_a_job_suspended_in_git_goes_on_by_a_commit_and_fails_as_degraded(gitops: GitOps) -> None:
-    world = gitops.world
+def test_a_job_suspended_in_git_goes_on_by_a_commit_and_fails_as_degraded(
+    world: World, gitops: GitOps
+) -> None:
     gitops.wait_synced(_commit_and_create(gitops, splits_given(suspend=True)))
     gitops.wait_health("FineTuneJob", "tune", "Suspended", "suspend: false goes on")
     gitops.wait_application("Suspended")
@@ -160,109 +136,7 @@ def test_a_job_suspended_in_git_goes_on_by_a_commit_and_fails_as_degraded(gitops
     assert (set(gitops.syncs_seen), gitops.operations()) == ({"Synced"}, 0)
 
 
-def test_three_promotions_in_git_are_approved_reverted_and_refused_by_commits(gitops: GitOps) -> None:
-    world = gitops.world
-    model = f"tuned-{world.namespace}"
-    pipeline = Pipeline(model)
-    gitops.wait_synced(_commit_and_create(gitops, *pipeline.manifests()))
-    gitops.wait_health("ModelPromotion", "candidate", "Progressing")
-    gitops.wait_application("Progressing")
-
-    run_id = _train(gitops, model)
-    gitops.wait_health("FineTuneJob", "tune", "Healthy", f"{model} version 1")
-    gitops.wait_health("ModelPromotion", "candidate", "Healthy", "candidate is version 1")
-    gitops.wait_health("ModelPromotion", "staging", "Healthy", "staging is version 1")
-    gitops.wait_health("ModelPromotion", "champion", "Suspended", "set spec.approval.version to 1")
-    gitops.wait_application("Suspended")
-    assert _aliases(world, model) == {"candidate": "1", "staging": "1"}
-
-    gitops.wait_synced(gitops.repository.commit("Approve 1", pipeline.champion("1", approved="1")))
-    gitops.wait_health("ModelPromotion", "champion", "Healthy", "champion is version 1")
-    gitops.wait_application("Healthy")
-
-    assert world.mlflow.register(model, run_id) == "2"
-    gitops.wait_synced(gitops.repository.commit("Champion 2", pipeline.champion("2", approved="2")))
-    gitops.wait_health("ModelPromotion", "champion", "Healthy", "champion is version 2")
-    assert _aliases(world, model) == {"candidate": "1", "staging": "1", "champion": "2"}
-
-    gitops.wait_synced(gitops.repository.revert())
-    gitops.wait_health("ModelPromotion", "champion", "Healthy", "version 1")
-    assert _aliases(world, model) == {"candidate": "1", "staging": "1", "champion": "1"}
-
-    strict = pipeline.champion("2", approved="2", least=0.95)
-    gitops.wait_synced(gitops.repository.commit("Champion 2, if it is very good", strict))
-    gitops.wait_health("ModelPromotion", "champion", "Degraded", "0.95")
-    gitops.wait_application("Degraded")
-    gitops.wait_synced(gitops.repository.revert())
-    gitops.wait_health("ModelPromotion", "champion", "Healthy", "version 1")
-    gitops.wait_application("Healthy")
-    gitops.look()
-    assert (set(gitops.syncs_seen), gitops.operations()) == ({"Synced"}, 0)
-
-    gitops.delete()
-    kinds = ("ModelPromotion", "FineTuneJob", "Job")
-    wait_for(
-        "nothing is left",
-        lambda: (
-            not world.remaining_pods()
-            and not gitops.application()
-            and not any(world.api.list(kind, world.namespace) for kind in kinds)
-        ),
-        60,
-    )
-    assert _aliases(world, model) == {"candidate": "1", "staging": "1", "champion": "1"}
-
-
-@dataclass
-class Pipeline:
-    """A job, and the three promotions through which its version goes."""
-
-    model: str
-
-    def manifests(self) -> list[Json]:
-        job = splits_given(register={"model": self.model, "aliases": []})
-        candidate = self._promotion("candidate", source={"fineTuneJob": "tune"})
-        staging = self._promotion("staging", source={"alias": "candidate"}, gates=[self._gate(0.8)])
-        return [job, candidate, staging, self.champion("1")]
-
-    def champion(self, version: str, approved: str | None = None, least: float = 0.8) -> Json:
-        approval = {"required": True} | ({"version": approved, "by": "ann"} if approved else {})
-        gates = [self._gate(least)]
-        return self._promotion("champion", source={"version": version}, gates=gates, approval=approval)
-
-    def _promotion(self, alias: str, **spec: Any) -> Json:
-        return {
-            "apiVersion": "finetune.dev/v1alpha1",
-            "kind": "ModelPromotion",
-            "metadata": {"name": alias},
-            "spec": {"model": self.model, "alias": alias, **spec},
-        }
-
-    @staticmethod
-    def _gate(least: float) -> Json:
-        return {"name": "accuracy", "metric": {"name": "accuracy", "min": least}}
-
-
-def _train(gitops: GitOps, model: str) -> str:
-    """Play the trainer to the end; the MLflow run."""
-    world = gitops.world
-    # NB: the operator imports MLflow when it is first needed.
-    world.wait_condition("tune", "Tracked", "RunReady", 120)
-    world.run_pods("tune-train-1", 2)
-    run_id = str(world.wait_phase("tune", "Training")["mlflow"]["runId"])
-    world.mlflow.log_metrics(run_id, accuracy=0.9)
-    world.mlflow.register(model, run_id)
-    world.end_pods("tune-train-1", [0, 0], [TRAINED, None])
-    return run_id
-
-
-def _aliases(world: World, model: str) -> dict[str, str]:
-    found = world.mlflow.get("registered-models/get", name=model)["registered_model"].get("aliases", [])
-    return {item["alias"]: item["version"] for item in found}
-
-
-def test_deleting_the_application_leaves_nothing_of_a_running_job(gitops: GitOps) -> None:
-    world = gitops.world
+def test_deleting_the_application_leaves_nothing_of_a_running_job(world: World, gitops: GitOps) -> None:
     gitops.wait_synced(_commit_and_create(gitops, splits_given()))
     world.run_pods("tune-train-1", 2)
     world.wait_phase("tune", "Training")
