@@ -27,9 +27,12 @@ PromotionPhase = Literal[
     "Failed",
 ]
 Verdict = Literal["Passed", "Failed", "Inconclusive"]
-MoveReason = Literal["Promoted", "RolledBack", "Reverted", "Repaired", "Adopted", "Withdrawn", "Overtaken"]
+MoveReason = Literal[
+    "Promoted", "RolledBack", "Reverted", "Repaired", "Adopted", "Withdrawn", "Overtaken", "VersionDeleted"
+]
 """Why an alias came to point elsewhere: it passed its gates; spec.rollbackTo; back at a version that had passed the same
-gates before; back after somebody else moved it; somebody else moved it, and onDrift is Adopt; its endpoint failed; a move that somebody else's hand was faster than."""
+gates before; back after somebody else moved it; somebody else moved it, and onDrift is Adopt; its endpoint failed; a move
+that somebody else's hand was faster than; somebody deleted the version that had it."""
 
 _Version = Annotated[str, Field(max_length=32)]
 _Sentence = Annotated[str, Field(max_length=4096)]
@@ -161,6 +164,8 @@ class ModelPromotionStatus(ApiModel):
     """Where the soak of the candidate stands."""
     move: Move | None = None
     """The journal: a move that is under way."""
+    abandoned: Move | None = None
+    """A move that was journalled and then given up, `at` that time; it is put back should its write still arrive."""
     rollback: RollbackStatus | None = None
     """What spec.rollbackTo came to mean."""
     withheld: Withheld | None = None

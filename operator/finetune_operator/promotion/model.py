@@ -18,7 +18,7 @@ class Promotion:
     """A ModelPromotion as the API server holds it.
 
     `spec` is None when it does not fit this version's schema; `invalid` then says why. `version` is its resource
-    version, `editor` the field manager that last changed its spec.
+    version, `editor` the field manager that last changed its spec, `edited` when.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Promotion:
     status: ModelPromotionStatus
     invalid: str | None = None
     editor: str = "unknown"
+    edited: datetime | None = None
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
 

@@ -46,6 +46,7 @@ def read_promotion(body: Json) -> Promotion:
     meta = body["metadata"]
     spec, invalid = read_spec(ModelPromotionSpec, body)
     status = read_status(ModelPromotionStatus, body, "promotion")
+    editor, edited = last_edit(meta.get("managedFields") or [])
     return Promotion(
         name=meta["name"],
         namespace=meta["namespace"],
@@ -56,21 +57,24 @@ def read_promotion(body: Json) -> Promotion:
         spec=spec,
         status=status,
         invalid=invalid,
-        editor=editor(meta.get("managedFields") or []),
+        editor=editor,
+        edited=edited,
         deleting="deletionTimestamp" in meta,
         finalizers=tuple(meta.get("finalizers") or ()),
     )
 
 
-def editor(fields: Iterable[Json]) -> str:
-    """The field manager that last changed the spec: kubectl-patch, argocd-controller and the like."""
+def last_edit(fields: Iterable[Json]) -> tuple[str, datetime | None]:
+    """The field manager that last changed the spec (kubectl-patch, argocd-controller and the like), and when."""
     edits = [
         item
         for item in fields
         if "f:spec" in (item.get("fieldsV1") or {}) and item.get("manager") != names.FIELD_MANAGER
     ]
     last = max(edits, key=lambda item: item.get("time") or "", default=None)
-    return str(last["manager"]) if last else "unknown"
+    if last is None:
+        return "unknown", None
+    return str(last["manager"]), datetime.fromisoformat(last["time"]) if last.get("time") else None
 
 
 @dataclass

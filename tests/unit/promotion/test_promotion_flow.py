@@ -297,6 +297,9 @@ async def test_a_version_that_was_deleted_under_the_alias_is_not_brought_back() 
     assert (there.status().phase, there.status().current) == ("Pending", None)
     there.registry.aliases["staging"] = "3"
     await there.settle()
+    assert (there.status().phase, there.registry.aliases) == ("Evaluating", {"staging": "3"})
+    there.edit(gates=GATES[:1])
+    await there.settle()
     assert there.registry.aliases["champion"] == "3"
 
 
@@ -504,7 +507,7 @@ async def test_deletion_does_not_wait_for_a_secret_that_is_gone() -> None:
 
 
 async def test_warn_does_not_wait_for_a_version_that_was_deleted() -> None:
-    there = world(onDrift="Warn")
+    there = world(onDrift="Warn", gates=GATES[:1])
     there.registry.aliases["staging"] = "1"
     await there.settle()
     there.registry.delete("1")

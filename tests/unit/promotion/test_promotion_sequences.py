@@ -72,7 +72,7 @@ class Model:
     world: World = field(default_factory=World)
     passed: set[tuple[str, str]] = field(default_factory=set)
     """Versions that were promoted, each with the digest of the gates that it passed."""
-    rightful: set[str | None] = field(default_factory=lambda: {None})
+    rightful: set[str | None] = field(default_factory=set)
     """Where the alias may be: where it was found, and where it was moved with good reason."""
     deleted: int = 0
 
@@ -106,8 +106,10 @@ class Model:
         elif move.reason == "RolledBack":
             assert spec.rollback_to in (version, "Previous")
         elif move.reason == "Repaired":
-            assert (spec.on_drift, version) == ("Repair", status.promoted)
-            assert version in self.rightful
+            assert version == status.promoted
+            assert spec.on_drift == "Repair" or spec.rollback_to
+            assert spec.on_drift != "Warn"
+            assert version in self.rightful | self.adopted(status)
 
     def _meets_gates(self, spec: ModelPromotionSpec, version: str) -> None:
         """An oracle of its own for the two sets of gates that occur here."""
@@ -137,15 +139,18 @@ class Model:
 
     async def seize(self, version: str) -> None:
         """Somebody moves the alias by hand; not where a move that is under way begins or ends: nobody could tell."""
-        move = self.world.status().move
-        ends = (move.from_version, move.to_version) if move else ()
-        if version in self.world.registry.versions and version not in ends:
+        if version in self.world.registry.versions and version not in self._ends():
             self.world.registry.aliases["champion"] = version
 
     async def unset(self) -> None:
-        move = self.world.status().move
-        if not (move and move.from_version is None):
+        if None not in self._ends():
             self.world.registry.aliases.pop("champion", None)
+
+    def _ends(self) -> set[str | None]:
+        """Where a move that is under way, or was given up, begins and ends."""
+        status = self.world.status()
+        moves = [move for move in (status.move, status.abandoned) if move]
+        return {end for move in moves for end in (move.from_version, move.to_version)}
 
     async def delete(self, version: str) -> None:
         move = self.world.status().move
@@ -190,15 +195,22 @@ class Model:
         await self.world.settle(rounds=60)
         self.check_at_rest(self.world.status())
 
+    @staticmethod
+    def adopted(status: ModelPromotionStatus) -> set[str | None]:
+        """Where the alias was left by a hand, or by the deletion of its version."""
+        return {move.to_version for move in status.history if move.reason in ("Adopted", "VersionDeleted")}
+
     def check_at_rest(self, status: ModelPromotionStatus) -> None:
         held = self.world.registry.aliases.get("champion")
         assert status.current == held
         assert status.move is None
-        adopted = {move.to_version for move in status.history if move.reason == "Adopted"}
         asked_for = {status.rollback.version} if status.rollback else set()
         if status.phase in ("Promoted", "RolledBack"):
             assert status.promoted == held
-            assert held in self.rightful | adopted | asked_for
+            assert held in self.rightful | self.adopted(status) | asked_for
+        assert status.previous in {None} | self.rightful | self.adopted(status) | asked_for
+        if status.phase == "Promoted" and status.gates and not status.withheld:
+            assert status.gates.version == held
         if status.phase == "RolledBack":
             assert held == (status.rollback.version if status.rollback else None)
         if len(status.history) < 20:
@@ -209,7 +221,7 @@ class Model:
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    st.fixed_dictionaries({part: EDITS[part] for part in ("gates", "onDrift", "soakSeconds")}),
+    st.fixed_dictionaries({part: EDITS[part] for part in ("gates", "onDrift", "soakSeconds", "rollbackTo")}),
     st.lists(STEPS, min_size=3, max_size=30),
 )
 def test_the_alias_is_always_right(spec: Json, steps: list[tuple[Any, ...]]) -> None:

@@ -55,6 +55,7 @@ def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Se
     for policy in POLICIES:
         if not policy(draft):
             break
+    move.give_up(draft)
     _serve(draft)
     draft.update(observed_generation=promotion.generation, phase=phase.phase(draft.status.conditions))
     return draft.conclude()

@@ -25,6 +25,8 @@ def accept(draft: Draft) -> bool:
             f"ModelPromotion {draft.observed.rival} is older and keeps the alias {draft.spec.alias} of "
             f"{draft.spec.model}: delete one of the two"
         )
+        # What the older one does with the alias is no drift: once it is gone, things start from where the alias is.
+        draft.update(promoted=None, current=None, move=None, abandoned=None, watched_since=None)
         return _refuse(draft, Reason.CONFLICT, message)
     if draft.observed.loop:
         message = f"{draft.observed.loop}: let one of them take it from somewhere else"

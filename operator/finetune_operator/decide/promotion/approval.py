@@ -52,7 +52,9 @@ def _is_late(stands: ApprovalStatus, now: datetime) -> bool:
 
 
 def _approve(draft: Draft, stands: ApprovalStatus) -> bool:
-    if stands.approved_at is None and _is_late(stands, draft.now):
+    # NB: the operator may have been away when it was given.
+    given = min(draft.promotion.edited or draft.now, draft.now)
+    if stands.approved_at is None and _is_late(stands, given):
         draft.update(approval=stands)
         return _time_out(draft, stands)
     draft.update(approval=stands.model_copy(update={"approved_at": stands.approved_at or draft.now}))

@@ -56,6 +56,18 @@ class Draft(Saying[ModelPromotionStatus]):
         """The version that the alias points at in the registry."""
         return self.observed.alias(self.spec.alias)
 
+    @property
+    def lost(self) -> str | None:
+        """The version whose deletion took the alias away, until the alias is somewhere again."""
+        since = self.status.watched_since
+        last = next(
+            (move for move in self.status.history if (move.reason, move.to_version) != ("Repaired", None)),
+            None,
+        )
+        if last is None or last.reason != "VersionDeleted" or since is None or last.at < since:
+            return None
+        return last.from_version
+
     def stop(self, reason: Reason, message: str) -> None:
         """The alias is not where it should be, for this reason."""
         self.set(Type.PROMOTED, False, reason, message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from finetune_crds.conditions import Reason, Type
 from finetune_crds.promotion_status import Move, Withheld
 from finetune_operator.decide.promotion.draft import Draft
-from finetune_operator.decide.promotion.move import begin, record
+from finetune_operator.decide.promotion.move import arrived_late, begin, record
 from finetune_operator.decide.promotion.terms import terms_digest
 
 SOMEBODY = "somebody else, in the registry"
@@ -17,15 +17,31 @@ def notice(draft: Draft) -> bool:
         draft.watch_from_now()
     promoted = draft.status.promoted
     if promoted and promoted in draft.observed.versions and draft.observed.versions[promoted] is None:
-        # There is nothing to go back to: the version was deleted, and with it the alias.
-        promoted = None
-        draft.update(promoted=None)
-    if promoted == draft.holder:
+        _lose(draft, promoted)
+    if draft.status.promoted == draft.holder:
         draft.unset(Type.DRIFTED)
         return True
-    if draft.spec.on_drift == "Adopt":
+    if arrived_late(draft):
+        return _repair(draft, f"a move to version {draft.holder} that was given up came late")
+    if draft.spec.on_drift == "Warn":
+        return _warn(draft)
+    if (draft.spec.on_drift == "Adopt" and draft.spec.rollback_to is None) or _is_way_out(draft):
         return _adopt(draft)
-    return _warn(draft) if draft.spec.on_drift == "Warn" else _repair(draft)
+    return _repair(draft, _what(draft)[1])
+
+
+def _is_way_out(draft: Draft) -> bool:
+    """Whether a hand chose a version that rightly had the alias before, when the one that had it was deleted."""
+    had = {move.to_version for move in draft.status.history if move.reason != "Overtaken"}
+    return draft.lost is not None and draft.holder is not None and draft.holder in had
+
+
+def _lose(draft: Draft, version: str) -> None:
+    """The version that had the alias was deleted, and the alias with it: there is nothing to go back to."""
+    message = f"version {version} was deleted, and with it alias {draft.spec.alias}"
+    lost = Move(from_version=version, reason="VersionDeleted", message=message, by=SOMEBODY, at=draft.now)
+    record(draft, lost)
+    draft.update(promoted=None)
 
 
 def _what(draft: Draft) -> tuple[Reason, str]:
@@ -53,10 +69,12 @@ def _warn(draft: Draft) -> bool:
 
 
 def _adopt(draft: Draft) -> bool:
-    """Take it as it is. The present candidate is passed over: it would take the alias straight back."""
+    """Take it as it is. The candidate of that time is passed over: it would take the alias straight back."""
     _, what = _what(draft)
     spec, status, holder = draft.spec, draft.status, draft.holder
     message = f"{what}, and spec.onDrift is Adopt"
+    if spec.on_drift != "Adopt":
+        message = f"{what}, which had it before, and it stays there: version {draft.lost} was deleted"
     record(
         draft,
         Move(
@@ -71,7 +89,8 @@ def _adopt(draft: Draft) -> bool:
     draft.update(promoted=holder, previous=status.promoted)
     draft.unset(Type.DRIFTED)
     draft.set(Type.PROMOTED, True, Reason.ADOPTED, message)
-    if status.candidate and status.candidate != holder:
+    known = draft.promotion.status.candidate
+    if spec.on_drift == "Adopt" and status.candidate not in (None, holder) and status.candidate == known:
         passed_over = Withheld(
             version=status.candidate,
             reason="Adopted",
@@ -82,9 +101,8 @@ def _adopt(draft: Draft) -> bool:
     return True
 
 
-def _repair(draft: Draft) -> bool:
-    reason, what = _what(draft)
-    draft.set(Type.DRIFTED, True, reason, f"{what}: putting it back")
+def _repair(draft: Draft, what: str) -> bool:
+    draft.set(Type.DRIFTED, True, _what(draft)[0], f"{what}: putting it back")
     return begin(draft, draft.status.promoted, "Repaired", f"{what}: put back", by=names_of(draft))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from finetune_crds import contract
 from finetune_crds.conditions import Reason, Type
@@ -23,7 +24,7 @@ def check_gates(draft: Draft) -> bool:
     if candidate is None:
         return False
     holder = draft.observed.versions.get(draft.holder or "")
-    verdicts = judge(draft.spec.gates, candidate, holder)
+    verdicts = judge(draft.spec.gates, candidate, holder, lost=draft.lost)
     passed = sum(item.verdict == "Passed" for item in verdicts)
     draft.update(
         gates=GatesStatus(
@@ -65,8 +66,31 @@ def _all(verdicts: Sequence[GateVerdict]) -> str:
     return "; ".join(f"{item.name}: {item.message}" for item in verdicts)
 
 
-def judge(gates: Sequence[Gate], candidate: ModelVersion, holder: ModelVersion | None) -> list[GateVerdict]:
-    """What each gate says of a version, compared with the holder of the alias; None when there is none."""
+@dataclass(frozen=True)
+class _Beside:
+    """What a version is compared with; the arguments of `judge`."""
+
+    version: ModelVersion | None
+    lost: str | None
+    which: str
+
+
+def judge(
+    gates: Sequence[Gate],
+    candidate: ModelVersion,
+    holder: ModelVersion | None,
+    *,
+    lost: str | None = None,
+    which: str = "which has the alias",
+) -> list[GateVerdict]:
+    """What each gate says of a version.
+
+    Args:
+        holder: what it is compared with, such as the version that has the alias; None when there is none.
+        lost: the version that had the alias until it was deleted, when there is no holder for that reason.
+        which: what the holder is, for the messages.
+    """
+    beside = _Beside(holder, lost, which)
     verdicts = []
     for gate in gates:
         if gate.metric:
@@ -74,7 +98,7 @@ def judge(gates: Sequence[Gate], candidate: ModelVersion, holder: ModelVersion |
         elif gate.tag:
             verdicts.append(_tag(gate.name, gate.tag, candidate))
         elif gate.comparison:
-            verdicts.append(_comparison(gate.name, gate.comparison, candidate, holder))
+            verdicts.append(_comparison(gate.name, gate.comparison, candidate, beside))
     return verdicts
 
 
@@ -110,33 +134,49 @@ def _tag(name: str, gate: TagGate, candidate: ModelVersion) -> GateVerdict:
     return GateVerdict(name=name, verdict="Failed", value=_cut(value), limit=limit, message=message)
 
 
-def _comparison(
-    name: str, gate: ComparisonGate, candidate: ModelVersion, holder: ModelVersion | None
-) -> GateVerdict:
+def _comparison(name: str, gate: ComparisonGate, candidate: ModelVersion, beside: _Beside) -> GateVerdict:
     value = _number(candidate, gate.metric)
     if isinstance(value, str):
         return GateVerdict(name=name, verdict="Inconclusive", message=value)
     if not math.isfinite(value):
         message = f"{gate.metric} of version {candidate.version} is {show(value)}, which cannot be compared"
         return GateVerdict(name=name, verdict="Failed", value=show(value), message=message)
-    if holder is None:
-        message = f"{gate.metric} is {show(value)}, and the alias has no holder to compare with"
-        return GateVerdict(name=name, verdict="Passed", value=show(value), message=message)
-    other = _number(holder, gate.metric)
-    unclear = other if isinstance(other, str) else _incomparable(gate, candidate, holder, other)
+    if beside.version is None:
+        return _alone(name, gate, value, beside)
+    other = _number(beside.version, gate.metric)
+    unclear = (
+        other
+        if isinstance(other, str)
+        else _incomparable(gate, candidate, beside.version, other, beside.which)
+    )
     if isinstance(other, str) or unclear:
-        return GateVerdict(name=name, verdict="Inconclusive", value=show(value), message=unclear or "")
+        held = None if isinstance(other, str) else show(other)
+        return GateVerdict(
+            name=name, verdict="Inconclusive", value=show(value), holder=held, message=unclear or ""
+        )
     low, high = _bounds(gate, other)
     limit = f"<= {show(high)}" if high is not None else f">= {show(low)}"
     met = (low is None or _at_most(low, value)) and (high is None or _at_most(value, high))
     verdict: Verdict = "Passed" if met else "Failed"
     message = (
-        f"{gate.metric} is {show(value)}, that of version {holder.version}, which has the alias, is {show(other)}: "
+        f"{gate.metric} is {show(value)}, that of version {beside.version.version}, {beside.which}, is {show(other)}: "
         f"{'as' if met else 'but'} it must be {limit}"
     )
     return GateVerdict(
         name=name, verdict=verdict, value=show(value), limit=limit, holder=show(other), message=message
     )
+
+
+def _alone(name: str, gate: ComparisonGate, value: float, beside: _Beside) -> GateVerdict:
+    """The verdict where there is nothing to compare with: a first version passes, one after a deleted one does not."""
+    if beside.lost is None:
+        message = f"{gate.metric} is {show(value)}, and the alias has no holder to compare with"
+        return GateVerdict(name=name, verdict="Passed", value=show(value), message=message)
+    message = (
+        f"{gate.metric} is {show(value)}, and version {beside.lost}, which had the alias, was deleted: set "
+        "spec.rollbackTo to the version that is to have it now"
+    )
+    return GateVerdict(name=name, verdict="Inconclusive", value=show(value), message=message)
 
 
 def _bounds(gate: ComparisonGate, other: float) -> tuple[float | None, float | None]:
@@ -146,21 +186,21 @@ def _bounds(gate: ComparisonGate, other: float) -> tuple[float | None, float | N
 
 
 def _incomparable(
-    gate: ComparisonGate, candidate: ModelVersion, holder: ModelVersion, other: float
+    gate: ComparisonGate, candidate: ModelVersion, holder: ModelVersion, other: float, which: str
 ) -> str | None:
     """Why two versions cannot be compared; None when they can."""
     if not math.isfinite(other):
-        return f"{gate.metric} of version {holder.version}, which has the alias, is {show(other)}"
-    for version in (candidate, holder):
-        if version.evaluated_on is None:
-            return (
-                f"version {version.version} does not say what data it was evaluated on: its run or the version needs "
-                f"the tag {contract.TAG_EVAL_DATA}"
-            )
+        return f"{gate.metric} of version {holder.version}, {which}, is {show(other)}"
+    if candidate.evaluated_on is None or holder.evaluated_on is None:
+        silent = candidate if candidate.evaluated_on is None else holder
+        return (
+            f"version {silent.version} does not say what data it was evaluated on: its run or the version needs the "
+            f"tag {contract.TAG_EVAL_DATA}"
+        )
     if candidate.evaluated_on != holder.evaluated_on:
         return (
             f"version {candidate.version} was evaluated on other data, or with another objective "
-            f"({candidate.evaluated_on}), than version {holder.version}, which has the alias ({holder.evaluated_on}): "
+            f"({_cut(candidate.evaluated_on)}), than version {holder.version}, {which} ({_cut(holder.evaluated_on)}): "
             "evaluate both alike"
         )
     return None

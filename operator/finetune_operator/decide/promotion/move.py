@@ -7,6 +7,8 @@ status knows the version before, and no write is made that was not journalled.
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from finetune_crds.conditions import Reason, Type
 from finetune_crds.promotion_status import Move, MoveReason
 from finetune_operator import names
@@ -15,6 +17,8 @@ from finetune_operator.promotion.model import MoveAlias
 from finetune_operator.wording import stamp
 
 MAX_HISTORY = 20
+# The registry's own limits on a request are shorter.
+_MAY_STILL_ARRIVE = timedelta(minutes=10)
 
 
 def finish_move(draft: Draft) -> bool:
@@ -38,7 +42,8 @@ def _complete(draft: Draft, move: Move) -> None:
     previous = {
         "Promoted": move.from_version,
         "Reverted": move.from_version,
-        "RolledBack": move.from_version,
+        # A rollback asks nobody, so the version before may be one that a hand had set.
+        "RolledBack": draft.status.promoted,
         "Adopted": move.from_version,
         "Repaired": known,
         "Withdrawn": _before(draft.status.history, move.to_version),
@@ -51,8 +56,31 @@ def _complete(draft: Draft, move: Move) -> None:
 
 
 def _before(history: list[Move], version: str | None) -> str | None:
-    """The version that had the alias before this one came to have it."""
-    return next((item.from_version for item in history if item.to_version == version), None)
+    """The version that had the alias before this one came to have it; none that had to leave since."""
+    fled = {item.from_version for item in history if item.reason in ("Withdrawn", "RolledBack")}
+    came = ("Promoted", "Reverted", "Adopted")
+    found = (item.from_version for item in history if item.to_version == version and item.reason in came)
+    return next((before for before in found if before not in fled), None)
+
+
+def give_up(draft: Draft) -> None:
+    """Remember a journalled move that is wanted no more.
+
+    NB: its write may have been made without an answer, and may still arrive.
+    """
+    if draft.journal is not None and draft.status.move != draft.journal:
+        draft.update(abandoned=draft.journal.model_copy(update={"at": draft.now}))
+
+
+def arrived_late(draft: Draft) -> bool:
+    """Whether the alias is where a move took it that was given up."""
+    move = draft.status.abandoned
+    ends = (draft.status.promoted, draft.holder)
+    return (
+        move is not None
+        and ends == (move.from_version, move.to_version)
+        and draft.now - move.at < _MAY_STILL_ARRIVE
+    )
 
 
 def record(draft: Draft, move: Move) -> None:

@@ -7,6 +7,7 @@ from finetune_crds.promotion_status import Move, Withheld
 from finetune_operator.decide.promotion.approval import forget_waits
 from finetune_operator.decide.promotion.draft import Draft
 from finetune_operator.decide.promotion.drift import names_of
+from finetune_operator.decide.promotion.gates import judge
 from finetune_operator.decide.promotion.move import begin
 from finetune_operator.decide.promotion.terms import gates_digest, terms_digest
 
@@ -51,8 +52,15 @@ def settle(draft: Draft) -> bool:
     if draft.status.candidate != draft.status.promoted:
         return True
     forget_waits(draft)
+    if draft.status.gates and draft.status.gates.version != draft.holder:
+        draft.update(gates=None)
+        draft.unset(Type.GATES_PASSED)
     last = next(iter(draft.status.history), None)
-    if last is None or last.to_version != draft.holder or last.reason in ("RolledBack", "Overtaken"):
+    if (
+        last is None
+        or last.to_version != draft.holder
+        or last.reason in ("RolledBack", "Overtaken", "VersionDeleted")
+    ):
         message = f"{draft.spec.alias} is at version {draft.holder}, as it should be"
         draft.set(Type.PROMOTED, True, Reason.IN_PLACE, message)
     else:
@@ -64,10 +72,8 @@ def revert(draft: Draft) -> bool:
     """Go back at once to a version, named by its number, that had the alias before on the same gates: a git revert."""
     version = draft.spec.source.version
     gates = gates_digest(draft.spec.gates)
-    history = draft.status.history
-    passed = next((move for move in history if _may_go_back(draft, move, gates)), None)
-    failed = any(move.from_version == version and move.reason == "Withdrawn" for move in history)
-    if version is None or passed is None or failed:
+    passed = _passed_before(draft, gates)
+    if version is None or passed is None or not _still_passes(draft, version):
         return True
     forget_waits(draft)
     message = f"version {version} passed the same gates on {passed.at:%Y-%m-%d}, and had the alias then"
@@ -76,6 +82,23 @@ def revert(draft: Draft) -> bool:
     return begin(
         draft, version, "Reverted", text, by=draft.promotion.editor, gates=gates, approved=passed.approved
     )
+
+
+def _passed_before(draft: Draft, gates: str) -> Move | None:
+    """The move that promoted the source's version, unless it had to leave since: then it is judged anew."""
+    for move in draft.status.history:
+        if move.from_version == draft.spec.source.version and move.reason in ("Withdrawn", "RolledBack"):
+            return None
+        if _may_go_back(draft, move, gates):
+            return move
+    return None
+
+
+def _still_passes(draft: Draft, version: str) -> bool:
+    """Whether it passes the gates that look at nothing but the version; a tag may say otherwise by now."""
+    found = draft.observed.versions.get(version)
+    alone = [gate for gate in draft.spec.gates if not gate.comparison]
+    return found is not None and all(item.verdict == "Passed" for item in judge(alone, found, None))
 
 
 def _may_go_back(draft: Draft, move: Move, gates: str) -> bool:

@@ -18,7 +18,7 @@ def guard(draft: Draft) -> None:
 
 
 def remove(draft: Draft) -> None:
-    """Remove the alias if it is still where this resource put it, then let the resource go."""
+    """Remove the alias if it is still where this resource put, found or adopted it; then let the resource go."""
     if names.FINALIZER not in draft.promotion.finalizers:
         return
     spec, problem = draft.promotion.spec, draft.observed.problem
@@ -45,6 +45,6 @@ def remove(draft: Draft) -> None:
 
 
 def _ours(draft: Draft) -> set[str | None]:
-    """Where this resource put the alias, or was about to."""
+    """Where the alias was to be, or was about to be moved to."""
     move = draft.status.move
     return {draft.status.promoted, move.to_version if move else None}

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from finetune_crds.conditions import Reason, Type
 from finetune_crds.modelpromotion import ModelPromotionSpec
-from finetune_crds.promotion_status import ModelPromotionStatus, RollbackStatus
+from finetune_crds.promotion_status import ModelPromotionStatus, Move, RollbackStatus
 from finetune_operator.decide.promotion.approval import forget_waits
 from finetune_operator.decide.promotion.draft import Draft
-from finetune_operator.decide.promotion.move import begin
+from finetune_operator.decide.promotion.move import begin, record
 
 
 def roll_back(draft: Draft) -> bool:
     """Roll back where that is asked for, and end the pass: the source counts for nothing meanwhile."""
+    if draft.status.watched_since is None:
+        draft.watch_from_now()
     wanted = draft.spec.rollback_to
     if wanted is None:
         draft.update(rollback=None)
@@ -23,18 +25,39 @@ def roll_back(draft: Draft) -> bool:
         return _impossible(draft, message)
     draft.update(rollback=RollbackStatus(requested=wanted, version=target))
     if draft.holder == target:
-        draft.update(promoted=target)
+        _arrive(draft, target)
         draft.set(Type.PROMOTED, True, Reason.ROLLED_BACK, _says(draft, target))
         draft.unset(Type.DRIFTED)
         return False
-    if target in draft.observed.versions and draft.observed.versions[target] is None:
-        return _impossible(
-            draft, f"spec.rollbackTo: {draft.spec.model} has no version {target}: name another"
-        )
+    if wrong := _unusable(draft, target):
+        return _impossible(draft, f"spec.rollbackTo: {wrong}: name another")
     if draft.status.promoted == target:
         # It was rolled back before, and somebody else moved the alias since.
         return True
     return begin(draft, target, "RolledBack", _says(draft, target), by=draft.promotion.editor)
+
+
+def _arrive(draft: Draft, target: str) -> None:
+    """The alias is there; whoever had passed over a version meanwhile has nothing to say once the source counts again."""
+    left = draft.status.promoted
+    if left not in (None, target):
+        message = f"{_says(draft, target)}, where somebody else had moved it"
+        by = draft.promotion.editor
+        record(
+            draft,
+            Move(
+                from_version=left,
+                to_version=target,
+                reason="RolledBack",
+                message=message,
+                by=by,
+                at=draft.now,
+            ),
+        )
+        draft.update(previous=left)
+    draft.update(promoted=target)
+    if draft.status.withheld and draft.status.withheld.reason == "Adopted":
+        draft.update(withheld=None)
 
 
 def hold(draft: Draft) -> bool:
@@ -48,6 +71,15 @@ def target_version(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> st
     if wanted != "Previous":
         return wanted
     return known.version if known and known.requested == wanted else status.previous
+
+
+def _unusable(draft: Draft, target: str) -> str | None:
+    """Why the alias cannot point at the version; None when it can, as far as is known."""
+    versions = draft.observed.versions
+    if target in versions and versions[target] is None:
+        return f"{draft.spec.model} has no version {target}"
+    known = versions.get(target)
+    return f"version {target} of {draft.spec.model} is not ready" if known and not known.ready else None
 
 
 def _says(draft: Draft, target: str) -> str:

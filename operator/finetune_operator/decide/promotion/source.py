@@ -47,7 +47,8 @@ def has_model(draft: Draft) -> bool:
         return True
     forget_waits(draft)
     draft.update(promoted=None, previous=None, candidate=None, watched_since=None, withheld=None)
-    draft.unset(Type.DRIFTED)
+    draft.update(rollback=None, abandoned=None, gates=None)
+    draft.unset(Type.DRIFTED, Type.GATES_PASSED)
     found = draft.condition(Type.SOURCE_READY)
     draft.stop(Reason.WAITING_FOR_MODEL, found.message if found else "the model does not exist")
     return False

@@ -196,7 +196,7 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
         better(absolute=0.1),
         version("2", loss=1.0),
         version("1", loss=NAN),
-        ("Inconclusive", "1", None, None, "loss of version 1, which has the alias, is nan"),
+        ("Inconclusive", "1", None, "nan", "loss of version 1, which has the alias, is nan"),
     ),
     "other data": (
         better(absolute=0.1),
@@ -206,7 +206,7 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
             "Inconclusive",
             "1",
             None,
-            None,
+            "2",
             "version 2 was evaluated on other data, or with another objective (d2), than version 1, which has the "
             "alias (d1): evaluate both alike",
         ),
@@ -219,7 +219,7 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
             "Inconclusive",
             "1",
             None,
-            None,
+            "2",
             "version 1 does not say what data it was evaluated on: its run or the version needs the tag "
             "finetune.dev/eval-data",
         ),
