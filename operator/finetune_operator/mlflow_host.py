@@ -116,6 +116,8 @@ class Problems:
             import mlflow.store.model_registry.rest_store
             import mlflow.store.tracking.rest_store  # noqa: F401
 
+            import finetune_operator.mlflow_connections  # noqa: F401
+
     def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
         if error is None or isinstance(error, TrackingError) or not isinstance(error, Exception):
             return
@@ -161,4 +163,7 @@ def _problem(uri: str, text: str, code: str) -> MlflowProblem:
 # How MLflow's client words the HTTP status of an answer, and of one that it would have retried.
 _STATUS = re.compile(r"(?:failed with error code|too many) (\d{3})\b")
 # The part of urllib3's nested errors that people can use.
-_CAUSE = re.compile(r"\[Errno -?\d+\] [^'\")]+|\[SSL: \w+\] [^'\"(]+|Read timed out")
+_CAUSE = re.compile(
+    r"\[Errno -?\d+\] [^'\")]+|\[SSL: \w+\] [^'\"(]+|Read timed out|Connection to [\w.-]+ timed out"
+    r"|Connection reset by peer|Remote end closed connection without response"
+)

@@ -33,6 +33,8 @@ class Answers:
     default: tuple[int, str | Json] = (404, "nothing")
     asked: list[tuple[str, str]] = field(default_factory=list)
     authorization: str | None = None
+    connections: list[str | None] = field(default_factory=list)
+    """What each request said of its connection."""
 
 
 @contextmanager
@@ -45,6 +47,7 @@ def serving() -> Iterator[Answers]:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             answers.asked.append((self.command, path))
             answers.authorization = self.headers.get("Authorization")
+            answers.connections.append(self.headers.get("Connection"))
             code, body = answers.by_path.get(path, answers.default)
             text = (body if isinstance(body, str) else json.dumps(body)).encode()
             self.send_response(code)
@@ -165,6 +168,30 @@ def test_a_server_that_is_not_there_is_unreachable() -> None:
             Reason.MLFLOW_UNREACHABLE,
             f"MLflow at {uri} cannot be reached: [Errno 111] Connection refused",
         )
+
+
+def test_a_server_that_hangs_up_is_unreachable() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def hang_up() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+        assert problem(uri) == (
+            Reason.MLFLOW_UNREACHABLE,
+            f"MLflow at {uri} cannot be reached: Remote end closed connection without response",
+        )
+        thread.join()
+
+
+def test_no_connection_is_left_for_the_server_to_close_while_it_is_used_again(mlflow: Answers) -> None:
+    mlflow.by_path["runs/get"] = (200, {"run": RUN})
+    Server(mlflow.uri, mlflow.uri).find_run("u1", "team", "r1")
+    assert mlflow.connections == ["close"]
 
 
 def test_a_host_name_that_does_not_exist_is_unreachable() -> None:
