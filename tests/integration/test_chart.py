@@ -125,7 +125,8 @@ def test_operator_may_do_this_and_no_more() -> None:
         # For its finalizer.
         ("finetune.dev/modelpromotions", "patch"),
         *((f"finetune.dev/{name}/status", "patch") for name in RESOURCES),
-        *((f"finetune.dev/{name}/finalizers", "update") for name in RESOURCES),
+        # For owner references; a ModelPromotion owns nothing.
+        ("finetune.dev/finetunejobs/finalizers", "update"),
         *(("batch/jobs", verb) for verb in jobs),
         *((name, verb) for name in ("services", "configmaps") for verb in applied),
         *(("pods", verb) for verb in ("get", "list", "watch")),

@@ -95,7 +95,7 @@ http://{{ include "finetune.mlflowName" . }}.{{ .Release.Namespace }}.svc:5000
   verbs: [patch]
 # Owner references that block deletion need it where OwnerReferencesPermissionEnforcement is on.
 - apiGroups: [finetune.dev]
-  resources: [finetunejobs/finalizers, modelpromotions/finalizers]
+  resources: [finetunejobs/finalizers]
   verbs: [update]
 - apiGroups: [batch]
   resources: [jobs]

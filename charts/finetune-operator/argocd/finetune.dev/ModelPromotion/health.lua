@@ -1,6 +1,6 @@
 -- Health of a ModelPromotion. Only the base and table libraries are there: no string functions.
 
--- For each phase: the health, and the conditions that say why; the first of them that is False goes before the others.
+-- For each phase: the health, and the conditions that say why; the first of them that is not True goes before the others.
 -- Promoted says what holds a promotion up, whatever that is.
 local phases = {
   Pending = { "Progressing", { "Promoted", "SourceReady", "Accepted" } },
@@ -14,7 +14,7 @@ local phases = {
   Suspended = { "Suspended", { "Suspended" } },
   Refused = { "Degraded", { "Promoted" } },
   Drifted = { "Degraded", { "Promoted" } },
-  Conflict = { "Degraded", { "Accepted" } },
+  Conflict = { "Degraded", { "Accepted", "Served" } },
   Failed = { "Degraded", { "Accepted", "Promoted", "Served" } },
 }
 
@@ -47,7 +47,7 @@ end
 local message = nil
 for _, kind in ipairs(known[2]) do
   local condition = conditions[kind]
-  if condition ~= nil and condition.status == "False" then
+  if condition ~= nil and condition.status ~= "True" then
     message = condition.message
     break
   end
