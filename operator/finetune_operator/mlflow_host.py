@@ -96,9 +96,13 @@ def canonical(uri: str) -> str:
         parts = urlsplit(uri.strip())
     except ValueError:
         return uri.strip()
-    if parts.scheme not in ("http", "https"):
+    if parts.scheme not in _DEFAULT_PORTS:
         return uri.strip()
-    return f"{parts.scheme}://{parts.netloc.lower()}{parts.path.rstrip('/')}"
+    server = parts.netloc.lower().removesuffix(_DEFAULT_PORTS[parts.scheme])
+    return f"{parts.scheme}://{server}{parts.path.rstrip('/')}"
+
+
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 class Problems:
