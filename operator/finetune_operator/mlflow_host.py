@@ -161,7 +161,10 @@ def _problem(uri: str, text: str, code: str) -> MlflowProblem:
         )
     if status in (429, 502, 503, 504) or (status is None and "API request to http" in text):
         return MlflowProblem(Reason.MLFLOW_UNREACHABLE, f"MLflow at {uri} cannot be reached: {why}")
-    return MlflowProblem(Reason.MLFLOW_ERROR, f"MLflow at {uri} answered: {why}")
+    # The same again would be refused again: somebody has to ask for something else.
+    refused = code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
+    reason = Reason.MLFLOW_REFUSED if refused else Reason.MLFLOW_ERROR
+    return MlflowProblem(reason, f"MLflow at {uri} answered: {why}")
 
 
 # How MLflow's client words the HTTP status of an answer, and of one that it would have retried.

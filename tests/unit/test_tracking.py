@@ -145,7 +145,7 @@ REFUSALS: dict[str, tuple[int, str | Json, Reason, str]] = {
     "a bad request": (
         400,
         {"error_code": "INVALID_PARAMETER_VALUE", "message": "no such filter"},
-        Reason.MLFLOW_ERROR,
+        Reason.MLFLOW_REFUSED,
         "MLflow at {uri} answered: INVALID_PARAMETER_VALUE: no such filter",
     ),
 }

@@ -36,6 +36,8 @@ ANYWHERE = "any"
 _WRITE_SECONDS = 25.0
 _LEASE_SECONDS = 60
 _UNANSWERED = (Reason.MLFLOW_UNREACHABLE, Reason.DATABRICKS_UNREACHABLE)
+# What the API server answers about a Lease, and goes on answering until somebody changes a role or a policy.
+_NOT_ALLOWED = (400, 403, 404, 422)
 
 
 class AliasMoved(TrackingError):  # noqa: N818
@@ -62,7 +64,7 @@ class VersionNotReady(TrackingError):  # noqa: N818
         message = (
             f"no alias can be pointed at version {version} of {model}, which {why}: name another version"
         )
-        super().__init__(MlflowProblem(Reason.MLFLOW_ERROR, message))
+        super().__init__(MlflowProblem(Reason.VERSION_NOT_READY, message))
 
 
 @dataclass
@@ -238,4 +240,5 @@ def _no_lease(namespace: str, name: str, model: str, error: KubeError) -> Tracki
     message = (
         f"aliases of {model} are not written without Lease {namespace}/{name}, which cannot be had: {error}"
     )
-    return TrackingError(MlflowProblem(Reason.MLFLOW_ERROR, message))
+    reason = Reason.LEASE_REFUSED if error.status in _NOT_ALLOWED else Reason.MLFLOW_ERROR
+    return TrackingError(MlflowProblem(reason, message))

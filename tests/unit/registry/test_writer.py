@@ -171,9 +171,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[TrackingError], str]] = {
 @pytest.mark.parametrize(("move", "kind", "message"), REFUSED.values(), ids=REFUSED)
 async def test_what_is_not_written(move: dict[str, Any], kind: type[TrackingError], message: str) -> None:
     world = World()
+    reason = Reason.ALIAS_MOVED if kind is AliasMoved else Reason.VERSION_NOT_READY
     with pytest.raises(kind) as raised:
         await world.move(**move)
-    assert (raised.value.problem.message, world.registry.wrote, world.holder) == (message, [], None)
+    assert raised.value.problem == MlflowProblem(reason, message)
+    assert (world.registry.wrote, world.holder) == ([], None)
 
 
 async def test_a_write_is_read_back() -> None:
@@ -339,9 +341,22 @@ async def test_leases_that_the_api_server_refuses(verb: str, caplog: pytest.LogC
         return
     with pytest.raises(TrackingError) as raised:
         await world.move()
-    assert raised.value.problem.message == (
-        f"aliases of m are not written without Lease fs/{LEASE}, which cannot be had: leases is forbidden"
+    assert raised.value.problem == without_lease(Reason.LEASE_REFUSED, "leases is forbidden")
+
+
+def without_lease(reason: Reason, why: str) -> MlflowProblem:
+    """That nothing is written, for want of the Lease."""
+    return MlflowProblem(
+        reason, f"aliases of m are not written without Lease fs/{LEASE}, which cannot be had: {why}"
     )
+
+
+async def test_leases_of_an_api_server_that_is_away() -> None:
+    world = World()
+    world.kube.refuse["create", "Lease"] = KubeError(503, "etcd is away")
+    with pytest.raises(TrackingError) as raised:
+        await world.move()
+    assert raised.value.problem == without_lease(Reason.MLFLOW_ERROR, "etcd is away")
 
 
 class ChangedError(Exception):
@@ -384,7 +399,5 @@ async def test_a_lease_that_cannot_be_renewed() -> None:
     world.kube.refuse["apply", "Lease"] = KubeError(403, "leases is forbidden")
     with pytest.raises(TrackingError) as raised:
         await world.move()
-    assert (raised.value.problem.message, world.registry.wrote) == (
-        f"aliases of m are not written without Lease fs/{LEASE}, which cannot be had: leases is forbidden",
-        [],
-    )
+    refused = without_lease(Reason.LEASE_REFUSED, "leases is forbidden")
+    assert (raised.value.problem, world.registry.wrote) == (refused, [])
