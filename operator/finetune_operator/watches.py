@@ -1,7 +1,7 @@
 """kopf's part: watch streams that fill the store and put keys on the queue, login and health.
 
-There is no logic in the handlers and nothing is remembered in annotations: an event says only that a job is
-to be looked at.
+There is no logic in the handlers and nothing is remembered in annotations: an event says only that a resource
+is to be looked at.
 """
 
 from __future__ import annotations
@@ -92,16 +92,8 @@ def registry(  # noqa: C901
             queues.promotions.add(key)
 
     @kopf.on.event(GROUP, VERSION, ModelPromotion.PLURAL, registry=found)
-    async def promotion_event(event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
-        if event["type"] == "DELETED":
-            store.drop("ModelPromotion", _plain(event))
-            # An alias that it kept may be another's now.
-            for key in promotions_of_model(store, body["spec"].get("model")):
-                queues.promotions.add(key)
-        else:
-            store.put("ModelPromotion", _plain(event))
-        meta = body["metadata"]
-        queues.promotions.add(f"{meta['namespace']}/{meta['name']}")
+    async def promotion_event(event: kopf.RawEvent, **_: Any) -> None:
+        note_promotion(store, queues, event["type"], _plain(event))
 
     async def child_event(kind: str, event: kopf.RawEvent) -> None:
         body = _plain(event)
@@ -131,6 +123,27 @@ def registry(  # noqa: C901
     return found
 
 
+def note_promotion(store: Store, queues: Queues, kind: str | None, body: Json) -> None:
+    """What a watch says of a ModelPromotion: into the store, and onto the queue where there is something to do.
+
+    NB: a status alone is no news. The operator writes it, and says itself when to look again; a pass for each of its
+    own writes would never wait after a failure whose message is another one each time.
+    """
+    meta = body["metadata"]
+    key = f"{meta['namespace']}/{meta['name']}"
+    if kind == "DELETED":
+        store.drop("ModelPromotion", body)
+        # An alias that it kept may be another's now.
+        for other in promotions_of_model(store, body["spec"].get("model")):
+            queues.promotions.add(other)
+        queues.promotions.add(key)
+        return
+    held = store.promotions.get((meta["namespace"], meta["name"]))
+    store.put("ModelPromotion", body)
+    if held is None or _asked(held) != _asked(body):
+        queues.promotions.add(key)
+
+
 def promotions_of_job(store: Store, namespace: str, job: str) -> list[str]:
     """The promotions that take their version from a FineTuneJob."""
     return [
@@ -143,6 +156,15 @@ def promotions_of_job(store: Store, namespace: str, job: str) -> list[str]:
 def promotions_of_model(store: Store, model: str | None) -> list[str]:
     """The promotions of a registered model."""
     return ["/".join(key) for key, body in store.promotions.items() if body["spec"].get("model") == model]
+
+
+def _asked(body: Json) -> tuple[Json, object]:
+    """All of a promotion but its status: its metadata, but for what every write changes, and its spec."""
+    meta = {name: value for name, value in body["metadata"].items() if name not in _EVERY_WRITE}
+    return meta, body.get("spec")
+
+
+_EVERY_WRITE = ("resourceVersion", "managedFields")
 
 
 def _plain(event: kopf.RawEvent) -> Json:
