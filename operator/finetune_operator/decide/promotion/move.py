@@ -128,7 +128,7 @@ def begin(
 def announce(draft: Draft, message: str) -> None:
     """Say that the alias is being moved, unless it is said that it could not be: that stands until it could.
 
-    NB: two sentences in turns would be a write each, and every write brings the next pass at once.
+    NB: two sentences in turns would be a write each, for as long as it cannot be moved.
     """
     found = draft.condition(Type.PROMOTED)
     if found is None or found.reason not in (Reason.MOVE_DELAYED, Reason.MOVE_REFUSED):
