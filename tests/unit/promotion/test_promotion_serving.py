@@ -131,6 +131,37 @@ async def test_a_rollback_takes_the_endpoint_along(state: Workspace) -> None:
     assert there.now == ("RolledBack", {"staging": 2, "champion": 1}, {"1": 100})
 
 
+async def test_a_git_revert_takes_the_endpoint_along_at_once(state: Workspace) -> None:
+    there = Databricks(state, canary={"steps": STEPS}, previousPercent=20)
+    there.edit(source={"version": "1"})
+    await there.settle()
+    there.edit(source={"version": "2"})
+    for minutes in (0, 11, 11):
+        await there.later(minutes)
+    assert there.now == ("Promoted", {"champion": 2}, {"2": 80, "1": 20})
+    there.edit(source={"version": "1"})
+    await there.settle()
+    assert there.now == ("Promoted", {"champion": 1}, {"1": 100})
+    await there.later(60)
+    assert there.now == ("Promoted", {"champion": 1}, {"1": 100})
+    # The share is for the version before a new one: one that comes later leaves it again.
+    there.edit(source={"version": "3"})
+    for minutes in (0, 11, 11):
+        await there.later(minutes)
+    assert there.now == ("Promoted", {"champion": 3}, {"3": 80, "1": 20})
+
+
+async def test_the_revert_of_a_revert_has_its_canary(state: Workspace) -> None:
+    there = Databricks(state, canary={"steps": STEPS})
+    for version, routes in (("1", {"1": 100}), ("2", {"2": 10, "1": 90}), ("1", {"1": 100})):
+        there.edit(source={"version": version})
+        await there.settle()
+        assert there.now[2] == routes
+    there.edit(source={"version": "2"})
+    await there.settle()
+    assert there.now == ("RollingOut", {"champion": 2}, {"2": 10, "1": 90})
+
+
 async def test_a_suspended_promotion_leaves_the_endpoint_alone(state: Workspace) -> None:
     there = Databricks(state)
     await there.stage(1)

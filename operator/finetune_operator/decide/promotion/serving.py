@@ -18,7 +18,8 @@ from finetune_operator.decide.promotion.terms import digest
 from finetune_operator.model import MlflowProblem
 from finetune_operator.serving.model import ConfigureEndpoint, Endpoint, LogRequests, ServedVersion, workload
 
-_AT_ONCE = ("RolledBack", "Repaired")
+_AT_ONCE = ("RolledBack", "Withdrawn", "Repaired")
+_GIVEN_BACK = ("Withdrawn", "Repaired", "Overtaken")
 _FAILURES = {"EndpointFailed": Reason.ENDPOINT_FAILED, "CanaryFailed": Reason.CANARY_FAILED}
 # What `undone` leaves in the condition when Databricks did not take a change on.
 _REFUSED = (
@@ -161,13 +162,25 @@ def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
 
 
 def _is_at_once(draft: Draft, version: str) -> bool:
-    return draft.spec.rollback_to is not None or _reason(draft, version) in _AT_ONCE
-
-
-def _reason(draft: Draft, version: str) -> str | None:
-    """Why the alias came to point at the version, if that was its last move."""
     last = next(iter(draft.status.history), None)
-    return last.reason if last and last.to_version == version else None
+    given = last is not None and last.to_version == version and last.reason in _AT_ONCE
+    return given or _left_a_bad_one(draft, version)
+
+
+def _left_a_bad_one(draft: Draft, version: str) -> bool:
+    """Whether the version has the alias because the one after it was bad: by spec.rollbackTo, or a git revert."""
+    if draft.spec.rollback_to is not None:
+        return True
+    history = draft.status.history
+    # A move that only gives the alias back to a version does not change why it had it.
+    came = (move for move in history if move.to_version == version and move.reason not in _GIVEN_BACK)
+    last = next(came, None)
+    if last is None or last.reason != "Reverted":
+        return last is not None and last.reason == "RolledBack"
+    # NB: the revert of a revert goes forward again, to a version that may never have come to the end of its canary.
+    both = (version, last.from_version)
+    promoted = (move.to_version for move in history if move.reason == "Promoted" and move.to_version in both)
+    return next(promoted, None) != version
 
 
 def _routes(draft: Draft, spec: DatabricksServing, version: str) -> list[Route]:
@@ -177,9 +190,13 @@ def _routes(draft: Draft, spec: DatabricksServing, version: str) -> list[Route]:
     if previous is None or not share:
         return alone
     withheld, versions = draft.status.withheld, draft.observed.versions
-    left = draft.spec.rollback_to is not None or _reason(draft, version) == "RolledBack"
     gone = previous in versions and versions[previous] is None
-    if previous == version or left or gone or (withheld and withheld.version == previous):
+    if (
+        previous == version
+        or _left_a_bad_one(draft, version)
+        or gone
+        or (withheld and withheld.version == previous)
+    ):
         return alone
     return [Route(version=version, percent=100 - share), Route(version=previous, percent=share)]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from finetune_crds.promotion_status import MoveReason
 from finetune_crds.serving import Route
 from finetune_operator.registry.base import ModelVersion
 from unit.decide.promotion.rollout import CANARY, MODEL, Rollout, changed, serving
@@ -518,14 +519,32 @@ def test_an_endpoint_of_another_model(databricks: Workspace) -> None:
     assert databricks.writes() == []
 
 
-def test_repaired_and_reverted(databricks: Workspace) -> None:
+def test_what_is_put_back_has_no_canary(databricks: Workspace) -> None:
     rollout = served(databricks, serving=serving(canary=CANARY))
     rollout.promote("2", "Repaired")
-    rollout.settle()
+    assert rollout.settle() == ["EndpointUpdating", "EndpointReady"]
     assert rollout.routes == {"2": 100}
-    rollout.promote("1", "Reverted")
+
+
+BACK: dict[str, tuple[MoveReason, ...]] = {
+    "reverted": ("Reverted",),
+    "rolled back": ("RolledBack",),
+    "reverted, and put back after somebody's hand": ("Reverted", "Repaired"),
+}
+
+
+@pytest.mark.parametrize("reasons", BACK.values(), ids=BACK)
+def test_what_was_left_for_an_older_version_keeps_no_share(
+    databricks: Workspace, reasons: tuple[MoveReason, ...]
+) -> None:
+    rollout = served(databricks, serving=serving(previousPercent=20))
+    rollout.promote("2")
     rollout.settle()
-    assert rollout.routes == {"1": 10, "2": 90}
+    for reason in reasons:
+        rollout.promote("1", reason)
+        rollout.status = rollout.status.model_copy(update={"previous": "2"})
+        rollout.settle()
+        assert (reason, rollout.routes) == (reason, {"1": 100})
 
 
 def test_a_canary_taken_out_of_the_spec(databricks: Workspace) -> None:
