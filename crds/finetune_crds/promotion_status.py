@@ -133,6 +133,8 @@ class Withheld(ApiModel):
     """Adopted: somebody moved the alias elsewhere. Withdrawn: its endpoint failed."""
     digest: str
     """Digest of spec.gates and spec.serving then; after Withdrawn, another one gives the version a new chance."""
+    back: _Version | None = None
+    """After Withdrawn: the version that gets the alias back, as the endpoint goes back to it."""
     message: _Sentence
     """Why, in a sentence."""
 

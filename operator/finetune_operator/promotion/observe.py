@@ -13,6 +13,7 @@ from finetune_crds.conditions import Reason
 from finetune_crds.modelpromotion import ModelPromotionSpec, PromotionTracking
 from finetune_crds.promotion_status import ModelPromotionStatus
 from finetune_operator import names, secrets
+from finetune_operator.decide.promotion.canary import main_version
 from finetune_operator.decide.promotion.rollback import target_version
 from finetune_operator.decide.promotion.source import named_version
 from finetune_operator.kube import Kube
@@ -262,7 +263,9 @@ def versions_needed(promotion: Promotion, spec: ModelPromotionSpec, observed: Ob
         return set()
     wanted = {candidate, holder, target, status.promoted, status.move.to_version if status.move else None}
     if spec.serving:
-        wanted.add(status.previous)
+        saved = status.serving.saved if status.serving else None
+        back = status.withheld.back if status.withheld else None
+        wanted |= {status.previous, back, main_version(saved or [])}
     return {version for version in wanted if version is not None}
 
 

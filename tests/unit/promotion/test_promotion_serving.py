@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_operator.databricks import workspace
+from finetune_operator.promotion.observe import read_promotion
 from finetune_operator.registry.unity import UnityRegistry
+from finetune_operator.serving.model import ConfigureEndpoint, ServedVersion
 from finetune_operator.settings import Settings
 from unit.promotion.world import KilledError, World
 from workspace import Workspace, running
@@ -48,6 +51,15 @@ class Databricks(World):
     async def later(self, minutes: float) -> None:
         self.seconds += 60 * minutes
         await self.settle()
+
+    @property
+    def held(self) -> dict[str, Any]:
+        """The ModelPromotion as the API server holds it."""
+        return self.kube.objects["ModelPromotion", "team", "champion"]
+
+    @property
+    def spec(self) -> ModelPromotionSpec:
+        return ModelPromotionSpec.model_validate(self.held["spec"])
 
     @property
     def now(self) -> tuple[str | None, dict[str, int], dict[str, int]]:
@@ -107,6 +119,38 @@ async def test_a_gate_of_the_canary_takes_both_back(state: Workspace) -> None:
     # A better one has its own chance.
     await there.stage(3)
     assert there.now == ("RollingOut", {"staging": 3, "champion": 3}, {"3": 10, "1": 90})
+
+
+async def test_alias_and_endpoint_go_back_to_the_version_that_proved_itself(state: Workspace) -> None:
+    """Version 2 is overtaken in its canary by 3, which fails: 2 is not what things go back to."""
+    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await there.stage(1)
+    await there.stage(2)
+    await there.stage(3)
+    assert there.now == ("RollingOut", {"staging": 3, "champion": 3}, {"3": 10, "1": 90})
+    for version in (2, 3):
+        state.add_version(MODEL, version, {"error_rate": 0.5})
+    for _ in range(3):
+        await there.later(1)
+        assert there.now == ("Refused", {"staging": 3, "champion": 1}, {"1": 100})
+    assert there.moves()[2:] == [("Promoted", "2", "3"), ("Withdrawn", "3", "1")]
+    withheld = there.status().withheld
+    assert withheld
+    assert (withheld.version, withheld.back) == ("3", "1")
+
+
+async def test_a_hand_at_the_endpoint_says_nothing_of_the_alias(state: Workspace) -> None:
+    """What somebody else had the endpoint serve never had the alias, and does not get it."""
+    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await there.stage(1)
+    workspace = await there.operator.reconciler.observer.serving(read_promotion(there.held))
+    spec = there.spec.serving
+    assert spec
+    assert spec.databricks
+    workspace.act(ConfigureEndpoint(spec.databricks, (ServedVersion(MODEL, "3", 100),), create=False))
+    state.add_version(MODEL, 2, {"error_rate": 0.5})
+    await there.stage(2)
+    assert there.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
 
 
 async def test_an_endpoint_that_cannot_be_changed_takes_the_alias_back(state: Workspace) -> None:

@@ -51,7 +51,7 @@ def judge_step(draft: Draft, version: str) -> Verdicts:
     candidate = draft.observed.versions.get(version)
     if candidate is None:
         return Verdicts(unclear=f"the registry has no version {version}")
-    holder = draft.observed.versions.get(draft.status.previous or "")
+    holder = draft.observed.versions.get(main_version(known_of(draft).saved or []) or "")
     said = gates.judge(canary.gates, candidate, holder)
 
     def listed(verdict: str) -> str:

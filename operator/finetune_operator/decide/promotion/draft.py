@@ -72,12 +72,13 @@ class Draft(Saying[ModelPromotionStatus]):
         """The alias is not where it should be, for this reason."""
         self.set(Type.PROMOTED, False, reason, message)
 
-    def withdraw(self, message: str) -> None:
-        """The version that has the alias failed at its endpoint: have the alias taken back, and not moved there again."""
+    def withdraw(self, back: str, message: str) -> None:
+        """The version that has the alias failed at its endpoint: have `back` get it again, and not move it there again."""
         failed = Withheld(
             version=self.status.promoted or "",
             reason="Withdrawn",
             digest=terms_digest(self.spec),
+            back=back,
             message=cut(message),
         )
         self.update(withheld=failed)

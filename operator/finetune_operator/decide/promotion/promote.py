@@ -21,8 +21,9 @@ def withdraw(draft: Draft) -> bool:
         draft.update(withheld=None)
         return True
     has_alias = draft.status.promoted == held.version
-    if held.reason == "Withdrawn" and has_alias and draft.status.previous is not None:
-        return _take_back(draft, held, draft.status.previous)
+    back = held.back or draft.status.previous
+    if held.reason == "Withdrawn" and has_alias and back is not None:
+        return _take_back(draft, held, back)
     if draft.status.candidate not in (None, held.version):
         return True
     forget_waits(draft)
@@ -39,12 +40,12 @@ def _is_over(draft: Draft, held: Withheld) -> bool:
     return another or (held.reason == "Withdrawn" and held.digest != terms_digest(draft.spec))
 
 
-def _take_back(draft: Draft, held: Withheld, previous: str) -> bool:
-    if draft.observed.versions.get(previous) is None:
-        message = f"{held.message}; version {previous}, which was there before, does not exist"
+def _take_back(draft: Draft, held: Withheld, back: str) -> bool:
+    if draft.observed.versions.get(back) is None:
+        message = f"{held.message}; version {back}, which was there before, does not exist"
         draft.stop(Reason.WITHDRAWN, message)
         return False
-    return begin(draft, previous, "Withdrawn", held.message, by=names_of(draft))
+    return begin(draft, back, "Withdrawn", held.message, by=names_of(draft))
 
 
 def settle(draft: Draft) -> bool:

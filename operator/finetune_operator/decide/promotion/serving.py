@@ -300,12 +300,10 @@ def _fail(
     stays = "it stays as it is" if endpoint.served else "there is nothing to go back to"
     back = f"it goes back to {in_words(saved)}" if saved else stays
     said = f"endpoint {_name(draft)} cannot serve version {version} as asked: {why}"[:3500]
-    # A change that is not of the version, such as another size of machine, is not the version's fault.
-    helps = bool(saved) and canary.main_version(saved) != version
-    withdrawn = helps and draft.spec.rollback_to is None and draft.status.previous not in (None, version)
-    if withdrawn:
-        message = f"{said}; {back}, and {draft.spec.alias} to version {draft.status.previous}"
-        draft.withdraw(message)
+    heir = _heir(draft, version, saved)
+    if heir is not None:
+        message = f"{said}; {back}, and {draft.spec.alias} to version {heir}"
+        draft.withdraw(heir, message)
     else:
         message = (
             f"{said}; {back}: correct spec.serving.databricks or point the alias at another version; nothing is tried "
@@ -316,6 +314,30 @@ def _fail(
     )
     _note(draft, failure=failure, step=None, steps=None, next_step_at=None, change=None)
     _go_back(draft, endpoint)
+
+
+def _heir(draft: Draft, version: str, saved: Sequence[Route]) -> str | None:
+    """The version that gets the alias of one that failed: the one that the endpoint goes back to, if it ever had it.
+
+    NB: not simply the version before. That one may have been overtaken in its canary, and never proved itself.
+    """
+    main, previous = canary.main_version(saved), draft.status.previous
+    # A change that is not of the version, such as another size of machine, is not the version's fault.
+    if main in (None, version) or draft.spec.rollback_to is not None:
+        return None
+    heir = main if _had_alias(draft, main) else previous
+    return None if heir == version else heir
+
+
+def _had_alias(draft: Draft, version: str | None) -> bool:
+    """Whether the version had the alias by right, and did not lose it by failing."""
+    for move in draft.status.history:
+        if move.reason not in ("Repaired", "Overtaken"):
+            if version == move.to_version:
+                return True
+            if version == move.from_version:
+                return move.reason != "Withdrawn"
+    return version == draft.status.previous
 
 
 def _go_back(draft: Draft, endpoint: Endpoint) -> None:
