@@ -53,15 +53,19 @@ class PromotionApplier:
         """
         body = await self._status(promotion, decision, now)
         version = str(body["metadata"]["resourceVersion"]) if body else promotion.version
+        failed: TrackingError | None = None
         for action in decision.actions:
             try:
                 await self._act(promotion, action, version)
             except AliasMoved:
                 raise
             except TrackingError as error:
-                failed = undone(promotion, decision, action, error.problem, now=now)
-                await self._status(promotion, failed, now, onto=body)
-                raise
+                # NB: an alias that may not be written keeps no endpoint from going back, nor the other way round.
+                decision = undone(promotion, decision, action, error.problem, now=now)
+                failed = failed or error
+        if failed:
+            await self._status(promotion, decision, now, onto=body)
+            raise failed
         if decision.finalizer is not None:
             await self._finalizer(promotion, wanted=decision.finalizer)
 
