@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ from finetune_operator.registry.unity import UnityRegistry
 from finetune_operator.serving.model import ConfigureEndpoint, ServedVersion
 from finetune_operator.settings import Settings
 from unit.promotion.world import KilledError, World
-from workspace import Workspace, running
+from workspace import Fault, Workspace, running
 
 MODEL = "main.llm.support"
 PATH = "/api/2.0/serving-endpoints"
+ALIASES = f"/api/2.1/unity-catalog/models/{MODEL}/aliases"
 GATE = {"name": "few-errors", "metric": {"name": "error_rate", "max": 0.01}}
 STEPS = [{"percent": 10, "minutes": 10}, {"percent": 50, "minutes": 10}]
 
@@ -47,6 +49,12 @@ class Databricks(World):
         """The version is staging's, and everything comes of it that comes at once."""
         self.state.set_alias(MODEL, "staging", version)
         await self.settle()
+
+    async def look(self, *, minutes: int) -> None:
+        """Twelve passes in this time, whether they come to rest or not."""
+        for _ in range(12):
+            self.seconds += 5 * minutes
+            await self.operator.look("champion")
 
     async def later(self, minutes: float) -> None:
         self.seconds += 60 * minutes
@@ -218,6 +226,117 @@ async def test_a_suspended_promotion_leaves_the_endpoint_alone(state: Workspace)
     there.edit(suspend=False)
     await there.settle()
     assert there.now == ("Promoted", {"staging": 1, "champion": 1}, {"1": 100})
+
+
+REFUSED: dict[str, list[Fault]] = {
+    "the alias alone": [],
+    "the endpoint too, for a time": [Fault(403, method="PUT", path=PATH, times=3)],
+}
+
+
+@pytest.mark.parametrize("faults", REFUSED.values(), ids=REFUSED)
+async def test_an_endpoint_goes_back_while_the_alias_may_not_be_written(
+    state: Workspace, faults: list[Fault]
+) -> None:
+    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await there.stage(1)
+    await there.stage(2)
+    state.add_version(MODEL, 2, {"error_rate": 0.2})
+    state.denied, state.faults = {f"PUT {ALIASES}"}, [replace(item) for item in faults]
+    await there.look(minutes=10)
+    assert there.now == ("Failed", {"staging": 2, "champion": 2}, {"1": 100})
+    promoted, served = there.says("Promoted"), there.says("Served")
+    assert promoted
+    assert served
+    assert (promoted[0], served[0]) == ("MoveRefused", "CanaryFailed")
+    configured = there.configured()
+    await there.look(minutes=60)
+    assert there.configured() == configured
+    state.denied = set()
+    await there.look(minutes=1)
+    assert there.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
+    assert there.says("Served") == ("EndpointReady", "endpoint support serves version 1 with 100%")
+    assert there.configured() == configured
+
+
+async def test_a_canary_is_judged_while_the_next_version_cannot_have_the_alias(state: Workspace) -> None:
+    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await there.stage(1)
+    await there.stage(2)
+    state.denied = {f"PUT {ALIASES}"}
+    state.set_alias(MODEL, "staging", 3)
+    await there.look(minutes=60)
+    assert there.now == ("Failed", {"staging": 3, "champion": 2}, {"2": 10, "1": 90})
+    assert there.says("Served") == (
+        "Canary",
+        "version 2 gets 10% of the traffic, step 1 of 2; no further step is taken while champion is being moved",
+    )
+    state.add_version(MODEL, 2, {"error_rate": 0.2})
+    await there.look(minutes=2)
+    assert there.now == ("Failed", {"staging": 3, "champion": 2}, {"1": 100})
+    state.denied = set()
+    await there.look(minutes=2)
+    assert there.now[1:] == ({"staging": 3, "champion": 3}, {"3": 10, "1": 90})
+
+
+async def test_a_canary_is_judged_while_the_alias_is_elsewhere(state: Workspace) -> None:
+    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    there.edit(onDrift="Warn")
+    await there.stage(1)
+    await there.stage(2)
+    state.set_alias(MODEL, "champion", 3)
+    await there.later(120)
+    assert there.now == ("Drifted", {"staging": 2, "champion": 3}, {"2": 10, "1": 90})
+    assert there.says("Served") == (
+        "AliasMoved",
+        "version 2 gets 10% of the traffic, step 1 of 2, and no further step is taken until champion is at version 2, as "
+        "it should be",
+    )
+    state.add_version(MODEL, 2, {"error_rate": 0.2})
+    await there.later(1)
+    assert there.now == ("Drifted", {"staging": 2, "champion": 3}, {"1": 100})
+    assert there.says("Served") == (
+        "CanaryFailed",
+        "endpoint support cannot serve version 2 as asked: a gate of the canary failed: few-errors: error_rate is 0.2, "
+        "but it must be <= 0.01; it goes back to version 1 with 100%, and champion to version 1 once it is at version 2 "
+        "again",
+    )
+    state.set_alias(MODEL, "champion", 2)
+    await there.later(1)
+    assert there.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
+
+
+HANDS: dict[str, tuple[int | None, tuple[str, str]]] = {
+    "moved": (
+        3,
+        ("AliasMoved", "endpoint support stays as it is until champion is at version 1, as it should be"),
+    ),
+    "removed": (
+        None,
+        ("AliasRemoved", "endpoint support stays as it is until champion is at version 1, as it should be"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("version", "said"), HANDS.values(), ids=HANDS)
+async def test_an_endpoint_stays_as_it_is_while_the_alias_is_elsewhere(
+    state: Workspace, version: int | None, said: tuple[str, str]
+) -> None:
+    there = Databricks(state)
+    there.edit(onDrift="Warn")
+    await there.stage(1)
+    if version is None:
+        state.delete_alias(MODEL, "champion")
+    else:
+        state.set_alias(MODEL, "champion", version)
+    await there.later(1)
+    assert (there.status().phase, there.now[2], there.says("Served")) == ("Drifted", {"1": 100}, said)
+    state.set_alias(MODEL, "champion", 1)
+    await there.later(1)
+    assert (there.status().phase, there.says("Served")) == (
+        "Promoted",
+        ("EndpointReady", "endpoint support serves version 1 with 100%"),
+    )
 
 
 @pytest.mark.parametrize(("number", "after"), [(number, bool(number % 2)) for number in range(1, 9)])

@@ -62,16 +62,14 @@ def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Se
 
 
 def _serve(draft: Draft) -> None:
-    """The endpoint follows the alias, whatever becomes of the candidate; not while the alias is on its way."""
+    """The endpoint follows the alias, whatever becomes of the candidate; it goes back even while the alias cannot."""
     promotion = draft.promotion
     if promotion.spec is None or promotion.spec.serving is None:
         draft.unset(Type.SERVED)
         draft.update(serving=None)
-    elif (
-        draft.holds(Type.ACCEPTED)
-        and draft.holds(Type.REGISTRY_READY)
-        and not draft.holds(Type.SUSPENDED)
-        and draft.status.move is None
-        and draft.status.promoted == draft.holder
-    ):
+    elif draft.holds(Type.SUSPENDED) or not (draft.holds(Type.ACCEPTED) and draft.holds(Type.REGISTRY_READY)):
+        return
+    elif draft.status.move is None and draft.status.promoted == draft.holder:
         serving.serve(draft)
+    else:
+        serving.hold(draft)

@@ -60,7 +60,7 @@ def judge_step(draft: Draft, version: str) -> Verdicts:
     return Verdicts(failed=listed("Failed"), unclear=listed("Inconclusive"))
 
 
-def go_forward(draft: Draft, version: str, verdicts: Verdicts) -> bool:
+def go_forward(draft: Draft, verdicts: Verdicts) -> bool:
     """With a step in force: start its time, wait for its end, or take the next one; whether it was taken."""
     known, canary = known_of(draft), _canary(draft)
     if canary is None or not known.step:
@@ -77,17 +77,24 @@ def go_forward(draft: Draft, version: str, verdicts: Verdicts) -> bool:
         draft.update(serving=known.model_copy(update=after))
         return True
     draft.update(serving=known.model_copy(update={"next_step_at": stamp(due)}))
-    so_far = (
-        f"version {version} gets {step.percent}% of the traffic, step {known.step} of {len(canary.steps)}"
-    )
+    said = so_far(draft)
     if verdicts.unclear:
-        message = f"{so_far}; no further step until it can be judged: {verdicts.unclear}"
+        message = f"{said}; no further step until it can be judged: {verdicts.unclear}"
         draft.set(Type.SERVED, False, Reason.CANARY_INCONCLUSIVE, message)
     else:
-        draft.set(Type.SERVED, False, Reason.CANARY, f"{so_far}; the next one is due at {stamp(due)}")
+        draft.set(Type.SERVED, False, Reason.CANARY, f"{said}; the next one is due at {stamp(due)}")
     left, often = (due - draft.now).total_seconds(), draft.settings.poll_seconds
     draft.look_again(min(often, left) if left > 0 else often)
     return False
+
+
+def so_far(draft: Draft) -> str | None:
+    """Who gets what in the step that is under way, in words; None when there is none."""
+    known, canary = known_of(draft), _canary(draft)
+    if canary is None or not known.step or known.step > len(canary.steps):
+        return None
+    percent, count = canary.steps[known.step - 1].percent, len(canary.steps)
+    return f"version {known.version} gets {percent}% of the traffic, step {known.step} of {count}"
 
 
 def _canary(draft: Draft) -> Canary | None:

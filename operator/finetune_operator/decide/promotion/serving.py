@@ -50,6 +50,44 @@ def serve(draft: Draft) -> None:
         _bring(draft, spec, endpoint, version)
 
 
+def hold(draft: Draft) -> None:
+    """While the alias is on its way, or where it should not be: nothing goes forward, but what fails goes back.
+
+    NB: that may be for long, where the alias may not be written, or somebody else moved it and nobody decides.
+    """
+    spec = _spec(draft)
+    endpoint = _look(draft, spec) if spec else None
+    known, version = canary.known_of(draft), draft.status.promoted
+    if endpoint is None:
+        return
+    failed = ""
+    if not known.failure and version is not None and known.version == version:
+        failed = canary.judge_step(draft, version).failed
+    if known.failure:
+        _go_back(draft, endpoint)
+    elif failed:
+        _fail(draft, endpoint, "CanaryFailed", f"a gate of the canary failed: {failed}")
+    else:
+        _say_held(draft)
+
+
+def _say_held(draft: Draft) -> None:
+    alias, promoted, holder = draft.spec.alias, draft.status.promoted, draft.holder
+    so_far = canary.so_far(draft)
+    if so_far:
+        draft.look_again(draft.settings.poll_seconds)
+    if promoted != holder and draft.status.move is None:
+        stays = (
+            f"{so_far}, and no further step is taken" if so_far else f"endpoint {_name(draft)} stays as it is"
+        )
+        where = f"at version {promoted}" if promoted else "removed"
+        reason = Reason.ALIAS_MOVED if holder else Reason.ALIAS_REMOVED
+        draft.set(Type.SERVED, None, reason, f"{stays} until {alias} is {where}, as it should be")
+    elif so_far:
+        message = f"{so_far}; no further step is taken while {alias} is being moved"
+        draft.set(Type.SERVED, False, Reason.CANARY, message)
+
+
 def _look(draft: Draft, spec: DatabricksServing) -> Endpoint | None:
     """The endpoint, if it is known and ours."""
     endpoint = draft.observed.endpoint
@@ -80,7 +118,7 @@ def _bring(draft: Draft, spec: DatabricksServing, endpoint: Endpoint, version: s
             return
         if not canary.known_of(draft).step:
             _conclude(draft, spec, wanted)
-        elif canary.go_forward(draft, version, verdicts):
+        elif canary.go_forward(draft, verdicts):
             _ask(draft, endpoint, canary.routes(draft, version) or _routes(draft, spec, version))
 
 
@@ -156,7 +194,8 @@ def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
             saved=saved,
             step=1 if stepwise else None,
             next_step_at=None,
-            change=None,
+            # What goes back after a failure is what the version that gets the alias back wants as well.
+            change=known.change if failure and endpoint.updating and known.version != version else None,
             failure=None,
         )
 
@@ -302,7 +341,8 @@ def _fail(
     said = f"endpoint {_name(draft)} cannot serve version {version} as asked: {why}"[:3500]
     heir = _heir(draft, version, saved)
     if heir is not None:
-        message = f"{said}; {back}, and {draft.spec.alias} to version {heir}"
+        once = "" if draft.holder == version else f" once it is at version {version} again"
+        message = f"{said}; {back}, and {draft.spec.alias} to version {heir}{once}"
         draft.withdraw(heir, message)
     else:
         message = (
@@ -356,7 +396,8 @@ def _go_back(draft: Draft, endpoint: Endpoint) -> None:
             _ask(draft, endpoint, saved)
     else:
         _note(draft, change=None)
-    if not (draft.actions and _was_refused(draft)):
+    asks = any(isinstance(action, ConfigureEndpoint) for action in draft.actions)
+    if not (asks and _was_refused(draft)):
         draft.set(Type.SERVED, False, _FAILURES[failure.reason], message)
 
 

@@ -17,7 +17,7 @@ from finetune_operator.decide.promotion.serving import serve
 from finetune_operator.decide.saying import with_condition
 from finetune_operator.model import MlflowProblem
 from finetune_operator.promotion.model import MoveAlias, Observed, Promotion, PromotionDecision
-from finetune_operator.registry.base import ModelVersion
+from finetune_operator.registry.base import ModelVersion, RegisteredModel
 from finetune_operator.serving.databricks import act, endpoint
 from finetune_operator.serving.model import ConfigureEndpoint, Endpoint
 from finetune_operator.settings import Settings
@@ -98,7 +98,7 @@ class Rollout:
         """One pass; the condition's reason after it. `crash`: the operator ends before it acts."""
         seen = self.observe()
         held = promotion(self.status, self.generation, **self.spec)
-        decision = decided(held, Observed(endpoint=seen, versions=dict(self.versions)), self.now)
+        decision = decided(held, self._observed(seen), self.now)
         self.status = ModelPromotionStatus.model_validate(decision.status.to_json())
         self.requeue = decision.requeue_seconds
         for action in () if crash else decision.actions:
@@ -113,6 +113,10 @@ class Rollout:
                 self.refused.append(error.problem.reason)
                 self._say(error.problem)
         return self.reason
+
+    def _observed(self, endpoint: Endpoint) -> Observed:
+        model = RegisteredModel(MODEL, {"champion": self.status.promoted} if self.status.promoted else {})
+        return Observed(model=model, endpoint=endpoint, versions=dict(self.versions))
 
     def _say(self, problem: MlflowProblem) -> None:
         """What the applier says of an action that was refused."""

@@ -12,7 +12,7 @@ from finetune_crds.promotion_status import ModelPromotionStatus, Move, MoveReaso
 from finetune_crds.serving import DatabricksServing, ServingStatus
 from finetune_operator.model import MlflowProblem
 from finetune_operator.promotion.model import Observed, PromotionAction
-from finetune_operator.registry.base import ModelVersion
+from finetune_operator.registry.base import ModelVersion, RegisteredModel
 from finetune_operator.serving.model import ConfigureEndpoint, Endpoint, LogRequests, ServedVersion
 from unit.decide.promotion.rollout import CANARY, GATE, MODEL, NOW, decided, promotion, serving
 
@@ -400,7 +400,8 @@ def test_decisions(case: Case) -> None:
         serving=ServingStatus.model_validate(case.before) if case.before else None,
     )
     held = promotion(status, **case.spec)
-    decision = decided(held, Observed(endpoint=case.endpoint, versions=case.versions))
+    model = RegisteredModel(MODEL, {"champion": case.promoted} if case.promoted else {})
+    decision = decided(held, Observed(model=model, endpoint=case.endpoint, versions=case.versions))
     said = [
         ({"True": True, "False": False}.get(item.status), item.reason, item.message)
         for item in decision.status.conditions
