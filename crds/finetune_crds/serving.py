@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
@@ -171,6 +172,8 @@ class ServingStatus(ApiModel):
     """Step of the canary that is under way, from 1."""
     steps: NonNegative | None = None
     """Steps in all."""
+    step_since: datetime | None = None
+    """Since when that step is in force; absent until it is."""
     next_step_at: Annotated[str, Field(max_length=64)] | None = None
     """When the next step is due."""
     saved: _Routes | None = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
+from typing import Any
 
 from finetune_crds.conditions import Reason, Type
 from finetune_crds.serving import Canary, Route, ServingStatus
@@ -21,6 +22,14 @@ class Verdicts:
     unclear: str = ""
 
 
+def step(number: int | None) -> dict[str, Any]:
+    """Fields of the status for a step that is taken; its time begins once it is in force. None: none is."""
+    return {"step": number, "step_since": None, "next_step_at": None}
+
+
+NO_STEP = step(None) | {"steps": None}
+
+
 def is_possible(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
     """Whether there are steps, and another version to share the traffic with."""
     return _canary(draft) is not None and main_version(saved) not in (None, version)
@@ -35,11 +44,15 @@ def routes(draft: Draft, version: str) -> list[Route] | None:
     """Who gets what in the step that is under way; None when there is none, or the spec has it no more."""
     known, canary = known_of(draft), _canary(draft)
     base = main_version(known.saved or [])
-    if canary is None or base is None or not known.step or known.step > len(canary.steps):
-        draft.update(serving=known.model_copy(update={"step": None, "steps": None, "next_step_at": None}))
+    if canary is None or base is None or not known.step:
+        draft.update(serving=known.model_copy(update=NO_STEP))
         return None
-    percent = canary.steps[known.step - 1].percent
-    draft.update(serving=known.model_copy(update={"steps": len(canary.steps)}))
+    last = len(canary.steps)
+    if known.step > last:
+        # Whoever takes steps away wants less for the new version, not everything.
+        draft.update(serving=known.model_copy(update=step(last)))
+    percent = canary.steps[min(known.step, last) - 1].percent
+    draft.update(serving=known_of(draft).model_copy(update={"steps": last}))
     return [Route(version=version, percent=percent), Route(version=base, percent=100 - percent)]
 
 
@@ -65,18 +78,13 @@ def go_forward(draft: Draft, verdicts: Verdicts) -> bool:
     known, canary = known_of(draft), _canary(draft)
     if canary is None or not known.step:
         return False
-    step = canary.steps[known.step - 1]
-    due = (
-        datetime.fromisoformat(known.next_step_at)
-        if known.next_step_at
-        else draft.now + timedelta(minutes=step.minutes)
-    )
+    since = known.step_since or draft.now
+    due = since + timedelta(minutes=canary.steps[known.step - 1].minutes)
     if draft.now >= due and not verdicts.unclear:
         last = known.step == len(canary.steps)
-        after = {"step": None if last else known.step + 1, "next_step_at": None}
-        draft.update(serving=known.model_copy(update=after))
+        draft.update(serving=known.model_copy(update=step(None if last else known.step + 1)))
         return True
-    draft.update(serving=known.model_copy(update={"next_step_at": stamp(due)}))
+    draft.update(serving=known.model_copy(update={"step_since": since, "next_step_at": stamp(due)}))
     said = so_far(draft)
     if verdicts.unclear:
         message = f"{said}; no further step until it can be judged: {verdicts.unclear}"

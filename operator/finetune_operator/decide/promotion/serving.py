@@ -192,8 +192,7 @@ def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
             draft,
             version=version,
             saved=saved,
-            step=1 if stepwise else None,
-            next_step_at=None,
+            **canary.step(1 if stepwise else None),
             # What goes back after a failure is what the version that gets the alias back wants as well.
             change=known.change if failure and endpoint.updating and known.version != version else None,
             failure=None,
@@ -284,6 +283,8 @@ def _ask(draft: Draft, endpoint: Endpoint, wanted: Sequence[Route]) -> None:
     change = EndpointChange(routes=list(wanted), settings=_settings(draft), revision=endpoint.revision)
     _note(draft, change=change)
     if held is None or held.change != change:
+        # A step lasts from when it is in force.
+        _note(draft, step_since=None, next_step_at=None)
         if not canary.known_of(draft).failure:
             _say_updating(draft, wanted)
         draft.look_again(0)
@@ -325,7 +326,7 @@ def _logs(draft: Draft, spec: DatabricksServing, endpoint: Endpoint) -> bool:
 
 
 def _conclude(draft: Draft, spec: DatabricksServing, routes: Sequence[Route]) -> None:
-    _note(draft, saved=None, step=None, steps=None, next_step_at=None)
+    _note(draft, saved=None, **canary.NO_STEP)
     message = f"endpoint {spec.endpoint} serves {in_words(routes)}"
     draft.set(Type.SERVED, True, Reason.ENDPOINT_READY, message)
 
@@ -352,7 +353,7 @@ def _fail(
     failure = EndpointFailure(
         version=version, generation=draft.promotion.generation, reason=reason, message=message
     )
-    _note(draft, failure=failure, step=None, steps=None, next_step_at=None, change=None)
+    _note(draft, failure=failure, change=None, **canary.NO_STEP)
     _go_back(draft, endpoint)
 
 

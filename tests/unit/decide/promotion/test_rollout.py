@@ -13,6 +13,7 @@ from finetune_operator.registry.base import ModelVersion
 from unit.decide.promotion.rollout import CANARY, MODEL, Rollout, changed, serving
 from workspace import Fault, Workspace, running
 
+Json = dict[str, Any]
 PATH = "/api/2.0/serving-endpoints"
 CHANGE = ("PUT", f"{PATH}/support/config")
 CREATE = ("POST", PATH)
@@ -113,6 +114,7 @@ def test_what_a_canary_shows(databricks: Workspace) -> None:
         "routes": [{"version": "1", "percent": 90}, {"version": "2", "percent": 10}],
         "step": 1,
         "steps": 2,
+        "stepSince": "2026-08-01T12:00:00Z",
         "nextStepAt": "2026-08-01T12:10:00Z",
         "saved": [{"version": "1", "percent": 100}],
     }
@@ -556,15 +558,60 @@ def test_a_canary_taken_out_of_the_spec(databricks: Workspace) -> None:
     assert rollout.routes == {"2": 100}
 
 
-def test_fewer_steps(databricks: Workspace) -> None:
+SLOWER: dict[str, tuple[list[Json], Json, Json, str]] = {
+    "fewer steps, and a smaller share": (
+        [{"percent": 5, "minutes": 600}],
+        {"2": 5, "1": 95},
+        {"step": 1, "steps": 1, "stepSince": "2026-08-01T12:15:00Z"},
+        "2026-08-01T22:15:00Z",
+    ),
+    "fewer steps": (
+        [{"percent": 10, "minutes": 10}],
+        {"2": 10, "1": 90},
+        {"step": 1, "steps": 1, "stepSince": "2026-08-01T12:15:00Z"},
+        "2026-08-01T12:25:00Z",
+    ),
+    "a smaller share": (
+        [{"percent": 10, "minutes": 10}, {"percent": 20, "minutes": 20}],
+        {"2": 20, "1": 80},
+        {"step": 2, "steps": 2, "stepSince": "2026-08-01T12:15:00Z"},
+        "2026-08-01T12:35:00Z",
+    ),
+    "more time": (
+        [{"percent": 10, "minutes": 10}, {"percent": 50, "minutes": 600}],
+        {"2": 50, "1": 50},
+        {"step": 2, "steps": 2, "stepSince": "2026-08-01T12:10:00Z"},
+        "2026-08-01T22:10:00Z",
+    ),
+    "less time": (
+        [{"percent": 10, "minutes": 10}, {"percent": 50, "minutes": 6}],
+        {"2": 50, "1": 50},
+        {"step": 2, "steps": 2, "stepSince": "2026-08-01T12:10:00Z"},
+        "2026-08-01T12:16:00Z",
+    ),
+    "one more step": (
+        [{"percent": 10, "minutes": 10}, {"percent": 50, "minutes": 20}, {"percent": 75, "minutes": 5}],
+        {"2": 50, "1": 50},
+        {"step": 2, "steps": 3, "stepSince": "2026-08-01T12:10:00Z"},
+        "2026-08-01T12:30:00Z",
+    ),
+}
+
+
+@pytest.mark.parametrize(("steps", "routes", "step", "due"), SLOWER.values(), ids=SLOWER)
+def test_other_steps_during_a_canary(
+    databricks: Workspace, steps: list[Json], routes: Json, step: Json, due: str
+) -> None:
     rollout = served(databricks, serving=serving(canary=CANARY))
     rollout.promote("2")
-    for minutes in (0, 10):
+    for minutes in (0, 10, 5):
         rollout.wait(minutes)
         rollout.settle()
-    rollout.edit(serving=serving(canary={"steps": [{"percent": 10, "minutes": 10}]}))
+    rollout.edit(serving=serving(canary={"steps": steps}))
     rollout.settle()
-    assert rollout.routes == {"2": 100}
+    said = changed(rollout.status)
+    assert (rollout.routes, {name: said[name] for name in step}, said["nextStepAt"]) == (routes, step, due)
+    assert rollout.message.endswith(f"the next one is due at {due}")
 
 
 def test_steps_without_time(databricks: Workspace) -> None:
