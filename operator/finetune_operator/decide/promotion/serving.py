@@ -17,6 +17,7 @@ from finetune_operator.decide.promotion.draft import Draft
 from finetune_operator.decide.promotion.terms import digest
 from finetune_operator.model import MlflowProblem
 from finetune_operator.serving.model import ConfigureEndpoint, Endpoint, LogRequests, ServedVersion, workload
+from finetune_operator.settings import UNITY_CATALOG
 
 _AT_ONCE = ("RolledBack", "Withdrawn", "Repaired")
 _GIVEN_BACK = ("Withdrawn", "Repaired", "Overtaken")
@@ -159,7 +160,8 @@ def _describe(draft: Draft, spec: DatabricksServing, endpoint: Endpoint) -> None
 
 def _is_somebody_elses(draft: Draft, spec: DatabricksServing, endpoint: Endpoint) -> bool:
     """NB: an endpoint of another model is never overwritten: a name in the spec may be a mistake."""
-    others = {item.model for item in (*endpoint.served, *endpoint.pending)} - {draft.spec.model}
+    served = {item.model for item in (*endpoint.served, *endpoint.pending)}
+    others = {name for name in served if not _is_same_model(draft, name)}
     if not others:
         return False
     what = " and ".join(
@@ -171,6 +173,12 @@ def _is_somebody_elses(draft: Draft, spec: DatabricksServing, endpoint: Endpoint
     )
     draft.set(Type.SERVED, False, Reason.ENDPOINT_FAILED, message)
     return True
+
+
+def _is_same_model(draft: Draft, name: str) -> bool:
+    model, registry = draft.spec.model, draft.settings.servers(draft.spec.tracking)[1]
+    # Unity Catalog takes Main.llm.support and main.LLM.support for one model.
+    return name.casefold() == model.casefold() if registry == UNITY_CATALOG else name == model
 
 
 def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:

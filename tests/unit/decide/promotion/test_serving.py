@@ -113,6 +113,28 @@ CASES: dict[str, Case] = {
             "routes": [{"version": "1", "percent": 100}, {"version": "", "percent": 0}],
         },
     ),
+    "the same model in other letters": Case(
+        endpoint=there(served=(ServedVersion("Main.LLM.support", "2", 100),)),
+        spec={"tracking": {"registryUri": "databricks-uc"}},
+        before=described(**STEADY),
+        condition=(True, READY, "endpoint support serves version 2 with 100%"),
+        serving=described(shares={"v2": 100}, **STEADY),
+    ),
+    "a model in other letters, where letters count": Case(
+        endpoint=there(served=(ServedVersion("Main.LLM.support", "2", 100),)),
+        condition=(
+            False,
+            Reason.ENDPOINT_FAILED,
+            "endpoint support serves the model Main.LLM.support, and is left alone: set "
+            "spec.serving.databricks.endpoint to another name, or delete it",
+        ),
+        serving={
+            "endpoint": "support",
+            "url": "https://w/support",
+            "state": "Ready",
+            "routes": [{"version": "2", "percent": 100}],
+        },
+    ),
     "missing: written down": Case(
         endpoint=Endpoint(),
         condition=(False, UPDATING, TO_ALL),
