@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from finetune_crds.promotion_status import ModelPromotionStatus, Move
@@ -165,8 +165,10 @@ class Model:
             assert self.holder not in failed, "what failed has the alias"
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(EDITS["onDrift"], st.lists(STEPS_OF_THE_WORLD, min_size=2, max_size=12))
+@example("Warn", [("seize", "3"), ("judge", "2", BAD)])
+@example("Repair", [("stage", "3"), ("wait", 1), ("judge", "2", BAD), ("judge", "3", BAD)])
 def test_alias_and_endpoint_are_always_right(on_drift: str, steps: list[tuple[Any, ...]]) -> None:
     async def all_of_it() -> None:
         with running() as state:
