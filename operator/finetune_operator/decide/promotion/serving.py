@@ -12,15 +12,13 @@ from typing import Any, Literal
 
 from finetune_crds.conditions import Reason, Type
 from finetune_crds.serving import DatabricksServing, EndpointChange, EndpointFailure, Route
-from finetune_operator.decide.promotion import canary
+from finetune_operator.decide.promotion import canary, past
 from finetune_operator.decide.promotion.draft import Draft
 from finetune_operator.decide.promotion.terms import digest
 from finetune_operator.model import MlflowProblem
 from finetune_operator.serving.model import ConfigureEndpoint, Endpoint, LogRequests, ServedVersion, workload
 from finetune_operator.settings import UNITY_CATALOG
 
-_AT_ONCE = ("RolledBack", "Withdrawn", "Repaired")
-_GIVEN_BACK = ("Withdrawn", "Repaired", "Overtaken")
 _FAILURES = {"EndpointFailed": Reason.ENDPOINT_FAILED, "CanaryFailed": Reason.CANARY_FAILED}
 # What `undone` leaves in the condition when Databricks did not take a change on.
 _REFUSED = (
@@ -195,7 +193,7 @@ def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
     if known.version != version or failure:
         # NB: a move that another one cuts short was never in place: what was saved for it still is what to go back to.
         saved = _in_force(endpoint.served) if known.saved is None else known.saved
-        stepwise = not _is_at_once(draft, version) and canary.is_possible(draft, version, saved)
+        stepwise = not past.is_at_once(draft, version) and canary.is_possible(draft, version, saved)
         _note(
             draft,
             version=version,
@@ -205,28 +203,6 @@ def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
             change=known.change if failure and endpoint.updating and known.version != version else None,
             failure=None,
         )
-
-
-def _is_at_once(draft: Draft, version: str) -> bool:
-    last = next(iter(draft.status.history), None)
-    given = last is not None and last.to_version == version and last.reason in _AT_ONCE
-    return given or _left_a_bad_one(draft, version)
-
-
-def _left_a_bad_one(draft: Draft, version: str) -> bool:
-    """Whether the version has the alias because the one after it was bad: by spec.rollbackTo, or a git revert."""
-    if draft.spec.rollback_to is not None:
-        return True
-    history = draft.status.history
-    # A move that only gives the alias back to a version does not change why it had it.
-    came = (move for move in history if move.to_version == version and move.reason not in _GIVEN_BACK)
-    last = next(came, None)
-    if last is None or last.reason != "Reverted":
-        return last is not None and last.reason == "RolledBack"
-    # NB: the revert of a revert goes forward again, to a version that may never have come to the end of its canary.
-    both = (version, last.from_version)
-    promoted = (move.to_version for move in history if move.reason == "Promoted" and move.to_version in both)
-    return next(promoted, None) != version
 
 
 def _routes(draft: Draft, spec: DatabricksServing, version: str) -> list[Route]:
@@ -239,7 +215,7 @@ def _routes(draft: Draft, spec: DatabricksServing, version: str) -> list[Route]:
     gone = previous in versions and versions[previous] is None
     if (
         previous == version
-        or _left_a_bad_one(draft, version)
+        or past.left_a_bad_one(draft, version)
         or gone
         or (withheld and withheld.version == previous)
     ):
@@ -348,7 +324,7 @@ def _fail(
     stays = "it stays as it is" if endpoint.served else "there is nothing to go back to"
     back = f"it goes back to {in_words(saved)}" if saved else stays
     said = f"endpoint {_name(draft)} cannot serve version {version} as asked: {why}"[:3500]
-    heir = _heir(draft, version, saved)
+    heir = past.heir(draft, version, saved)
     if heir is not None:
         once = "" if draft.holder == version else f" once it is at version {version} again"
         message = f"{said}; {back}, and {draft.spec.alias} to version {heir}{once}"
@@ -363,30 +339,6 @@ def _fail(
     )
     _note(draft, failure=failure, change=None, **canary.NO_STEP)
     _go_back(draft, endpoint)
-
-
-def _heir(draft: Draft, version: str, saved: Sequence[Route]) -> str | None:
-    """The version that gets the alias of one that failed: the one that the endpoint goes back to, if it ever had it.
-
-    NB: not simply the version before. That one may have been overtaken in its canary, and never proved itself.
-    """
-    main, previous = canary.main_version(saved), draft.status.previous
-    # A change that is not of the version, such as another size of machine, is not the version's fault.
-    if main in (None, version) or draft.spec.rollback_to is not None:
-        return None
-    heir = main if _had_alias(draft, main) else previous
-    return None if heir == version else heir
-
-
-def _had_alias(draft: Draft, version: str | None) -> bool:
-    """Whether the version had the alias by right, and did not lose it by failing."""
-    for move in draft.status.history:
-        if move.reason not in ("Repaired", "Overtaken"):
-            if version == move.to_version:
-                return True
-            if version == move.from_version:
-                return move.reason != "Withdrawn"
-    return version == draft.status.previous
 
 
 def _go_back(draft: Draft, endpoint: Endpoint) -> None:
