@@ -77,7 +77,7 @@ def test_only_pod_templates_and_origins_of_variables_hold_unknown_fields() -> No
 
 
 @pytest.mark.parametrize("kind", RESOURCES)
-def test_no_item_of_a_list_has_a_default(kind: type[Resource]) -> None:
+def test_no_item_of_a_list_has_a_default(kind: Resource) -> None:
     """Argo CD compares a list as a whole: what the API server adds to an item is out of sync for ever."""
     schema = crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     assert (

@@ -65,7 +65,7 @@ def judge_step(draft: Draft, version: str) -> Verdicts:
     if candidate is None:
         return Verdicts(unclear=f"the registry has no version {version}")
     holder = draft.observed.versions.get(main_version(known_of(draft).saved or []) or "")
-    said = gates.judge(canary.gates, candidate, holder)
+    said = gates.judge(canary.gates, candidate, holder, which="which has the rest of the traffic")
 
     def listed(verdict: str) -> str:
         return "; ".join(f"{item.name}: {item.message}" for item in said if item.verdict == verdict)
