@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from finetune_operator.model import Json
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
-_CONTROLLER = "batch.kubernetes.io/controller-uid"
+LABEL_CONTROLLER = "batch.kubernetes.io/controller-uid"
 
 
 def job_condition(child: Json, kind: str) -> Json | None:
@@ -29,7 +29,7 @@ def of_job(pods: Iterable[Json], child: Json) -> list[Json]:
     Told apart by the Job's uid: pods of an earlier Job of the same name may still be stopping.
     """
     uid = child["metadata"]["uid"]
-    mine = [pod for pod in pods if pod["metadata"]["labels"].get(_CONTROLLER) == uid]
+    mine = [pod for pod in pods if pod["metadata"]["labels"].get(LABEL_CONTROLLER) == uid]
     return sorted(mine, key=lambda pod: (node_rank(pod) or 0, pod["metadata"]["name"]))
 
 

@@ -70,8 +70,9 @@ class Observer:
         mlflow = await self._mlflow(job)
         await self._read_ends(job)
         jobs = {item["metadata"]["name"]: item for item in self.store.children("Job", job.uid)}
-        pods = tuple(self.store.children("Pod", job.uid))
-        rejections = await self._rejections(job, jobs, pods, now)
+        live = tuple(self.store.children("Pod", job.uid))
+        rejections = await self._rejections(job, jobs, live, now)
+        pods = (*live, *self.store.fallen(job.uid))
         return Observed(jobs=jobs, pods=pods, mlflow=mlflow, rejections=rejections, owned=self._owned(job))
 
     def forget(self, job: Job) -> None:

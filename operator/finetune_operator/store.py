@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from finetune_operator import names
+from finetune_operator.children import LABEL_CONTROLLER
 from finetune_operator.model import Json
 
 Key = tuple[str, str]  # namespace, name
@@ -45,6 +46,8 @@ class Store:
     )
     _gone: dict[str, dict[Key, int]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
     """Versions at which objects were deleted, since the last list."""
+    _fallen: dict[str, dict[Key, Json]] = field(default_factory=dict)
+    """Pods that failed and are gone, by the uid of their Job, for as long as it is there."""
     _listed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     """Version of the last list of each kind."""
 
@@ -66,6 +69,15 @@ class Store:
         """The Jobs or Pods of a FineTuneJob."""
         return [self._held[kind][key] for key in sorted(self._by_owner[kind].get(uid, ()))]
 
+    def fallen(self, uid: str) -> list[Json]:
+        """Pods of a FineTuneJob that failed and are gone, each as it last was.
+
+        NB: when one pod of a gang is deleted, its Job deletes the others, and may be said to have failed when none is
+        left to tell why.
+        """
+        jobs = (self._fallen.get(_uid(child), {}) for child in self.children("Job", uid))
+        return [pods[key] for pods in jobs for key in sorted(pods)]
+
     def put(self, kind: str, body: Json) -> None:
         """An object as a watch, a list or our own write delivered it; old news is ignored."""
         # What the last list did not have was gone by then, whatever a late watch says.
@@ -79,6 +91,7 @@ class Store:
         if held is None or _version(held) <= version:
             self._remove(kind, key)
             self._gone[kind][key] = version
+            self._bury(kind, body)
 
     def replace(self, kind: str, bodies: Iterable[Json], version: int) -> None:
         """Everything of a kind, from a list of this version: what is not in it no longer exists.
@@ -90,6 +103,7 @@ class Store:
         for key, held in list(self._held[kind].items()):
             if key not in listed and _version(held) <= version:
                 self._remove(kind, key)
+                self._bury(kind, held)
         self._gone[kind] = {key: at for key, at in self._gone[kind].items() if at > version}
         for body in listed.values():
             self._put(kind, body)
@@ -105,6 +119,15 @@ class Store:
         if kind in CHILDREN:
             self._by_owner[kind][_owner(body)].add(key)
 
+    def _bury(self, kind: str, body: Json) -> None:
+        """Keep what a pod said at its end while its Job is there; forget the pods of a Job that is gone."""
+        if kind == "Job":
+            self._fallen.pop(_uid(body), None)
+        elif kind == "Pod" and body.get("status", {}).get("phase") == "Failed":
+            job = str(body["metadata"]["labels"].get(LABEL_CONTROLLER))
+            if any(_uid(child) == job for child in self.children("Job", _owner(body))):
+                self._fallen.setdefault(job, {})[_key(body)] = _slim(kind, body)
+
     def _remove(self, kind: str, key: Key) -> None:
         body = self._held[kind].pop(key, None)
         if body is None or kind not in CHILDREN:
@@ -113,6 +136,10 @@ class Store:
         owned.discard(key)
         if not owned:
             del self._by_owner[kind][_owner(body)]
+
+
+def _uid(body: Json) -> str:
+    return str(body["metadata"].get("uid"))
 
 
 def _owner(body: Json) -> str:

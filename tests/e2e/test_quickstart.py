@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 
 import pytest
 
 from demo import results
 from demo.install import Installation
-from e2e.jobs import SPLITS, STEPS, Run
+from e2e.jobs import SPLITS, STEPS, Run, told
 
 PHASES = ["Pending", "Preparing", "Starting", "Training", "Registering", "Succeeded"]
 
@@ -40,7 +39,7 @@ def test_table_run_and_version_name_each_other(run: Run, installation: Installat
     data, model, run_id = status["data"], status["model"], status["mlflow"]["runId"]
     arguments = [data["path"], str(data["version"]), run_id, model["name"], "candidate"]
     installation.start_script("look", f"python look.py {' '.join(arguments)}")
-    found = json.loads(installation.finish_script("look").partition("LOOK ")[2])
+    found = told(installation.finish_script("look"), "LOOK")
     assert found["rows"] == data["rows"]
     assert (found["runStatus"], found["version"], found["versionRun"]) == (
         "FINISHED",

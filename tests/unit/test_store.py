@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from finetune_operator import names
+from finetune_operator.children import LABEL_CONTROLLER
 from finetune_operator.store import Store
 
 Json = dict[str, Any]
@@ -138,6 +139,47 @@ def test_nothing_is_kept_of_jobs_that_are_gone() -> None:
     empty = Store()
     empty._listed = dict.fromkeys(empty._listed, 5)
     assert store == empty
+
+
+def job(version: int) -> Json:
+    body = child(version)
+    body["metadata"]["uid"] = "j1"
+    return body
+
+
+def pod(version: int, phase: str) -> Json:
+    body = child(version, "tune-train-1-0-x")
+    body["metadata"]["labels"][LABEL_CONTROLLER] = "j1"
+    return {**body, "status": {"phase": phase}}
+
+
+FALLEN: dict[str, tuple[list[Step], list[int]]] = {
+    "failed, and deleted": ([("put", "Pod", pod(2, "Running")), ("drop", "Pod", pod(4, "Failed"))], [4]),
+    "failed, and missing in a list": ([("put", "Pod", pod(2, "Failed")), ("replace", "Pod", [], 5)], [2]),
+    "deleted while it ran": ([("drop", "Pod", pod(4, "Running"))], []),
+    "done, and deleted": ([("drop", "Pod", pod(4, "Succeeded"))], []),
+    "failed, and still there": ([("put", "Pod", pod(4, "Failed"))], []),
+    "gone with its Job": ([("drop", "Pod", pod(4, "Failed")), ("drop", "Job", job(5))], []),
+    "gone with its Job, as a list says": (
+        [("drop", "Pod", pod(4, "Failed")), ("replace", "Job", [], 6), ("put", "Job", job(7))],
+        [],
+    ),
+    "gone after its Job": ([("drop", "Job", job(5)), ("drop", "Pod", pod(6, "Failed"))], []),
+    "its Job changed since": ([("drop", "Pod", pod(4, "Failed")), ("put", "Job", job(5))], [4]),
+}
+
+
+@pytest.mark.parametrize(("steps", "expected"), FALLEN.values(), ids=FALLEN)
+def test_a_pod_that_failed_and_is_gone_is_remembered_with_its_job(
+    steps: list[Step], expected: list[int]
+) -> None:
+    store = Store()
+    store.put("Job", job(1))
+    for name, *arguments in steps:
+        getattr(store, name)(*arguments)
+    assert [int(body["metadata"]["resourceVersion"]) for body in store.fallen("u1")] == expected
+    live = {body["metadata"]["name"] for body in store.children("Pod", "u1")}
+    assert ("tune-train-1-0-x" in live) == (steps == [("put", "Pod", pod(4, "Failed"))])
 
 
 def test_managed_fields_are_left_out_and_the_callers_object_is_untouched() -> None:
