@@ -74,7 +74,7 @@ class ComparisonGate(ApiModel):
     goal: Literal["Minimize", "Maximize"] = "Minimize"
     """Which direction is better."""
     better_by: Tolerance | None = None
-    """The version must be better by at least this much; `absolute: 0` asks for any value that is not worse."""
+    """The version must be better by at least this much; with `absolute: 0` an equal one passes too."""
     not_worse_than: Tolerance | None = None
     """The version may be worse by at most this much."""
 
