@@ -80,6 +80,10 @@ class Observed:
         """The version that an alias points at."""
         return self.model.aliases.get(name) if self.model else None
 
+    def lacks(self, version: str | None) -> bool:
+        """Whether the version was asked for and does not exist."""
+        return version is not None and version in self.versions and self.versions[version] is None
+
 
 @dataclass(frozen=True)
 class MoveAlias:

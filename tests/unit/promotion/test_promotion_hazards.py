@@ -32,6 +32,16 @@ async def then(there: World, **spec: Any) -> World:
     return there
 
 
+async def seized(**spec: Any) -> World:
+    """Version 2 became champion, and a hand pointed the alias at 3."""
+    there = await world(**spec)
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    there.registry.aliases["champion"] = "3"
+    await there.settle()
+    return there
+
+
 async def without_answer(there: World, **spec: Any) -> None:
     """Change the spec, and let the operator try in vain."""
     there.registry.refusal = MlflowProblem(Reason.MLFLOW_UNREACHABLE, "no answer in time")
@@ -118,11 +128,7 @@ async def test_a_promotion_that_begins_with_a_rollback_notices_a_hand(on_drift: 
 
 
 async def test_what_was_adopted_does_not_outlive_a_rollback() -> None:
-    there = await world(onDrift="Adopt")
-    there.registry.aliases["staging"] = "2"
-    await there.settle()
-    there.registry.aliases["champion"] = "3"
-    await there.settle()
+    there = await seized(onDrift="Adopt")
     await then(there, rollbackTo="1")
     assert there.registry.aliases["champion"] == "1"
     await then(there, rollbackTo=None)
@@ -169,11 +175,7 @@ async def test_gates_of_a_version_that_is_wanted_no_more_are_gone() -> None:
 
 
 async def test_a_move_by_hand_that_a_rollback_approves_of_is_in_the_history() -> None:
-    there = await world(onDrift="Warn")
-    there.registry.aliases["staging"] = "2"
-    await there.settle()
-    there.registry.aliases["champion"] = "3"
-    await there.settle()
+    there = await seized(onDrift="Warn")
     await then(there, rollbackTo="3")
     assert there.moves()[-1] == ("RolledBack", "2", "3")
     assert (there.status().phase, there.status().previous) == ("RolledBack", "2")

@@ -182,13 +182,11 @@ class Model:
 
     async def die(self, writes: int, before: bool) -> None:
         """The operator will die at a write that comes soon."""
-        at = self.world.writes.count + writes
-        self.world.writes.kill_before = at if before else None
-        self.world.writes.kill_after = None if before else at
+        self.world.writes.kill_soon(writes, before=before)
 
     async def settle(self) -> None:
         """Everything comes to rest, and the status says what is so."""
-        self.world.writes.kill_before = self.world.writes.kill_after = None
+        self.world.writes.spare()
         self.world.registry.problem = None
         self.world.restart()
         self._find()

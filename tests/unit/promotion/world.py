@@ -44,6 +44,15 @@ class Writes:
     kill_after: int | None = None
     log: list[str] = field(default_factory=list)
 
+    def kill_soon(self, writes: int, *, before: bool) -> None:
+        """The operator dies before, or after, one of the writes to come."""
+        at = self.count + writes
+        self.kill_before, self.kill_after = (at, None) if before else (None, at)
+
+    def spare(self) -> None:
+        """It lives."""
+        self.kill_before = self.kill_after = None
+
     @contextmanager
     def one(self, what: str) -> Iterator[None]:
         self.count += 1

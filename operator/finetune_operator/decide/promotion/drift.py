@@ -13,10 +13,8 @@ SOMEBODY = "somebody else, in the registry"
 
 def notice(draft: Draft) -> bool:
     """Compare the alias with where it should be: repair, warn or adopt; the pass ends where it must not move on."""
-    if draft.status.watched_since is None:
-        draft.watch_from_now()
     promoted = draft.status.promoted
-    if promoted and promoted in draft.observed.versions and draft.observed.versions[promoted] is None:
+    if promoted and draft.observed.lacks(promoted):
         _lose(draft, promoted)
     if draft.status.promoted == draft.holder:
         draft.unset(Type.DRIFTED)

@@ -11,7 +11,10 @@ from finetune_operator.decide.promotion.move import begin, record
 
 
 def roll_back(draft: Draft) -> bool:
-    """Roll back where that is asked for, and end the pass: the source counts for nothing meanwhile."""
+    """Roll back where that is asked for, and end the pass: the source counts for nothing meanwhile.
+
+    It comes first of what looks at the alias, so what the alias points at in its first pass is where things start.
+    """
     if draft.status.watched_since is None:
         draft.watch_from_now()
     wanted = draft.spec.rollback_to
@@ -75,10 +78,9 @@ def target_version(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> st
 
 def _unusable(draft: Draft, target: str) -> str | None:
     """Why the alias cannot point at the version; None when it can, as far as is known."""
-    versions = draft.observed.versions
-    if target in versions and versions[target] is None:
+    if draft.observed.lacks(target):
         return f"{draft.spec.model} has no version {target}"
-    known = versions.get(target)
+    known = draft.observed.versions.get(target)
     return f"version {target} of {draft.spec.model} is not ready" if known and not known.ready else None
 
 

@@ -211,12 +211,11 @@ def _routes(draft: Draft, spec: DatabricksServing, version: str) -> list[Route]:
     alone = [Route(version=version, percent=100)]
     if previous is None or not share:
         return alone
-    withheld, versions = draft.status.withheld, draft.observed.versions
-    gone = previous in versions and versions[previous] is None
+    withheld = draft.status.withheld
     if (
         previous == version
         or past.left_a_bad_one(draft, version)
-        or gone
+        or draft.observed.lacks(previous)
         or (withheld and withheld.version == previous)
     ):
         return alone

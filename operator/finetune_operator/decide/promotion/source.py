@@ -29,7 +29,7 @@ def resolve(draft: Draft) -> bool:
         _wait(draft, Reason.WAITING_FOR_ALIAS, f"{spec.model} has no alias {spec.source.alias} yet")
     elif version is None:
         _wait(draft, *_job_says(spec.source.fine_tune_job or "", spec.model, observed.job))
-    elif version in observed.versions and observed.versions[version] is None:
+    elif observed.lacks(version):
         draft.update(candidate=None)
         _wait(draft, Reason.WAITING_FOR_VERSION, f"{spec.model} has no version {version}")
     elif (known := observed.versions.get(version)) and not known.ready:
