@@ -43,7 +43,9 @@ def shard(network: Network, over: DeviceMesh, precision: str, *, frozen_whole: b
         frozen_whole: keep what is not trained as it is on each rank: four-bit weights cannot be sharded.
     """
     compute = torch.bfloat16 if precision == "BF16" else torch.float32
-    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+    # NB: by default FSDP2 casts what a forward pass gets, also the fp32 tensors inside dataclasses: a batch's reference
+    # log-probabilities would be rounded to bf16. Hidden states have the type of the embedding, which is cast.
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
     ignored = (
         {weight for weight in network.parameters() if not weight.requires_grad} if frozen_whole else None
     )
