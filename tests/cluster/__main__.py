@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from cluster import backends, binaries, builder, images, local, registry, supervisor
 from cluster.binaries import say
-from cluster.paths import ClusterError, cache, clusters
+from cluster.paths import ClusterError, clusters
+from support.cache import cache
+from support.waiting import WaitError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _prune()
         else:
             _on_backend(options)
-    except ClusterError as error:
+    except (ClusterError, WaitError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

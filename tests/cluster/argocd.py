@@ -17,8 +17,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from cluster import binaries, packages
-from cluster.controlplane import arguments, free_port, listens
-from cluster.process import Process, run, wait_until
+from cluster.controlplane import arguments
+from cluster.process import run
+from support.ports import free_port, listens
+from support.process import Process
+from support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +67,7 @@ class ArgoCD:
                 (self.controller, "controller-metrics"),
             ):
                 process.start()
-                wait_until(process.name, partial(listens, self._ports[port]), timeout, process)
+                wait_for(process.name, partial(listens, self._ports[port]), timeout, process)
         except BaseException:
             self.stop()
             raise
@@ -100,7 +103,7 @@ class ArgoCD:
         for file in sorted((manifests / "crds").glob("*-crd.yaml")):
             self._kubectl(*apply, "--filename", str(file))
         for kind in ("applications", "appprojects"):
-            wait_until(f"the CRD of {kind}", partial(self._serves, kind), 60)
+            wait_for(f"the CRD of {kind}", partial(self._serves, kind), 60)
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         self._kubectl(*apply, "--filename", "-", given=json.dumps(namespace))
         for file in sorted((manifests / "base" / "config").glob("argocd-*.yaml")):

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.paths import PACKAGE, ClusterError, cache
+from cluster.paths import PACKAGE, ClusterError
+from support.cache import cache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from cluster import registry
 from cluster.binaries import say
 from cluster.packages import SEARCHED
-from cluster.paths import ClusterError, cache
+from cluster.paths import ClusterError
+from support.cache import cache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,14 +9,15 @@ Nothing runs pods here: Jobs get their pods, which stay Pending unless a test sa
 from __future__ import annotations
 
 import ipaddress
-import socket
 import time
 from typing import TYPE_CHECKING, Self
 
 from cluster import binaries
 from cluster.certificates import Authority
 from cluster.client import Client
-from cluster.process import Process, wait_until
+from support.ports import free_port, listens
+from support.process import Process
+from support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,21 +90,21 @@ class ControlPlane:
         try:
             self.etcd.start()
             # NB: an API server that finds no etcd waits seconds before it tries again.
-            wait_until("etcd", lambda: listens(self.etcd_port), timeout, self.etcd)
+            wait_for("etcd", lambda: listens(self.etcd_port), timeout, self.etcd)
             self.apiserver.start()
             self.wait_ready(timeout)
             for process in self._wanted[2:]:
                 process.start()
             if self.controllers in self._wanted:
                 # NB: no pod can be created in a namespace before its default service account is there.
-                wait_until("controllers", self._has_account, timeout, self.apiserver, self.controllers)
+                wait_for("controllers", self._has_account, timeout, self.apiserver, self.controllers)
         except BaseException:
             self.stop()
             raise
 
     def wait_ready(self, timeout: float = 60) -> None:
         """Wait until the API server answers and has all it makes itself (roles, namespaces)."""
-        wait_until("the API server", self.client.ready, timeout, self.etcd, self.apiserver)
+        wait_for("the API server", self.client.ready, timeout, self.etcd, self.apiserver)
 
     def stop(self) -> None:
         """End everything; what it wrote stays."""
@@ -240,24 +241,3 @@ def arguments(flags: Mapping[str, str]) -> list[str]:
 def first_address(network: str) -> str:
     """The first address of a range: that of the Service `kubernetes` among Services."""
     return str(next(iter(ipaddress.ip_network(network).hosts())))
-
-
-_given: set[int] = set()
-
-
-def free_port() -> int:
-    """A port nobody listens on now, never the same twice in this process."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port not in _given:
-            _given.add(port)
-            return port
-
-
-def listens(port: int) -> bool:
-    """Whether somebody answers at a port of the loopback."""
-    with socket.socket() as probe:
-        probe.settimeout(0.5)
-        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from cluster import binaries, builder, machine, packages, registry
 from cluster.binaries import say
-from cluster.paths import REPOSITORY, ClusterError, cache
+from cluster.paths import REPOSITORY, ClusterError
+from support.cache import cache
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from cluster import binaries, cgroups, images, network, packages, plan, supervisor
 from cluster.binaries import say
-from cluster.paths import PACKAGE, ClusterError, State, cache, clusters
+from cluster.paths import PACKAGE, ClusterError, State, clusters
 from cluster.process import end, run, start_time
+from support.cache import cache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,9 @@ from cluster import binaries, cgroups, network, registry
 from cluster.controlplane import arguments
 from cluster.packages import cni_folder
 from cluster.plan import DOMAIN, REGISTRY_PORT
-from cluster.process import Process, run, wait_until
+from cluster.process import run
+from support.process import Process
+from support.waiting import wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +53,7 @@ class Node:
         """Start the node; it is Ready some seconds later."""
         cgroups.create(self.cgroup)
         self.containerd.start()
-        wait_until(self.containerd.name, self._answers, 30, self.containerd)
+        wait_for(self.containerd.name, self._answers, 30, self.containerd)
         self.kubelet.start()
 
     def stop(self) -> None:

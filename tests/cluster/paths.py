@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from support.cache import cache
 
 PACKAGE = Path(__file__).resolve().parent
 REPOSITORY = PACKAGE.parent.parent
@@ -13,12 +14,6 @@ REPOSITORY = PACKAGE.parent.parent
 
 class ClusterError(RuntimeError):
     """Something a person can act on: its message says what."""
-
-
-def cache() -> Path:
-    """The folder that holds everything built or downloaded, and the clusters' state."""
-    configured = os.environ.get("FINETUNE_CACHE")
-    return Path(configured).absolute() if configured else Path.home() / ".cache" / "finetune-operator"
 
 
 @dataclass(frozen=True)

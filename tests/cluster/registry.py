@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from cluster import binaries
-from cluster.controlplane import free_port, listens
-from cluster.paths import cache
-from cluster.process import Process, wait_until
+from support.cache import cache
+from support.ports import free_port, listens
+from support.process import Process
+from support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +66,7 @@ def serving(directory: Path) -> Iterator[str]:
     process = server(f"127.0.0.1:{port}", directory, directory / "registry.log")
     process.start()
     try:
-        wait_until("the registry", lambda: listens(port), 20, process)
+        wait_for("the registry", lambda: listens(port), 20, process)
         yield f"127.0.0.1:{port}"
     finally:
         process.stop()

@@ -22,8 +22,10 @@ from cluster.controlplane import ControlPlane, arguments
 from cluster.node import Node
 from cluster.node import rights as node_rights
 from cluster.paths import ClusterError, State
-from cluster.process import Process, run, wait_until
+from cluster.process import run
 from cluster.volumes import Provisioner
+from support.process import Process
+from support.waiting import wait_for
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -57,7 +59,7 @@ class Supervisor:
     def bring_up(self) -> None:
         """Start everything, in order, and return when nodes are Ready and names resolve."""
         prepare_mounts(self.state.directory)
-        wait_until("the cable to this machine", network.connected, 30)
+        wait_for("the cable to this machine", network.connected, 30)
         network.configure(self.plan)
         self._tell("starting the control plane")
         self.plane = plane = self._control_plane()
@@ -74,8 +76,8 @@ class Supervisor:
             self.nodes[node.name] = node
             node.start()
             self.kept += node.processes
-        wait_until("the nodes", self._nodes_ready, 90, *self.kept)
-        wait_until("CoreDNS", _names_resolve, 30, *self.kept)
+        wait_for("the nodes", self._nodes_ready, 90, *self.kept)
+        wait_for("CoreDNS", _names_resolve, 30, *self.kept)
         shutil.copyfile(plane.kubeconfig, self.state.kubeconfig)
         self.state.kubeconfig.chmod(0o600)
         self._tell(READY)

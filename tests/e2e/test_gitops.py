@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from cluster.argocd import ArgoCD
+from cluster.gitops import GitOps, Repository, teach_health
 from demo import place
 from demo.install import NAMESPACE, Installation
 from demo.kubectl import Json
 from e2e.hand import by_hand
 from e2e.jobs import Jobs, Run, on_prepared_splits
-from integration.gitops import GitOps, Repository, teach_health
-from integration.world import Api, wait_for
+from support.api import Api
+from support.waiting import wait_for
 
 JOB = "delivered"
 MODEL = f"{JOB}-{uuid.uuid4().hex[:6]}"  # its first version is 1, also on a cluster that was kept

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from cluster.controlplane import ControlPlane
-from integration.world import Api, Mlflow, World, operator_process, running, wait_for
+from integration.world import World
+from support.api import Api
+from support.mlflow_server import Mlflow
+from support.operator_process import operator_process
+from support.process import running
+from support.waiting import wait_for
 
 CRDS = Path(__file__).parents[2] / "crds" / "manifests"
 

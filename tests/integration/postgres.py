@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cluster import packages
-from integration.world import Process, as_user, wait_for
+from support.process import Process, as_user
+from support.waiting import wait_for
 
 
 @contextmanager
@@ -32,14 +33,14 @@ def postgres() -> Iterator[str]:
         command += ["--auth", "trust", "--no-sync", "--locale", "C.UTF-8", "--encoding", "UTF8"]
         subprocess.run(command, check=True, capture_output=True, cwd=folder, **as_user(user))
         start = [str(programs / "postgres"), "-D", str(folder / "data"), "-k", str(folder), "-h", "", "-F"]
-        server = Process(start, {}, folder / "log", user)
+        server = Process("postgres", start, folder / "log", user=user)
         server.start()
         try:
-            wait_for("PostgreSQL accepts connections", lambda: _ready(programs, folder), 60)
+            wait_for("PostgreSQL accepts connections", lambda: _ready(programs, folder), 60, server)
             # NB: a plain postgresql:// means another driver to newer versions of SQLAlchemy.
             yield f"postgresql+psycopg2://mlflow@/postgres?host={folder}"
         finally:
-            server.stop(signal.SIGINT)
+            server.stop(with_signal=signal.SIGINT)
     finally:
         shutil.rmtree(folder)
 

@@ -13,9 +13,11 @@ import yaml
 from cluster import argocd, binaries
 from cluster.argocd import ArgoCD
 from cluster.controlplane import ControlPlane
-from integration.gitops import CHART, SAMPLE, GitOps, Repository, teach_health
+from cluster.gitops import CHART, SAMPLE, GitOps, Repository, teach_health
 from integration.jobs import TRAINED, error, splits_given
-from integration.world import Api, World, wait_for
+from integration.world import World
+from support.api import Api
+from support.waiting import wait_for
 
 Json = dict[str, Any]
 KEYS = [f"resource.customizations.health.finetune.dev_{kind}" for kind in ("FineTuneJob", "ModelPromotion")]

@@ -9,7 +9,13 @@ import pytest
 from kubernetes.dynamic.exceptions import DynamicApiError
 
 from integration.jobs import PREPARED, TRAINED, error, job, splits_given
-from integration.world import Api, Mlflow, World, free_port, operator_process, running, wait_for
+from integration.world import World
+from support.api import Api
+from support.mlflow_server import Mlflow
+from support.operator_process import operator_process
+from support.ports import free_port
+from support.process import running
+from support.waiting import wait_for
 
 Json = dict[str, Any]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import yaml
 
 from integration.jobs import PREPARED, TRAINED, error, job, splits_given
-from integration.world import World, wait_for
+from integration.world import World
+from support.waiting import wait_for
 
 
 def finish_training(world: World, name: str, attempt: int = 1) -> str:

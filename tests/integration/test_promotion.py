@@ -14,7 +14,11 @@ import pytest
 
 from cluster.controlplane import ControlPlane
 from finetune_operator.registry.writer import lease_name
-from integration.world import Api, Json, Mlflow, Process, operator_process, running, wait_for
+from support.api import Api, Json
+from support.mlflow_server import Mlflow
+from support.operator_process import operator_process
+from support.process import Process, running
+from support.waiting import wait_for
 
 GATES = [{"name": "loss", "metric": {"name": "eval_loss", "max": 2.5}}]
 DATA = "finetune.dev/eval-data"
@@ -72,10 +76,7 @@ class Registry:
             status = self.status(alias)
             return status if (status.get("phase"), status.get("current")) == (phase, current) else None
 
-        try:
-            return wait_for(f"{alias} is {phase} at {current}", seen, seconds)
-        except AssertionError as error:
-            raise AssertionError(f"{error}; it says {self.status(alias)}") from None
+        return wait_for(f"{alias} is {phase} at {current}", seen, seconds, instead=lambda: self.status(alias))
 
     def condition(self, kind: str, alias: str = "champion") -> Json:
         found = [item for item in self.status(alias).get("conditions", []) if item["type"] == kind]

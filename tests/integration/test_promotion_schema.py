@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kubernetes.dynamic.exceptions import DynamicApiError
 
-from integration.world import Api
+from support.api import Api
 
 Json = dict[str, Any]
 

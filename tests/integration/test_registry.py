@@ -27,7 +27,9 @@ from finetune_operator.settings import Settings
 from finetune_operator.tracking import TrackingError
 from integration.postgres import postgres
 from integration.proxy import Failure, Proxy, proxy
-from integration.world import Api, Mlflow, running
+from support.api import Api
+from support.mlflow_server import Mlflow
+from support.process import running
 
 # NB: MLflow's own imports warn.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -19,7 +19,7 @@ from bench.promotions.report import GOAL_SECONDS, Restart, Result
 from bench.promotions.world import ALIASES, RESYNC_SECONDS, World, fill, settled, stay, world
 from bench.promotions.writes import Requests, Tail, count
 from bench.trainer.machine import processor
-from cluster.process import wait_until
+from support.waiting import wait_for
 
 _OUTPUT = "build/bench-promotions.json"
 # Not what is measured: it only has to come to an end.
@@ -72,10 +72,10 @@ def first(found: World, result: Result) -> None:
     audit, access = found.tails()
     began = time.monotonic()
     found.operator.start()
-    wait_until("every alias in place", lambda: _settled(found), _SECONDS_TO_FILL, found.operator)
+    wait_for("every alias in place", lambda: _settled(found), _SECONDS_TO_FILL, found.operator)
     result.first_seconds = time.monotonic() - began
     # The last statuses and tags are on their way.
-    wait_until("an empty queue", lambda: found.waiting() == 0, _SECONDS_TO_FILL, found.operator)
+    wait_for("an empty queue", lambda: found.waiting() == 0, _SECONDS_TO_FILL, found.operator)
     stay(RESYNC_SECONDS, found.operator)
     asked = count(audit.lines(), access.lines())
     result.first_api_writes, result.first_mlflow_writes = asked.api_writes, asked.mlflow_writes
@@ -90,7 +90,7 @@ def restart(found: World, result: Result) -> Restart:
     found.operator.start()
     asked = Requests()
     # NB: longer than the goal, so that what misses it is measured too.
-    wait_until(
+    wait_for(
         "every promotion", lambda: _seen(found, result, access, asked), 10 * GOAL_SECONDS, found.operator
     )
     seconds, passes, memory = time.monotonic() - began, found.passes(), found.memory_mib()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +15,14 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.promotions.writes import AUDIT_POLICY, Tail
-from cluster.controlplane import ControlPlane, free_port
-from cluster.process import Process, wait_until
+from cluster.controlplane import ControlPlane
 from finetune_crds.base import API_VERSION
 from finetune_crds.contract import METRIC_EVAL_LOSS, TAG_EVAL_DATA
-from integration.world import Mlflow, running
+from support.mlflow_server import Mlflow
+from support.operator_process import operator_process
+from support.ports import free_port
+from support.process import Process, running
+from support.waiting import wait_for
 
 Json = dict[str, Any]
 CRDS = Path(__file__).parents[3] / "crds" / "manifests"
@@ -45,7 +46,7 @@ class World:
     @property
     def access(self) -> Path:
         """MLflow's access log."""
-        return self.mlflow.folder / "mlflow.log"
+        return self.mlflow.log
 
     def tails(self) -> tuple[Tail, Tail]:
         """Both logs from now on."""
@@ -103,26 +104,19 @@ def world(folder: Path) -> Iterator[World]:
     policy, audit = folder / "audit-policy.yaml", folder / "audit.log"
     policy.write_text(AUDIT_POLICY, encoding="utf-8")
     flags = {"audit-policy-file": str(policy), "audit-log-path": str(audit)}
-    (folder / "mlflow").mkdir()
     mlflow = Mlflow(folder / "mlflow")
     port = free_port()
     with ExitStack() as stack:
         plane = stack.enter_context(ControlPlane(folder / "plane", controllers=False, apiserver_flags=flags))
         stack.enter_context(running(mlflow))
-        operator = Process(
-            "operator",
-            [sys.executable, "-m", "finetune_operator"],
-            folder / "operator.log",
-            {
-                "KUBECONFIG": str(plane.kubeconfig),
-                "FINETUNE_LIVENESS": f"http://127.0.0.1:{free_port()}/healthz",
-                "FINETUNE_METRICS_PORT": str(port),
-                "FINETUNE_RESYNC_SECONDS": str(RESYNC_SECONDS),
-                "FINETUNE_TRACKING_URI": mlflow.uri,
-                "FINETUNE_NAMESPACE": NAMESPACE,
-                "PYTHONPATH": os.pathsep.join(sys.path),
-            },
-        )
+        settings = {
+            "FINETUNE_METRICS_PORT": str(port),
+            "FINETUNE_RESYNC_SECONDS": str(RESYNC_SECONDS),
+            "FINETUNE_POLL_SECONDS": "5",
+            "FINETUNE_TRACKING_URI": mlflow.uri,
+            "FINETUNE_NAMESPACE": NAMESPACE,
+        }
+        operator = operator_process(plane.kubeconfig, folder / "operator.log", settings)
         stack.callback(operator.stop)
         found = World(plane, mlflow, operator, port, audit)
         _install(found)
@@ -136,7 +130,7 @@ def _install(found: World) -> None:
     found.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     for plural in ("finetunejobs", "modelpromotions"):
         resource = f"/apis/{API_VERSION}/{plural}"
-        wait_until(plural, lambda resource=resource: found.plane.client.get(resource) is not None, 60)  # type: ignore[misc]
+        wait_for(plural, lambda resource=resource: found.plane.client.get(resource) is not None, 60)  # type: ignore[misc]
 
 
 def fill(found: World, promotions: int) -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from cluster.paths import ClusterError
-from cluster.process import Process, end, run, start_time, wait_until
+from cluster.process import end, run, start_time
+from support.process import Process
+from support.waiting import WaitError, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -21,7 +23,7 @@ def test_a_process_starts_stops_and_starts_again(tmp_path: Path) -> None:
     process = Process("sleeper", ["sh", "-c", "echo here; exec sleep 60"], tmp_path / "logs" / "sleeper.log")
     process.start()
     first = process.pid
-    wait_until("a word", lambda: process.tail() == "here", 5, process)
+    wait_for("a word", lambda: process.tail() == "here", 5, process)
     process.kill()
     assert not process.alive()
     process.start()
@@ -33,15 +35,15 @@ def test_a_process_starts_stops_and_starts_again(tmp_path: Path) -> None:
 def test_who_waits_is_told_that_the_process_ended(tmp_path: Path) -> None:
     process = Process("brief", ["sh", "-c", "echo no such flag; exit 3"], tmp_path / "brief.log")
     process.start()
-    with pytest.raises(ClusterError, match=r"brief ended while waiting for it:\nno such flag"):
-        wait_until("it", lambda: False, 5, process)
+    with pytest.raises(WaitError, match=r"brief ended while waiting for it:\nno such flag"):
+        wait_for("it", lambda: False, 5, process)
 
 
 def test_a_child_does_not_outlive_its_parent(tmp_path: Path) -> None:
     script = f"""
 import time
 from pathlib import Path
-from cluster.process import Process
+from support.process import Process
 process = Process("sleeper", ["sleep", "60"], Path({str(tmp_path / "log")!r}))
 process.start()
 print(process.pid, flush=True)

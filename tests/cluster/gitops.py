@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import yaml
 
 from cluster import argocd, binaries
-from integration.world import Api, wait_for
+from support.api import Api
+from support.waiting import wait_for
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -195,7 +196,4 @@ class GitOps:
         return sum(event.get("count", 1) for event in mine if event["reason"] == "OperationStarted")
 
     def _wait(self, what: str, check: Callable[[], T | None], seconds: float = 120) -> T:
-        try:
-            return wait_for(what, check, seconds)
-        except AssertionError as error:
-            raise AssertionError(f"{error}; it is {yaml.safe_dump(self.status())}") from None
+        return wait_for(what, check, seconds, instead=lambda: yaml.safe_dump(self.status()))

@@ -1,0 +1,73 @@
+"""The API server as plain JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kubernetes import client, config, dynamic
+from kubernetes.dynamic.exceptions import NotFoundError
+
+Json = dict[str, Any]
+_KINDS = {
+    "FineTuneJob": "finetune.dev/v1alpha1",
+    "ModelPromotion": "finetune.dev/v1alpha1",
+    "Application": "argoproj.io/v1alpha1",
+    "Job": "batch/v1",
+    "Pod": "v1",
+    "Service": "v1",
+    "ConfigMap": "v1",
+    "Secret": "v1",
+    "Namespace": "v1",
+    "Event": "v1",
+    "CustomResourceDefinition": "apiextensions.k8s.io/v1",
+    "ServiceAccount": "v1",
+    "ResourceQuota": "v1",
+    "Lease": "coordination.k8s.io/v1",
+}
+
+
+@dataclass
+class Api:
+    """The API server, as plain JSON."""
+
+    kubeconfig: Path
+    _dynamic: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._dynamic = dynamic.DynamicClient(
+            client.ApiClient(config.load_kube_config(str(self.kubeconfig)) or self._configuration())
+        )
+
+    def _configuration(self) -> client.Configuration:
+        found = client.Configuration()
+        config.load_kube_config(str(self.kubeconfig), client_configuration=found)
+        return found
+
+    def _of(self, kind: str) -> Any:
+        return self._dynamic.resources.get(api_version=_KINDS[kind], kind=kind)
+
+    def create(self, body: Json) -> Json:
+        namespace = body["metadata"].get("namespace")
+        return dict(self._of(body["kind"]).create(body=body, namespace=namespace).to_dict())
+
+    def get(self, kind: str, namespace: str, name: str) -> Json | None:
+        try:
+            return dict(self._of(kind).get(name=name, namespace=namespace).to_dict())
+        except NotFoundError:
+            return None
+
+    def list(self, kind: str, namespace: str, selector: str = "") -> list[Json]:
+        return list(self._of(kind).get(namespace=namespace, label_selector=selector).to_dict()["items"])
+
+    def patch(self, kind: str, namespace: str, name: str, body: Json, *, status: bool = False) -> Json:
+        target = self._of(kind)
+        target = target.status if status else target
+        content_type = "application/merge-patch+json"
+        return dict(
+            target.patch(body=body, name=name, namespace=namespace, content_type=content_type).to_dict()
+        )
+
+    def delete(self, kind: str, namespace: str, name: str) -> None:
+        self._of(kind).delete(name=name, namespace=namespace, body={"propagationPolicy": "Background"})

@@ -1,0 +1,82 @@
+"""An HTTP server in this process, for stand-ins and proxies: one function answers every request."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from email.message import Message
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked.
+
+    Attributes:
+        target: path and query as they were sent.
+        headers: looked up without regard to case.
+    """
+
+    method: str
+    target: str
+    headers: Message
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is answered: bytes and text as they are, anything else as JSON."""
+
+    status: int
+    body: bytes | str | Any = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def content(self) -> bytes:
+        """The body as it is sent."""
+        if isinstance(self.body, bytes):
+            return self.body
+        return (self.body if isinstance(self.body, str) else json.dumps(self.body)).encode()
+
+
+@contextmanager
+def serving(respond: Callable[[Request], Answer], port: int = 0) -> Iterator[str]:
+    """A server on the loopback interface for the time of a block; yields its address.
+
+    Args:
+        respond: called for each request, in a thread of its own.
+        port: a free one unless given.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            answer = respond(Request(self.command, self.path, self.headers, body))
+            try:
+                self.send_response(answer.status)
+                for name, value in {"Content-Length": str(len(answer.content)), **answer.headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(answer.content)
+            except ConnectionError:
+                # The client has given up waiting.
+                self.close_connection = True
+
+        do_POST = do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,25 @@
+"""TCP ports of this machine."""
+
+from __future__ import annotations
+
+import socket
+
+_given: set[int] = set()
+
+
+def free_port() -> int:
+    """A port that nobody listens on now, never the same twice in this process."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port not in _given:
+            _given.add(port)
+            return port
+
+
+def listens(port: int) -> bool:
+    """Whether somebody answers at a port of the loopback interface."""
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex(("127.0.0.1", port)) == 0

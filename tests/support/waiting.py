@@ -1,0 +1,48 @@
+"""Wait for a condition with a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from support.process import Process
+
+T = TypeVar("T")
+
+
+class WaitError(RuntimeError):
+    """A condition did not hold in time; the message names it and says what was there instead."""
+
+
+def wait_for(
+    what: str,
+    check: Callable[[], T | None],
+    seconds: float = 30,
+    *processes: Process,
+    instead: Callable[[], object] | None = None,
+) -> T:
+    """The first true value of `check`.
+
+    Args:
+        what: names the condition in the error.
+        check: called every tenth of a second.
+        seconds: how long the condition may take.
+        processes: what the condition depends on: the wait fails as soon as one of them ends.
+        instead: called after the deadline; the error tells its value.
+
+    Raises:
+        WaitError: the condition did not hold in time, or a process ended.
+    """
+    deadline = time.monotonic() + seconds
+    while not (value := check()):
+        for process in processes:
+            if not process.alive():
+                raise WaitError(f"{process.name} ended while waiting for {what}:\n{process.tail()}")
+        if time.monotonic() > deadline:
+            found = f"; there is {instead()}" if instead else ""
+            tails = "".join(f"\n--- {process.log}\n{process.tail()}" for process in processes)
+            raise WaitError(f"{what}: not after {seconds:g} seconds{found}{tails}")
+        time.sleep(0.1)
+    return value
