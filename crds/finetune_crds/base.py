@@ -11,6 +11,9 @@ GROUP = "finetune.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
+Json = dict[str, Any]
+"""A Kubernetes object, or a part of one, as plain JSON."""
+
 # NB: the API server estimates the cost of a CEL rule from the longest value a field may hold, and refuses a
 # CRD whose rules could cost too much. So every string, list and map of the API has a bound.
 Name = Annotated[str, Field(min_length=1, max_length=253)]

@@ -40,7 +40,7 @@ Conditions = Annotated[
 ]
 
 
-class Type(StrEnum):
+class ConditionType(StrEnum):
     """Condition types: first those of both resources, then a FineTuneJob's, then a ModelPromotion's."""
 
     ACCEPTED = "Accepted"
@@ -81,7 +81,7 @@ class Type(StrEnum):
     """The endpoint serves the version that the alias points at; absent without serving."""
 
 
-class Reason(StrEnum):
+class ConditionReason(StrEnum):
     """Reasons, in the order that a job, and then a promotion, can meet them."""
 
     ACCEPTED = "Accepted"

@@ -14,23 +14,25 @@ from concurrent.futures import ThreadPoolExecutor
 import kopf
 import prometheus_client
 
-from finetune_crds.conditions import Reason
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason
 from finetune_operator import metrics
-from finetune_operator.apply import Applier
+from finetune_operator.controller.resync import Resync
+from finetune_operator.controller.store import Store
+from finetune_operator.controller.watches import Handlers, Health, registry
+from finetune_operator.controller.workqueue import Queues, WorkQueue, work
+from finetune_operator.errors import ExternalError
+from finetune_operator.finetunejob import enqueue as job_events
+from finetune_operator.finetunejob.apply import FineTuneJobApplier
+from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
+from finetune_operator.finetunejob.reconcile import FineTuneJobReconciler
 from finetune_operator.kube import Kube, KubeError
-from finetune_operator.model import Json
-from finetune_operator.observe import Observer, read_job
-from finetune_operator.promotion.apply import PromotionApplier
-from finetune_operator.promotion.observe import PromotionObserver
-from finetune_operator.promotion.reconcile import PromotionReconciler
-from finetune_operator.reconcile import Reconciler
+from finetune_operator.modelpromotion import enqueue as promotion_events
+from finetune_operator.modelpromotion.apply import ModelPromotionApplier
+from finetune_operator.modelpromotion.observe import ModelPromotionObserver
+from finetune_operator.modelpromotion.reconcile import ModelPromotionReconciler
 from finetune_operator.registry.writer import AliasWriter
-from finetune_operator.resync import Resync
 from finetune_operator.settings import Settings, SettingsError
-from finetune_operator.store import Store
-from finetune_operator.tracking import TrackingError
-from finetune_operator.watches import Health, promotions_of_model, registry
-from finetune_operator.workqueue import Queues, WorkQueue, work
 
 log = logging.getLogger("finetune_operator")
 
@@ -55,9 +57,11 @@ async def run(settings: Settings) -> None:
         store = Store()
         queues = Queues(WorkQueue(clock=time.monotonic), WorkQueue(clock=time.monotonic))
         health = Health(queues, settings.resync_seconds)
-        observer = Observer(kube, store, settings, clock=time.monotonic)
+        observer = FineTuneJobObserver(kube, store, settings, clock=time.monotonic)
         writer = AliasWriter(kube, settings, identity=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
-        jobs = Reconciler(store, queues.jobs, observer, Applier(kube, store, observer, writer), settings)
+        jobs = FineTuneJobReconciler(
+            store, queues.jobs, observer, FineTuneJobApplier(kube, store, observer, writer), settings
+        )
         promotions = _promotions(kube, store, queues, settings, writer)
         resync = Resync(kube, store, queues, settings, health)
         _measure(queues)
@@ -65,8 +69,18 @@ async def run(settings: Settings) -> None:
         if port:
             prometheus_client.start_http_server(port)
 
-        async def on_gone(body: Json) -> None:
-            await _close_run_of_deleted(observer, body)
+        async def on_finetunejob(kind: str | None, body: Json) -> None:
+            meta = body["metadata"]
+            job_events.on_event(store, queues.jobs, kind, body)
+            promotion_events.on_finetunejob(store, queues.promotions, meta["namespace"], meta["name"])
+            if kind == "DELETED":
+                await _close_run_of_deleted(observer, body)
+
+        async def on_modelpromotion(kind: str | None, body: Json) -> None:
+            promotion_events.on_event(store, queues.promotions, kind, body)
+
+        async def on_child(child: str, kind: str | None, body: Json) -> None:
+            job_events.on_child(store, queues.jobs, child, kind, body)
 
         async def workers() -> None:
             await resync.first.wait()
@@ -78,7 +92,7 @@ async def run(settings: Settings) -> None:
         stop = asyncio.Event()
         watching = asyncio.create_task(
             kopf.operator(
-                registry=registry(store, queues, health, on_gone),
+                registry=registry(health, Handlers(on_finetunejob, on_modelpromotion, on_child)),
                 standalone=True,
                 # NB: left to itself kopf asks for the user's name, and a pod's uid need not have one.
                 identity=socket.gethostname(),  # type: ignore[arg-type]
@@ -102,17 +116,16 @@ async def run(settings: Settings) -> None:
 
 def _promotions(
     kube: Kube, store: Store, queues: Queues, settings: Settings, writer: AliasWriter
-) -> PromotionReconciler:
+) -> ModelPromotionReconciler:
     """The part that keeps aliases."""
 
     def moved(model: str) -> None:
         # What takes its version from this alias need not wait for the next resync.
-        for key in promotions_of_model(store, model):
-            queues.promotions.add(key)
+        promotion_events.on_model(store, queues.promotions, model)
 
-    observer = PromotionObserver(kube, store, settings, clock=time.monotonic)
-    applier = PromotionApplier(kube, store, observer, writer, moved)
-    return PromotionReconciler(store, queues.promotions, observer, applier, settings)
+    observer = ModelPromotionObserver(kube, store, settings, clock=time.monotonic)
+    applier = ModelPromotionApplier(kube, store, observer, writer, moved)
+    return ModelPromotionReconciler(store, queues.promotions, observer, applier, settings)
 
 
 def _measure(queues: Queues) -> None:
@@ -121,12 +134,12 @@ def _measure(queues: Queues) -> None:
         metrics.queue_oldest_seconds.labels(kind).set_function(queue.oldest_age)
 
 
-async def _close_run_of_deleted(observer: Observer, body: Json) -> None:
+async def _close_run_of_deleted(observer: FineTuneJobObserver, body: Json) -> None:
     """A job deleted before its end leaves its MLflow run open: close it, as far as MLflow can be reached."""
-    job = read_job(body)
+    job = read_finetunejob(body)
     observer.forget(job)
     run_id = job.status.mlflow.run_id if job.status.mlflow else None
-    if run_id is None or any(item.reason == Reason.RUN_FINISHED for item in job.status.conditions):
+    if run_id is None or any(item.reason == ConditionReason.RUN_FINISHED for item in job.status.conditions):
         return
     ends = {"Succeeded": "FINISHED", "Failed": "FAILED"}
     try:
@@ -134,7 +147,7 @@ async def _close_run_of_deleted(observer: Observer, body: Json) -> None:
         if server:
             await asyncio.to_thread(server.finish_run, run_id, ends.get(job.status.phase or "", "KILLED"))
             log.info("%s was deleted: closed its MLflow run %s", job.key, run_id)
-    except (TrackingError, KubeError) as error:
+    except (ExternalError, KubeError) as error:
         log.warning("%s was deleted; its MLflow run %s stays open: %s", job.key, run_id, error)
 
 

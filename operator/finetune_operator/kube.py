@@ -13,9 +13,8 @@ from urllib.parse import quote, urlencode
 import aiohttp
 from kubernetes.aio import client, config
 
-from finetune_crds.base import GROUP, VERSION
+from finetune_crds.base import GROUP, VERSION, Json
 from finetune_operator import names
-from finetune_operator.model import Json
 
 _TIMEOUT_SECONDS = 30
 _PAGE = 500

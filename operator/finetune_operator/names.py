@@ -21,6 +21,7 @@ LABEL_JOB = "finetune.dev/job"  # people: kubectl logs -l finetune.dev/job=NAME
 LABEL_UID = "finetune.dev/job-uid"  # the operator: which FineTuneJob a child belongs to
 LABEL_COMPONENT = "finetune.dev/component"  # the operator and people: prep or train
 LABEL_ATTEMPT = "finetune.dev/attempt"  # the operator and people: which training attempt
+LABEL_CONTROLLER = "batch.kubernetes.io/controller-uid"  # Kubernetes, on pods: the uid of their Job
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue, on the training Job
 
 PREP = "prep"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import base64
 
-from finetune_crds.conditions import Reason
+from finetune_crds.conditions import ConditionReason
 from finetune_crds.env import LocalReference
+from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.kube import Kube, KubeError
-from finetune_operator.model import MlflowProblem
-from finetune_operator.tracking import TrackingError
 
 # A Secret may hold more than is read here, and need not be text there.
 _OURS = ("MLFLOW_TRACKING_", "DATABRICKS_")
@@ -41,21 +40,21 @@ async def read(
             return {name: _text(value) for name, value in held if name.startswith(_OURS)}
     except ValueError:
         reason, problem = (
-            Reason.CREDENTIALS_UNREADABLE,
+            ConditionReason.CREDENTIALS_UNREADABLE,
             f"{what} holds credentials that are no text: make it from text",
         )
     except KubeError as error:
         if error.status not in (400, 403):
             raise
         remedy = "install the chart with rbac.trackingSecrets" if error.status == 403 else "name another"
-        reason = Reason.CREDENTIALS_UNREADABLE
+        reason = ConditionReason.CREDENTIALS_UNREADABLE
         problem = f"{what} cannot be read by the operator ({error}): {remedy}"
     else:
         if reference.optional:
             return None
-        reason = Reason.CREDENTIALS_MISSING
+        reason = ConditionReason.CREDENTIALS_MISSING
         problem = f"{what} does not exist in namespace {namespace}: create it"
-    raise TrackingError(MlflowProblem(reason, problem))
+    raise ExternalError(Problem(reason, problem))
 
 
 def _text(value: str) -> str:

@@ -16,15 +16,14 @@ from typing import Any
 import pytest
 
 from finetune_crds import contract
-from finetune_crds.conditions import Reason
+from finetune_crds.conditions import ConditionReason
+from finetune_operator.controller.leases import LeaseBusy, Leases
+from finetune_operator.errors import ExternalError
 from finetune_operator.kube import Kube
-from finetune_operator.promotion.model import MoveAlias
-from finetune_operator.registry.base import ModelVersion, RegisteredModel
-from finetune_operator.registry.lease import Leases
+from finetune_operator.registry.base import ModelVersion, MoveAlias, RegisteredModel
 from finetune_operator.registry.mlflow import MlflowRegistry
-from finetune_operator.registry.writer import ANYWHERE, AliasMoved, AliasWriter, LeaseBusy, lease_name
+from finetune_operator.registry.writer import ANYWHERE, AliasMoved, AliasWriter, lease_name
 from finetune_operator.settings import Settings
-from finetune_operator.tracking import TrackingError
 from integration.postgres import postgres
 from integration.proxy import Failure, Proxy, proxy
 from support.api import Api
@@ -99,7 +98,7 @@ def test_a_model_of_any_name(mlflow: Mlflow, registry: MlflowRegistry, words: st
 
 
 def test_a_name_that_no_model_can_have_is_refused_in_words(registry: MlflowRegistry) -> None:
-    with pytest.raises(TrackingError) as raised:
+    with pytest.raises(ExternalError) as raised:
         registry.model("a/b")
     assert "INVALID_PARAMETER_VALUE" in raised.value.problem.message
     assert "Names cannot contain '/' or ':'" in raised.value.problem.message
@@ -114,9 +113,9 @@ def test_what_does_not_exist(mlflow: Mlflow, registry: MlflowRegistry) -> None:
     assert registry.version("none " + name, "1") is None
     assert registry.model(name) == RegisteredModel(name)
     registry.delete_alias("none " + name, "champion")
-    with pytest.raises(TrackingError) as raised:
+    with pytest.raises(ExternalError) as raised:
         registry.set_alias(name, "champion", "3")
-    assert raised.value.problem.reason == Reason.MLFLOW_ERROR
+    assert raised.value.problem.reason == ConditionReason.MLFLOW_ERROR
     assert "RESOURCE_DOES_NOT_EXIST" in raised.value.problem.message
 
 
@@ -215,8 +214,8 @@ async def moved(
         except LeaseBusy:
             busy += 1
             await asyncio.sleep(0.05)
-        except TrackingError as error:
-            if error.problem.reason != Reason.MLFLOW_UNREACHABLE:
+        except ExternalError as error:
+            if error.problem.reason != ConditionReason.MLFLOW_UNREACHABLE:
                 raise
         else:
             return busy
@@ -337,9 +336,9 @@ async def test_a_failure_anywhere_is_made_up_for(
     writer = await writer_of("operator-1")
     move = MoveAlias("1", "2", tags={"by": "me"})
     failing.failures[path] = failure
-    with pytest.raises(TrackingError) as raised:
+    with pytest.raises(ExternalError) as raised:
         await writer.move(registry, model, "champion", move)
-    reason = Reason.MLFLOW_ERROR if failure == "breaks" else Reason.MLFLOW_UNREACHABLE
+    reason = ConditionReason.MLFLOW_ERROR if failure == "breaks" else ConditionReason.MLFLOW_UNREACHABLE
     assert (raised.value.problem.reason, len(failing.met)) == (reason, 1)
     held = direct.model(model)
     done = path == ALIAS and failure == "is done without an answer"
@@ -359,7 +358,7 @@ async def test_a_write_that_arrives_late_is_waited_for(
     registry.set_alias(model, "champion", "1")
     first, second = await writer_of("operator-1"), await writer_of("operator-2")
     failing.failures[ALIAS] = "is late"
-    with pytest.raises(TrackingError):
+    with pytest.raises(ExternalError):
         await first.move(registry, model, "champion", MoveAlias("1", "2"))
     assert await moved(second, registry, model, MoveAlias(ANYWHERE, "3")) > 0
     assert failing.late.is_set()

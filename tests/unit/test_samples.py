@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from finetune_crds import FineTuneJob, ModelPromotion
-from finetune_operator.decide.accept import mistakes, not_implemented
-from finetune_operator.decide.promotion import accept as promotion
+from finetune_operator.finetunejob.decide.accept import mistakes, not_implemented
+from finetune_operator.modelpromotion.decide import accept as promotion
 from finetune_operator.settings import Settings
 
 SAMPLES = Path(__file__).parents[2] / "crds" / "samples"

@@ -37,6 +37,30 @@ class ModelVersion:
     evaluated_on: str | None = None
 
 
+@dataclass(frozen=True)
+class Version:
+    """A version of a registered model, and the aliases among those asked for that point at it."""
+
+    name: str
+    version: str
+    aliases: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class MoveAlias:
+    """Point the alias at a version, or remove it (None), if it still points where it is expected to.
+
+    Attributes:
+        source: the alias that the version came from, which must still point at it; None for no such condition.
+        tags: tags that the version gets.
+    """
+
+    expected: str | None
+    to: str | None
+    source: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
 def evaluated_on(tags: Mapping[str, str], run_tags: Mapping[str, str]) -> str | None:
     """The digest that a version's tags name, else that of its run's tags: a number is looked for in the same order."""
     return tags.get(contract.TAG_EVAL_DATA) or run_tags.get(contract.TAG_EVAL_DATA) or None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from finetune_crds.base import Json
 from finetune_crds.modelpromotion import PromotionTracking
-from finetune_operator.mlflow_host import Credentials, canonical
-from finetune_operator.model import Json
+from finetune_operator.mlflow.host import Credentials, canonical
 from finetune_operator.registry.base import Registry
 from finetune_operator.registry.mlflow import MlflowRegistry
 from finetune_operator.settings import UNITY_CATALOG, Settings
@@ -22,7 +22,7 @@ def open_registry(
     """
     server, registry = settings.servers(tracking)
     if registry == UNITY_CATALOG:
-        from finetune_operator.databricks import workspace
+        from finetune_operator.databricks.workspace import workspace
         from finetune_operator.registry.unity import UnityRegistry
 
         return UnityRegistry.of(workspace(secret, settings))
@@ -37,7 +37,7 @@ def metastore(settings: Settings, secret: Mapping[str, str] | None, *, ask: bool
     Raises:
         TrackingError: the workspace is not known, or cannot be reached.
     """
-    from finetune_operator.databricks import workspace
+    from finetune_operator.databricks.workspace import workspace
     from finetune_operator.registry.unity import metastore_of
 
     return metastore_of(workspace(secret, settings), ask=ask)

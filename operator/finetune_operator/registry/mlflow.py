@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from finetune_operator.mlflow_host import NOBODY, Credentials, Host, canonical
-from finetune_operator.model import Run, Version
-from finetune_operator.registry.base import ModelVersion, RegisteredModel, evaluated_on
-from finetune_operator.tracking import Server, get_run
+from finetune_operator.mlflow.host import NOBODY, Credentials, Host, canonical
+from finetune_operator.mlflow.model import Run
+from finetune_operator.mlflow.runs import Server, get_run
+from finetune_operator.registry.base import ModelVersion, RegisteredModel, Version, evaluated_on
 
 # NB: databases of MLflow hold versions in 32 bits, and PostgreSQL fails on more.
 _LARGEST_VERSION = 2**31 - 1

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from finetune_crds.conditions import Reason
-from finetune_operator.databricks import problems
-from finetune_operator.model import MlflowProblem
+from finetune_crds.conditions import ConditionReason
+from finetune_operator.databricks.workspace import problems
+from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.registry.base import ModelVersion, RegisteredModel, evaluated_on
 from finetune_operator.settings import UNITY_CATALOG
-from finetune_operator.tracking import TrackingError
 
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
@@ -153,9 +152,9 @@ def metastore_of(workspace: WorkspaceClient, *, ask: bool = True) -> str | None:
 
 def _check(name: str) -> None:
     if not _LEVELS.fullmatch(name):
-        raise TrackingError(
-            MlflowProblem(
-                Reason.DATABRICKS_ERROR,
+        raise ExternalError(
+            Problem(
+                ConditionReason.DATABRICKS_ERROR,
                 f"model {name} has no name of three levels, as Unity Catalog asks for: write catalog.schema.name",
             )
         )

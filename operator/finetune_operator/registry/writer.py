@@ -15,13 +15,11 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from finetune_crds.conditions import Reason
+from finetune_crds.conditions import ConditionReason
+from finetune_operator.controller.leases import Held, LeaseBusy, Leases
+from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.kube import Kube, KubeError
-from finetune_operator.mlflow_host import TrackingError
-from finetune_operator.model import MlflowProblem
-from finetune_operator.promotion.model import MoveAlias
-from finetune_operator.registry.base import Registry
-from finetune_operator.registry.lease import Held, LeaseBusy, Leases
+from finetune_operator.registry.base import MoveAlias, Registry
 from finetune_operator.settings import UNITY_CATALOG, Settings
 
 __all__ = ["ANYWHERE", "AliasMoved", "AliasWriter", "LeaseBusy", "VersionNotReady"]
@@ -35,12 +33,12 @@ ANYWHERE = "any"
 # NB: MLflow's client gives up 10 s after it connected, and takes at most as long to connect.
 _WRITE_SECONDS = 25.0
 _LEASE_SECONDS = 60
-_UNANSWERED = (Reason.MLFLOW_UNREACHABLE, Reason.DATABRICKS_UNREACHABLE)
+_UNANSWERED = (ConditionReason.MLFLOW_UNREACHABLE, ConditionReason.DATABRICKS_UNREACHABLE)
 # What the API server answers about a Lease, and goes on answering until somebody changes a role or a policy.
 _NOT_ALLOWED = (400, 403, 404, 422)
 
 
-class AliasMoved(TrackingError):  # noqa: N818
+class AliasMoved(ExternalError):  # noqa: N818
     """An alias does not point where it was expected to: somebody else moved it.
 
     Attributes:
@@ -52,19 +50,19 @@ class AliasMoved(TrackingError):  # noqa: N818
         message = (
             f"alias {alias} of {model} {_points(found)}, and {_pointed(expected)} expected: looking again"
         )
-        super().__init__(MlflowProblem(Reason.ALIAS_MOVED, message))
+        super().__init__(Problem(ConditionReason.ALIAS_MOVED, message))
         self.alias = alias
         self.found = found
 
 
-class VersionNotReady(TrackingError):  # noqa: N818
+class VersionNotReady(ExternalError):  # noqa: N818
     """The version does not exist, or its files are not complete."""
 
     def __init__(self, model: str, version: str, why: str) -> None:
         message = (
             f"no alias can be pointed at version {version} of {model}, which {why}: name another version"
         )
-        super().__init__(MlflowProblem(Reason.VERSION_NOT_READY, message))
+        super().__init__(Problem(ConditionReason.VERSION_NOT_READY, message))
 
 
 @dataclass
@@ -172,7 +170,7 @@ class _Turn:
         self.unanswered = True
         try:
             await asyncio.to_thread(call, *arguments)
-        except TrackingError as error:
+        except ExternalError as error:
             self.unanswered = error.problem.reason in _UNANSWERED
             raise
         self.unanswered = False
@@ -236,9 +234,9 @@ def _pointed(version: str | None) -> str:
     return f"version {version} was" if version else "no alias was"
 
 
-def _no_lease(namespace: str, name: str, model: str, error: KubeError) -> TrackingError:
+def _no_lease(namespace: str, name: str, model: str, error: KubeError) -> ExternalError:
     message = (
         f"aliases of {model} are not written without Lease {namespace}/{name}, which cannot be had: {error}"
     )
-    reason = Reason.LEASE_REFUSED if error.status in _NOT_ALLOWED else Reason.MLFLOW_ERROR
-    return TrackingError(MlflowProblem(reason, message))
+    reason = ConditionReason.LEASE_REFUSED if error.status in _NOT_ALLOWED else ConditionReason.MLFLOW_ERROR
+    return ExternalError(Problem(reason, message))

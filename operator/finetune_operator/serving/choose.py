@@ -40,7 +40,7 @@ def open_serving(settings: Settings, secret: Mapping[str, str] | None) -> Servin
         TrackingError: no workspace is known, or the Secret is incomplete.
     """
     # NB: the SDK takes a second to import, and most installations have no Databricks.
-    from finetune_operator.databricks import workspace
+    from finetune_operator.databricks.workspace import workspace
 
     return Databricks(workspace(secret, settings))
 
@@ -51,6 +51,6 @@ def workspace_host(secret: Mapping[str, str] | None, settings: Settings) -> str:
     Raises:
         TrackingError: no workspace is known, or the Secret is incomplete.
     """
-    from finetune_operator.databricks import access
+    from finetune_operator.databricks.access import access
 
     return access(secret, settings).host

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from finetune_crds.conditions import Reason
+from finetune_crds.conditions import ConditionReason
 from finetune_crds.serving import DatabricksServing
-from finetune_operator.databricks import problems
-from finetune_operator.model import MlflowProblem
+from finetune_operator.databricks.workspace import problems
+from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.serving.model import (
     ConfigureEndpoint,
     Endpoint,
@@ -18,7 +18,6 @@ from finetune_operator.serving.model import (
     ServedVersion,
     workload,
 )
-from finetune_operator.tracking import TrackingError
 
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
@@ -41,7 +40,7 @@ def endpoint(workspace: WorkspaceClient, spec: DatabricksServing) -> Endpoint:
             except NotFound:
                 return Endpoint()
             return _endpoint(found, spec, workspace.config.host)
-    except TrackingError as error:
+    except ExternalError as error:
         return Endpoint(problem=error.problem)
 
 
@@ -65,7 +64,7 @@ def act(workspace: WorkspaceClient, action: EndpointAction) -> None:
                 log.info("asked Databricks to log the requests of %s", name)
         except ResourceConflict:
             busy = f"another change of the serving endpoint {name} is under way: waiting for its end"
-            raise TrackingError(MlflowProblem(Reason.ENDPOINT_BUSY, busy)) from None
+            raise ExternalError(Problem(ConditionReason.ENDPOINT_BUSY, busy)) from None
 
 
 def entity_name(version: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from finetune_crds.serving import DatabricksServing
-from finetune_operator.model import MlflowProblem
+from finetune_operator.errors import Problem
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Endpoint:
     inference_table: bool = True
     revision: str | None = None
     url: str | None = None
-    problem: MlflowProblem | None = None
+    problem: Problem | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What runs the reconcilers: watches, cache, work queue, resync, Leases, statuses and Events."""

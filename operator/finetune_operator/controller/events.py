@@ -1,0 +1,125 @@
+"""Events: one for each condition that changed its status or its reason."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from finetune_crds.base import API_VERSION, Json
+from finetune_crds.conditions import Condition, ConditionReason, ConditionType
+from finetune_operator import names
+from finetune_operator.text import stamp
+
+_MAX_MESSAGE = 1024
+# Conditions whose being False is bad news; for the others it means "not yet".
+_WARN_WHEN_FALSE = {
+    ConditionType.ACCEPTED,
+    ConditionType.TRACKED,
+    ConditionType.PODS_HEALTHY,
+    ConditionType.CHECKPOINT_STORED,
+    ConditionType.REGISTRY_READY,
+    ConditionType.GATES_PASSED,
+}
+_WARN = {
+    ConditionReason.RESTARTING,
+    ConditionReason.JOB_FAILED,
+    ConditionReason.APPROVAL_TIMED_OUT,
+    ConditionReason.NOTHING_TO_ROLL_BACK_TO,
+    ConditionReason.MOVE_REFUSED,
+    ConditionReason.CONFLICT,
+    ConditionReason.CREDENTIALS_MISSING,
+    ConditionReason.CREDENTIALS_UNREADABLE,
+    ConditionReason.INTERNAL_ERROR,
+    ConditionReason.WITHDRAWN,
+    ConditionReason.ALIAS_MOVED,
+    ConditionReason.ALIAS_REMOVED,
+    ConditionReason.ENDPOINT_FAILED,
+    ConditionReason.CANARY_FAILED,
+    ConditionReason.DATABRICKS_FORBIDDEN,
+    ConditionReason.DATABRICKS_UNREACHABLE,
+    ConditionReason.DATABRICKS_ERROR,
+    ConditionReason.DATABRICKS_NOT_CONFIGURED,
+}
+_SILENT = {
+    ConditionReason.MLFLOW_NOT_CONFIGURED,
+    ConditionReason.PODS_RUNNING,
+    ConditionReason.NO_PODS,
+    ConditionReason.RUN_FINISHED,
+    ConditionReason.NO_GATES,
+    ConditionReason.IN_PLACE,
+}
+# What says a job's end, or why an alias is not where it should be, has often been said by another condition.
+_SUMMARIES = {ConditionType.FAILED, ConditionType.PROMOTED}
+# A new message is news too: it is about another version.
+_BY_MESSAGE = {
+    ConditionType.SOURCE_READY,
+    ConditionType.GATES_PASSED,
+    ConditionType.APPROVED,
+    ConditionType.PROMOTED,
+    ConditionType.DRIFTED,
+}
+
+
+@dataclass(frozen=True)
+class EventTarget:
+    """The object that an Event is about."""
+
+    kind: str
+    name: str
+    namespace: str
+    uid: str
+
+
+def changes(before: Sequence[Condition], after: Sequence[Condition]) -> list[Condition]:
+    """The conditions that say something new, each thing once: what made a job fail is said by Failed alone."""
+    known = {item.type: item for item in before}
+    new = [item for item in after if _is_news(known.get(item.type), item)]
+    failed = {(item.reason, item.message) for item in new if item.type == ConditionType.FAILED}
+    told = {(item.reason, item.message) for item in new if item.type not in _SUMMARIES}
+    return [
+        item
+        for item in new
+        if item.type == ConditionType.FAILED
+        or (item.type == ConditionType.PROMOTED and (item.reason, item.message) not in told)
+        or (item.type not in _SUMMARIES and (item.reason, item.message) not in failed)
+    ]
+
+
+def _is_news(before: Condition | None, after: Condition) -> bool:
+    if after.reason in _SILENT or (after.type == ConditionType.ACCEPTED and after.status == "True"):
+        return False
+    if after.type == ConditionType.REGISTRY_READY and after.status == "True" and before is None:
+        return False
+    if before is None or (before.status, before.reason) != (after.status, after.reason):
+        return True
+    return after.type in _BY_MESSAGE and before.message != after.message
+
+
+def event(about: EventTarget, condition: Condition, now: datetime) -> Json:
+    """A core/v1 Event."""
+    bad = condition.type == ConditionType.FAILED or (
+        condition.reason in _WARN and condition.type != ConditionType.SUCCEEDED
+    )
+    bad = bad or (condition.status == "False" and condition.type in _WARN_WHEN_FALSE)
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{about.name}.{uuid.uuid4().hex[:16]}", "namespace": about.namespace},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": about.kind,
+            "name": about.name,
+            "namespace": about.namespace,
+            "uid": about.uid,
+        },
+        "type": "Warning" if bad else "Normal",
+        "reason": condition.reason,
+        "message": condition.message[:_MAX_MESSAGE],
+        "source": {"component": names.FIELD_MANAGER},
+        "reportingComponent": names.FIELD_MANAGER,
+        "firstTimestamp": stamp(now),
+        "lastTimestamp": stamp(now),
+        "count": 1,
+    }

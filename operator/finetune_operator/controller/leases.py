@@ -1,0 +1,148 @@
+"""A Lease of the API server, held for as long as something is written: one holder among all replicas.
+
+Clocks of replicas differ, so nobody's timestamps are believed: a Lease has expired when it was not renewed for its
+duration as measured by the clock of whoever looks at it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from finetune_crds.base import Json
+from finetune_operator import names
+from finetune_operator.kube import Kube, KubeError
+
+log = logging.getLogger(__name__)
+
+ANNOTATION_ABOUT = "finetune.dev/about"  # people: what the Lease is held for
+
+
+class LeaseBusy(Exception):  # noqa: N818
+    """Somebody else holds the Lease: come back in about a second."""
+
+
+class Held(NamedTuple):
+    """A Lease of ours, and until when on our own clock."""
+
+    body: Json
+    until: float
+
+
+@dataclass
+class Leases:
+    """Takes, renews and gives back Leases of one namespace.
+
+    Attributes:
+        identity: of this process, and of no other.
+        seconds: how long a Lease is good for without being renewed.
+        clock: seconds that only grow.
+    """
+
+    kube: Kube
+    namespace: str
+    identity: str
+    seconds: int
+    clock: Callable[[], float]
+    _seen: dict[str, tuple[tuple[str, str], float]] = field(default_factory=dict)
+    """By name: uid and version of a Lease that somebody else holds, and when we first saw it so."""
+
+    async def take(self, name: str, about: str) -> Held:
+        """Make the Lease, or take over one whose holder let it expire.
+
+        Raises:
+            LeaseBusy: somebody else holds it.
+            KubeError: the API server refused, or could not be reached.
+        """
+        # NB: the time counts from before the request, as it does at the latest for those who look at it.
+        until = self.clock() + self.seconds
+        wanted = self._body(name, about)
+        try:
+            held = Held(await self.kube.create(wanted), until)
+        except KubeError as error:
+            if error.status != 409:
+                raise
+            held = await self._take_over(wanted)
+        self._seen.pop(name, None)
+        return held
+
+    async def renew(self, held: Held) -> Held:
+        """The Lease with its whole time again.
+
+        Raises:
+            LeaseBusy: it ran out, and somebody else took it.
+            KubeError: the API server refused, or could not be reached.
+        """
+        meta = held.body["metadata"]
+        wanted = self._body(meta["name"], meta["annotations"][ANNOTATION_ABOUT])
+        wanted["spec"]["acquireTime"] = held.body["spec"]["acquireTime"]
+        return await self._replace(held.body, wanted)
+
+    async def give_back(self, held: Held) -> None:
+        """Delete the Lease, unless somebody took it over; one that cannot be deleted runs out."""
+        meta = held.body["metadata"]
+        try:
+            await self.kube.delete(
+                "Lease", self.namespace, meta["name"], meta["uid"], version=meta["resourceVersion"]
+            )
+        except KubeError as error:
+            log.warning(
+                "Lease %s/%s was not deleted, it runs out in %d s: %s",
+                self.namespace,
+                meta["name"],
+                self.seconds,
+                error,
+            )
+
+    async def _take_over(self, wanted: Json) -> Held:
+        name = wanted["metadata"]["name"]
+        found = await self.kube.get("Lease", self.namespace, name)
+        if found is None:
+            self._seen.pop(name, None)
+            raise LeaseBusy(f"Lease {self.namespace}/{name} was just given back")
+        state = (found["metadata"]["uid"], found["metadata"]["resourceVersion"])
+        now = self.clock()
+        before, since = self._seen.get(name, (None, now))
+        if before != state:
+            since = now
+            self._seen[name] = (state, now)
+        spec = found.get("spec") or {}
+        holder = spec.get("holderIdentity")
+        if now - since < max(self.seconds, spec.get("leaseDurationSeconds") or 0):
+            raise LeaseBusy(f"Lease {self.namespace}/{name} is held by {holder}")
+        log.warning("took over Lease %s/%s, which %s let expire", self.namespace, name, holder)
+        return await self._replace(found, wanted)
+
+    async def _replace(self, found: Json, wanted: Json) -> Held:
+        """Write the Lease if it is still the one that was found."""
+        meta = found["metadata"]
+        until = self.clock() + self.seconds
+        wanted["metadata"] |= {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
+        try:
+            return Held(await self.kube.apply(wanted), until)
+        except KubeError as error:
+            if error.status not in (404, 409):
+                raise
+            raise LeaseBusy(f"Lease {self.namespace}/{meta['name']} was taken by somebody else") from error
+
+    def _body(self, name: str, about: str) -> Json:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {
+                "name": name,
+                "namespace": self.namespace,
+                "labels": {names.LABEL_MANAGED_BY: names.FIELD_MANAGER},
+                "annotations": {ANNOTATION_ABOUT: about},
+            },
+            "spec": {
+                "holderIdentity": self.identity,
+                "leaseDurationSeconds": self.seconds,
+                "acquireTime": now,
+                "renewTime": now,
+            },
+        }

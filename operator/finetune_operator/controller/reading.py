@@ -1,0 +1,41 @@
+"""Resources from their JSON, as far as this version of the operator understands them."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from finetune_crds.base import ApiModel, Json
+
+Part = TypeVar("Part", bound=ApiModel)
+
+
+class UnreadableStatusError(ValueError):
+    """A status that this version of the operator does not understand."""
+
+
+def read_spec(kind: type[Part], body: Json) -> tuple[Part | None, str | None]:
+    """The spec and None or, when it does not fit the schema, None and why; never raised."""
+    try:
+        return kind.model_validate(body.get("spec") or {}), None
+    except ValidationError as error:
+        first = error.errors()[0]
+        return None, f"{'.'.join(['spec', *(str(part) for part in first['loc'])])}: {first['msg']}"
+
+
+def read_status(kind: type[Part], body: Json, what: str) -> Part:
+    """The status; `what` it is the status of, for the message.
+
+    Raises:
+        UnreadableStatusError: a newer version of the operator wrote it. Without its memory work would be done twice,
+            so the resource is left alone.
+    """
+    try:
+        return kind.model_validate(body.get("status") or {})
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise UnreadableStatusError(
+            f"status.{where} was not written by this version of the operator, which leaves the {what} alone: go back to "
+            "the version that wrote it"
+        ) from error

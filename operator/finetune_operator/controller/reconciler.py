@@ -1,0 +1,69 @@
+"""What every kind's reconciler shares: a key of the work queue becomes a pass, which is repeated when it fails."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import ClassVar
+
+from finetune_crds.base import Json
+from finetune_operator import metrics
+from finetune_operator.controller.reading import UnreadableStatusError
+from finetune_operator.controller.store import Store
+from finetune_operator.controller.workqueue import WorkQueue
+from finetune_operator.errors import ExternalError
+from finetune_operator.kube import KubeError
+
+# How soon to come back while another replica writes to the same registered model.
+BUSY_SECONDS = 1.0
+
+log = logging.getLogger(__name__)
+
+
+def utc_now() -> datetime:
+    """The time, as the reconciler's default clock."""
+    return datetime.now(UTC)
+
+
+@dataclass
+class Reconciler(ABC):
+    """Handles keys of a work queue, one kind of resource: a pass each, and again later when it fails."""
+
+    kind: ClassVar[str]
+    expected: ClassVar[tuple[type[Exception], ...]] = (KubeError, ExternalError, UnreadableStatusError)
+    """Errors whose message says enough; the log shows the traceback of any other."""
+
+    store: Store
+    queue: WorkQueue
+
+    async def handle(self, key: str) -> None:
+        """Bring one resource forward; whatever goes wrong is logged and tried again later."""
+        namespace, name = key.split("/")
+        body = self.store.of(self.kind).get((namespace, name))
+        if body is None:
+            self.queue.drop(key)
+            return
+        try:
+            with metrics.reconcile_seconds.labels(self.kind).time():
+                requeue = await self.reconcile(body)
+        except Exception as error:
+            delay = self.queue.retry(key)
+            metrics.reconcile_errors.labels(self.kind).inc()
+            if isinstance(error, self.expected):
+                log.warning("%s: %s; trying again in %.1f s", key, error, delay)
+            else:
+                log.exception("%s: unexpected; trying again in %.1f s", key, delay)
+                await self.complain(body, error)
+            return
+        self.queue.forget(key)
+        if requeue is not None:
+            self.queue.add_after(key, requeue)
+
+    @abstractmethod
+    async def reconcile(self, body: Json) -> float | None:
+        """One pass; the seconds after which to look again, or None for the next resync."""
+
+    async def complain(self, body: Json, error: Exception) -> None:  # noqa: B027 - jobs have no place for it
+        """Say on the resource itself that a pass failed for no known reason, where its status has a place for that."""

@@ -1,0 +1,67 @@
+"""The periodic list: whatever a watch lost is found here, and every resource is looked at again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from finetune_operator import metrics, names
+from finetune_operator.controller.store import CHILDREN, KINDS, RESOURCES, Store
+from finetune_operator.controller.watches import Health
+from finetune_operator.controller.workqueue import Queues
+from finetune_operator.kube import Kube, KubeError
+from finetune_operator.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Resync:
+    """Lists everything, first once before the workers start, then for ever."""
+
+    kube: Kube
+    store: Store
+    queues: Queues
+    settings: Settings
+    health: Health
+    first: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        """List, and list again; an API server that is away is waited for."""
+        while True:
+            try:
+                await self.once()
+            except KubeError as error:
+                log.warning("cannot list: %s; trying again", error)
+                await asyncio.sleep(min(5.0, self.settings.resync_seconds))
+                continue
+            self.first.set()
+            await asyncio.sleep(self.settings.resync_seconds)
+
+    async def once(self) -> None:
+        """Replace the store's content by what exists now, and put every resource on its queue."""
+        # NB: children first. A job listed without its children would have them made again.
+        for kind in KINDS:
+            selector = {"labelSelector": names.LABEL_UID} if kind in CHILDREN else {}
+            lists = [
+                await self.kube.list(kind, namespace, **selector)
+                for namespace in self.settings.namespaces or (None,)
+            ]
+            found = [body for listing in lists for body in listing.objects]
+            self.store.replace(kind, found, min(listing.version for listing in lists))
+        for kind in RESOURCES:
+            for namespace, name in self.store.of(kind):
+                self.queues.of(kind).add(f"{namespace}/{name}")
+        self.health.last_resync = time.monotonic()
+        self._count()
+
+    def _count(self) -> None:
+        for kind, gauge in (("FineTuneJob", metrics.jobs), ("ModelPromotion", metrics.promotions)):
+            held = self.store.of(kind).values()
+            phases = Counter((body.get("status") or {}).get("phase", "Pending") for body in held)
+            gauge.clear()
+            for phase, count in phases.items():
+                gauge.labels(phase).set(count)

@@ -1,0 +1,61 @@
+"""Statuses of both kinds: written onto the resource that was decided on and no other, and told in Events."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+
+from finetune_crds.base import API_VERSION, Json
+from finetune_crds.promotion_status import ModelPromotionStatus
+from finetune_crds.status import FineTuneJobStatus
+from finetune_operator.controller import events
+from finetune_operator.controller.events import EventTarget
+from finetune_operator.controller.store import Store
+from finetune_operator.kube import Kube, KubeError
+
+log = logging.getLogger(__name__)
+
+Status = FineTuneJobStatus | ModelPromotionStatus
+
+
+async def write(
+    kube: Kube,
+    store: Store,
+    about: EventTarget,
+    *,
+    version: str,
+    before: Status,
+    after: Status,
+    now: datetime,
+) -> Json:
+    """Write a status, then an Event for each thing that is new in it; the resource as it is then.
+
+    Args:
+        version: the resource version that was decided on.
+
+    Raises:
+        KubeError: the resource changed meanwhile (409), or the API server refused or could not be reached.
+    """
+    body: Json = {
+        "apiVersion": API_VERSION,
+        "kind": about.kind,
+        # NB: uid and version are preconditions: this status is about the resource as it was when it was decided on.
+        "metadata": {
+            "name": about.name,
+            "namespace": about.namespace,
+            "uid": about.uid,
+            "resourceVersion": version,
+        },
+        "status": after.to_json(),
+    }
+    written = await kube.apply(body, subresource="status")
+    store.put(about.kind, written)
+    key = f"{about.namespace}/{about.name}"
+    if after.phase != before.phase:
+        log.info("%s is %s", key, after.phase)
+    for condition in events.changes(before.conditions, after.conditions):
+        try:
+            await kube.create(events.event(about, condition, now))
+        except KubeError as error:
+            log.warning("the Event %s about %s was not written: %s", condition.reason, key, error)
+    return written

@@ -1,0 +1,114 @@
+"""kopf's part: watch streams, login and the liveness probe.
+
+The handlers hold no logic, and nothing is remembered in annotations: an event says only that a resource needs a pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import kopf
+
+from finetune_crds.base import GROUP, VERSION, Json
+from finetune_crds.finetunejob import FineTuneJob
+from finetune_crds.modelpromotion import ModelPromotion
+from finetune_operator import names
+from finetune_operator.controller.workqueue import Queues
+
+_TOKEN_LIFETIME = timedelta(minutes=5)
+# A key that waits longer than this, or a resync that is this much late, means that the loop is stuck.
+_STUCK_SECONDS = 300.0
+
+
+@dataclass
+class Health:
+    """When the operator last did what it must keep doing; the liveness probe fails when that is long ago."""
+
+    queues: Queues
+    resync_seconds: float
+    last_resync: float = field(default_factory=time.monotonic)
+
+    def complaint(self) -> str | None:
+        """What is wrong, or None."""
+        if self.queues.oldest_age() > _STUCK_SECONDS:
+            return f"a resource has waited {self.queues.oldest_age():.0f} s for a worker"
+        silent = time.monotonic() - self.last_resync
+        return (
+            f"the last resync was {silent:.0f} s ago"
+            if silent > self.resync_seconds + _STUCK_SECONDS
+            else None
+        )
+
+
+class Handlers(NamedTuple):
+    """What the kinds do with what a watch delivers: the type of the event (None in a list) and the object."""
+
+    finetunejob: Callable[[str | None, Json], Awaitable[None]]
+    modelpromotion: Callable[[str | None, Json], Awaitable[None]]
+    child: Callable[[str, str | None, Json], Awaitable[None]]
+    """Its first argument is the kind of the child: Job or Pod."""
+
+
+def registry(health: Health, handlers: Handlers) -> kopf.OperatorRegistry:
+    """Kopf's handlers, bound to this operator's own."""
+    found = kopf.OperatorRegistry()
+
+    @kopf.on.startup(registry=found)
+    async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
+        settings.scanning.disabled = True
+        settings.posting.enabled = False
+        settings.networking.request_timeout = 30
+        settings.watching.server_timeout = 300
+        settings.watching.chunk_size = 500
+        settings.watching.label_selectors["jobs"] = names.LABEL_UID
+        settings.watching.label_selectors["pods"] = names.LABEL_UID
+        # NB: must be below the pod's grace period; nothing is lost, the next start lists everything.
+        settings.process.ultimate_exiting_timeout = 20
+        settings.persistence.finalizer = f"{GROUP}/unused"
+
+    @kopf.on.login(registry=found)
+    def login(**kwargs: Any) -> kopf.ConnectionInfo:
+        info = kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+        if info is None:
+            raise kopf.LoginError("neither a service account nor a kubeconfig was found")
+        # NB: kopf reads a rotated token only after a 401 (nolar/kopf#926): have it read before that.
+        return _expiring(info) if info.token else info
+
+    @kopf.on.event(GROUP, VERSION, FineTuneJob.PLURAL, registry=found)
+    async def finetunejob_event(event: kopf.RawEvent, **_: Any) -> None:
+        await handlers.finetunejob(event["type"], _plain(event))
+
+    @kopf.on.event(GROUP, VERSION, ModelPromotion.PLURAL, registry=found)
+    async def modelpromotion_event(event: kopf.RawEvent, **_: Any) -> None:
+        await handlers.modelpromotion(event["type"], _plain(event))
+
+    @kopf.on.event("batch", "v1", "jobs", labels={names.LABEL_UID: kopf.PRESENT}, registry=found)
+    async def job_event(event: kopf.RawEvent, **_: Any) -> None:
+        await handlers.child("Job", event["type"], _plain(event))
+
+    @kopf.on.event("", "v1", "pods", labels={names.LABEL_UID: kopf.PRESENT}, registry=found)
+    async def pod_event(event: kopf.RawEvent, **_: Any) -> None:
+        await handlers.child("Pod", event["type"], _plain(event))
+
+    @kopf.on.probe(id="loop", registry=found)
+    async def loop_probe(**_: Any) -> str:
+        complaint = health.complaint()
+        if complaint:
+            # NB: any other exception would leave the probe's request hanging.
+            raise kopf.PermanentError(complaint)
+        return "ok"
+
+    return found
+
+
+def _plain(event: kopf.RawEvent) -> Json:
+    return dict(event["object"])
+
+
+def _expiring(info: kopf.ConnectionInfo) -> kopf.ConnectionInfo:
+    return dataclasses.replace(info, expiration=datetime.now(UTC) + _TOKEN_LIFETIME)

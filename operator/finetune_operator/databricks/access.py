@@ -1,0 +1,104 @@
+"""How to log in to a Databricks workspace: with a Secret's credentials, or as the installation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from finetune_crds.conditions import ConditionReason
+from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.settings import Settings
+
+_NAMES = "DATABRICKS_HOST with DATABRICKS_TOKEN, or DATABRICKS_HOST with DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET"
+
+
+@dataclass(frozen=True)
+class Access:
+    """A workspace, and one way to log in to it: a token, a client's secret, or a service-account token in exchange."""
+
+    host: str
+    token: str = field(default="", repr=False)
+    client_id: str = ""
+    client_secret: str = field(default="", repr=False)
+    token_file: str = ""
+
+    @property
+    def remedy(self) -> str:
+        """What to do when the workspace does not accept it."""
+        if self.token_file:
+            return (
+                "check databricks.clientId of the chart, and the federation policy of its service principal"
+            )
+        return "check the Secret that secretRef names"
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What must not be shown."""
+        return tuple(secret for secret in (self.token, self.client_secret) if secret)
+
+
+def access(secret: Mapping[str, str] | None, settings: Settings) -> Access:
+    """How to log in: by a Secret's data, decoded, or, without one, as the installation.
+
+    NB: the installation's token goes to the installation's host alone. A Secret brings both, or nothing.
+
+    Raises:
+        TrackingError: something is missing; the message says what.
+    """
+    return _installed(settings) if secret is None else _from_secret(secret)
+
+
+def _installed(settings: Settings) -> Access:
+    if not settings.databricks_host:
+        raise _not_configured(
+            "no Databricks workspace is known: set secretRef to a Secret with "
+            f"{_NAMES}, or install the chart with databricks.host"
+        )
+    if not settings.databricks_token_file:
+        raise _not_configured(
+            "the operator has no service-account token for Databricks: install the chart with databricks.tokenAudience"
+        )
+    return Access(
+        host=_checked(settings.databricks_host, "databricks.host of the chart"),
+        client_id=settings.databricks_client_id,
+        token_file=settings.databricks_token_file,
+    )
+
+
+def _from_secret(secret: Mapping[str, str]) -> Access:
+    # NB: files and `echo` end in a line break, which no header may hold.
+    values = {name: secret.get(name, "").strip() for name in _SECRET}
+    host, token, client_id, client_secret = values.values()
+    if not host:
+        raise _not_configured(f"the Secret that secretRef names lacks DATABRICKS_HOST: it must have {_NAMES}")
+    if bool(token) == bool(client_id or client_secret) or bool(client_id) != bool(client_secret):
+        raise _not_configured(f"the Secret that secretRef names must have {_NAMES}")
+    return Access(
+        host=_checked(host, "DATABRICKS_HOST"), token=token, client_id=client_id, client_secret=client_secret
+    )
+
+
+_SECRET = ("DATABRICKS_HOST", "DATABRICKS_TOKEN", "DATABRICKS_CLIENT_ID", "DATABRICKS_CLIENT_SECRET")
+
+
+def _checked(host: str, where: str) -> str:
+    """The address of a workspace: with a scheme, without a slash at its end."""
+    full = host if "://" in host else f"https://{host}"
+    try:
+        parts = urlsplit(full)
+        wrong = (
+            parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password
+        )
+    except ValueError:
+        wrong = True
+    if wrong:
+        # NB: it is not shown: it may hold a password.
+        raise _not_configured(
+            f"{where} is no address of a workspace such as https://example.cloud.databricks.com"
+        )
+    return f"{parts.scheme}://{parts.netloc.rstrip('/')}"
+
+
+def _not_configured(message: str) -> ExternalError:
+    return ExternalError(Problem(ConditionReason.DATABRICKS_NOT_CONFIGURED, message))

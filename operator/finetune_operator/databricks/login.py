@@ -1,0 +1,188 @@
+"""The Databricks SDK, set up so that it does what it is told: imported only when a workspace is asked."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+import requests
+from databricks.sdk import WorkspaceClient
+from databricks.sdk.clock import Clock
+from databricks.sdk.config import Config
+from databricks.sdk.credentials_provider import CredentialsStrategy, OAuthCredentialsProvider
+from databricks.sdk.oauth import IgnoreNetrcAuth, Refreshable, Token
+
+from finetune_crds.conditions import ConditionReason
+from finetune_operator.databricks.access import Access
+from finetune_operator.errors import ExternalError, Problem
+
+_SECONDS = 10.0
+_JWT = "urn:ietf:params:oauth:token-type:jwt"
+_EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
+
+# NB: it warns of what is no error here, on every attempt, and logs bodies of requests when told to debug.
+logging.getLogger("databricks.sdk").setLevel(logging.ERROR)
+# NB: the attributes are found once, on the class that is asked first, which must not be the subclass.
+Config.attributes()
+
+
+def client(access: Access) -> WorkspaceClient:
+    """A client that logs in as told.
+
+    Raises:
+        ValueError: the SDK does not accept the configuration.
+    """
+    return WorkspaceClient(config=Login(access))
+
+
+class Login(Config):
+    """The SDK's configuration, from what is given alone. By itself it would read the environment and files too."""
+
+    def __init__(self, access: Access) -> None:
+        self.access = access
+        told: dict[str, Any] = (
+            {"token": access.token, "auth_type": "pat"}
+            if access.token
+            else {"credentials_strategy": _OAuth(access)}
+        )
+        super().__init__(
+            host=access.host,
+            product="finetune-operator",
+            http_timeout_seconds=_SECONDS,
+            retry_timeout_seconds=1,
+            clock=_OneAttempt(),
+            **told,
+        )
+
+    def _load_from_env(self) -> None:
+        """Nothing: the environment is the operator's, and the resource a user's."""
+
+    def _known_file_config_loader(self) -> None:
+        """Nothing, for the same reason."""
+
+    def wrap_debug_info(self, message: str) -> str:
+        """The message alone: the configuration is no business of who reads a status."""
+        return message
+
+
+class _OneAttempt(Clock):
+    """Ends the SDK's retries at the first error: it waits only to try again, and here the work queue does that."""
+
+    def time(self) -> float:
+        return time.time()
+
+    def sleep(self, seconds: float) -> NoReturn:
+        error = sys.exception()
+        raise error or TimeoutError(f"not waiting for {seconds} s")
+
+
+class _OAuth(CredentialsStrategy):
+    """Logs in with a client's secret, or with a service-account token."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def auth_type(self) -> str:
+        return "file-oidc" if self._access.token_file else "oauth-m2m"
+
+    def __call__(self, cfg: Config) -> OAuthCredentialsProvider:
+        tokens = _Tokens(self._access, cfg)
+
+        def headers() -> dict[str, str]:
+            token = tokens.token()
+            return {"Authorization": f"{token.token_type} {token.access_token}"}
+
+        return OAuthCredentialsProvider(headers, tokens.token)
+
+
+class _Tokens(Refreshable):
+    """Tokens of the workspace, asked for when the last one ends.
+
+    NB: the SDK's own sources have no time-out, and follow redirects with the secret in hand.
+    """
+
+    def __init__(self, access: Access, cfg: Config) -> None:
+        super().__init__(disable_async=True)
+        self._access, self._cfg = access, cfg
+
+    def refresh(self) -> Token:
+        endpoint = self._endpoint()
+        form, auth = self._request()
+        answer = requests.post(endpoint, form, auth=auth, timeout=_SECONDS, allow_redirects=False)
+        if answer.status_code in (400, 401, 403):
+            raise ExternalError(Problem(ConditionReason.DATABRICKS_FORBIDDEN, self._refusal(answer)))
+        body = _json(answer)
+        return Token(
+            access_token=body["access_token"],
+            token_type=body.get("token_type") or "Bearer",
+            expiry=datetime.now() + timedelta(seconds=int(body.get("expires_in") or 3600)),  # noqa: DTZ005, the SDK's own
+        )
+
+    def _endpoint(self) -> str:
+        known = self._cfg.discovery_url or f"{self._access.host}/oidc/.well-known/oauth-authorization-server"
+        answer = requests.get(known, auth=IgnoreNetrcAuth(), timeout=_SECONDS)
+        return str(_json(answer)["token_endpoint"])
+
+    def _request(self) -> tuple[dict[str, str], Any]:
+        access = self._access
+        if not access.token_file:
+            basic = requests.auth.HTTPBasicAuth(access.client_id, access.client_secret)
+            return {"grant_type": "client_credentials", "scope": "all-apis"}, basic
+        form = {
+            "grant_type": _EXCHANGE,
+            "scope": "all-apis",
+            "subject_token_type": _JWT,
+            "subject_token": _read(access.token_file),
+        }
+        if access.client_id:
+            form["client_id"] = access.client_id
+        return form, IgnoreNetrcAuth()
+
+    def _refusal(self, answer: requests.Response) -> str:
+        try:
+            body = answer.json()
+            why = f"{body.get('error', answer.status_code)}: {body.get('error_description', '')}".rstrip(": ")
+        except ValueError:
+            why = f"HTTP {answer.status_code}"
+        for secret in self._access.secrets:
+            why = why.replace(secret, "***")
+        host, remedy = self._access.host, self._access.remedy
+        return f"Databricks at {host} does not accept the credentials: {remedy} ({why[:300]})"
+
+
+def _json(answer: requests.Response) -> dict[str, Any]:
+    """The body of an answer.
+
+    Raises:
+        requests.ConnectionError: it is an error of the server, or says nothing that can be used.
+    """
+    if answer.status_code != 200:
+        raise requests.ConnectionError(f"HTTP {answer.status_code} when asked for a token")
+    body = answer.json()
+    if not isinstance(body, dict):
+        raise requests.ConnectionError("no JSON object when asked for a token")
+    return body
+
+
+def _read(path: str) -> str:
+    try:
+        text = Path(path).read_text().strip()
+    except (OSError, ValueError) as error:
+        raise _no_token(f"cannot be read: {error.__class__.__name__}") from None
+    if not text:
+        raise _no_token("is empty")
+    return text
+
+
+def _no_token(why: str) -> ExternalError:
+    return ExternalError(
+        Problem(
+            ConditionReason.DATABRICKS_NOT_CONFIGURED,
+            f"the operator's service-account token for Databricks {why}: install the chart with "
+            "databricks.tokenAudience",
+        )
+    )

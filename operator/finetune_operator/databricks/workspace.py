@@ -1,0 +1,141 @@
+"""Databricks workspaces: how to log in to one, and what their errors mean.
+
+Credentials come from a Secret, together with the host they are for, or from the installation. Nothing is read from the
+environment or from files of the Databricks CLI.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from finetune_crds.conditions import ConditionReason
+from finetune_operator.databricks.access import Access, access
+from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.settings import Settings
+from finetune_operator.text import masked, short
+
+if TYPE_CHECKING:
+    from databricks.sdk import WorkspaceClient
+
+# Clients hold a token for an hour and open connections; there are as many as there are Secrets in use.
+_MAX_CLIENTS = 64
+
+
+def workspace(secret: Mapping[str, str] | None, settings: Settings) -> WorkspaceClient:
+    """A client of the workspace, kept from call to call; it waits at most 10 s for an answer and never tries again.
+
+    Raises:
+        TrackingError: something is missing, or the workspace cannot be reached.
+    """
+    return _clients.get(access(secret, settings))
+
+
+class problems:  # noqa: N801
+    """Turns whatever the SDK raises into a TrackingError with a sentence a person can act on.
+
+    `what` completes "Databricks does not let the operator ...".
+    """
+
+    def __init__(self, known: Access | WorkspaceClient, what: str) -> None:
+        self._access = known if isinstance(known, Access) else _clients.access(known)
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        if error is None or isinstance(error, ExternalError) or not isinstance(error, Exception):
+            return
+        _clients.reconsider(self._access, error)
+        reason, message = _meaning(error, self._access, self._what)
+        # NB: the cause is left out: its text, which a log would show, may hold the credentials.
+        raise ExternalError(Problem(reason, masked(message, self._access.secrets))) from None
+
+
+class _Clients:
+    """The clients in use, the least recently used forgotten first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: OrderedDict[Access, WorkspaceClient] = OrderedDict()
+
+    def get(self, known: Access) -> WorkspaceClient:
+        with self._lock:
+            held = self._held.get(known)
+            if held is not None:
+                self._held.move_to_end(known)
+                return held
+        from finetune_operator.databricks.login import client
+
+        with problems(known, "log in"):
+            made = client(known)
+        with self._lock:
+            self._held[known] = made
+            while len(self._held) > _MAX_CLIENTS:
+                self._held.popitem(last=False)
+        return made
+
+    def access(self, client: WorkspaceClient) -> Access:
+        from finetune_operator.databricks.login import Login
+
+        held = client.config
+        return held.access if isinstance(held, Login) else Access(held.host)
+
+    def reconsider(self, known: Access, error: Exception) -> None:
+        """After an error: forget a client that is of no more use, so that the next call makes another.
+
+        Its token is no longer accepted, or the workspace could not say how it wants to be addressed when it was made.
+        """
+        from databricks.sdk.errors import Unauthenticated
+
+        with self._lock:
+            held = self._held.get(known)
+            if held and (isinstance(error, Unauthenticated) or not held.config.discovery_url):
+                del self._held[known]
+
+
+_clients = _Clients()
+
+
+def _meaning(error: Exception, known: Access, what: str) -> tuple[ConditionReason, str]:
+    from databricks.sdk import errors
+    from requests import exceptions
+
+    text = short(str(error))
+    if isinstance(error, errors.Unauthenticated):
+        return ConditionReason.DATABRICKS_FORBIDDEN, (
+            f"Databricks at {known.host} does not accept the credentials: {known.remedy} ({text})"
+        )
+    if isinstance(error, errors.PermissionDenied):
+        return ConditionReason.DATABRICKS_FORBIDDEN, (
+            f"Databricks at {known.host} does not let the operator {what}: grant it the permission, or use "
+            f"other credentials ({text})"
+        )
+    if isinstance(error, (errors.TooManyRequests, errors.TemporarilyUnavailable, errors.DeadlineExceeded)):
+        return (
+            ConditionReason.DATABRICKS_UNREACHABLE,
+            f"Databricks at {known.host} is too busy to {what}: {text}",
+        )
+    if isinstance(error, (exceptions.Timeout, exceptions.ConnectionError)):
+        late = isinstance(error, exceptions.Timeout)
+        why = "no answer in time" if late else _cause(text)
+        return ConditionReason.DATABRICKS_UNREACHABLE, f"Databricks at {known.host} cannot be reached: {why}"
+    if isinstance(error, exceptions.JSONDecodeError) or "unable to parse response" in text:
+        return ConditionReason.DATABRICKS_ERROR, (
+            f"{known.host} answers, but not as a Databricks workspace: check the address, and whether a login page "
+            "or a proxy stands before it"
+        )
+    return ConditionReason.DATABRICKS_ERROR, f"Databricks at {known.host} could not {what}: {text}"
+
+
+_CAUSE = re.compile(r"\[Errno -?\d+\] [^'\")]+|\[SSL: \w+\] [^'\"(]+|HTTP \d{3} when asked for a token")
+
+
+def _cause(text: str) -> str:
+    """The part of urllib3's nested errors that people can use."""
+    found = _CAUSE.search(text)
+    return found[0] if found else text

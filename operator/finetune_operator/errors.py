@@ -1,0 +1,23 @@
+"""The error of every system outside the cluster that the operator talks to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from finetune_crds.conditions import ConditionReason
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a system outside the cluster cannot be used: a reason, and a sentence that says what to do."""
+
+    reason: ConditionReason
+    message: str
+
+
+class ExternalError(Exception):
+    """MLflow or Databricks refused a request, or cannot be reached."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem

@@ -1,0 +1,1 @@
+"""FineTuneJob: observe, decide, apply, and the pass that joins them."""

@@ -1,0 +1,179 @@
+"""apply: carry out a decision. Every step may be repeated; a crash between two of them is repaired by the next pass."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from datetime import datetime
+
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason
+from finetune_operator import names
+from finetune_operator.controller import status as status_writer
+from finetune_operator.controller.events import EventTarget
+from finetune_operator.controller.leases import LeaseBusy
+from finetune_operator.controller.store import Store
+from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.finetunejob.decide.failed_action import failed_action
+from finetune_operator.finetunejob.model import (
+    Action,
+    Decision,
+    Deletion,
+    EnsureRun,
+    FineTuneJob,
+    FinishRun,
+    SetAlias,
+)
+from finetune_operator.finetunejob.observe import FineTuneJobObserver
+from finetune_operator.kube import Kube, KubeError
+from finetune_operator.mlflow.runs import Server
+from finetune_operator.registry.base import MoveAlias
+from finetune_operator.registry.mlflow import MlflowRegistry
+from finetune_operator.registry.writer import ANYWHERE, AliasWriter
+
+log = logging.getLogger(__name__)
+
+
+class NameTaken(Exception):  # noqa: N818
+    """A child cannot be made because something else has its name."""
+
+
+@dataclass
+class FineTuneJobApplier:
+    """Writes to the API server and to MLflow."""
+
+    kube: Kube
+    store: Store
+    observer: FineTuneJobObserver
+    writer: AliasWriter
+
+    async def apply(self, job: FineTuneJob, decision: Decision, now: datetime) -> None:
+        """Carry out a decision: deletions, children, MLflow, status, Events, in this order.
+
+        Raises:
+            KubeError: the API server refused something, or could not be reached.
+            NameTaken: a child's name belongs to something else.
+            TrackingError: MLflow could not be written to; the status says so.
+            LeaseBusy: an alias waits for another replica's write; come back in about a second.
+        """
+        await self._delete(job, decision)
+        for body in decision.apply:
+            await self._child(job, body)
+        failure: ExternalError | LeaseBusy | None = None
+        for action in decision.actions:
+            try:
+                await self._act(job, action)
+            except (ExternalError, LeaseBusy) as error:
+                failure = error
+                decision = self._undone(job, decision, action, error, now)
+                break
+        await self._status(job, decision, now)
+        if failure:
+            raise failure
+
+    def _undone(
+        self,
+        job: FineTuneJob,
+        decision: Decision,
+        action: Action,
+        error: ExternalError | LeaseBusy,
+        now: datetime,
+    ) -> Decision:
+        problem = (
+            error.problem
+            if isinstance(error, ExternalError)
+            else Problem(ConditionReason.LEASE_HELD, f"{error}: trying again")
+        )
+        return failed_action(job, decision, action, problem, now=now, settings=self.observer.settings)
+
+    async def _delete(self, job: FineTuneJob, decision: Decision) -> None:
+        if decision.sweep:
+            for kind in ("Service", "ConfigMap"):
+                selector = f"{names.LABEL_UID}={job.uid}"
+                for body in (await self.kube.list(kind, job.namespace, labelSelector=selector)).objects:
+                    meta = body["metadata"]
+                    await self.kube.delete(kind, job.namespace, meta["name"], meta["uid"])
+        for item in decision.delete:
+            await self._delete_job(job, item)
+
+    async def _delete_job(self, job: FineTuneJob, item: Deletion) -> None:
+        await self.kube.delete("Job", job.namespace, item.name, item.uid)
+        log.info("deleted Job %s/%s", job.namespace, item.name)
+
+    async def _child(self, job: FineTuneJob, body: Json) -> None:
+        name = body["metadata"]["name"]
+        try:
+            if body["kind"] == "Job":
+                # A Job's template cannot change: it is created once.
+                created = await self.kube.create(body)
+                self.store.put("Job", created)
+                log.info("created Job %s/%s", job.namespace, name)
+                return
+            held = await self.kube.get(body["kind"], job.namespace, name)
+            if held is not None and not _owned(held, job.uid):
+                raise NameTaken(_taken(body, held))
+            await self.kube.apply(body)
+        except KubeError as error:
+            if error.status != 409 or body["kind"] != "Job":
+                raise
+            await self._adopt(job, body)
+
+    async def _adopt(self, job: FineTuneJob, body: Json) -> None:
+        """A Job of this name exists: ours from a pass that was cut short, or somebody else's."""
+        held = await self.kube.get("Job", job.namespace, body["metadata"]["name"])
+        if held is None:
+            raise KubeError(409, f"Job {body['metadata']['name']} came and went: trying again")
+        if not _owned(held, job.uid) or "deletionTimestamp" in held["metadata"]:
+            raise NameTaken(_taken(body, held))
+        self.store.put("Job", held)
+
+    async def _act(self, job: FineTuneJob, action: Action) -> None:
+        """Write to MLflow."""
+        try:
+            server = await self.observer.server(job)
+            if server is None:
+                return
+            if isinstance(action, SetAlias):
+                await self._set_alias(server, action)
+            else:
+                await asyncio.to_thread(_act, server, job, action)
+        finally:
+            self.observer.forget(job)
+
+    async def _set_alias(self, server: Server, action: SetAlias) -> None:
+        wanted = MoveAlias(expected=ANYWHERE, to=action.version)
+        await self.writer.move(MlflowRegistry.of(server), action.model, action.alias, wanted)
+
+    async def _status(self, job: FineTuneJob, decision: Decision, now: datetime) -> None:
+        if decision.status == job.status:
+            return
+        about = EventTarget("FineTuneJob", job.name, job.namespace, job.uid)
+        before, after = job.status, decision.status
+        await status_writer.write(
+            self.kube, self.store, about, version=job.version, before=before, after=after, now=now
+        )
+
+
+def _act(server: Server, job: FineTuneJob, action: EnsureRun | FinishRun) -> None:
+    if isinstance(action, EnsureRun):
+        run = server.ensure_run(job.uid, action.experiment, action.run_name, action.tags)
+        log.info("%s is tracked in MLflow run %s", job.key, run.run_id)
+    else:
+        server.finish_run(action.run_id, action.status)
+        log.info("closed MLflow run %s of %s as %s", action.run_id, job.key, action.status)
+
+
+def _owned(held: Json, uid: str) -> bool:
+    return any(owner["uid"] == uid for owner in held["metadata"].get("ownerReferences") or [])
+
+
+def _taken(body: Json, held: Json) -> str:
+    kind, name = body["kind"], body["metadata"]["name"]
+    if "deletionTimestamp" in held["metadata"] or any(
+        owner["kind"] == "FineTuneJob" for owner in held["metadata"].get("ownerReferences") or []
+    ):
+        return f"{kind} {name} of an earlier job is still being deleted: waiting for it to be gone"
+    return (
+        f"{kind} {name} exists and belongs to something else: delete it, or give the FineTuneJob another name"
+    )

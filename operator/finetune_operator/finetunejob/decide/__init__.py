@@ -1,0 +1,45 @@
+"""All policy. `decide` is pure: no I/O, no clock of its own; the same input gives the same decision."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from finetune_operator.finetunejob.decide import (
+    accept,
+    deadline,
+    finish,
+    phase,
+    prepare,
+    register,
+    suspend,
+    track,
+    train,
+)
+from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.model import Decision, FineTuneJob, Observed
+from finetune_operator.settings import Settings
+
+# In this order; a policy that returns False ends the pass.
+POLICIES = (
+    accept.accept,
+    track.track,
+    suspend.suspend,
+    deadline.deadline,
+    prepare.prepare,
+    train.train,
+    register.register,
+    finish.succeed,
+)
+
+
+def decide(job: FineTuneJob, observed: Observed, now: datetime, settings: Settings) -> Decision:
+    """What has to be done for a job, and what its status is to say."""
+    draft = Draft(job, observed, now.replace(microsecond=0), settings)
+    if not finish.is_finished(draft):
+        for policy in POLICIES:
+            if not policy(draft):
+                break
+    if finish.is_finished(draft):
+        finish.after_the_end(draft)
+    draft.update(observed_generation=job.generation, phase=phase.phase(draft.status.conditions))
+    return draft.conclude()

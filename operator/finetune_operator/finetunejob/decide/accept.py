@@ -1,0 +1,82 @@
+"""Whether this version of the operator can run a spec. What it cannot do yet is refused, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.env import RESERVED_ENV
+from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.policy.address import passwords
+from finetune_operator.settings import Settings
+
+
+def accept(draft: Draft) -> bool:
+    """Accept the job, or fail it with everything that is wrong with it in one message."""
+    if draft.job.spec is None:
+        return _refuse(draft, ConditionReason.INVALID_SPEC, draft.job.invalid or "the spec cannot be read")
+    if draft.holds(ConditionType.ACCEPTED):
+        return True
+    wrong = [*mistakes(draft.spec, draft.settings)]
+    if wrong:
+        return _refuse(draft, ConditionReason.INVALID_SPEC, "; ".join(wrong))
+    missing = [*not_implemented(draft.spec)]
+    if missing:
+        return _refuse(
+            draft,
+            ConditionReason.NOT_IMPLEMENTED,
+            f"this version of the operator cannot do: {'; '.join(missing)}",
+        )
+    draft.set(ConditionType.ACCEPTED, True, ConditionReason.ACCEPTED, "the spec can be run")
+    return True
+
+
+def _refuse(draft: Draft, reason: ConditionReason, message: str) -> bool:
+    draft.set(ConditionType.ACCEPTED, False, reason, message)
+    draft.fail(reason, message)
+    return False
+
+
+def mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
+    """What the schema cannot see."""
+    if spec.register_ and not settings.servers(spec.tracking)[0]:
+        yield (
+            "spec.register needs an MLflow server: set spec.tracking.uri, or install the chart with tracking.uri"
+        )
+    yield from passwords(spec.tracking)
+    yield from _reserved_env("spec.podTemplate", spec.pod_template, "trainer")
+    if spec.data.prepare:
+        yield from _reserved_env("spec.data.prepare.podTemplate", spec.data.prepare.pod_template, "prep")
+
+
+def _reserved_env(field: str, template: Json | None, container: str) -> Iterator[str]:
+    """Reserved variables that a pod template sets for the main container; the schema cannot look into it.
+
+    What is no pod template at all is left for the API server to refuse.
+    """
+    spec = (template or {}).get("spec")
+    found = spec.get("containers") if isinstance(spec, dict) else None
+    for item in found if isinstance(found, list) else []:
+        env = item.get("env") if isinstance(item, dict) and item.get("name") == container else None
+        variables = [entry for entry in env if isinstance(entry, dict)] if isinstance(env, list) else []
+        taken = [entry["name"] for entry in variables if entry.get("name") in RESERVED_ENV]
+        if taken:
+            yield f"{field} sets {', '.join(taken)}, which the operator sets: remove it"
+
+
+def not_implemented(spec: FineTuneJobSpec) -> Iterator[str]:
+    """The parts of a spec that are in the API and not in this version, each with what to use meanwhile."""
+    prepare = spec.data.prepare
+    if prepare and prepare.spark.mode != "Local":
+        yield f"data.prepare.spark.mode {prepare.spark.mode} (use Local)"
+    if prepare and prepare.dedupe.near:
+        yield "data.prepare.dedupe.near (exact duplicates can be removed)"
+    if spec.data.source and spec.data.source.format == "Hub":
+        yield "data.source.format Hub (copy the data set to a folder and use Parquet or JSONLines)"
+    for field in ("uri", "registry_uri"):
+        uri = getattr(spec.tracking, field)
+        if uri and not uri.startswith(("http://", "https://")):
+            name = "uri" if field == "uri" else "registryUri"
+            yield f"tracking.{name} {uri} (use the http or https address of an MLflow server)"

@@ -1,0 +1,110 @@
+"""What follows a failed attempt: another one, or the end of the job."""
+
+from __future__ import annotations
+
+import re
+
+from finetune_crds import contract
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.finetunejob import RunPolicy
+from finetune_crds.status import LastFailure
+from finetune_operator.finetunejob.decide import backoff, gang, pods
+from finetune_operator.finetunejob.decide.draft import Draft
+
+# How kube-controller-manager words which rule of the podFailurePolicy matched (pkg/controller/job, 1.34).
+_RULE = re.compile(r"rule at index (\d+)")
+
+
+def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, failed: Json) -> None:
+    """Write down the failure, then restart the gang or fail the job.
+
+    Args:
+        mine: the pods of the attempt.
+        child: the attempt's Job.
+        failed: the Job's condition Failed.
+    """
+    per_node = draft.spec.distributed.processes_per_node
+    failure = pods.first_failure(mine, gang.CONTAINER, attempt=number, ranks_per_node=per_node)
+    if failure is None:
+        failure = LastFailure(
+            reason=failed.get("reason"),
+            message=f"no pod is left to tell why: {failed.get('message', '')}",
+            attempt=number,
+        )
+    before = draft.status.last_failure
+    step = draft.status.checkpoint.step if draft.status.checkpoint else None
+    draft.update(last_failure=failure.model_copy(update={"checkpoint_step": step}))
+    if was_preempted(failure, mine, child, failed, draft.spec.run_policy.fatal_exit_codes):
+        ended = backoff.Attempt(
+            backoff.lived_seconds(child, draft.now), step, before.checkpoint_step if before else None
+        )
+        backoff.put_off(draft, ended)
+        in_vain = " before it had a newer checkpoint" if draft.status.restart_at else ""
+        _restart(draft, number + 1, counted=False, why=f"attempt {number} was preempted{in_vain}")
+        return
+    verdict = fatal(failure, draft.spec.run_policy)
+    restarts = draft.status.restarts or 0
+    sentence = failure.message or ""
+    if failure.pod:
+        sentence = f"pod {failure.pod} ended with exit code {failure.exit_code}: {sentence}"
+    if verdict:
+        draft.set(ConditionType.TRAINED, False, verdict, sentence)
+        draft.fail(verdict, sentence)
+    elif restarts >= draft.spec.run_policy.max_restarts:
+        limit = draft.spec.run_policy.max_restarts
+        message = f"attempt {number} failed and runPolicy.maxRestarts = {limit} is used up; {sentence}"
+        draft.set(ConditionType.TRAINED, False, ConditionReason.MAX_RESTARTS_REACHED, message)
+        draft.fail(ConditionReason.MAX_RESTARTS_REACHED, message)
+    else:
+        _restart(draft, number + 1, counted=True, why=f"attempt {number} failed; {sentence}")
+
+
+def was_preempted(
+    failure: LastFailure, mine: list[Json], child: Json, failed: Json, fatal_codes: list[int]
+) -> bool:
+    """Whether the gang was stopped from outside: a drained or lost node, or SIGTERM after a checkpoint."""
+    rule = _matched(child, failed)
+    if "onPodConditions" in rule or any(ended.evicted for ended in pods.exits(mine, gang.CONTAINER)):
+        return True
+    by_rule = rule.get("onExitCodes", {}).get("values") == [contract.EXIT_PREEMPTED]
+    return (
+        by_rule or failure.exit_code == contract.EXIT_PREEMPTED
+    ) and contract.EXIT_PREEMPTED not in fatal_codes
+
+
+def _matched(child: Json, failed: Json) -> Json:
+    """The rule that ended the attempt, of those its Job was made with: runPolicy may have changed since."""
+    named = _RULE.search(failed.get("message", ""))
+    rules = child.get("spec", {}).get("podFailurePolicy", {}).get("rules", [])
+    index = int(named[1]) if named else len(rules)
+    return dict(rules[index]) if index < len(rules) else {}
+
+
+def fatal(failure: LastFailure, policy: RunPolicy) -> ConditionReason | None:
+    """Why the exit code of a failure rules out a restart, or None."""
+    code = failure.exit_code
+    if code is None:
+        return None
+    if code in policy.fatal_exit_codes:
+        known = {
+            contract.EXIT_RECIPE: ConditionReason.RECIPE_WRONG,
+            contract.EXIT_DATA: ConditionReason.DATA_WRONG,
+        }
+        return known.get(code, ConditionReason.FATAL_EXIT_CODE)
+    if policy.retryable_exit_codes and code not in policy.retryable_exit_codes:
+        return ConditionReason.FATAL_EXIT_CODE
+    return None
+
+
+def _restart(draft: Draft, number: int, *, counted: bool, why: str) -> None:
+    at = draft.status.restart_at
+    draft.update(attempt=number, restarts=(draft.status.restarts or 0) + int(counted))
+    when = f", at {at:%H:%M:%S} UTC" if at else ""
+    draft.set(
+        ConditionType.TRAINED,
+        False,
+        ConditionReason.RESTARTING,
+        f"{why}; attempt {number} goes on from the newest checkpoint{when}",
+    )
+    draft.requeue_after((at - draft.now).total_seconds() if at else 0.1)

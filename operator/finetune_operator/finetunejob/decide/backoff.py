@@ -1,0 +1,74 @@
+"""How long the next attempt waits when restarts that do not count bring nothing: preemptions are not limited."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from finetune_crds.base import Json
+from finetune_operator.finetunejob.children import job_condition
+from finetune_operator.finetunejob.decide.draft import Draft
+
+_FIRST_SECONDS = 10
+_MOST_SECONDS = 300
+_MOST_DOUBLINGS = 5
+# An attempt that lived this long was no empty one, checkpoint or not.
+_WORTHWHILE_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What an attempt that was stopped from outside had come to.
+
+    seconds: how long it lived. step: of the newest checkpoint now. step_before: of the one at the failure before.
+    """
+
+    seconds: float
+    step: int | None = None
+    step_before: int | None = None
+
+    @property
+    def progressed(self) -> bool:
+        """Whether starting again at once is worth it."""
+        newer = self.step is not None and (self.step_before is None or self.step > self.step_before)
+        return newer or self.seconds >= _WORTHWHILE_SECONDS
+
+
+def idle_restarts(before: int, attempt: Attempt) -> int:
+    """Restarts in a row without progress, this one included."""
+    return 0 if attempt.progressed else before + 1
+
+
+def wait_seconds(idle: int) -> int:
+    """Seconds before the restart: 0, then 10, 20, 40 and so on up to 300."""
+    return min(_FIRST_SECONDS * 2 ** min(idle - 1, _MOST_DOUBLINGS), _MOST_SECONDS) if idle else 0
+
+
+def lived_seconds(child: Json, now: datetime) -> float:
+    """How long the pods of a Job that failed could run: 0 when it does not say when it began."""
+    status, failed = child.get("status", {}), job_condition(child, "Failed") or {}
+    began = _time(status.get("startTime") or child["metadata"].get("creationTimestamp"))
+    ended = _time(failed.get("lastTransitionTime")) or now
+    return max((ended - began).total_seconds(), 0.0) if began else 0.0
+
+
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
+
+
+def put_off(draft: Draft, attempt: Attempt) -> None:
+    """Write down when the next attempt may start."""
+    idle = idle_restarts(draft.status.idle_restarts or 0, attempt)
+    at = draft.now + timedelta(seconds=wait_seconds(idle)) if idle else None
+    draft.update(idle_restarts=idle or None, restart_at=at)
+
+
+def may_start(draft: Draft) -> bool:
+    """Whether the wait of the present attempt is over; the pass ends and is taken up again while it is not."""
+    at = draft.status.restart_at
+    left = (at - draft.now).total_seconds() if at else 0.0
+    if left > 0:
+        draft.requeue_after(left)
+        return False
+    draft.update(restart_at=None)
+    return True

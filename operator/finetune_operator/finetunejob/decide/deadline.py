@@ -1,0 +1,36 @@
+"""runPolicy.activeDeadlineSeconds."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator import names
+from finetune_operator.finetunejob.children import job_condition
+from finetune_operator.finetunejob.decide.draft import Draft
+
+
+def deadline(draft: Draft) -> bool:
+    """Fail a job whose preparation and training took longer than they may; time spent suspended does not count."""
+    limit = draft.spec.run_policy.active_deadline_seconds
+    start = draft.status.start_time
+    if limit is None or start is None or _is_trained(draft):
+        return True
+    end = start + timedelta(seconds=limit + (draft.status.suspended_seconds or 0))
+    left = (end - draft.now).total_seconds()
+    if left > 0:
+        draft.requeue_after(left)
+        return True
+    draft.fail(
+        ConditionReason.DEADLINE_EXCEEDED,
+        f"the job ran longer than runPolicy.activeDeadlineSeconds = {limit}: raise it in a new FineTuneJob",
+    )
+    return False
+
+
+def _is_trained(draft: Draft) -> bool:
+    """Whether training is over, be it that nobody was there to write it down in time."""
+    child = draft.observed.jobs.get(names.train_name(draft.job.name, draft.status.attempt or 1))
+    return draft.holds(ConditionType.TRAINED) or (
+        child is not None and job_condition(child, "Complete") is not None
+    )

@@ -1,0 +1,74 @@
+"""The decision while it is being made. Policies read the job and what was observed, and write here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_crds.status import FineTuneJobStatus
+from finetune_operator.finetunejob.children import job_ended
+from finetune_operator.finetunejob.model import Action, Decision, Deletion, FineTuneJob, Observed
+from finetune_operator.policy.status import StatusBuilder
+from finetune_operator.settings import Settings
+
+
+@dataclass
+class Draft(StatusBuilder[FineTuneJobStatus]):
+    """One pass over one job. `status` starts as it is and becomes what it is to be."""
+
+    job: FineTuneJob
+    observed: Observed
+    now: datetime
+    settings: Settings
+    status: FineTuneJobStatus = field(init=False)
+    apply: list[Json] = field(default_factory=list)
+    delete: list[Deletion] = field(default_factory=list)
+    sweep: bool = False
+    actions: list[Action] = field(default_factory=list)
+    requeue_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        self.status = self.job.status
+
+    @property
+    def generation(self) -> int:
+        """Generation of the spec."""
+        return self.job.generation
+
+    @property
+    def spec(self) -> FineTuneJobSpec:
+        """The spec; only read after `accept` has let the job through."""
+        if self.job.spec is None:
+            raise ValueError(f"the spec of {self.job.key} was not accepted")
+        return self.job.spec
+
+    def fail(self, reason: ConditionReason, message: str) -> None:
+        """The job has failed for good."""
+        self.set(ConditionType.FAILED, True, reason, message)
+        self.update(completion_time=self.now)
+
+    def stop_children(self) -> None:
+        """Delete every child Job still at work, and its pods."""
+        for item in self.observed.jobs.values():
+            if not job_ended(item):
+                self.remove(item)
+
+    def remove(self, child: Json) -> None:
+        """Delete a child Job and its pods, unless that is under way."""
+        item = Deletion(child["metadata"]["name"], child["metadata"]["uid"])
+        if "deletionTimestamp" not in child["metadata"] and item not in self.delete:
+            self.delete.append(item)
+
+    def conclude(self) -> Decision:
+        """The finished decision."""
+        return Decision(
+            status=self.status,
+            apply=tuple(self.apply),
+            delete=tuple(self.delete),
+            sweep=self.sweep,
+            actions=tuple(self.actions),
+            requeue_seconds=self.requeue_seconds,
+        )

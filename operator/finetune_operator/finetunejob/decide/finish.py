@@ -1,0 +1,77 @@
+"""The end of a job, and what is left to do after it. Terminal states are sticky."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.model import FinishRun
+
+
+def is_finished(draft: Draft) -> bool:
+    """Whether the job has succeeded or failed, for good."""
+    return draft.holds(ConditionType.SUCCEEDED) or draft.holds(ConditionType.FAILED)
+
+
+def succeed(draft: Draft) -> bool:
+    """Everything asked for is there."""
+    draft.set(
+        ConditionType.SUCCEEDED, True, ConditionReason.SUCCEEDED, "the job did everything it was asked for"
+    )
+    draft.update(completion_time=draft.now)
+    return True
+
+
+def after_the_end(draft: Draft) -> None:
+    """Stop what still runs, close the MLflow run, and delete the children once their time is up.
+
+    Nothing is ever created again.
+    """
+    draft.stop_children()
+    _close_run(draft)
+    _delete_children(draft)
+
+
+def _close_run(draft: Draft) -> None:
+    known = draft.status.mlflow
+    tracked = draft.condition(ConditionType.TRACKED)
+    if known is None or known.run_id is None or (tracked and tracked.reason == ConditionReason.RUN_FINISHED):
+        return
+    wanted = "FINISHED" if draft.holds(ConditionType.SUCCEEDED) else "FAILED"
+    seen = draft.observed.mlflow
+    if seen and seen.run and seen.run.status == wanted:
+        draft.set(
+            ConditionType.TRACKED,
+            True,
+            ConditionReason.RUN_FINISHED,
+            f"MLflow run {known.run_id} is {wanted}",
+        )
+        return
+    if seen and seen.run:
+        draft.actions.append(FinishRun(known.run_id, wanted))
+    elif seen and not seen.problem:
+        draft.set(
+            ConditionType.TRACKED,
+            False,
+            ConditionReason.RUN_FINISHED,
+            f"MLflow run {known.run_id} no longer exists",
+        )
+
+
+def _delete_children(draft: Draft) -> None:
+    ttl = draft.job.spec.run_policy.ttl_seconds_after_finished if draft.job.spec else None
+    ended = draft.status.completion_time
+    if ttl is None or ended is None:
+        return
+    left = (ended + timedelta(seconds=ttl) - draft.now).total_seconds()
+    if left > 0:
+        draft.requeue_after(left)
+        return
+    for child in draft.observed.jobs.values():
+        draft.remove(child)
+    before = draft.condition(ConditionType.PODS_HEALTHY)
+    message = f"the children were deleted {ttl} s after the end: runPolicy.ttlSecondsAfterFinished"
+    draft.set(ConditionType.PODS_HEALTHY, None, ConditionReason.NO_PODS, message)
+    # The status is written after the deletions: a pass that was cut short is made up for.
+    draft.sweep = draft.condition(ConditionType.PODS_HEALTHY) != before

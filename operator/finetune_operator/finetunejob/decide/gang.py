@@ -1,0 +1,148 @@
+"""The children of a training attempt: headless Service, ConfigMap with the recipe, Indexed Job."""
+
+from __future__ import annotations
+
+from finetune_crds import JobReference, Recipe, contract
+from finetune_crds.base import Json
+from finetune_crds.data import Splits
+from finetune_operator import names
+from finetune_operator.finetunejob.decide import rendezvous, template
+from finetune_operator.finetunejob.decide.draft import Draft
+
+CONTAINER = "trainer"
+BUILT_IN_COMMAND = ["finetune-train"]
+# What torchrun itself needs of the grace period after its workers have ended.
+_FAREWELL_SECONDS = 10
+
+
+def service(draft: Draft) -> Json:
+    """The headless Service whose name is the domain of the pods."""
+    job = draft.job
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": template.metadata(job, names.service_name(job.name), names.TRAIN),
+        "spec": {
+            "clusterIP": "None",
+            # NB: ranks look each other up before they are ready.
+            "publishNotReadyAddresses": True,
+            "selector": {names.LABEL_UID: job.uid, names.LABEL_COMPONENT: names.TRAIN},
+            "ports": [
+                {"name": "rendezvous", "port": draft.spec.distributed.port, "protocol": "TCP"},
+            ],
+        },
+    }
+
+
+def recipe(draft: Draft) -> Json:
+    """The ConfigMap with the recipe; `data.splits` names what preparation made."""
+    job, data = draft.job, draft.status.data
+    reference = JobReference(name=job.name, namespace=job.namespace, uid=job.uid)
+    content = Recipe.of(reference, draft.spec)
+    if data and data.path is not None:
+        splits = Splits(format="Delta", path=data.path, version=data.version)
+        content = content.model_copy(update={"data": content.data.model_copy(update={"splits": splits})})
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": template.metadata(job, names.train_config_name(job.name), names.TRAIN),
+        "data": {contract.RECIPE_FILE: content.to_yaml()},
+    }
+
+
+def job(draft: Draft, attempt: int) -> Json:
+    """The Indexed Job of one attempt: all its pods, or none."""
+    owner, spec = draft.job, draft.spec
+    name = names.train_name(owner.name, attempt)
+    nodes = spec.distributed.nodes
+    queue = spec.run_policy.queue_name
+    metadata = template.metadata(owner, name, names.TRAIN, attempt)
+    if queue:
+        metadata["labels"][names.LABEL_QUEUE] = queue
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata,
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": nodes,
+            "parallelism": nodes,
+            "backoffLimit": 0,
+            # Kueue starts a queued Job by taking `suspend` away; the Job is made once and never applied again.
+            **({"suspend": True} if queue else {}),
+            "podFailurePolicy": {"rules": failure_rules(spec.run_policy.fatal_exit_codes)},
+            "template": _pod_template(draft, attempt),
+        },
+    }
+
+
+def failure_rules(fatal: list[int]) -> list[Json]:
+    """The podFailurePolicy: whatever matches ends the whole gang, and the Job's message names the rule."""
+
+    def on_exit_codes(codes: list[int]) -> Json:
+        values = sorted(set(codes))
+        rule = {"containerName": CONTAINER, "operator": "In", "values": values}
+        return {"action": "FailJob", "onExitCodes": rule}
+
+    disruption = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    preempted = [] if contract.EXIT_PREEMPTED in fatal else [contract.EXIT_PREEMPTED]
+    wanted = (preempted, fatal)
+    return [disruption, *(on_exit_codes(codes) for codes in wanted if codes)]
+
+
+def _pod_template(draft: Draft, attempt: int) -> Json:
+    owner, spec, settings = draft.job, draft.spec, draft.settings
+    trainer = spec.trainer
+    pod = template.pod_template(
+        container=CONTAINER,
+        image=trainer.image or settings.trainer_image,
+        own_image=trainer.image is None,
+        pull_policy=settings.image_pull_policy,
+        command=trainer.command or BUILT_IN_COMMAND,
+        args=trainer.args,
+        env=trainer.env,
+        env_from=trainer.env_from,
+        secret=spec.tracking.secret_ref,
+        contract_env=[
+            *rendezvous.rendezvous_env(owner, attempt, spec.distributed),
+            *rendezvous.run_env(
+                servers=settings.servers(spec.tracking),
+                run_id=draft.status.mlflow.run_id if draft.status.mlflow else None,
+            ),
+            {"name": "FINETUNE_ATTEMPT", "value": str(attempt)},
+            {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": str(_seconds_to_save(spec.pod_template))},
+        ],
+        config_map=names.train_config_name(owner.name),
+        labels=template.labels(owner, names.TRAIN, attempt),
+        subdomain=names.service_name(owner.name),
+        user_template=_with_code(draft),
+    )
+    pod["spec"].setdefault("topologySpreadConstraints", [_spread(draft, attempt)])
+    return pod
+
+
+def _seconds_to_save(user_template: Json | None) -> int:
+    """How long workers have after SIGTERM; by default torchrun kills them after 30 s, too soon for a large model."""
+    return max(template.grace_seconds(user_template) - _FAREWELL_SECONDS, 1)
+
+
+def _spread(draft: Draft, attempt: int) -> Json:
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {names.LABEL_UID: draft.job.uid, names.LABEL_ATTEMPT: str(attempt)}},
+    }
+
+
+def _with_code(draft: Draft) -> Json | None:
+    """spec.podTemplate with trainer.code mounted."""
+    code, user = draft.spec.trainer.code, draft.spec.pod_template
+    if code is None:
+        return user
+    volume = code.volume or "code"
+    mount = {"name": volume, "mountPath": code.mount_path, "readOnly": True}
+    spec: Json = {"containers": [{"name": CONTAINER, "workingDir": code.mount_path, "volumeMounts": [mount]}]}
+    if code.config_map:
+        spec["volumes"] = [{"name": volume, "configMap": {"name": code.config_map}}]
+    return dict(template.merge(user or {}, {"spec": spec}))

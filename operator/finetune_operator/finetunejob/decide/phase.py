@@ -1,0 +1,35 @@
+"""The one word for where a job stands, derived from its conditions alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from finetune_crds.conditions import Condition, ConditionReason, ConditionType
+from finetune_crds.status import Phase
+
+_WHILE_TRAINING: dict[str, Phase] = {
+    ConditionReason.TRAINING.value: "Training",
+    ConditionReason.STARTING.value: "Starting",
+    ConditionReason.RESTARTING.value: "Starting",
+}
+
+
+def phase(conditions: Sequence[Condition]) -> Phase:
+    """The phase that the conditions amount to; the end of a job outweighs everything before it."""
+    by_type = {item.type: item for item in conditions}
+
+    def holds(kind: ConditionType) -> bool:
+        return kind in by_type and by_type[kind].status == "True"
+
+    if holds(ConditionType.FAILED):
+        return "Failed"
+    if holds(ConditionType.SUCCEEDED):
+        return "Succeeded"
+    if holds(ConditionType.SUSPENDED):
+        return "Suspended"
+    if holds(ConditionType.TRAINED):
+        return "Registering"
+    if holds(ConditionType.PREPARED):
+        trained = by_type.get(ConditionType.TRAINED)
+        return _WHILE_TRAINING.get(trained.reason, "Pending") if trained else "Pending"
+    return "Preparing" if ConditionType.PREPARED in by_type else "Pending"

@@ -1,0 +1,220 @@
+"""What pods say: which are alive, what keeps them from running, which failure came first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.contract import TerminationMessage
+from finetune_crds.status import LastFailure
+from finetune_operator import names
+from finetune_operator.finetunejob import children
+from finetune_operator.finetunejob.decide.draft import Draft
+
+_PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+_CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How the main container of a pod ended."""
+
+    pod: str
+    node_rank: int | None
+    code: int
+    reason: str
+    finished_at: str
+    text: str
+    evicted: bool
+
+    @property
+    def message(self) -> TerminationMessage | None:
+        """The structured termination message, when the pod left one."""
+        return TerminationMessage.parse(self.text)
+
+
+def of_component(pods: Iterable[Json], component: str) -> list[Json]:
+    """The pods of preparation, or of every training attempt."""
+    return [pod for pod in pods if pod["metadata"]["labels"].get(names.LABEL_COMPONENT) == component]
+
+
+def alive(pods: Iterable[Json]) -> list[Json]:
+    """The pods that have not ended; one that is being deleted still counts."""
+    return [pod for pod in pods if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")]
+
+
+def listed(pods: Sequence[Json]) -> str:
+    """The first of some pods, where it is, and how many more there are."""
+    node = pods[0].get("spec", {}).get("nodeName")
+    where = f" on node {node}" if node else ""
+    more = f" and {len(pods) - 1} more" if len(pods) > 1 else ""
+    return f"pod {pods[0]['metadata']['name']}{where}{more}"
+
+
+def ready(pods: Iterable[Json]) -> int:
+    """How many pods run and are ready, or have succeeded."""
+    count = 0
+    for pod in pods:
+        status = pod.get("status", {})
+        is_ready = any(
+            item["type"] == "Ready" and item["status"] == "True" for item in status.get("conditions") or []
+        )
+        count += is_ready or status.get("phase") == "Succeeded" or _exited_well(status)
+    return count
+
+
+def _exited_well(status: Json) -> bool:
+    """Whether every container has ended with 0, which a kubelet reports a moment before the pod has succeeded."""
+    ended = [item.get("state", {}).get("terminated") or {} for item in status.get("containerStatuses") or []]
+    return bool(ended) and all(item.get("exitCode") == 0 for item in ended)
+
+
+def exits(pods: Iterable[Json], container: str) -> list[Exit]:
+    """How the pods' main containers ended, the earliest first."""
+    found = [ended for pod in pods if (ended := _exit(pod, container)) is not None]
+    return sorted(found, key=lambda item: (item.finished_at, item.node_rank or 0))
+
+
+def _exit(pod: Json, container: str) -> Exit | None:
+    status = pod.get("status", {})
+    evicted = any(
+        item["type"] == "DisruptionTarget" and item["status"] == "True"
+        for item in status.get("conditions") or []
+    )
+    terminated = _terminated(status, container)
+    if terminated:
+        return Exit(
+            pod=pod["metadata"]["name"],
+            node_rank=children.node_rank(pod),
+            code=int(terminated.get("exitCode", 0)),
+            reason=terminated.get("reason") or "Error",
+            finished_at=terminated.get("finishedAt") or "",
+            text=terminated.get("message") or "",
+            evicted=evicted,
+        )
+    if status.get("phase") == "Failed":
+        # No container ever ended: the node refused or evicted the pod.
+        return Exit(
+            pod=pod["metadata"]["name"],
+            node_rank=children.node_rank(pod),
+            code=137,
+            reason=status.get("reason") or "PodFailed",
+            finished_at=status.get("startTime") or "",
+            text=status.get("message") or "",
+            evicted=evicted,
+        )
+    return None
+
+
+def _terminated(status: Json, container: str) -> Json | None:
+    """How the container ended, or the init container that kept it from starting."""
+    ended = [
+        (item["name"], dict(terminated))
+        for item in (status.get("containerStatuses") or []) + (status.get("initContainerStatuses") or [])
+        if (terminated := item.get("state", {}).get("terminated"))
+    ]
+    for name, terminated in ended:
+        if name == container:
+            return terminated
+    for name, terminated in ended:
+        if status.get("phase") == "Failed" and terminated.get("exitCode"):
+            return terminated | {"message": f"init container {name}: {terminated.get('message') or 'failed'}"}
+    return None
+
+
+def last_failure(pods: Iterable[Json], container: str, attempt: int) -> LastFailure | None:
+    """The newest failure among pods that ran one after the other."""
+    failed = [item for item in exits(pods, container) if item.code != 0]
+    return _failure(failed[-1], attempt, ranks_per_node=1) if failed else None
+
+
+def first_failure(
+    pods: Iterable[Json], container: str, attempt: int, ranks_per_node: int = 1
+) -> LastFailure | None:
+    """The failure that brought an attempt down.
+
+    When one rank fails the others lose their connections and fail too, often within the same second. So a
+    pod that explains itself outweighs one that only lost its peers, and then the earliest counts.
+    """
+    failed = [item for item in exits(pods, container) if item.code != 0]
+    if not failed:
+        return None
+    explained = [item for item in failed if item.message and item.message.error]
+    # The ranks that only lost a peer say so.
+    own_fault = [
+        item
+        for item in explained
+        if item.message and item.message.error and item.message.error.reason != "PeerLost"
+    ]
+    cause = (own_fault or [item for item in failed if item not in explained] or explained)[0]
+    return _failure(cause, attempt, ranks_per_node)
+
+
+def _failure(cause: Exit, attempt: int, ranks_per_node: int) -> LastFailure:
+    error = cause.message.error if cause.message else None
+    rank = error.rank if error and error.rank is not None else None
+    if rank is None and cause.node_rank is not None and ranks_per_node == 1:
+        rank = cause.node_rank
+    return LastFailure(
+        pod=cause.pod,
+        rank=rank,
+        exit_code=cause.code,
+        reason=error.reason if error else _reason(cause),
+        message=(error.message if error else _tail(cause.text)) or _without_words(cause),
+        attempt=attempt,
+    )
+
+
+def _reason(ended: Exit) -> str:
+    return "Evicted" if ended.evicted and ended.reason == "Error" else ended.reason
+
+
+def _without_words(ended: Exit) -> str:
+    if ended.reason == "OOMKilled":
+        return "the container used more memory than its limit: raise the limit or lower training.batchSize"
+    return f"the container ended with exit code {ended.code} and said nothing: see kubectl logs {ended.pod}"
+
+
+def _tail(text: str, lines: int = 8, limit: int = 1000) -> str:
+    """The last lines of a log: where a Python traceback names its error."""
+    return "\n".join(text.strip().splitlines()[-lines:])[-limit:]
+
+
+def report_health(draft: Draft, pods: Sequence[Json], job_name: str, *, wanted: int) -> None:
+    """Say in a condition what keeps pods from running, and which one."""
+    troubles = [trouble for pod in pods if (trouble := _trouble(pod)) is not None]
+    if troubles:
+        reason, message = min(troubles, key=lambda item: list(ConditionReason).index(item[0]))
+        more = f" ({len(troubles)} of {wanted} pods wait)" if len(troubles) > 1 else ""
+        draft.set(ConditionType.PODS_HEALTHY, False, reason, message + more)
+    elif len(pods) < wanted and job_name in draft.observed.rejections:
+        draft.set(
+            ConditionType.PODS_HEALTHY,
+            False,
+            ConditionReason.POD_REJECTED,
+            draft.observed.rejections[job_name],
+        )
+    elif pods:
+        draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is held up")
+
+
+def _trouble(pod: Json) -> tuple[ConditionReason, str] | None:
+    name = pod["metadata"]["name"]
+    status = pod.get("status", {})
+    for item in status.get("conditions") or []:
+        if item["type"] == "PodScheduled" and item.get("reason") == "Unschedulable":
+            return ConditionReason.UNSCHEDULABLE, f"pod {name} cannot be scheduled: {item.get('message', '')}"
+    statuses = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
+    for item in statuses:
+        waiting = item.get("state", {}).get("waiting") or {}
+        detail = waiting.get("message") or waiting.get("reason")
+        if waiting.get("reason") in _PULL_REASONS:
+            return (
+                ConditionReason.IMAGE_PULL_FAILED,
+                f"pod {name} cannot pull {item.get('image')}: {waiting['reason']}: {detail}",
+            )
+        if waiting.get("reason") in _CONFIG_REASONS:
+            return ConditionReason.CONTAINER_CONFIG_ERROR, f"pod {name} cannot start {item['name']}: {detail}"
+    return None

@@ -1,0 +1,181 @@
+"""The preparation: a Job that turns the source into splits of a known version."""
+
+from __future__ import annotations
+
+from finetune_crds import JobReference, Recipe, contract
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.status import DataStatus
+from finetune_operator import names
+from finetune_operator.finetunejob.children import job_condition, of_job
+from finetune_operator.finetunejob.decide import pods, rendezvous, template
+from finetune_operator.finetunejob.decide.draft import Draft
+
+_CONTAINER = "prep"
+# A pod of preparation may fail this often for no fault of the recipe or the data (a crash of the JVM).
+_BACKOFF_LIMIT = 2
+
+
+def prepare(draft: Draft) -> bool:
+    """See to it that the splits exist; the pass ends while they do not."""
+    if draft.holds(ConditionType.PREPARED):
+        return True
+    if draft.spec.data.splits:
+        draft.set(
+            ConditionType.PREPARED, True, ConditionReason.SPLITS_GIVEN, "the splits were prepared before"
+        )
+        return True
+    name = names.prep_name(draft.job.name)
+    child = draft.observed.jobs.get(name)
+    if child is None:
+        _start(draft)
+        return False
+    mine = of_job(draft.observed.pods, child)
+    if job_condition(child, "Complete"):
+        return _finish(draft, child, mine)
+    failed = job_condition(child, "Failed")
+    if failed:
+        _fail(draft, mine, failed)
+        return False
+    pods.report_health(draft, pods.alive(mine), name, wanted=1)
+    _note_retry(draft, mine)
+    running = "Spark is at work" if pods.ready(mine) else "the prep pod is starting"
+    draft.set(
+        ConditionType.PREPARED,
+        False,
+        ConditionReason.PREPARING,
+        f"{running}; kubectl logs job/{name} shows how far it is",
+    )
+    draft.requeue_after(draft.settings.poll_seconds)
+    return False
+
+
+def _start(draft: Draft) -> None:
+    if draft.status.start_time is None:
+        draft.update(start_time=draft.now)
+    leaving = pods.alive(pods.of_component(draft.observed.pods, names.PREP))
+    if leaving:
+        # Two preparations at once would write the same table.
+        message = f"preparation starts when {pods.listed(leaving)} has stopped"
+        draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, message)
+        draft.requeue_after(draft.settings.poll_seconds)
+        return
+    draft.apply += [_recipe(draft), _job(draft)]
+    draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, "the prep pod is starting")
+
+
+def _finish(draft: Draft, child: Json, mine: list[Json]) -> bool:
+    succeeded = [ended for ended in pods.exits(mine, _CONTAINER) if ended.code == 0]
+    results = [ended.message.prep for ended in succeeded if ended.message and ended.message.prep]
+    if succeeded and not results:
+        message = f"pod {succeeded[-1].pod} succeeded and reported no result: data.prepare.image must run finetune-prep"
+        draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARATION_FAILED, message)
+        draft.fail(ConditionReason.PREPARATION_FAILED, message)
+        return False
+    if not results:
+        # The pod is gone and its result with it. Running it again finds the version it wrote and writes nothing.
+        draft.remove(child)
+        draft.set(
+            ConditionType.PREPARED,
+            False,
+            ConditionReason.PREPARING,
+            "the prep pod's result was lost with its node: asking again",
+        )
+        return False
+    result = results[-1]
+    draft.update(
+        data=DataStatus(
+            rows=result.rows,
+            tokens=result.tokens,
+            path=result.path,
+            version=result.version,
+            source_version=result.source_version,
+        )
+    )
+    rows = result.rows
+    draft.set(
+        ConditionType.PREPARED,
+        True,
+        ConditionReason.PREPARED,
+        f"{result.path} version {result.version}: {rows.train} train, {rows.validation} validation, "
+        f"{rows.test} test rows",
+    )
+    return True
+
+
+def _fail(draft: Draft, mine: list[Json], failed: Json) -> None:
+    failure = pods.last_failure(mine, _CONTAINER, attempt=0)
+    if failure is None:
+        draft.fail(ConditionReason.PREPARATION_FAILED, f"preparation failed: {failed.get('message', '')}")
+        return
+    draft.update(last_failure=failure)
+    reasons = {
+        contract.EXIT_RECIPE: ConditionReason.RECIPE_WRONG,
+        contract.EXIT_DATA: ConditionReason.DATA_WRONG,
+    }
+    reason = reasons.get(failure.exit_code or 0, ConditionReason.PREPARATION_FAILED)
+    draft.set(ConditionType.PREPARED, False, reason, failure.message or "")
+    draft.fail(reason, f"preparation failed: {failure.message}")
+
+
+def _note_retry(draft: Draft, mine: list[Json]) -> None:
+    failure = pods.last_failure(mine, _CONTAINER, attempt=0)
+    if failure:
+        draft.update(last_failure=failure)
+
+
+def _recipe(draft: Draft) -> Json:
+    job = draft.job
+    reference = JobReference(name=job.name, namespace=job.namespace, uid=job.uid)
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": template.metadata(job, names.prep_name(job.name), names.PREP),
+        "data": {contract.RECIPE_FILE: Recipe.of(reference, draft.spec).to_yaml()},
+    }
+
+
+def _job(draft: Draft) -> Json:
+    job, spec, settings = draft.job, draft.spec, draft.settings
+    wanted = spec.data.prepare
+    if wanted is None:
+        raise ValueError(f"{job.key} has nothing to prepare")
+    name = names.prep_name(job.name)
+    pod = template.pod_template(
+        container=_CONTAINER,
+        image=wanted.image or settings.prep_image,
+        own_image=wanted.image is None,
+        pull_policy=settings.image_pull_policy,
+        command=["finetune-prep"],
+        args=[],
+        env=wanted.env,
+        env_from=wanted.env_from,
+        secret=spec.tracking.secret_ref,
+        contract_env=rendezvous.run_env(servers=settings.servers(spec.tracking), run_id=None),
+        config_map=name,
+        labels=template.labels(job, names.PREP),
+        subdomain=None,
+        user_template=wanted.pod_template,
+    )
+    rule: Json = {
+        "action": "FailJob",
+        "onExitCodes": {
+            "containerName": _CONTAINER,
+            "operator": "In",
+            "values": [contract.EXIT_RECIPE, contract.EXIT_DATA],
+        },
+    }
+    disrupted: Json = {
+        "action": "Ignore",
+        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": template.metadata(job, name, names.PREP),
+        "spec": {
+            "backoffLimit": _BACKOFF_LIMIT,
+            "podFailurePolicy": {"rules": [disrupted, rule]},
+            "template": pod,
+        },
+    }

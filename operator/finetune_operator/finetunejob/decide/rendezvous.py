@@ -1,0 +1,53 @@
+"""The environment of the pods: torchrun's rendezvous, and what scripts of one's own expect to find."""
+
+from __future__ import annotations
+
+from finetune_crds import contract
+from finetune_crds.base import Json
+from finetune_crds.training import Distributed
+from finetune_operator import names
+from finetune_operator.finetunejob.model import FineTuneJob
+
+_NODE_RANK: Json = {
+    "fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}
+}
+
+
+def rendezvous_env(job: FineTuneJob, attempt: int, distributed: Distributed) -> list[Json]:
+    """How the ranks of one attempt find each other.
+
+    The first pod of an Indexed Job has the host name <job>-0, and the headless Service is its domain.
+    """
+    address = f"{names.train_name(job.name, attempt)}-0.{names.service_name(job.name)}"
+    nodes, ranks = distributed.nodes, distributed.processes_per_node
+    values = {
+        "PET_NNODES": nodes,
+        "PET_NPROC_PER_NODE": ranks,
+        "PET_MASTER_ADDR": address,
+        "PET_MASTER_PORT": distributed.port,
+        "PET_RDZV_CONF": f"timeout={distributed.rendezvous_timeout_seconds}",
+        "MASTER_ADDR": address,
+        "MASTER_PORT": distributed.port,
+        "NUM_NODES": nodes,
+        "LOCAL_WORLD_SIZE": ranks,
+        "WORLD_SIZE": nodes * ranks,
+    }
+    interface = distributed.network_interface
+    if interface:
+        values |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
+    return [
+        *({"name": name, "valueFrom": _NODE_RANK} for name in ("PET_NODE_RANK", "NODE_RANK")),
+        *({"name": name, "value": str(value)} for name, value in {**distributed.nccl, **values}.items()),
+    ]
+
+
+def run_env(*, servers: tuple[str, str], run_id: str | None) -> list[Json]:
+    """Where the recipe, the MLflow server, its registry and the run are."""
+    tracking_uri, registry_uri = servers
+    values = {
+        "HYPERPARAMETERS_PATH": contract.RECIPE_PATH,
+        "MLFLOW_TRACKING_URI": tracking_uri,
+        "MLFLOW_REGISTRY_URI": registry_uri,
+        "MLFLOW_RUN_ID": run_id or "",
+    }
+    return [{"name": name, "value": value} for name, value in values.items() if value]

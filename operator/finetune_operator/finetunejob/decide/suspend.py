@@ -1,0 +1,60 @@
+"""`spec.suspend`: stop the pods, keep the checkpoint, go on from it later with a new attempt."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.status import Nodes
+from finetune_operator import names
+from finetune_operator.finetunejob.children import job_ended
+from finetune_operator.finetunejob.decide import pods
+from finetune_operator.finetunejob.decide.draft import Draft
+
+
+def suspend(draft: Draft) -> bool:
+    """While the job is to be suspended, stop what runs and end the pass."""
+    if draft.spec.suspend:
+        _stop(draft)
+        return False
+    if draft.status.suspended_at:
+        _resume(draft, draft.status.suspended_at)
+    return True
+
+
+def _stop(draft: Draft) -> None:
+    # A Job that ended by itself stays: its result is read when the job goes on.
+    draft.stop_children()
+    alive = pods.alive(draft.observed.pods)
+    if draft.status.nodes:
+        draft.update(nodes=Nodes(desired=0, ready=0, summary="0/0"))
+    if not draft.status.suspended_at:
+        draft.update(suspended_at=draft.now)
+    message = f"waiting for {pods.listed(alive)} to stop" if alive else "no pod runs; suspend: false goes on"
+    draft.set(ConditionType.SUSPENDED, True, ConditionReason.SUSPENDED, message)
+    if draft.condition(ConditionType.PODS_HEALTHY):
+        draft.set(
+            ConditionType.PODS_HEALTHY,
+            None,
+            ConditionReason.NO_PODS,
+            "no pod should run: the job is suspended",
+        )
+
+
+def _resume(draft: Draft, since: datetime) -> None:
+    if draft.status.start_time:
+        # What passed before the start does not count against the deadline anyway.
+        so_far = draft.status.suspended_seconds or 0
+        draft.update(suspended_seconds=so_far + int((draft.now - since).total_seconds()))
+    # Who resumes a job wants it to start: no restart before it puts that off.
+    draft.update(suspended_at=None, restart_at=None, idle_restarts=None)
+    if draft.condition(ConditionType.PODS_HEALTHY):
+        draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is held up")
+    attempt = draft.status.attempt
+    if attempt and not draft.holds(ConditionType.TRAINED):
+        child = draft.observed.jobs.get(names.train_name(draft.job.name, attempt))
+        if child is None or not job_ended(child):
+            draft.update(attempt=attempt + 1)
+    draft.set(
+        ConditionType.SUSPENDED, False, ConditionReason.RESUMED, "the job goes on from its newest checkpoint"
+    )

@@ -1,0 +1,194 @@
+"""Pod templates: defaults, under what people put into podTemplate, under what the operator must own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from finetune_crds import API_VERSION, contract
+from finetune_crds.base import Json
+from finetune_crds.env import EnvFromSource, EnvVar, LocalReference
+from finetune_operator import names
+from finetune_operator.finetunejob.model import FineTuneJob
+
+# Lists of a PodSpec whose items are told apart by a key (Kubernetes API reference, patchMergeKey).
+_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "volumeMounts": "mountPath",
+    "imagePullSecrets": "name",
+}
+# Of these the items merge in turn. The others are replaced: a volume has one source, a variable one origin.
+_DEEP = {"containers", "initContainers"}
+# Lists whose items stand beside each other.
+_JOINED = {"envFrom"}
+_USER = 65532
+_GRACE_SECONDS = 120
+_TMP = "/tmp"  # noqa: S108
+
+
+def merge(below: Any, above: Any, key: str = "") -> Any:
+    """`above` over `below`: maps merge, keyed lists merge by their key, anything else is replaced.
+
+    People write `above`, and the API server has not looked into it: null counts as absent, and what does not
+    fit is left for the API server to refuse.
+    """
+    if above is None:
+        return below
+    if isinstance(below, dict) and isinstance(above, dict):
+        return {
+            name: merge(below[name], above[name], name)
+            if name in below and name in above
+            else (above | below)[name]
+            for name in [*below, *(name for name in above if name not in below)]
+        }
+    if isinstance(below, list) and isinstance(above, list) and key in _JOINED:
+        return [*below, *above]
+    if isinstance(below, list) and isinstance(above, list) and key in _KEYS:
+        return _merge_keyed(below, above, _KEYS[key], deep=key in _DEEP)
+    return above
+
+
+def _merge_keyed(below: list[Any], above: list[Any], key: str, *, deep: bool) -> list[Any]:
+    merged = {_identity(item, key, position): item for position, item in enumerate(below)}
+    for position, item in enumerate(above, start=len(below)):
+        identity = _identity(item, key, position)
+        merged[identity] = merge(merged[identity], item) if deep and identity in merged else item
+    return list(merged.values())
+
+
+def _identity(item: Any, key: str, position: int) -> str | int:
+    """What tells an item apart; its position when it lacks the key."""
+    found = item.get(key) if isinstance(item, dict) else None
+    return found if isinstance(found, str) else position
+
+
+def grace_seconds(user_template: Json | None) -> int:
+    """How long the pods have between SIGTERM and SIGKILL."""
+    spec = (user_template or {}).get("spec")
+    given = spec.get("terminationGracePeriodSeconds") if isinstance(spec, dict) else None
+    return given if isinstance(given, int) else _GRACE_SECONDS
+
+
+def labels(job: FineTuneJob, component: str, attempt: int | None = None) -> dict[str, str]:
+    """The labels of a child of the job."""
+    found = {
+        names.LABEL_MANAGED_BY: names.FIELD_MANAGER,
+        names.LABEL_JOB: job.name,
+        names.LABEL_UID: job.uid,
+        names.LABEL_COMPONENT: component,
+    }
+    return found | ({names.LABEL_ATTEMPT: str(attempt)} if attempt is not None else {})
+
+
+def metadata(job: FineTuneJob, name: str, component: str, attempt: int | None = None) -> Json:
+    """Metadata of a child, owned by the job: deleted with it."""
+    return {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": labels(job, component, attempt),
+        "ownerReferences": [
+            {
+                "apiVersion": API_VERSION,
+                "kind": "FineTuneJob",
+                "name": job.name,
+                "uid": job.uid,
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    }
+
+
+def pod_template(
+    *,
+    container: str,
+    image: str,
+    own_image: bool,
+    pull_policy: str,
+    command: Sequence[str],
+    args: Sequence[str],
+    env: Sequence[EnvVar],
+    env_from: Sequence[EnvFromSource],
+    secret: LocalReference | None,
+    contract_env: Sequence[Json],
+    config_map: str,
+    labels: dict[str, str],
+    subdomain: str | None,
+    user_template: Json | None,
+) -> Json:
+    """The pod template of one component.
+
+    Args:
+        container: name of its main container.
+        own_image: whether the image is one of the product's: its root filesystem can be read-only.
+        env: what people set; `contract_env` comes after it and wins.
+        secret: Secret whose keys also become environment.
+        config_map: the ConfigMap with the recipe.
+        subdomain: headless Service that names the pods.
+        user_template: spec.podTemplate.
+    """
+    defaults = _defaults(container, image, own_image=own_image, pull_policy=pull_policy)
+    settings: Json = {
+        "env": [{"name": "HOME", "value": _TMP}, *(item.to_json() for item in env)],
+        "envFrom": [item.to_json() for item in env_from]
+        + ([{"secretRef": secret.to_json()}] if secret else []),
+        **({"command": list(command)} if command else {}),
+        **({"args": list(args)} if args else {}),
+    }
+    owned_container: Json = {
+        "name": container,
+        "env": list(contract_env),
+        "volumeMounts": [{"name": "recipe", "mountPath": contract.RECIPE_DIRECTORY, "readOnly": True}],
+    }
+    owned: Json = {
+        "metadata": {"labels": labels},
+        "spec": {
+            "restartPolicy": "Never",
+            "containers": [owned_container],
+            "volumes": [{"name": "recipe", "configMap": {"name": config_map}}],
+            **({"subdomain": subdomain} if subdomain else {}),
+        },
+    }
+    with_settings = merge(defaults, {"spec": {"containers": [{"name": container, **settings}]}})
+    return dict(merge(merge(with_settings, user_template or {}), owned))
+
+
+def _defaults(container: str, image: str, *, own_image: bool, pull_policy: str) -> Json:
+    """A pod that the `restricted` Pod Security Standard admits, without an API token."""
+    return {
+        "spec": {
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": _GRACE_SECONDS,
+            "securityContext": {
+                "runAsNonRoot": True,
+                **({"runAsUser": _USER, "runAsGroup": _USER, "fsGroup": _USER} if own_image else {}),
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [
+                {
+                    "name": container,
+                    "image": image,
+                    "imagePullPolicy": pull_policy,
+                    "terminationMessagePolicy": "FallbackToLogsOnError",
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "capabilities": {"drop": ["ALL"]},
+                        **({"readOnlyRootFilesystem": True} if own_image else {}),
+                    },
+                    "volumeMounts": [
+                        {"name": "tmp", "mountPath": _TMP},
+                        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
+                    ],
+                }
+            ],
+            "volumes": [
+                {"name": "tmp", "emptyDir": {}},
+                # NB: containers get 64 MiB of shared memory by default; NCCL and data loaders need more.
+                {"name": "shm", "emptyDir": {"medium": "Memory"}},
+            ],
+        }
+    }

@@ -1,0 +1,130 @@
+"""The MLflow run: made once for a job, found again by the job's uid, read for progress."""
+
+from __future__ import annotations
+
+import math
+
+from finetune_crds import contract
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.status import MlflowStatus, ModelStatus, Progress
+from finetune_operator import names
+from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.model import EnsureRun
+from finetune_operator.mlflow.model import Run
+
+
+def tracking_uri(draft: Draft) -> str:
+    """The MLflow server of the job; empty for none."""
+    return draft.settings.servers(draft.spec.tracking)[0]
+
+
+def track(draft: Draft) -> bool:
+    """Have a run made when there is none, and carry what it says into the status.
+
+    MLflow being away never ends the pass: what needs no run goes on, and what runs goes on.
+    """
+    if not tracking_uri(draft):
+        draft.set(
+            ConditionType.TRACKED,
+            False,
+            ConditionReason.MLFLOW_NOT_CONFIGURED,
+            "no MLflow server is set: progress and the model are in the pods' logs alone",
+        )
+        return True
+    draft.requeue_after(draft.settings.poll_seconds)
+    seen = draft.observed.mlflow
+    if seen is None:
+        return True
+    if seen.problem:
+        draft.set(ConditionType.TRACKED, False, seen.problem.reason, seen.problem.message)
+        return True
+    if seen.run is None:
+        draft.update(mlflow=None)
+        draft.actions.append(_ensure_run(draft))
+        return True
+    draft.set(ConditionType.TRACKED, True, ConditionReason.RUN_READY, f"MLflow run {seen.run.run_id}")
+    _copy(draft, seen.run)
+    return True
+
+
+def may_train(draft: Draft) -> bool:
+    """Whether training may start as far as tracking is concerned: the pods need the run's id."""
+    return not tracking_uri(draft) or (
+        draft.status.mlflow is not None and draft.status.mlflow.run_id is not None
+    )
+
+
+def _ensure_run(draft: Draft) -> EnsureRun:
+    job, tracking = draft.job, draft.spec.tracking
+    return EnsureRun(
+        experiment=names.experiment(job.namespace, tracking),
+        run_name=tracking.run_name or job.name,
+        tags={**tracking.tags, contract.TAG_JOB_UID: job.uid, contract.TAG_JOB: job.key},
+    )
+
+
+def _copy(draft: Draft, run: Run) -> None:
+    spec_uri = draft.spec.tracking.uri
+    public = spec_uri or draft.settings.tracking_public_url or draft.settings.tracking_uri
+    draft.update(
+        mlflow=MlflowStatus(
+            experiment_id=run.experiment_id,
+            run_id=run.run_id,
+            url=f"{public.rstrip('/')}/#/experiments/{run.experiment_id}/runs/{run.run_id}",
+        )
+    )
+    _copy_progress(draft, run)
+    _copy_evaluation(draft, run)
+    note_goodput(draft, run.metrics.get(contract.METRIC_GOODPUT))
+
+
+def note_goodput(draft: Draft, share: float | None) -> None:
+    """Share of the training time that counted, where it is known."""
+    known = rounded(share, 4)
+    if known is not None:
+        draft.update(goodput=min(max(known, 0.0), 1.0))
+
+
+def _copy_progress(draft: Draft, run: Run) -> None:
+    metrics = run.metrics
+    if contract.METRIC_STEP not in metrics and contract.METRIC_LOSS not in metrics:
+        return
+    step = integer(metrics.get(contract.METRIC_STEP)) or 0
+    max_steps = integer(metrics.get(contract.METRIC_MAX_STEPS))
+    before = draft.status.progress
+    percent = min(100 * step // max_steps, 100) if max_steps else None
+    after = Progress(
+        step=step,
+        max_steps=max_steps,
+        percent=percent,
+        summary=f"{percent}%" if percent is not None else None,
+        loss=rounded(metrics.get(contract.METRIC_LOSS), 4),
+        eval_loss=rounded(metrics.get(contract.METRIC_EVAL_LOSS), 4),
+        tokens_per_second=rounded(metrics.get(contract.METRIC_TOKENS_PER_SECOND), 1),
+        seconds_remaining=integer(metrics.get(contract.METRIC_SECONDS_REMAINING)),
+        updated_at=before.updated_at if before else None,
+    )
+    if after != before:
+        draft.update(progress=after.model_copy(update={"updated_at": draft.now}))
+
+
+def _copy_evaluation(draft: Draft, run: Run) -> None:
+    found = {
+        "base_eval_loss": rounded(run.metrics.get(contract.METRIC_BASE_EVAL_LOSS), 4),
+        "eval_loss": rounded(run.metrics.get(contract.METRIC_FINAL_EVAL_LOSS), 4),
+        "perplexity": rounded(run.metrics.get(contract.METRIC_FINAL_EVAL_PERPLEXITY), 4),
+    }
+    known = {name: value for name, value in found.items() if value is not None}
+    if known:
+        draft.update(model=(draft.status.model or ModelStatus()).model_copy(update=known))
+
+
+# NB: a diverged run has NaN and infinite metrics, which JSON, and so the status, cannot hold.
+def rounded(value: float | None, digits: int) -> float | None:
+    """The number as the status holds it; None when it is none."""
+    return round(value, digits) if value is not None and math.isfinite(value) else None
+
+
+def integer(value: float | None) -> int | None:
+    """The count as the status holds it; None when it is none."""
+    return max(int(value), 0) if value is not None and math.isfinite(value) else None

@@ -1,0 +1,136 @@
+"""Training: one Indexed Job an attempt; if any rank fails the whole gang goes and the next attempt resumes."""
+
+from __future__ import annotations
+
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.status import ModelStatus, Nodes
+from finetune_operator import names
+from finetune_operator.finetunejob.children import job_condition, of_job
+from finetune_operator.finetunejob.decide import attempt as attempts
+from finetune_operator.finetunejob.decide import backoff, checkpoint, gang, pods, track
+from finetune_operator.finetunejob.decide.draft import Draft
+
+# Attempts before the present one whose Jobs, and so their pods' logs, stay.
+_KEPT_ATTEMPTS = 3
+
+
+def train(draft: Draft) -> bool:
+    """See to it that an attempt runs to its end; the pass ends while it does not."""
+    if draft.holds(ConditionType.TRAINED):
+        return True
+    if not track.may_train(draft):
+        tracked = draft.condition(ConditionType.TRACKED)
+        why = tracked.message if tracked and tracked.status == "False" else "the MLflow run is being made"
+        draft.set(ConditionType.TRAINED, False, ConditionReason.STARTING, f"training waits for MLflow: {why}")
+        return False
+    number = draft.status.attempt or 1
+    name = names.train_name(draft.job.name, number)
+    child = draft.observed.jobs.get(name)
+    if child is None:
+        _start(draft, number)
+        return False
+    mine = of_job(draft.observed.pods, child)
+    _count(draft, mine)
+    checkpoint.note(draft, mine)
+    if job_condition(child, "Complete"):
+        _finish(draft, mine)
+        return True
+    failed = job_condition(child, "Failed")
+    if failed:
+        attempts.after_failure(draft, number, mine, child, failed)
+        return False
+    _follow(draft, number, child, mine)
+    return False
+
+
+def _start(draft: Draft, number: int) -> None:
+    """Make the children of an attempt, once the pods of the one before are gone."""
+    if not backoff.may_start(draft):
+        return
+    if draft.status.start_time is None:
+        draft.update(start_time=draft.now)
+    draft.update(attempt=number, restarts=draft.status.restarts or 0)
+    leaving = pods.alive(pods.of_component(draft.observed.pods, names.TRAIN))
+    if leaving:
+        message = f"attempt {number} starts when {pods.listed(leaving)} of the one before has stopped"
+        draft.set(ConditionType.TRAINED, False, ConditionReason.RESTARTING, message)
+        draft.requeue_after(draft.settings.poll_seconds)
+        return
+    _clear_away(draft, number)
+    draft.apply += [gang.service(draft), gang.recipe(draft), gang.job(draft, number)]
+    nodes = draft.spec.distributed.nodes
+    draft.update(nodes=Nodes(desired=nodes, ready=0, summary=f"0/{nodes}"))
+    draft.set(
+        ConditionType.TRAINED, False, ConditionReason.STARTING, f"attempt {number}: {nodes} pods are starting"
+    )
+
+
+def _clear_away(draft: Draft, number: int) -> None:
+    """Delete the Jobs of attempts long past: preemptions are not limited in number."""
+    kept = {names.train_name(draft.job.name, number - back) for back in range(_KEPT_ATTEMPTS + 1)}
+    for name, child in draft.observed.jobs.items():
+        if name not in kept and name != names.prep_name(draft.job.name):
+            draft.remove(child)
+
+
+def _follow(draft: Draft, number: int, child: Json, mine: list[Json]) -> None:
+    name, nodes = child["metadata"]["name"], draft.spec.distributed.nodes
+    alive = pods.alive(mine)
+    pods.report_health(draft, alive, name, wanted=nodes)
+    ready = draft.status.nodes.ready if draft.status.nodes else 0
+    if ready == nodes:
+        reason = ConditionReason.TRAINING
+        message = f"attempt {number} runs on {nodes} pods; kubectl logs job/{name} shows how far it is"
+    else:
+        reason, message = ConditionReason.STARTING, f"attempt {number}: {ready} of {nodes} pods are ready"
+    if job_condition(child, "FailureTarget") and alive:
+        # NB: a node that is lost keeps its pods, and so the attempt, from ending.
+        message = f"attempt {number} has failed and ends when {pods.listed(alive)} has stopped"
+    draft.set(ConditionType.TRAINED, False, reason, message)
+    draft.requeue_after(draft.settings.poll_seconds)
+
+
+def _count(draft: Draft, mine: list[Json]) -> None:
+    nodes = draft.spec.distributed.nodes
+    ready = min(pods.ready(mine), nodes)
+    draft.update(nodes=Nodes(desired=nodes, ready=ready, summary=f"{ready}/{nodes}"))
+
+
+def _finish(draft: Draft, mine: list[Json]) -> None:
+    results = [
+        ended.message.train
+        for ended in pods.exits(mine, gang.CONTAINER)
+        if ended.message and ended.message.train
+    ]
+    if results:
+        result = results[0]
+        before = draft.status.model or ModelStatus()
+        known = {
+            "base_eval_loss": result.base_eval_loss,
+            "eval_loss": result.eval_loss,
+            "perplexity": result.perplexity,
+        }
+        rounded = {key: track.rounded(value, 4) for key, value in known.items()}
+        finite = {key: value for key, value in rounded.items() if value is not None}
+        if finite:
+            draft.update(model=before.model_copy(update=finite))
+        track.note_goodput(draft, result.goodput)
+        _complete_progress(draft, result.step)
+    draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "every pod ran to its end")
+    draft.set(
+        ConditionType.TRAINED, True, ConditionReason.TRAINED, f"attempt {draft.status.attempt} ran to its end"
+    )
+
+
+def _complete_progress(draft: Draft, step: int) -> None:
+    progress = draft.status.progress
+    if progress and step >= progress.step:
+        finished = {
+            "step": step,
+            "max_steps": step,
+            "percent": 100,
+            "summary": "100%",
+            "seconds_remaining": 0,
+        }
+        draft.update(progress=progress.model_copy(update=finished))

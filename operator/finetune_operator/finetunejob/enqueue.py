@@ -1,0 +1,28 @@
+"""Which events put which FineTuneJobs on the queue."""
+
+from __future__ import annotations
+
+from finetune_crds.base import Json
+from finetune_operator import names
+from finetune_operator.controller.store import Store
+from finetune_operator.controller.workqueue import WorkQueue
+
+
+def on_event(store: Store, queue: WorkQueue, kind: str | None, body: Json) -> None:
+    """Take in what a watch says of a FineTuneJob, and queue a pass."""
+    _take_in(store, "FineTuneJob", kind, body)
+    queue.add(f"{body['metadata']['namespace']}/{body['metadata']['name']}")
+
+
+def on_child(store: Store, queue: WorkQueue, child: str, kind: str | None, body: Json) -> None:
+    """Take in what a watch says of a Job or a Pod, and queue a pass over the FineTuneJob that its label names."""
+    _take_in(store, child, kind, body)
+    meta = body["metadata"]
+    queue.add(f"{meta['namespace']}/{meta['labels'].get(names.LABEL_JOB)}")
+
+
+def _take_in(store: Store, resource: str, kind: str | None, body: Json) -> None:
+    if kind == "DELETED":
+        store.drop(resource, body)
+    else:
+        store.put(resource, body)

@@ -1,0 +1,118 @@
+"""What a reconcile works on: the job, what was observed of the world, and what was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from finetune_crds.base import Json
+from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_crds.status import FineTuneJobStatus
+from finetune_operator.errors import Problem
+from finetune_operator.mlflow.model import Run
+from finetune_operator.registry.base import Version
+
+
+@dataclass(frozen=True)
+class FineTuneJob:
+    """A FineTuneJob as the API server holds it.
+
+    `spec` is None when it does not fit this version's schema; `invalid` then says why. `version` is its resource
+    version.
+    """
+
+    name: str
+    namespace: str
+    uid: str
+    version: str
+    generation: int
+    spec: FineTuneJobSpec | None
+    status: FineTuneJobStatus
+    invalid: str | None = None
+
+    @property
+    def key(self) -> str:
+        """namespace/name."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Mlflow:
+    """What MLflow says of a job. `problem` set: nothing else is known."""
+
+    run: Run | None = None
+    version: Version | None = None
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What exists: the job's child Jobs by name, its pods, and MLflow's word.
+
+    `rejections` are the messages of Jobs whose pods the API server refused to create, by Job name. `owned` are the
+    aliases of the job's registered model that a ModelPromotion keeps: namespace/name of it, by alias.
+    """
+
+    jobs: Mapping[str, Json] = field(default_factory=dict)
+    pods: tuple[Json, ...] = ()
+    mlflow: Mlflow | None = None
+    rejections: Mapping[str, str] = field(default_factory=dict)
+    owned: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EnsureRun:
+    """Make the job's MLflow run, unless one with the job's uid exists."""
+
+    experiment: str
+    run_name: str
+    tags: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class FinishRun:
+    """Close the job's MLflow run with this status."""
+
+    run_id: str
+    status: str
+
+
+@dataclass(frozen=True)
+class SetAlias:
+    """Point an alias of a registered model at a version."""
+
+    model: str
+    alias: str
+    version: str
+
+
+Action = EnsureRun | FinishRun | SetAlias
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """A child Job to delete, with the uid it must have."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What has to be done, and what the status is to say.
+
+    Attributes:
+        status: the whole status to be.
+        apply: children to create or bring up to date.
+        delete: child Jobs that must go.
+        sweep: the other children must go too.
+        actions: writes to MLflow.
+        requeue_seconds: when to look again even if nothing happens; None for the next resync.
+    """
+
+    status: FineTuneJobStatus
+    apply: tuple[Json, ...] = ()
+    delete: tuple[Deletion, ...] = ()
+    sweep: bool = False
+    actions: tuple[Action, ...] = ()
+    requeue_seconds: float | None = None

@@ -1,0 +1,71 @@
+"""One pass over one job: observe, decide, apply."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar
+
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator.controller.leases import LeaseBusy
+from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, utc_now
+from finetune_operator.finetunejob.apply import FineTuneJobApplier, NameTaken
+from finetune_operator.finetunejob.decide import decide
+from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.model import Decision, FineTuneJob, Observed
+from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
+from finetune_operator.kube import KubeError
+from finetune_operator.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class FineTuneJobReconciler(Reconciler):
+    """Handles keys of FineTuneJobs."""
+
+    kind: ClassVar[str] = "FineTuneJob"
+    expected: ClassVar[tuple[type[Exception], ...]] = (*Reconciler.expected, NameTaken)
+
+    observer: FineTuneJobObserver
+    applier: FineTuneJobApplier
+    settings: Settings
+    now: Callable[[], datetime] = utc_now
+
+    async def reconcile(self, body: Json) -> float | None:
+        """One pass."""
+        if "deletionTimestamp" in body["metadata"]:
+            return None
+        job = read_finetunejob(body)
+        try:
+            observed = await self.observer.observe(job, self.now())
+            now = self.now()
+            decision = decide(job, observed, now, self.settings)
+            await self.applier.apply(job, decision, now)
+        except LeaseBusy as error:
+            log.debug("%s: %s", job.key, error)
+            return BUSY_SECONDS
+        except (KubeError, NameTaken) as error:
+            await self._report(job, error)
+            raise
+        # What was written to MLflow is read back at once.
+        return 0.0 if decision.actions else decision.requeue_seconds
+
+    async def _report(self, job: FineTuneJob, error: KubeError | NameTaken) -> None:
+        """Say on the resource itself why its children cannot be made."""
+        if isinstance(error, NameTaken):
+            kind, reason = ConditionType.PODS_HEALTHY, ConditionReason.NAME_TAKEN
+        elif error.status in (403, 422, 400):
+            kind, reason = ConditionType.PODS_HEALTHY, ConditionReason.POD_REJECTED
+        else:
+            return
+        draft = Draft(job, Observed(), self.now().replace(microsecond=0), self.settings)
+        draft.set(kind, False, reason, str(error))
+        draft.update(phase=job.status.phase or "Pending", observed_generation=job.generation)
+        try:
+            await self.applier.apply(job, Decision(status=draft.status), self.now())
+        except KubeError as second:
+            log.warning("%s: its status could not be written: %s", job.key, second)

@@ -1,0 +1,168 @@
+"""How to reach an MLflow server: its address, how to log in, and what its failures mean.
+
+MLflow's own client takes its credentials from the environment of the process; here every resource may have its
+own. So the stores beneath that client are used, which take credentials for each call.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from finetune_crds.conditions import ConditionReason
+from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.text import masked, short
+
+# NB: by default MLflow's client retries for minutes. Here the work queue retries, and a thread must not be held.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+
+_IMPORTING = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """How to log in to an MLflow server; all empty for none."""
+
+    username: str = ""
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, secret: Mapping[str, str] | None) -> Credentials:
+        """From what a Secret holds, with the names that MLflow's own client reads; without one, nobody's."""
+        held = secret or {}
+        return cls(
+            username=held.get("MLFLOW_TRACKING_USERNAME", ""),
+            password=held.get("MLFLOW_TRACKING_PASSWORD", ""),
+            token=held.get("MLFLOW_TRACKING_TOKEN", ""),
+        )
+
+
+NOBODY = Credentials()
+
+
+@dataclass(frozen=True)
+class Host:
+    """An MLflow server, and how to log in."""
+
+    uri: str
+    credentials: Credentials = NOBODY
+
+    def tracking(self) -> Any:
+        """MLflow's store of runs."""
+        from mlflow.store.tracking.rest_store import RestStore
+
+        return RestStore(self._access)
+
+    def registry(self) -> Any:
+        """MLflow's store of registered models."""
+        from mlflow.store.model_registry.rest_store import RestStore
+
+        return RestStore(self._access)
+
+    def problems(self) -> Problems:
+        """A block in which whatever MLflow's client raises becomes a TrackingError."""
+        return Problems(self.uri, (self.credentials.password, self.credentials.token))
+
+    def _access(self) -> Any:
+        from mlflow.utils.rest_utils import MlflowHostCreds
+
+        known = self.credentials
+        return MlflowHostCreds(
+            self.uri.rstrip("/"),
+            username=known.username or None,
+            password=known.password or None,
+            token=known.token or None,
+        )
+
+
+def canonical(uri: str) -> str:
+    """The address as everybody would write it who means the same server; what is no address stays as it is."""
+    try:
+        parts = urlsplit(uri.strip())
+    except ValueError:
+        return uri.strip()
+    if parts.scheme not in _DEFAULT_PORTS:
+        return uri.strip()
+    server = parts.netloc.lower().removesuffix(_DEFAULT_PORTS[parts.scheme])
+    return f"{parts.scheme}://{server}{parts.path.rstrip('/')}"
+
+
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+
+
+class Problems:
+    """Turns whatever MLflow's client raises in a block into a TrackingError with a sentence a person can act on.
+
+    NB: parts of MLflow are imported in such blocks alone. Two threads that import it for the first time, each from
+    another end, leave it broken for as long as the process lives.
+    """
+
+    def __init__(self, uri: str, secrets: tuple[str, ...]) -> None:
+        self._uri, self._secrets = uri, [secret for secret in secrets if secret]
+
+    def __enter__(self) -> None:
+        with _IMPORTING:
+            import mlflow.store.model_registry.rest_store
+            import mlflow.store.tracking.rest_store  # noqa: F401
+
+            import finetune_operator.mlflow.connections  # noqa: F401
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        if error is None or isinstance(error, ExternalError) or not isinstance(error, Exception):
+            return
+        text = masked(str(error), self._secrets)
+        problem = _problem(self._uri, text, str(getattr(error, "error_code", "")))
+        # NB: the cause is left out: its text, which a log would show, may hold the credentials.
+        raise ExternalError(problem) from None
+
+
+def _problem(uri: str, text: str, code: str) -> Problem:
+    """What a failure of MLflow's client means, from its text and MLflow's own error code."""
+    answered, cause = _STATUS.search(text), _CAUSE.search(text)
+    status = int(answered[1]) if answered else None
+    why = f"HTTP {status}" if status else cause[0] if cause else short(text)
+    if text.startswith("Invalid url:"):
+        return Problem(
+            ConditionReason.MLFLOW_ERROR,
+            f"{uri} is no address of an MLflow server: write one such as http://mlflow:5000",
+        )
+    if "Invalid Host header" in text:
+        host = uri.split("://", 1)[-1].split("/", 1)[0]
+        return Problem(
+            ConditionReason.MLFLOW_HOST_NOT_ALLOWED,
+            f"MLflow at {uri} refuses its own host name (403): start it with --allowed-hosts '{host}' "
+            "(MLFLOW_SERVER_ALLOWED_HOSTS), beside the names it already has",
+        )
+    if status in (401, 403) or code in ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"):
+        return Problem(
+            ConditionReason.MLFLOW_FORBIDDEN,
+            f"MLflow at {uri} refuses access: check the Secret in spec.tracking.secretRef ({why})",
+        )
+    if status in (302, 404) or "not in a valid JSON format" in text:
+        return Problem(
+            ConditionReason.MLFLOW_ERROR,
+            f"{uri} answers, but not as an MLflow server: check the address, and whether a login page or a "
+            f"proxy stands before it ({why})",
+        )
+    if status in (429, 502, 503, 504) or (status is None and "API request to http" in text):
+        return Problem(ConditionReason.MLFLOW_UNREACHABLE, f"MLflow at {uri} cannot be reached: {why}")
+    # The same again would be refused again: somebody has to ask for something else.
+    refused = code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
+    reason = ConditionReason.MLFLOW_REFUSED if refused else ConditionReason.MLFLOW_ERROR
+    return Problem(reason, f"MLflow at {uri} answered: {why}")
+
+
+# How MLflow's client words the HTTP status of an answer, and of one that it would have retried.
+_STATUS = re.compile(r"(?:failed with error code|too many) (\d{3})\b")
+# The part of urllib3's nested errors that people can use.
+_CAUSE = re.compile(
+    r"\[Errno -?\d+\] [^'\")]+|\[SSL: \w+\] [^'\"(]+|Read timed out|Connection to [\w.-]+ timed out"
+    r"|Connection reset by peer|Remote end closed connection without response"
+)

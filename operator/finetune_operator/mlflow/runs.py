@@ -1,0 +1,114 @@
+"""MLflow's runs as this operator uses them: found and made by the job's uid."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from finetune_crds import contract
+from finetune_crds.conditions import ConditionReason
+from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.mlflow.host import NOBODY, Credentials, Host
+from finetune_operator.mlflow.model import Run
+
+_USER = "finetune-operator"
+_ACTIVE_ONLY = 1  # mlflow.entities.ViewType
+
+
+@dataclass(frozen=True)
+class Server:
+    """One MLflow server, and how to log in. Every method blocks; call it off the event loop."""
+
+    uri: str
+    registry_uri: str
+    credentials: Credentials = NOBODY
+
+    def find_run(self, uid: str, experiment: str, run_id: str | None = None) -> Run | None:
+        """The run of a job: by its id when that is known, else by the job's uid in its experiment."""
+        with self._host.problems():
+            store = self._host.tracking()
+            known = get_run(store, run_id) if run_id else None
+            held = None if known else store.get_experiment_by_name(experiment)
+            if known or held is None:
+                return known
+            wanted = f"tags.`{contract.TAG_JOB_UID}` = '{uid}'"
+            found = store.search_runs(
+                [held.experiment_id], wanted, _ACTIVE_ONLY, 1, ["attribute.start_time ASC"]
+            )
+            return _run(found[0]) if found else None
+
+    def ensure_run(self, uid: str, experiment: str, run_name: str, tags: Mapping[str, str]) -> Run:
+        """The run of a job, made if there is none."""
+        found = self.find_run(uid, experiment)
+        if found:
+            return found
+        with self._host.problems():
+            from mlflow.entities import RunTag
+
+            store = self._host.tracking()
+            every_tag = {**tags, "mlflow.runName": run_name, "mlflow.user": _USER}
+            return _run(
+                store.create_run(
+                    experiment_id=_experiment(store, experiment),
+                    user_id=_USER,
+                    start_time=int(time.time() * 1000),
+                    tags=[RunTag(key, value) for key, value in every_tag.items()],
+                    run_name=run_name,
+                )
+            )
+
+    def finish_run(self, run_id: str, status: str) -> None:
+        """Close a run as FINISHED, FAILED or KILLED."""
+        with self._host.problems():
+            from mlflow.entities import RunStatus
+
+            self._host.tracking().update_run_info(
+                run_id, RunStatus.from_string(status), int(time.time() * 1000), None
+            )
+
+    @property
+    def _host(self) -> Host:
+        return Host(self.uri, self.credentials)
+
+
+def _run(found: Any) -> Run:
+    info = found.info
+    return Run(
+        info.run_id, info.experiment_id, str(info.status), dict(found.data.metrics), dict(found.data.tags)
+    )
+
+
+def get_run(store: Any, run_id: str) -> Run | None:
+    """A run by its id, from MLflow's store of runs; None when the server has none of it."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return _run(store.get_run(run_id))
+    except MlflowException as error:
+        # The server lost it, with its database say.
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+
+
+def _experiment(store: Any, name: str) -> str:
+    from mlflow.exceptions import MlflowException
+
+    found = store.get_experiment_by_name(name)
+    if found is None:
+        try:
+            return str(store.create_experiment(name))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+            found = store.get_experiment_by_name(name)
+    if found.lifecycle_stage != "active":
+        raise ExternalError(
+            Problem(
+                ConditionReason.MLFLOW_ERROR,
+                f"experiment {name} was deleted in MLflow: restore it, or set spec.tracking.experiment",
+            )
+        )
+    return str(found.experiment_id)

@@ -1,0 +1,1 @@
+"""ModelPromotion: observe, decide, apply, and the pass that joins them."""

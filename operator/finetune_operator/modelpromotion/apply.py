@@ -1,0 +1,129 @@
+"""apply: carry out a decision about a promotion. Status first: nothing is written elsewhere that it does not know of."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from finetune_crds.base import API_VERSION, Json
+from finetune_operator import names
+from finetune_operator.controller import status as status_writer
+from finetune_operator.controller.events import EventTarget
+from finetune_operator.controller.store import Store
+from finetune_operator.errors import ExternalError
+from finetune_operator.kube import Kube
+from finetune_operator.modelpromotion.decide.failed_action import failed_action
+from finetune_operator.modelpromotion.model import Promotion, PromotionAction, PromotionDecision
+from finetune_operator.modelpromotion.observe import ModelPromotionObserver
+from finetune_operator.registry.base import MoveAlias
+from finetune_operator.registry.writer import AliasMoved, AliasWriter
+
+log = logging.getLogger(__name__)
+
+KIND = "ModelPromotion"
+
+
+class StaleError(Exception):
+    """The promotion is no longer as it was when it was decided on."""
+
+
+@dataclass
+class ModelPromotionApplier:
+    """Writes to the API server, to the registry and to serving endpoints.
+
+    `moved` is called with the name of a model whose alias was moved.
+    """
+
+    kube: Kube
+    store: Store
+    observer: ModelPromotionObserver
+    writer: AliasWriter
+    moved: Callable[[str], None]
+
+    async def apply(self, promotion: Promotion, decision: PromotionDecision, now: datetime) -> None:
+        """Carry out a decision: status, Events, the registry and the endpoint, finalizer, in this order.
+
+        Raises:
+            KubeError: the API server refused something, or could not be reached.
+            LeaseBusy: another replica writes to the model.
+            StaleError: the promotion changed meanwhile.
+            TrackingError: the registry or the endpoint could not be written to; the status says so.
+        """
+        body = await self._status(promotion, decision, now)
+        version = str(body["metadata"]["resourceVersion"]) if body else promotion.version
+        failed: ExternalError | None = None
+        for action in decision.actions:
+            try:
+                await self._act(promotion, action, version)
+            except AliasMoved:
+                raise
+            except ExternalError as error:
+                # NB: an alias that may not be written keeps no endpoint from going back, nor the other way round.
+                decision = failed_action(promotion, decision, action, error.problem, now=now)
+                failed = failed or error
+        if failed:
+            await self._status(promotion, decision, now, onto=body)
+            raise failed
+        if decision.finalizer is not None:
+            await self._finalizer(promotion, wanted=decision.finalizer)
+
+    async def _act(self, promotion: Promotion, action: PromotionAction, version: str) -> None:
+        if not isinstance(action, MoveAlias):
+            serving = await self.observer.serving(promotion)
+            await asyncio.to_thread(serving.act, action)
+            return
+        spec = promotion.spec
+        if spec is None:
+            return
+
+        async def still() -> None:
+            await self._refuse_stale(promotion, version)
+
+        registry = await self.observer.registry(promotion)
+        try:
+            await self.writer.move(registry, spec.model, spec.alias, action, still)
+        finally:
+            self.observer.forget(registry.uri, spec.model)
+        log.info("%s: alias %s of %s is version %s", promotion.key, spec.alias, spec.model, action.to)
+        self.moved(spec.model)
+
+    async def _refuse_stale(self, promotion: Promotion, version: str) -> None:
+        """NB: a replica that slept, or waited for others, would else make a move that was decided on long ago."""
+        held = await self.kube.get(KIND, promotion.namespace, promotion.name)
+        if held is None or held["metadata"]["resourceVersion"] != version:
+            raise StaleError(f"{promotion.key} changed meanwhile")
+
+    async def _status(
+        self, promotion: Promotion, decision: PromotionDecision, now: datetime, *, onto: Json | None = None
+    ) -> Json | None:
+        """Write the status if it changed; the resource as it is then, or None."""
+        if decision.status == promotion.status and onto is None:
+            return None
+        about = EventTarget(KIND, promotion.name, promotion.namespace, promotion.uid)
+        version = str(onto["metadata"]["resourceVersion"]) if onto else promotion.version
+        return await status_writer.write(
+            self.kube,
+            self.store,
+            about,
+            version=version,
+            before=promotion.status,
+            after=decision.status,
+            now=now,
+        )
+
+    async def _finalizer(self, promotion: Promotion, *, wanted: bool) -> None:
+        await self.kube.apply(
+            {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "metadata": {
+                    "name": promotion.name,
+                    "namespace": promotion.namespace,
+                    "uid": promotion.uid,
+                    "finalizers": [names.FINALIZER] if wanted else [],
+                },
+            }
+        )

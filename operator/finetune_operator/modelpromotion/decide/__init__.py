@@ -1,0 +1,77 @@
+"""All policy of promotions. Pure: no I/O, no clock of its own; the same input gives the same decision."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from finetune_crds.conditions import ConditionType
+from finetune_operator.modelpromotion.decide import (
+    accept,
+    approval,
+    drift,
+    gates,
+    move,
+    phase,
+    promote,
+    reach,
+    remove,
+    rollback,
+    serving,
+    source,
+)
+from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.modelpromotion.model import Observed, Promotion, PromotionDecision
+from finetune_operator.settings import Settings
+
+# In this order; a policy that returns False ends the pass.
+POLICIES = (
+    accept.accept,
+    reach.reach,
+    move.finish_move,
+    reach.suspend,
+    source.resolve,
+    source.has_model,
+    rollback.roll_back,
+    drift.notice,
+    rollback.hold,
+    promote.withdraw,
+    source.has_source,
+    promote.settle,
+    promote.revert,
+    gates.check_gates,
+    approval.await_approval,
+    approval.soak,
+    promote.promote,
+)
+
+
+def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Settings) -> PromotionDecision:
+    """What has to be done for a promotion, and what its status is to say."""
+    draft = Draft(promotion, observed, now.replace(microsecond=0), settings)
+    if promotion.deleting:
+        remove.remove(draft)
+        return draft.conclude()
+    remove.guard(draft)
+    for policy in POLICIES:
+        if not policy(draft):
+            break
+    move.give_up(draft)
+    _serve(draft)
+    draft.update(observed_generation=promotion.generation, phase=phase.phase(draft.status.conditions))
+    return draft.conclude()
+
+
+def _serve(draft: Draft) -> None:
+    """The endpoint follows the alias, whatever becomes of the candidate; it goes back even while the alias cannot."""
+    promotion = draft.promotion
+    if promotion.spec is None or promotion.spec.serving is None:
+        draft.unset(ConditionType.SERVED)
+        draft.update(serving=None)
+    elif draft.holds(ConditionType.SUSPENDED) or not (
+        draft.holds(ConditionType.ACCEPTED) and draft.holds(ConditionType.REGISTRY_READY)
+    ):
+        return
+    elif draft.status.move is None and draft.status.promoted == draft.holder:
+        serving.serve(draft)
+    else:
+        serving.hold(draft)

@@ -1,0 +1,68 @@
+"""Whether a promotion can be carried out at all: its spec, and whether the alias is its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.modelpromotion import ModelPromotionSpec
+from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.policy.address import passwords
+from finetune_operator.settings import UNITY_CATALOG, Settings
+
+DATABRICKS = "databricks"
+
+
+def accept(draft: Draft) -> bool:
+    """Accept the promotion, or say everything that is wrong with it in one message."""
+    if draft.promotion.spec is None:
+        return _refuse(
+            draft, ConditionReason.INVALID_SPEC, draft.promotion.invalid or "the spec cannot be read"
+        )
+    wrong = [*mistakes(draft.spec, draft.settings)]
+    if wrong:
+        return _refuse(draft, ConditionReason.INVALID_SPEC, "; ".join(wrong))
+    if draft.observed.rival:
+        message = (
+            f"ModelPromotion {draft.observed.rival} is older and keeps the alias {draft.spec.alias} of "
+            f"{draft.spec.model}: delete one of the two"
+        )
+        # What the older one does with the alias is no drift: once it is gone, things start from where the alias is.
+        draft.update(promoted=None, current=None, move=None, abandoned=None, watched_since=None)
+        return _refuse(draft, ConditionReason.CONFLICT, message)
+    if draft.observed.loop:
+        message = f"{draft.observed.loop}: let one of them take it from somewhere else"
+        return _refuse(draft, ConditionReason.CONFLICT, message)
+    draft.set(ConditionType.ACCEPTED, True, ConditionReason.ACCEPTED, "the spec can be carried out")
+    return True
+
+
+def _refuse(draft: Draft, reason: ConditionReason, message: str) -> bool:
+    draft.set(ConditionType.ACCEPTED, False, reason, message)
+    draft.stop(reason, message)
+    return False
+
+
+def mistakes(spec: ModelPromotionSpec, settings: Settings) -> Iterator[str]:
+    """What the schema cannot see."""
+    server, registry = settings.servers(spec.tracking)
+    if not registry:
+        yield (
+            "no model registry is known: set spec.tracking.registryUri, or install the chart with tracking.uri"
+        )
+    yield from passwords(spec.tracking)
+    if registry == UNITY_CATALOG:
+        if spec.tracking.uri not in (None, DATABRICKS):
+            yield (
+                f"runs of models in Unity Catalog are read from their workspace: set spec.tracking.uri to {DATABRICKS}, "
+                "or leave it out"
+            )
+        if spec.model.count(".") != 2 or not all(spec.model.split(".")):
+            yield f"spec.model {spec.model} must be catalog.schema.name in Unity Catalog"
+    elif registry and not registry.startswith(("http://", "https://")):
+        yield (
+            f"the registry {registry} is none that is known: use the http or https address of an MLflow server, or "
+            f"{UNITY_CATALOG}"
+        )
+    elif server and not server.startswith(("http://", "https://")):
+        yield f"the tracking server {server} is none that is known beside {registry}: use an http or https address"

@@ -1,0 +1,120 @@
+"""Approval and soak: the time between a version's passing and the alias's moving. Both clocks start together."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.promotion_status import ApprovalStatus, SoakStatus
+from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.text import stamp
+
+
+def await_approval(draft: Draft) -> bool:
+    """End the pass until a person has approved the candidate, where that is asked for."""
+    wanted = draft.spec.approval
+    version = draft.status.candidate or ""
+    _start_soak(draft, version)
+    if wanted is None or not wanted.required:
+        draft.update(approval=None)
+        draft.unset(ConditionType.APPROVED)
+        return True
+    stands = _approval(draft, version)
+    if wanted.version == version:
+        return _approve(draft, stands)
+    draft.update(approval=stands.model_copy(update={"approved_at": None}))
+    if _is_late(stands, draft.now):
+        return _time_out(draft, stands)
+    if stands.expires_at:
+        draft.requeue_after((stands.expires_at - draft.now).total_seconds())
+    other = f"; approval.version {wanted.version} is not it" if wanted.version else ""
+    until = f", until {stamp(stands.expires_at)}" if stands.expires_at else ""
+    message = (
+        f"version {version} passed its gates and waits for approval{until}: set spec.approval.version to "
+        f"{version}{other}"
+    )
+    draft.set(ConditionType.APPROVED, False, ConditionReason.AWAITING_APPROVAL, message)
+    draft.stop(ConditionReason.AWAITING_APPROVAL, message)
+    return False
+
+
+def _approval(draft: Draft, version: str) -> ApprovalStatus:
+    known = draft.status.approval
+    if known is None or known.version != version:
+        known = ApprovalStatus(version=version, requested_at=draft.now)
+    timeout = draft.spec.approval.timeout_seconds if draft.spec.approval else None
+    expires = known.requested_at + timedelta(seconds=timeout) if timeout else None
+    return known.model_copy(update={"expires_at": expires})
+
+
+def _is_late(stands: ApprovalStatus, now: datetime) -> bool:
+    return stands.expires_at is not None and now >= stands.expires_at
+
+
+def _approve(draft: Draft, stands: ApprovalStatus) -> bool:
+    # NB: the operator may have been away when it was given.
+    given = min(draft.promotion.edited or draft.now, draft.now)
+    if stands.approved_at is None and _is_late(stands, given):
+        draft.update(approval=stands)
+        return _time_out(draft, stands)
+    draft.update(approval=stands.model_copy(update={"approved_at": stands.approved_at or draft.now}))
+    by = draft.spec.approval.by if draft.spec.approval else None
+    who = f" by {by}" if by else ""
+    draft.set(
+        ConditionType.APPROVED, True, ConditionReason.APPROVED, f"version {stands.version} was approved{who}"
+    )
+    return True
+
+
+def _time_out(draft: Draft, stands: ApprovalStatus) -> bool:
+    message = (
+        f"version {stands.version} was not approved before {stamp(stands.expires_at)}: give it more time with "
+        "spec.approval.timeoutSeconds, or promote another version"
+    )
+    draft.set(ConditionType.APPROVED, False, ConditionReason.APPROVAL_TIMED_OUT, message)
+    draft.stop(ConditionReason.APPROVAL_TIMED_OUT, message)
+    return False
+
+
+def soak(draft: Draft) -> bool:
+    """End the pass until the soak is over."""
+    stands = draft.status.soak
+    if stands is None:
+        draft.unset(ConditionType.SOAKED)
+        return True
+    approval = draft.spec.approval
+    if approval and approval.bypass_soak and draft.holds(ConditionType.APPROVED):
+        draft.set(
+            ConditionType.SOAKED,
+            True,
+            ConditionReason.SOAK_BYPASSED,
+            "the approval does without the rest of the soak",
+        )
+        return True
+    left = (stands.until - draft.now).total_seconds()
+    if left > 0:
+        message = f"version {stands.version} passed its gates and soaks until {stamp(stands.until)}"
+        draft.set(ConditionType.SOAKED, False, ConditionReason.SOAKING, message)
+        draft.stop(ConditionReason.SOAKING, message)
+        draft.requeue_after(left)
+        return False
+    message = f"version {stands.version} soaked for {draft.spec.soak_seconds} s"
+    draft.set(ConditionType.SOAKED, True, ConditionReason.SOAKED, message)
+    return True
+
+
+def _start_soak(draft: Draft, version: str) -> None:
+    """Start the clock for this version, or leave it running; spec.soakSeconds may change meanwhile."""
+    seconds = draft.spec.soak_seconds
+    if not seconds:
+        draft.update(soak=None)
+        return
+    known = draft.status.soak
+    since = known.since if known and known.version == version else draft.now
+    draft.update(soak=SoakStatus(version=version, since=since, until=since + timedelta(seconds=seconds)))
+
+
+def forget_waits(draft: Draft) -> None:
+    """There is no candidate that waits: its clocks stop, and start anew for the next one."""
+    draft.update(approval=None, soak=None)
+    draft.unset(ConditionType.APPROVED, ConditionType.SOAKED)

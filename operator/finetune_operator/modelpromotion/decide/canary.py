@@ -1,0 +1,120 @@
+"""The canary: a new version gets its traffic in steps, which go forward on their own while its gates let them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.serving import Canary, Route, ServingStatus
+from finetune_operator.modelpromotion.decide import gates
+from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.text import stamp
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What the gates of the canary say; both empty when they let it go forward."""
+
+    failed: str = ""
+    unclear: str = ""
+
+
+def step(number: int | None) -> dict[str, Any]:
+    """Fields of the status for a step that is taken; its time begins once it is in force. None: none is."""
+    return {"step": number, "step_since": None, "next_step_at": None}
+
+
+NO_STEP = step(None) | {"steps": None}
+
+
+def is_possible(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
+    """Whether there are steps, and another version to share the traffic with."""
+    return _canary(draft) is not None and main_version(saved) not in (None, version)
+
+
+def main_version(routes: Sequence[Route]) -> str | None:
+    """The version that gets the most."""
+    return max(routes, key=lambda route: route.percent).version if routes else None
+
+
+def routes(draft: Draft, version: str) -> list[Route] | None:
+    """Who gets what in the step that is under way; None when there is none, or the spec has it no more."""
+    known, canary = known_of(draft), _canary(draft)
+    base = main_version(known.saved or [])
+    if canary is None or base is None or not known.step:
+        draft.update(serving=known.model_copy(update=NO_STEP))
+        return None
+    last = len(canary.steps)
+    if known.step > last:
+        # Whoever takes steps away wants less for the new version, not everything.
+        draft.update(serving=known.model_copy(update=step(last)))
+    percent = canary.steps[min(known.step, last) - 1].percent
+    draft.update(serving=known_of(draft).model_copy(update={"steps": last}))
+    return [Route(version=version, percent=percent), Route(version=base, percent=100 - percent)]
+
+
+def judge_step(draft: Draft, version: str) -> Verdicts:
+    """What the gates say of the version now; nothing unless a step is under way."""
+    canary = _canary(draft)
+    if canary is None or not known_of(draft).step or not canary.gates:
+        return Verdicts()
+    candidate = draft.observed.versions.get(version)
+    if candidate is None:
+        return Verdicts(unclear=f"the registry has no version {version}")
+    holder = draft.observed.versions.get(main_version(known_of(draft).saved or []) or "")
+    said = gates.judge(canary.gates, candidate, holder, which="which has the rest of the traffic")
+
+    def listed(verdict: str) -> str:
+        return "; ".join(f"{item.name}: {item.message}" for item in said if item.verdict == verdict)
+
+    return Verdicts(failed=listed("Failed"), unclear=listed("Inconclusive"))
+
+
+def go_forward(draft: Draft, verdicts: Verdicts) -> bool:
+    """With a step in force: start its time, wait for its end, or take the next one; whether it was taken."""
+    known, canary = known_of(draft), _canary(draft)
+    if canary is None or not known.step:
+        return False
+    since = known.step_since or draft.now
+    due = since + timedelta(minutes=canary.steps[known.step - 1].minutes)
+    if draft.now >= due and not verdicts.unclear:
+        last = known.step == len(canary.steps)
+        draft.update(serving=known.model_copy(update=step(None if last else known.step + 1)))
+        return True
+    draft.update(serving=known.model_copy(update={"step_since": since, "next_step_at": stamp(due)}))
+    said = so_far(draft)
+    if verdicts.unclear:
+        message = f"{said}; no further step until it can be judged: {verdicts.unclear}"
+        draft.set(ConditionType.SERVED, False, ConditionReason.CANARY_INCONCLUSIVE, message)
+    else:
+        draft.set(
+            ConditionType.SERVED,
+            False,
+            ConditionReason.CANARY,
+            f"{said}; the next one is due at {stamp(due)}",
+        )
+    left, often = (due - draft.now).total_seconds(), draft.settings.poll_seconds
+    draft.requeue_after(min(often, left) if left > 0 else often)
+    return False
+
+
+def so_far(draft: Draft) -> str | None:
+    """Who gets what in the step that is under way, in words; None when there is none."""
+    known, canary = known_of(draft), _canary(draft)
+    if canary is None or not known.step or known.step > len(canary.steps):
+        return None
+    percent, count = canary.steps[known.step - 1].percent, len(canary.steps)
+    return f"version {known.version} gets {percent}% of the traffic, step {known.step} of {count}"
+
+
+def _canary(draft: Draft) -> Canary | None:
+    serving = draft.spec.serving
+    return serving.databricks.canary if serving and serving.databricks else None
+
+
+def known_of(draft: Draft) -> ServingStatus:
+    """What the status says of the endpoint."""
+    return draft.status.serving or ServingStatus()

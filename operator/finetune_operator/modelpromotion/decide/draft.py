@@ -1,0 +1,103 @@
+"""The decision about a promotion while it is being made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.modelpromotion import ModelPromotionSpec
+from finetune_crds.promotion_status import ModelPromotionStatus, Move, Withheld
+from finetune_operator.modelpromotion.decide.terms import terms_digest
+from finetune_operator.modelpromotion.model import Observed, Promotion, PromotionAction, PromotionDecision
+from finetune_operator.policy.status import StatusBuilder
+from finetune_operator.settings import Settings
+
+_MAX_SENTENCE = 4096
+
+
+def cut(message: str) -> str:
+    """A sentence as the status can hold it."""
+    return message if len(message) <= _MAX_SENTENCE else f"{message[: _MAX_SENTENCE - 3]}..."
+
+
+@dataclass
+class Draft(StatusBuilder[ModelPromotionStatus]):
+    """One pass over one promotion. `status` starts as it is and becomes what it is to be."""
+
+    promotion: Promotion
+    observed: Observed
+    now: datetime
+    settings: Settings
+    status: ModelPromotionStatus = field(init=False)
+    journal: Move | None = None
+    """The move that the status had in its journal when the pass began, unless it was made."""
+    actions: list[PromotionAction] = field(default_factory=list)
+    finalizer: bool | None = None
+    requeue_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        self.status = self.promotion.status
+
+    @property
+    def generation(self) -> int:
+        """Generation of the spec."""
+        return self.promotion.generation
+
+    @property
+    def spec(self) -> ModelPromotionSpec:
+        """The spec; only read after `accept` has let the promotion through."""
+        if self.promotion.spec is None:
+            raise ValueError(f"the spec of {self.promotion.key} was not accepted")
+        return self.promotion.spec
+
+    @property
+    def holder(self) -> str | None:
+        """The version that the alias points at in the registry."""
+        return self.observed.alias(self.spec.alias)
+
+    @property
+    def lost(self) -> str | None:
+        """The version whose deletion took the alias away, until the alias is somewhere again."""
+        since = self.status.watched_since
+        last = next(
+            (move for move in self.status.history if (move.reason, move.to_version) != ("Repaired", None)),
+            None,
+        )
+        if last is None or last.reason != "VersionDeleted" or since is None or last.at < since:
+            return None
+        return last.from_version
+
+    def stop(self, reason: ConditionReason, message: str) -> None:
+        """The alias is not where it should be, for this reason."""
+        self.set(ConditionType.PROMOTED, False, reason, message)
+
+    def withdraw(self, back: str, message: str) -> None:
+        """The version that has the alias failed at its endpoint: have `back` get it again, and not move it there again."""
+        failed = Withheld(
+            version=self.status.promoted or "",
+            reason="Withdrawn",
+            digest=terms_digest(self.spec),
+            back=back,
+            message=cut(message),
+        )
+        self.update(withheld=failed)
+        self.requeue_after(0)
+
+    def watch_from_now(self) -> None:
+        """What the alias points at now is where things start."""
+        self.update(promoted=self.holder, watched_since=self.now)
+        self.unset(ConditionType.DRIFTED)
+
+    def unset(self, *kinds: ConditionType) -> None:
+        """Take conditions away that say nothing any more."""
+        self.update(conditions=[item for item in self.status.conditions if item.type not in kinds])
+
+    def conclude(self) -> PromotionDecision:
+        """The finished decision."""
+        return PromotionDecision(
+            status=self.status,
+            actions=tuple(self.actions),
+            finalizer=self.finalizer,
+            requeue_seconds=self.requeue_seconds,
+        )

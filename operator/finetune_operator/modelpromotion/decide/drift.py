@@ -1,0 +1,109 @@
+"""Drift: somebody else moved or removed the alias."""
+
+from __future__ import annotations
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.promotion_status import Move, Withheld
+from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.modelpromotion.decide.move import arrived_late, begin, record
+from finetune_operator.modelpromotion.decide.terms import terms_digest
+
+SOMEBODY = "somebody else, in the registry"
+
+
+def notice(draft: Draft) -> bool:
+    """Compare the alias with where it should be: repair, warn or adopt; the pass ends where it must not move on."""
+    promoted = draft.status.promoted
+    if promoted and draft.observed.lacks(promoted):
+        _lose(draft, promoted)
+    if draft.status.promoted == draft.holder:
+        draft.unset(ConditionType.DRIFTED)
+        return True
+    if arrived_late(draft):
+        return _repair(draft, f"a move to version {draft.holder} that was given up came late")
+    if draft.spec.on_drift == "Warn":
+        return _warn(draft)
+    if (draft.spec.on_drift == "Adopt" and draft.spec.rollback_to is None) or _is_way_out(draft):
+        return _adopt(draft)
+    return _repair(draft, _what(draft)[1])
+
+
+def _is_way_out(draft: Draft) -> bool:
+    """Whether a hand chose a version that rightly had the alias before, when the one that had it was deleted."""
+    had = {move.to_version for move in draft.status.history if move.reason != "Overtaken"}
+    return draft.lost is not None and draft.holder is not None and draft.holder in had
+
+
+def _lose(draft: Draft, version: str) -> None:
+    """The version that had the alias was deleted, and the alias with it: there is nothing to go back to."""
+    message = f"version {version} was deleted, and with it alias {draft.spec.alias}"
+    lost = Move(from_version=version, reason="VersionDeleted", message=message, by=SOMEBODY, at=draft.now)
+    record(draft, lost)
+    draft.update(promoted=None)
+
+
+def _what(draft: Draft) -> tuple[ConditionReason, str]:
+    alias, promoted, holder = draft.spec.alias, draft.status.promoted, draft.holder
+    if holder is None:
+        return ConditionReason.ALIAS_REMOVED, f"somebody else removed alias {alias} from version {promoted}"
+    if promoted is None:
+        return ConditionReason.ALIAS_MOVED, f"somebody else pointed alias {alias} at version {holder}"
+    return (
+        ConditionReason.ALIAS_MOVED,
+        f"somebody else moved alias {alias} from version {promoted} to version {holder}",
+    )
+
+
+def _warn(draft: Draft) -> bool:
+    reason, what = _what(draft)
+    back = "remove it" if draft.status.promoted is None else "move it back"
+    message = (
+        f"{what}: {back}, or set spec.rollbackTo to {draft.holder or draft.status.promoted} to keep it there, or set "
+        "spec.onDrift to Repair or Adopt"
+    )
+    draft.set(ConditionType.DRIFTED, True, reason, message)
+    draft.stop(reason, message)
+    return False
+
+
+def _adopt(draft: Draft) -> bool:
+    """Take it as it is. The candidate of that time is passed over: it would take the alias straight back."""
+    _, what = _what(draft)
+    spec, status, holder = draft.spec, draft.status, draft.holder
+    message = f"{what}, and spec.onDrift is Adopt"
+    if spec.on_drift != "Adopt":
+        message = f"{what}, which had it before, and it stays there: version {draft.lost} was deleted"
+    record(
+        draft,
+        Move(
+            from_version=status.promoted,
+            to_version=holder,
+            reason="Adopted",
+            message=message,
+            by=SOMEBODY,
+            at=draft.now,
+        ),
+    )
+    draft.update(promoted=holder, previous=status.promoted)
+    draft.unset(ConditionType.DRIFTED)
+    draft.set(ConditionType.PROMOTED, True, ConditionReason.ADOPTED, message)
+    known = draft.promotion.status.candidate
+    if spec.on_drift == "Adopt" and status.candidate not in (None, holder) and status.candidate == known:
+        passed_over = Withheld(
+            version=status.candidate,
+            reason="Adopted",
+            digest=terms_digest(spec),
+            message=f"{message}: version {status.candidate} is passed over until the source names another",
+        )
+        draft.update(withheld=passed_over)
+    return True
+
+
+def _repair(draft: Draft, what: str) -> bool:
+    draft.set(ConditionType.DRIFTED, True, _what(draft)[0], f"{what}: putting it back")
+    return begin(draft, draft.status.promoted, "Repaired", f"{what}: put back", by=names_of(draft))
+
+
+def names_of(draft: Draft) -> str:
+    """Who acts when nobody told the operator to: the resource itself."""
+    return f"ModelPromotion {draft.promotion.key}"

@@ -1,0 +1,50 @@
+"""What a write that failed means for the status of a promotion."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import datetime
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator.errors import Problem
+from finetune_operator.modelpromotion.decide.phase import phase
+from finetune_operator.modelpromotion.model import Promotion, PromotionAction, PromotionDecision
+from finetune_operator.policy.status import with_condition
+from finetune_operator.registry.base import MoveAlias
+
+# What goes by itself; anything else needs somebody to do something.
+_PASSING = (
+    ConditionReason.MLFLOW_UNREACHABLE,
+    ConditionReason.DATABRICKS_UNREACHABLE,
+    ConditionReason.MLFLOW_ERROR,
+)
+
+
+def failed_action(
+    promotion: Promotion,
+    decision: PromotionDecision,
+    action: PromotionAction,
+    problem: Problem,
+    *,
+    now: datetime,
+) -> PromotionDecision:
+    """The decision, whose status now says which write failed and why."""
+    spec, status = promotion.spec, decision.status
+    if isinstance(action, MoveAlias):
+        what = f"alias {spec.alias} of {spec.model}" if spec else "the alias"
+        kind = ConditionType.PROMOTED
+        reason = ConditionReason.MOVE_DELAYED if problem.reason in _PASSING else ConditionReason.MOVE_REFUSED
+        message = f"{what} cannot be moved: {problem.message}"
+    else:
+        kind, reason, message = ConditionType.SERVED, problem.reason, problem.message
+    conditions = with_condition(
+        status.conditions,
+        kind,
+        False,
+        reason,
+        message,
+        now=now.replace(microsecond=0),
+        generation=promotion.generation,
+    )
+    said = status.model_copy(update={"conditions": conditions, "phase": phase(conditions)})
+    return dataclasses.replace(decision, status=said)

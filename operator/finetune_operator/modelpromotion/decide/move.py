@@ -1,0 +1,145 @@
+"""The move of the alias: journalled in the status, made, and put into the history.
+
+One pass writes the journal into the status and nothing else. The next one decides anew and, if it comes to the
+same, asks for the write; a later one finds the alias moved and writes the history. So whatever is cut short, the
+status knows the version before, and no write is made that was not journalled.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.promotion_status import Move, MoveReason
+from finetune_operator import names
+from finetune_operator.modelpromotion.decide.draft import Draft, cut
+from finetune_operator.registry.base import MoveAlias
+from finetune_operator.text import stamp
+
+MAX_HISTORY = 20
+# The registry's own limits on a request are shorter.
+_MAY_STILL_ARRIVE = timedelta(minutes=10)
+
+
+def finish_move(draft: Draft) -> bool:
+    """Take the journal out of the status; a move in it that was made goes into the history. Never ends the pass."""
+    move = draft.status.move
+    draft.journal = move
+    draft.update(current=draft.holder, move=None)
+    if move is not None and draft.holder != move.from_version:
+        draft.journal = None
+        if draft.holder == move.to_version:
+            _complete(draft, move)
+        else:
+            # NB: it was made, or overtaken; nobody can tell, so it is not left out.
+            overtaken = cut(f"{move.message}; somebody else moved the alias to {draft.holder} since")
+            record(draft, move.model_copy(update={"message": overtaken, "reason": "Overtaken"}))
+    return True
+
+
+def _complete(draft: Draft, move: Move) -> None:
+    known = draft.status.previous
+    previous = {
+        "Promoted": move.from_version,
+        "Reverted": move.from_version,
+        # A rollback asks nobody, so the version before may be one that a hand had set.
+        "RolledBack": draft.status.promoted,
+        "Adopted": move.from_version,
+        "Repaired": known,
+        "Withdrawn": _before(draft.status.history, move.to_version),
+    }[move.reason]
+    record(draft, move)
+    if previous is None and move.reason != "Withdrawn":
+        previous = known
+    draft.update(promoted=move.to_version, previous=previous)
+    draft.set(ConditionType.PROMOTED, True, ConditionReason(move.reason), move.message)
+
+
+def _before(history: list[Move], version: str | None) -> str | None:
+    """The version that had the alias before this one came to have it; none that had to leave since."""
+    fled = {item.from_version for item in history if item.reason in ("Withdrawn", "RolledBack")}
+    came = ("Promoted", "Reverted", "Adopted")
+    found = (item.from_version for item in history if item.to_version == version and item.reason in came)
+    return next((before for before in found if before not in fled), None)
+
+
+def give_up(draft: Draft) -> None:
+    """Remember a journalled move that is wanted no more.
+
+    NB: its write may have been made without an answer, and may still arrive.
+    """
+    if draft.journal is not None and draft.status.move != draft.journal:
+        draft.update(abandoned=draft.journal.model_copy(update={"at": draft.now}))
+
+
+def arrived_late(draft: Draft) -> bool:
+    """Whether the alias is where a move took it that was given up."""
+    move = draft.status.abandoned
+    ends = (draft.status.promoted, draft.holder)
+    return (
+        move is not None
+        and ends == (move.from_version, move.to_version)
+        and draft.now - move.at < _MAY_STILL_ARRIVE
+    )
+
+
+def record(draft: Draft, move: Move) -> None:
+    """Put a move into the history, newest first."""
+    draft.update(history=[move, *draft.status.history][:MAX_HISTORY])
+
+
+def begin(
+    draft: Draft,
+    to: str | None,
+    reason: MoveReason,
+    message: str,
+    *,
+    by: str,
+    gates: str | None = None,
+    approved: bool | None = None,
+) -> bool:
+    """Have the alias moved: journal first; once that is written, the move. Ends the pass."""
+    before = draft.journal
+    wanted = (draft.holder, to, reason)
+    if before is None or (before.from_version, before.to_version, before.reason) != wanted:
+        move = Move(
+            from_version=draft.holder,
+            to_version=to,
+            reason=reason,
+            message=cut(message),
+            by=by,
+            at=draft.now,
+            gates=gates,
+            approved=approved,
+        )
+        draft.update(move=move)
+        draft.stop(ConditionReason.PROMOTING, f"moving {draft.spec.alias}: {message}")
+        draft.requeue_after(0)
+        return False
+    draft.update(move=before)
+    # NB: what the version came from is read again just before the write; a rollback comes from nowhere.
+    source = draft.spec.source.alias if reason == "Promoted" else None
+    tags = {} if reason == "Repaired" else {**draft.spec.tags, **_tags(draft, before)}
+    announce(draft, f"moving {draft.spec.alias}: {message}")
+    draft.actions.append(MoveAlias(expected=draft.holder, to=to, source=source, tags=tags))
+    return False
+
+
+def announce(draft: Draft, message: str) -> None:
+    """Say that the alias is being moved, unless it is said that it could not be: that stands until it could.
+
+    NB: two sentences in turns would be a write each, for as long as it cannot be moved.
+    """
+    found = draft.condition(ConditionType.PROMOTED)
+    if found is None or found.reason not in (ConditionReason.MOVE_DELAYED, ConditionReason.MOVE_REFUSED):
+        draft.stop(ConditionReason.PROMOTING, message)
+
+
+def _tags(draft: Draft, move: Move) -> dict[str, str]:
+    return {
+        names.TAG_PROMOTED_ALIAS: draft.spec.alias,
+        names.TAG_PROMOTED_BY: move.by,
+        names.TAG_PROMOTED_AT: stamp(move.at),
+        names.TAG_PROMOTED_FROM: move.from_version or "none",
+        names.TAG_PROMOTED_GATES: move.gates or "none",
+    }

@@ -1,0 +1,59 @@
+"""What the history says of a version: how it came to have the alias, and whether it may have it again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from finetune_crds.serving import Route
+from finetune_operator.modelpromotion.decide import canary
+from finetune_operator.modelpromotion.decide.draft import Draft
+
+_AT_ONCE = ("RolledBack", "Withdrawn", "Repaired")
+_GIVEN_BACK = ("Withdrawn", "Repaired", "Overtaken")
+
+
+def is_at_once(draft: Draft, version: str) -> bool:
+    """Whether the version gets its traffic without a canary: it was there before, and what is there now must go."""
+    last = next(iter(draft.status.history), None)
+    given = last is not None and last.to_version == version and last.reason in _AT_ONCE
+    return given or left_a_bad_one(draft, version)
+
+
+def left_a_bad_one(draft: Draft, version: str) -> bool:
+    """Whether the version has the alias because the one after it was bad: by spec.rollbackTo, or a git revert."""
+    if draft.spec.rollback_to is not None:
+        return True
+    history = draft.status.history
+    # A move that only gives the alias back to a version does not change why it had it.
+    came = (move for move in history if move.to_version == version and move.reason not in _GIVEN_BACK)
+    last = next(came, None)
+    if last is None or last.reason != "Reverted":
+        return last is not None and last.reason == "RolledBack"
+    # NB: the revert of a revert goes forward again, to a version that may never have come to the end of its canary.
+    both = (version, last.from_version)
+    promoted = (move.to_version for move in history if move.reason == "Promoted" and move.to_version in both)
+    return next(promoted, None) != version
+
+
+def heir(draft: Draft, version: str, saved: Sequence[Route]) -> str | None:
+    """The version that gets the alias of one that failed: the one that the endpoint goes back to, if it ever had it.
+
+    NB: not simply the version before. That one may have been overtaken in its canary, and never proved itself.
+    """
+    main, previous = canary.main_version(saved), draft.status.previous
+    # A change that is not of the version, such as another size of machine, is not the version's fault.
+    if main in (None, version) or draft.spec.rollback_to is not None:
+        return None
+    found = main if _had_alias(draft, main) else previous
+    return None if found == version else found
+
+
+def _had_alias(draft: Draft, version: str | None) -> bool:
+    """Whether the version had the alias by right, and did not lose it by failing."""
+    for move in draft.status.history:
+        if move.reason not in ("Repaired", "Overtaken"):
+            if version == move.to_version:
+                return True
+            if version == move.from_version:
+                return move.reason != "Withdrawn"
+    return version == draft.status.previous

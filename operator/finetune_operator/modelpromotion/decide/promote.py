@@ -1,0 +1,123 @@
+"""What becomes of the candidate once everything has been looked at."""
+
+from __future__ import annotations
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.promotion_status import Move, Withheld
+from finetune_operator.modelpromotion.decide.approval import forget_waits
+from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.modelpromotion.decide.drift import names_of
+from finetune_operator.modelpromotion.decide.gates import judge
+from finetune_operator.modelpromotion.decide.move import begin
+from finetune_operator.modelpromotion.decide.terms import gates_digest, terms_digest
+
+
+def withdraw(draft: Draft) -> bool:
+    """Take the alias back from a version whose endpoint failed; pass over what is withheld."""
+    held = draft.status.withheld
+    if held is None:
+        return True
+    if _is_over(draft, held):
+        draft.update(withheld=None)
+        return True
+    has_alias = draft.status.promoted == held.version
+    back = held.back or draft.status.previous
+    if held.reason == "Withdrawn" and has_alias and back is not None:
+        return _take_back(draft, held, back)
+    if draft.status.candidate not in (None, held.version):
+        return True
+    forget_waits(draft)
+    if held.reason == "Adopted":
+        draft.set(ConditionType.PROMOTED, True, ConditionReason.ADOPTED, held.message)
+    else:
+        draft.stop(ConditionReason.WITHDRAWN, held.message)
+    return False
+
+
+def _is_over(draft: Draft, held: Withheld) -> bool:
+    """Whether the source names another version, or what a withdrawn one had to stand is no longer the same."""
+    another = draft.status.candidate not in (None, held.version) and draft.status.promoted != held.version
+    return another or (held.reason == "Withdrawn" and held.digest != terms_digest(draft.spec))
+
+
+def _take_back(draft: Draft, held: Withheld, back: str) -> bool:
+    if draft.observed.versions.get(back) is None:
+        message = f"{held.message}; version {back}, which was there before, does not exist"
+        draft.stop(ConditionReason.WITHDRAWN, message)
+        return False
+    return begin(draft, back, "Withdrawn", held.message, by=names_of(draft))
+
+
+def settle(draft: Draft) -> bool:
+    """End the pass when the alias is where it should be."""
+    if draft.status.candidate != draft.status.promoted:
+        return True
+    forget_waits(draft)
+    if draft.status.gates and draft.status.gates.version != draft.holder:
+        draft.update(gates=None)
+        draft.unset(ConditionType.GATES_PASSED)
+    last = next(iter(draft.status.history), None)
+    if (
+        last is None
+        or last.to_version != draft.holder
+        or last.reason in ("RolledBack", "Overtaken", "VersionDeleted")
+    ):
+        message = f"{draft.spec.alias} is at version {draft.holder}, as it should be"
+        draft.set(ConditionType.PROMOTED, True, ConditionReason.IN_PLACE, message)
+    else:
+        draft.set(ConditionType.PROMOTED, True, ConditionReason(last.reason), last.message)
+    return False
+
+
+def revert(draft: Draft) -> bool:
+    """Go back at once to a version, named by its number, that had the alias before on the same gates: a git revert."""
+    version = draft.spec.source.version
+    gates = gates_digest(draft.spec.gates)
+    passed = _passed_before(draft, gates)
+    if version is None or passed is None or not _still_passes(draft, version):
+        return True
+    forget_waits(draft)
+    message = f"version {version} passed the same gates on {passed.at:%Y-%m-%d}, and had the alias then"
+    draft.set(ConditionType.GATES_PASSED, True, ConditionReason.PASSED_BEFORE, message)
+    text = f"back at version {version}, which had the alias before on the same gates: spec.source.version"
+    return begin(
+        draft, version, "Reverted", text, by=draft.promotion.editor, gates=gates, approved=passed.approved
+    )
+
+
+def _passed_before(draft: Draft, gates: str) -> Move | None:
+    """The move that promoted the source's version, unless it had to leave since: then it is judged anew."""
+    for move in draft.status.history:
+        if move.from_version == draft.spec.source.version and move.reason in ("Withdrawn", "RolledBack"):
+            return None
+        if _may_go_back(draft, move, gates):
+            return move
+    return None
+
+
+def _still_passes(draft: Draft, version: str) -> bool:
+    """Whether it passes the gates that look at nothing but the version; a tag may say otherwise by now."""
+    found = draft.observed.versions.get(version)
+    alone = [gate for gate in draft.spec.gates if not gate.comparison]
+    return found is not None and all(item.verdict == "Passed" for item in judge(alone, found, None))
+
+
+def _may_go_back(draft: Draft, move: Move, gates: str) -> bool:
+    """Whether the version of the source was promoted by this move, on the same gates, and approved where that is asked."""
+    approval, since = draft.spec.approval, draft.status.watched_since
+    approved = move.approved or approval is None or not approval.required
+    passed = move.reason in ("Promoted", "Reverted") and move.gates == gates and approved
+    return passed and move.to_version == draft.spec.source.version and since is not None and move.at >= since
+
+
+def promote(draft: Draft) -> bool:
+    """Have the alias moved to the candidate, which met everything that was asked of it."""
+    version = draft.status.candidate or ""
+    gates = draft.status.gates
+    passed = f", which passed {gates.summary} gates" if gates and gates.verdicts else ""
+    approval = draft.spec.approval
+    approved = approval is not None and approval.required
+    by = ((approval.by if approval else None) or draft.promotion.editor) if approved else names_of(draft)
+    message = f"{draft.spec.alias} is version {version}{passed}{f', approved by {by}' if approved else ''}"
+    gates_passed = gates_digest(draft.spec.gates)
+    return begin(draft, version, "Promoted", message, by=by, gates=gates_passed, approved=approved or None)

@@ -1,0 +1,37 @@
+"""The registry and spec.suspend: what has to be so before an alias is looked at."""
+
+from __future__ import annotations
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator.modelpromotion.decide.draft import Draft
+
+
+def reach(draft: Draft) -> bool:
+    """End the pass while the registry cannot be asked: nothing is forgotten, and nothing decided."""
+    problem = draft.observed.problem
+    if problem:
+        draft.set(ConditionType.REGISTRY_READY, False, problem.reason, problem.message)
+        draft.requeue_after(_patience(draft))
+        return False
+    draft.set(
+        ConditionType.REGISTRY_READY, True, ConditionReason.REGISTRY_READY, "the model registry answers"
+    )
+    return True
+
+
+def _patience(draft: Draft) -> float:
+    """Half as long again as the registry has been away, between a poll and a resync."""
+    found = draft.condition(ConditionType.REGISTRY_READY)
+    away = (draft.now - found.last_transition_time).total_seconds() if found else 0.0
+    return max(draft.settings.poll_seconds, min(away / 2, draft.settings.resync_seconds))
+
+
+def suspend(draft: Draft) -> bool:
+    """End the pass while the promotion is suspended. A move that was only journalled is not made."""
+    if draft.spec.suspend:
+        message = "spec.suspend is true: no alias is moved, and no endpoint changed"
+        draft.set(ConditionType.SUSPENDED, True, ConditionReason.SUSPENDED, message)
+        return False
+    if draft.condition(ConditionType.SUSPENDED):
+        draft.set(ConditionType.SUSPENDED, False, ConditionReason.RESUMED, "spec.suspend is false")
+    return True

@@ -1,0 +1,50 @@
+"""Deletion: by default the alias stays; with onDelete RemoveAlias a finalizer holds the resource until it is gone."""
+
+from __future__ import annotations
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator import names
+from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.modelpromotion.decide.move import announce
+from finetune_operator.registry.base import MoveAlias
+
+
+def guard(draft: Draft) -> None:
+    """Have our finalizer set where the alias is to go with the resource, and only there."""
+    spec = draft.promotion.spec
+    wanted = spec is not None and spec.on_delete == "RemoveAlias" and draft.observed.rival is None
+    if wanted != (names.FINALIZER in draft.promotion.finalizers):
+        draft.finalizer = wanted
+
+
+def remove(draft: Draft) -> None:
+    """Remove the alias if it is still where this resource put, found or adopted it; then let the resource go."""
+    if names.FINALIZER not in draft.promotion.finalizers:
+        return
+    spec, problem = draft.promotion.spec, draft.observed.problem
+    if spec is None or spec.on_delete != "RemoveAlias" or draft.observed.rival:
+        draft.finalizer = False
+    elif problem and problem.reason == ConditionReason.CREDENTIALS_MISSING:
+        # NB: in a namespace that goes, nobody can create it again.
+        message = f"alias {spec.alias} of {spec.model} stays: {problem.message}"
+        draft.set(ConditionType.REGISTRY_READY, False, problem.reason, message)
+        draft.finalizer = False
+    elif problem:
+        message = (
+            f"deletion waits for the registry, to remove alias {spec.alias} of {spec.model}: {problem.message}; or set "
+            "spec.onDelete to KeepAlias"
+        )
+        draft.set(ConditionType.REGISTRY_READY, False, problem.reason, message)
+        draft.requeue_after(draft.settings.poll_seconds)
+    elif draft.holder is None or draft.holder not in _ours(draft):
+        # Gone, or moved by somebody else, whose it is now.
+        draft.finalizer = False
+    else:
+        announce(draft, f"removing alias {spec.alias} of {spec.model}")
+        draft.actions.append(MoveAlias(expected=draft.holder, to=None))
+
+
+def _ours(draft: Draft) -> set[str | None]:
+    """Where the alias was to be, or was about to be moved to."""
+    move = draft.status.move
+    return {draft.status.promoted, move.to_version if move else None}

@@ -1,0 +1,93 @@
+"""spec.rollbackTo: back at once, without gates, and there to stay until the spec says otherwise."""
+
+from __future__ import annotations
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.modelpromotion import ModelPromotionSpec
+from finetune_crds.promotion_status import ModelPromotionStatus, Move, RollbackStatus
+from finetune_operator.modelpromotion.decide.approval import forget_waits
+from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.modelpromotion.decide.move import begin, record
+
+
+def roll_back(draft: Draft) -> bool:
+    """Roll back where that is asked for, and end the pass: the source counts for nothing meanwhile.
+
+    It comes first of what looks at the alias, so what the alias points at in its first pass is where things start.
+    """
+    if draft.status.watched_since is None:
+        draft.watch_from_now()
+    wanted = draft.spec.rollback_to
+    if wanted is None:
+        draft.update(rollback=None)
+        return True
+    forget_waits(draft)
+    target = target_version(draft.spec, draft.status)
+    if target is None:
+        message = "spec.rollbackTo is Previous, but no version before is known: name one by its number"
+        return _impossible(draft, message)
+    draft.update(rollback=RollbackStatus(requested=wanted, version=target))
+    if draft.holder == target:
+        _arrive(draft, target)
+        draft.set(ConditionType.PROMOTED, True, ConditionReason.ROLLED_BACK, _says(draft, target))
+        draft.unset(ConditionType.DRIFTED)
+        return False
+    if wrong := _unusable(draft, target):
+        return _impossible(draft, f"spec.rollbackTo: {wrong}: name another")
+    if draft.status.promoted == target:
+        # It was rolled back before, and somebody else moved the alias since.
+        return True
+    return begin(draft, target, "RolledBack", _says(draft, target), by=draft.promotion.editor)
+
+
+def _arrive(draft: Draft, target: str) -> None:
+    """The alias is there; whoever had passed over a version meanwhile has nothing to say once the source counts again."""
+    left = draft.status.promoted
+    if left not in (None, target):
+        message = f"{_says(draft, target)}, where somebody else had moved it"
+        by = draft.promotion.editor
+        record(
+            draft,
+            Move(
+                from_version=left,
+                to_version=target,
+                reason="RolledBack",
+                message=message,
+                by=by,
+                at=draft.now,
+            ),
+        )
+        draft.update(previous=left)
+    draft.update(promoted=target)
+    if draft.status.withheld and draft.status.withheld.reason == "Adopted":
+        draft.update(withheld=None)
+
+
+def hold(draft: Draft) -> bool:
+    """End the pass while spec.rollbackTo is set, whatever the source says."""
+    return draft.spec.rollback_to is None
+
+
+def target_version(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> str | None:
+    """The version that spec.rollbackTo stands for. NB: Previous means what it meant when it was first seen."""
+    wanted, known = spec.rollback_to, status.rollback
+    if wanted != "Previous":
+        return wanted
+    return known.version if known and known.requested == wanted else status.previous
+
+
+def _unusable(draft: Draft, target: str) -> str | None:
+    """Why the alias cannot point at the version; None when it can, as far as is known."""
+    if draft.observed.lacks(target):
+        return f"{draft.spec.model} has no version {target}"
+    known = draft.observed.versions.get(target)
+    return f"version {target} of {draft.spec.model} is not ready" if known and not known.ready else None
+
+
+def _says(draft: Draft, target: str) -> str:
+    return f"{draft.spec.alias} is held at version {target} by spec.rollbackTo: {draft.spec.rollback_to}"
+
+
+def _impossible(draft: Draft, message: str) -> bool:
+    draft.stop(ConditionReason.NOTHING_TO_ROLL_BACK_TO, message)
+    return False

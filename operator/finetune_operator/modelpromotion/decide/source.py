@@ -1,0 +1,107 @@
+"""The candidate: which version the source names now."""
+
+from __future__ import annotations
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.modelpromotion import ModelPromotionSpec
+from finetune_operator.modelpromotion.decide.approval import forget_waits
+from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.modelpromotion.model import Observed, SourceJob
+
+
+def named_version(spec: ModelPromotionSpec, observed: Observed) -> str | None:
+    """The version that the source names, whether it exists or not; None while it names none."""
+    if spec.source.version:
+        return spec.source.version
+    if spec.source.alias:
+        return observed.alias(spec.source.alias)
+    job = observed.job
+    return job.version if job and job.phase == "Succeeded" and job.model == spec.model else None
+
+
+def resolve(draft: Draft) -> bool:
+    """Set the candidate, and say what the source waits for. Never ends the pass."""
+    spec, observed = draft.spec, draft.observed
+    version = named_version(spec, observed)
+    if observed.model is None:
+        _wait(draft, ConditionReason.WAITING_FOR_MODEL, f"registered model {spec.model} does not exist")
+    elif version is None and spec.source.alias:
+        _wait(draft, ConditionReason.WAITING_FOR_ALIAS, f"{spec.model} has no alias {spec.source.alias} yet")
+    elif version is None:
+        _wait(draft, *_job_says(spec.source.fine_tune_job or "", spec.model, observed.job))
+    elif observed.lacks(version):
+        draft.update(candidate=None)
+        _wait(draft, ConditionReason.WAITING_FOR_VERSION, f"{spec.model} has no version {version}")
+    elif (known := observed.versions.get(version)) and not known.ready:
+        draft.update(candidate=version)
+        _wait(draft, ConditionReason.WAITING_FOR_VERSION, f"{spec.model} version {version} is not ready yet")
+    else:
+        draft.update(candidate=version, source=_names(spec))
+        draft.set(
+            ConditionType.SOURCE_READY,
+            True,
+            ConditionReason.SOURCE_RESOLVED,
+            f"{_names(spec)} is version {version}",
+        )
+    return True
+
+
+def has_model(draft: Draft) -> bool:
+    """End the pass while the model does not exist. One that comes back under its name is another model."""
+    if draft.observed.model is not None:
+        return True
+    forget_waits(draft)
+    draft.update(promoted=None, previous=None, candidate=None, watched_since=None, withheld=None)
+    draft.update(rollback=None, abandoned=None, gates=None)
+    draft.unset(ConditionType.DRIFTED, ConditionType.GATES_PASSED)
+    found = draft.condition(ConditionType.SOURCE_READY)
+    draft.stop(ConditionReason.WAITING_FOR_MODEL, found.message if found else "the model does not exist")
+    return False
+
+
+def has_source(draft: Draft) -> bool:
+    """End the pass while there is no candidate, unless the alias is where the source last wanted it."""
+    if draft.holds(ConditionType.SOURCE_READY):
+        return True
+    found = draft.condition(ConditionType.SOURCE_READY)
+    status = draft.status
+    settled = status.promoted is not None and status.promoted == status.candidate
+    settled = settled and status.source == _names(draft.spec)
+    # An alias or a job that is gone has done its work; a version that is gone has not.
+    if found and not (
+        settled and found.reason in (ConditionReason.WAITING_FOR_ALIAS, ConditionReason.WAITING_FOR_JOB)
+    ):
+        forget_waits(draft)
+        draft.stop(ConditionReason(found.reason), found.message)
+        return False
+    return True
+
+
+def _wait(draft: Draft, reason: ConditionReason, message: str) -> None:
+    draft.set(ConditionType.SOURCE_READY, False, reason, message)
+
+
+def _names(spec: ModelPromotionSpec) -> str:
+    if spec.source.alias:
+        return f"alias {spec.source.alias}"
+    return f"FineTuneJob {spec.source.fine_tune_job}" if spec.source.fine_tune_job else "the source"
+
+
+def _job_says(name: str, model: str, job: SourceJob | None) -> tuple[ConditionReason, str]:
+    if job is None:
+        return ConditionReason.WAITING_FOR_JOB, f"FineTuneJob {name} does not exist in this namespace"
+    if job.phase == "Failed":
+        return ConditionReason.JOB_FAILED, f"FineTuneJob {name} has failed: there is no version to promote"
+    if job.phase != "Succeeded":
+        return ConditionReason.WAITING_FOR_JOB, f"FineTuneJob {name} is {job.phase}"
+    if job.elsewhere:
+        return ConditionReason.JOB_FAILED, (
+            f"FineTuneJob {name} registered its version in {job.elsewhere}, which is another registry: name that one in "
+            "spec.tracking"
+        )
+    if job.version is None:
+        return ConditionReason.JOB_FAILED, f"FineTuneJob {name} registered no version: it needs spec.register"
+    return (
+        ConditionReason.JOB_FAILED,
+        f"FineTuneJob {name} registered {job.model}, not {model}: name its model",
+    )

@@ -1,0 +1,50 @@
+"""Which events put which ModelPromotions on the queue."""
+
+from __future__ import annotations
+
+from finetune_crds.base import Json
+from finetune_operator.controller.store import Store
+from finetune_operator.controller.workqueue import WorkQueue
+
+
+def on_event(store: Store, queue: WorkQueue, kind: str | None, body: Json) -> None:
+    """Take in what a watch says of a ModelPromotion, and queue a pass where there is something to do.
+
+    NB: a status alone is no news. The operator writes it, and requeues by itself; a pass for each of its own writes
+    would never back off after a failure whose message differs each time.
+    """
+    meta = body["metadata"]
+    key = f"{meta['namespace']}/{meta['name']}"
+    if kind == "DELETED":
+        store.drop("ModelPromotion", body)
+        # An alias that it kept may be another's now.
+        on_model(store, queue, body["spec"].get("model"))
+        queue.add(key)
+        return
+    held = store.promotions.get((meta["namespace"], meta["name"]))
+    store.put("ModelPromotion", body)
+    if held is None or _without_status(held) != _without_status(body):
+        queue.add(key)
+
+
+def on_finetunejob(store: Store, queue: WorkQueue, namespace: str, name: str) -> None:
+    """Queue the promotions that take their version from a FineTuneJob."""
+    for key, body in store.promotions.items():
+        if key[0] == namespace and body["spec"].get("source", {}).get("fineTuneJob") == name:
+            queue.add("/".join(key))
+
+
+def on_model(store: Store, queue: WorkQueue, model: str | None) -> None:
+    """Queue the promotions of a registered model."""
+    for key, body in store.promotions.items():
+        if body["spec"].get("model") == model:
+            queue.add("/".join(key))
+
+
+def _without_status(body: Json) -> tuple[Json, object]:
+    """All of a promotion but its status: its spec, and the metadata that not every write changes."""
+    meta = {name: value for name, value in body["metadata"].items() if name not in _EVERY_WRITE}
+    return meta, body.get("spec")
+
+
+_EVERY_WRITE = ("resourceVersion", "managedFields")

@@ -1,0 +1,103 @@
+"""What a pass over a ModelPromotion works on: the resource, what was observed, and what was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from finetune_crds.modelpromotion import ModelPromotionSpec
+from finetune_crds.promotion_status import ModelPromotionStatus
+from finetune_operator.errors import Problem
+from finetune_operator.registry.base import ModelVersion, MoveAlias, RegisteredModel
+from finetune_operator.serving.model import Endpoint, EndpointAction
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """A ModelPromotion as the API server holds it.
+
+    `spec` is None when it does not fit this version's schema; `invalid` then says why. `version` is its resource
+    version, `editor` the field manager that last changed its spec, `edited` when.
+    """
+
+    name: str
+    namespace: str
+    uid: str
+    version: str
+    generation: int
+    created: datetime
+    spec: ModelPromotionSpec | None
+    status: ModelPromotionStatus
+    invalid: str | None = None
+    editor: str = "unknown"
+    edited: datetime | None = None
+    deleting: bool = False
+    finalizers: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """namespace/name."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class SourceJob:
+    """What a FineTuneJob that is the source says: its phase, and the version it registered.
+
+    `elsewhere` is the job's registry when it is another one than the promotion's; its versions are not told then.
+    """
+
+    phase: str = "Pending"
+    model: str | None = None
+    version: str | None = None
+    elsewhere: str | None = None
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What exists.
+
+    Attributes:
+        problem: why the registry could not be asked; nothing else of it is known then.
+        model: the registered model; None when it does not exist.
+        versions: the versions that were asked for; None for those that do not exist.
+        job: the FineTuneJob that the source names; None when there is none.
+        rival: namespace/name of an older ModelPromotion for the same alias.
+        loop: in words, the aliases that take their version from each other, this promotion's among them.
+        endpoint: the serving endpoint; None when it was not asked for.
+    """
+
+    problem: Problem | None = None
+    model: RegisteredModel | None = None
+    versions: Mapping[str, ModelVersion | None] = field(default_factory=dict)
+    job: SourceJob | None = None
+    rival: str | None = None
+    loop: str | None = None
+    endpoint: Endpoint | None = None
+
+    def alias(self, name: str) -> str | None:
+        """The version that an alias points at."""
+        return self.model.aliases.get(name) if self.model else None
+
+    def lacks(self, version: str | None) -> bool:
+        """Whether the version was asked for and does not exist."""
+        return version is not None and version in self.versions and self.versions[version] is None
+
+
+PromotionAction = MoveAlias | EndpointAction
+
+
+@dataclass(frozen=True)
+class PromotionDecision:
+    """What has to be done, and what the status is to say.
+
+    Attributes:
+        finalizer: whether the resource must have our finalizer; None to leave it as it is.
+        requeue_seconds: when to look again even if nothing happens; None for the next resync.
+    """
+
+    status: ModelPromotionStatus
+    actions: tuple[PromotionAction, ...] = ()
+    finalizer: bool | None = None
+    requeue_seconds: float | None = None

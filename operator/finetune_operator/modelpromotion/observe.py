@@ -1,0 +1,276 @@
+"""observe: what exists of a promotion, from the store, the registry and the serving endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason
+from finetune_crds.modelpromotion import ModelPromotionSpec, PromotionTracking
+from finetune_crds.promotion_status import ModelPromotionStatus
+from finetune_operator import names, secrets
+from finetune_operator.controller.reading import read_spec, read_status
+from finetune_operator.controller.store import Store
+from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.kube import Kube
+from finetune_operator.mlflow.host import canonical
+from finetune_operator.modelpromotion.decide.canary import main_version
+from finetune_operator.modelpromotion.decide.rollback import target_version
+from finetune_operator.modelpromotion.decide.source import named_version
+from finetune_operator.modelpromotion.model import Observed, Promotion, SourceJob
+from finetune_operator.modelpromotion.rivals import Rivals
+from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry
+from finetune_operator.registry.choose import open_registry, registry_of
+from finetune_operator.serving.choose import open_serving
+from finetune_operator.serving.model import Endpoint, Serving
+from finetune_operator.settings import Settings
+
+# For how many polls a model is remembered that nobody asks for any more.
+_KEPT_POLLS = 10
+
+_USER = re.compile(r"//[^/]*@")
+
+Open = Callable[[Settings, PromotionTracking, Mapping[str, str] | None], Registry]
+
+
+def read_promotion(body: Json) -> Promotion:
+    """A ModelPromotion from its JSON; a spec that does not fit the schema is noted, never raised.
+
+    Raises:
+        UnreadableStatusError: a newer version of the operator wrote the status.
+    """
+    meta = body["metadata"]
+    spec, invalid = read_spec(ModelPromotionSpec, body)
+    status = read_status(ModelPromotionStatus, body, "promotion")
+    editor, edited = last_edit(meta.get("managedFields") or [])
+    return Promotion(
+        name=meta["name"],
+        namespace=meta["namespace"],
+        uid=meta["uid"],
+        version=meta["resourceVersion"],
+        generation=int(meta.get("generation", 1)),
+        created=datetime.fromisoformat(meta["creationTimestamp"]),
+        spec=spec,
+        status=status,
+        invalid=invalid,
+        editor=editor,
+        edited=edited,
+        deleting="deletionTimestamp" in meta,
+        finalizers=tuple(meta.get("finalizers") or ()),
+    )
+
+
+def last_edit(fields: Iterable[Json]) -> tuple[str, datetime | None]:
+    """The field manager that last changed the spec (kubectl-patch, argocd-controller and the like), and when."""
+    edits = [
+        item
+        for item in fields
+        if "f:spec" in (item.get("fieldsV1") or {}) and item.get("manager") != names.FIELD_MANAGER
+    ]
+    last = max(edits, key=lambda item: item.get("time") or "", default=None)
+    if last is None:
+        return "unknown", None
+    return str(last["manager"]), datetime.fromisoformat(last["time"]) if last.get("time") else None
+
+
+@dataclass
+class _Held:
+    """A registered model as it was read, when, and in which turn of all reads and writes."""
+
+    at: float
+    turn: int
+    model: RegisteredModel | None
+
+
+@dataclass
+class ModelPromotionObserver:
+    """Looks at the world on behalf of one promotion at a time."""
+
+    kube: Kube
+    store: Store
+    settings: Settings
+    clock: Callable[[], float]
+    open: Open = open_registry
+    open_serving: Callable[[Settings, Mapping[str, str] | None], Serving] = open_serving
+    _models: dict[tuple[str, str, str], _Held] = field(default_factory=dict)
+    """By registry, model and credentials: what one may read is nobody else's business."""
+    _turns: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _written: int = 0
+    """The turn of the last write: what was read before it may be older than the write."""
+    _pruned: float = 0.0
+    _down: dict[tuple[str, str, str], tuple[float, Problem]] = field(default_factory=dict)
+    """By registry, tracking server and credentials: until when none of them is asked again, and why."""
+
+    def __post_init__(self) -> None:
+        self._rivals = Rivals(self.kube, self.store, self.settings)
+
+    async def observe(self, promotion: Promotion) -> Observed:
+        """Everything `decide` needs to know.
+
+        Raises:
+            KubeError: the API server could not be asked.
+        """
+        spec = promotion.spec
+        if spec is None:
+            return Observed()
+        job, loop = self._job(promotion, spec), None
+        try:
+            rival = await self._rivals.of_alias(promotion, spec)
+            if rival:
+                return Observed(rival=rival)
+            loop = await self._rivals.loop(promotion, spec)
+            seen = await self._registered(promotion, spec, job)
+        except ExternalError as error:
+            return Observed(problem=error.problem, job=job, loop=loop)
+        endpoint = await self._endpoint(promotion, spec)
+        return Observed(model=seen[0], versions=seen[1], job=job, loop=loop, endpoint=endpoint)
+
+    async def registry(self, promotion: Promotion) -> Registry:
+        """The registry of a promotion, with its credentials.
+
+        Raises:
+            TrackingError: the Secret with the credentials is missing, or the registry cannot be used.
+        """
+        tracking = promotion.spec.tracking if promotion.spec else PromotionTracking()
+        secret = await secrets.read(self.kube, promotion.namespace, tracking.secret_ref, secrets.TRACKING)
+        return await asyncio.to_thread(self.open, self.settings, tracking, secret)
+
+    async def serving(self, promotion: Promotion) -> Serving:
+        """The serving workspace of a promotion, with its credentials.
+
+        Raises:
+            TrackingError: the Secret with the credentials is missing, or no workspace is known.
+        """
+        serving = promotion.spec.serving if promotion.spec else None
+        wanted = serving.databricks if serving else None
+        reference = wanted.secret_ref if wanted else None
+        secret = await secrets.read(self.kube, promotion.namespace, reference, secrets.SERVING)
+        return await asyncio.to_thread(self.open_serving, self.settings, secret)
+
+    def forget(self, registry_uri: str, model: str) -> None:
+        """The model was written to: what was known of it no longer counts, nor what is being read now."""
+        self._written = next(self._turns)
+        for key in [key for key in self._models if key[:2] == (registry_uri, model)]:
+            del self._models[key]
+
+    async def _registered(
+        self, promotion: Promotion, spec: ModelPromotionSpec, job: SourceJob | None
+    ) -> tuple[RegisteredModel | None, Mapping[str, ModelVersion | None]]:
+        # NB: a version is read from its tracking server too, and a server may turn away one Secret alone.
+        server, named = (canonical(uri) for uri in self.settings.servers(spec.tracking))
+        asked = (named, server, _reader(promotion, spec))
+        down = self._down.get(asked)
+        if down and self.clock() < down[0]:
+            raise ExternalError(down[1])
+        try:
+            registry = await self.registry(promotion)
+            model = await self._model(promotion, spec, registry)
+            wanted = versions_needed(promotion, spec, Observed(model=model, job=job))
+            if model is None or not wanted:
+                return model, {}
+            return model, await asyncio.to_thread(_read_versions, registry, spec.model, wanted)
+        except ExternalError as error:
+            if error.problem.reason in (
+                ConditionReason.MLFLOW_UNREACHABLE,
+                ConditionReason.DATABRICKS_UNREACHABLE,
+            ):
+                # Other promotions need not wait for the same time-out.
+                now = self.clock()
+                self._down = {key: held for key, held in self._down.items() if now < held[0]}
+                self._down[asked] = (now + self.settings.poll_seconds, error.problem)
+            raise
+
+    async def _model(
+        self, promotion: Promotion, spec: ModelPromotionSpec, registry: Registry
+    ) -> RegisteredModel | None:
+        key = (registry.uri, spec.model, _reader(promotion, spec))
+        held = self._models.get(key)
+        fresh = held is not None and self.clock() - held.at < self.settings.poll_seconds * 0.8
+        if held and fresh and _is_settled(promotion, spec, held.model):
+            return held.model
+        asked, turn = self.clock(), next(self._turns)
+        model = await asyncio.to_thread(registry.model, spec.model)
+        self._keep(key, _Held(asked, turn, model))
+        return model
+
+    def _keep(self, key: tuple[str, str, str], read: _Held) -> None:
+        """NB: a slow read may end after a newer one, or after a write that it knows nothing of."""
+        held = self._models.get(key)
+        if read.turn < self._written or (held and read.turn < held.turn):
+            return
+        self._models[key] = read
+        now, patience = self.clock(), self.settings.poll_seconds * _KEPT_POLLS
+        if now - self._pruned > patience:
+            self._pruned = now
+            self._models = {name: item for name, item in self._models.items() if now - item.at <= patience}
+
+    async def _endpoint(self, promotion: Promotion, spec: ModelPromotionSpec) -> Endpoint | None:
+        wanted = spec.serving.databricks if spec.serving else None
+        if wanted is None or spec.suspend or promotion.deleting:
+            return None
+        try:
+            rival = await self._rivals.of_endpoint(promotion, wanted)
+            if rival:
+                message = (
+                    f"ModelPromotion {rival} is older and keeps the endpoint {wanted.endpoint} of the same workspace: "
+                    "name another endpoint"
+                )
+                return Endpoint(problem=Problem(ConditionReason.CONFLICT, message))
+            serving = await self.serving(promotion)
+            return await asyncio.to_thread(serving.endpoint, wanted)
+        except ExternalError as error:
+            return Endpoint(problem=error.problem)
+
+    def _job(self, promotion: Promotion, spec: ModelPromotionSpec) -> SourceJob | None:
+        body = self.store.jobs.get((promotion.namespace, spec.source.fine_tune_job or ""))
+        if body is None:
+            return None
+        status = body.get("status") or {}
+        phase, model = status.get("phase") or "Pending", status.get("model") or {}
+        registry = registry_of(self.settings, (body.get("spec") or {}).get("tracking") or {})
+        if registry != canonical(self.settings.servers(spec.tracking)[1]):
+            # NB: a message may show it, and a job that was refused may have an address with a password.
+            return SourceJob(phase, model.get("name"), elsewhere=_USER.sub("//", registry))
+        return SourceJob(phase, model.get("name"), model.get("version"))
+
+
+def _reader(promotion: Promotion, spec: ModelPromotionSpec) -> str:
+    """Whose credentials a promotion uses: a Secret's, as namespace/name, or the installation's."""
+    reference = spec.tracking.secret_ref
+    return f"{promotion.namespace}/{reference.name}" if reference else ""
+
+
+def _is_settled(promotion: Promotion, spec: ModelPromotionSpec, model: RegisteredModel | None) -> bool:
+    """Whether the alias is where the status says, and not on its way.
+
+    NB: another replica may have moved the alias and said so since the model was read here. What is remembered would
+    make that look like somebody else's work.
+    """
+    status = promotion.status
+    holder = model.aliases.get(spec.alias) if model else None
+    return status.move is None and holder == status.promoted
+
+
+def versions_needed(promotion: Promotion, spec: ModelPromotionSpec, observed: Observed) -> set[str]:
+    """The versions that have to be looked at: none while the alias is where it should be and nothing is served."""
+    status, holder = promotion.status, observed.alias(spec.alias)
+    candidate = named_version(spec, observed)
+    target = target_version(spec, status)
+    at_rest = target or candidate
+    if at_rest == holder == status.promoted and status.move is None and spec.serving is None:
+        return set()
+    wanted = {candidate, holder, target, status.promoted, status.move.to_version if status.move else None}
+    if spec.serving:
+        saved = status.serving.saved if status.serving else None
+        back = status.withheld.back if status.withheld else None
+        wanted |= {status.previous, back, main_version(saved or [])}
+    return {version for version in wanted if version is not None}
+
+
+def _read_versions(registry: Registry, model: str, versions: set[str]) -> dict[str, ModelVersion | None]:
+    return {version: registry.version(model, version) for version in sorted(versions)}

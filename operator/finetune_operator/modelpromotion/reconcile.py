@@ -1,0 +1,78 @@
+"""One pass over one promotion: observe, decide, apply."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar
+
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator.controller.leases import LeaseBusy
+from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, utc_now
+from finetune_operator.errors import ExternalError
+from finetune_operator.modelpromotion.apply import ModelPromotionApplier, StaleError
+from finetune_operator.modelpromotion.decide import decide
+from finetune_operator.modelpromotion.model import PromotionDecision
+from finetune_operator.modelpromotion.observe import ModelPromotionObserver, read_promotion
+from finetune_operator.policy.status import with_condition
+from finetune_operator.registry.writer import AliasMoved
+from finetune_operator.serving.model import LogRequests
+from finetune_operator.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class ModelPromotionReconciler(Reconciler):
+    """Handles keys of ModelPromotions."""
+
+    kind: ClassVar[str] = "ModelPromotion"
+
+    observer: ModelPromotionObserver
+    applier: ModelPromotionApplier
+    settings: Settings
+    now: Callable[[], datetime] = utc_now
+
+    async def reconcile(self, body: Json) -> float | None:
+        """One pass."""
+        promotion = read_promotion(body)
+        if promotion.deleting and not promotion.finalizers:
+            return None
+        observed = await self.observer.observe(promotion)
+        now = self.now()
+        decision = decide(promotion, observed, now, self.settings)
+        try:
+            await self.applier.apply(promotion, decision, now)
+        except (LeaseBusy, AliasMoved, StaleError):
+            # That is news, and no failure: the next pass looks at how things stand then.
+            return BUSY_SECONDS
+        except ExternalError as error:
+            if error.problem.reason != ConditionReason.ENDPOINT_BUSY:
+                raise
+            # Somebody else changes the endpoint, which takes minutes.
+            return self.settings.poll_seconds
+        # What was written is read back at once.
+        changed = any(not isinstance(action, LogRequests) for action in decision.actions)
+        return 0.0 if changed else decision.requeue_seconds
+
+    async def complain(self, body: Json, error: Exception) -> None:
+        """Say on the promotion that it cannot be looked at."""
+        try:
+            promotion, now = read_promotion(body), self.now().replace(microsecond=0)
+            message = f"a pass failed, which is a mistake of the operator's: {type(error).__name__}; its log says more"
+            conditions = with_condition(
+                promotion.status.conditions,
+                ConditionType.ACCEPTED,
+                None,
+                ConditionReason.INTERNAL_ERROR,
+                message,
+                now=now,
+                generation=promotion.generation,
+            )
+            said = promotion.status.model_copy(update={"conditions": conditions})
+            await self.applier.apply(promotion, PromotionDecision(status=said), now)
+        except Exception:
+            log.exception("%s: nor could that be said in its status", body["metadata"].get("name"))

@@ -1,0 +1,210 @@
+"""Promotions that want the same alias, or the same endpoint: the oldest has it, the others say so and wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.env import LocalReference
+from finetune_crds.modelpromotion import ModelPromotionSpec
+from finetune_crds.serving import DatabricksServing
+from finetune_operator import names, secrets
+from finetune_operator.controller.store import Store
+from finetune_operator.errors import ExternalError
+from finetune_operator.kube import Kube
+from finetune_operator.modelpromotion.model import Promotion
+from finetune_operator.registry.choose import metastore, registry_of
+from finetune_operator.serving.choose import workspace_host
+from finetune_operator.settings import UNITY_CATALOG, Settings
+
+# Why a promotion's registry lets it do nothing at all, until somebody changes that.
+_SHUT_OUT = (
+    ConditionReason.MLFLOW_FORBIDDEN,
+    ConditionReason.DATABRICKS_FORBIDDEN,
+    ConditionReason.DATABRICKS_NOT_CONFIGURED,
+)
+
+Secret = Mapping[str, str] | None
+AskMetastore = Callable[..., str | None]
+
+
+class Claim(NamedTuple):
+    """The alias that a promotion keeps, written as everybody would who means the same one."""
+
+    registry: str
+    model: str
+    alias: str
+
+
+class Other(NamedTuple):
+    """Another promotion; the lesser one is the older one."""
+
+    created: datetime
+    key: str
+    body: Json
+
+    @property
+    def spec(self) -> Json:
+        """Its spec, which need not fit this version's schema."""
+        return self.body.get("spec") or {}
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """Finds them among all promotions that the operator sees."""
+
+    kube: Kube
+    store: Store
+    settings: Settings
+    metastore: AskMetastore = metastore
+
+    async def of_alias(self, promotion: Promotion, spec: ModelPromotionSpec) -> str | None:
+        """The oldest other promotion for the same alias, as namespace/name, if it is older than this one.
+
+        Raises:
+            TrackingError: this promotion's workspace is not known, or cannot be reached.
+        """
+        mine = self._claim(spec.model_dump(mode="json", by_alias=True))
+        for other in self._older(promotion, lambda spec: self._keeps(spec, mine)):
+            if not _is_shut_out(other) and await self._one_registry(promotion, spec, other):
+                return other.key
+        return None
+
+    async def of_endpoint(self, promotion: Promotion, wanted: DatabricksServing) -> str | None:
+        """The oldest other promotion for the same endpoint, as namespace/name, if it is older than this one.
+
+        Raises:
+            TrackingError: this promotion's workspace is not known.
+        """
+        for other in self._older(promotion, lambda spec: _endpoint(spec) == wanted.endpoint):
+            mine, theirs = wanted.secret_ref, _reference(other.spec["serving"]["databricks"])
+            both = await self._secrets(promotion, mine, other, theirs, secrets.SERVING)
+            if both and self._one_host(both):
+                return other.key
+        return None
+
+    async def loop(self, promotion: Promotion, spec: ModelPromotionSpec) -> str | None:
+        """In words, the aliases that take their version from each other, this promotion's among them; None for none.
+
+        Raises:
+            TrackingError: this promotion's workspace is not known, or cannot be reached.
+        """
+        path, source = [spec.alias], spec.source.alias
+        while source and source not in path:
+            path.append(source)
+            source = await self._source(promotion, spec, source)
+        if source != spec.alias:
+            return None
+        return f"aliases {' <- '.join([*path, source])} take their version from each other"
+
+    async def _source(self, promotion: Promotion, spec: ModelPromotionSpec, alias: str) -> str | None:
+        """The alias that another alias of the same model takes its version from."""
+        whole = spec.model_dump(mode="json", by_alias=True)
+        wanted = self._claim({**whole, "alias": alias})
+        for other in self._others(promotion, lambda spec: self._keeps(spec, wanted)):
+            if await self._one_registry(promotion, spec, other):
+                return (other.spec.get("source") or {}).get("alias")
+        return None
+
+    def _claim(self, spec: Json) -> Claim:
+        registry = registry_of(self.settings, spec.get("tracking") or {})
+        model, alias = str(spec.get("model")), str(spec.get("alias"))
+        if registry == UNITY_CATALOG:
+            model, alias = model.casefold(), alias.casefold()
+        return Claim(registry, model, alias)
+
+    def _keeps(self, spec: Json, claim: Claim) -> bool:
+        # Most promotions are about something else, which needs no look at their registry.
+        return str(spec.get("alias")).casefold() == claim.alias.casefold() and self._claim(spec) == claim
+
+    def _older(self, promotion: Promotion, is_like: Callable[[Json], bool]) -> list[Other]:
+        """Promotions whose spec is like it, which are older and stay, the oldest first."""
+        mine = (promotion.created, promotion.key)
+        return [other for other in self._others(promotion, is_like) if other[:2] < mine]
+
+    def _others(self, promotion: Promotion, is_like: Callable[[Json], bool]) -> list[Other]:
+        """Other promotions whose spec is like it, and which stay, the oldest first."""
+        found = []
+        for key, body in self.store.promotions.items():
+            meta = body["metadata"]
+            if meta["uid"] == promotion.uid or _is_over(meta) or not is_like(body.get("spec") or {}):
+                continue
+            found.append(Other(datetime.fromisoformat(meta["creationTimestamp"]), "/".join(key), body))
+        return sorted(found, key=lambda other: other[:2])
+
+    async def _one_registry(self, promotion: Promotion, spec: ModelPromotionSpec, other: Other) -> bool:
+        """Whether both mean the same registry, where both name it alike."""
+        tracking = other.spec.get("tracking") or {}
+        # NB: each metastore has a Unity Catalog, and all of them go by one name.
+        if registry_of(self.settings, tracking) != UNITY_CATALOG:
+            return True
+        mine, theirs = spec.tracking.secret_ref, _reference(tracking)
+        both = await self._secrets(promotion, mine, other, theirs, secrets.TRACKING)
+        return both is not None and (self._one_host(both) or await self._one_metastore(both, other))
+
+    async def _secrets(
+        self,
+        promotion: Promotion,
+        mine: LocalReference | None,
+        other: Other,
+        theirs: LocalReference | None,
+        field: str,
+    ) -> tuple[Secret, Secret] | None:
+        """What both log in with to Databricks; None where the other cannot log in to any workspace."""
+        own = await secrets.read(self.kube, promotion.namespace, mine, field)
+        workspace_host(own, self.settings)
+        try:
+            secret = await secrets.read(self.kube, other.key.partition("/")[0], theirs, field)
+            workspace_host(secret, self.settings)
+        except ExternalError:
+            return None
+        return own, secret
+
+    def _one_host(self, both: tuple[Secret, Secret]) -> bool:
+        mine, theirs = (workspace_host(secret, self.settings).casefold() for secret in both)
+        return mine == theirs
+
+    async def _one_metastore(self, both: tuple[Secret, Secret], other: Other) -> bool:
+        """Whether two workspaces have one metastore, as far as is known: who is not sure waits."""
+        mine = await asyncio.to_thread(self.metastore, self.settings, both[0])
+        if mine is None:
+            return True
+        # NB: nobody waits here for a workspace of which its own promotion says that it does not answer.
+        answers = condition(other.body, ConditionType.REGISTRY_READY)[0] != "False"
+        try:
+            theirs = await asyncio.to_thread(self.metastore, self.settings, both[1], ask=answers)
+        except ExternalError:
+            return True
+        return theirs is None or theirs == mine
+
+
+def condition(body: Json, kind: ConditionType) -> tuple[str | None, str | None]:
+    """Status and reason of a condition of a promotion; None for both where it has no such condition."""
+    for item in (body.get("status") or {}).get("conditions") or ():
+        if item.get("type") == kind:
+            return item.get("status"), item.get("reason")
+    return None, None
+
+
+def _is_shut_out(other: Other) -> bool:
+    status, reason = condition(other.body, ConditionType.REGISTRY_READY)
+    return status == "False" and reason in _SHUT_OUT
+
+
+def _endpoint(spec: Json) -> object:
+    return ((spec.get("serving") or {}).get("databricks") or {}).get("endpoint")
+
+
+def _reference(part: Json) -> LocalReference | None:
+    named = part.get("secretRef")
+    return LocalReference.model_validate(named) if named else None
+
+
+def _is_over(meta: Json) -> bool:
+    """Whether a resource is being deleted and has nothing more to do: one that still takes its alias away has."""
+    return "deletionTimestamp" in meta and names.FINALIZER not in (meta.get("finalizers") or ())

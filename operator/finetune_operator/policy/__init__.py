@@ -1,0 +1,1 @@
+"""What the decisions about both kinds share. Pure: no I/O, no clock."""

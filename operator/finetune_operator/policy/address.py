@@ -1,0 +1,19 @@
+"""Addresses that no spec may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from finetune_crds.finetunejob import Tracking
+from finetune_crds.modelpromotion import PromotionTracking
+from finetune_operator.settings import holds_password
+
+
+def passwords(tracking: Tracking | PromotionTracking) -> Iterator[str]:
+    """Addresses that hold a password, which statuses and logs would show."""
+    for field, uri in (("uri", tracking.uri), ("registryUri", tracking.registry_uri)):
+        if uri and holds_password(uri):
+            yield (
+                f"spec.tracking.{field} holds a password: put it into a Secret as MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD, and name that in spec.tracking.secretRef"
+            )

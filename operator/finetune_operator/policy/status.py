@@ -1,0 +1,88 @@
+"""What the decisions about both kinds have in common: a status that is being written, and when to look again."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+from finetune_crds.conditions import Condition, ConditionReason, ConditionType
+from finetune_crds.promotion_status import ModelPromotionStatus
+from finetune_crds.status import FineTuneJobStatus
+
+Status = TypeVar("Status", FineTuneJobStatus, ModelPromotionStatus)
+# What the schema of a condition allows.
+_MAX_MESSAGE = 32768
+
+
+def with_condition(
+    conditions: Sequence[Condition],
+    kind: ConditionType,
+    holds: bool | None,
+    reason: ConditionReason,
+    message: str,
+    *,
+    now: datetime,
+    generation: int,
+) -> list[Condition]:
+    """The conditions with one of them set; its transition time moves only when its status does."""
+    status = "Unknown" if holds is None else str(holds)
+    before = next((item for item in conditions if item.type == kind), None)
+    since = before.last_transition_time if before and before.status == status else now
+    after = Condition(
+        type=kind.value,
+        status=status,  # type: ignore[arg-type]
+        reason=reason.value,
+        message=message[:_MAX_MESSAGE],
+        observed_generation=generation,
+        last_transition_time=since,
+    )
+    others = [item for item in conditions if item.type != kind]
+    position = list(conditions).index(before) if before else len(others)
+    return [*others[:position], after, *others[position:]]
+
+
+class StatusBuilder(ABC, Generic[Status]):
+    """A status that starts as it is and becomes what it is to be."""
+
+    status: Status
+    now: datetime
+    requeue_seconds: float | None
+
+    @property
+    @abstractmethod
+    def generation(self) -> int:
+        """Generation of the spec that the status is about."""
+
+    def update(self, **fields: Any) -> None:
+        """Set fields of the status."""
+        self.status = self.status.model_copy(update=fields)
+
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """The condition as it now stands, or None."""
+        return next((item for item in self.status.conditions if item.type == kind), None)
+
+    def holds(self, kind: ConditionType) -> bool:
+        """Whether a condition is True."""
+        found = self.condition(kind)
+        return found is not None and found.status == "True"
+
+    def set(self, kind: ConditionType, holds: bool | None, reason: ConditionReason, message: str) -> None:
+        """Set a condition; its transition time moves only when its status does."""
+        self.update(
+            conditions=with_condition(
+                self.status.conditions,
+                kind,
+                holds,
+                reason,
+                message,
+                now=self.now,
+                generation=self.generation,
+            )
+        )
+
+    def requeue_after(self, seconds: float) -> None:
+        """Come back after this time at the latest."""
+        before = self.requeue_seconds
+        self.requeue_seconds = seconds if before is None else min(seconds, before)

@@ -1,1 +1,0 @@
-"""The ModelPromotion reconciler: observe, apply, and the pass that joins them."""

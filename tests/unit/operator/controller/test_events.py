@@ -1,0 +1,105 @@
+"""Events: what is worth telling, and how."""
+
+from __future__ import annotations
+
+import pytest
+
+from finetune_crds.conditions import Condition, ConditionReason, ConditionType
+from finetune_operator.controller import events
+from unit.operator.finetunejob.decide.make import (
+    ACCEPTED,
+    FAILED,
+    NOW,
+    TRAINED,
+    TRAINING,
+    UID,
+    condition,
+    later,
+)
+
+ABOUT = events.EventTarget("FineTuneJob", "tune", "team", UID)
+AWAY = condition(ConditionType.TRACKED, "False", ConditionReason.MLFLOW_UNREACHABLE)
+RESTARTING = condition(ConditionType.TRAINED, "False", ConditionReason.RESTARTING)
+UNSCHEDULABLE = condition(ConditionType.PODS_HEALTHY, "False", ConditionReason.UNSCHEDULABLE)
+
+CHANGES: dict[str, tuple[list[Condition], list[Condition], list[Condition]]] = {
+    "nothing new": ([TRAINING], [TRAINING], []),
+    "a new condition": ([], [AWAY], [AWAY]),
+    "a new reason": ([TRAINING], [RESTARTING], [RESTARTING]),
+    "a new status": ([TRAINING], [TRAINED], [TRAINED]),
+    "other words alone": (
+        [TRAINING],
+        [condition(ConditionType.TRAINED, "False", ConditionReason.TRAINING, "other")],
+        [],
+    ),
+    "another time alone": (
+        [TRAINING],
+        [condition(ConditionType.TRAINED, "False", ConditionReason.TRAINING, since=later(9))],
+        [],
+    ),
+    "what made a job fail is said once": (
+        [TRAINING],
+        [condition(ConditionType.TRAINED, "False", ConditionReason(FAILED.reason), FAILED.message), FAILED],
+        [FAILED],
+    ),
+    "accepted goes without saying": ([], [ACCEPTED], []),
+    "and so does what is as it should be": (
+        [UNSCHEDULABLE],
+        [
+            condition(ConditionType.PODS_HEALTHY, "True", ConditionReason.PODS_RUNNING),
+            condition(ConditionType.TRACKED, "True", ConditionReason.RUN_FINISHED),
+        ],
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "expected"), CHANGES.values(), ids=CHANGES)
+def test_changes(before: list[Condition], after: list[Condition], expected: list[Condition]) -> None:
+    assert events.changes(before, after) == expected
+
+
+KINDS: dict[str, tuple[Condition, str]] = {
+    "training": (TRAINING, "Normal"),
+    "the end": (TRAINED, "Normal"),
+    "a failure": (FAILED, "Warning"),
+    "a restart": (RESTARTING, "Warning"),
+    "MLflow is away": (AWAY, "Warning"),
+    "MLflow is back": (condition(ConditionType.TRACKED, "True", ConditionReason.RUN_READY), "Normal"),
+    "pods are held up": (UNSCHEDULABLE, "Warning"),
+    "refused": (condition(ConditionType.ACCEPTED, "False", ConditionReason.INVALID_SPEC), "Warning"),
+}
+
+
+@pytest.mark.parametrize(("said", "kind"), KINDS.values(), ids=KINDS)
+def test_bad_news_is_a_warning(said: Condition, kind: str) -> None:
+    assert events.event(ABOUT, said, NOW)["type"] == kind
+
+
+def test_an_event() -> None:
+    found = events.event(
+        ABOUT, condition(ConditionType.TRACKED, "False", ConditionReason.MLFLOW_ERROR, "x" * 2000), NOW
+    )
+    name = found["metadata"].pop("name")
+    assert name.startswith("tune.")
+    assert name != events.event(ABOUT, AWAY, NOW)["metadata"]["name"]
+    assert found == {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"namespace": "team"},
+        "involvedObject": {
+            "apiVersion": "finetune.dev/v1alpha1",
+            "kind": "FineTuneJob",
+            "name": "tune",
+            "namespace": "team",
+            "uid": UID,
+        },
+        "type": "Warning",
+        "reason": "MlflowError",
+        "message": "x" * 1024,
+        "source": {"component": "finetune-operator"},
+        "reportingComponent": "finetune-operator",
+        "firstTimestamp": "2026-08-01T12:00:00Z",
+        "lastTimestamp": "2026-08-01T12:00:00Z",
+        "count": 1,
+    }

@@ -1,0 +1,186 @@
+"""The queue of keys."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+
+from finetune_operator.controller.workqueue import WorkQueue, work
+
+
+class Clock:
+    """A clock that moves when told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def queue(clock: Clock) -> WorkQueue:
+    return WorkQueue(clock=clock)
+
+
+async def take_all(queue: WorkQueue) -> list[str]:
+    """Every key that is ready, each handled at once."""
+    queue._move_due()
+    taken = []
+    while len(queue):
+        taken.append(await queue.take())
+        queue.done(taken[-1])
+    return taken
+
+
+async def test_a_key_is_in_it_once_and_keys_keep_their_order(queue: WorkQueue) -> None:
+    for key in ("b", "a", "b", "c", "a"):
+        queue.add(key)
+    assert len(queue) == 3
+    assert await take_all(queue) == ["b", "a", "c"]
+
+
+async def test_a_key_that_is_added_while_it_is_handled_is_handled_once_more(queue: WorkQueue) -> None:
+    queue.add("a")
+    key = await queue.take()
+    queue.add("a")
+    queue.add("a")
+    assert len(queue) == 0
+    queue.done(key)
+    assert await take_all(queue) == ["a"]
+
+
+async def test_a_delay_passes(queue: WorkQueue, clock: Clock) -> None:
+    queue.add_after("a", 5)
+    assert await take_all(queue) == []
+    clock.now += 4.9
+    assert await take_all(queue) == []
+    clock.now += 0.1
+    assert await take_all(queue) == ["a"]
+    clock.now += 100
+    assert await take_all(queue) == []
+
+
+async def test_the_earliest_of_several_delays_counts_once(queue: WorkQueue, clock: Clock) -> None:
+    for seconds in (60, 5, 30):
+        queue.add_after("a", seconds)
+    clock.now += 5
+    assert await take_all(queue) == ["a"]
+    clock.now += 100
+    assert await take_all(queue) == []
+
+
+async def test_a_delay_that_ends_while_the_key_is_handled_is_not_lost(queue: WorkQueue, clock: Clock) -> None:
+    queue.add("a")
+    key = await queue.take()
+    queue.add_after("a", 1)
+    clock.now += 1
+    queue._move_due()
+    queue.done(key)
+    assert await take_all(queue) == ["a"]
+
+
+async def test_a_dropped_key_does_not_come_back(queue: WorkQueue, clock: Clock) -> None:
+    queue.retry("a")
+    queue.drop("a")
+    clock.now += 1000
+    assert await take_all(queue) == []
+
+
+def test_the_delay_grows_with_each_failure_and_starts_anew_after_a_success(
+    queue: WorkQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random, "uniform", lambda low, high: (low + high) / 2)
+    assert [queue.retry("a") for _ in range(10)] == [0.5, 1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert queue.retry("b") == 0.5
+    queue.forget("a")
+    assert queue.retry("a") == 0.5
+
+
+def test_delays_are_spread(queue: WorkQueue) -> None:
+    delays = [queue.retry(str(number)) for number in range(100)]
+    assert 0.375 <= min(delays) < 0.45
+    assert 0.55 < max(delays) <= 0.625
+
+
+async def test_how_long_the_oldest_has_waited(queue: WorkQueue, clock: Clock) -> None:
+    assert queue.oldest_age() == 0
+    queue.add("a")
+    clock.now += 3
+    queue.add("b")
+    queue.add("a")
+    clock.now += 2
+    assert queue.oldest_age() == 5
+    await queue.take()
+    assert queue.oldest_age() == 2
+
+
+async def test_a_waiting_worker_is_woken_by_a_key(queue: WorkQueue) -> None:
+    waiting = asyncio.create_task(queue.take())
+    await asyncio.sleep(0)
+    queue.add("a")
+    assert await asyncio.wait_for(waiting, 5) == "a"
+
+
+async def test_a_waiting_worker_is_woken_by_a_delay() -> None:
+    queue = WorkQueue(clock=asyncio.get_running_loop().time)
+    waiting = asyncio.create_task(queue.take())
+    await asyncio.sleep(0)
+    queue.add_after("late", 60)
+    await asyncio.sleep(0)
+    queue.add_after("early", 0.01)
+    assert await asyncio.wait_for(waiting, 5) == "early"
+
+
+async def test_no_key_is_ever_with_two_workers(queue: WorkQueue) -> None:
+    at_work: Counter[str] = Counter()
+    handled: Counter[str] = Counter()
+    dice = random.Random(7)  # noqa: S311
+    enough = asyncio.Event()
+
+    async def handle(key: str) -> None:
+        at_work[key] += 1
+        assert at_work[key] == 1
+        for _ in range(dice.randrange(3)):
+            await asyncio.sleep(0)
+        for _ in range(2):
+            queue.add(dice.choice("abcd"))
+        handled[key] += 1
+        if handled.total() >= 400:
+            enough.set()
+        at_work[key] -= 1
+
+    async with asyncio.TaskGroup() as group:
+        workers = [group.create_task(work(queue, handle)) for _ in range(4)]
+        for key in "abcd":
+            queue.add(key)
+        async with asyncio.timeout(10):
+            await enough.wait()
+        for worker in workers:
+            worker.cancel()
+    assert set(handled) == set("abcd")
+
+
+async def test_a_key_is_released_when_its_worker_is_stopped(queue: WorkQueue) -> None:
+    started = asyncio.Event()
+
+    async def handle(_key: str) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    queue.add("a")
+    worker = asyncio.create_task(work(queue, handle))
+    await started.wait()
+    worker.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await worker
+    queue.add("a")
+    assert await take_all(queue) == ["a"]

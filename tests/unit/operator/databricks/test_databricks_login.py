@@ -1,0 +1,304 @@
+"""Logging in to a workspace, and what its errors come to."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from finetune_crds.conditions import ConditionReason
+from finetune_operator.databricks.workspace import problems, workspace
+from finetune_operator.errors import ExternalError
+from finetune_operator.settings import Settings
+from workspace import Fault, Workspace
+
+ENDPOINT = "/api/2.0/serving-endpoints/support"
+
+
+def ask(secret: Mapping[str, str] | None, settings: Settings | None = None) -> None:
+    """One request, which needs a login."""
+    client = workspace(secret, settings or Settings())
+    with problems(client, "read the serving endpoint support"):
+        client.serving_endpoints.get("support")
+
+
+def problem(
+    secret: Mapping[str, str] | None, settings: Settings | None = None
+) -> tuple[ConditionReason, str]:
+    with pytest.raises(ExternalError) as raised:
+        ask(secret, settings)
+    assert raised.value.__cause__ is None
+    return raised.value.problem.reason, raised.value.problem.message
+
+
+def by_token(state: Workspace, held: str = "dapi-good\n") -> dict[str, str]:
+    return {"DATABRICKS_HOST": f"{state.uri}/\n", "DATABRICKS_TOKEN": held}
+
+
+def by_client(state: Workspace, held: str = "principal-secret") -> dict[str, str]:
+    return {
+        "DATABRICKS_HOST": state.uri,
+        "DATABRICKS_CLIENT_ID": "principal",
+        "DATABRICKS_CLIENT_SECRET": held,
+    }
+
+
+def installed(state: Workspace, path: Path, client_id: str = "operator") -> Settings:
+    return Settings(
+        databricks_host=state.uri, databricks_client_id=client_id, databricks_token_file=str(path / "token")
+    )
+
+
+def serve_endpoint(state: Workspace) -> None:
+    entity = {"name": "version-1", "entity_name": "main.llm.support", "entity_version": "1"}
+    routes = {"routes": [{"served_entity_name": "version-1", "traffic_percentage": 100}]}
+    state.endpoints.create(
+        {"name": "support", "config": {"served_entities": [entity], "traffic_config": routes}}
+    )
+
+
+WAYS: dict[str, tuple[Callable[[Workspace, Path], tuple[dict[str, str] | None, Settings]], list[str]]] = {
+    "a token": (lambda state, _: (by_token(state), Settings()), []),
+    "a client's secret": (lambda state, _: (by_client(state), Settings()), ["client_credentials"]),
+    "a service-account token": (
+        lambda state, path: (None, installed(state, path)),
+        ["urn:ietf:params:oauth:grant-type:token-exchange"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("way", "logins"), WAYS.values(), ids=WAYS)
+def test_ways_to_log_in(
+    databricks: Workspace,
+    tmp_path: Path,
+    way: Callable[[Workspace, Path], tuple[dict[str, str] | None, Settings]],
+    logins: list[str],
+) -> None:
+    (tmp_path / "token").write_text("jwt-of-the-operator\n")
+    databricks.federated = {"jwt-of-the-operator": "operator"}
+    serve_endpoint(databricks)
+    secret, settings = way(databricks, tmp_path)
+    ask(secret, settings)
+    ask(secret, settings)
+    assert databricks.asked == [("GET", ENDPOINT)] * 2
+    # The login is kept from call to call.
+    assert databricks.logins == logins
+
+
+def test_a_token_that_is_no_longer_accepted_is_replaced(databricks: Workspace) -> None:
+    serve_endpoint(databricks)
+    ask(by_client(databricks))
+    databricks.revoke()
+    assert problem(by_client(databricks))[0] == ConditionReason.DATABRICKS_FORBIDDEN
+    ask(by_client(databricks))
+    assert databricks.logins == ["client_credentials"] * 2
+
+
+def test_a_client_made_while_the_workspace_was_away_is_made_again(databricks: Workspace) -> None:
+    serve_endpoint(databricks)
+    away = {"error_code": "TEMPORARILY_UNAVAILABLE", "message": "Later"}
+    databricks.faults = [Fault(503, away, path="/.well-known"), Fault(503, away, path="/api")]
+    assert problem(by_token(databricks))[0] == ConditionReason.DATABRICKS_UNREACHABLE
+    databricks.faults = []
+    ask(by_token(databricks))
+    assert workspace(by_token(databricks), Settings()).config.workspace_id == "1234"
+
+
+def test_the_service_account_token_is_read_anew(databricks: Workspace, tmp_path: Path) -> None:
+    serve_endpoint(databricks)
+    settings = installed(databricks, tmp_path)
+    (tmp_path / "token").write_text("old")
+    databricks.federated = {"new": "operator"}
+    assert problem(None, settings)[0] == ConditionReason.DATABRICKS_FORBIDDEN
+    (tmp_path / "token").write_text("new")
+    ask(None, settings)
+
+
+def test_the_environment_does_not_leak_in(
+    databricks: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    serve_endpoint(databricks)
+    (tmp_path / "config").write_text("[DEFAULT]\nhost = http://127.0.0.1:1\ntoken = dapi-file\n")
+    for name, value in {
+        "DATABRICKS_HOST": "http://127.0.0.1:1",
+        "DATABRICKS_TOKEN": "dapi-environment",
+        "DATABRICKS_CLIENT_ID": "other",
+        "DATABRICKS_CLIENT_SECRET": "other-secret",
+        "DATABRICKS_AUTH_TYPE": "basic",
+        "DATABRICKS_WORKSPACE_ID": "999",
+        "DATABRICKS_CONFIG_FILE": str(tmp_path / "config"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    ask(by_token(databricks))
+    ask(by_client(databricks))
+    assert problem(None) == (
+        ConditionReason.DATABRICKS_NOT_CONFIGURED,
+        "no Databricks workspace is known: set secretRef to a Secret with DATABRICKS_HOST with DATABRICKS_TOKEN, or "
+        "DATABRICKS_HOST with DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET, or install the chart with "
+        "databricks.host",
+    )
+    wrong = problem(by_token(databricks, "dapi-wrong"))
+    assert "dapi" not in wrong[1]
+    assert "DATABRICKS" not in wrong[1]
+
+
+def test_the_operators_own_token_goes_to_its_own_host_alone(databricks: Workspace, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("jwt-of-the-operator")
+    databricks.federated = {"jwt-of-the-operator": "operator"}
+    settings = Settings(databricks_host="http://127.0.0.1:1", databricks_token_file=str(tmp_path / "token"))
+    assert (
+        problem({"DATABRICKS_HOST": databricks.uri}, settings)[0] == ConditionReason.DATABRICKS_NOT_CONFIGURED
+    )
+    assert (
+        problem({"DATABRICKS_TOKEN": "dapi-good"}, settings)[0] == ConditionReason.DATABRICKS_NOT_CONFIGURED
+    )
+    assert databricks.logins == []
+    assert databricks.asked == []
+
+
+MUST_HAVE = (
+    "the Secret that secretRef names must have DATABRICKS_HOST with DATABRICKS_TOKEN, or DATABRICKS_HOST with "
+    "DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET"
+)
+INCOMPLETE: dict[str, tuple[dict[str, str] | None, Settings, str]] = {
+    "nothing in the Secret": (
+        {},
+        Settings(databricks_host="https://w"),
+        "the Secret that secretRef names lacks DATABRICKS_HOST: it must have DATABRICKS_HOST with DATABRICKS_TOKEN, or "
+        "DATABRICKS_HOST with DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET",
+    ),
+    "a host alone": ({"DATABRICKS_HOST": "w"}, Settings(), MUST_HAVE),
+    "half a client": ({"DATABRICKS_HOST": "w", "DATABRICKS_CLIENT_ID": "c"}, Settings(), MUST_HAVE),
+    "two ways": (
+        {"DATABRICKS_HOST": "w", "DATABRICKS_TOKEN": "t", "DATABRICKS_CLIENT_ID": "c"},
+        Settings(),
+        MUST_HAVE,
+    ),
+    "no address": (
+        {"DATABRICKS_HOST": "https://me:secret@w", "DATABRICKS_TOKEN": "t"},
+        Settings(),
+        "DATABRICKS_HOST is no address of a workspace such as https://example.cloud.databricks.com",
+    ),
+    "installed without a token": (
+        None,
+        Settings(databricks_host="https://w"),
+        "the operator has no service-account token for Databricks: install the chart with databricks.tokenAudience",
+    ),
+}
+
+
+@pytest.mark.parametrize(("secret", "settings", "message"), INCOMPLETE.values(), ids=INCOMPLETE)
+def test_incomplete(secret: dict[str, str] | None, settings: Settings, message: str) -> None:
+    assert problem(secret, settings) == (ConditionReason.DATABRICKS_NOT_CONFIGURED, message)
+
+
+def test_a_service_account_token_that_is_not_there(databricks: Workspace, tmp_path: Path) -> None:
+    assert problem(None, installed(databricks, tmp_path)) == (
+        ConditionReason.DATABRICKS_NOT_CONFIGURED,
+        "the operator's service-account token for Databricks cannot be read: FileNotFoundError: install the chart with "
+        "databricks.tokenAudience",
+    )
+
+
+def test_logins_that_are_refused(databricks: Workspace, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("jwt-of-somebody")
+    at = f"Databricks at {databricks.uri} does not accept the credentials:"
+    secret = "check the Secret that secretRef names"
+    assert [
+        problem(by_token(databricks, "dapi-wrong")),
+        problem(by_client(databricks, "wrong-secret")),
+        problem(None, installed(databricks, tmp_path)),
+    ] == [
+        (
+            ConditionReason.DATABRICKS_FORBIDDEN,
+            f"{at} {secret} (Credential was not sent or was of an unsupported type)",
+        ),
+        (
+            ConditionReason.DATABRICKS_FORBIDDEN,
+            f"{at} {secret} (invalid_client: Client authentication failed)",
+        ),
+        (
+            ConditionReason.DATABRICKS_FORBIDDEN,
+            f"{at} check databricks.clientId of the chart, and the federation policy of its service principal "
+            "(invalid_client: Client authentication failed)",
+        ),
+    ]
+
+
+ERRORS: dict[str, tuple[Fault, ConditionReason, str]] = {
+    "no permission": (
+        Fault(403, {"error_code": "PERMISSION_DENIED", "message": "You need CAN MANAGE"}),
+        ConditionReason.DATABRICKS_FORBIDDEN,
+        "Databricks at {uri} does not let the operator read the serving endpoint support: grant it the permission, or "
+        "use other credentials (You need CAN MANAGE)",
+    ),
+    "too many requests": (
+        Fault(
+            429,
+            {"error_code": "REQUEST_LIMIT_EXCEEDED", "message": "Slow down"},
+            headers={"Retry-After": "60"},
+        ),
+        ConditionReason.DATABRICKS_UNREACHABLE,
+        "Databricks at {uri} is too busy to read the serving endpoint support: Slow down",
+    ),
+    "not now": (
+        Fault(503, {"error_code": "TEMPORARILY_UNAVAILABLE", "message": "Later"}),
+        ConditionReason.DATABRICKS_UNREACHABLE,
+        "Databricks at {uri} is too busy to read the serving endpoint support: Later",
+    ),
+    "it broke": (
+        Fault(500, {"error_code": "INTERNAL_ERROR", "message": "Oops, dapi-good"}),
+        ConditionReason.DATABRICKS_ERROR,
+        "Databricks at {uri} could not read the serving endpoint support: Oops, ***",
+    ),
+    "a login page": (
+        Fault(200, "<html>log in</html>"),
+        ConditionReason.DATABRICKS_ERROR,
+        "{uri} answers, but not as a Databricks workspace: check the address, and whether a login page or a proxy "
+        "stands before it",
+    ),
+    "a proxy's error": (
+        Fault(418, "<html>teapot</html>"),
+        ConditionReason.DATABRICKS_ERROR,
+        "{uri} answers, but not as a Databricks workspace: check the address, and whether a login page or a proxy "
+        "stands before it",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fault", "reason", "message"), ERRORS.values(), ids=ERRORS)
+def test_errors(databricks: Workspace, fault: Fault, reason: ConditionReason, message: str) -> None:
+    fault.path = ENDPOINT
+    databricks.faults = [fault]
+    began = time.monotonic()
+    assert problem(by_token(databricks)) == (reason, message.replace("{uri}", databricks.uri))
+    # It never waits to try again, whatever Databricks asks for.
+    assert time.monotonic() - began < 30
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        host = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        assert problem({"DATABRICKS_HOST": host, "DATABRICKS_TOKEN": "dapi-good"}) == (
+            ConditionReason.DATABRICKS_UNREACHABLE,
+            f"Databricks at {host} cannot be reached: [Errno 111] Connection refused",
+        )
+
+
+def test_no_answer_in_time(databricks: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("finetune_operator.databricks.login._SECONDS", 0.2)
+    databricks.faults = [Fault(200, path="/api", seconds=2)]
+    assert problem(by_token(databricks)) == (
+        ConditionReason.DATABRICKS_UNREACHABLE,
+        f"Databricks at {databricks.uri} cannot be reached: no answer in time",
+    )
+
+
+def test_it_says_who_asks(databricks: Workspace) -> None:
+    serve_endpoint(databricks)
+    ask(by_token(databricks))
+    assert any(agent.startswith("finetune-operator/") for agent in databricks.agents)

@@ -1,0 +1,203 @@
+"""What follows a failed attempt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.contract import PodError, TerminationMessage
+from finetune_operator.finetunejob.model import Observed
+from unit.operator.finetunejob.decide.make import (
+    EVICTED,
+    NOW,
+    applied,
+    child,
+    conclude,
+    ended,
+    job,
+    later,
+    observed,
+    pod,
+    running,
+    said,
+)
+
+Json = dict[str, Any]
+JOB = "tune-train-1"
+BACKOFF = "Job has reached the specified backoff limit"
+WHERE = "Pod team/tune-train-1-0-abcde"
+DISRUPTED = f"{WHERE} has condition DisruptionTarget matching FailJob rule at index 0"
+EXIT_75 = "Container trainer for pod team/p failed with exit code 75 matching FailJob rule at index 1"
+EXIT_64 = "Container trainer for pod team/p failed with exit code 64 matching FailJob rule at index 1"
+FATAL = "Container trainer for pod team/p failed with exit code 64 matching FailJob rule at index 2"
+
+BOOM = TerminationMessage(error=PodError(reason="Boom", message="it blew up"))
+WRONG = TerminationMessage(error=PodError(reason="ModelNotFound", message="there is no model"))
+PEER_LOST = TerminationMessage(error=PodError(reason="PeerLost", message="rank 3 is gone"))
+
+
+@dataclass
+class Outcome:
+    """What becomes of the job: the reason of Failed, or the attempt and restarts that follow."""
+
+    failed: str | None = None
+    attempt: int = 1
+    restarts: int = 0
+
+
+AGAIN = Outcome(attempt=2, restarts=1)
+PREEMPTED = Outcome(attempt=2, restarts=0)
+
+CASES: dict[str, tuple[str, list[Json], Json, Outcome]] = {
+    "a crash": (BACKOFF, [ended(JOB, 0, 1, BOOM)], {}, AGAIN),
+    "a crash beside peers that were stopped for it": (
+        BACKOFF,
+        [ended(JOB, 0, 1, BOOM, at=0), ended(JOB, 1, 75, at=9)],
+        {},
+        AGAIN,
+    ),
+    "out of memory": (BACKOFF, [ended(JOB, 0, 137, reason="OOMKilled")], {}, AGAIN),
+    "no pod is left": (BACKOFF, [], {}, AGAIN),
+    "restarts are used up": (
+        BACKOFF,
+        [ended(JOB, 0, 1, BOOM)],
+        {"maxRestarts": 0},
+        Outcome(ConditionReason.MAX_RESTARTS_REACHED),
+    ),
+    "preempted after a checkpoint": (EXIT_75, [ended(JOB, 0, 75), ended(JOB, 1, 75)], {}, PREEMPTED),
+    "preempted, as the pod alone tells": (BACKOFF, [ended(JOB, 0, 75)], {}, PREEMPTED),
+    "preempted, and a peer noticed": (
+        BACKOFF,
+        [ended(JOB, 0, 1, PEER_LOST, at=0), ended(JOB, 1, 75, at=3)],
+        {},
+        PREEMPTED,
+    ),
+    "preempted, and the pods are gone": (DISRUPTED, [], {}, PREEMPTED),
+    "a drained node": (BACKOFF, [ended(JOB, 0, 143, conditions=EVICTED)], {}, PREEMPTED),
+    "preempted with no restarts left": (EXIT_75, [ended(JOB, 0, 75)], {"maxRestarts": 0}, PREEMPTED),
+    "a wrong recipe": (FATAL, [ended(JOB, 0, 64, WRONG)], {}, Outcome(ConditionReason.RECIPE_WRONG)),
+    "wrong data": (FATAL, [ended(JOB, 0, 65, WRONG)], {}, Outcome(ConditionReason.DATA_WRONG)),
+    "a fatal code of one's own": (
+        BACKOFF,
+        [ended(JOB, 0, 42)],
+        {"fatalExitCodes": [42]},
+        Outcome(ConditionReason.FATAL_EXIT_CODE),
+    ),
+    "64 is no longer fatal": (BACKOFF, [ended(JOB, 0, 64)], {"fatalExitCodes": [42]}, AGAIN),
+    "a code among those to retry": (BACKOFF, [ended(JOB, 0, 7)], {"retryableExitCodes": [7]}, AGAIN),
+    "a code that is not among those to retry": (
+        BACKOFF,
+        [ended(JOB, 0, 8)],
+        {"retryableExitCodes": [7]},
+        Outcome(ConditionReason.FATAL_EXIT_CODE),
+    ),
+}
+
+
+@pytest.mark.parametrize(("message", "found", "policy", "expected"), CASES.values(), ids=CASES)
+def test_outcome(message: str, found: list[Json], policy: Json, expected: Outcome) -> None:
+    seen = observed(child(JOB, "Failed", message), pods=found)
+    decision = conclude(job(running(), runPolicy=policy), seen)
+    failed = said(decision, ConditionType.FAILED)
+    outcome = Outcome(
+        failed[1] if failed else None, decision.status.attempt or 0, decision.status.restarts or 0
+    )
+    assert outcome == expected
+    assert applied(decision) == []
+
+
+# What the Job was made with, what runPolicy says by now, the Job's message, and whether the restart counts.
+CHANGED: dict[str, tuple[list[int], list[int], str, Outcome]] = {
+    "75 was fatal, and a node was drained": ([75], [64], DISRUPTED, PREEMPTED),
+    "75 was fatal, a code was added, and that one matched": ([64, 75], [64], EXIT_64, AGAIN),
+    "75 has become fatal, and the pods are gone": ([64], [64, 75], EXIT_75, AGAIN),
+    "75 is no longer fatal, and the pods are gone": ([75], [64], EXIT_75, PREEMPTED),
+}
+
+
+@pytest.mark.parametrize(("made_with", "now", "message", "expected"), CHANGED.values(), ids=CHANGED)
+def test_rules_are_those_that_the_attempt_was_made_with(
+    made_with: list[int], now: list[int], message: str, expected: Outcome
+) -> None:
+    seen = observed(child(JOB, "Failed", message, fatal=made_with))
+    status = conclude(job(running(), runPolicy={"fatalExitCodes": now}), seen).status
+    assert Outcome(None, status.attempt or 0, status.restarts or 0) == expected
+
+
+def failed_attempt(*found: Json, message: str = BACKOFF) -> Observed:
+    return observed(child(JOB, "Failed", message), pods=list(found))
+
+
+def test_a_restart_says_why_and_is_taken_up_at_once() -> None:
+    decision = conclude(job(running()), failed_attempt(ended(JOB, 0, 1, BOOM)))
+    assert said(decision, ConditionType.TRAINED) == (
+        "False",
+        ConditionReason.RESTARTING,
+        "attempt 1 failed; pod tune-train-1-0-abcde ended with exit code 1: it blew up; attempt 2 goes on "
+        "from the newest checkpoint",
+    )
+    assert (decision.status.phase, decision.requeue_seconds) == ("Starting", 0.1)
+    again = conclude(job(decision.status), failed_attempt(ended(JOB, 0, 1, BOOM)))
+    assert applied(again) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-2"]
+
+
+def test_the_end_says_the_limit_that_was_reached_and_the_cause() -> None:
+    before = running(attempt=3, restarts=2)
+    seen = observed(child("tune-train-3", "Failed", BACKOFF), pods=[ended("tune-train-3", 0, 1, BOOM)])
+    decision = conclude(job(before, runPolicy={"maxRestarts": 1}), seen, at=later(9))
+    message = (
+        "attempt 3 failed and runPolicy.maxRestarts = 1 is used up; "
+        "pod tune-train-3-0-abcde ended with exit code 1: it blew up"
+    )
+    assert said(decision, ConditionType.FAILED) == ("True", ConditionReason.MAX_RESTARTS_REACHED, message)
+    assert said(decision, ConditionType.TRAINED) == ("False", ConditionReason.MAX_RESTARTS_REACHED, message)
+    assert (decision.status.restarts, decision.status.completion_time) == (2, later(9))
+
+
+def test_the_failure_is_written_down() -> None:
+    status = conclude(job(running()), failed_attempt(ended(JOB, 1, 1, BOOM))).status
+    assert status.last_failure is not None
+    assert status.last_failure.to_json() == {
+        "pod": "tune-train-1-1-abcde",
+        "exitCode": 1,
+        "reason": "Boom",
+        "message": "it blew up",
+        "attempt": 1,
+    }
+
+
+def test_a_failure_without_pods_says_what_the_job_says() -> None:
+    decision = conclude(job(running(), runPolicy={"maxRestarts": 0}), failed_attempt())
+    assert said(decision, ConditionType.FAILED) == (
+        "True",
+        ConditionReason.MAX_RESTARTS_REACHED,
+        "attempt 1 failed and runPolicy.maxRestarts = 0 is used up; no pod is left to tell why: " + BACKOFF,
+    )
+
+
+def test_pods_of_other_attempts_do_not_count() -> None:
+    seen = failed_attempt(ended("tune-train-0", 0, 64, WRONG), ended(JOB, 0, 1, BOOM))
+    assert conclude(job(running()), seen).status.attempt == 2
+
+
+def test_the_checkpoint_that_a_pod_told_of_at_its_end_is_noted() -> None:
+    message = TerminationMessage(error=BOOM.error, checkpoint_step=30)
+    decision = conclude(job(running(), checkpoint={"uri": "/c"}), failed_attempt(ended(JOB, 0, 1, message)))
+    assert decision.status.checkpoint is not None
+    assert decision.status.checkpoint.step == 30
+
+
+def test_an_attempt_that_fails_but_does_not_end_names_the_pod_that_stays() -> None:
+    stuck = {**pod(JOB, 1, ready=False), "spec": {"nodeName": "node-2"}}
+    stuck["metadata"]["deletionTimestamp"] = NOW.isoformat()
+    seen = observed(child(JOB, "FailureTarget"), pods=[ended(JOB, 0, 1, BOOM), stuck])
+    decision = conclude(job(running()), seen)
+    assert said(decision, ConditionType.TRAINED) == (
+        "False",
+        ConditionReason.STARTING,
+        "attempt 1 has failed and ends when pod tune-train-1-1-abcde on node node-2 has stopped",
+    )
+    assert (decision.status.attempt, decision.status.restarts) == (1, 0)

@@ -1,0 +1,213 @@
+"""The MLflow run and what it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.status import FineTuneJobStatus, MlflowStatus, ModelStatus, Progress
+from finetune_operator.errors import Problem
+from finetune_operator.finetunejob.model import EnsureRun, Mlflow
+from finetune_operator.settings import Settings
+from unit.operator.finetunejob.decide.make import (
+    NOW,
+    SETTINGS,
+    SOURCE,
+    UID,
+    applied,
+    child,
+    conclude,
+    job,
+    later,
+    observed,
+    pod,
+    running,
+    said,
+    status,
+    tracked,
+)
+
+AWAY = Mlflow(problem=Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow at http://m cannot be reached: no"))
+KNOWN = MlflowStatus(experiment_id="e1", run_id="r1", url="http://mlflow:5000/#/experiments/e1/runs/r1")
+
+
+def follow(mlflow: Mlflow | None, before: FineTuneJobStatus | None = None, **parts: Any) -> Any:
+    """The decision about a job that trains."""
+    seen = observed(
+        child("tune-train-1"), pods=[pod("tune-train-1", 0), pod("tune-train-1", 1)], mlflow=mlflow
+    )
+    return conclude(job(before or running(), **parts), seen, at=later(30), settings=SETTINGS)
+
+
+def test_without_an_mlflow_server_training_goes_on_and_says_so() -> None:
+    decision = conclude(job())
+    assert said(decision, ConditionType.TRACKED) == (
+        "False",
+        ConditionReason.MLFLOW_NOT_CONFIGURED,
+        "no MLflow server is set: progress and the model are in the pods' logs alone",
+    )
+    assert "Job/tune-train-1" in applied(decision)
+
+
+RUNS: dict[str, tuple[dict[str, Any], EnsureRun]] = {
+    "named for the job": (
+        {},
+        EnsureRun("team", "tune", {"finetune.dev/uid": UID, "finetune.dev/job": "team/tune"}),
+    ),
+    "named by people, who cannot take the operator's tags": (
+        {"experiment": "e", "runName": "r", "tags": {"team": "a", "finetune.dev/uid": "mine"}},
+        EnsureRun("e", "r", {"team": "a", "finetune.dev/uid": UID, "finetune.dev/job": "team/tune"}),
+    ),
+}
+
+
+@pytest.mark.parametrize(("tracking", "expected"), RUNS.values(), ids=RUNS)
+def test_a_run_is_made_when_there_is_none(tracking: dict[str, Any], expected: EnsureRun) -> None:
+    decision = conclude(job(tracking=tracking, data=SOURCE), observed(mlflow=Mlflow()), settings=SETTINGS)
+    assert decision.actions == (expected,)
+    assert applied(decision) == ["ConfigMap/tune-prep", "Job/tune-prep"]
+
+
+@pytest.mark.parametrize("mlflow", [None, Mlflow(), AWAY], ids=["not asked", "no run", "away"])
+def test_training_waits_for_the_run_that_its_pods_log_to(mlflow: Mlflow | None) -> None:
+    decision = conclude(job(), observed(mlflow=mlflow), settings=SETTINGS)
+    assert applied(decision) == []
+    why = AWAY.problem.message if mlflow == AWAY and AWAY.problem else "the MLflow run is being made"
+    assert said(decision, ConditionType.TRAINED) == (
+        "False",
+        ConditionReason.STARTING,
+        f"training waits for MLflow: {why}",
+    )
+    assert decision.requeue_seconds == SETTINGS.poll_seconds
+
+
+def test_a_run_that_exists_is_taken_and_none_is_made() -> None:
+    decision = conclude(job(), observed(mlflow=tracked()), settings=SETTINGS)
+    assert decision.actions == ()
+    assert decision.status.mlflow == KNOWN
+    assert said(decision, ConditionType.TRACKED) == ("True", ConditionReason.RUN_READY, "MLflow run r1")
+
+
+def test_a_run_that_mlflow_lost_is_made_again() -> None:
+    decision = conclude(job(status(mlflow=KNOWN)), observed(mlflow=Mlflow()), settings=SETTINGS)
+    assert [type(action) for action in decision.actions] == [EnsureRun]
+    assert applied(decision) == []
+
+
+def test_mlflow_away_later_stops_nothing() -> None:
+    decision = follow(AWAY, running(mlflow=KNOWN))
+    assert said(decision, ConditionType.TRACKED) == (
+        "False",
+        ConditionReason.MLFLOW_UNREACHABLE,
+        "MLflow at http://m cannot be reached: no",
+    )
+    assert (decision.status.phase, decision.status.mlflow) == ("Training", KNOWN)
+
+
+URLS: dict[str, tuple[Settings, dict[str, Any], str]] = {
+    "the operator's server": (SETTINGS, {}, "http://mlflow:5000"),
+    "as browsers see it": (
+        Settings(tracking_uri="http://mlflow:5000", tracking_public_url="https://mlflow.example.org/"),
+        {},
+        "https://mlflow.example.org",
+    ),
+    "the job's own": (
+        Settings(tracking_public_url="https://mlflow.example.org"),
+        {"tracking": {"uri": "http://mine/"}},
+        "http://mine",
+    ),
+}
+
+
+@pytest.mark.parametrize(("settings", "parts", "base"), URLS.values(), ids=URLS)
+def test_the_url_is_one_for_browsers(settings: Settings, parts: dict[str, Any], base: str) -> None:
+    decision = conclude(job(**parts), observed(mlflow=tracked()), settings=settings)
+    assert decision.status.mlflow is not None
+    assert decision.status.mlflow.url == f"{base}/#/experiments/e1/runs/r1"
+
+
+NAN, INF = float("nan"), float("inf")
+
+PROGRESS: dict[str, tuple[dict[str, float], Progress | None]] = {
+    "nothing logged": ({}, None),
+    "other metrics alone": ({"accuracy": 1.0}, None),
+    "everything": (
+        {
+            "step": 40.0,
+            "max_steps": 120.0,
+            "loss": 3.25678,
+            "eval_loss": 3.5,
+            "tokens_per_second": 1234.56,
+            "seconds_remaining": 80.9,
+        },
+        Progress(
+            step=40,
+            max_steps=120,
+            percent=33,
+            summary="33%",
+            loss=3.2568,
+            eval_loss=3.5,
+            tokens_per_second=1234.6,
+            seconds_remaining=80,
+            updated_at=later(30),
+        ),
+    ),
+    "loss alone": ({"loss": 2.0}, Progress(step=0, loss=2.0, updated_at=later(30))),
+    "no end in sight": ({"step": 7.0}, Progress(step=7, updated_at=later(30))),
+    "nothing to do": (
+        {"step": 0.0, "max_steps": 0.0},
+        Progress(step=0, max_steps=0, updated_at=later(30)),
+    ),
+    "beyond the end": (
+        {"step": 130.0, "max_steps": 120.0},
+        Progress(step=130, max_steps=120, percent=100, summary="100%", updated_at=later(30)),
+    ),
+    "a run that diverged": (
+        {"step": 3.0, "max_steps": 10.0, "loss": NAN, "eval_loss": INF, "seconds_remaining": INF},
+        Progress(step=3, max_steps=10, percent=30, summary="30%", updated_at=later(30)),
+    ),
+    "numbers that are none": (
+        {"step": NAN, "max_steps": -INF, "seconds_remaining": -5.0},
+        Progress(step=0, seconds_remaining=0, updated_at=later(30)),
+    ),
+}
+
+
+@pytest.mark.parametrize(("metrics", "expected"), PROGRESS.values(), ids=PROGRESS)
+def test_progress(metrics: dict[str, float], expected: Progress | None) -> None:
+    assert follow(tracked(metrics=metrics)).status.progress == expected
+
+
+def test_progress_is_dated_when_it_changes_and_no_later() -> None:
+    first = follow(tracked(step=4, max_steps=10)).status
+    again = follow(tracked(step=4, max_steps=10), first).status
+    assert again.progress == first.progress
+    before = first.model_copy(update={"progress": first.progress.model_copy(update={"updated_at": NOW})})
+    moved = follow(tracked(step=5, max_steps=10), before).status.progress
+    assert (moved.step, moved.updated_at) == (5, later(30))
+
+
+def test_evaluation_and_goodput() -> None:
+    decision = follow(
+        tracked(base_eval_loss=5.0, final_eval_loss=2.00004, final_eval_perplexity=7.38905, goodput=1.25)
+    )
+    assert decision.status.model == ModelStatus(base_eval_loss=5.0, eval_loss=2.0, perplexity=7.3891)
+    assert decision.status.goodput == 1.0
+
+
+def test_evaluation_and_goodput_that_are_no_numbers_are_left_out() -> None:
+    decision = follow(tracked(final_eval_loss=NAN, final_eval_perplexity=INF, goodput=NAN))
+    assert (decision.status.model, decision.status.goodput) == (None, None)
+
+
+def test_a_checkpoint_is_noted_where_it_is() -> None:
+    decision = follow(tracked(checkpoint_step=40), checkpoint={"uri": "s3://bucket/c/"})
+    assert decision.status.checkpoint is not None
+    assert decision.status.checkpoint.to_json() == {
+        "step": 40,
+        "uri": f"s3://bucket/c/team-tune-{UID[:8]}/step-00000040",
+    }
+    assert follow(tracked(checkpoint_step=40)).status.checkpoint is None
+    assert follow(tracked(checkpoint_step=NAN), checkpoint={"uri": "/c"}).status.checkpoint is None

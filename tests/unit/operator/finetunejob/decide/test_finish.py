@@ -1,0 +1,157 @@
+"""The end of a job, and what is left to do after it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_crds.conditions import Condition, ConditionReason, ConditionType
+from finetune_crds.status import FineTuneJobStatus, MlflowStatus
+from finetune_operator.errors import Problem
+from finetune_operator.finetunejob.model import FinishRun, Mlflow, Observed
+from unit.operator.finetunejob.decide.make import (
+    ACCEPTED,
+    FAILED,
+    NOW,
+    PREPARED,
+    SETTINGS,
+    SOURCE,
+    SUCCEEDED,
+    TRAINED,
+    TRAINING,
+    applied,
+    child,
+    conclude,
+    condition,
+    deleted,
+    ended,
+    job,
+    later,
+    observed,
+    pod,
+    said,
+    status,
+    tracked,
+)
+
+Json = dict[str, Any]
+RUN = MlflowStatus(experiment_id="e1", run_id="r1")
+AWAY = Mlflow(problem=Problem(ConditionReason.MLFLOW_UNREACHABLE, "away"))
+
+
+def over(*conditions: Condition, **fields: Any) -> FineTuneJobStatus:
+    known: Json = {"attempt": 1, "restarts": 0, "start_time": NOW, "completion_time": NOW}
+    return status(ACCEPTED, PREPARED, *conditions, **(known | fields))
+
+
+DONE, FELL = over(TRAINED, SUCCEEDED), over(TRAINING, FAILED)
+
+WORLDS: dict[str, Observed] = {
+    "nothing is left": observed(),
+    "a child vanished": observed(pods=[ended("tune-train-1", 0, 0)]),
+    "a child fails": observed(child("tune-train-1", "Failed"), pods=[ended("tune-train-1", 0, 1)]),
+    "a child is complete": observed(child("tune-train-1", "Complete")),
+    "MLflow lost the run": observed(mlflow=Mlflow()),
+    "MLflow is away": observed(mlflow=AWAY),
+    "pods still stop": observed(pods=[pod("tune-train-1", 0)]),
+}
+
+
+@pytest.mark.parametrize("before", [DONE, FELL], ids=["succeeded", "failed"])
+@pytest.mark.parametrize("seen", WORLDS.values(), ids=WORLDS)
+@pytest.mark.parametrize("parts", [{}, {"suspend": True}, {"data": SOURCE}], ids=["", "suspend", "source"])
+def test_the_end_is_the_end_whatever_is_seen(before: FineTuneJobStatus, seen: Observed, parts: Json) -> None:
+    decision = conclude(job(before, **parts), seen, at=later(9999), settings=SETTINGS)
+    assert applied(decision) == []
+    assert decision.status.conditions == before.conditions
+    assert (decision.status.attempt, decision.status.completion_time) == (1, NOW)
+    assert decision.status.phase == ("Succeeded" if before is DONE else "Failed")
+
+
+def test_a_child_at_work_after_the_end_is_stopped() -> None:
+    stopping = child("tune-train-2", deletionTimestamp=NOW.isoformat())
+    seen = observed(child("tune-train-1"), stopping, child("tune-prep", "Complete"))
+    assert deleted(conclude(job(FELL), seen)) == ["tune-train-1"]
+
+
+CLOSED = condition(ConditionType.TRACKED, "True", ConditionReason.RUN_FINISHED)
+CLOSING: dict[str, tuple[FineTuneJobStatus, Mlflow | None, list[FinishRun], str | None]] = {
+    "a run of a job that succeeded": (
+        over(TRAINED, SUCCEEDED, mlflow=RUN),
+        tracked(),
+        [FinishRun("r1", "FINISHED")],
+        None,
+    ),
+    "a run of a job that failed": (
+        over(FAILED, mlflow=RUN),
+        tracked(),
+        [FinishRun("r1", "FAILED")],
+        None,
+    ),
+    "a run that ended otherwise": (
+        over(FAILED, mlflow=RUN),
+        tracked(state="FINISHED"),
+        [FinishRun("r1", "FAILED")],
+        None,
+    ),
+    "a run that is closed": (
+        over(SUCCEEDED, mlflow=RUN),
+        tracked(state="FINISHED"),
+        [],
+        "MLflow run r1 is FINISHED",
+    ),
+    "a run that no longer exists": (
+        over(SUCCEEDED, mlflow=RUN),
+        Mlflow(),
+        [],
+        "MLflow run r1 no longer exists",
+    ),
+    "a run that cannot be reached": (over(SUCCEEDED, mlflow=RUN), AWAY, [], None),
+    "a run that was closed before": (over(SUCCEEDED, CLOSED, mlflow=RUN), None, [], "said before"),
+    "no run": (over(FAILED), None, [], None),
+}
+
+
+@pytest.mark.parametrize(("before", "mlflow", "actions", "message"), CLOSING.values(), ids=CLOSING)
+def test_the_run_is_closed(
+    before: FineTuneJobStatus, mlflow: Mlflow | None, actions: list[FinishRun], message: str | None
+) -> None:
+    decision = conclude(job(before), observed(mlflow=mlflow), settings=SETTINGS)
+    assert list(decision.actions) == actions
+    found = said(decision, ConditionType.TRACKED)
+    assert (found and found[1:]) == (message and (ConditionReason.RUN_FINISHED, message))
+
+
+def test_what_cannot_be_closed_waits_for_the_next_resync() -> None:
+    decision = conclude(job(over(SUCCEEDED, mlflow=RUN)), observed(mlflow=AWAY), settings=SETTINGS)
+    assert decision.requeue_seconds is None
+
+
+TTL: Json = {"runPolicy": {"ttlSecondsAfterFinished": 60}}
+LEFT = observed(child("tune-prep", "Complete"), child("tune-train-1", "Complete"))
+SWEPT = "the children were deleted 60 s after the end: runPolicy.ttlSecondsAfterFinished"
+
+
+def test_children_stay_for_their_time() -> None:
+    decision = conclude(job(DONE, **TTL), LEFT, at=later(59))
+    assert (deleted(decision), decision.sweep, decision.requeue_seconds) == ([], False, 1)
+
+
+def test_children_go_after_their_time_and_once() -> None:
+    decision = conclude(job(DONE, **TTL), LEFT, at=later(60))
+    assert (deleted(decision), decision.sweep) == (["tune-prep", "tune-train-1"], True)
+    assert said(decision, ConditionType.PODS_HEALTHY) == ("Unknown", ConditionReason.NO_PODS, SWEPT)
+    again = conclude(job(decision.status, **TTL), observed(), at=later(90))
+    assert (deleted(again), again.sweep, again.requeue_seconds) == ([], False, None)
+    assert again.status == decision.status
+
+
+def test_a_service_is_swept_also_where_no_child_job_is_left() -> None:
+    decision = conclude(job(FELL, **TTL), observed(), at=later(60))
+    assert (deleted(decision), decision.sweep) == ([], True)
+
+
+def test_without_a_time_children_stay_for_ever() -> None:
+    decision = conclude(job(DONE), LEFT, at=later(10**9))
+    assert (deleted(decision), decision.sweep, decision.requeue_seconds) == ([], False, None)

@@ -1,0 +1,253 @@
+"""The children of a training attempt, whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.status import DataStatus
+from finetune_operator.settings import Settings
+from unit.operator.finetunejob.decide.make import (
+    SOURCE,
+    UID,
+    conclude,
+    condition,
+    job,
+    observed,
+    running,
+    status,
+    tracked,
+)
+
+Json = dict[str, Any]
+
+SETTINGS = Settings(
+    trainer_image="trainer:1",
+    image_pull_policy="Always",
+    tracking_uri="http://m:5000",
+    registry_uri="http://r",
+)
+OWNER = [
+    {
+        "apiVersion": "finetune.dev/v1alpha1",
+        "kind": "FineTuneJob",
+        "name": "tune",
+        "uid": UID,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+]
+LABELS = {
+    "app.kubernetes.io/managed-by": "finetune-operator",
+    "finetune.dev/job": "tune",
+    "finetune.dev/job-uid": UID,
+    "finetune.dev/component": "train",
+}
+FULL: Json = {
+    "distributed": {
+        "nodes": 2,
+        "processesPerNode": 4,
+        "networkInterface": "eth0",
+        "port": 29400,
+        "nccl": {"NCCL_DEBUG": "INFO"},
+    },
+    "trainer": {
+        "image": "mine:1",
+        "command": ["torchrun", "my_train.py"],
+        "args": ["--fast"],
+        "env": [{"name": "HF_HOME", "value": "/models"}],
+        "envFrom": [{"configMapRef": {"name": "more"}}],
+        "code": {"configMap": "my-code", "mountPath": "/code"},
+    },
+    "podTemplate": {
+        "spec": {
+            "tolerations": [{"key": "gpu", "operator": "Exists"}],
+            "containers": [{"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": 4}}}],
+        }
+    },
+    "tracking": {"secretRef": {"name": "mlflow"}},
+    "checkpoint": {"uri": "/checkpoints"},
+    "runPolicy": {"queueName": "gpus", "fatalExitCodes": [65, 64, 64]},
+}
+INDEX = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
+
+EXPECTED: Json = {
+    "apiVersion": "batch/v1",
+    "kind": "Job",
+    "metadata": {
+        "name": "tune-train-2",
+        "namespace": "team",
+        "labels": LABELS | {"finetune.dev/attempt": "2", "kueue.x-k8s.io/queue-name": "gpus"},
+        "ownerReferences": OWNER,
+    },
+    "spec": {
+        "completionMode": "Indexed",
+        "completions": 2,
+        "parallelism": 2,
+        "backoffLimit": 0,
+        "suspend": True,
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {"containerName": "trainer", "operator": "In", "values": [75]},
+                },
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {"containerName": "trainer", "operator": "In", "values": [64, 65]},
+                },
+            ]
+        },
+        "template": {
+            "metadata": {"labels": LABELS | {"finetune.dev/attempt": "2"}},
+            "spec": {
+                "automountServiceAccountToken": False,
+                "enableServiceLinks": False,
+                "restartPolicy": "Never",
+                "subdomain": "tune",
+                "terminationGracePeriodSeconds": 120,
+                "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+                "tolerations": [{"key": "gpu", "operator": "Exists"}],
+                "topologySpreadConstraints": [
+                    {
+                        "maxSkew": 1,
+                        "topologyKey": "kubernetes.io/hostname",
+                        "whenUnsatisfiable": "ScheduleAnyway",
+                        "labelSelector": {
+                            "matchLabels": {"finetune.dev/job-uid": UID, "finetune.dev/attempt": "2"}
+                        },
+                    }
+                ],
+                "containers": [
+                    {
+                        "name": "trainer",
+                        "image": "mine:1",
+                        "imagePullPolicy": "Always",
+                        "command": ["torchrun", "my_train.py"],
+                        "args": ["--fast"],
+                        "workingDir": "/code",
+                        "terminationMessagePolicy": "FallbackToLogsOnError",
+                        "resources": {"limits": {"nvidia.com/gpu": 4}},
+                        "securityContext": {
+                            "allowPrivilegeEscalation": False,
+                            "capabilities": {"drop": ["ALL"]},
+                        },
+                        "env": [
+                            {"name": "HOME", "value": "/tmp"},
+                            {"name": "HF_HOME", "value": "/models"},
+                            {"name": "PET_NODE_RANK", "valueFrom": INDEX},
+                            {"name": "NODE_RANK", "valueFrom": INDEX},
+                            {"name": "NCCL_DEBUG", "value": "INFO"},
+                            {"name": "PET_NNODES", "value": "2"},
+                            {"name": "PET_NPROC_PER_NODE", "value": "4"},
+                            {"name": "PET_MASTER_ADDR", "value": "tune-train-2-0.tune"},
+                            {"name": "PET_MASTER_PORT", "value": "29400"},
+                            {"name": "PET_RDZV_CONF", "value": "timeout=600"},
+                            {"name": "MASTER_ADDR", "value": "tune-train-2-0.tune"},
+                            {"name": "MASTER_PORT", "value": "29400"},
+                            {"name": "NUM_NODES", "value": "2"},
+                            {"name": "LOCAL_WORLD_SIZE", "value": "4"},
+                            {"name": "WORLD_SIZE", "value": "8"},
+                            {"name": "NCCL_SOCKET_IFNAME", "value": "eth0"},
+                            {"name": "GLOO_SOCKET_IFNAME", "value": "eth0"},
+                            {"name": "HYPERPARAMETERS_PATH", "value": "/etc/finetune/recipe.yaml"},
+                            {"name": "MLFLOW_TRACKING_URI", "value": "http://m:5000"},
+                            {"name": "MLFLOW_REGISTRY_URI", "value": "http://r"},
+                            {"name": "MLFLOW_RUN_ID", "value": "r1"},
+                            {"name": "FINETUNE_ATTEMPT", "value": "2"},
+                            {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": "110"},
+                        ],
+                        "envFrom": [
+                            {"configMapRef": {"name": "more", "optional": False}},
+                            {"secretRef": {"name": "mlflow", "optional": False}},
+                        ],
+                        "volumeMounts": [
+                            {"name": "tmp", "mountPath": "/tmp"},
+                            {"name": "shm", "mountPath": "/dev/shm"},
+                            {"name": "code", "mountPath": "/code", "readOnly": True},
+                            {"name": "recipe", "mountPath": "/etc/finetune", "readOnly": True},
+                        ],
+                    }
+                ],
+                "volumes": [
+                    {"name": "tmp", "emptyDir": {}},
+                    {"name": "shm", "emptyDir": {"medium": "Memory"}},
+                    {"name": "code", "configMap": {"name": "my-code"}},
+                    {"name": "recipe", "configMap": {"name": "tune-train"}},
+                ],
+            },
+        },
+    },
+}
+
+
+def children(before: Any = None, **parts: Any) -> list[Json]:
+    found = conclude(job(before, **parts), observed(mlflow=tracked()), settings=SETTINGS)
+    return list(found.apply)
+
+
+def test_the_job_of_an_attempt() -> None:
+    assert children(running(attempt=2), **FULL)[2] == EXPECTED
+
+
+def test_the_service_names_pods_before_they_are_ready() -> None:
+    assert children()[0] == {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "tune", "namespace": "team", "labels": LABELS, "ownerReferences": OWNER},
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {"finetune.dev/job-uid": UID, "finetune.dev/component": "train"},
+            "ports": [{"name": "rendezvous", "port": 29500, "protocol": "TCP"}],
+        },
+    }
+
+
+def test_the_recipe_names_the_splits_that_preparation_made() -> None:
+    before = status(
+        condition(ConditionType.PREPARED, "True", ConditionReason.PREPARED),
+        data=DataStatus(path="/data/splits", version=7),
+    )
+    made = children(before, data=SOURCE)[1]
+    assert (made["kind"], made["metadata"]["name"]) == ("ConfigMap", "tune-train")
+    recipe = yaml.safe_load(made["data"]["recipe.yaml"])
+    assert recipe["data"]["splits"] == {"format": "Delta", "path": "/data/splits", "version": 7}
+
+
+def test_the_built_in_loop_runs_in_the_operators_image() -> None:
+    container = children()[2]["spec"]["template"]["spec"]["containers"][0]
+    assert (container["image"], container["command"], container.get("args")) == (
+        "trainer:1",
+        ["finetune-train"],
+        None,
+    )
+
+
+def test_a_job_without_a_queue_starts_at_once() -> None:
+    made = children()[2]
+    assert "suspend" not in made["spec"]
+    assert "kueue.x-k8s.io/queue-name" not in made["metadata"]["labels"]
+
+
+def test_no_code_is_fatal_when_none_is_said_to_be() -> None:
+    rules = children(runPolicy={"fatalExitCodes": []})[2]["spec"]["podFailurePolicy"]["rules"]
+    assert len(rules) == 2
+
+
+def test_code_on_a_volume_is_mounted_from_there() -> None:
+    template = {"spec": {"volumes": [{"name": "src", "persistentVolumeClaim": {"claimName": "c"}}]}}
+    trainer = {"command": ["python", "t.py"], "code": {"volume": "src"}}
+    spec = children(trainer=trainer, podTemplate=template)[2]["spec"]["template"]["spec"]
+    assert {"name": "src", "mountPath": "/workspace", "readOnly": True} in spec["containers"][0][
+        "volumeMounts"
+    ]
+    assert [item["name"] for item in spec["volumes"]] == ["tmp", "shm", "src", "recipe"]
+
+
+def test_a_spread_of_ones_own_replaces_the_operators() -> None:
+    template: Json = {"spec": {"topologySpreadConstraints": []}}
+    assert children(podTemplate=template)[2]["spec"]["template"]["spec"]["topologySpreadConstraints"] == []

@@ -1,0 +1,55 @@
+"""One word that never contradicts the conditions."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from finetune_crds.conditions import Condition, ConditionReason, ConditionType
+from finetune_operator.finetunejob.decide.phase import phase
+from unit.operator.finetunejob.decide.make import (
+    ACCEPTED,
+    FAILED,
+    PREPARED,
+    REGISTERED,
+    SUCCEEDED,
+    TRAINED,
+    TRAINING,
+    condition,
+)
+
+PREPARING = condition(ConditionType.PREPARED, "False", ConditionReason.PREPARING)
+STARTING = condition(ConditionType.TRAINED, "False", ConditionReason.STARTING)
+RESTARTING = condition(ConditionType.TRAINED, "False", ConditionReason.RESTARTING)
+SUSPENDED = condition(ConditionType.SUSPENDED, "True", ConditionReason.SUSPENDED)
+RESUMED = condition(ConditionType.SUSPENDED, "False", ConditionReason.RESUMED)
+
+PHASES: dict[str, tuple[list[Condition], str]] = {
+    "nothing known": ([], "Pending"),
+    "accepted": ([ACCEPTED], "Pending"),
+    "preparing": ([ACCEPTED, PREPARING], "Preparing"),
+    "prepared": ([ACCEPTED, PREPARED], "Pending"),
+    "starting": ([PREPARED, STARTING], "Starting"),
+    "training": ([PREPARED, TRAINING], "Training"),
+    "restarting": ([PREPARED, RESTARTING], "Starting"),
+    "registering": ([PREPARED, TRAINED], "Registering"),
+    "suspended while preparing": ([PREPARING, SUSPENDED], "Suspended"),
+    "suspended while training": ([PREPARED, TRAINING, SUSPENDED], "Suspended"),
+    "suspended while registering": ([PREPARED, TRAINED, SUSPENDED], "Suspended"),
+    "resumed": ([PREPARED, TRAINING, RESUMED], "Training"),
+    "succeeded": ([PREPARED, TRAINED, REGISTERED, SUCCEEDED], "Succeeded"),
+    "failed while training": ([PREPARED, TRAINING, FAILED], "Failed"),
+    "failed while suspended": ([PREPARED, SUSPENDED, FAILED], "Failed"),
+    "both ends": ([SUCCEEDED, FAILED], "Failed"),
+}
+
+
+@pytest.mark.parametrize(("conditions", "expected"), PHASES.values(), ids=PHASES)
+def test_phase(conditions: list[Condition], expected: str) -> None:
+    assert phase(conditions) == expected
+
+
+def test_phase_does_not_depend_on_the_order_of_the_conditions() -> None:
+    for order in itertools.permutations([ACCEPTED, PREPARED, TRAINING, SUSPENDED]):
+        assert phase(order) == "Suspended"

@@ -1,0 +1,227 @@
+"""What pods say: their ends, the failure that came first, and what keeps them from running."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.contract import PodError, TerminationMessage
+from finetune_crds.status import LastFailure
+from finetune_operator.finetunejob.children import of_job
+from finetune_operator.finetunejob.decide import pods
+from unit.operator.finetunejob.decide.make import (
+    EVICTED,
+    child,
+    conclude,
+    ended,
+    job,
+    observed,
+    pod,
+    running,
+    said,
+)
+
+Json = dict[str, Any]
+JOB = "tune-train-1"
+
+
+def error(reason: str, message: str, rank: int | None = None) -> TerminationMessage:
+    return TerminationMessage(error=PodError(reason=reason, message=message, rank=rank))
+
+
+PEER_LOST = error("PeerLost", "rank 3 is gone")
+BOOM = error("Boom", "rank 3 blew up", rank=3)
+
+
+def lost(index: int, reason: str, message: str, **more: Any) -> Json:
+    """A pod that ended without any container having ended."""
+    return pod(JOB, index, "Failed", reason=reason, message=message, startTime="", **more)
+
+
+def waiting_for_init(code: int, message: str) -> Json:
+    init = {"name": "fetch", "state": {"terminated": {"exitCode": code, "message": message}}}
+    main = {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}
+    return pod(JOB, 0, "Failed", containerStatuses=[main], initContainerStatuses=[init])
+
+
+FAILURES: dict[str, tuple[list[Json], tuple[Any, ...] | None]] = {
+    "none": ([], None),
+    "none failed": ([ended(JOB, 0, 0), pod(JOB, 1)], None),
+    "one that only lost its peer loses against the cause": (
+        [ended(JOB, 0, 1, PEER_LOST, at=0), ended(JOB, 1, 1, BOOM, at=5)],
+        ("tune-train-1-1-abcde", 3, 1, "Boom", "rank 3 blew up"),
+    ),
+    "one that only lost its peer loses against one without words": (
+        [ended(JOB, 0, 1, PEER_LOST, at=0), ended(JOB, 1, 137, reason="OOMKilled", at=5)],
+        (
+            "tune-train-1-1-abcde",
+            None,
+            137,
+            "OOMKilled",
+            "the container used more memory than its limit: raise the limit or lower training.batchSize",
+        ),
+    ),
+    "where all lost their peers the earliest counts": (
+        [ended(JOB, 0, 1, PEER_LOST, at=5), ended(JOB, 1, 1, error("PeerLost", "rank 0 is gone"), at=1)],
+        ("tune-train-1-1-abcde", None, 1, "PeerLost", "rank 0 is gone"),
+    ),
+    "one with words outweighs an earlier one without": (
+        [ended(JOB, 0, 134, "core dumped", at=0), ended(JOB, 1, 1, BOOM, at=5)],
+        ("tune-train-1-1-abcde", 3, 1, "Boom", "rank 3 blew up"),
+    ),
+    "without words the earliest counts": (
+        [ended(JOB, 0, 1, "ValueError: late", at=5), ended(JOB, 1, 2, "KeyError: early", at=1)],
+        ("tune-train-1-1-abcde", None, 2, "Error", "KeyError: early"),
+    ),
+    "the last lines of a log": (
+        [ended(JOB, 0, 1, "\n".join(f"line {number}" for number in range(20)))],
+        (
+            "tune-train-1-0-abcde",
+            None,
+            1,
+            "Error",
+            "\n".join(f"line {number}" for number in range(12, 20)),
+        ),
+    ),
+    "nothing was said": (
+        [ended(JOB, 1, 139)],
+        (
+            "tune-train-1-1-abcde",
+            None,
+            139,
+            "Error",
+            "the container ended with exit code 139 and said nothing: see kubectl logs tune-train-1-1-abcde",
+        ),
+    ),
+    "the node evicted it": (
+        [lost(0, "Evicted", "The node was low on resource: memory.", conditions=EVICTED)],
+        ("tune-train-1-0-abcde", None, 137, "Evicted", "The node was low on resource: memory."),
+    ),
+    "it was evicted while it ran": (
+        [ended(JOB, 0, 143, "stopping", conditions=EVICTED)],
+        ("tune-train-1-0-abcde", None, 143, "Evicted", "stopping"),
+    ),
+    "an init container failed": (
+        [waiting_for_init(3, "no such bucket")],
+        ("tune-train-1-0-abcde", None, 3, "Error", "init container fetch: no such bucket"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("found", "expected"), FAILURES.values(), ids=FAILURES)
+def test_first_failure(found: list[Json], expected: tuple[Any, ...] | None) -> None:
+    failure = pods.first_failure(found, "trainer", attempt=4, ranks_per_node=2)
+    if expected is None:
+        assert failure is None
+        return
+    pod_name, rank, code, reason, message = expected
+    assert failure == LastFailure(
+        pod=pod_name, rank=rank, exit_code=code, reason=reason, message=message, attempt=4
+    )
+
+
+def test_with_one_rank_a_pod_the_rank_is_the_pods() -> None:
+    failure = pods.first_failure([ended(JOB, 1, 1)], "trainer", attempt=1, ranks_per_node=1)
+    assert failure is not None
+    assert failure.rank == 1
+
+
+def test_the_last_failure_is_the_newest_whatever_the_pods_names() -> None:
+    found = [ended(JOB, 2, 1, "first", at=1), ended(JOB, 0, 65, "last", at=9), ended(JOB, 1, 1, "", at=5)]
+    failure = pods.last_failure(found, "trainer", attempt=0)
+    assert failure is not None
+    assert (failure.exit_code, failure.message) == (65, "last")
+
+
+def test_pods_belong_to_the_job_with_their_uid() -> None:
+    mine, other = pod(JOB, 1, owner="new"), pod(JOB, 0, owner="old")
+    assert of_job([mine, other], child(JOB, uid="new")) == [mine]
+
+
+def test_pods_are_in_the_order_of_their_index() -> None:
+    found = [pod(JOB, index) for index in (10, 2, 0)]
+    assert of_job(found, child(JOB)) == [found[2], found[1], found[0]]
+
+
+def test_counting() -> None:
+    found = [
+        pod(JOB, 0),
+        pod(JOB, 1, ready=False),
+        pod(JOB, 2, "Pending", ready=False),
+        ended(JOB, 3, 0),
+        ended(JOB, 4, 1),
+    ]
+    assert pods.ready(found) == 2
+    assert pods.alive(found) == found[:3]
+
+
+def test_a_person_reads_which_pods_and_where() -> None:
+    on_a_node = {**pod(JOB, 0), "spec": {"nodeName": "node-1"}}
+    assert pods.listed([on_a_node]) == "pod tune-train-1-0-abcde on node node-1"
+    assert pods.listed([pod(JOB, 0), pod(JOB, 1), pod(JOB, 2)]) == "pod tune-train-1-0-abcde and 2 more"
+
+
+def held_up(index: int, reason: str, message: str = "") -> Json:
+    waiting = {"reason": reason, **({"message": message} if message else {})}
+    container = {"name": "trainer", "image": "me/mine:1", "state": {"waiting": waiting}}
+    return pod(JOB, index, "Pending", ready=False, containerStatuses=[container])
+
+
+def unschedulable(index: int) -> Json:
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU"}
+    return pod(JOB, index, "Pending", ready=False, conditions=[scheduled])
+
+
+HEALTH: dict[str, tuple[list[Json], dict[str, str], tuple[str, str, str] | None]] = {
+    "no pods yet": ([], {}, None),
+    "no pods may be made": (
+        [],
+        {JOB: "pods of Job tune-train-1 cannot be created: quota"},
+        ("False", ConditionReason.POD_REJECTED, "pods of Job tune-train-1 cannot be created: quota"),
+    ),
+    "some pods may not be made": (
+        [pod(JOB, 0)],
+        {JOB: "quota"},
+        ("False", ConditionReason.POD_REJECTED, "quota"),
+    ),
+    "all is well": (
+        [pod(JOB, 0), held_up(1, "ContainerCreating")],
+        {},
+        ("True", ConditionReason.PODS_RUNNING, "no pod is held up"),
+    ),
+    "no image": (
+        [pod(JOB, 0), held_up(1, "ErrImagePull", "not found")],
+        {},
+        (
+            "False",
+            ConditionReason.IMAGE_PULL_FAILED,
+            "pod tune-train-1-1-abcde cannot pull me/mine:1: ErrImagePull: not found",
+        ),
+    ),
+    "a container that cannot be made": (
+        [held_up(0, "CreateContainerConfigError", 'secret "s" not found'), pod(JOB, 1)],
+        {},
+        (
+            "False",
+            ConditionReason.CONTAINER_CONFIG_ERROR,
+            'pod tune-train-1-0-abcde cannot start trainer: secret "s" not found',
+        ),
+    ),
+    "the earliest trouble outweighs": (
+        [held_up(0, "ImagePullBackOff"), unschedulable(1)],
+        {},
+        (
+            "False",
+            ConditionReason.UNSCHEDULABLE,
+            "pod tune-train-1-1-abcde cannot be scheduled: no GPU (2 of 2 pods wait)",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("found", "rejections", "expected"), HEALTH.values(), ids=HEALTH)
+def test_health(found: list[Json], rejections: dict[str, str], expected: tuple[str, str, str] | None) -> None:
+    seen = observed(child(JOB), pods=found, rejections=rejections)
+    assert said(conclude(job(running()), seen), ConditionType.PODS_HEALTHY) == expected

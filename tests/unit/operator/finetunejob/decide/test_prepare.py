@@ -1,0 +1,232 @@
+"""The preparation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.contract import PodError, PrepResult, TerminationMessage
+from finetune_crds.status import DataStatus, SplitCounts
+from finetune_operator import names
+from unit.operator.finetunejob.decide.make import (
+    NOW,
+    SETTINGS,
+    SOURCE,
+    UID,
+    applied,
+    child,
+    conclude,
+    condition,
+    deleted,
+    ended,
+    job,
+    later,
+    observed,
+    pod,
+    said,
+    status,
+    tracked,
+)
+
+Json = dict[str, Any]
+JOB = "tune-prep"
+RESULT = PrepResult(
+    rows=SplitCounts(train=90, validation=5, test=5),
+    tokens=SplitCounts(train=900, validation=50, test=50),
+    path="/data/splits",
+    version=7,
+    source_version=3,
+)
+PREPARED = TerminationMessage(prep=RESULT)
+PREPARING = condition(ConditionType.PREPARED, "False", ConditionReason.PREPARING)
+BEFORE = status(PREPARING, start_time=NOW)
+
+
+def error(reason: str, message: str) -> TerminationMessage:
+    return TerminationMessage(error=PodError(reason=reason, message=message))
+
+
+def prep_pod(index: int, code: int, said: Any = "", at: int = 0) -> Json:
+    return ended(JOB, index, code, said, container="prep", component=names.PREP, at=at)
+
+
+def prepare(*jobs: Json, pods: list[Json] | None = None, **parts: Any) -> Any:
+    return conclude(job(BEFORE, data=SOURCE, **parts), observed(*jobs, pods=pods), at=later(5))
+
+
+def test_it_starts_without_mlflow_having_a_run() -> None:
+    decision = conclude(job(data=SOURCE), observed(), settings=SETTINGS)
+    assert applied(decision) == ["ConfigMap/tune-prep", "Job/tune-prep"]
+    assert (decision.status.phase, decision.status.start_time) == ("Preparing", NOW)
+    recipe = yaml.safe_load(decision.apply[0]["data"]["recipe.yaml"])
+    assert (recipe["job"], recipe["data"]["source"]) == (
+        {"name": "tune", "namespace": "team", "uid": UID},
+        {"format": "Parquet", "path": "/data/corpus"},
+    )
+
+
+def test_the_job_retries_what_is_nobodys_fault_and_nothing_else() -> None:
+    prepare = {"output": "/out", "image": "mine:1", "env": [{"name": "A", "value": "b"}]}
+    decision = conclude(job(data={**SOURCE, "prepare": prepare}), settings=SETTINGS)
+    made = decision.apply[1]
+    assert (made["kind"], made["metadata"]["name"], made["spec"]["backoffLimit"]) == ("Job", JOB, 2)
+    assert made["spec"]["podFailurePolicy"] == {
+        "rules": [
+            {
+                "action": "Ignore",
+                "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+            },
+            {
+                "action": "FailJob",
+                "onExitCodes": {"containerName": "prep", "operator": "In", "values": [64, 65]},
+            },
+        ]
+    }
+    container = made["spec"]["template"]["spec"]["containers"][0]
+    assert (container["image"], container["command"]) == ("mine:1", ["finetune-prep"])
+    assert container["env"] == [
+        {"name": "HOME", "value": "/tmp"},
+        {"name": "A", "value": "b"},
+        {"name": "HYPERPARAMETERS_PATH", "value": "/etc/finetune/recipe.yaml"},
+        {"name": "MLFLOW_TRACKING_URI", "value": "http://mlflow:5000"},
+        {"name": "MLFLOW_REGISTRY_URI", "value": "http://mlflow:5000"},
+    ]
+
+
+def test_splits_that_are_given_need_no_preparation() -> None:
+    decision = conclude(job())
+    assert said(decision, ConditionType.PREPARED) == (
+        "True",
+        ConditionReason.SPLITS_GIVEN,
+        "the splits were prepared before",
+    )
+
+
+AT_WORK: dict[str, tuple[list[Json], str]] = {
+    "no pod yet": ([], "the prep pod is starting"),
+    "a pod that is not ready": (
+        [pod(JOB, ready=False, component=names.PREP)],
+        "the prep pod is starting",
+    ),
+    "a pod at work": ([pod(JOB, component=names.PREP)], "Spark is at work"),
+}
+
+
+@pytest.mark.parametrize(("pods", "what"), AT_WORK.values(), ids=AT_WORK)
+def test_it_says_how_far_it_is(pods: list[Json], what: str) -> None:
+    decision = prepare(child(JOB), pods=pods)
+    message = f"{what}; kubectl logs job/tune-prep shows how far it is"
+    assert said(decision, ConditionType.PREPARED) == ("False", ConditionReason.PREPARING, message)
+    assert (decision.status.phase, applied(decision)) == ("Preparing", [])
+
+
+def test_its_result_becomes_the_status_and_training_starts_from_it() -> None:
+    decision = prepare(child(JOB, "Complete"), pods=[prep_pod(0, 0, PREPARED)])
+    assert decision.status.data == DataStatus(
+        rows=RESULT.rows, tokens=RESULT.tokens, path="/data/splits", version=7, source_version=3
+    )
+    assert said(decision, ConditionType.PREPARED) == (
+        "True",
+        ConditionReason.PREPARED,
+        "/data/splits version 7: 90 train, 5 validation, 5 test rows",
+    )
+    assert applied(decision) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]
+    recipe = yaml.safe_load(decision.apply[1]["data"]["recipe.yaml"])
+    assert recipe["data"]["splits"] == {"format": "Delta", "path": "/data/splits", "version": 7}
+
+
+def test_a_result_that_went_with_its_pod_is_asked_for_again() -> None:
+    lost = prepare(child(JOB, "Complete"), pods=[])
+    assert deleted(lost) == [JOB]
+    assert said(lost, ConditionType.PREPARED) == (
+        "False",
+        ConditionReason.PREPARING,
+        "the prep pod's result was lost with its node: asking again",
+    )
+    assert applied(prepare()) == ["ConfigMap/tune-prep", "Job/tune-prep"]
+
+
+def test_a_pod_that_reports_nothing_is_not_asked_for_ever() -> None:
+    decision = prepare(child(JOB, "Complete"), pods=[prep_pod(0, 0, "bye")])
+    message = (
+        "pod tune-prep-0-abcde succeeded and reported no result: data.prepare.image must run finetune-prep"
+    )
+    assert said(decision, ConditionType.FAILED) == ("True", ConditionReason.PREPARATION_FAILED, message)
+    assert deleted(decision) == []
+
+
+def test_pods_of_an_earlier_preparation_are_waited_for_and_not_read() -> None:
+    old = {**prep_pod(0, 0, PREPARED)}
+    old["metadata"]["labels"]["batch.kubernetes.io/controller-uid"] = "earlier"
+    stopping = pod(JOB, 1, owner="earlier", component=names.PREP)
+    waiting = prepare(pods=[old, stopping])
+    assert applied(waiting) == []
+    assert said(waiting, ConditionType.PREPARED) == (
+        "False",
+        ConditionReason.PREPARING,
+        "preparation starts when pod tune-prep-1-abcde has stopped",
+    )
+    at_work = prepare(child(JOB), pods=[old])
+    assert at_work.status.data is None
+
+
+FAILURES: dict[str, tuple[list[Json], str, str]] = {
+    "wrong data": (
+        [prep_pod(0, 65, error("MissingColumn", "there is no column answer"))],
+        ConditionReason.DATA_WRONG,
+        "preparation failed: there is no column answer",
+    ),
+    "a wrong recipe": (
+        [prep_pod(0, 64, error("BadFilter", "data.prepare.filter is no SQL"))],
+        ConditionReason.RECIPE_WRONG,
+        "preparation failed: data.prepare.filter is no SQL",
+    ),
+    "crashes, and the last one counts": (
+        [
+            prep_pod(2, 1, "first", at=1),
+            prep_pod(1, 1, "second", at=2),
+            prep_pod(0, 137, error("OutOfMemory", "raise data.prepare.spark.driverMemory"), at=3),
+        ],
+        ConditionReason.PREPARATION_FAILED,
+        "preparation failed: raise data.prepare.spark.driverMemory",
+    ),
+    "wrong data after a crash": (
+        [prep_pod(1, 1, "first", at=1), prep_pod(0, 65, error("NoRows", "no row is left"), at=2)],
+        ConditionReason.DATA_WRONG,
+        "preparation failed: no row is left",
+    ),
+    "no pod is left": ([], ConditionReason.PREPARATION_FAILED, "preparation failed: it was over"),
+}
+
+
+@pytest.mark.parametrize(("pods", "reason", "message"), FAILURES.values(), ids=FAILURES)
+def test_it_fails(pods: list[Json], reason: str, message: str) -> None:
+    decision = prepare(child(JOB, "Failed", "it was over"), pods=pods)
+    assert said(decision, ConditionType.FAILED) == ("True", reason, message)
+    assert (decision.status.phase, applied(decision)) == ("Failed", [])
+
+
+def test_a_retry_is_noted() -> None:
+    decision = prepare(
+        child(JOB),
+        pods=[prep_pod(0, 1, error("Crash", "the JVM died")), pod(JOB, 1, component=names.PREP)],
+    )
+    assert decision.status.last_failure is not None
+    assert decision.status.last_failure.to_json() == {
+        "pod": "tune-prep-0-abcde",
+        "rank": 0,
+        "exitCode": 1,
+        "reason": "Crash",
+        "message": "the JVM died",
+        "attempt": 0,
+    }
+    assert decision.status.phase == "Preparing"
+
+
+def test_what_is_prepared_is_not_prepared_again() -> None:
+    before = status(condition(ConditionType.PREPARED, "True", ConditionReason.PREPARED))
+    decision = conclude(job(before, data=SOURCE), observed(mlflow=tracked()), settings=SETTINGS)
+    assert applied(decision) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]

@@ -1,0 +1,153 @@
+"""Registration: the trainer makes the version, the operator writes its aliases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.status import MlflowStatus, ModelStatus
+from finetune_operator.errors import Problem
+from finetune_operator.finetunejob.model import FinishRun, Mlflow, SetAlias
+from finetune_operator.registry.base import Version
+from unit.operator.finetunejob.decide.make import (
+    ACCEPTED,
+    NOW,
+    PREPARED,
+    SETTINGS,
+    TRAINED,
+    conclude,
+    job,
+    later,
+    observed,
+    said,
+    status,
+    tracked,
+)
+
+BEFORE = status(
+    ACCEPTED,
+    PREPARED,
+    TRAINED,
+    attempt=1,
+    mlflow=MlflowStatus(experiment_id="e1", run_id="r1"),
+    model=ModelStatus(eval_loss=2.0),
+)
+AWAY = Mlflow(problem=Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow at http://m cannot be reached: no"))
+
+
+def register(mlflow: Mlflow | None, seconds: float = 0, aliases: list[str] | None = None, **seen: Any) -> Any:
+    wanted = {"model": "tuned"} | ({} if aliases is None else {"aliases": aliases})
+    found = job(BEFORE, register=wanted)
+    return conclude(found, observed(mlflow=mlflow, **seen), at=later(seconds), settings=SETTINGS)
+
+
+def test_aliases_are_set_once() -> None:
+    missing = register(tracked(Version("tuned", "4", frozenset({"b"}))), aliases=["a", "b", "c"])
+    assert missing.actions == (SetAlias("tuned", "a", "4"), SetAlias("tuned", "c", "4"))
+    assert said(missing, ConditionType.REGISTERED) == ("False", ConditionReason.REGISTERING, "setting a, c")
+    assert missing.status.phase == "Registering"
+    there = register(tracked(Version("tuned", "4", frozenset("abc"))), aliases=["a", "b", "c"])
+    assert there.actions == (FinishRun("r1", "FINISHED"),)
+    assert said(there, ConditionType.REGISTERED) == (
+        "True",
+        ConditionReason.REGISTERED,
+        "tuned version 4, now a, b, c",
+    )
+    assert there.status.phase == "Succeeded"
+
+
+def test_the_version_becomes_the_status() -> None:
+    decision = register(tracked(Version("tuned", "4", frozenset({"candidate"}))))
+    assert decision.status.model == ModelStatus(
+        name="tuned",
+        version="4",
+        uri="models:/tuned/4",
+        summary="tuned/4",
+        aliases=["candidate"],
+        eval_loss=2.0,
+    )
+
+
+OWNED: dict[str, tuple[list[str], frozenset[str], str]] = {
+    "one of two": (
+        ["candidate", "champion"],
+        frozenset({"candidate"}),
+        "tuned version 4, now candidate; alias champion is left to ModelPromotion team/prod",
+    ),
+    "the only one": (
+        ["champion"],
+        frozenset(),
+        "tuned version 4; alias champion is left to ModelPromotion team/prod",
+    ),
+}
+
+
+@pytest.mark.parametrize(("aliases", "pointing", "message"), OWNED.values(), ids=OWNED)
+def test_an_alias_that_a_promotion_keeps_is_left_to_it(
+    aliases: list[str], pointing: frozenset[str], message: str
+) -> None:
+    version = Version("tuned", "4", pointing)
+    decision = register(tracked(version), aliases=aliases, owned={"champion": "team/prod"})
+    assert said(decision, ConditionType.REGISTERED) == ("True", ConditionReason.REGISTERED, message)
+    assert decision.actions == (FinishRun("r1", "FINISHED"),)
+
+
+def test_no_alias_need_be_asked_for() -> None:
+    decision = register(tracked(Version("tuned", "4")), aliases=[])
+    assert said(decision, ConditionType.REGISTERED) == ("True", ConditionReason.REGISTERED, "tuned version 4")
+    assert decision.status.model.aliases is None
+
+
+MISSING = (
+    "training ended without a version of tuned from run r1: have the script register one from MLFLOW_RUN_ID, "
+    "or remove spec.register"
+)
+WAITING: dict[str, tuple[Mlflow | None, float, tuple[str, str, str]]] = {
+    "the version may still come": (
+        tracked(),
+        59,
+        ("False", ConditionReason.REGISTERING, "waiting for a version of tuned"),
+    ),
+    "the version will not come": (tracked(), 60, ("False", ConditionReason.REGISTRATION_FAILED, MISSING)),
+    "MLflow is away, however long": (
+        AWAY,
+        6000,
+        (
+            "False",
+            ConditionReason.REGISTERING,
+            "registration waits for MLflow: MLflow at http://m cannot be reached: no",
+        ),
+    ),
+    "MLflow was not asked": (
+        None,
+        6000,
+        (
+            "False",
+            ConditionReason.REGISTERING,
+            "registration waits for MLflow: MLflow has not been asked yet",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("mlflow", "seconds", "expected"), WAITING.values(), ids=WAITING)
+def test_waiting(mlflow: Mlflow | None, seconds: float, expected: tuple[str, str, str]) -> None:
+    decision = register(mlflow, seconds)
+    assert said(decision, ConditionType.REGISTERED) == expected
+    failed = expected[1] == ConditionReason.REGISTRATION_FAILED
+    assert decision.status.phase == ("Failed" if failed else "Registering")
+    assert not any(isinstance(action, SetAlias) for action in decision.actions)
+    assert failed or decision.requeue_seconds == SETTINGS.poll_seconds
+
+
+def test_nothing_is_registered_when_nothing_is_asked_for() -> None:
+    decision = conclude(job(BEFORE), observed(mlflow=tracked()), settings=SETTINGS)
+    assert said(decision, ConditionType.REGISTERED) is None
+    assert said(decision, ConditionType.SUCCEEDED) == (
+        "True",
+        ConditionReason.SUCCEEDED,
+        "the job did everything it was asked for",
+    )
+    assert decision.status.completion_time == NOW

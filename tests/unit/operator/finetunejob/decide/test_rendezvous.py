@@ -1,0 +1,68 @@
+"""How the ranks of one attempt find each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_crds.env import RESERVED_ENV
+from finetune_crds.training import Distributed
+from finetune_operator.finetunejob.decide.rendezvous import rendezvous_env, run_env
+from unit.operator.finetunejob.decide.make import SETTINGS, conclude, job, observed, tracked
+
+Json = dict[str, Any]
+INDEX = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
+
+
+def values(**distributed: Any) -> dict[str, Any]:
+    found = rendezvous_env(job(), 3, Distributed.model_validate(distributed))
+    return {item["name"]: item.get("value", item.get("valueFrom")) for item in found}
+
+
+def test_torchrun_and_scripts_are_told_the_same() -> None:
+    assert values(nodes=4, processesPerNode=8, port=1234) == {
+        "PET_NODE_RANK": INDEX,
+        "NODE_RANK": INDEX,
+        "PET_NNODES": "4",
+        "PET_NPROC_PER_NODE": "8",
+        "PET_MASTER_ADDR": "tune-train-3-0.tune",
+        "PET_MASTER_PORT": "1234",
+        "PET_RDZV_CONF": "timeout=600",
+        "MASTER_ADDR": "tune-train-3-0.tune",
+        "MASTER_PORT": "1234",
+        "NUM_NODES": "4",
+        "LOCAL_WORLD_SIZE": "8",
+        "WORLD_SIZE": "32",
+    }
+
+
+def test_the_interface_is_set_for_both_backends_and_nccl_gets_the_rest() -> None:
+    found = values(networkInterface="eth1", nccl={"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "lo"})
+    added = {name: found[name] for name in found.keys() - values().keys()}
+    assert added == {"NCCL_SOCKET_IFNAME": "eth1", "GLOO_SOCKET_IFNAME": "eth1", "NCCL_DEBUG": "INFO"}
+
+
+RUNS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "no MLflow": ({"servers": ("", ""), "run_id": None}, {}),
+    "no run yet": (
+        {"servers": ("http://m", "http://m"), "run_id": None},
+        {"MLFLOW_TRACKING_URI": "http://m", "MLFLOW_REGISTRY_URI": "http://m"},
+    ),
+    "a registry of its own": (
+        {"servers": ("http://m", "http://r"), "run_id": "r1"},
+        {"MLFLOW_TRACKING_URI": "http://m", "MLFLOW_REGISTRY_URI": "http://r", "MLFLOW_RUN_ID": "r1"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "expected"), RUNS.values(), ids=RUNS)
+def test_run_env(arguments: Json, expected: dict[str, str]) -> None:
+    found = {item["name"]: item["value"] for item in run_env(**arguments)}
+    assert found == {"HYPERPARAMETERS_PATH": "/etc/finetune/recipe.yaml"} | expected
+
+
+def test_what_the_operator_sets_is_what_people_may_not_set() -> None:
+    decision = conclude(job(), observed(mlflow=tracked()), settings=SETTINGS)
+    env = decision.apply[2]["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert {item["name"] for item in env} - {"HOME"} == set(RESERVED_ENV)

@@ -1,0 +1,313 @@
+"""Whatever happens to a job, in whatever order: the promises that hold at every step."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from finetune_crds.conditions import Condition, ConditionReason, ConditionType
+from finetune_crds.contract import TAG_CHECKPOINT_ERROR, PodError, PrepResult, TerminationMessage, TrainResult
+from finetune_crds.status import FineTuneJobStatus, SplitCounts
+from finetune_operator import names
+from finetune_operator.errors import Problem
+from finetune_operator.finetunejob.children import job_ended
+from finetune_operator.finetunejob.decide import decide, pods
+from finetune_operator.finetunejob.decide.phase import phase
+from finetune_operator.finetunejob.model import (
+    Decision,
+    EnsureRun,
+    FineTuneJob,
+    FinishRun,
+    Mlflow,
+    Observed,
+    SetAlias,
+)
+from finetune_operator.mlflow.model import Run
+from finetune_operator.registry.base import Version
+from unit.operator.finetunejob.decide.make import (
+    EVICTED,
+    NODES,
+    SETTINGS,
+    SOURCE,
+    SPLITS,
+    child,
+    ended,
+    job,
+    later,
+    pod,
+)
+
+Json = dict[str, Any]
+MAX_RESTARTS = 1
+CODES = st.sampled_from([0, 0, 0, 0, 0, 1, 75, 137, 64])
+NUMBERS = st.one_of(st.floats(0, 1000), st.sampled_from([float("nan"), float("inf"), float("-inf"), -1.0]))
+PREPARED = TerminationMessage(
+    prep=PrepResult(rows=SplitCounts(train=9), tokens=SplitCounts(train=90), path="/data/splits", version=1)
+)
+TRAINED = TerminationMessage(train=TrainResult(step=10, eval_loss=2.0))
+FAILED = TerminationMessage(error=PodError(reason="Boom", message="it blew up"))
+AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow is away")
+
+
+@dataclass
+class World:
+    """What exists, as far as decisions and chance have brought it about."""
+
+    parts: Json
+    status: FineTuneJobStatus = field(default_factory=FineTuneJobStatus)
+    suspend: bool = False
+    seconds: int = 0
+    jobs: dict[str, Json] = field(default_factory=dict)
+    pods: list[Json] = field(default_factory=list)
+    away: bool = False
+    run: Run | None = None
+    version: Version | None = None
+
+    @property
+    def now(self) -> datetime:
+        return later(self.seconds)
+
+    def job(self) -> FineTuneJob:
+        return job(self.status, suspend=self.suspend, **self.parts)
+
+    def observed(self) -> Observed:
+        mlflow = Mlflow(problem=AWAY) if self.away else Mlflow(run=self.run, version=self.version)
+        return Observed(jobs=dict(self.jobs), pods=tuple(self.pods), mlflow=mlflow)
+
+    def decide(self) -> Decision:
+        return decide(self.job(), self.observed(), self.now, SETTINGS)
+
+    def carry_out(self, decision: Decision) -> None:
+        """What `apply` does, but for the status."""
+        for item in decision.delete:
+            self.jobs.pop(item.name, None)
+        for body in decision.apply:
+            if body["kind"] == "Job":
+                made = child(body["metadata"]["name"], uid=f"uid-{self.seconds}-{len(self.pods)}")
+                self.jobs.setdefault(body["metadata"]["name"], made)
+        for action in decision.actions:
+            self._act(action)
+
+    def _act(self, action: EnsureRun | FinishRun | SetAlias) -> None:
+        if self.away:
+            return
+        if isinstance(action, EnsureRun):
+            self.run = self.run or Run("r1", "e1", "RUNNING")
+        elif isinstance(action, FinishRun) and self.run:
+            self.run = dataclasses.replace(self.run, status=action.status)
+        elif isinstance(action, SetAlias) and self.version:
+            aliases = self.version.aliases | {action.alias}
+            self.version = dataclasses.replace(self.version, aliases=frozenset(aliases))
+
+    def at_work(self) -> list[str]:
+        return [name for name, item in self.jobs.items() if not job_ended(item)]
+
+    def pods_of(self, name: str) -> list[Json]:
+        uid = self.jobs[name]["metadata"]["uid"]
+        return [
+            item
+            for item in self.pods
+            if item["metadata"]["labels"]["batch.kubernetes.io/controller-uid"] == uid
+        ]
+
+    # What may happen.
+
+    def pods_run(self, *, ready: bool) -> None:
+        for name in self.at_work():
+            if not self.pods_of(name):
+                known = self._identity(name)
+                self.pods += [pod(name, index, ready=ready, **known) for index in range(size(name))]
+
+    def pods_end(self, *, codes: tuple[int, int], speaks: bool, evicted: bool, registers: bool) -> None:
+        """Every Job at work ends, as its pods do."""
+        for name in self.at_work():
+            mine = self.pods_of(name)
+            self.pods = [item for item in self.pods if item not in mine]
+            for index, code in enumerate(codes[: size(name)]):
+                result = TRAINED if size(name) > 1 else PREPARED
+                said = (FAILED if code else result) if speaks else ""
+                more: Json = {"conditions": EVICTED} if evicted and code else {}
+                container = "trainer" if size(name) > 1 else "prep"
+                known = self._identity(name)
+                self.pods.append(ended(name, index, code, said, container=container, **known, **more))
+            failed = any(codes[: size(name)])
+            uid = self.jobs[name]["metadata"]["uid"]
+            self.jobs[name] = child(name, "Failed" if failed else "Complete", "it ended", uid=uid)
+            if size(name) > 1 and not failed and registers:
+                self.version = Version("m", "1")
+
+    def _identity(self, name: str) -> Json:
+        component = names.TRAIN if size(name) > 1 else names.PREP
+        return {"owner": self.jobs[name]["metadata"]["uid"], "component": component}
+
+    def pods_vanish(self, *, all_of_them: bool) -> None:
+        """Pods without a Job stop; or every pod goes."""
+        uids = {item["metadata"]["uid"] for item in self.jobs.values()}
+        self.pods = [
+            item
+            for item in self.pods
+            if not all_of_them and item["metadata"]["labels"]["batch.kubernetes.io/controller-uid"] in uids
+        ]
+
+    def a_child_vanishes(self, *, index: int) -> None:
+        for name in sorted(self.jobs)[index : index + 1]:
+            del self.jobs[name]
+
+    def mlflow_comes_or_goes(self) -> None:
+        self.away = not self.away
+
+    def mlflow_loses_everything(self) -> None:
+        self.run = self.version = None
+
+    def the_trainer_reports(self, *, metrics: dict[str, float], checkpoint_error: str) -> None:
+        if self.run:
+            tags = {TAG_CHECKPOINT_ERROR: checkpoint_error}
+            self.run = dataclasses.replace(self.run, metrics=metrics, tags=tags)
+
+    def people_suspend_or_resume(self) -> None:
+        self.suspend = not self.suspend
+
+    def time_passes(self, *, seconds: int) -> None:
+        self.seconds += seconds
+
+
+def size(name: str) -> int:
+    """How many pods a child Job has."""
+    return 1 if name == names.prep_name("tune") else 2
+
+
+def happening(name: str, **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[str, Json]]:
+    return st.tuples(st.just(name), st.fixed_dictionaries(arguments))
+
+
+METRICS = st.sampled_from(
+    ["step", "max_steps", "loss", "checkpoint_step", "goodput", "final_eval_loss", "seconds_remaining"]
+)
+# How often each happens: what moves a job on comes most often.
+HAPPENINGS = [
+    *[happening("pods_run", ready=st.booleans())] * 4,
+    *[
+        happening(
+            "pods_end",
+            codes=st.tuples(CODES, CODES),
+            speaks=st.booleans(),
+            evicted=st.booleans(),
+            registers=st.booleans(),
+        )
+    ]
+    * 4,
+    *[happening("pods_vanish", all_of_them=st.booleans())] * 2,
+    *[happening("people_suspend_or_resume")] * 2,
+    *[happening("time_passes", seconds=st.sampled_from([1, 30, 400]))] * 2,
+    happening("a_child_vanishes", index=st.integers(0, 3)),
+    happening("mlflow_comes_or_goes"),
+    happening("mlflow_loses_everything"),
+    *[
+        happening(
+            "the_trainer_reports",
+            metrics=st.dictionaries(METRICS, NUMBERS, max_size=4),
+            checkpoint_error=st.sampled_from(["", "no space is left"]),
+        )
+    ]
+    * 2,
+]
+JOBS = st.fixed_dictionaries(
+    {
+        "data": st.sampled_from([SOURCE, SPLITS]),
+        "distributed": st.just(NODES),
+        "register": st.sampled_from([{"model": "m"}, None]),
+        "checkpoint": st.sampled_from([{"uri": "/c"}, None]),
+        "runPolicy": st.fixed_dictionaries(
+            {
+                "maxRestarts": st.just(MAX_RESTARTS),
+                "activeDeadlineSeconds": st.sampled_from([None, None, 300]),
+                "ttlSecondsAfterFinished": st.sampled_from([None, 60]),
+            }
+        ),
+    }
+)
+# Each thing that happens is looked at a few times; a look may end before the status is written.
+LOOKS = st.lists(st.sampled_from(["whole", "whole", "whole", "cut short"]), max_size=4)
+STORIES = st.lists(
+    st.tuples(st.integers(0, len(HAPPENINGS) - 1).flatmap(HAPPENINGS.__getitem__), LOOKS),
+    min_size=12,
+    max_size=25,
+)
+
+
+@settings(
+    max_examples=300,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example],
+)
+@given(parts=JOBS, story=STORIES)
+def test_whatever_happens(parts: Json, story: list[tuple[tuple[str, Json], list[str]]]) -> None:
+    world = World(parts)
+    older = [world.status]
+    for (name, arguments), looks in [(("pods_run", {"ready": True}), ["whole", "whole"]), *story]:
+        getattr(world, name)(**arguments)
+        for look in looks:
+            decision = world.decide()
+            check(world, decision)
+            check_it_settles(world, decision)
+            world.carry_out(decision)
+            if look == "whole":
+                world.status = decision.status
+                older.append(decision.status)
+    for status in older:
+        # A status that is no longer true: the API server refuses what is written on top of it.
+        decide(dataclasses.replace(world.job(), status=status), world.observed(), world.now, SETTINGS)
+
+
+def check(world: World, decision: Decision) -> None:
+    before, after = world.status, decision.status
+    assert (after.attempt or 0) >= (before.attempt or 0)
+    assert (before.restarts or 0) <= (after.restarts or 0) <= MAX_RESTARTS
+    assert phase(after.conditions) == after.phase
+    check_it_can_be_written(after)
+    if is_over(before):
+        assert decision.apply == ()
+        assert ends(after) == ends(before)
+    made = {body["metadata"]["name"] for body in decision.apply if body["kind"] == "Job"}
+    going = {item.name for item in decision.delete}
+    training = [name for name in {*world.at_work(), *made} - going if size(name) > 1]
+    assert len(training) <= 1, f"two gangs at once: {training}"
+    if made:
+        component = names.TRAIN if size(*made) > 1 else names.PREP
+        assert pods.alive(pods.of_component(world.pods, component)) == [], "two gangs' pods at once"
+
+
+def check_it_settles(world: World, decision: Decision) -> None:
+    """Looking again at the same world, without what was decided being done, soon changes nothing any more."""
+    for _ in range(3):
+        found = dataclasses.replace(world.job(), status=decision.status)
+        again = decide(found, world.observed(), world.now, SETTINGS)
+        if again.status == decision.status:
+            return
+        decision = again
+    raise AssertionError(f"the status never settles: {decision.status}")
+
+
+def check_it_can_be_written(status: FineTuneJobStatus) -> None:
+    """It fits the schema, and JSON."""
+    text = json.dumps(status.to_json(), allow_nan=False)
+    assert FineTuneJobStatus.model_validate_json(text) == status
+
+
+def ends(status: FineTuneJobStatus) -> list[Condition]:
+    return [
+        item for item in status.conditions if item.type in (ConditionType.SUCCEEDED, ConditionType.FAILED)
+    ]
+
+
+def is_over(status: FineTuneJobStatus) -> bool:
+    return any(item.status == "True" for item in ends(status))

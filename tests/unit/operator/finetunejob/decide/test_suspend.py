@@ -1,0 +1,130 @@
+"""spec.suspend: stop, keep what is there, go on with a new attempt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.status import Nodes
+from finetune_operator.finetunejob.model import Observed
+from unit.operator.finetunejob.decide.make import (
+    NOW,
+    PREPARED,
+    SOURCE,
+    TRAINED,
+    applied,
+    child,
+    conclude,
+    condition,
+    deleted,
+    job,
+    later,
+    observed,
+    pod,
+    running,
+    said,
+    status,
+)
+
+PODS = [pod("tune-train-1", 0), pod("tune-train-1", 1)]
+SUSPENDED = condition(ConditionType.SUSPENDED, "True", ConditionReason.SUSPENDED)
+UNHEALTHY = condition(ConditionType.PODS_HEALTHY, "False", ConditionReason.UNSCHEDULABLE)
+
+
+def suspended(**fields: Any) -> Any:
+    """The status of a job that was suspended at NOW during its first attempt."""
+    before = running(**({"suspended_at": NOW} | fields))
+    return before.model_copy(update={"conditions": [*before.conditions, SUSPENDED, UNHEALTHY]})
+
+
+def test_suspending_stops_the_pods_and_says_which_are_left() -> None:
+    decision = conclude(
+        job(running(nodes=Nodes(desired=2, ready=2, summary="2/2")), suspend=True),
+        observed(child("tune-train-1"), pods=PODS),
+    )
+    assert deleted(decision) == ["tune-train-1"]
+    assert said(decision, ConditionType.SUSPENDED) == (
+        "True",
+        ConditionReason.SUSPENDED,
+        "waiting for pod tune-train-1-0-abcde and 1 more to stop",
+    )
+    assert decision.status.phase == "Suspended"
+    assert decision.status.suspended_at == NOW
+    assert decision.status.nodes == Nodes(desired=0, ready=0, summary="0/0")
+
+
+def test_suspended_nothing_is_made_and_old_complaints_are_taken_back() -> None:
+    decision = conclude(job(suspended(), suspend=True), at=later(60))
+    assert said(decision, ConditionType.SUSPENDED) == (
+        "True",
+        ConditionReason.SUSPENDED,
+        "no pod runs; suspend: false goes on",
+    )
+    assert said(decision, ConditionType.PODS_HEALTHY) == (
+        "Unknown",
+        ConditionReason.NO_PODS,
+        "no pod should run: the job is suspended",
+    )
+    assert (applied(decision), deleted(decision), decision.status.suspended_at) == ([], [], NOW)
+
+
+def test_a_job_made_suspended_makes_nothing() -> None:
+    decision = conclude(job(data=SOURCE, suspend=True))
+    assert (applied(decision), decision.status.phase) == ([], "Suspended")
+
+
+def test_a_child_that_ended_by_itself_stays_to_be_read() -> None:
+    done = observed(child("tune-train-1", "Complete"))
+    assert deleted(conclude(job(running(), suspend=True), done)) == []
+
+
+RESUMED: dict[str, tuple[Observed, int, list[str]]] = {
+    "with a new attempt": (
+        observed(),
+        2,
+        ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-2"],
+    ),
+    "with a new attempt though the old child is still known": (
+        observed(child("tune-train-1")),
+        2,
+        ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-2"],
+    ),
+    "with a new attempt that waits for the old pods": (observed(pods=PODS), 2, []),
+    "with the attempt that ended meanwhile": (observed(child("tune-train-1", "Complete")), 1, []),
+}
+
+
+@pytest.mark.parametrize(("seen", "attempt", "children"), RESUMED.values(), ids=RESUMED)
+def test_a_job_goes_on(seen: Observed, attempt: int, children: list[str]) -> None:
+    decision = conclude(job(suspended(suspended_seconds=5)), seen, at=later(60))
+    assert (decision.status.attempt, applied(decision)) == (attempt, children)
+    assert (decision.status.suspended_at, decision.status.suspended_seconds) == (None, 65)
+    assert decision.status.restarts == 0
+    resumed = said(decision, ConditionType.SUSPENDED)
+    assert resumed == ("False", ConditionReason.RESUMED, "the job goes on from its newest checkpoint")
+
+
+def test_an_attempt_that_failed_while_suspended_restarts_once() -> None:
+    seen = observed(child("tune-train-1", "Failed"))
+    decision = conclude(job(suspended()), seen)
+    assert (decision.status.attempt, decision.status.restarts) == (2, 1)
+
+
+def test_time_suspended_before_the_start_does_not_move_the_deadline() -> None:
+    before = status(SUSPENDED, PREPARED, suspended_at=NOW)
+    resumed = conclude(job(before), at=later(3600))
+    assert (resumed.status.start_time, resumed.status.suspended_seconds) == (later(3600), None)
+
+
+def test_what_is_trained_is_not_trained_again() -> None:
+    before = status(PREPARED, TRAINED, SUSPENDED, attempt=1, suspended_at=NOW)
+    decision = conclude(job(before))
+    assert (decision.status.attempt, decision.status.phase) == (1, "Succeeded")
+
+
+def test_taking_it_back_before_the_pods_have_stopped_still_counts_as_a_resume() -> None:
+    stopping = conclude(job(running(), suspend=True), observed(child("tune-train-1"), pods=PODS))
+    decision = conclude(job(stopping.status), observed(pods=PODS), at=later(1))
+    assert (decision.status.attempt, applied(decision)) == (2, [])

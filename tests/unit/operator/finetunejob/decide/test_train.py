@@ -1,0 +1,148 @@
+"""Training: one Indexed Job an attempt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.contract import TerminationMessage, TrainResult
+from finetune_crds.status import ModelStatus, Nodes, Progress
+from unit.operator.finetunejob.decide.make import (
+    ACCEPTED,
+    NOW,
+    PREPARED,
+    SETTINGS,
+    TRAINED,
+    applied,
+    child,
+    conclude,
+    deleted,
+    ended,
+    job,
+    observed,
+    pod,
+    running,
+    said,
+    status,
+    tracked,
+)
+
+Json = dict[str, Any]
+JOB = "tune-train-1"
+RESULT = TerminationMessage(
+    train=TrainResult(step=100, base_eval_loss=5.00001, eval_loss=2.0, perplexity=7.38906, goodput=0.91239)
+)
+
+
+def test_an_attempt_starts_with_all_its_children() -> None:
+    decision = conclude(job())
+    assert applied(decision) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]
+    assert said(decision, ConditionType.TRAINED) == (
+        "False",
+        ConditionReason.STARTING,
+        "attempt 1: 2 pods are starting",
+    )
+    found = decision.status
+    assert (found.phase, found.attempt, found.restarts, found.start_time) == ("Starting", 1, 0, NOW)
+    assert found.nodes == Nodes(desired=2, ready=0, summary="0/2")
+
+
+def test_an_attempt_waits_for_the_pods_of_the_one_before() -> None:
+    before = running(attempt=2, restarts=1)
+    leaving = {**pod(JOB, 1), "spec": {"nodeName": "node-1"}}
+    decision = conclude(job(before), observed(child(JOB, "Failed"), pods=[ended(JOB, 0, 1), leaving]))
+    assert applied(decision) == []
+    assert said(decision, ConditionType.TRAINED) == (
+        "False",
+        ConditionReason.RESTARTING,
+        "attempt 2 starts when pod tune-train-1-1-abcde on node node-1 of the one before has stopped",
+    )
+    assert (decision.status.phase, decision.requeue_seconds) == ("Starting", 5.0)
+
+
+def test_an_attempt_whose_child_vanished_starts_again_under_its_number() -> None:
+    decision = conclude(job(running(attempt=3)))
+    assert (applied(decision)[-1], decision.status.attempt) == ("Job/tune-train-3", 3)
+
+
+def test_only_the_last_attempts_are_kept() -> None:
+    past = [child(f"tune-train-{number}", "Failed") for number in range(1, 6)]
+    decision = conclude(job(running(attempt=6)), observed(child("tune-prep", "Complete"), *past))
+    assert deleted(decision) == ["tune-train-1", "tune-train-2"]
+    assert applied(decision)[-1] == "Job/tune-train-6"
+
+
+FOLLOWED: dict[str, tuple[list[Json], int, str, str]] = {
+    "no pod yet": ([], 0, ConditionReason.STARTING, "attempt 1: 0 of 2 pods are ready"),
+    "one pod runs": (
+        [pod(JOB, 0), pod(JOB, 1, "Pending", ready=False)],
+        1,
+        ConditionReason.STARTING,
+        "attempt 1: 1 of 2 pods are ready",
+    ),
+    "all pods run": (
+        [pod(JOB, 0), pod(JOB, 1)],
+        2,
+        ConditionReason.TRAINING,
+        "attempt 1 runs on 2 pods; kubectl logs job/tune-train-1 shows how far it is",
+    ),
+    "one pod is done already": (
+        [ended(JOB, 0, 0), pod(JOB, 1)],
+        2,
+        ConditionReason.TRAINING,
+        "attempt 1 runs on 2 pods; kubectl logs job/tune-train-1 shows how far it is",
+    ),
+    "a pod was replaced": (
+        [pod(JOB, 0), pod(JOB, 1), pod(JOB, 1)],
+        2,
+        ConditionReason.TRAINING,
+        "attempt 1 runs on 2 pods; kubectl logs job/tune-train-1 shows how far it is",
+    ),
+}
+
+
+@pytest.mark.parametrize(("pods", "ready", "reason", "message"), FOLLOWED.values(), ids=FOLLOWED)
+def test_an_attempt_is_followed(pods: list[Json], ready: int, reason: str, message: str) -> None:
+    decision = conclude(job(running()), observed(child(JOB), pods=pods))
+    assert said(decision, ConditionType.TRAINED) == ("False", reason, message)
+    assert decision.status.nodes == Nodes(desired=2, ready=ready, summary=f"{ready}/2")
+    assert (applied(decision), decision.requeue_seconds) == ([], 5.0)
+
+
+def test_an_attempt_ends_with_what_rank_0_reports() -> None:
+    before = running(progress=Progress(step=95, max_steps=100, percent=95, summary="95%", loss=2.25))
+    seen = observed(child(JOB, "Complete"), pods=[ended(JOB, 1, 0, at=1), ended(JOB, 0, 0, RESULT, at=2)])
+    decision = conclude(job(before), seen)
+    assert said(decision, ConditionType.TRAINED) == (
+        "True",
+        ConditionReason.TRAINED,
+        "attempt 1 ran to its end",
+    )
+    found = decision.status
+    assert found.model == ModelStatus(base_eval_loss=5.0, eval_loss=2.0, perplexity=7.3891)
+    assert found.goodput == 0.9124
+    assert found.progress == Progress(
+        step=100, max_steps=100, percent=100, summary="100%", loss=2.25, seconds_remaining=0
+    )
+    assert found.phase == "Succeeded"
+
+
+def test_an_attempt_of_a_script_that_reports_nothing_ends_too() -> None:
+    seen = observed(child(JOB, "Complete"), pods=[ended(JOB, 0, 0, "the end of its log"), ended(JOB, 1, 0)])
+    decision = conclude(job(running()), seen)
+    assert (decision.status.phase, decision.status.model) == ("Succeeded", None)
+
+
+def test_results_that_are_no_numbers_are_left_out() -> None:
+    said = '{"train": {"step": 3, "evalLoss": NaN, "perplexity": Infinity, "goodput": NaN}}'
+    decision = conclude(job(running()), observed(child(JOB, "Complete"), pods=[ended(JOB, 0, 0, said)]))
+    assert (decision.status.phase, decision.status.model) == ("Succeeded", None)
+    assert decision.status.goodput is None
+
+
+def test_what_was_trained_is_not_trained_again_whatever_is_left_of_it() -> None:
+    before = status(ACCEPTED, PREPARED, TRAINED, attempt=1)
+    decision = conclude(job(before, register={"model": "m"}), observed(mlflow=tracked()), settings=SETTINGS)
+    assert (applied(decision), decision.status.phase) == ([], "Registering")

@@ -1,0 +1,353 @@
+"""One pass over one job: what is written, and what is not."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.status import MlflowStatus
+from finetune_operator.controller.store import Store
+from finetune_operator.controller.workqueue import WorkQueue
+from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.finetunejob import reconcile as module
+from finetune_operator.finetunejob.apply import FineTuneJobApplier
+from finetune_operator.finetunejob.decide.failed_action import failed_action
+from finetune_operator.finetunejob.model import Decision, EnsureRun, FinishRun, SetAlias
+from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
+from finetune_operator.finetunejob.reconcile import FineTuneJobReconciler
+from finetune_operator.kube import KubeError
+from finetune_operator.mlflow.runs import Server
+from finetune_operator.registry.writer import AliasWriter, lease_name
+from unit.operator.finetunejob.decide.make import (
+    NO_MLFLOW,
+    NOW,
+    SETTINGS,
+    SPLITS,
+    UID,
+    conclude,
+    job,
+    later,
+    said,
+)
+from unit.standin import StandIn
+
+Json = dict[str, Any]
+KEY = "team/tune"
+CHILDREN = ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]
+
+
+def submitted(**spec: Any) -> Json:
+    return {
+        "apiVersion": "finetune.dev/v1alpha1",
+        "kind": "FineTuneJob",
+        "metadata": {"name": "tune", "namespace": "team", "uid": UID, "generation": 1},
+        "spec": {"model": {"base": "/m"}, "data": SPLITS, **spec},
+    }
+
+
+@dataclass
+class World:
+    """The operator's parts on a stand-in for the API server."""
+
+    kube: StandIn = field(default_factory=lambda: StandIn(submitted()))
+    settings: Any = NO_MLFLOW
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.store = Store()
+        self.queue = WorkQueue(clock=lambda: self.seconds)
+        observer = FineTuneJobObserver(self.kube, self.store, self.settings, clock=lambda: self.seconds)
+        writer = AliasWriter(self.kube, self.settings, "operator-1")
+        applier = FineTuneJobApplier(self.kube, self.store, observer, writer)
+        self.reconciler = FineTuneJobReconciler(
+            self.store, self.queue, observer, applier, self.settings, now=lambda: later(self.seconds)
+        )
+        self.watch()
+
+    def watch(self) -> None:
+        """The watches deliver everything, also what is gone."""
+        for kind in ("FineTuneJob", "Job"):
+            found = [
+                body
+                for (held, _, _), body in self.kube.objects.items()
+                if held == kind and (kind == "FineTuneJob" or "labels" in body["metadata"])
+            ]
+            self.store.replace(kind, found, self.kube.version)
+
+    async def look(self) -> None:
+        self.kube.asked.clear()
+        await self.reconciler.handle(KEY)
+
+    @property
+    def status(self) -> Json:
+        return dict(self.kube.objects["FineTuneJob", "team", "tune"].get("status") or {})
+
+    def condition(self, kind: ConditionType) -> tuple[str, str] | None:
+        for item in self.status.get("conditions", []):
+            if item["type"] == kind:
+                return item["reason"], item["message"]
+        return None
+
+    def next_look(self) -> float | None:
+        return self.queue._due.get(KEY)
+
+    def events(self) -> list[tuple[str, str]]:
+        bodies = (body for (kind, _, _), body in self.kube.objects.items() if kind == "Event")
+        return [(body["type"], body["reason"]) for body in bodies]
+
+
+async def test_a_pass_makes_the_children_then_writes_the_status_then_tells_people() -> None:
+    world = World()
+    await world.look()
+    verbs = [(verb, kind) for verb, kind, _ in world.kube.asked]
+    assert verbs == [
+        ("get", "Service"),
+        ("apply", "Service"),
+        ("get", "ConfigMap"),
+        ("apply", "ConfigMap"),
+        ("create", "Job"),
+        ("status", "FineTuneJob"),
+        ("create", "Event"),
+        ("create", "Event"),
+    ]
+    assert (world.status["phase"], world.status["attempt"]) == ("Starting", 1)
+    assert world.events() == [("Normal", "SplitsGiven"), ("Normal", "Starting")]
+
+
+async def test_what_was_written_is_known_before_the_watches_tell_and_nothing_is_written_twice() -> None:
+    world = World()
+    await world.look()
+    await world.look()
+    assert world.kube.done("create", "apply", "delete") == []
+    await world.look()
+    assert world.kube.done("create", "apply", "delete", "status") == []
+    assert world.next_look() == NO_MLFLOW.poll_seconds
+
+
+async def test_a_status_is_written_onto_the_version_it_was_decided_on_and_no_other() -> None:
+    world = World()
+    body = world.kube.objects["FineTuneJob", "team", "tune"]
+    world.kube.keep({**body, "spec": {**body["spec"], "suspend": True}})
+    await world.look()
+    assert world.status == {}
+    assert world.next_look() is not None
+    world.watch()
+    await world.look()
+    assert world.status["phase"] == "Suspended"
+
+
+async def test_a_pass_that_was_cut_short_is_made_up_for() -> None:
+    world = World()
+    world.kube.refuse["status", "FineTuneJob"] = KubeError(0, "away")
+    await world.look()
+    assert world.kube.done("create") == ["Job/tune-train-1"]
+    del world.kube.refuse["status", "FineTuneJob"]
+    world.store = world.reconciler.store = world.reconciler.observer.store = Store()
+    world.reconciler.applier.store = world.store
+    world.store.put("FineTuneJob", world.kube.objects["FineTuneJob", "team", "tune"])
+    await world.look()
+    assert (world.status["phase"], world.status["attempt"]) == ("Starting", 1)
+    assert [name for _, _, name in world.kube.objects if name.startswith("tune-train-")] == ["tune-train-1"]
+
+
+TAKEN: dict[str, tuple[Json, str]] = {
+    "a Service of somebody else's": (
+        {"kind": "Service", "metadata": {"name": "tune"}},
+        "Service tune exists and belongs to something else: delete it, or give the FineTuneJob another name",
+    ),
+    "a Job of somebody else's": (
+        {"kind": "Job", "metadata": {"name": "tune-train-1", "ownerReferences": [{"kind": "X", "uid": "x"}]}},
+        "Job tune-train-1 exists and belongs to something else: delete it, or give the FineTuneJob another name",
+    ),
+    "a Job of an earlier FineTuneJob": (
+        {
+            "kind": "Job",
+            "metadata": {
+                "name": "tune-train-1",
+                "ownerReferences": [{"kind": "FineTuneJob", "uid": "earlier"}],
+            },
+        },
+        "Job tune-train-1 of an earlier job is still being deleted: waiting for it to be gone",
+    ),
+    "one's own Job, on its way out": (
+        {
+            "kind": "Job",
+            "metadata": {
+                "name": "tune-train-1",
+                "ownerReferences": [{"kind": "FineTuneJob", "uid": UID}],
+                "deletionTimestamp": "2026-08-01T12:00:00Z",
+            },
+        },
+        "Job tune-train-1 of an earlier job is still being deleted: waiting for it to be gone",
+    ),
+}
+
+
+@pytest.mark.parametrize(("other", "message"), TAKEN.values(), ids=TAKEN)
+async def test_a_name_that_is_taken_is_said_and_waited_for(other: Json, message: str) -> None:
+    world = World(StandIn(submitted(), other))
+    await world.look()
+    assert world.condition(ConditionType.PODS_HEALTHY) == (ConditionReason.NAME_TAKEN, message)
+    assert (world.status["phase"], world.next_look() is not None) == ("Pending", True)
+    key = (other["kind"], "team", other["metadata"]["name"])
+    assert world.kube.objects[key]["metadata"]["name"] == other["metadata"]["name"]
+    del world.kube.objects[key]
+    await world.look()
+    assert world.status["phase"] == "Starting"
+
+
+async def test_the_same_complaint_is_written_once() -> None:
+    world = World(StandIn(submitted(), {"kind": "Service", "metadata": {"name": "tune"}}))
+    for expected in (["FineTuneJob/tune"], [], []):
+        await world.look()
+        assert world.kube.done("status") == expected
+    assert world.events() == [("Warning", "NameTaken")]
+
+
+async def test_children_that_the_api_server_refuses_are_said() -> None:
+    world = World()
+    world.kube.refuse["create", "Job"] = KubeError(
+        422, "spec.template.spec.containers[1].name: Required value"
+    )
+    await world.look()
+    assert world.condition(ConditionType.PODS_HEALTHY) == (
+        ConditionReason.POD_REJECTED,
+        "spec.template.spec.containers[1].name: Required value",
+    )
+
+
+async def test_delays_grow_while_it_fails_and_the_key_goes_with_the_job() -> None:
+    world = World()
+    world.kube.refuse["create", "Job"] = KubeError(0, "away")
+    delays = []
+    for _ in range(4):
+        world.queue._due.clear()
+        await world.look()
+        delays.append(world.next_look() or 0.0)
+    assert delays == sorted(delays)
+    assert delays[-1] > 2
+    world.store.drop("FineTuneJob", world.kube.keep(submitted()))
+    await world.look()
+    assert (world.next_look(), world.kube.asked) == (None, [])
+
+
+async def test_a_job_that_is_being_deleted_is_left_alone() -> None:
+    body = submitted()
+    body["metadata"]["deletionTimestamp"] = "2026-08-01T12:00:00Z"
+    world = World(StandIn(body))
+    await world.look()
+    assert world.kube.asked == []
+
+
+async def test_nothing_unexpected_ends_a_worker(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    del world.store.jobs["team", "tune"]["metadata"]["uid"]
+    with caplog.at_level(logging.ERROR):
+        await world.look()
+    assert world.next_look() is not None
+    assert [record.getMessage().split(";")[0] for record in caplog.records] == ["team/tune: unexpected"]
+
+
+async def test_an_event_that_cannot_be_written_does_not_fail_the_pass() -> None:
+    world = World()
+    world.kube.refuse["create", "Event"] = KubeError(403, "events is forbidden")
+    await world.look()
+    assert (world.status["phase"], world.next_look()) == ("Starting", None)
+
+
+async def test_children_are_swept_by_their_uid() -> None:
+    world = World(StandIn(submitted(runPolicy={"ttlSecondsAfterFinished": 60, "activeDeadlineSeconds": 1})))
+    await world.look()
+    world.seconds = 10
+    await world.look()
+    assert (world.status["phase"], world.kube.done("delete")) == ("Failed", ["Job/tune-train-1"])
+    world.seconds = 100
+    world.watch()
+    await world.look()
+    assert world.kube.done("delete") == ["Service/tune", "ConfigMap/tune-train"]
+    assert {kind for kind, _, _ in world.kube.objects} == {"FineTuneJob", "Event"}
+    await world.look()
+    assert world.kube.asked == []
+
+
+PROBLEM = Problem(ConditionReason.MLFLOW_FORBIDDEN, "no")
+UNDONE: dict[str, tuple[EnsureRun | FinishRun | SetAlias, ConditionType, tuple[str, str, str]]] = {
+    "a run that could not be made": (
+        EnsureRun("e", "r", {}),
+        ConditionType.TRACKED,
+        ("False", ConditionReason.MLFLOW_FORBIDDEN, "no"),
+    ),
+    "a run that could not be closed": (
+        FinishRun("r1", "FINISHED"),
+        ConditionType.TRACKED,
+        ("False", ConditionReason.MLFLOW_FORBIDDEN, "no"),
+    ),
+    "an alias that could not be set": (
+        SetAlias("m", "candidate", "4"),
+        ConditionType.REGISTERED,
+        ("False", ConditionReason.REGISTERING, "alias candidate of m cannot be set: no"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("action", "kind", "expected"), UNDONE.values(), ids=UNDONE)
+def test_a_write_that_failed_is_in_the_status(
+    action: EnsureRun | FinishRun | SetAlias, kind: ConditionType, expected: tuple[str, str, str]
+) -> None:
+    decision = conclude(job())
+    found = failed_action(job(), decision, action, PROBLEM, now=NOW, settings=SETTINGS)
+    assert said(found, kind) == expected
+    assert (found.apply, found.status.phase) == (decision.apply, decision.status.phase)
+
+
+async def test_mlflow_that_refuses_a_write_does_not_keep_the_status_from_being_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise ExternalError(PROBLEM)
+
+    monkeypatch.setattr(Server, "finish_run", refuse)
+    world = World(settings=SETTINGS)
+    found = read_finetunejob(world.kube.objects["FineTuneJob", "team", "tune"])
+    status = found.status.model_copy(update={"mlflow": MlflowStatus(run_id="r1")})
+    decision = Decision(status=status, actions=(FinishRun("r1", "FAILED"),))
+    with pytest.raises(ExternalError):
+        await world.reconciler.applier.apply(found, decision, NOW)
+    assert world.status["mlflow"] == {"runId": "r1"}
+    assert world.condition(ConditionType.TRACKED) == (ConditionReason.MLFLOW_FORBIDDEN, "no")
+
+
+async def test_an_alias_waits_for_another_replica_without_a_complaint(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(settings=SETTINGS)
+    name = lease_name("http://mlflow:5000", "m")
+    world.kube.keep(
+        {
+            "kind": "Lease",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {"holderIdentity": "somebody"},
+        }
+    )
+    deciding = Decision(
+        status=read_finetunejob(submitted_as_kept(world)).status, actions=(SetAlias("m", "a", "4"),)
+    )
+    monkeypatch.setattr(module, "decide", lambda *_: deciding)
+    monkeypatch.setattr(FineTuneJobObserver, "_ask", no_answer)
+    with caplog.at_level(logging.INFO):
+        await world.look()
+    assert (caplog.records, world.next_look()) == ([], world.seconds + module.BUSY_SECONDS)
+    message = f"alias a of m cannot be set: Lease default/{name} is held by somebody: trying again"
+    assert world.condition(ConditionType.REGISTERED) == (ConditionReason.REGISTERING, message)
+
+
+def submitted_as_kept(world: World) -> Json:
+    return world.kube.objects["FineTuneJob", "team", "tune"]
+
+
+async def no_answer(*_: Any, **__: Any) -> None:
+    """MLflow is not asked."""

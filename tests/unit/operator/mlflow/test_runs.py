@@ -1,0 +1,299 @@
+"""MLflow's real client against a server that answers as told."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from finetune_crds.conditions import ConditionReason
+from finetune_operator.errors import ExternalError
+from finetune_operator.mlflow.host import Credentials
+from finetune_operator.mlflow.model import Run
+from finetune_operator.mlflow.runs import Server
+from finetune_operator.registry.base import Version
+from finetune_operator.registry.mlflow import MlflowRegistry
+
+Json = dict[str, Any]
+API = "/api/2.0/mlflow/"
+HTML = "<html>please log in</html>"
+
+
+@dataclass
+class Answers:
+    """What the server answers, by the end of the path, and what it was asked."""
+
+    uri: str = ""
+    by_path: dict[str, tuple[int, str | Json]] = field(default_factory=dict)
+    default: tuple[int, str | Json] = (404, "nothing")
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    authorization: str | None = None
+    connections: list[str | None] = field(default_factory=list)
+    """What each request said of its connection."""
+
+
+@contextmanager
+def serving() -> Iterator[Answers]:
+    answers = Answers()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.split("?")[0].removeprefix(API)
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            answers.asked.append((self.command, path))
+            answers.authorization = self.headers.get("Authorization")
+            answers.connections.append(self.headers.get("Connection"))
+            code, body = answers.by_path.get(path, answers.default)
+            text = (body if isinstance(body, str) else json.dumps(body)).encode()
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        do_POST = do_PATCH = do_DELETE = do_GET  # noqa: N815
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        answers.uri = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield answers
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def mlflow() -> Iterator[Answers]:
+    with serving() as answers:
+        yield answers
+
+
+def ask(uri: str, credentials: Credentials | None = None) -> Run | None:
+    return Server(uri, uri, credentials or Credentials()).find_run("u1", "team")
+
+
+def problem(uri: str, credentials: Credentials | None = None) -> tuple[ConditionReason, str]:
+    with pytest.raises(ExternalError) as raised:
+        ask(uri, credentials)
+    return raised.value.problem.reason, raised.value.problem.message
+
+
+NO_ACCESS = "MLflow at {uri} refuses access: check the Secret in spec.tracking.secretRef ({why})"
+NO_MLFLOW = (
+    "{uri} answers, but not as an MLflow server: check the address, and whether a login page or a proxy "
+    "stands before it ({why})"
+)
+REFUSALS: dict[str, tuple[int, str | Json, ConditionReason, str]] = {
+    "its host check": (
+        403,
+        "Invalid Host header - possible DNS rebinding attack detected",
+        ConditionReason.MLFLOW_HOST_NOT_ALLOWED,
+        "MLflow at {uri} refuses its own host name (403): start it with --allowed-hosts '{host}' "
+        "(MLFLOW_SERVER_ALLOWED_HOSTS), beside the names it already has",
+    ),
+    "no credentials": (
+        401,
+        "You are not authenticated",
+        ConditionReason.MLFLOW_FORBIDDEN,
+        NO_ACCESS.replace("{why}", "HTTP 401"),
+    ),
+    "no permission, in words": (
+        403,
+        "Permission denied",
+        ConditionReason.MLFLOW_FORBIDDEN,
+        NO_ACCESS.replace("{why}", "HTTP 403"),
+    ),
+    "no permission, in MLflow's own form": (
+        403,
+        {"error_code": "PERMISSION_DENIED", "message": "not yours"},
+        ConditionReason.MLFLOW_FORBIDDEN,
+        NO_ACCESS.replace("{why}", "PERMISSION_DENIED: not yours"),
+    ),
+    "it broke": (500, "oops", ConditionReason.MLFLOW_ERROR, "MLflow at {uri} answered: HTTP 500"),
+    "a proxy without MLflow": (
+        502,
+        "bad gateway",
+        ConditionReason.MLFLOW_UNREACHABLE,
+        "MLflow at {uri} cannot be reached: HTTP 502",
+    ),
+    "it is busy": (
+        429,
+        "slow down",
+        ConditionReason.MLFLOW_UNREACHABLE,
+        "MLflow at {uri} cannot be reached: HTTP 429",
+    ),
+    "another server": (404, HTML, ConditionReason.MLFLOW_ERROR, NO_MLFLOW.replace("{why}", "HTTP 404")),
+    "a login page": (
+        200,
+        HTML,
+        ConditionReason.MLFLOW_ERROR,
+        NO_MLFLOW.replace(
+            "{why}",
+            "API request to endpoint was successful but the response body was not in a valid JSON format. "
+            f"Response body: '{HTML}'",
+        ),
+    ),
+    "a bad request": (
+        400,
+        {"error_code": "INVALID_PARAMETER_VALUE", "message": "no such filter"},
+        ConditionReason.MLFLOW_REFUSED,
+        "MLflow at {uri} answered: INVALID_PARAMETER_VALUE: no such filter",
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "body", "reason", "message"), REFUSALS.values(), ids=REFUSALS)
+def test_a_failure_becomes_a_sentence(
+    mlflow: Answers, code: int, body: str | Json, reason: ConditionReason, message: str
+) -> None:
+    mlflow.default = (code, body)
+    host = mlflow.uri.removeprefix("http://")
+    assert problem(mlflow.uri) == (reason, message.format(uri=mlflow.uri, host=host))
+
+
+def test_a_server_that_is_not_there_is_unreachable() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        assert problem(uri) == (
+            ConditionReason.MLFLOW_UNREACHABLE,
+            f"MLflow at {uri} cannot be reached: [Errno 111] Connection refused",
+        )
+
+
+def test_a_server_that_hangs_up_is_unreachable() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def hang_up() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+        assert problem(uri) == (
+            ConditionReason.MLFLOW_UNREACHABLE,
+            f"MLflow at {uri} cannot be reached: Remote end closed connection without response",
+        )
+        thread.join()
+
+
+def test_no_connection_is_left_for_the_server_to_close_while_it_is_used_again(mlflow: Answers) -> None:
+    mlflow.by_path["runs/get"] = (200, {"run": RUN})
+    Server(mlflow.uri, mlflow.uri).find_run("u1", "team", "r1")
+    assert mlflow.connections == ["close"]
+
+
+def test_a_host_name_that_does_not_exist_is_unreachable() -> None:
+    reason, message = problem("http://mlflow.invalid:5000")
+    assert reason == ConditionReason.MLFLOW_UNREACHABLE
+    assert message.startswith("MLflow at http://mlflow.invalid:5000 cannot be reached: [Errno ")
+
+
+def test_credentials_never_show() -> None:
+    unusable = Credentials(token="s3cr3t\ntoken")
+    assert "s3cr3t" not in repr(unusable)
+    with serving() as answers, pytest.raises(ExternalError) as raised:
+        ask(answers.uri, unusable)
+    assert "s3cr3t" not in str(raised.value)
+    assert raised.value.__cause__ is None
+
+
+HEADERS: dict[str, tuple[Credentials, str | None]] = {
+    "nobody": (Credentials(), None),
+    "basic": (Credentials("me", "pass"), f"Basic {base64.b64encode(b'me:pass').decode()}"),
+    "token": (Credentials(token="t"), "Bearer t"),
+}
+
+
+@pytest.mark.parametrize(("credentials", "expected"), HEADERS.values(), ids=HEADERS)
+def test_each_call_takes_the_jobs_own_credentials(
+    mlflow: Answers, credentials: Credentials, expected: str | None
+) -> None:
+    mlflow.by_path["experiments/get-by-name"] = (200, EXPERIMENT)
+    mlflow.by_path["runs/search"] = (200, {"runs": []})
+    assert ask(mlflow.uri, credentials) is None
+    assert mlflow.authorization == expected
+
+
+EXPERIMENT: Json = {
+    "experiment": {"experiment_id": "7", "name": "team", "artifact_location": "", "lifecycle_stage": "active"}
+}
+TAG: Json = {"key": "finetune.dev/checkpoint-error", "value": "no space is left"}
+RUN: Json = {
+    "info": {"run_id": "r1", "run_uuid": "r1", "experiment_id": "7", "status": "RUNNING"},
+    "data": {"metrics": [{"key": "loss", "value": 2.5, "timestamp": 1, "step": 3}], "tags": [TAG]},
+}
+FOUND = Run("r1", "7", "RUNNING", {"loss": 2.5}, {TAG["key"]: TAG["value"]})
+ABSENT: Json = {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "gone"}
+
+
+def test_a_run_is_found_by_its_id_in_one_call(mlflow: Answers) -> None:
+    mlflow.by_path["runs/get"] = (200, {"run": RUN})
+    assert Server(mlflow.uri, mlflow.uri).find_run("u1", "team", "r1") == FOUND
+    assert mlflow.asked == [("GET", "runs/get")]
+
+
+def test_a_run_is_found_by_its_tag_in_its_own_experiment(mlflow: Answers) -> None:
+    mlflow.by_path["experiments/get-by-name"] = (200, EXPERIMENT)
+    mlflow.by_path["runs/search"] = (200, {"runs": [RUN]})
+    assert ask(mlflow.uri) == FOUND
+    assert [path for _, path in mlflow.asked] == ["experiments/get-by-name", "runs/search"]
+
+
+def test_a_run_that_the_server_lost_is_looked_for_by_its_tag(mlflow: Answers) -> None:
+    mlflow.by_path["runs/get"] = (404, ABSENT)
+    mlflow.by_path["experiments/get-by-name"] = (404, ABSENT)
+    assert Server(mlflow.uri, mlflow.uri).find_run("u1", "team", "r1") is None
+
+
+def test_a_run_is_not_made_twice(mlflow: Answers) -> None:
+    mlflow.by_path["experiments/get-by-name"] = (200, EXPERIMENT)
+    mlflow.by_path["runs/search"] = (200, {"runs": [RUN]})
+    assert Server(mlflow.uri, mlflow.uri).ensure_run("u1", "team", "tune", {}) == FOUND
+    assert "runs/create" not in {path for _, path in mlflow.asked}
+
+
+def test_an_experiment_that_was_deleted_is_named(mlflow: Answers) -> None:
+    deleted = {**EXPERIMENT["experiment"], "lifecycle_stage": "deleted"}
+    mlflow.by_path["experiments/get-by-name"] = (200, {"experiment": deleted})
+    mlflow.by_path["runs/search"] = (200, {"runs": []})
+    with pytest.raises(ExternalError) as raised:
+        Server(mlflow.uri, mlflow.uri).ensure_run("u1", "team", "tune", {})
+    assert str(raised.value) == (
+        "experiment team was deleted in MLflow: restore it, or set spec.tracking.experiment"
+    )
+
+
+def version(number: str, name: str = "it's mine", status: str = "READY") -> Json:
+    return {"name": name, "version": number, "status": status, "run_id": "r1"}
+
+
+def test_the_newest_version_of_a_run_counts_and_the_aliases_at_it(mlflow: Answers) -> None:
+    found = [version("9"), version("10"), version("11", "other"), version("12", status="FAILED_REGISTRATION")]
+    mlflow.by_path["model-versions/search"] = (200, {"model_versions": found})
+    aliases = [{"alias": "candidate", "version": "10"}, {"alias": "champion", "version": "9"}]
+    model = {"registered_model": {"name": "it's mine", "aliases": aliases}}
+    mlflow.by_path["registered-models/get"] = (200, model)
+    registry = MlflowRegistry("http://127.0.0.1:1", mlflow.uri)
+    assert registry.find_version("it's mine", "r1", ["candidate", "champion"]) == Version(
+        "it's mine", "10", frozenset({"candidate"})
+    )
+
+
+def test_no_version_yet(mlflow: Answers) -> None:
+    mlflow.by_path["model-versions/search"] = (200, {"model_versions": []})
+    assert MlflowRegistry(mlflow.uri, mlflow.uri).find_version("m", "r1", []) is None

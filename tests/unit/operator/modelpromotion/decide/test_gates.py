@@ -1,0 +1,245 @@
+"""Gates: each kind, each verdict, with the numbers that people see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_crds.gates import Gate
+from finetune_operator.modelpromotion.decide.gates import judge
+from finetune_operator.registry.base import ModelVersion
+
+Json = dict[str, Any]
+NAN, INFINITE = float("nan"), float("inf")
+
+
+def version(
+    number: str, data: str | None = "d1", tags: dict[str, str] | None = None, **metrics: float
+) -> ModelVersion:
+    return ModelVersion(number, True, f"r{number}", tags or {}, metrics, data)
+
+
+HOLDER = version("1", loss=2.0, accuracy=0.8)
+
+
+def metric(**bounds: float) -> Json:
+    return {"metric": {"name": "loss", **bounds}}
+
+
+def compared(goal: str = "Minimize", metric: str = "loss", **tolerance: Json) -> Json:
+    return {"comparison": {"metric": metric, "goal": goal, **tolerance}}
+
+
+def better(**distance: float) -> Json:
+    return compared(betterBy=distance)
+
+
+def no_worse(**distance: float) -> Json:
+    return compared(notWorseThan=distance)
+
+
+# gate, candidate, holder -> verdict, value, limit, holder's value, message
+Expected = tuple[str, str | None, str | None, str | None, str]
+CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
+    "below the greatest": (
+        metric(max=2.5),
+        version("2", loss=2.25),
+        None,
+        ("Passed", "2.25", "<= 2.5", None, "loss is 2.25, as it must be <= 2.5"),
+    ),
+    "the greatest itself": (
+        metric(max=2.5),
+        version("2", loss=2.5),
+        None,
+        ("Passed", "2.5", "<= 2.5", None, "loss is 2.5, as it must be <= 2.5"),
+    ),
+    "outside of both bounds": (
+        metric(min=1, max=2),
+        version("2", loss=3),
+        None,
+        ("Failed", "3", ">= 1 and <= 2", None, "loss is 3, but it must be >= 1 and <= 2"),
+    ),
+    "not a number": (
+        metric(max=2.5),
+        version("2", loss=NAN),
+        None,
+        ("Failed", "nan", "<= 2.5", None, "loss is nan, but it must be <= 2.5"),
+    ),
+    "less than nothing": (
+        metric(max=2.5),
+        version("2", loss=-INFINITE),
+        None,
+        ("Failed", "-inf", "<= 2.5", None, "loss is -inf, but it must be <= 2.5"),
+    ),
+    "a tag in the place of a metric": (
+        metric(max=2.5),
+        version("2", tags={"loss": "2.1"}),
+        None,
+        ("Passed", "2.1", "<= 2.5", None, "loss is 2.1, as it must be <= 2.5"),
+    ),
+    "a tag comes before the run's metric": (
+        metric(max=2.5),
+        version("2", tags={"loss": "2.75"}, loss=2.1),
+        None,
+        ("Failed", "2.75", "<= 2.5", None, "loss is 2.75, but it must be <= 2.5"),
+    ),
+    "a tag that is no number": (
+        metric(max=2.5),
+        version("2", tags={"loss": "low"}),
+        None,
+        ("Inconclusive", None, "<= 2.5", None, "tag loss of version 2 is 'low', which is no number"),
+    ),
+    "no such number": (
+        metric(max=2.5),
+        version("2"),
+        None,
+        (
+            "Inconclusive",
+            None,
+            "<= 2.5",
+            None,
+            "version 2 has no loss: neither itself a tag, nor its run a metric of this name",
+        ),
+    ),
+    "a tag as it must be": (
+        {"tag": {"name": "reviewed", "equals": "yes"}},
+        version("2", tags={"reviewed": "yes"}),
+        None,
+        ("Passed", "yes", "= yes", None, "tag reviewed is 'yes'"),
+    ),
+    "another tag": (
+        {"tag": {"name": "reviewed", "equals": "yes"}},
+        version("2", tags={"reviewed": "no"}),
+        None,
+        ("Failed", "no", "= yes", None, "tag reviewed is 'no', but it must be 'yes'"),
+    ),
+    "no tag yet": (
+        {"tag": {"name": "reviewed", "equals": "yes"}},
+        version("2"),
+        None,
+        ("Inconclusive", None, "= yes", None, "version 2 has no tag reviewed, which must be 'yes'"),
+    ),
+    "better by enough": (
+        better(absolute=0.25),
+        version("2", loss=1.75),
+        HOLDER,
+        (
+            "Passed",
+            "1.75",
+            "<= 1.75",
+            "2",
+            "loss is 1.75, that of version 1, which has the alias, is 2: as it must be <= 1.75",
+        ),
+    ),
+    "better, and not by enough": (
+        better(relative=0.5),
+        version("2", loss=1.5),
+        HOLDER,
+        (
+            "Failed",
+            "1.5",
+            "<= 1",
+            "2",
+            "loss is 1.5, that of version 1, which has the alias, is 2: but it must be <= 1",
+        ),
+    ),
+    "a little worse": (
+        no_worse(relative=0.1),
+        version("2", loss=2.2),
+        HOLDER,
+        (
+            "Passed",
+            "2.2",
+            "<= 2.2",
+            "2",
+            "loss is 2.2, that of version 1, which has the alias, is 2: as it must be <= 2.2",
+        ),
+    ),
+    "more is better": (
+        compared("Maximize", "accuracy", betterBy={"absolute": 0.1}),
+        version("2", accuracy=0.9),
+        HOLDER,
+        (
+            "Passed",
+            "0.9",
+            ">= 0.9",
+            "0.8",
+            "accuracy is 0.9, that of version 1, which has the alias, is 0.8: as it must be >= 0.9",
+        ),
+    ),
+    "more is better, and this is less": (
+        compared("Maximize", "accuracy", notWorseThan={"absolute": 0.1}),
+        version("2", accuracy=0.6),
+        HOLDER,
+        (
+            "Failed",
+            "0.6",
+            ">= 0.7",
+            "0.8",
+            "accuracy is 0.6, that of version 1, which has the alias, is 0.8: but it must be >= 0.7",
+        ),
+    ),
+    "nobody to compare with": (
+        better(absolute=0.1),
+        version("2", loss=9.0),
+        None,
+        ("Passed", "9", None, None, "loss is 9, and the alias has no holder to compare with"),
+    ),
+    "not a number to compare": (
+        better(absolute=0.1),
+        version("2", loss=NAN),
+        HOLDER,
+        ("Failed", "nan", None, None, "loss of version 2 is nan, which cannot be compared"),
+    ),
+    "a holder that is not a number": (
+        better(absolute=0.1),
+        version("2", loss=1.0),
+        version("1", loss=NAN),
+        ("Inconclusive", "1", None, "nan", "loss of version 1, which has the alias, is nan"),
+    ),
+    "other data": (
+        better(absolute=0.1),
+        version("2", data="d2", loss=1.0),
+        HOLDER,
+        (
+            "Inconclusive",
+            "1",
+            None,
+            "2",
+            "version 2 was evaluated on other data, or with another objective (d2), than version 1, which has the "
+            "alias (d1): evaluate both alike",
+        ),
+    ),
+    "data that nobody noted": (
+        better(absolute=0.1),
+        version("2", loss=1.0),
+        version("1", data=None, loss=2.0),
+        (
+            "Inconclusive",
+            "1",
+            None,
+            "2",
+            "version 1 does not say what data it was evaluated on: its run or the version needs the tag "
+            "finetune.dev/eval-data",
+        ),
+    ),
+    "a holder without the number": (
+        better(absolute=0.1),
+        version("2", loss=1.0),
+        version("1"),
+        (
+            "Inconclusive",
+            "1",
+            None,
+            None,
+            "version 1 has no loss: neither itself a tag, nor its run a metric of this name",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("gate", "candidate", "holder", "expected"), CASES.values(), ids=CASES)
+def test_judge(gate: Json, candidate: ModelVersion, holder: ModelVersion | None, expected: Expected) -> None:
+    [found] = judge([Gate.model_validate({"name": "g", **gate})], candidate, holder)
+    assert (found.verdict, found.value, found.limit, found.holder, found.message) == expected

@@ -1,0 +1,69 @@
+"""What is wrong with a promotion although its schema is right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_crds.modelpromotion import ModelPromotionSpec
+from finetune_operator.modelpromotion.decide.accept import mistakes
+from finetune_operator.settings import Settings
+
+Json = dict[str, Any]
+MLFLOW = Settings(tracking_uri="http://mlflow:5000")
+SPEC: Json = {"model": "m", "alias": "champion", "source": {"version": 1}}
+IN_CATALOG = {"tracking": {"uri": "databricks", "registryUri": "databricks-uc"}}
+
+CASES: dict[str, tuple[Json, Settings, list[str]]] = {
+    "nothing": ({}, MLFLOW, []),
+    "no registry": (
+        {},
+        Settings(),
+        [
+            "no model registry is known: set spec.tracking.registryUri, or install the chart with tracking.uri",
+        ],
+    ),
+    "a password in the address": (
+        {"tracking": {"uri": "https://me:secret@mlflow"}},
+        MLFLOW,
+        [
+            "spec.tracking.uri holds a password: put it into a Secret as MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD, and name that in spec.tracking.secretRef"
+        ],
+    ),
+    "a registry of no known kind": (
+        {"tracking": {"registryUri": "sqlite:///m.db"}},
+        MLFLOW,
+        [
+            "the registry sqlite:///m.db is none that is known: use the http or https address of an MLflow server, or "
+            "databricks-uc"
+        ],
+    ),
+    "a tracking server of no known kind": (
+        {"tracking": {"uri": "file:///runs", "registryUri": "http://r"}},
+        MLFLOW,
+        [
+            "the tracking server file:///runs is none that is known beside http://r: use an http or https address"
+        ],
+    ),
+    "Unity Catalog": ({"model": "main.llm.m", **IN_CATALOG}, MLFLOW, []),
+    "a name of one level": (
+        IN_CATALOG,
+        MLFLOW,
+        ["spec.model m must be catalog.schema.name in Unity Catalog"],
+    ),
+    "runs elsewhere": (
+        {"model": "main.llm.m", "tracking": {"uri": "http://mlflow", "registryUri": "databricks-uc"}},
+        MLFLOW,
+        [
+            "runs of models in Unity Catalog are read from their workspace: set spec.tracking.uri to databricks, or "
+            "leave it out"
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("parts", "settings", "expected"), CASES.values(), ids=CASES)
+def test_mistakes(parts: Json, settings: Settings, expected: list[str]) -> None:
+    assert [*mistakes(ModelPromotionSpec.model_validate(SPEC | parts), settings)] == expected

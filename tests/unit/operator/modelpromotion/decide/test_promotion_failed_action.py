@@ -1,0 +1,53 @@
+"""What a write that failed means: what goes by itself is a delay, and what needs somebody is a refusal."""
+
+from __future__ import annotations
+
+import pytest
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.promotion_status import ModelPromotionStatus
+from finetune_operator.errors import Problem
+from finetune_operator.modelpromotion.decide.failed_action import failed_action
+from finetune_operator.modelpromotion.model import PromotionDecision
+from finetune_operator.registry.base import MoveAlias
+from finetune_operator.registry.writer import VersionNotReady
+from unit.operator.modelpromotion.decide.rollout import NOW, promotion
+
+MOVED = {
+    "no answer": (ConditionReason.MLFLOW_UNREACHABLE, ConditionReason.MOVE_DELAYED, "Promoting"),
+    "no answer of Databricks": (
+        ConditionReason.DATABRICKS_UNREACHABLE,
+        ConditionReason.MOVE_DELAYED,
+        "Promoting",
+    ),
+    "an error of MLflow's own": (ConditionReason.MLFLOW_ERROR, ConditionReason.MOVE_DELAYED, "Promoting"),
+    "what MLflow never takes": (ConditionReason.MLFLOW_REFUSED, ConditionReason.MOVE_REFUSED, "Failed"),
+    "no permission": (ConditionReason.MLFLOW_FORBIDDEN, ConditionReason.MOVE_REFUSED, "Failed"),
+    "no permission in Databricks": (
+        ConditionReason.DATABRICKS_FORBIDDEN,
+        ConditionReason.MOVE_REFUSED,
+        "Failed",
+    ),
+    "no permission for its Lease": (ConditionReason.LEASE_REFUSED, ConditionReason.MOVE_REFUSED, "Failed"),
+    "a version that is not there": (
+        VersionNotReady("m", "3", "is not READY").problem.reason,
+        ConditionReason.MOVE_REFUSED,
+        "Failed",
+    ),
+}
+
+
+@pytest.mark.parametrize(("reason", "said", "phase"), MOVED.values(), ids=MOVED)
+def test_a_move_that_failed(reason: ConditionReason, said: ConditionReason, phase: str) -> None:
+    decision = PromotionDecision(status=ModelPromotionStatus(), actions=(MoveAlias("1", "2"),))
+    problem = Problem(reason, "here is why")
+    status = failed_action(promotion(decision.status), decision, decision.actions[0], problem, now=NOW).status
+    assert [(item.type, item.status, item.reason, item.message) for item in status.conditions] == [
+        (
+            ConditionType.PROMOTED,
+            "False",
+            said,
+            "alias champion of main.llm.support cannot be moved: here is why",
+        )
+    ]
+    assert status.phase == phase

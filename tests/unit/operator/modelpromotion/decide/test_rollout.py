@@ -1,0 +1,648 @@
+"""The policy of the endpoint, pass by pass, against the stand-in workspace through the real SDK."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from finetune_crds.promotion_status import MoveReason
+from finetune_crds.serving import Route
+from finetune_operator.registry.base import ModelVersion
+from unit.operator.modelpromotion.decide.rollout import CANARY, MODEL, Rollout, changed, serving
+from workspace import Fault, Workspace, running
+
+Json = dict[str, Any]
+PATH = "/api/2.0/serving-endpoints"
+CHANGE = ("PUT", f"{PATH}/support/config")
+CREATE = ("POST", PATH)
+
+
+@pytest.fixture
+def databricks() -> Iterator[Workspace]:
+    with running() as state:
+        yield state
+
+
+def served(databricks: Workspace, **spec: Any) -> Rollout:
+    """Version 1 is in place."""
+    rollout = Rollout(databricks, spec)
+    rollout.promote("1")
+    rollout.settle()
+    assert rollout.reason == "EndpointReady"
+    databricks.asked.clear()
+    return rollout
+
+
+def test_created_then_at_rest(databricks: Workspace) -> None:
+    databricks.endpoints.polls = 2
+    rollout = Rollout(databricks)
+    rollout.promote("1")
+    assert rollout.settle() == ["EndpointUpdating", "EndpointReady"]
+    assert rollout.requeue is None
+    assert rollout.message == "endpoint support serves version 1 with 100%"
+    assert changed(rollout.status) == {
+        "endpoint": "support",
+        "state": "Ready",
+        "version": "1",
+        "routes": [{"version": "1", "percent": 100}],
+    }
+    rollout.steps(3)
+    assert databricks.writes() == [CREATE]
+
+
+def test_an_endpoint_that_is_right_is_never_written_to(databricks: Workspace) -> None:
+    rollout = Rollout(databricks)
+    rollout.by_hand(("1", 100))
+    databricks.asked.clear()
+    rollout.promote("1")
+    assert rollout.settle() == ["EndpointReady"]
+    assert databricks.writes() == []
+
+
+def test_the_next_version_at_once(databricks: Workspace) -> None:
+    rollout = served(databricks)
+    rollout.promote("2")
+    rollout.settle()
+    assert rollout.routes == {"2": 100}
+    assert databricks.writes() == [CHANGE]
+
+
+def test_the_previous_version_keeps_a_share(databricks: Workspace) -> None:
+    rollout = served(databricks, serving=serving(previousPercent=20))
+    rollout.promote("2")
+    rollout.settle()
+    assert rollout.routes == {"2": 80, "1": 20}
+    assert databricks.writes() == [CHANGE]
+    # Rolled back from: it is bad, and gets nothing.
+    rollout.edit(rollbackTo="Previous")
+    rollout.promote("1", "RolledBack")
+    rollout.settle()
+    assert rollout.routes == {"1": 100}
+
+
+def test_a_canary_goes_forward_on_its_own(databricks: Workspace) -> None:
+    rollout = served(databricks, serving=serving(canary=CANARY))
+    rollout.promote("2")
+    said: list[tuple[float, str, dict[str, int]]] = []
+    for minutes in (0, 9, 1, 19, 1, 60):
+        rollout.wait(minutes)
+        rollout.settle()
+        said.append((minutes, rollout.message, dict(rollout.routes)))
+    first = (
+        "version 2 gets 10% of the traffic, step 1 of 2; the next one is due at 2026-08-01T12:10:00Z",
+        {"2": 10, "1": 90},
+    )
+    second = (
+        "version 2 gets 50% of the traffic, step 2 of 2; the next one is due at 2026-08-01T12:30:00Z",
+        {"2": 50, "1": 50},
+    )
+    third = ("endpoint support serves version 2 with 100%", {"2": 100})
+    assert said == [(0, *first), (9, *first), (1, *second), (19, *second), (1, *third), (60, *third)]
+    assert databricks.writes() == [CHANGE] * 3
+
+
+def test_what_a_canary_shows(databricks: Workspace) -> None:
+    rollout = served(databricks, serving=serving(canary=CANARY))
+    rollout.promote("2")
+    rollout.settle()
+    assert changed(rollout.status) == {
+        "endpoint": "support",
+        "state": "Ready",
+        "version": "2",
+        "routes": [{"version": "1", "percent": 90}, {"version": "2", "percent": 10}],
+        "step": 1,
+        "steps": 2,
+        "stepSince": "2026-08-01T12:00:00Z",
+        "nextStepAt": "2026-08-01T12:10:00Z",
+        "saved": [{"version": "1", "percent": 100}],
+    }
+    assert rollout.requeue == 5.0
+
+
+def test_a_step_lasts_from_when_it_is_in_force(databricks: Workspace) -> None:
+    rollout = served(databricks, serving=serving(canary=CANARY))
+    databricks.endpoints.polls = None
+    rollout.promote("2")
+    rollout.steps(3)
+    rollout.wait(30)
+    assert rollout.steps(2) == ["EndpointUpdating"] * 2
+    databricks.endpoints.finish("support")
+    assert rollout.step() == "Canary"
+    assert rollout.status.serving
+    assert rollout.status.serving.next_step_at == "2026-08-01T12:40:00Z"
+
+
+def test_the_first_version_has_no_canary(databricks: Workspace) -> None:
+    rollout = served(databricks, serving=serving(canary=CANARY))
+    assert rollout.routes == {"1": 100}
+
+
+def test_a_gate_that_fails_takes_everything_back(databricks: Workspace) -> None:
+    rollout = served(databricks, serving=serving(canary=CANARY))
+    rollout.promote("2")
+    rollout.settle()
+    rollout.judged("2", latency=250.0)
+    assert rollout.step() == "CanaryFailed"
+    assert rollout.message == (
+        "endpoint support cannot serve version 2 as asked: a gate of the canary failed: latency: "
+        f"{gate_said(rollout)}; it goes back to version 1 with 100%, and champion to version 1"
+    )
+    assert rollout.requeue == 0
+    assert rollout.status.withheld
+    assert rollout.status.withheld.version == "2"
+    rollout.steps(4)
+    assert rollout.routes == {"1": 100}
+    assert rollout.reason == "CanaryFailed"
+    rollout.withdraw()
+    assert rollout.settle() == ["EndpointReady"]
+    assert databricks.writes() == [CHANGE] * 2
+    assert rollout.status.serving
+    assert rollout.status.serving.failure is None
+
+
+def gate_said(rollout: Rollout) -> str:
+    """The verdict's own words."""
+    return rollout.message.split("failed: latency: ")[1].split("; it goes back")[0]
+
+
+def test_a_gate_that_fails_before_the_endpoint_was_touched(databricks: Workspace) -> None:
+    rollout = served(databricks, serving=serving(canary=CANARY))
+    rollout.judged("2", latency=250.0)
+    rollout.promote("2")
+    assert rollout.steps(3) == ["CanaryFailed"] * 3
+    rollout.withdraw()
+    assert rollout.settle() == ["EndpointReady"]
+    assert databricks.writes() == []
+
+
+def test_a_gate_that_cannot_be_judged_holds_the_step(databricks: Workspace) -> None:
+    rollout = served(databricks, serving=serving(canary=CANARY))
+    rollout.promote("2")
+    rollout.judged("2")
+    rollout.settle()
+    rollout.wait(60)
+    assert rollout.settle() == ["CanaryInconclusive"]
+    assert rollout.requeue == 5.0
+    assert rollout.message.startswith(
+        "version 2 gets 10% of the traffic, step 1 of 2; no further step until it can be judged: latency: "
+    )
+    rollout.judged("2", latency=50.0)
+    rollout.settle()
+    assert rollout.routes == {"2": 50, "1": 50}
+
+
+def test_a_version_that_is_gone_holds_the_step(databricks: Workspace) -> None:
+    rollout = served(databricks, serving=serving(canary=CANARY))
+    rollout.promote("2")
+    rollout.versions["2"] = None
+    rollout.settle()
+    assert rollout.message.endswith("until it can be judged: the registry has no version 2")
+
+
+@pytest.mark.parametrize("keeps_failed", [True, False])
+def test_an_update_that_fails_takes_everything_back(databricks: Workspace, keeps_failed: bool) -> None:
+    rollout = served(databricks)
+    databricks.endpoints.broken = {"2": "no machine"}
+    databricks.endpoints.keeps_failed = keeps_failed
+    rollout.promote("2")
+    why = (
+        "version 2: no machine" if keeps_failed else "Databricks does not say why: see the endpoint's events"
+    )
+    assert rollout.settle() == ["EndpointUpdating", "EndpointFailed"]
+    assert rollout.message == (
+        f"endpoint support cannot serve version 2 as asked: Databricks could not deploy it: {why}; it goes back to "
+        "version 1 with 100%, and champion to version 1"
+    )
+    rollout.withdraw()
+    assert rollout.settle() == ["EndpointReady"]
+    assert rollout.routes == {"1": 100}
+    # What failed was never in force: there was nothing to write back.
+    assert databricks.writes() == [CHANGE]
+
+
+def test_a_later_step_that_fails_goes_back_to_what_was_saved(databricks: Workspace) -> None:
+    rollout = served(databricks, serving=serving(canary=CANARY))
+    rollout.promote("2")
+    rollout.settle()
+    rollout.wait(10)
+    databricks.endpoints.polls = None
+    rollout.steps(2)
+    databricks.endpoints.fail("support", "no machine")
+    databricks.endpoints.polls = 0
+    assert rollout.settle()[-1] == "EndpointFailed"
+    assert rollout.routes == {"1": 100}
+    assert databricks.writes() == [CHANGE] * 3
+
+
+def test_the_first_version_that_fails(databricks: Workspace) -> None:
+    databricks.endpoints.broken = {"1": "no machine"}
+    rollout = Rollout(databricks)
+    rollout.promote("1")
+    assert rollout.settle() == ["EndpointUpdating", "EndpointFailed"]
+    assert rollout.message == (
+        "endpoint support cannot serve version 1 as asked: Databricks could not deploy it: version 1: no machine; there "
+        "is nothing to go back to: correct spec.serving.databricks or point the alias at another version; nothing is "
+        "tried again until the spec changes"
+    )
+    assert rollout.requeue is None
+    assert rollout.status.withheld is None
+    rollout.wait(600)
+    assert rollout.settle() == ["EndpointFailed"]
+    assert databricks.writes() == [CREATE]
+    databricks.endpoints.broken = {}
+    rollout.edit()
+    rollout.settle()
+    assert rollout.routes == {"1": 100}
+
+
+def test_a_rollback_goes_at_once_and_is_not_withdrawn(databricks: Workspace) -> None:
+    rollout = served(databricks, serving=serving(canary=CANARY))
+    rollout.promote("2")
+    for minutes in (0, 10, 20):
+        rollout.wait(minutes)
+        rollout.settle()
+    rollout.edit(rollbackTo="Previous")
+    databricks.endpoints.broken = {"1": "no machine"}
+    rollout.promote("1", "RolledBack")
+    assert rollout.settle() == ["EndpointUpdating", "EndpointFailed"]
+    assert rollout.status.withheld is None
+    assert rollout.routes == {"2": 100}
+    rollout.wait(600)
+    writes = len(databricks.writes())
+    assert rollout.settle() == ["EndpointFailed"]
+    assert len(databricks.writes()) == writes
+    databricks.endpoints.broken = {}
+    rollout.edit()
+    rollout.settle()
+    assert rollout.routes == {"1": 100}
+
+
+def test_a_rollback_during_a_canary(databricks: Workspace) -> None:
+    rollout = served(databricks, serving=serving(canary=CANARY))
+    rollout.promote("2")
+    rollout.settle()
+    rollout.edit(rollbackTo="Previous")
+    rollout.promote("1", "RolledBack")
+    assert rollout.settle() == ["EndpointUpdating", "EndpointReady"]
+    assert rollout.routes == {"1": 100}
+
+
+def test_another_version_during_a_canary(databricks: Workspace) -> None:
+    rollout = served(databricks, serving=serving(canary=CANARY))
+    rollout.promote("2")
+    rollout.settle()
+    rollout.promote("3")
+    rollout.settle()
+    assert rollout.routes == {"3": 10, "1": 90}
+    assert rollout.status.serving
+    assert rollout.status.serving.saved == [Route(version="1", percent=100)]
+    rollout.judged("3", latency=250.0)
+    rollout.settle()
+    assert rollout.routes == {"1": 100}
+
+
+def test_another_version_during_an_update(databricks: Workspace) -> None:
+    rollout = served(databricks)
+    databricks.endpoints.polls = None
+    rollout.promote("2")
+    rollout.steps(3)
+    rollout.promote("3")
+    assert rollout.steps(2) == ["EndpointBusy"] * 2
+    databricks.endpoints.finish("support")
+    databricks.endpoints.polls = 0
+    rollout.settle()
+    assert rollout.routes == {"3": 100}
+    assert databricks.writes() == [CHANGE] * 2
+
+
+def test_somebody_elses_update_is_waited_for(databricks: Workspace) -> None:
+    rollout = served(databricks)
+    databricks.endpoints.polls = None
+    rollout.by_hand(("1", 50), ("7", 50))
+    rollout.promote("2")
+    assert rollout.steps(3) == ["EndpointBusy"] * 3
+    assert rollout.requeue == 5.0
+    databricks.endpoints.finish("support")
+    databricks.endpoints.polls = 0
+    rollout.settle()
+    assert rollout.routes == {"2": 100}
+
+
+def test_somebody_elses_update_that_fails_is_not_ours(databricks: Workspace) -> None:
+    rollout = served(databricks)
+    databricks.endpoints.polls = None
+    rollout.by_hand(("7", 100))
+    databricks.endpoints.fail("support", "no machine")
+    databricks.endpoints.polls = 0
+    assert rollout.settle() == ["EndpointReady"]
+    rollout.promote("2")
+    assert rollout.settle() == ["EndpointUpdating", "EndpointReady"]
+    assert rollout.routes == {"2": 100}
+
+
+def test_an_update_that_begins_under_our_hands(databricks: Workspace) -> None:
+    rollout = served(databricks)
+    rollout.promote("2")
+    rollout.step()
+    busy = {"error_code": "RESOURCE_CONFLICT", "message": "currently being updated"}
+    databricks.faults = [Fault(409, busy, method="PUT", times=3)]
+    assert rollout.step() == "EndpointBusy"
+    # Asked again and refused again, the status stays as it is.
+    said = rollout.status
+    assert rollout.steps(2) == ["EndpointBusy"] * 2
+    assert rollout.status == said
+    rollout.step()
+    assert rollout.settle() == ["EndpointReady"]
+    assert rollout.refused == ["EndpointBusy"] * 3
+    assert rollout.routes == {"2": 100}
+
+
+def test_a_change_that_is_refused(databricks: Workspace) -> None:
+    rollout = served(databricks)
+    rollout.promote("2")
+    databricks.denied = {f"PUT {PATH}"}
+    assert rollout.steps(4) == ["EndpointUpdating"] + ["DatabricksForbidden"] * 3
+    databricks.denied = set()
+    rollout.step()
+    assert rollout.settle() == ["EndpointReady"]
+    assert rollout.routes == {"2": 100}
+
+
+def test_logging_that_is_refused(databricks: Workspace) -> None:
+    table = {"catalog": "main", "schema": "logs"}
+    rollout = served(databricks)
+    rollout.edit(serving=serving(inferenceTable=table))
+    databricks.denied = {f"PUT {PATH}/support/ai-gateway"}
+    assert rollout.steps(3) == ["DatabricksForbidden"] * 3
+    databricks.denied = set()
+    rollout.step()
+    assert rollout.settle() == ["EndpointReady"]
+
+
+def test_changed_by_hand(databricks: Workspace) -> None:
+    rollout = served(databricks)
+    rollout.by_hand(("1", 50), ("7", 50))
+    databricks.asked.clear()
+    rollout.settle()
+    assert rollout.routes == {"1": 100}
+    rollout.by_hand(("1", 100), workloadSize="Large")
+    rollout.settle()
+    assert rollout.observe().as_asked
+    assert rollout.reason == "EndpointReady"
+
+
+def test_deleted_by_hand(databricks: Workspace) -> None:
+    rollout = served(databricks)
+    databricks.endpoints.delete("support")
+    assert rollout.settle() == ["EndpointUpdating", "EndpointReady"]
+    assert databricks.writes() == [CREATE]
+
+
+def test_another_size(databricks: Workspace) -> None:
+    rollout = served(databricks)
+    rollout.edit(serving=serving(workloadSize="Medium"))
+    assert rollout.settle() == ["EndpointUpdating", "EndpointReady"]
+    assert databricks.writes() == [CHANGE]
+    assert rollout.observe().as_asked
+
+
+def test_another_size_that_fails_is_not_the_versions_fault(databricks: Workspace) -> None:
+    rollout = served(databricks)
+    rollout.promote("2")
+    rollout.settle()
+    databricks.endpoints.broken = {"2": "no such machine"}
+    rollout.edit(serving=serving(workloadType="GPU_LARGE"))
+    assert rollout.settle() == ["EndpointUpdating", "EndpointFailed"]
+    assert rollout.status.withheld is None
+    assert "it stays as it is" in rollout.message
+    assert databricks.writes() == [CHANGE] * 2
+
+
+def test_what_databricks_words_otherwise_is_not_sent_again(databricks: Workspace) -> None:
+    rollout = served(databricks)
+    found = databricks.endpoints.held["support"].config
+    assert found
+    assert found.served_entities
+    rollout.edit(serving=serving(workloadSize="Medium"))
+    rollout.steps(2)
+    databricks.endpoints.finish("support")
+    config = databricks.endpoints.held["support"].config
+    assert config
+    assert config.served_entities
+    config.served_entities[0].workload_size = "MEDIUM_4_16"
+    assert not rollout.observe().as_asked
+    rollout.settle()
+    rollout.steps(3)
+    assert rollout.reason == "EndpointReady"
+    assert databricks.writes() == [CHANGE]
+
+
+def test_requests_are_logged(databricks: Workspace) -> None:
+    table = {"catalog": "main", "schema": "logs"}
+    rollout = Rollout(databricks, {"serving": serving(inferenceTable=table)})
+    rollout.promote("1")
+    assert rollout.settle() == ["EndpointUpdating", "EndpointReady"]
+    assert databricks.writes() == [CREATE, ("PUT", f"{PATH}/support/ai-gateway")]
+
+
+def test_provisioned_throughput(databricks: Workspace) -> None:
+    rollout = Rollout(
+        databricks, {"serving": serving(provisionedThroughput={"modelUnits": 50}, canary=CANARY)}
+    )
+    rollout.promote("1")
+    rollout.settle()
+    rollout.promote("2")
+    rollout.settle()
+    assert rollout.routes == {"2": 10, "1": 90}
+    assert databricks.writes() == [("POST", f"{PATH}/pt"), ("PUT", f"{PATH}/pt/support/config")]
+
+
+CRASHES = {"after the status was written": 1, "in the middle": 2, "again and again": 3}
+
+
+@pytest.mark.parametrize("crashes", CRASHES.values(), ids=CRASHES)
+def test_the_operator_ends_before_it_asks(databricks: Workspace, crashes: int) -> None:
+    rollout = served(databricks, serving=serving(canary=CANARY))
+    databricks.endpoints.broken = {"7": "no machine"}
+    rollout.by_hand(("7", 100))
+    rollout.observe()
+    rollout.promote("2")
+    for _ in range(crashes):
+        rollout.step(crash=True)
+    # An old failure is not taken for ours.
+    rollout.settle()
+    assert rollout.routes == {"2": 10, "1": 90}
+    assert rollout.status.withheld is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (Fault(429, {"error_code": "REQUEST_LIMIT_EXCEEDED", "message": "slow"}), "DatabricksUnreachable"),
+        (Fault(403, {"error_code": "PERMISSION_DENIED", "message": "no"}), "DatabricksForbidden"),
+        (Fault(500, {"error_code": "INTERNAL_ERROR", "message": "oops"}), "DatabricksError"),
+    ],
+    ids=["too many requests", "no permission", "it broke"],
+)
+def test_databricks_does_not_answer(databricks: Workspace, fault: Fault, reason: str) -> None:
+    rollout = served(databricks, serving=serving(canary=CANARY))
+    rollout.promote("2")
+    rollout.settle()
+    before = changed(rollout.status)
+    fault.path = PATH
+    databricks.faults = [fault]
+    rollout.wait(30)
+    assert rollout.steps(2) == [reason] * 2
+    assert rollout.requeue == 5.0
+    assert changed(rollout.status) == before
+    databricks.faults = []
+    rollout.settle()
+    assert rollout.routes == {"2": 50, "1": 50}
+
+
+def test_an_endpoint_of_another_model(databricks: Workspace) -> None:
+    other = Rollout(databricks, {"model": "main.llm.other"})
+    other.promote("1")
+    other.by_hand(("1", 100))
+    databricks.asked.clear()
+    entities = databricks.endpoints.held["support"]
+    assert entities.pending_config
+    assert entities.pending_config.served_entities
+    entities.pending_config.served_entities[0].entity_name = "main.llm.other"
+    rollout = Rollout(databricks)
+    rollout.promote("1")
+    assert rollout.settle() == ["EndpointFailed"]
+    assert rollout.message == (
+        "endpoint support serves the model main.llm.other, and is left alone: set spec.serving.databricks.endpoint to "
+        "another name, or delete it"
+    )
+    assert databricks.writes() == []
+
+
+def test_what_is_put_back_has_no_canary(databricks: Workspace) -> None:
+    rollout = served(databricks, serving=serving(canary=CANARY))
+    rollout.promote("2", "Repaired")
+    assert rollout.settle() == ["EndpointUpdating", "EndpointReady"]
+    assert rollout.routes == {"2": 100}
+
+
+BACK: dict[str, tuple[MoveReason, ...]] = {
+    "reverted": ("Reverted",),
+    "rolled back": ("RolledBack",),
+    "reverted, and put back after somebody's hand": ("Reverted", "Repaired"),
+}
+
+
+@pytest.mark.parametrize("reasons", BACK.values(), ids=BACK)
+def test_what_was_left_for_an_older_version_keeps_no_share(
+    databricks: Workspace, reasons: tuple[MoveReason, ...]
+) -> None:
+    rollout = served(databricks, serving=serving(previousPercent=20))
+    rollout.promote("2")
+    rollout.settle()
+    for reason in reasons:
+        rollout.promote("1", reason)
+        rollout.status = rollout.status.model_copy(update={"previous": "2"})
+        rollout.settle()
+        assert (reason, rollout.routes) == (reason, {"1": 100})
+
+
+def test_a_canary_taken_out_of_the_spec(databricks: Workspace) -> None:
+    rollout = served(databricks, serving=serving(canary=CANARY))
+    rollout.promote("2")
+    rollout.settle()
+    rollout.edit(serving=serving())
+    rollout.settle()
+    assert rollout.routes == {"2": 100}
+
+
+SLOWER: dict[str, tuple[list[Json], Json, Json, str]] = {
+    "fewer steps, and a smaller share": (
+        [{"percent": 5, "minutes": 600}],
+        {"2": 5, "1": 95},
+        {"step": 1, "steps": 1, "stepSince": "2026-08-01T12:15:00Z"},
+        "2026-08-01T22:15:00Z",
+    ),
+    "fewer steps": (
+        [{"percent": 10, "minutes": 10}],
+        {"2": 10, "1": 90},
+        {"step": 1, "steps": 1, "stepSince": "2026-08-01T12:15:00Z"},
+        "2026-08-01T12:25:00Z",
+    ),
+    "a smaller share": (
+        [{"percent": 10, "minutes": 10}, {"percent": 20, "minutes": 20}],
+        {"2": 20, "1": 80},
+        {"step": 2, "steps": 2, "stepSince": "2026-08-01T12:15:00Z"},
+        "2026-08-01T12:35:00Z",
+    ),
+    "more time": (
+        [{"percent": 10, "minutes": 10}, {"percent": 50, "minutes": 600}],
+        {"2": 50, "1": 50},
+        {"step": 2, "steps": 2, "stepSince": "2026-08-01T12:10:00Z"},
+        "2026-08-01T22:10:00Z",
+    ),
+    "less time": (
+        [{"percent": 10, "minutes": 10}, {"percent": 50, "minutes": 6}],
+        {"2": 50, "1": 50},
+        {"step": 2, "steps": 2, "stepSince": "2026-08-01T12:10:00Z"},
+        "2026-08-01T12:16:00Z",
+    ),
+    "one more step": (
+        [{"percent": 10, "minutes": 10}, {"percent": 50, "minutes": 20}, {"percent": 75, "minutes": 5}],
+        {"2": 50, "1": 50},
+        {"step": 2, "steps": 3, "stepSince": "2026-08-01T12:10:00Z"},
+        "2026-08-01T12:30:00Z",
+    ),
+}
+
+
+@pytest.mark.parametrize(("steps", "routes", "step", "due"), SLOWER.values(), ids=SLOWER)
+def test_other_steps_during_a_canary(
+    databricks: Workspace, steps: list[Json], routes: Json, step: Json, due: str
+) -> None:
+    rollout = served(databricks, serving=serving(canary=CANARY))
+    rollout.promote("2")
+    for minutes in (0, 10, 5):
+        rollout.wait(minutes)
+        rollout.settle()
+    rollout.edit(serving=serving(canary={"steps": steps}))
+    rollout.settle()
+    said = changed(rollout.status)
+    assert (rollout.routes, {name: said[name] for name in step}, said["nextStepAt"]) == (routes, step, due)
+    assert rollout.message.endswith(f"the next one is due at {due}")
+
+
+def test_steps_without_time(databricks: Workspace) -> None:
+    steps = {"steps": [{"percent": 10, "minutes": 0}, {"percent": 50, "minutes": 0}]}
+    rollout = served(databricks, serving=serving(canary=steps))
+    rollout.promote("2")
+    rollout.settle()
+    assert rollout.routes == {"2": 100}
+    assert databricks.writes() == [CHANGE] * 3
+
+
+def test_a_gate_that_compares_with_the_previous_version(databricks: Workspace) -> None:
+    gate = {
+        "name": "better",
+        "comparison": {"metric": "loss", "notWorseThan": {"absolute": 0.1}},
+    }
+    steps = {"steps": [{"percent": 10, "minutes": 10}], "gates": [gate]}
+    rollout = served(databricks, serving=serving(canary=steps))
+    rollout.versions["1"] = ModelVersion("1", metrics={"loss": 1.0}, evaluated_on="d")
+    rollout.versions["2"] = ModelVersion("2", metrics={"loss": 1.05}, evaluated_on="d")
+    rollout.promote("2")
+    assert rollout.settle()[-1] == "Canary"
+    rollout.versions["2"] = ModelVersion("2", metrics={"loss": 1.5}, evaluated_on="d")
+    assert rollout.settle()[-1] == "CanaryFailed"
+
+
+def test_another_endpoint(databricks: Workspace) -> None:
+    rollout = served(databricks)
+    rollout.edit(serving={"databricks": {"endpoint": "second"}})
+    rollout.settle()
+    assert rollout.status.serving
+    assert rollout.status.serving.endpoint == "second"
+    assert databricks.endpoints.routes("second") == {"1": 100}
+    assert MODEL in str(databricks.endpoints.held["second"].as_dict())

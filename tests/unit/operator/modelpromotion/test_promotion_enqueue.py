@@ -1,0 +1,74 @@
+"""Which events about a promotion are news."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_operator.controller.store import Store
+from finetune_operator.controller.workqueue import WorkQueue
+from finetune_operator.modelpromotion.enqueue import on_event
+
+Json = dict[str, Any]
+META: Json = {
+    "namespace": "team",
+    "name": "champion",
+    "uid": "u1",
+    "resourceVersion": "10",
+    "generation": 1,
+    "managedFields": [{"manager": "kubectl"}],
+}
+LATER = {"resourceVersion": "11"}
+
+
+def promotion(meta: Json | None = None, **parts: Any) -> Json:
+    """The ModelPromotion team/champion, of the model support."""
+    spec = {"model": "support", "alias": "champion", "source": {"alias": "staging"}}
+    return {"metadata": META | (meta or {}), "spec": spec, "status": {"phase": "Pending"}} | parts
+
+
+def looked_at(store: Store, kind: str | None, body: Json) -> list[str]:
+    """The promotions that an event puts on the queue, in this order."""
+    queue = WorkQueue(clock=lambda: 0.0)
+    on_event(store, queue, kind, body)
+    return list(queue._ready)
+
+
+NEWS: dict[str, tuple[Json, bool]] = {
+    "nothing": (promotion(), False),
+    "its status": (promotion(LATER, status={"phase": "Promoted"}), False),
+    "its first status": (promotion(LATER | {"managedFields": []}, status={"phase": "Promoted"}), False),
+    "who wrote it": (promotion(LATER | {"managedFields": [{"manager": "argocd"}]}), False),
+    "its spec": (promotion(LATER | {"generation": 2}, spec={"model": "other"}), True),
+    "its spec, to and fro": (promotion(LATER | {"generation": 3}), True),
+    "that it is being deleted": (promotion(LATER | {"deletionTimestamp": "2026-08-01T12:00:00Z"}), True),
+    "a finalizer": (promotion(LATER | {"finalizers": ["finetune.dev/alias"]}), True),
+    "a label": (promotion(LATER | {"labels": {"team": "a"}}), True),
+    "an annotation": (promotion(LATER | {"annotations": {"note": "a"}}), True),
+    "another of the same name": (promotion(LATER | {"uid": "u2"}), True),
+}
+
+
+@pytest.mark.parametrize(("body", "expected"), NEWS.values(), ids=NEWS)
+@pytest.mark.parametrize("kind", ["MODIFIED", "ADDED", None])
+def test_what_a_watch_says_of_a_promotion_that_is_known(kind: str | None, body: Json, expected: bool) -> None:
+    store = Store()
+    store.put("ModelPromotion", promotion())
+    assert looked_at(store, kind, body) == (["team/champion"] if expected else [])
+    assert store.promotions == {("team", "champion"): body}
+
+
+def test_a_promotion_that_is_new() -> None:
+    store = Store()
+    assert looked_at(store, "ADDED", promotion()) == ["team/champion"]
+    assert store.promotions == {("team", "champion"): promotion()}
+
+
+def test_a_promotion_that_is_gone_is_news_to_those_of_its_model() -> None:
+    store = Store()
+    rival, other = promotion({"name": "rival"}), promotion({"name": "other"}, spec={"model": "other"})
+    for body in (promotion(), rival, other):
+        store.put("ModelPromotion", body)
+    assert looked_at(store, "DELETED", promotion(LATER)) == ["team/rival", "team/champion"]
+    assert set(store.promotions) == {("team", "rival"), ("team", "other")}

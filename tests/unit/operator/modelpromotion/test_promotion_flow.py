@@ -1,0 +1,610 @@
+"""Promotions from beginning to end, on a registry and an API server in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_crds.conditions import ConditionReason
+from finetune_operator import names
+from finetune_operator.errors import Problem
+from unit.operator.modelpromotion.world import World
+
+GATES = [
+    {"name": "loss", "metric": {"name": "eval_loss", "max": 2.5}},
+    {"name": "no worse", "comparison": {"metric": "eval_loss", "notWorseThan": {"absolute": 0.1}}},
+]
+GATES[1]["name"] = "no-worse"
+AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow at http://mlflow:5000 cannot be reached: HTTP 503")
+
+
+def world(**spec: Any) -> World:
+    """Versions 1 to 3, of which 3 is the best, and champion from staging."""
+    made = World()
+    for version, loss in (("1", 2.4), ("2", 2.2), ("3", 2.0)):
+        made.registry.add(version, eval_loss=loss)
+    made.submit(**({"gates": GATES} | spec))
+    return made
+
+
+async def test_it_waits_for_the_model_the_alias_and_then_moves() -> None:
+    there = world()
+    there.registry.exists = False
+    await there.settle()
+    assert there.status().phase == "Pending"
+    assert there.says("SourceReady") == (
+        "WaitingForModel",
+        "registered model support-llama does not exist",
+    )
+    there.registry.exists = True
+    await there.settle()
+    assert there.says("SourceReady") == ("WaitingForAlias", "support-llama has no alias staging yet")
+    there.registry.aliases["staging"] = "1"
+    await there.settle()
+    status = there.status()
+    assert (status.phase, status.current, status.promoted, status.previous, status.candidate) == (
+        "Promoted",
+        "1",
+        "1",
+        None,
+        "1",
+    )
+    assert there.registry.moves == [("champion", "1")]
+    assert there.moves() == [("Promoted", None, "1")]
+
+
+async def test_a_version_says_who_promoted_it_when_from_where_and_by_which_gates() -> None:
+    there = world(tags={"team": "support"})
+    there.registry.aliases |= {"staging": "2", "champion": "1"}
+    await there.settle()
+    tags = there.registry.versions["2"].tags
+    status = there.status()
+    assert dict(tags) == {
+        "team": "support",
+        names.TAG_PROMOTED_ALIAS: "champion",
+        names.TAG_PROMOTED_BY: "ModelPromotion team/champion",
+        names.TAG_PROMOTED_AT: status.history[0].at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        names.TAG_PROMOTED_FROM: "1",
+        names.TAG_PROMOTED_GATES: status.gates.digest if status.gates else "",
+    }
+    assert (status.previous, status.current) == ("1", "2")
+
+
+async def test_a_worse_version_is_refused_with_its_numbers() -> None:
+    there = world()
+    there.registry.add("4", eval_loss=2.3)
+    there.registry.aliases |= {"staging": "4", "champion": "3"}
+    await there.settle()
+    status = there.status()
+    assert (status.phase, status.current, status.candidate) == ("Refused", "3", "4")
+    assert status.gates
+    assert [item.to_json() for item in status.gates.verdicts] == [
+        {
+            "name": "loss",
+            "verdict": "Passed",
+            "value": "2.3",
+            "limit": "<= 2.5",
+            "message": "eval_loss is 2.3, as it must be <= 2.5",
+        },
+        {
+            "name": "no-worse",
+            "verdict": "Failed",
+            "value": "2.3",
+            "limit": "<= 2.1",
+            "holder": "2",
+            "message": "eval_loss is 2.3, that of version 3, which has the alias, is 2: but it must be <= 2.1",
+        },
+    ]
+    assert (status.gates.summary, there.registry.moves) == ("1/2", [])
+
+
+async def test_approval_counts_for_its_version_alone() -> None:
+    there = world(approval={"required": True, "version": "2", "by": "jane"})
+    there.registry.aliases |= {"staging": "3", "champion": "1"}
+    await there.settle()
+    assert there.status().phase == "AwaitingApproval"
+    assert there.says("Promoted") == (
+        "AwaitingApproval",
+        "version 3 passed its gates and waits for approval: set spec.approval.version to 3; approval.version 2 is not it",
+    )
+    there.edit(approval={"required": True, "version": 3, "by": "jane"})
+    await there.settle()
+    assert (there.status().phase, there.status().history[0].by) == ("Promoted", "jane")
+    assert there.registry.aliases["champion"] == "3"
+
+
+async def test_approval_that_takes_too_long_is_no_approval() -> None:
+    there = world(approval={"required": True, "timeoutSeconds": 3600})
+    there.registry.aliases |= {"staging": "3", "champion": "1"}
+    await there.settle()
+    there.seconds += 3600
+    there.edit(approval={"required": True, "timeoutSeconds": 3600, "version": "3"})
+    await there.settle()
+    assert there.status().phase == "Refused"
+    there.edit(approval={"required": True, "timeoutSeconds": 7200, "version": "3"})
+    await there.settle()
+    assert there.status().phase == "Promoted"
+
+
+async def test_the_soak_counts_from_passing_and_survives_a_restart() -> None:
+    there = world(soakSeconds=600)
+    there.registry.aliases |= {"staging": "3", "champion": "1"}
+    await there.settle()
+    soak = there.status().soak
+    assert there.status().phase == "Soaking"
+    there.seconds += 300
+    there.restart()
+    await there.settle()
+    assert (there.status().phase, there.status().soak) == ("Soaking", soak)
+    there.seconds += 300
+    await there.settle()
+    assert there.status().phase == "Promoted"
+    assert there.status().soak is None
+
+
+async def test_another_candidate_soaks_anew_and_a_deleted_one_no_longer() -> None:
+    there = world(soakSeconds=600)
+    there.registry.aliases |= {"staging": "2", "champion": "1"}
+    await there.settle()
+    there.seconds += 500
+    there.registry.aliases["staging"] = "3"
+    await there.settle()
+    there.seconds += 200
+    await there.settle()
+    assert there.status().phase == "Soaking"
+    there.registry.delete("3")
+    there.seconds += 600
+    await there.settle()
+    assert (there.status().phase, there.status().soak) == ("Pending", None)
+    assert there.registry.aliases == {"champion": "1"}
+
+
+async def test_an_approval_may_do_without_the_soak() -> None:
+    there = world(soakSeconds=600, approval={"required": True, "bypassSoak": True})
+    there.registry.aliases |= {"staging": "3", "champion": "1"}
+    await there.settle()
+    assert there.status().phase == "AwaitingApproval"
+    there.edit(approval={"required": True, "bypassSoak": True, "version": "3"})
+    await there.settle()
+    assert there.status().phase == "Promoted"
+
+
+async def test_rollback_in_one_line_holds_until_the_spec_says_otherwise() -> None:
+    there = world()
+    there.registry.aliases |= {"staging": "2"}
+    await there.settle()
+    there.registry.aliases["staging"] = "3"
+    await there.settle()
+    there.edit(rollbackTo="Previous")
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("RolledBack", "2")
+    there.restart()
+    await there.settle()
+    assert there.registry.aliases["champion"] == "2"
+    there.registry.add("4", eval_loss=1.0)
+    there.registry.aliases["staging"] = "4"
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("RolledBack", "2")
+    there.edit(rollbackTo=None)
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("Promoted", "4")
+    assert there.moves() == [
+        ("Promoted", None, "2"),
+        ("Promoted", "2", "3"),
+        ("RolledBack", "3", "2"),
+        ("Promoted", "2", "4"),
+    ]
+    assert there.status().history[1].by == "kubectl-patch"
+
+
+async def test_rollback_to_what_is_not_there_moves_nothing_and_says_so() -> None:
+    there = world(rollbackTo="Previous")
+    there.registry.aliases |= {"staging": "2", "champion": "1"}
+    await there.settle()
+    assert (there.status().phase, there.registry.moves) == ("Failed", [])
+    there.edit(rollbackTo="9")
+    await there.settle()
+    assert there.says("Promoted") == (
+        "NothingToRollBackTo",
+        "spec.rollbackTo: support-llama has no version 9: name another",
+    )
+
+
+async def test_git_revert_brings_a_version_back_that_passed_the_same_gates() -> None:
+    there = world(source={"version": 2}, approval={"required": True, "version": 2})
+    there.registry.aliases["champion"] = "1"
+    await there.settle()
+    there.edit(source={"version": 3}, approval={"required": True, "version": 3}, by="argocd-controller")
+    await there.settle()
+    assert there.registry.aliases["champion"] == "3"
+    there.edit(source={"version": 2}, approval={"required": True, "version": 2}, by="argocd-controller")
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("Promoted", "2")
+    assert (there.status().history[0].reason, there.status().history[0].by) == (
+        "Reverted",
+        "argocd-controller",
+    )
+
+
+async def test_with_other_gates_a_version_is_judged_anew() -> None:
+    there = world(source={"version": 2})
+    await there.settle()
+    there.edit(source={"version": 3})
+    await there.settle()
+    there.edit(source={"version": 2}, gates=[{"name": "loss", "metric": {"name": "eval_loss", "max": 2.1}}])
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("Refused", "3")
+
+
+DRIFT = {
+    "Repair": ("Promoted", "2", ["Promoted", "Repaired"]),
+    "Warn": ("Drifted", "1", ["Promoted"]),
+    "Adopt": ("Promoted", "1", ["Promoted", "Adopted"]),
+}
+
+
+@pytest.mark.parametrize(("on_drift", "expected"), DRIFT.items(), ids=DRIFT)
+async def test_an_alias_that_somebody_else_moved(on_drift: str, expected: tuple[str, str, list[str]]) -> None:
+    there = world(onDrift=on_drift)
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    there.registry.aliases["champion"] = "1"
+    await there.settle()
+    assert (
+        there.status().phase,
+        there.registry.aliases["champion"],
+        [move[0] for move in there.moves()],
+    ) == expected
+    assert there.status().current == there.registry.aliases["champion"]
+    assert there.status().previous == ("2" if on_drift == "Adopt" else None)
+
+
+async def test_what_was_adopted_stays_until_a_new_version_comes() -> None:
+    there = world(onDrift="Adopt")
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    there.registry.aliases["champion"] = "1"
+    await there.settle()
+    there.restart()
+    await there.settle()
+    assert there.registry.aliases["champion"] == "1"
+    there.registry.aliases["staging"] = "3"
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("Promoted", "3")
+
+
+REMOVED = {"Repair": ("Promoted", "2"), "Warn": ("Drifted", None), "Adopt": ("Promoted", None)}
+
+
+@pytest.mark.parametrize(("on_drift", "expected"), REMOVED.items(), ids=REMOVED)
+async def test_an_alias_that_somebody_else_removed(on_drift: str, expected: tuple[str, str | None]) -> None:
+    there = world(onDrift=on_drift)
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    del there.registry.aliases["champion"]
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases.get("champion")) == expected
+    assert there.status().current == expected[1]
+
+
+async def test_a_version_that_was_deleted_under_the_alias_is_not_brought_back() -> None:
+    there = world()
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    there.registry.delete("2")
+    await there.settle()
+    assert (there.status().phase, there.status().current) == ("Pending", None)
+    there.registry.aliases["staging"] = "3"
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases) == ("Evaluating", {"staging": "3"})
+    there.edit(gates=GATES[:1])
+    await there.settle()
+    assert there.registry.aliases["champion"] == "3"
+
+
+async def test_the_older_of_two_wins_and_the_younger_takes_over_when_it_goes() -> None:
+    there = world()
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    there.submit("other", alias="champion", source={"version": 1})
+    held = there.kube.objects["ModelPromotion", "team", "other"]
+    held["metadata"]["creationTimestamp"] = "2026-08-01T12:00:01Z"
+    await there.settle()
+    assert (there.status("other").phase, there.status().phase) == ("Conflict", "Promoted")
+    assert there.says("Accepted", "other") == (
+        "Conflict",
+        "ModelPromotion team/champion is older and keeps the alias champion of support-llama: delete one of the two",
+    )
+    there.remove("champion")
+    await there.settle()
+    assert (there.status("other").phase, there.registry.aliases["champion"]) == ("Promoted", "1")
+
+
+async def test_deletion_leaves_the_alias_unless_asked() -> None:
+    there = world()
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    there.remove()
+    await there.settle()
+    assert (there.names(), there.registry.aliases["champion"]) == ([], "2")
+
+
+async def test_deletion_removes_the_alias_when_asked_and_waits_for_the_registry() -> None:
+    there = world(onDelete="RemoveAlias")
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    there.registry.problem = AWAY
+    there.remove()
+    await there.settle()
+    assert there.says("RegistryReady") == (
+        "MlflowUnreachable",
+        "deletion waits for the registry, to remove alias champion of support-llama: "
+        f"{AWAY.message}; or set spec.onDelete to KeepAlias",
+    )
+    there.registry.problem = None
+    await there.settle()
+    assert (there.names(), there.registry.aliases) == ([], {"staging": "2"})
+
+
+async def test_the_registry_being_away_changes_nothing_but_what_is_said_of_it() -> None:
+    there = world(soakSeconds=600)
+    there.registry.aliases |= {"staging": "3", "champion": "1"}
+    await there.settle()
+    before = there.status()
+    there.registry.problem = AWAY
+    await there.settle()
+    after = there.status()
+    assert there.says("RegistryReady") == ("MlflowUnreachable", AWAY.message)
+    assert after.model_copy(update={"conditions": before.conditions}) == before
+    there.registry.problem = None
+    await there.settle()
+    assert there.status().phase == "Soaking"
+
+
+async def test_suspended_moves_nothing() -> None:
+    there = world(suspend=True)
+    there.registry.aliases |= {"staging": "3", "champion": "1"}
+    await there.settle()
+    assert (there.status().phase, there.registry.moves) == ("Suspended", [])
+    there.edit(suspend=False)
+    await there.settle()
+    assert there.status().phase == "Promoted"
+
+
+async def test_three_aliases_in_a_row() -> None:
+    there = world(gates=None)
+    there.submit("staging", source={"alias": "candidate"})
+    there.registry.aliases["candidate"] = "2"
+    await there.settle()
+    assert there.registry.aliases == {"candidate": "2", "staging": "2", "champion": "2"}
+
+
+async def test_at_rest_nothing_is_written_and_the_model_alone_is_read() -> None:
+    there = world()
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    there.restart()
+    there.registry.asked = 0
+    before = there.writes.count
+    await there.operator.look("champion")
+    assert (there.writes.count - before, there.registry.asked) == (0, 1)
+
+
+async def test_people_are_told() -> None:
+    there = world()
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    assert there.events() == ["SourceResolved", "GatesPassed", "Promoting", "Promoted"]
+
+
+@pytest.mark.parametrize("bound", ["champion-was-nowhere", "champion-was-deleted"])
+async def test_a_version_that_was_refused_stays_refused_when_somebody_points_the_alias_at_it(
+    bound: str,
+) -> None:
+    there = world()
+    there.registry.add("4", eval_loss=9.0)
+    if bound == "champion-was-deleted":
+        there.registry.aliases["staging"] = "1"
+        await there.settle()
+        there.registry.delete("1")
+    there.registry.aliases["staging"] = "4"
+    await there.settle()
+    assert there.status().phase == "Refused"
+    there.registry.aliases["champion"] = "4"
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases) == ("Refused", {"staging": "4"})
+    assert there.moves()[-1] == ("Repaired", "4", None)
+
+
+async def test_a_move_that_was_overtaken_is_no_promotion_to_go_back_to() -> None:
+    there = world(source={"version": 2}, approval={"required": True, "version": 2})
+    there.registry.aliases["champion"] = "1"
+    there.seconds += 5
+    await there.operator.look("champion")
+    assert there.status().move is not None
+    there.registry.aliases["champion"] = "3"
+    there.edit(approval={"required": True})
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("AwaitingApproval", "1")
+    assert [move[0] for move in there.moves()] == ["Overtaken", "Repaired"]
+
+
+async def test_going_back_asks_for_the_approval_that_was_not_asked_for_then() -> None:
+    there = world(source={"version": 1}, gates=GATES[:1])
+    await there.settle()
+    there.edit(source={"version": 2}, approval={"required": True, "version": 2})
+    await there.settle()
+    there.edit(source={"version": 1})
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("AwaitingApproval", "2")
+
+
+async def test_a_model_that_comes_back_under_its_name_is_another_model() -> None:
+    there = world()
+    there.registry.aliases["staging"] = "1"
+    await there.settle()
+    versions, there.registry.versions, there.registry.aliases = there.registry.versions, {}, {}
+    there.registry.exists = False
+    await there.settle()
+    assert (there.status().phase, there.status().promoted) == ("Pending", None)
+    there.registry.exists, there.registry.versions = True, versions
+    there.registry.add("1", eval_loss=99.0)
+    there.registry.aliases["staging"] = "1"
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases) == ("Refused", {"staging": "1"})
+
+
+async def test_what_was_adopted_stays_when_the_gates_change() -> None:
+    there = world(onDrift="Adopt")
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    there.registry.aliases["champion"] = "1"
+    await there.settle()
+    there.edit(gates=None)
+    await there.settle()
+    assert there.registry.aliases["champion"] == "1"
+
+
+async def test_a_move_that_is_refused_is_said_once_and_tried_in_peace() -> None:
+    there = world()
+    there.registry.aliases["staging"] = "2"
+    there.seconds += 5
+    await there.operator.look("champion")
+    there.registry.refusal = Problem(ConditionReason.MLFLOW_FORBIDDEN, "MLflow refuses access")
+    for _ in range(3):
+        there.seconds += 60
+        await there.operator.look("champion")
+    message = "alias champion of support-llama cannot be moved: MLflow refuses access"
+    assert (there.status().phase, there.says("Promoted")) == ("Failed", ("MoveRefused", message))
+    before = there.writes.log.count("status ModelPromotion")
+    for _ in range(3):
+        there.seconds += 60
+        await there.operator.look("champion")
+    assert there.writes.log.count("status ModelPromotion") == before
+    there.registry.refusal = None
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("Promoted", "2")
+
+
+async def test_sentences_that_are_too_long_are_cut() -> None:
+    long = "x" * 4096
+    there = world(gates=[{"name": "tag", "tag": {"name": "t", "equals": long}}])
+    there.registry.add("4", tags={"t": long[1:]}, eval_loss=1.0)
+    there.registry.aliases["staging"] = "4"
+    await there.settle()
+    assert there.status().phase == "Refused"
+
+
+async def test_deletion_does_not_wait_for_a_secret_that_is_gone() -> None:
+    there = world(onDelete="RemoveAlias")
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    there.registry.problem = Problem(ConditionReason.CREDENTIALS_MISSING, "Secret mlflow does not exist")
+    there.remove()
+    await there.settle()
+    assert (there.names(), there.registry.aliases["champion"]) == ([], "2")
+
+
+async def test_warn_does_not_wait_for_a_version_that_was_deleted() -> None:
+    there = world(onDrift="Warn", gates=GATES[:1])
+    there.registry.aliases["staging"] = "1"
+    await there.settle()
+    there.registry.delete("1")
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("Promoted", "2")
+
+
+async def test_a_source_that_names_nothing_is_not_taken_for_the_one_before() -> None:
+    there = world()
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    del there.registry.aliases["staging"]
+    await there.settle()
+    assert there.status().phase == "Promoted"
+    there.edit(source={"alias": "stagging"})
+    await there.settle()
+    assert (there.status().phase, there.says("SourceReady")) == (
+        "Pending",
+        ("WaitingForAlias", "support-llama has no alias stagging yet"),
+    )
+
+
+async def test_aliases_in_a_loop_move_nothing() -> None:
+    there = World()
+    for version in ("1", "2", "3"):
+        there.registry.add(version)
+    for alias, source, version in (("a", "b", "1"), ("b", "c", "2"), ("c", "a", "3")):
+        there.submit(alias, source={"alias": source})
+        there.registry.aliases[alias] = version
+    await there.settle()
+    assert there.registry.moves == []
+    assert {there.status(alias).phase for alias in "abc"} == {"Conflict"}
+    there.edit("c", source={"version": "3"})
+    await there.settle()
+    assert there.registry.aliases == {"a": "3", "b": "3", "c": "3"}
+
+
+def job(phase: str, *, registers: str = "support-llama", uri: str | None = None) -> dict[str, Any]:
+    """A FineTuneJob that registered version 2 of a model."""
+    status = {"phase": phase, "model": {"name": registers, "version": "2"}}
+    tracking = {"uri": uri} if uri else {}
+    spec = {"model": {"base": "/m"}, "tracking": tracking, "register": {"model": registers}}
+    return {"kind": "FineTuneJob", "metadata": {"name": "tune"}, "spec": spec, "status": status}
+
+
+JOBS: dict[str, tuple[dict[str, Any] | None, str, tuple[str, str]]] = {
+    "there is none": (
+        None,
+        "Pending",
+        ("WaitingForJob", "FineTuneJob tune does not exist in this namespace"),
+    ),
+    "under way": (job("Training"), "Pending", ("WaitingForJob", "FineTuneJob tune is Training")),
+    "failed": (
+        job("Failed"),
+        "Failed",
+        ("JobFailed", "FineTuneJob tune has failed: there is no version to promote"),
+    ),
+    "another model": (
+        job("Succeeded", registers="other"),
+        "Failed",
+        ("JobFailed", "FineTuneJob tune registered other, not support-llama: name its model"),
+    ),
+    "another registry": (
+        job("Succeeded", uri="http://elsewhere"),
+        "Failed",
+        (
+            "JobFailed",
+            "FineTuneJob tune registered its version in http://elsewhere, which is another registry: name that one in "
+            "spec.tracking",
+        ),
+    ),
+    "done": (job("Succeeded"), "Promoted", ("SourceResolved", "FineTuneJob tune is version 2")),
+}
+
+
+@pytest.mark.parametrize(("source", "phase", "said"), JOBS.values(), ids=JOBS)
+async def test_a_version_from_a_job(source: dict[str, Any] | None, phase: str, said: tuple[str, str]) -> None:
+    there = world(source={"fineTuneJob": "tune"})
+    if source:
+        there.kube.keep(source)
+    await there.settle()
+    assert (there.status().phase, there.says("SourceReady")) == (phase, said)
+
+
+async def test_the_younger_waits_until_the_older_has_taken_its_alias_away() -> None:
+    there = world(onDelete="RemoveAlias")
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    there.submit("other", alias="champion", source={"version": 1})
+    there.kube.objects["ModelPromotion", "team", "other"]["metadata"]["creationTimestamp"] = (
+        "2026-08-01T12:00:01Z"
+    )
+    await there.settle()
+    there.remove()
+    there.seconds += 5
+    await there.operator.look("other")
+    assert (there.status("other").phase, there.registry.aliases["champion"]) == ("Conflict", "2")
+    await there.settle()
+    assert (there.names(), there.moves("other")) == (["other"], [("Promoted", None, "1")])

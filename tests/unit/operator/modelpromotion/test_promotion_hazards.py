@@ -1,0 +1,267 @@
+"""What goes wrong around a promotion, and the version that the alias must not end on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from finetune_crds.conditions import ConditionReason
+from finetune_operator.errors import Problem
+from unit.operator.modelpromotion.world import World
+
+NO_WORSE = [{"name": "no-worse", "comparison": {"metric": "loss", "notWorseThan": {"absolute": 0.1}}}]
+
+
+async def world(**spec: Any) -> World:
+    """Champion is version 1, or where the spec says; 4 is the best and 5 the worst."""
+    made = World()
+    for version, loss in (("1", 3.0), ("2", 2.0), ("3", 2.5), ("4", 1.0), ("5", 9.0)):
+        made.registry.add(version, loss=loss)
+    made.registry.aliases["staging"] = "1"
+    made.submit(**spec)
+    await made.settle()
+    return made
+
+
+async def then(there: World, **spec: Any) -> World:
+    """Change the spec, and let everything come to rest."""
+    there.edit(**spec)
+    await there.settle()
+    return there
+
+
+async def seized(**spec: Any) -> World:
+    """Version 2 became champion, and a hand pointed the alias at 3."""
+    there = await world(**spec)
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    there.registry.aliases["champion"] = "3"
+    await there.settle()
+    return there
+
+
+async def without_answer(there: World, **spec: Any) -> None:
+    """Change the spec, and let the operator try in vain."""
+    there.registry.refusal = Problem(ConditionReason.MLFLOW_UNREACHABLE, "no answer in time")
+    there.edit(**spec)
+    for _ in range(3):
+        there.seconds += 60
+        await there.operator.look("champion")
+    assert there.status().move is not None
+
+
+async def test_a_refused_version_gets_no_chance_by_the_deletion_of_the_one_it_was_refused_for() -> None:
+    there = await world(source={"version": "2"}, gates=NO_WORSE)
+    await then(there, source={"version": "5"})
+    there.registry.delete("2")
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases) == ("Evaluating", {"staging": "1"})
+    assert there.moves()[-1] == ("VersionDeleted", "2", None)
+    assert there.says("GatesPassed") == (
+        "GateInconclusive",
+        "version 5 cannot be judged yet: no-worse: loss is 9, and version 2, which had the alias, was deleted: set "
+        "spec.rollbackTo to the version that is to have it now",
+    )
+    await then(there, rollbackTo="3")
+    await then(there, rollbackTo=None)
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("Refused", "3")
+
+
+@pytest.mark.parametrize("on_drift", ["Repair", "Adopt"])
+async def test_the_version_that_a_hand_chose_for_a_deleted_one_stays_if_it_was_there_before(
+    on_drift: str,
+) -> None:
+    there = await world(source={"version": "1"}, gates=NO_WORSE, onDrift=on_drift)
+    await then(there, source={"version": "2"})
+    await then(there, source={"version": "5"})
+    there.registry.aliases["champion"] = "1"
+    there.registry.delete("2")
+    await there.settle()
+    assert there.registry.aliases["champion"] == "1"
+    assert there.moves()[-2:] == [("VersionDeleted", "2", None), ("Adopted", None, "1")]
+
+
+async def test_a_version_that_never_passed_is_taken_off_and_the_deleted_one_is_remembered() -> None:
+    there = await world(source={"version": "2"}, gates=NO_WORSE)
+    await then(there, source={"version": "5"})
+    there.registry.aliases["champion"] = "5"
+    there.registry.delete("2")
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases) == ("Evaluating", {"staging": "1"})
+    assert there.moves()[-2:] == [("VersionDeleted", "2", None), ("Repaired", "5", None)]
+
+
+@pytest.mark.parametrize("on_drift", ["Warn", "Adopt"])
+async def test_a_write_that_comes_late_is_taken_back_whatever_becomes_of_drift(on_drift: str) -> None:
+    there = await world(source={"version": "1"}, onDrift=on_drift)
+    await without_answer(there, source={"version": "5"})
+    await then(there, gates=[{"name": "loss", "metric": {"name": "loss", "max": 5}}])
+    assert (there.status().phase, there.status().move) == ("Refused", None)
+    there.registry.refusal = None
+    there.registry.aliases["champion"] = "5"
+    await there.settle()
+    assert there.registry.aliases["champion"] == "1"
+    assert there.moves()[-1] == ("Repaired", "5", "1")
+    assert "was given up came late" in there.status().history[0].message
+
+
+async def test_a_hand_is_a_hand_again_when_no_write_can_come_any_more() -> None:
+    there = await world(source={"version": "1"}, onDrift="Adopt")
+    await without_answer(there, source={"version": "5"})
+    await then(there, gates=[{"name": "loss", "metric": {"name": "loss", "max": 5}}])
+    there.registry.refusal = None
+    there.seconds += 3600
+    there.registry.aliases["champion"] = "5"
+    await there.settle()
+    assert there.moves()[-1] == ("Adopted", "1", "5")
+
+
+@pytest.mark.parametrize(("on_drift", "held"), [("Repair", "1"), ("Warn", "3"), ("Adopt", "1")])
+async def test_a_promotion_that_begins_with_a_rollback_notices_a_hand(on_drift: str, held: str) -> None:
+    there = await world(rollbackTo="1", onDrift=on_drift)
+    there.registry.aliases["champion"] = "3"
+    await there.settle()
+    assert (there.registry.aliases["champion"], there.status().previous) == (held, None)
+    assert (there.says("Drifted") is not None) == (on_drift == "Warn")
+
+
+async def test_what_was_adopted_does_not_outlive_a_rollback() -> None:
+    there = await seized(onDrift="Adopt")
+    await then(there, rollbackTo="1")
+    assert there.registry.aliases["champion"] == "1"
+    await then(there, rollbackTo=None)
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("Promoted", "2")
+
+
+async def test_adopt_passes_over_no_candidate_that_came_at_the_same_time() -> None:
+    there = await world(onDrift="Adopt")
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    there.registry.aliases |= {"champion": "3", "staging": "4"}
+    await there.settle()
+    assert there.registry.aliases["champion"] == "4"
+    assert there.moves()[-2:] == [("Adopted", "2", "3"), ("Promoted", "3", "4")]
+
+
+async def test_the_younger_of_two_has_nothing_to_repair_once_the_older_is_gone() -> None:
+    there = await world()
+    there.submit("older", alias="champion", source={"version": "4"})
+    older = there.kube.objects["ModelPromotion", "team", "older"]
+    older["metadata"]["creationTimestamp"] = "2020-01-01T00:00:00Z"
+    there.kube.keep(older)
+    await there.settle()
+    assert there.status().phase == "Conflict"
+    assert (there.status().current, there.status().promoted, there.registry.aliases["champion"]) == (
+        None,
+        None,
+        "4",
+    )
+    there.remove("older")
+    await there.settle()
+    assert there.moves()[-1] == ("Promoted", "4", "1")
+
+
+async def test_gates_of_a_version_that_is_wanted_no_more_are_gone() -> None:
+    there = await world(
+        source={"version": "1"}, gates=[{"name": "loss", "metric": {"name": "loss", "max": 5}}]
+    )
+    await then(there, source={"version": "5"})
+    assert there.status().phase == "Refused"
+    await then(there, source={"version": "1"})
+    status = there.status()
+    assert (status.phase, status.gates, there.says("GatesPassed")) == ("Promoted", None, None)
+
+
+async def test_a_move_by_hand_that_a_rollback_approves_of_is_in_the_history() -> None:
+    there = await seized(onDrift="Warn")
+    await then(there, rollbackTo="3")
+    assert there.moves()[-1] == ("RolledBack", "2", "3")
+    assert (there.status().phase, there.status().previous) == ("RolledBack", "2")
+
+
+async def test_a_rollback_to_a_version_that_is_not_ready_says_so() -> None:
+    there = await world()
+    there.registry.versions["3"] = replace(there.registry.versions["3"], ready=False)
+    await then(there, rollbackTo="3")
+    assert there.status().phase == "Failed"
+    assert there.says("Promoted") == (
+        "NothingToRollBackTo",
+        "spec.rollbackTo: version 3 of support-llama is not ready: name another",
+    )
+
+
+async def test_an_approval_in_time_counts_although_the_operator_was_away() -> None:
+    approval = {"required": True, "timeoutSeconds": 600}
+    there = await world(approval=approval)
+    there.seconds += 500
+    there.edit(approval={**approval, "version": "1", "by": "kim"})
+    there.seconds += 200
+    there.restart()
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("Promoted", "1")
+
+
+async def test_an_approval_that_comes_late_does_not_count() -> None:
+    approval = {"required": True, "timeoutSeconds": 600}
+    there = await world(approval=approval)
+    there.seconds += 700
+    await then(there, approval={**approval, "version": "1", "by": "kim"})
+    assert (there.status().phase, "champion" in there.registry.aliases) == ("Refused", False)
+
+
+async def test_a_long_name_of_data_is_cut() -> None:
+    there = await world(gates=NO_WORSE)
+    there.registry.add("2", data="x" * 4500, loss=2.0)
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    assert there.status().phase == "Evaluating"
+
+
+async def test_a_model_that_comes_back_under_its_name_knows_nothing_of_the_one_before() -> None:
+    there = await world()
+    there.registry.aliases["staging"] = "2"
+    await there.settle()
+    await then(there, rollbackTo="Previous")
+    there.registry.exists = False
+    there.registry.aliases.clear()
+    await there.settle()
+    there.registry.exists = True
+    there.registry.versions.clear()
+    there.registry.add("1", loss=99.0)
+    await there.settle()
+    assert there.registry.aliases == {}
+    assert there.says("Promoted") == (
+        "NothingToRollBackTo",
+        "spec.rollbackTo is Previous, but no version before is known: name one by its number",
+    )
+
+
+@pytest.mark.parametrize(("safe", "end"), [("yes", "Promoted"), ("no", "Refused")])
+async def test_a_version_that_was_rolled_back_is_judged_anew(safe: str, end: str) -> None:
+    there = await world(
+        source={"version": "1"}, gates=[{"name": "safe", "tag": {"name": "safe", "equals": "yes"}}]
+    )
+    for version in ("1", "2"):
+        there.registry.add(version, tags={"safe": "yes"})
+    await there.settle()
+    await then(there, source={"version": "2"})
+    await then(there, rollbackTo="Previous")
+    there.registry.add("2", tags={"safe": safe})
+    await then(there, rollbackTo=None)
+    assert there.status().phase == end
+    assert there.moves()[3:] == ([("Promoted", "1", "2")] if end == "Promoted" else [])
+
+
+async def test_a_git_revert_does_not_bring_back_what_a_tag_speaks_against_by_now() -> None:
+    there = await world(
+        source={"version": "1"}, gates=[{"name": "safe", "tag": {"name": "safe", "equals": "yes"}}]
+    )
+    for version in ("1", "2"):
+        there.registry.add(version, tags={"safe": "yes"})
+    await there.settle()
+    await then(there, source={"version": "2"})
+    there.registry.add("1", tags={"safe": "no"})
+    await then(there, source={"version": "1"})
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("Refused", "2")

@@ -1,0 +1,231 @@
+"""Whatever happens to a promotion, in whatever order: the promises that hold at every step."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from finetune_crds.conditions import ConditionReason
+from finetune_crds.modelpromotion import ModelPromotionSpec
+from finetune_crds.promotion_status import ModelPromotionStatus
+from finetune_operator.errors import Problem
+from finetune_operator.modelpromotion.decide.terms import gates_digest
+from unit.operator.modelpromotion.world import KilledError, World
+
+Json = dict[str, Any]
+AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "away")
+LIMIT, TOLERANCE = 5, 1
+STRICT = [
+    {"name": "loss", "metric": {"name": "loss", "max": LIMIT}},
+    {"name": "no-worse", "comparison": {"metric": "loss", "notWorseThan": {"absolute": TOLERANCE}}},
+]
+LOOSE = [{"name": "loss", "metric": {"name": "loss", "max": 2 * LIMIT}}]
+VERSIONS = st.integers(1, 4).map(str)
+EDITS: dict[str, st.SearchStrategy[Any]] = {
+    "gates": st.sampled_from([STRICT, LOOSE, None]),
+    "source": st.one_of(st.just({"alias": "staging"}), VERSIONS.map(lambda version: {"version": version})),
+    "approval": st.one_of(st.none(), VERSIONS.map(lambda version: {"required": True, "version": version})),
+    "soakSeconds": st.sampled_from([0, 60]),
+    "rollbackTo": st.one_of(st.none(), st.just("Previous"), VERSIONS),
+    "onDrift": st.sampled_from(["Repair", "Warn", "Adopt"]),
+    "suspend": st.booleans(),
+}
+EDIT = st.sampled_from(sorted(EDITS)).flatmap(
+    lambda part: st.tuples(st.just("edit"), st.fixed_dictionaries({part: EDITS[part]}))
+)
+LOSSES = st.sampled_from([2.0, 3.0, 4.5, 6.0, 11.0, float("nan")])
+# What happens often comes often.
+STEPS = st.one_of(
+    st.tuples(st.just("register"), LOSSES, st.sampled_from(["d1", "d1", "d2", None])),
+    st.tuples(st.just("stage"), VERSIONS),
+    st.tuples(st.just("seize"), VERSIONS),
+    st.tuples(st.just("unset")),
+    st.tuples(st.just("delete"), VERSIONS),
+    EDIT,
+    EDIT,
+    st.tuples(st.just("wait"), st.sampled_from([1, 30, 120])),
+    st.tuples(st.just("away"), st.booleans()),
+    st.tuples(st.just("look")),
+    st.tuples(st.just("die"), st.integers(1, 12), st.booleans()),
+    st.tuples(st.just("settle")),
+    st.tuples(st.just("settle")),
+)
+
+
+BEGIN: list[tuple[Any, ...]] = [
+    ("register", 3.0, "d1"),
+    ("register", 2.0, "d1"),
+    ("register", 4.5, "d1"),
+    ("stage", "1"),
+]
+
+
+@dataclass
+class Model:
+    """What the registry went through, and what may be said of it."""
+
+    first: Json
+    world: World = field(default_factory=World)
+    passed: set[tuple[str, str]] = field(default_factory=set)
+    """Versions that were promoted, each with the digest of the gates that it passed."""
+    rightful: set[str | None] = field(default_factory=set)
+    """Where the alias may be: where it was found, and where it was moved with good reason."""
+    deleted: int = 0
+
+    def __post_init__(self) -> None:
+        self.world.submit(**self.first)
+        self.world.registry.judge = self.judge
+
+    @property
+    def spec(self) -> ModelPromotionSpec:
+        return ModelPromotionSpec.model_validate(
+            self.world.kube.objects["ModelPromotion", "team", "champion"]["spec"]
+        )
+
+    def judge(self, version: str | None) -> None:
+        """The moment before the operator writes the alias: is that move allowed, as things stand?"""
+        status, spec = self.world.status(), self.spec
+        move = status.move
+        assert move is not None, "a move that was not journalled"
+        assert (move.from_version, move.to_version) == (self.world.registry.aliases.get("champion"), version)
+        assert not spec.suspend
+        if move.reason != "Repaired":
+            self.rightful.add(version)
+        if move.reason == "Promoted":
+            assert spec.rollback_to is None
+            self._meets_gates(spec, str(version))
+            if spec.approval:
+                assert spec.approval.version == version
+            self.passed.add((str(version), gates_digest(spec.gates)))
+        elif move.reason == "Reverted":
+            assert (version, gates_digest(spec.gates)) in self.passed
+        elif move.reason == "RolledBack":
+            assert spec.rollback_to in (version, "Previous")
+        elif move.reason == "Repaired":
+            assert version == status.promoted
+            assert spec.on_drift == "Repair" or spec.rollback_to
+            assert spec.on_drift != "Warn"
+            assert version in self.rightful | self.adopted(status)
+
+    def _meets_gates(self, spec: ModelPromotionSpec, version: str) -> None:
+        """An oracle of its own for the two sets of gates that occur here."""
+        registry = self.world.registry
+        mine = registry.versions[version]
+        if not spec.gates:
+            return
+        strict = len(spec.gates) == len(STRICT)
+        assert mine.metrics["loss"] <= (LIMIT if strict else 2 * LIMIT)
+        holder = registry.versions.get(registry.aliases.get("champion", ""))
+        if strict and holder:
+            assert mine.evaluated_on is not None
+            assert mine.evaluated_on == holder.evaluated_on
+            assert mine.metrics["loss"] <= holder.metrics["loss"] + TOLERANCE + 1e-6
+
+    async def step(self, verb: str, *arguments: Any) -> None:
+        """One thing that happens."""
+        await getattr(self, verb)(*arguments)
+
+    async def register(self, loss: float, data: str | None) -> None:
+        number = str(len(self.world.registry.versions) + self.deleted + 1)
+        self.world.registry.add(number, data, loss=loss)
+
+    async def stage(self, version: str) -> None:
+        if version in self.world.registry.versions:
+            self.world.registry.aliases["staging"] = version
+
+    async def seize(self, version: str) -> None:
+        """Somebody moves the alias by hand; not where a move that is under way begins or ends: nobody could tell."""
+        if version in self.world.registry.versions and version not in self._ends():
+            self.world.registry.aliases["champion"] = version
+
+    async def unset(self) -> None:
+        if None not in self._ends():
+            self.world.registry.aliases.pop("champion", None)
+
+    def _ends(self) -> set[str | None]:
+        """Where a move that is under way, or was given up, begins and ends."""
+        status = self.world.status()
+        moves = [move for move in (status.move, status.abandoned) if move]
+        return {end for move in moves for end in (move.from_version, move.to_version)}
+
+    async def delete(self, version: str) -> None:
+        move = self.world.status().move
+        if version in self.world.registry.versions and move is None:
+            self.world.registry.delete(version)
+            self.deleted += 1
+
+    async def edit(self, parts: Json) -> None:
+        self.world.edit(**parts)
+
+    async def wait(self, seconds: int) -> None:
+        self.world.seconds += seconds
+
+    async def away(self, is_away: bool) -> None:
+        self.world.registry.problem = AWAY if is_away else None
+
+    async def look(self) -> None:
+        self.world.seconds += 5
+        self._find()
+        try:
+            await self.world.operator.look("champion")
+        except KilledError:
+            self.world.restart()
+
+    def _find(self) -> None:
+        """What is there at the first look is where things start."""
+        if self.world.status().watched_since is None:
+            self.rightful.add(self.world.registry.aliases.get("champion"))
+
+    async def die(self, writes: int, before: bool) -> None:
+        """The operator will die at a write that comes soon."""
+        self.world.writes.kill_soon(writes, before=before)
+
+    async def settle(self) -> None:
+        """Everything comes to rest, and the status says what is so."""
+        self.world.writes.spare()
+        self.world.registry.problem = None
+        self.world.restart()
+        self._find()
+        await self.world.settle(rounds=60)
+        self.check_at_rest(self.world.status())
+
+    @staticmethod
+    def adopted(status: ModelPromotionStatus) -> set[str | None]:
+        """Where the alias was left by a hand, or by the deletion of its version."""
+        return {move.to_version for move in status.history if move.reason in ("Adopted", "VersionDeleted")}
+
+    def check_at_rest(self, status: ModelPromotionStatus) -> None:
+        held = self.world.registry.aliases.get("champion")
+        assert status.current == held
+        assert status.move is None
+        asked_for = {status.rollback.version} if status.rollback else set()
+        if status.phase in ("Promoted", "RolledBack"):
+            assert status.promoted == held
+            assert held in self.rightful | self.adopted(status) | asked_for
+        assert status.previous in {None} | self.rightful | self.adopted(status) | asked_for
+        if status.phase == "Promoted" and status.gates and not status.withheld:
+            assert status.gates.version == held
+        if status.phase == "RolledBack":
+            assert held == (status.rollback.version if status.rollback else None)
+        if len(status.history) < 20:
+            history = iter([move.to_version for move in reversed(status.history)])
+            made = [version for alias, version in self.world.registry.moves if alias == "champion"]
+            assert all(version in history for version in made), "a move that history does not have"
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.fixed_dictionaries({part: EDITS[part] for part in ("gates", "onDrift", "soakSeconds", "rollbackTo")}),
+    st.lists(STEPS, min_size=3, max_size=30),
+)
+def test_the_alias_is_always_right(spec: Json, steps: list[tuple[Any, ...]]) -> None:
+    async def all_of_it() -> None:
+        model = Model(spec)
+        for step in [*BEGIN, *steps, ("settle",)]:
+            await model.step(*step)
+
+    asyncio.run(all_of_it())

@@ -1,0 +1,357 @@
+"""Promotions with an endpoint from beginning to end: the alias and the endpoint go forward, and back, together."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from finetune_crds.modelpromotion import ModelPromotionSpec
+from finetune_operator.databricks.workspace import workspace
+from finetune_operator.modelpromotion.observe import read_promotion
+from finetune_operator.registry.unity import UnityRegistry
+from finetune_operator.serving.model import ConfigureEndpoint, ServedVersion
+from finetune_operator.settings import Settings
+from unit.operator.modelpromotion.world import KilledError, World
+from workspace import Fault, Workspace, running
+
+MODEL = "main.llm.support"
+PATH = "/api/2.0/serving-endpoints"
+ALIASES = f"/api/2.1/unity-catalog/models/{MODEL}/aliases"
+GATE = {"name": "few-errors", "metric": {"name": "error_rate", "max": 0.01}}
+STEPS = [{"percent": 10, "minutes": 10}, {"percent": 50, "minutes": 10}]
+
+
+class Databricks(World):
+    """A world whose registry is Unity Catalog, in the stand-in workspace that serves the endpoint too."""
+
+    def __init__(self, state: Workspace, **parts: Any) -> None:
+        super().__init__()
+        self.state = state
+        secret = {"DATABRICKS_HOST": state.uri, "DATABRICKS_TOKEN": "dapi-good"}
+        self.registry = UnityRegistry(workspace(secret, Settings()))  # type: ignore[assignment]
+        data = {name: base64.b64encode(value.encode()).decode() for name, value in secret.items()}
+        self.kube.keep({"kind": "Secret", "metadata": {"name": "databricks"}, "data": data})
+        reference = {"secretRef": {"name": "databricks"}}
+        for version in (1, 2, 3):
+            state.add_version(MODEL, version, {"error_rate": 0.001})
+        self.submit(
+            model=MODEL,
+            tracking={"uri": "databricks", "registryUri": "databricks-uc"} | reference,
+            serving={"databricks": {"endpoint": "support"} | reference | parts},
+        )
+
+    async def stage(self, version: int) -> None:
+        """The version is staging's, and everything comes of it that comes at once."""
+        self.state.set_alias(MODEL, "staging", version)
+        await self.settle()
+
+    async def look(self, *, minutes: int) -> None:
+        """Twelve passes in this time, whether they come to rest or not."""
+        for _ in range(12):
+            self.seconds += 5 * minutes
+            await self.operator.look("champion")
+
+    async def later(self, minutes: float) -> None:
+        self.seconds += 60 * minutes
+        await self.settle()
+
+    @property
+    def held(self) -> dict[str, Any]:
+        """The ModelPromotion as the API server holds it."""
+        return self.kube.objects["ModelPromotion", "team", "champion"]
+
+    @property
+    def spec(self) -> ModelPromotionSpec:
+        return ModelPromotionSpec.model_validate(self.held["spec"])
+
+    @property
+    def now(self) -> tuple[str | None, dict[str, int], dict[str, int]]:
+        """The phase, the aliases, and who gets how much of the traffic."""
+        return (
+            self.status().phase,
+            dict(self.state.models[MODEL].aliases),
+            self.state.endpoints.routes("support"),
+        )
+
+    def configured(self) -> int:
+        """How often the endpoint was written to."""
+        return sum(path.startswith(PATH) for _, path in self.state.writes())
+
+
+@pytest.fixture
+def state() -> Iterator[Workspace]:
+    with running() as held:
+        yield held
+
+
+async def test_a_canary_to_its_end(state: Workspace) -> None:
+    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await there.stage(1)
+    assert there.now == ("Promoted", {"staging": 1, "champion": 1}, {"1": 100})
+    await there.stage(2)
+    assert there.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
+    there.restart()
+    await there.later(10)
+    assert there.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 50, "1": 50})
+    await there.later(11)
+    assert there.now == ("Promoted", {"staging": 2, "champion": 2}, {"2": 100})
+    assert there.configured() == 4
+    writes = there.writes.count
+    await there.later(60)
+    assert (there.configured(), there.writes.count) == (4, writes)
+
+
+async def test_a_gate_of_the_canary_takes_both_back(state: Workspace) -> None:
+    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await there.stage(1)
+    await there.stage(2)
+    state.add_version(MODEL, 2, {"error_rate": 0.2})
+    await there.later(1)
+    assert there.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
+    assert there.moves() == [("Promoted", None, "1"), ("Promoted", "1", "2"), ("Withdrawn", "2", "1")]
+    said = there.says("Promoted")
+    assert said
+    assert said[0] == "Withdrawn"
+    assert said[1].startswith(
+        "endpoint support cannot serve version 2 as asked: a gate of the canary failed: few-errors"
+    )
+    assert there.says("Served") == ("EndpointReady", "endpoint support serves version 1 with 100%")
+    configured = there.configured()
+    await there.later(60)
+    assert there.configured() == configured
+    # A better one has its own chance.
+    await there.stage(3)
+    assert there.now == ("RollingOut", {"staging": 3, "champion": 3}, {"3": 10, "1": 90})
+
+
+async def test_alias_and_endpoint_go_back_to_the_version_that_proved_itself(state: Workspace) -> None:
+    """Version 2 is overtaken in its canary by 3, which fails: 2 is not what things go back to."""
+    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await there.stage(1)
+    await there.stage(2)
+    await there.stage(3)
+    assert there.now == ("RollingOut", {"staging": 3, "champion": 3}, {"3": 10, "1": 90})
+    for version in (2, 3):
+        state.add_version(MODEL, version, {"error_rate": 0.5})
+    for _ in range(3):
+        await there.later(1)
+        assert there.now == ("Refused", {"staging": 3, "champion": 1}, {"1": 100})
+    assert there.moves()[2:] == [("Promoted", "2", "3"), ("Withdrawn", "3", "1")]
+    withheld = there.status().withheld
+    assert withheld
+    assert (withheld.version, withheld.back) == ("3", "1")
+
+
+async def test_a_hand_at_the_endpoint_says_nothing_of_the_alias(state: Workspace) -> None:
+    """What somebody else had the endpoint serve never had the alias, and does not get it."""
+    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await there.stage(1)
+    workspace = await there.operator.reconciler.observer.serving(read_promotion(there.held))
+    spec = there.spec.serving
+    assert spec
+    assert spec.databricks
+    workspace.act(ConfigureEndpoint(spec.databricks, (ServedVersion(MODEL, "3", 100),), create=False))
+    state.add_version(MODEL, 2, {"error_rate": 0.5})
+    await there.stage(2)
+    assert there.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
+
+
+async def test_an_endpoint_that_cannot_be_changed_takes_the_alias_back(state: Workspace) -> None:
+    there = Databricks(state)
+    await there.stage(1)
+    state.endpoints.broken = {"2": "no machine"}
+    await there.stage(2)
+    assert there.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
+    assert there.configured() == 2
+    await there.later(60)
+    assert there.configured() == 2
+
+
+async def test_a_rollback_takes_the_endpoint_along(state: Workspace) -> None:
+    there = Databricks(state, canary={"steps": STEPS}, previousPercent=20)
+    await there.stage(1)
+    await there.stage(2)
+    there.edit(rollbackTo="Previous")
+    await there.settle()
+    assert there.now == ("RolledBack", {"staging": 2, "champion": 1}, {"1": 100})
+    await there.later(60)
+    assert there.now == ("RolledBack", {"staging": 2, "champion": 1}, {"1": 100})
+
+
+async def test_a_git_revert_takes_the_endpoint_along_at_once(state: Workspace) -> None:
+    there = Databricks(state, canary={"steps": STEPS}, previousPercent=20)
+    there.edit(source={"version": "1"})
+    await there.settle()
+    there.edit(source={"version": "2"})
+    for minutes in (0, 11, 11):
+        await there.later(minutes)
+    assert there.now == ("Promoted", {"champion": 2}, {"2": 80, "1": 20})
+    there.edit(source={"version": "1"})
+    await there.settle()
+    assert there.now == ("Promoted", {"champion": 1}, {"1": 100})
+    await there.later(60)
+    assert there.now == ("Promoted", {"champion": 1}, {"1": 100})
+    # The share is for the version before a new one: one that comes later leaves it again.
+    there.edit(source={"version": "3"})
+    for minutes in (0, 11, 11):
+        await there.later(minutes)
+    assert there.now == ("Promoted", {"champion": 3}, {"3": 80, "1": 20})
+
+
+async def test_the_revert_of_a_revert_has_its_canary(state: Workspace) -> None:
+    there = Databricks(state, canary={"steps": STEPS})
+    for version, routes in (("1", {"1": 100}), ("2", {"2": 10, "1": 90}), ("1", {"1": 100})):
+        there.edit(source={"version": version})
+        await there.settle()
+        assert there.now[2] == routes
+    there.edit(source={"version": "2"})
+    await there.settle()
+    assert there.now == ("RollingOut", {"champion": 2}, {"2": 10, "1": 90})
+
+
+async def test_a_suspended_promotion_leaves_the_endpoint_alone(state: Workspace) -> None:
+    there = Databricks(state)
+    await there.stage(1)
+    there.edit(suspend=True)
+    await there.settle()
+    state.endpoints.delete("support")
+    await there.later(60)
+    assert there.status().phase == "Suspended"
+    assert "support" not in state.endpoints.held
+    there.edit(suspend=False)
+    await there.settle()
+    assert there.now == ("Promoted", {"staging": 1, "champion": 1}, {"1": 100})
+
+
+REFUSED: dict[str, list[Fault]] = {
+    "the alias alone": [],
+    "the endpoint too, for a time": [Fault(403, method="PUT", path=PATH, times=3)],
+}
+
+
+@pytest.mark.parametrize("faults", REFUSED.values(), ids=REFUSED)
+async def test_an_endpoint_goes_back_while_the_alias_may_not_be_written(
+    state: Workspace, faults: list[Fault]
+) -> None:
+    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await there.stage(1)
+    await there.stage(2)
+    state.add_version(MODEL, 2, {"error_rate": 0.2})
+    state.denied, state.faults = {f"PUT {ALIASES}"}, [replace(item) for item in faults]
+    await there.look(minutes=10)
+    assert there.now == ("Failed", {"staging": 2, "champion": 2}, {"1": 100})
+    promoted, served = there.says("Promoted"), there.says("Served")
+    assert promoted
+    assert served
+    assert (promoted[0], served[0]) == ("MoveRefused", "CanaryFailed")
+    configured = there.configured()
+    await there.look(minutes=60)
+    assert there.configured() == configured
+    state.denied = set()
+    await there.look(minutes=1)
+    assert there.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
+    assert there.says("Served") == ("EndpointReady", "endpoint support serves version 1 with 100%")
+    assert there.configured() == configured
+
+
+async def test_a_canary_is_judged_while_the_next_version_cannot_have_the_alias(state: Workspace) -> None:
+    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await there.stage(1)
+    await there.stage(2)
+    state.denied = {f"PUT {ALIASES}"}
+    state.set_alias(MODEL, "staging", 3)
+    await there.look(minutes=60)
+    assert there.now == ("Failed", {"staging": 3, "champion": 2}, {"2": 10, "1": 90})
+    assert there.says("Served") == (
+        "Canary",
+        "version 2 gets 10% of the traffic, step 1 of 2; no further step is taken while champion is being moved",
+    )
+    state.add_version(MODEL, 2, {"error_rate": 0.2})
+    await there.look(minutes=2)
+    assert there.now == ("Failed", {"staging": 3, "champion": 2}, {"1": 100})
+    state.denied = set()
+    await there.look(minutes=2)
+    assert there.now[1:] == ({"staging": 3, "champion": 3}, {"3": 10, "1": 90})
+
+
+async def test_a_canary_is_judged_while_the_alias_is_elsewhere(state: Workspace) -> None:
+    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    there.edit(onDrift="Warn")
+    await there.stage(1)
+    await there.stage(2)
+    state.set_alias(MODEL, "champion", 3)
+    await there.later(120)
+    assert there.now == ("Drifted", {"staging": 2, "champion": 3}, {"2": 10, "1": 90})
+    assert there.says("Served") == (
+        "AliasMoved",
+        "version 2 gets 10% of the traffic, step 1 of 2, and no further step is taken until champion is at version 2, as "
+        "it should be",
+    )
+    state.add_version(MODEL, 2, {"error_rate": 0.2})
+    await there.later(1)
+    assert there.now == ("Drifted", {"staging": 2, "champion": 3}, {"1": 100})
+    assert there.says("Served") == (
+        "CanaryFailed",
+        "endpoint support cannot serve version 2 as asked: a gate of the canary failed: few-errors: error_rate is 0.2, "
+        "but it must be <= 0.01; it goes back to version 1 with 100%, and champion to version 1 once it is at version 2 "
+        "again",
+    )
+    state.set_alias(MODEL, "champion", 2)
+    await there.later(1)
+    assert there.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
+
+
+HANDS: dict[str, tuple[int | None, tuple[str, str]]] = {
+    "moved": (
+        3,
+        ("AliasMoved", "endpoint support stays as it is until champion is at version 1, as it should be"),
+    ),
+    "removed": (
+        None,
+        ("AliasRemoved", "endpoint support stays as it is until champion is at version 1, as it should be"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("version", "said"), HANDS.values(), ids=HANDS)
+async def test_an_endpoint_stays_as_it_is_while_the_alias_is_elsewhere(
+    state: Workspace, version: int | None, said: tuple[str, str]
+) -> None:
+    there = Databricks(state)
+    there.edit(onDrift="Warn")
+    await there.stage(1)
+    if version is None:
+        state.delete_alias(MODEL, "champion")
+    else:
+        state.set_alias(MODEL, "champion", version)
+    await there.later(1)
+    assert (there.status().phase, there.now[2], there.says("Served")) == ("Drifted", {"1": 100}, said)
+    state.set_alias(MODEL, "champion", 1)
+    await there.later(1)
+    assert (there.status().phase, there.says("Served")) == (
+        "Promoted",
+        ("EndpointReady", "endpoint support serves version 1 with 100%"),
+    )
+
+
+@pytest.mark.parametrize(("number", "after"), [(number, bool(number % 2)) for number in range(1, 9)])
+async def test_an_operator_that_dies_while_it_takes_both_back(
+    state: Workspace, number: int, after: bool
+) -> None:
+    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await there.stage(1)
+    await there.stage(2)
+    state.add_version(MODEL, 2, {"error_rate": 0.2})
+    dies = there.writes.count + number
+    there.writes.kill_before, there.writes.kill_after = (None, dies) if after else (dies, None)
+    with contextlib.suppress(KilledError):
+        await there.settle()
+    there.restart()
+    await there.later(2)
+    assert there.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
+    assert there.moves() == [("Promoted", None, "1"), ("Promoted", "1", "2"), ("Withdrawn", "2", "1")]

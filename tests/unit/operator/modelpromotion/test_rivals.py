@@ -1,0 +1,220 @@
+"""Who has an alias that several want, and aliases that take their version from each other."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from finetune_crds.conditions import ConditionReason
+from finetune_operator.controller.store import Store
+from finetune_operator.errors import ExternalError
+from finetune_operator.modelpromotion.observe import read_promotion
+from finetune_operator.modelpromotion.rivals import Rivals
+from finetune_operator.registry import unity
+from finetune_operator.settings import Settings
+from unit.standin import Json, StandIn
+from workspace import Fault, Workspace, running
+
+SETTINGS = Settings(tracking_uri="http://mlflow:5000")
+CATALOG = {"uri": "databricks", "registryUri": "databricks-uc", "secretRef": {"name": "login"}}
+MODEL = "main.llm.support"
+
+
+class World:
+    """Promotions, each in a namespace of its own, the first one the oldest."""
+
+    def __init__(self) -> None:
+        self.kube = StandIn()
+        self.store = Store()
+        self.rivals = Rivals(self.kube, self.store, SETTINGS)
+
+    def submit(self, namespace: str, *, status: Json | None = None, **spec: Any) -> None:
+        number = len(self.store.promotions)
+        made = self.kube.keep(
+            {
+                "kind": "ModelPromotion",
+                "metadata": {
+                    "name": "prod",
+                    "namespace": namespace,
+                    "creationTimestamp": f"2026-08-01T12:00:{number:02}Z",
+                },
+                "spec": {"model": MODEL, "alias": "champion", "source": {"alias": "staging"}} | spec,
+                "status": status or {},
+            }
+        )
+        self.store.put("ModelPromotion", made)
+
+    def login(self, namespace: str, host: str, token: str = "dapi-good") -> None:  # noqa: S107
+        data = {"DATABRICKS_HOST": host, "DATABRICKS_TOKEN": token}
+        held = {name: base64.b64encode(value.encode()).decode() for name, value in data.items()}
+        meta = {"name": "login", "namespace": namespace}
+        self.kube.keep({"kind": "Secret", "metadata": meta, "data": held})
+
+    async def rival(self, namespace: str) -> str | None:
+        promotion = read_promotion(self.store.promotions[namespace, "prod"])
+        assert promotion.spec
+        return await self.rivals.of_alias(promotion, promotion.spec)
+
+    async def loop(self, namespace: str) -> str | None:
+        promotion = read_promotion(self.store.promotions[namespace, "prod"])
+        assert promotion.spec
+        return await self.rivals.loop(promotion, promotion.spec)
+
+
+def not_ready(reason: ConditionReason) -> Json:
+    now = "2026-08-01T12:00:00Z"
+    said = {"type": "RegistryReady", "status": "False", "reason": reason, "message": ""}
+    return {"conditions": [said | {"lastTransitionTime": now}]}
+
+
+OLDER: dict[str, tuple[Json, bool]] = {
+    "for the same alias": ({}, True),
+    "for another alias": ({"alias": "canary"}, False),
+    "for another model": ({"model": "other"}, False),
+    "for a model that MLflow takes for another": ({"model": "Main.LLM.Support"}, False),
+    "in another registry": ({"tracking": {"uri": "http://other:5000"}}, False),
+    "in no registry at all": ({"tracking": {"uri": "http://[x"}}, False),
+    "whose server is away": ({"status": not_ready(ConditionReason.MLFLOW_UNREACHABLE)}, True),
+    "which may do nothing": ({"status": not_ready(ConditionReason.MLFLOW_FORBIDDEN)}, False),
+    "without a workspace": ({"status": not_ready(ConditionReason.DATABRICKS_NOT_CONFIGURED)}, False),
+}
+
+
+@pytest.mark.parametrize(("older", "rival"), OLDER.values(), ids=OLDER)
+async def test_an_older_promotion(older: Json, rival: bool) -> None:
+    there = World()
+    there.submit("first", **older)
+    there.submit("mine")
+    assert await there.rival("mine") == ("first/prod" if rival else None)
+    assert await there.rival("first") is None
+
+
+@pytest.fixture
+def two() -> Iterator[tuple[Workspace, Workspace]]:
+    unity._metastores.clear()
+    with running() as one, running() as other:
+        yield one, other
+    unity._metastores.clear()
+
+
+def in_catalog(two: tuple[Workspace, Workspace], **first: Any) -> World:
+    """An older promotion in the one workspace, and mine in the other."""
+    there = World()
+    for namespace, state in zip(("first", "mine"), two, strict=True):
+        there.login(namespace, state.uri)
+    there.submit("first", tracking=CATALOG, **first)
+    there.submit("mine", tracking=CATALOG)
+    return there
+
+
+CATALOGS: dict[str, tuple[str, Json, bool]] = {
+    "that share a metastore": ("one", {}, True),
+    "that share a metastore, and names written otherwise": ("one", {"model": "Main.LLM.Support"}, True),
+    "that share a metastore, and other models": ("one", {"model": "main.llm.other"}, False),
+    "with different metastores": ("other", {}, False),
+}
+
+
+@pytest.mark.parametrize(("metastore", "first", "rival"), CATALOGS.values(), ids=CATALOGS)
+async def test_two_workspaces(
+    two: tuple[Workspace, Workspace], metastore: str, first: Json, rival: bool
+) -> None:
+    two[0].metastore, two[1].metastore = metastore, "one"
+    there = in_catalog(two, **first)
+    assert await there.rival("mine") == ("first/prod" if rival else None)
+
+
+async def test_one_workspace_is_not_asked_for_its_metastore(two: tuple[Workspace, Workspace]) -> None:
+    there = in_catalog((two[0], two[0]))
+    assert await there.rival("mine") == "first/prod"
+    assert two[0].asked == []
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["the older", "mine"])
+async def test_a_metastore_that_nobody_may_know(two: tuple[Workspace, Workspace], which: int) -> None:
+    two[0].metastore = "other"
+    two[which].denied = {"GET /api/2.1/unity-catalog/current-metastore-assignment"}
+    there = in_catalog(two)
+    assert await there.rival("mine") == "first/prod"
+
+
+async def test_a_workspace_that_does_not_answer(two: tuple[Workspace, Workspace]) -> None:
+    two[0].metastore = "other"
+    there = in_catalog(two)
+    two[0].faults.append(Fault(503))
+    assert await there.rival("mine") == "first/prod"
+    two[0].faults.clear()
+    assert await there.rival("mine") is None
+    two[0].faults.append(Fault(503))
+    assert await there.rival("mine") is None
+
+
+async def test_a_workspace_that_is_known_not_to_answer_is_not_asked(two: tuple[Workspace, Workspace]) -> None:
+    two[0].metastore = "other"
+    there = in_catalog(two, status=not_ready(ConditionReason.DATABRICKS_UNREACHABLE))
+    assert await there.rival("mine") == "first/prod"
+    assert two[0].asked == []
+
+
+async def test_a_rival_that_cannot_log_in(two: tuple[Workspace, Workspace]) -> None:
+    there = in_catalog(two)
+    there.login("first", two[0].uri, token="")
+    assert await there.rival("mine") is None
+
+
+async def test_a_workspace_of_mine_that_does_not_answer(two: tuple[Workspace, Workspace]) -> None:
+    there = in_catalog(two)
+    two[1].faults.append(Fault(503))
+    with pytest.raises(ExternalError) as raised:
+        await there.rival("mine")
+    assert raised.value.problem.reason == ConditionReason.DATABRICKS_UNREACHABLE
+
+
+LOOPS: dict[str, tuple[list[tuple[str, str]], str | None]] = {
+    "none": ([("a", "b"), ("b", "c")], None),
+    "of two": ([("a", "b"), ("b", "a")], "aliases a <- b <- a take their version from each other"),
+    "of three": (
+        [("a", "b"), ("b", "c"), ("c", "a")],
+        "aliases a <- b <- c <- a take their version from each other",
+    ),
+    "of others": ([("a", "b"), ("b", "c"), ("c", "b")], None),
+    "that the oldest of two would not close": ([("a", "b"), ("b", "c"), ("b", "a")], None),
+}
+
+
+@pytest.mark.parametrize(("promotions", "expected"), LOOPS.values(), ids=LOOPS)
+async def test_aliases_that_take_their_version_from_each_other(
+    promotions: list[tuple[str, str]], expected: str | None
+) -> None:
+    there = World()
+    for number, (alias, source) in enumerate(promotions):
+        there.submit(f"team-{number}", alias=alias, source={"alias": source})
+    assert await there.loop("team-0") == expected
+
+
+ELSEWHERE: dict[str, Json] = {
+    "from a version": {"source": {"version": "1"}},
+    "of another model": {"model": "other"},
+    "in another registry": {"tracking": {"uri": "http://other:5000"}},
+}
+
+
+@pytest.mark.parametrize("other", ELSEWHERE.values(), ids=ELSEWHERE)
+async def test_aliases_that_close_no_loop(other: Json) -> None:
+    there = World()
+    there.submit("mine", alias="a", source={"alias": "b"})
+    whole: Json = {"alias": "b", "source": {"alias": "a"}}
+    there.submit("other", **whole | other)
+    assert await there.loop("mine") is None
+
+
+async def test_a_loop_in_one_metastore_alone(two: tuple[Workspace, Workspace]) -> None:
+    there = in_catalog(two, alias="Staging", source={"alias": "champion"})
+    said = "aliases champion <- staging <- champion take their version from each other"
+    assert await there.loop("mine") == said
+    unity._metastores.clear()
+    two[0].metastore = "other"
+    assert await there.loop("mine") is None

@@ -1,0 +1,289 @@
+"""A world for promotions: the operator's parts on a registry and an API server in memory, and a clock.
+
+Every write to either of the two is counted, and the operator can be made to die before or after any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from finetune_crds.promotion_status import ModelPromotionStatus
+from finetune_operator.controller.reconciler import BUSY_SECONDS
+from finetune_operator.controller.store import RESOURCES, Store
+from finetune_operator.controller.workqueue import WorkQueue
+from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.kube import KubeError
+from finetune_operator.modelpromotion.apply import ModelPromotionApplier
+from finetune_operator.modelpromotion.observe import ModelPromotionObserver
+from finetune_operator.modelpromotion.reconcile import ModelPromotionReconciler
+from finetune_operator.registry.base import ModelVersion, RegisteredModel
+from finetune_operator.registry.writer import AliasWriter
+from finetune_operator.settings import Settings
+from unit.operator.finetunejob.decide.make import later
+from unit.standin import StandIn
+
+Json = dict[str, Any]
+MODEL = "support-llama"
+SETTINGS = Settings(tracking_uri="http://mlflow:5000", namespace="system")
+
+
+class KilledError(BaseException):
+    """The operator's process ends here, without a word."""
+
+
+@dataclass
+class Writes:
+    """Counts writes, and kills the operator before or after the one that is named."""
+
+    count: int = 0
+    kill_before: int | None = None
+    kill_after: int | None = None
+    log: list[str] = field(default_factory=list)
+
+    def kill_soon(self, writes: int, *, before: bool) -> None:
+        """The operator dies before, or after, one of the writes to come."""
+        at = self.count + writes
+        self.kill_before, self.kill_after = (at, None) if before else (None, at)
+
+    def spare(self) -> None:
+        """It lives."""
+        self.kill_before = self.kill_after = None
+
+    @contextmanager
+    def one(self, what: str) -> Iterator[None]:
+        self.count += 1
+        number = self.count
+        if number == self.kill_before:
+            raise KilledError(f"before write {number}: {what}")
+        yield
+        self.log.append(what)
+        if number == self.kill_after:
+            raise KilledError(f"after write {number}: {what}")
+
+
+@dataclass
+class Memory:
+    """A model registry in memory."""
+
+    writes: Writes
+    versions: dict[str, ModelVersion] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    exists: bool = True
+    problem: Problem | None = None
+    refusal: Problem | None = None
+    """Why aliases cannot be written."""
+    asked: int = 0
+    moves: list[tuple[str, str | None]] = field(default_factory=list)
+    """Every alias write, as (alias, version)."""
+    uri: str = "http://mlflow:5000"
+    judge: Callable[[str | None], None] = lambda _: None
+    """Called just before an alias is written."""
+
+    before_reading: Callable[[], None] = lambda: None
+
+    def _ask(self) -> None:
+        self.asked += 1
+        self.before_reading()
+        if self.problem:
+            raise ExternalError(self.problem)
+
+    def model(self, name: str) -> RegisteredModel | None:
+        self._ask()
+        return RegisteredModel(name, dict(self.aliases)) if name == MODEL and self.exists else None
+
+    def version(self, name: str, version: str) -> ModelVersion | None:
+        self._ask()
+        return self.versions.get(version)
+
+    def set_alias(self, name: str, alias: str, version: str) -> None:
+        self._ask()
+        if self.refusal:
+            raise ExternalError(self.refusal)
+        with self.writes.one(f"alias {alias}={version}"):
+            self.judge(version)
+            self.aliases[alias] = version
+            self.moves.append((alias, version))
+
+    def delete_alias(self, name: str, alias: str) -> None:
+        self._ask()
+        with self.writes.one(f"alias {alias} removed"):
+            self.aliases.pop(alias, None)
+            self.moves.append((alias, None))
+
+    def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
+        self._ask()
+        with self.writes.one(f"tags of {version}"):
+            held = self.versions[version]
+            self.versions[version] = replace(held, tags={**held.tags, **tags})
+
+    def add(
+        self, version: str, data: str | None = "d1", tags: Mapping[str, str] | None = None, **metrics: float
+    ) -> None:
+        """Register a version with metrics, evaluated on this data."""
+        self.versions[version] = ModelVersion(version, True, f"r{version}", tags or {}, metrics, data)
+
+    def delete(self, version: str) -> None:
+        """Delete a version, and with it what points at it, as MLflow does."""
+        self.versions.pop(version)
+        self.aliases = {alias: held for alias, held in self.aliases.items() if held != version}
+
+
+class ApiServer(StandIn):
+    """The API server in memory, with writes that are counted."""
+
+    def __init__(self, writes: Writes) -> None:
+        super().__init__()
+        self.writes = writes
+
+    async def create(self, body: Json) -> Json:
+        with self.writes.one(f"create {body['kind']}"):
+            return await super().create(body)
+
+    async def apply(self, body: Json, *, subresource: str = "") -> Json:
+        with self.writes.one(f"{subresource or 'apply'} {body['kind']}"):
+            return await super().apply(body, subresource=subresource)
+
+    async def delete(self, kind: str, namespace: str, name: str, uid: str, version: str = "") -> None:
+        with self.writes.one(f"delete {kind}"):
+            await super().delete(kind, namespace, name, uid, version)
+
+
+@dataclass
+class Operator:
+    """One process of the operator."""
+
+    world: World
+    name: str
+
+    def __post_init__(self) -> None:
+        world = self.world
+        self.store = Store()
+        self.queue = WorkQueue(clock=lambda: world.seconds)
+        observer = ModelPromotionObserver(
+            world.kube,
+            self.store,
+            world.settings,
+            clock=lambda: world.seconds,
+            open=lambda *_: world.registry,
+        )
+        writer = AliasWriter(world.kube, world.settings, self.name, clock=lambda: world.seconds)
+        applier = ModelPromotionApplier(world.kube, self.store, observer, writer, moved=lambda _: None)
+        self.reconciler = ModelPromotionReconciler(
+            self.store, self.queue, observer, applier, world.settings, now=lambda: later(world.seconds)
+        )
+        self.watch()
+
+    def watch(self) -> None:
+        """The watches deliver everything, also what is gone."""
+        for kind in RESOURCES:
+            found = [body for (held, _, _), body in self.world.kube.objects.items() if held == kind]
+            self.store.replace(kind, found, self.world.kube.version)
+
+    async def look(self, name: str) -> float | None:
+        """One pass over a promotion; the seconds until the next, as far as the pass has a wish."""
+        self.watch()
+        body = self.store.promotions.get(("team", name))
+        try:
+            return await self.reconciler.reconcile(body) if body else None
+        except (ExternalError, KubeError):
+            return self.queue.retry(f"team/{name}")
+
+
+@dataclass
+class World:
+    """Everything outside of the operator, and one operator to begin with."""
+
+    settings: Settings = SETTINGS
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.writes = Writes()
+        self.kube = ApiServer(self.writes)
+        self.registry = Memory(self.writes)
+        self.processes = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """The operator is started anew: it knows nothing but what is written down, and has another name."""
+        self.processes += 1
+        self.operator = Operator(self, f"operator-{self.processes}")
+
+    def submit(self, name: str = "champion", **spec: Any) -> None:
+        """Create a ModelPromotion, by default one whose source is the alias staging."""
+        whole = {"model": MODEL, "alias": name, "source": {"alias": "staging"}} | spec
+        self.kube.keep(
+            {
+                "apiVersion": "finetune.dev/v1alpha1",
+                "kind": "ModelPromotion",
+                "metadata": {"name": name, "namespace": "team", "generation": 1},
+                "spec": {key: value for key, value in whole.items() if value is not None},
+            }
+        )
+
+    def edit(self, name: str = "champion", *, by: str = "kubectl-patch", **spec: Any) -> None:
+        """Change parts of the spec; None takes a part away."""
+        held = self.kube.objects["ModelPromotion", "team", name]
+        parts = {**held["spec"], **spec}
+        meta = held["metadata"]
+        edit = {
+            "manager": by,
+            "operation": "Update",
+            "time": str(later(self.seconds)),
+            "fieldsV1": {"f:spec": {}},
+        }
+        self.kube.keep(
+            {
+                **held,
+                "metadata": {**meta, "generation": meta["generation"] + 1, "managedFields": [edit]},
+                "spec": {key: value for key, value in parts.items() if value is not None},
+            }
+        )
+
+    def remove(self, name: str = "champion") -> None:
+        """Kubectl delete."""
+        key = ("ModelPromotion", "team", name)
+        held = self.kube.objects[key]
+        if held["metadata"].get("finalizers"):
+            self.kube.keep(
+                {**held, "metadata": {**held["metadata"], "deletionTimestamp": "2026-08-01T12:00:00Z"}}
+            )
+        else:
+            del self.kube.objects[key]
+
+    def names(self) -> list[str]:
+        return [name for kind, _, name in self.kube.objects if kind == "ModelPromotion"]
+
+    async def settle(self, *, rounds: int = 30) -> None:
+        """Passes over every promotion, until a round writes nothing. Time stands still."""
+        for _ in range(rounds):
+            before, soon = self.writes.count, False
+            for name in self.names():
+                self.seconds += self.settings.poll_seconds  # what is cached is forgotten
+                wish = await self.operator.look(name)
+                soon = soon or (wish is not None and wish <= BUSY_SECONDS)
+            if self.writes.count == before and not soon:
+                return
+        raise AssertionError(f"it never comes to rest: {self.writes.log[-20:]}")
+
+    def status(self, name: str = "champion") -> ModelPromotionStatus:
+        body = self.kube.objects["ModelPromotion", "team", name]
+        return ModelPromotionStatus.model_validate(body.get("status") or {})
+
+    def says(self, kind: str, name: str = "champion") -> tuple[str, str] | None:
+        """Reason and message of a condition."""
+        for item in self.status(name).conditions:
+            if item.type == kind:
+                return item.reason, item.message
+        return None
+
+    def moves(self, name: str = "champion") -> list[tuple[str, str | None, str | None]]:
+        """The history, oldest first: reason, from, to."""
+        return [
+            (item.reason, item.from_version, item.to_version) for item in reversed(self.status(name).history)
+        ]
+
+    def events(self) -> list[str]:
+        return [body["reason"] for (kind, _, _), body in self.kube.objects.items() if kind == "Event"]

@@ -1,0 +1,182 @@
+"""Models in Unity Catalog, with the real SDK against the stand-in workspace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+from databricks.sdk import WorkspaceClient
+
+from finetune_crds.conditions import ConditionReason
+from finetune_operator.databricks.workspace import workspace
+from finetune_operator.errors import ExternalError
+from finetune_operator.registry import unity
+from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry
+from finetune_operator.registry.unity import UnityRegistry, metastore_of
+from finetune_operator.registry.writer import lease_name
+from finetune_operator.settings import Settings
+from workspace import Fault, Workspace
+
+MODEL = "main.llm.support"
+METASTORE = "/api/2.1/unity-catalog/current-metastore-assignment"
+
+
+def registry(state: Workspace) -> Registry:
+    return UnityRegistry(client(state))
+
+
+def client(state: Workspace) -> WorkspaceClient:
+    return workspace({"DATABRICKS_HOST": state.uri, "DATABRICKS_TOKEN": "dapi-good"}, Settings())
+
+
+def problem(call: Callable[[], object]) -> tuple[ConditionReason, str]:
+    with pytest.raises(ExternalError) as raised:
+        call()
+    return raised.value.problem.reason, raised.value.problem.message
+
+
+@pytest.fixture(autouse=True)
+def nothing_known() -> Iterator[None]:
+    unity._metastores.clear()
+    yield
+    unity._metastores.clear()
+
+
+def test_it_is_named_by_its_metastore(databricks: Workspace) -> None:
+    databricks.metastore = "11ab-22cd"
+    for _ in range(2):
+        assert UnityRegistry.of(client(databricks)).uri == "databricks-uc://11ab-22cd"
+    assert databricks.asked == [("GET", METASTORE)]
+
+
+def test_it_is_named_by_its_workspace_where_nobody_may_know_the_metastore(databricks: Workspace) -> None:
+    databricks.denied = {f"GET {METASTORE}"}
+    assert UnityRegistry.of(client(databricks)).uri == databricks.uri.replace("http", "databricks-uc")
+    databricks.denied = set()
+    assert metastore_of(client(databricks), ask=False) is None
+    assert UnityRegistry.of(client(databricks)).uri == "databricks-uc://metastore-1"
+    assert metastore_of(client(databricks), ask=False) == "metastore-1"
+
+
+def test_a_workspace_that_does_not_say_its_metastore_now(databricks: Workspace) -> None:
+    databricks.faults.append(Fault(503, {"error_code": "TEMPORARILY_UNAVAILABLE", "message": "wait"}))
+    assert problem(lambda: UnityRegistry.of(client(databricks))) == (
+        ConditionReason.DATABRICKS_UNREACHABLE,
+        f"Databricks at {databricks.uri} is too busy to read which metastore the workspace is attached to: wait",
+    )
+
+
+def test_the_lease_of_a_model_is_the_same_however_its_name_is_written() -> None:
+    assert lease_name("databricks-uc://m", "Main.LLM.Support") == lease_name("databricks-uc://m", MODEL)
+    assert lease_name("http://mlflow:5000", "Support") != lease_name("http://mlflow:5000", "support")
+
+
+def test_a_model_and_its_aliases(databricks: Workspace) -> None:
+    asked = registry(databricks)
+    assert asked.model(MODEL) is None
+    databricks.add_version(MODEL, 1)
+    databricks.add_version(MODEL, 2)
+    assert asked.model(MODEL) == RegisteredModel(MODEL, {})
+    asked.set_alias(MODEL, "champion", "1")
+    asked.set_alias(MODEL, "champion", "2")
+    asked.set_alias(MODEL, "candidate", "1")
+    assert asked.model(MODEL) == RegisteredModel(MODEL, {"champion": "2", "candidate": "1"})
+    asked.delete_alias(MODEL, "champion")
+    asked.delete_alias(MODEL, "champion")
+    assert asked.model(MODEL) == RegisteredModel(MODEL, {"candidate": "1"})
+
+
+def test_a_version(databricks: Workspace) -> None:
+    asked = registry(databricks)
+    assert asked.version(MODEL, "1") is None
+    databricks.add_version(MODEL, 1, {"eval_loss": 1.5}, {"finetune.dev/eval-data": "d1"})
+    assert asked.version(MODEL, "2") is None
+    asked.set_tags(MODEL, "1", {"reviewed": "yes", "by": "ana"})
+    assert asked.version(MODEL, "1") == ModelVersion(
+        version="1",
+        run_id=f"run-{MODEL}-1",
+        tags={"reviewed": "yes", "by": "ana"},
+        metrics={"eval_loss": 1.5},
+        evaluated_on="d1",
+    )
+
+
+def test_the_data_noted_on_the_version_come_before_those_of_its_run(databricks: Workspace) -> None:
+    databricks.add_version(MODEL, 1, {}, {"finetune.dev/eval-data": "d1"})
+    registry(databricks).set_tags(MODEL, "1", {"finetune.dev/eval-data": "d2"})
+    found = registry(databricks).version(MODEL, "1")
+    assert found
+    assert found.evaluated_on == "d2"
+
+
+def test_a_run_that_is_gone(databricks: Workspace) -> None:
+    databricks.add_version(MODEL, 1, {"eval_loss": 1.5})
+    databricks.runs.clear()
+    assert registry(databricks).version(MODEL, "1") == ModelVersion(version="1")
+
+
+def test_a_version_whose_files_are_not_complete(databricks: Workspace) -> None:
+    databricks.add_version(MODEL, 1)
+    databricks.models[MODEL].versions[1].status = "PENDING_REGISTRATION"
+    found = registry(databricks).version(MODEL, "1")
+    assert found
+    assert not found.ready
+
+
+def test_a_metric_that_is_no_number(databricks: Workspace) -> None:
+    databricks.add_version(MODEL, 1, {"eval_loss": math.nan})
+    found = registry(databricks).version(MODEL, "1")
+    assert found
+    assert math.isnan(found.metrics["eval_loss"])
+
+
+REFUSED: dict[str, tuple[str, Callable[[Registry], object], str]] = {
+    "to read": ("GET /api/2.1", lambda asked: asked.model(MODEL), f"read the model {MODEL}"),
+    "to set an alias": (
+        "PUT /api/2.1",
+        lambda asked: asked.set_alias(MODEL, "champion", "1"),
+        f"set the alias champion of the model {MODEL}",
+    ),
+    "to remove an alias": (
+        "DELETE /api/2.1",
+        lambda asked: asked.delete_alias(MODEL, "champion"),
+        f"remove the alias champion of the model {MODEL}",
+    ),
+    "to set tags": (
+        "POST /api/2.0/mlflow",
+        lambda asked: asked.set_tags(MODEL, "1", {"a": "b"}),
+        f"set tags of version 1 of the model {MODEL}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("denied", "call", "what"), REFUSED.values(), ids=REFUSED)
+def test_no_permission(
+    databricks: Workspace, denied: str, call: Callable[[Registry], object], what: str
+) -> None:
+    databricks.add_version(MODEL, 1)
+    databricks.denied = {denied}
+    assert problem(lambda: call(registry(databricks))) == (
+        ConditionReason.DATABRICKS_FORBIDDEN,
+        f"Databricks at {databricks.uri} does not let the operator {what}: grant it the permission, or use other "
+        "credentials (User does not have the permission on this object)",
+    )
+
+
+def test_an_alias_of_a_version_that_does_not_exist(databricks: Workspace) -> None:
+    databricks.add_version(MODEL, 1)
+    assert problem(lambda: registry(databricks).set_alias(MODEL, "champion", "7")) == (
+        ConditionReason.DATABRICKS_ERROR,
+        f"Databricks at {databricks.uri} could not set the alias champion of the model {MODEL}: Version 7 of '{MODEL}' "
+        "does not exist.",
+    )
+
+
+@pytest.mark.parametrize("name", ["support", "llm.support", "a.b.c.d", "a..c", "main.llm/x.y"])
+def test_names_without_three_levels(databricks: Workspace, name: str) -> None:
+    assert problem(lambda: registry(databricks).model(name)) == (
+        ConditionReason.DATABRICKS_ERROR,
+        f"model {name} has no name of three levels, as Unity Catalog asks for: write catalog.schema.name",
+    )
+    assert databricks.asked == []

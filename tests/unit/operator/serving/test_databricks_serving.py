@@ -1,0 +1,264 @@
+"""The client of serving endpoints, with the real SDK against the stand-in workspace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from databricks.sdk import WorkspaceClient
+from databricks.sdk.service.serving import AiGatewayConfig
+
+from finetune_crds.conditions import ConditionReason
+from finetune_crds.serving import DatabricksServing
+from finetune_operator.databricks.workspace import workspace
+from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.serving.databricks import act, endpoint
+from finetune_operator.serving.model import (
+    ConfigureEndpoint,
+    Endpoint,
+    EndpointAction,
+    LogRequests,
+    ServedVersion,
+)
+from finetune_operator.settings import Settings
+from workspace import Fault, Workspace
+
+MODEL = "main.llm.support"
+PATH = "/api/2.0/serving-endpoints"
+
+
+def spec(**parts: Any) -> DatabricksServing:
+    return DatabricksServing.model_validate({"endpoint": "support"} | parts)
+
+
+def served(**shares: int) -> tuple[ServedVersion, ...]:
+    """v3=90 is version 3 with 90%."""
+    return tuple(ServedVersion(MODEL, name[1:], percent) for name, percent in shares.items())
+
+
+def client(state: Workspace) -> WorkspaceClient:
+    return workspace({"DATABRICKS_HOST": state.uri, "DATABRICKS_TOKEN": "dapi-good"}, Settings())
+
+
+def found(state: Workspace, **parts: Any) -> Endpoint:
+    return endpoint(client(state), spec(**parts))
+
+
+def refused(state: Workspace, action: EndpointAction) -> tuple[ConditionReason, str]:
+    with pytest.raises(ExternalError) as raised:
+        act(client(state), action)
+    return raised.value.problem.reason, raised.value.problem.message
+
+
+def bodies(state: Workspace) -> list[dict[str, Any]]:
+    """What is in force, as Databricks shows it."""
+    config = state.endpoints.held["support"].config
+    return [
+        {key: value for key, value in item.as_dict().items() if key != "state"}
+        for item in (config.served_entities if config else None) or []
+    ]
+
+
+def test_no_endpoint(databricks: Workspace) -> None:
+    assert found(databricks) == Endpoint()
+
+
+def test_create_and_change(databricks: Workspace) -> None:
+    databricks.endpoints.polls = None
+    url = f"{databricks.uri}/serving-endpoints/support/invocations"
+    act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
+    creating = found(databricks)
+    databricks.endpoints.finish("support")
+    created = found(databricks)
+    act(client(databricks), ConfigureEndpoint(spec(), served(v4=10, v3=90), create=False))
+    changing = found(databricks)
+    databricks.endpoints.finish("support")
+    changed = found(databricks)
+    first, second = creating.revision, changing.revision
+    assert first != second
+    assert [creating, created, changing, changed] == [
+        Endpoint(exists=True, updating=True, pending=served(v3=100), revision=first, url=url),
+        Endpoint(exists=True, ready=True, served=served(v3=100), revision=first, url=url),
+        Endpoint(
+            exists=True,
+            ready=True,
+            updating=True,
+            served=served(v3=100),
+            pending=served(v4=10, v3=90),
+            revision=second,
+            url=url,
+        ),
+        Endpoint(exists=True, ready=True, served=served(v4=10, v3=90), revision=second, url=url),
+    ]
+    assert databricks.writes() == [("POST", PATH), ("PUT", f"{PATH}/support/config")]
+
+
+PLAIN = {"name": "version-3", "entity_name": MODEL, "entity_version": "3"}
+ENTITIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "defaults": ({}, {"workload_size": "Small", "workload_type": "CPU", "scale_to_zero_enabled": True}),
+    "all that can be set": (
+        {
+            "workloadSize": "Large",
+            "workloadType": "GPU_MEDIUM",
+            "scaleToZero": False,
+            "environment": {"A": "b", "KEY": "{{secrets/scope/key}}"},
+        },
+        {
+            "workload_size": "Large",
+            "workload_type": "GPU_MEDIUM",
+            "scale_to_zero_enabled": False,
+            "environment_vars": {"A": "b", "KEY": "{{secrets/scope/key}}"},
+        },
+    ),
+    "provisioned throughput": (
+        {"provisionedThroughput": {"modelUnits": 50, "burstScaling": True}},
+        {"provisioned_model_units": 50, "burst_scaling_enabled": True},
+    ),
+}
+
+
+@pytest.mark.parametrize(("parts", "fields"), ENTITIES.values(), ids=ENTITIES)
+def test_entities(databricks: Workspace, parts: dict[str, Any], fields: dict[str, Any]) -> None:
+    act(client(databricks), ConfigureEndpoint(spec(**parts), served(v3=100), create=True))
+    assert found(databricks, **parts).as_asked
+    assert bodies(databricks) == [PLAIN | fields]
+
+
+def test_provisioned_throughput_has_its_own_paths(databricks: Workspace) -> None:
+    reserved = {"provisionedThroughput": {"modelUnits": 50}}
+    act(client(databricks), ConfigureEndpoint(spec(**reserved), served(v3=100), create=True))
+    assert found(databricks, **reserved).ready
+    act(client(databricks), ConfigureEndpoint(spec(**reserved), served(v4=50, v3=50), create=False))
+    assert found(databricks, **reserved).served == served(v4=50, v3=50)
+    assert databricks.writes() == [("POST", f"{PATH}/pt"), ("PUT", f"{PATH}/pt/support/config")]
+
+
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "size": {"workloadSize": "Medium"},
+    "machine": {"workloadType": "GPU_SMALL"},
+    "scale to zero": {"scaleToZero": False},
+    "throughput": {"provisionedThroughput": {"modelUnits": 1}},
+}
+
+
+@pytest.mark.parametrize("parts", OTHERWISE.values(), ids=OTHERWISE)
+def test_another_configuration_is_seen(databricks: Workspace, parts: dict[str, Any]) -> None:
+    environment = {"environment": {"A": "b"}}
+    act(client(databricks), ConfigureEndpoint(spec(**environment), served(v3=100), create=True))
+    assert found(databricks, **environment).as_asked
+    if "provisionedThroughput" not in parts:
+        assert not found(databricks, **environment, **parts).as_asked
+    assert not found(databricks, environment={"A": "c"}).as_asked
+    assert not found(databricks).as_asked
+
+
+def test_what_databricks_does_not_say_does_not_differ(databricks: Workspace) -> None:
+    act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
+    found(databricks)
+    config = databricks.endpoints.held["support"].config
+    assert config
+    assert config.served_entities
+    config.served_entities[0].workload_size = None
+    assert found(databricks, workloadSize="Medium").as_asked
+
+
+def test_a_change_that_fails(databricks: Workspace) -> None:
+    databricks.endpoints.broken = {"4": "no machine of this kind"}
+    act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
+    found(databricks)
+    act(client(databricks), ConfigureEndpoint(spec(), served(v4=100), create=False))
+    failed = found(databricks)
+    assert failed == Endpoint(
+        exists=True,
+        ready=True,
+        failed=True,
+        message="version 4: no machine of this kind",
+        served=served(v3=100),
+        pending=served(v4=100),
+        revision=failed.revision,
+        url=failed.url,
+    )
+
+
+def test_a_change_that_fails_without_a_word(databricks: Workspace) -> None:
+    databricks.endpoints.broken = {"4": "no machine of this kind"}
+    databricks.endpoints.keeps_failed = False
+    act(client(databricks), ConfigureEndpoint(spec(), served(v4=100), create=True))
+    assert found(databricks).message == "Databricks does not say why: see the endpoint's events"
+
+
+def test_another_change_under_way_is_no_error(databricks: Workspace) -> None:
+    databricks.endpoints.polls = None
+    busy = (
+        ConditionReason.ENDPOINT_BUSY,
+        "another change of the serving endpoint support is under way: waiting for its end",
+    )
+    act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
+    assert refused(databricks, ConfigureEndpoint(spec(), served(v3=100), create=True)) == busy
+    assert refused(databricks, ConfigureEndpoint(spec(), served(v4=100), create=False)) == busy
+
+
+def test_what_databricks_refuses(databricks: Workspace) -> None:
+    wrong = ConfigureEndpoint(spec(), served(v3=50, v4=10), create=True)
+    assert refused(databricks, wrong) == (
+        ConditionReason.DATABRICKS_ERROR,
+        f"Databricks at {databricks.uri} could not change the serving endpoint support: Traffic percentages must add up "
+        "to 100.",
+    )
+    databricks.denied = {f"POST {PATH}"}
+    assert refused(databricks, wrong)[0] == ConditionReason.DATABRICKS_FORBIDDEN
+
+
+def test_problems_are_told(databricks: Workspace) -> None:
+    body = {"error_code": "REQUEST_LIMIT_EXCEEDED", "message": "Slow down"}
+    databricks.faults = [Fault(429, body, path=PATH, headers={"Retry-After": "60"})]
+    problem = Problem(
+        ConditionReason.DATABRICKS_UNREACHABLE,
+        f"Databricks at {databricks.uri} is too busy to read the serving endpoint support: Slow down",
+    )
+    assert found(databricks) == Endpoint(problem=problem)
+
+
+TABLE = {"inferenceTable": {"catalog": "main", "schema": "logs", "tablePrefix": "support"}}
+
+
+def test_requests_are_logged(databricks: Workspace) -> None:
+    act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
+    assert not found(databricks, **TABLE).inference_table
+    assert found(databricks).inference_table
+    act(client(databricks), LogRequests(spec(**TABLE)))
+    assert found(databricks, **TABLE).inference_table
+    other = {"inferenceTable": {"catalog": "main", "schema": "other"}}
+    assert not found(databricks, **other).inference_table
+    assert databricks.writes() == [("POST", PATH), ("PUT", f"{PATH}/support/ai-gateway")]
+
+
+def test_logging_keeps_the_limits_that_somebody_has_set(databricks: Workspace) -> None:
+    act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
+    limits = {
+        "rate_limits": [{"calls": 5, "key": "user", "renewal_period": "minute"}],
+        "usage_tracking_config": {"enabled": True},
+    }
+    databricks.endpoints.held["support"].ai_gateway = AiGatewayConfig.from_dict(limits)
+    act(client(databricks), LogRequests(spec(**TABLE)))
+    gateway = databricks.endpoints.held["support"].ai_gateway
+    assert gateway
+    table = {
+        "catalog_name": "main",
+        "schema_name": "logs",
+        "table_name_prefix": "support",
+        "enabled": True,
+    }
+    assert gateway.as_dict() == limits | {"inference_table_config": table}
+
+
+def test_another_providers_model_has_no_name(databricks: Workspace) -> None:
+    config = {
+        "served_entities": [{"name": "outside", "external_model": _EXTERNAL}],
+        "traffic_config": {"routes": [{"served_entity_name": "outside", "traffic_percentage": 100}]},
+    }
+    databricks.endpoints.create({"name": "support", "config": config})
+    assert found(databricks).served == (ServedVersion("", "", 100),)
+
+
+_EXTERNAL = {"name": "gpt", "provider": "openai", "task": "llm/v1/chat"}

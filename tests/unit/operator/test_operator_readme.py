@@ -1,0 +1,39 @@
+"""operator/README.md names every setting with its default, and every metric with its labels."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from prometheus_client.metrics import MetricWrapperBase
+
+from finetune_operator import metrics
+from finetune_operator.settings import Settings
+
+README = (Path(__file__).parents[3] / "operator" / "README.md").read_text(encoding="utf-8")
+# Read where they are used, before there are settings.
+OTHERS = {"FINETUNE_METRICS_PORT": "8081", "FINETUNE_LIVENESS": "http://0.0.0.0:8080/healthz"}
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The rows of the table of a chapter, without backticks."""
+    chapter = README.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    found = [line for line in chapter.splitlines() if line.startswith("| `")]
+    return [[cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in found]
+
+
+def shown(value: object) -> str:
+    """A default, as the table has it."""
+    return f"{value:g}" if isinstance(value, float) else str(value or "")
+
+
+def test_settings() -> None:
+    known = {f"FINETUNE_{name.upper()}": shown(value) for name, value in vars(Settings()).items()}
+    assert {name: default for name, default, _ in rows("Settings")} == known | OTHERS
+
+
+def test_metrics() -> None:
+    ours = [item for item in vars(metrics).values() if isinstance(item, MetricWrapperBase)]
+    names = {family.name: item._labelnames for item in ours for family in item.describe()}
+    told = {re.sub("_total$", "", name): (label,) for name, label, _ in rows("Metrics")}
+    assert told == names

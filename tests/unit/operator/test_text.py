@@ -1,0 +1,27 @@
+"""Other people's errors, as a status may show them."""
+
+from __future__ import annotations
+
+import pytest
+
+from finetune_operator.text import short
+
+SHORT = {
+    "one line": ("it\n broke\t twice ", "it broke twice"),
+    "a trace of Databricks": ("is not available. [TraceId: 00-1f3a9c-00]", "is not available."),
+    "a request of Databricks": ("denied [ReqId: 1f3a]", "denied"),
+    "in the middle": ("denied (Request ID: 1f3a) to ann", "denied to ann"),
+    "of a proxy": ("blocked (ray-id=8c1f)", "blocked"),
+    "two of them": ("no [trace_id: 1][request id 2]", "no"),
+    "no id of a request": (
+        "no (request ideas) [id: 4] (request: 4) [Errno 111]",
+        "no (request ideas) [id: 4] (request: 4) [Errno 111]",
+    ),
+    "one that is not closed": ("denied [TraceId: 00", "denied [TraceId: 00"),
+    "cut after the id is gone": ("x" * 290 + " [ReqId: 12345678]" + "y" * 11, "x" * 290 + "y" * 10 + "..."),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), SHORT.values(), ids=SHORT)
+def test_short(text: str, expected: str) -> None:
+    assert short(text) == expected
