@@ -7,7 +7,7 @@ import sys
 
 TOGETHER = """
 import threading
-from finetune_operator.mlflow.host import TrackingError
+from finetune_operator.errors import ExternalError
 from finetune_operator.registry.mlflow import MlflowRegistry
 from finetune_operator.mlflow.runs import Server
 
@@ -18,7 +18,7 @@ def first(ask):
     gate.wait()
     try:
         ask()
-    except TrackingError as error:
+    except ExternalError as error:
         said.add(error.problem.reason.value)
 
 asks = (
