@@ -27,7 +27,7 @@ async def read(
         field: where the Secret is named.
 
     Raises:
-        TrackingError: it cannot be read, does not exist, or holds no text.
+        ExternalError: it cannot be read, does not exist, or holds no text.
         KubeError: the API server cannot be reached.
     """
     if reference is None:

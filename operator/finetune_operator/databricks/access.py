@@ -44,7 +44,7 @@ def access(secret: Mapping[str, str] | None, settings: Settings) -> Access:
     NB: the installation's token goes to the installation's host alone. A Secret brings both, or nothing.
 
     Raises:
-        TrackingError: something is missing; the message says what.
+        ExternalError: something is missing; the message says what.
     """
     return _installed(settings) if secret is None else _from_secret(secret)
 

@@ -29,13 +29,13 @@ def workspace(secret: Mapping[str, str] | None, settings: Settings) -> Workspace
     """A client of the workspace, kept from call to call; it waits at most 10 s for an answer and never tries again.
 
     Raises:
-        TrackingError: something is missing, or the workspace cannot be reached.
+        ExternalError: something is missing, or the workspace cannot be reached.
     """
     return _clients.get(access(secret, settings))
 
 
 class problems:  # noqa: N801
-    """Turns whatever the SDK raises into a TrackingError with a sentence a person can act on.
+    """Turns whatever the SDK raises into a ExternalError with a sentence a person can act on.
 
     `what` completes "Databricks does not let the operator ...".
     """

@@ -54,7 +54,7 @@ class FineTuneJobApplier:
         Raises:
             KubeError: the API server refused something, or could not be reached.
             NameTaken: a child's name belongs to something else.
-            TrackingError: MLflow could not be written to; the status says so.
+            ExternalError: MLflow could not be written to; the status says so.
             LeaseBusy: an alias waits for another replica's write; come back in about a second.
         """
         await self._delete(job, decision)

@@ -85,7 +85,7 @@ class FineTuneJobObserver:
         """The MLflow server of a job, with its credentials; None when it has none.
 
         Raises:
-            TrackingError: the Secret with the credentials is missing.
+            ExternalError: the Secret with the credentials is missing.
         """
         tracking = job.spec.tracking if job.spec else None
         uri, registry = self.settings.servers(tracking or Tracking())

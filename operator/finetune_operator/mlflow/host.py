@@ -67,7 +67,7 @@ class Host:
         return RestStore(self._access)
 
     def problems(self) -> Problems:
-        """A block in which whatever MLflow's client raises becomes a TrackingError."""
+        """A block in which whatever MLflow's client raises becomes a ExternalError."""
         return Problems(self.uri, (self.credentials.password, self.credentials.token))
 
     def _access(self) -> Any:
@@ -98,7 +98,7 @@ _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 class Problems:
-    """Turns whatever MLflow's client raises in a block into a TrackingError with a sentence a person can act on.
+    """Turns whatever MLflow's client raises in a block into a ExternalError with a sentence a person can act on.
 
     NB: parts of MLflow are imported in such blocks alone. Two threads that import it for the first time, each from
     another end, leave it broken for as long as the process lives.

@@ -50,7 +50,7 @@ class ModelPromotionApplier:
             KubeError: the API server refused something, or could not be reached.
             LeaseBusy: another replica writes to the model.
             StaleError: the promotion changed meanwhile.
-            TrackingError: the registry or the endpoint could not be written to; the status says so.
+            ExternalError: the registry or the endpoint could not be written to; the status says so.
         """
         body = await self._status(promotion, decision, now)
         version = str(body["metadata"]["resourceVersion"]) if body else promotion.version

@@ -134,7 +134,7 @@ class ModelPromotionObserver:
         """The registry of a promotion, with its credentials.
 
         Raises:
-            TrackingError: the Secret with the credentials is missing, or the registry cannot be used.
+            ExternalError: the Secret with the credentials is missing, or the registry cannot be used.
         """
         tracking = promotion.spec.tracking if promotion.spec else PromotionTracking()
         secret = await secrets.read(self.kube, promotion.namespace, tracking.secret_ref, secrets.TRACKING)
@@ -144,7 +144,7 @@ class ModelPromotionObserver:
         """The serving workspace of a promotion, with its credentials.
 
         Raises:
-            TrackingError: the Secret with the credentials is missing, or no workspace is known.
+            ExternalError: the Secret with the credentials is missing, or no workspace is known.
         """
         serving = promotion.spec.serving if promotion.spec else None
         wanted = serving.databricks if serving else None

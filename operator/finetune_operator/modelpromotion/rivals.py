@@ -67,7 +67,7 @@ class Rivals:
         """The oldest other promotion for the same alias, as namespace/name, if it is older than this one.
 
         Raises:
-            TrackingError: this promotion's workspace is not known, or cannot be reached.
+            ExternalError: this promotion's workspace is not known, or cannot be reached.
         """
         mine = self._claim(spec.model_dump(mode="json", by_alias=True))
         for other in self._older(promotion, lambda spec: self._keeps(spec, mine)):
@@ -79,7 +79,7 @@ class Rivals:
         """The oldest other promotion for the same endpoint, as namespace/name, if it is older than this one.
 
         Raises:
-            TrackingError: this promotion's workspace is not known.
+            ExternalError: this promotion's workspace is not known.
         """
         for other in self._older(promotion, lambda spec: _endpoint(spec) == wanted.endpoint):
             mine, theirs = wanted.secret_ref, _reference(other.spec["serving"]["databricks"])
@@ -92,7 +92,7 @@ class Rivals:
         """In words, the aliases that take their version from each other, this promotion's among them; None for none.
 
         Raises:
-            TrackingError: this promotion's workspace is not known, or cannot be reached.
+            ExternalError: this promotion's workspace is not known, or cannot be reached.
         """
         path, source = [spec.alias], spec.source.alias
         while source and source not in path:

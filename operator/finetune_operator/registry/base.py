@@ -69,7 +69,7 @@ def evaluated_on(tags: Mapping[str, str], run_tags: Mapping[str, str]) -> str | 
 class Registry(Protocol):
     """A model registry, with credentials. Every method blocks; call it off the event loop.
 
-    All methods raise TrackingError, whose problem says what is wrong and what to do.
+    All methods raise ExternalError, whose problem says what is wrong and what to do.
     """
 
     @property

@@ -18,7 +18,7 @@ def open_registry(
     """The registry of a promotion, with the credentials of its Secret.
 
     Raises:
-        TrackingError: the workspace of Unity Catalog is not known, or its credentials are incomplete.
+        ExternalError: the workspace of Unity Catalog is not known, or its credentials are incomplete.
     """
     server, registry = settings.servers(tracking)
     if registry == UNITY_CATALOG:
@@ -35,7 +35,7 @@ def metastore(settings: Settings, secret: Mapping[str, str] | None, *, ask: bool
     It blocks, unless it is not to `ask` for what is not known yet.
 
     Raises:
-        TrackingError: the workspace is not known, or cannot be reached.
+        ExternalError: the workspace is not known, or cannot be reached.
     """
     from finetune_operator.databricks.workspace import workspace
     from finetune_operator.registry.unity import metastore_of

@@ -22,7 +22,7 @@ _MISSING = "RESOURCE_DOES_NOT_EXIST"
 class MlflowRegistry:
     """The registry of an MLflow server, and the tracking server that knows the runs of its versions.
 
-    Every method blocks, and raises TrackingError.
+    Every method blocks, and raises ExternalError.
     """
 
     tracking_uri: str

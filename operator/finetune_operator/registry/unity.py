@@ -42,7 +42,7 @@ class UnityRegistry:
         """The models of the metastore that the workspace is attached to.
 
         Raises:
-            TrackingError: the workspace cannot be reached.
+            ExternalError: the workspace cannot be reached.
         """
         return cls(workspace, metastore_of(workspace))
 
@@ -135,7 +135,7 @@ def metastore_of(workspace: WorkspaceClient, *, ask: bool = True) -> str | None:
     """The metastore that a workspace is attached to; None where we may not know, or need not `ask` and do not.
 
     Raises:
-        TrackingError: the workspace cannot be reached.
+        ExternalError: the workspace cannot be reached.
     """
     from databricks.sdk.errors import NotFound, PermissionDenied
 

@@ -109,7 +109,7 @@ class AliasWriter:
             LeaseBusy: another process writes to the model; come back in about a second.
             AliasMoved: the alias, or the one that the version comes from, points elsewhere.
             VersionNotReady: the version does not exist, or its files are not complete.
-            TrackingError: the registry, or the Lease, could not be read or written.
+            ExternalError: the registry, or the Lease, could not be read or written.
         """
         name = lease_name(registry.uri, model)
         lock = self._locks.setdefault(name, asyncio.Lock())
@@ -161,7 +161,7 @@ class _Turn:
 
         Raises:
             LeaseBusy: the Lease ran out and somebody else took it; nothing was written.
-            TrackingError: the Lease could not be renewed, or the registry not written to.
+            ExternalError: the Lease could not be renewed, or the registry not written to.
         """
         if self.still:
             await self.still()

@@ -37,7 +37,7 @@ def open_serving(settings: Settings, secret: Mapping[str, str] | None) -> Servin
     """The workspace that a Secret names or, without one, that of the installation.
 
     Raises:
-        TrackingError: no workspace is known, or the Secret is incomplete.
+        ExternalError: no workspace is known, or the Secret is incomplete.
     """
     # NB: the SDK takes a second to import, and most installations have no Databricks.
     from finetune_operator.databricks.workspace import workspace
@@ -49,7 +49,7 @@ def workspace_host(secret: Mapping[str, str] | None, settings: Settings) -> str:
     """The address of that workspace.
 
     Raises:
-        TrackingError: no workspace is known, or the Secret is incomplete.
+        ExternalError: no workspace is known, or the Secret is incomplete.
     """
     from finetune_operator.databricks.access import access
 

@@ -48,7 +48,7 @@ def act(workspace: WorkspaceClient, action: EndpointAction) -> None:
     """Ask Databricks for a change, and return as soon as it has taken it on.
 
     Raises:
-        TrackingError: Databricks does not take it on. Its reason is EndpointBusy when another change is under way: that
+        ExternalError: Databricks does not take it on. Its reason is EndpointBusy when another change is under way: that
             is no error, only a reason to come back.
     """
     from databricks.sdk.errors import ResourceConflict

@@ -90,7 +90,7 @@ EndpointAction = ConfigureEndpoint | LogRequests
 
 
 class Serving(Protocol):
-    """A workspace with serving endpoints. Every method blocks, and raises TrackingError."""
+    """A workspace with serving endpoints. Every method blocks, and raises ExternalError."""
 
     def endpoint(self, wanted: DatabricksServing) -> Endpoint:
         """The endpoint as it is."""

@@ -10,6 +10,7 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import MlflowStatus
+from finetune_operator.controller.reconciler import BUSY_SECONDS
 from finetune_operator.controller.store import Store
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.errors import ExternalError, Problem
@@ -340,7 +341,7 @@ async def test_an_alias_waits_for_another_replica_without_a_complaint(
     monkeypatch.setattr(FineTuneJobObserver, "_ask", no_answer)
     with caplog.at_level(logging.INFO):
         await world.look()
-    assert (caplog.records, world.next_look()) == ([], world.seconds + module.BUSY_SECONDS)
+    assert (caplog.records, world.next_look()) == ([], world.seconds + BUSY_SECONDS)
     message = f"alias a of m cannot be set: Lease default/{name} is held by somebody: trying again"
     assert world.condition(ConditionType.REGISTERED) == (ConditionReason.REGISTERING, message)
 
