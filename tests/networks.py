@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from finetune_crds.recipe import Recipe
-    from finetune_trainer.train.data import Split
-    from finetune_trainer.train.distributed import World
-    from finetune_trainer.train.network import Network
+    from finetune_trainer.train.data.dataset import Split
+    from finetune_trainer.train.model.network import Network
+    from finetune_trainer.train.runtime.distributed import World
 
 # What peft and bitsandbytes say of themselves.
 PEFT_WARNINGS = (
@@ -56,7 +56,7 @@ def recipe(
 
 def random_split(*, documents: int = 1, examples: int = 16, vocabulary: int = 280, seed: int = 0) -> Split:
     """Examples of random tokens, of 5 to 29 tokens a document, with the loss on some of them."""
-    from finetune_trainer.train.data import Split
+    from finetune_trainer.train.data.dataset import Split
 
     draw = np.random.default_rng(seed)
     offsets = np.concatenate([[0], np.cumsum(draw.integers(5, 30, examples * documents))])
@@ -66,7 +66,7 @@ def random_split(*, documents: int = 1, examples: int = 16, vocabulary: int = 28
 
 def of_documents(*documents: list[int]) -> Split:
     """A split of documents with the loss on each token."""
-    from finetune_trainer.train.data import Split
+    from finetune_trainer.train.data.dataset import Split
 
     tokens = np.array([token for document in documents for token in document], np.int32)
     offsets = np.concatenate([[0], np.cumsum([len(document) for document in documents])])
@@ -84,7 +84,7 @@ def build(made_of: Recipe, base: Path, world: World) -> Network:
 @contextmanager
 def alone() -> Iterator[World]:
     """A process group of this process."""
-    from finetune_trainer.train.distributed import World
+    from finetune_trainer.train.runtime.distributed import World
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -109,7 +109,7 @@ def on_ranks(size: int, rendezvous: Path, work: Callable[[World, Any], None], ar
 
 
 def _rank(rank: int, size: int, rendezvous: str, work: Callable[[World, Any], None], argument: Any) -> None:
-    from finetune_trainer.train.distributed import World
+    from finetune_trainer.train.runtime.distributed import World
 
     torch.set_num_threads(1)
     os.environ["HF_HUB_OFFLINE"] = "1"

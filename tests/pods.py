@@ -217,7 +217,8 @@ class Pod:
 
     def run_here(self, capsys: pytest.CaptureFixture[str]) -> Outcome:
         """Run the pod's only rank in this process: the launcher left out, nothing else."""
-        from finetune_trainer.train import launch, worker
+        from finetune_trainer.train import worker
+        from finetune_trainer.train.runtime import scratch as shared
 
         recipe = self.folder / "recipe.yaml"
         recipe.write_text(yaml.safe_dump(self.recipe))
@@ -226,7 +227,7 @@ class Pod:
             environment = {
                 "HYPERPARAMETERS_PATH": str(recipe),
                 "HF_HUB_OFFLINE": "1",
-                launch.ENV_SCRATCH: scratch,
+                shared.ENV_SCRATCH: scratch,
                 **dict.fromkeys(("RANK", "LOCAL_RANK"), "0"),
                 "WORLD_SIZE": "1",
                 "MASTER_ADDR": "localhost",
@@ -239,7 +240,7 @@ class Pod:
                 code = worker.main()
             finally:
                 signal.signal(signal.SIGTERM, on_sigterm)
-            told = launch.said(Path(scratch), 0)
+            told = shared.said(Path(scratch), 0)
         assert told is not None
         return Outcome(code, capsys.readouterr().out, told.message)
 

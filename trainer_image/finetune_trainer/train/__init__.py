@@ -1,6 +1,6 @@
 """The training loop.
 
-In the order of the pipeline: `launch` starts a `worker` for each rank; a worker reads the `recipe`, `data` and
-`pack` make batches, `model` is loaded, adapted and sharded, `loop` takes the steps (with an objective of
-`objectives`, a `schedule`, a `checkpoint` and a `track`er), `export` writes the model and `register` names it.
+In the order of the pipeline: `launch` starts a `worker` for each rank; a worker loads the recipe (`runtime`), makes
+batches (`data`), builds a sharded network (`build`, over `model` and `objectives`), trains it (`loop`, with
+`checkpoint`), and exports and registers the result (`delivery`).
 """

@@ -12,8 +12,9 @@ from finetune_crds.training import Method
 from finetune_trainer import artifacts
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.tokenizer import check_same_vocabulary, check_vocabulary, load_tokenizer
-from finetune_trainer.train import adapt, data, load, memory, pack, shard
-from finetune_trainer.train.network import Network
+from finetune_trainer.train.data import dataset, pack
+from finetune_trainer.train.model import adapt, load, memory, shard
+from finetune_trainer.train.model.network import Network
 from finetune_trainer.train.objectives.distillation import Distillation, TeacherStates
 from finetune_trainer.train.objectives.dpo import Dpo
 from finetune_trainer.train.objectives.sft import Sft
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from finetune_crds.recipe import Recipe
-    from finetune_trainer.train.distributed import World
+    from finetune_trainer.train.runtime.distributed import World
 
 _TEACHER = "objective.distillation.teacher"
 # Tokens on which the logits are compared, and how far they may be apart: bf16 rounds to 1/256.
@@ -96,7 +97,7 @@ def check_way_to_logits(network: Network, world: World, base: str) -> None:
     Raises:
         RecipeRefusedError: they differ.
     """
-    document = data.Split(
+    document = dataset.Split(
         np.arange(_CHECKED, dtype=np.int32), np.ones(_CHECKED, bool), np.array([0, _CHECKED])
     )
     batch = pack.collate(document, [[0]], pad_id=0).to(world.device)

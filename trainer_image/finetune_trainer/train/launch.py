@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -17,8 +16,9 @@ from typing import TYPE_CHECKING
 from finetune_crds.contract import EXIT_PREEMPTED, PodError, TerminationMessage
 from finetune_trainer import outcome
 from finetune_trainer.outcome import PodFailure, PreemptedError, TrainingError
-from finetune_trainer.train.preemption import NOT_STARTED, on_sigterm_at_once
-from finetune_trainer.train.recipe import load_recipe
+from finetune_trainer.train.runtime import scratch
+from finetune_trainer.train.runtime.preemption import NOT_STARTED, on_sigterm_at_once
+from finetune_trainer.train.runtime.recipe import load_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from finetune_crds.recipe import Recipe
 
 _WORKER = ("-m", "finetune_trainer.train.worker")
-ENV_SCRATCH = "FINETUNE_SCRATCH"
-PEER_LOST = "PeerLost"
-_TRAINING = "training"
 
 
 @dataclass(frozen=True)
@@ -55,39 +52,6 @@ class Gang:
         )
 
 
-@dataclass(frozen=True)
-class Said:
-    """How a rank says it ended, and when (seconds since the epoch)."""
-
-    code: int
-    message: TerminationMessage
-    when: float
-
-
-def say(folder: Path, rank: int, code: int, message: TerminationMessage | None) -> None:
-    """Leave a rank's end for the launcher, in the folder that its pod's ranks share."""
-    text = {"code": code, "message": (message or TerminationMessage()).dump()}
-    _said_path(folder, rank).write_text(json.dumps(text), encoding="utf-8")
-
-
-def said(folder: Path, rank: int) -> Said | None:
-    """How a rank says it ended; None: it had no time to."""
-    path = _said_path(folder, rank)
-    if not path.exists():
-        return None
-    text = json.loads(path.read_text(encoding="utf-8"))
-    return Said(text["code"], TerminationMessage.model_validate_json(text["message"]), path.stat().st_mtime)
-
-
-def _said_path(folder: Path, rank: int) -> Path:
-    return folder / f"rank-{rank}.json"
-
-
-def note_first_step(folder: Path) -> None:
-    """Tell the launcher that from now on there is something to lose."""
-    (folder / _TRAINING).touch()
-
-
 def launch() -> TerminationMessage | None:
     """Run the workers to their end; the message of rank 0 where it ran in this pod.
 
@@ -99,11 +63,11 @@ def launch() -> TerminationMessage | None:
     recipe = load_recipe()
     gang = Gang.of(os.environ, recipe)
     with tempfile.TemporaryDirectory(prefix="finetune-") as folder, on_sigterm_at_once(_leave_rendezvous):
-        os.environ[ENV_SCRATCH] = folder
+        os.environ[scratch.ENV_SCRATCH] = folder
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cpus() // gang.processes)))
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         _run_workers(gang, recipe, Path(folder))
-        first = said(Path(folder), 0)
+        first = scratch.said(Path(folder), 0)
         return first.message if first is not None else None
 
 
@@ -117,7 +81,7 @@ def _leave_rendezvous() -> None:
     if signal.getsignal(signal.SIGTERM) is not _stop_before_workers:
         return
     outcome.tell_kubernetes(*outcome.describe(PreemptedError(NOT_STARTED, None)))
-    shutil.rmtree(os.environ[ENV_SCRATCH], ignore_errors=True)
+    shutil.rmtree(os.environ[scratch.ENV_SCRATCH], ignore_errors=True)
     os._exit(EXIT_PREEMPTED)
 
 
@@ -164,13 +128,13 @@ def first_failure(failures: Mapping[int, ProcessFailure], folder: Path) -> PodFa
     """
 
     def order(rank: int) -> tuple[bool, float]:
-        told = said(folder, rank)
+        told = scratch.said(folder, rank)
         if told is None:
             return False, failures[rank].timestamp
-        return told.message.error is not None and told.message.error.reason == PEER_LOST, told.when
+        return told.message.error is not None and told.message.error.reason == scratch.PEER_LOST, told.when
 
     rank = min(failures, key=order)
-    told = said(folder, rank)
+    told = scratch.said(folder, rank)
     if told is not None and told.message.error is not None:
         return _as_said(rank, told.code, told.message.error, told.message.checkpoint_step)
     # NB: torchrun stops the other ranks, so that their exit codes say nothing.
@@ -198,10 +162,10 @@ def _stopped(gang: Gang, folder: Path, received: signal.Signals) -> PodFailure:
     """What to report after the pod was asked to stop and the workers had their time to save."""
     first_rank = gang.node_rank * gang.processes
     for rank in range(first_rank, first_rank + gang.processes):
-        told = said(folder, rank)
+        told = scratch.said(folder, rank)
         if told is not None and told.message.error is not None and told.code == EXIT_PREEMPTED:
             return PreemptedError(told.message.error.message, told.message.checkpoint_step)
-    if not (folder / _TRAINING).exists():
+    if not scratch.is_training(folder):
         return PreemptedError(NOT_STARTED, None)
     failure = PodFailure("Stopped", f"stopped by {received.name} before a checkpoint could be written")
     failure.exit_code = 128 + received

@@ -12,23 +12,23 @@ import torch
 
 from finetune_crds import contract
 from finetune_trainer.outcome import PreemptedError
-from finetune_trainer.train import shard, speed
-from finetune_trainer.train.checkpoint import Progress
-from finetune_trainer.train.network import trained
+from finetune_trainer.train.checkpoint.checkpointer import Progress
+from finetune_trainer.train.model import shard, speed
+from finetune_trainer.train.model.network import trained
 from finetune_trainer.train.objectives.sft import Sft
-from finetune_trainer.train.preemption import NOT_STARTED
-from finetune_trainer.train.watch import Watch
+from finetune_trainer.train.runtime.preemption import NOT_STARTED
+from finetune_trainer.train.runtime.watch import Watch
 
 if TYPE_CHECKING:
     from finetune_crds.training import Training
-    from finetune_trainer.train.checkpoint import Checkpointer
-    from finetune_trainer.train.distributed import World
-    from finetune_trainer.train.feed import Collator, Examples, Feed
-    from finetune_trainer.train.network import Network
-    from finetune_trainer.train.pack import Plan
-    from finetune_trainer.train.preemption import Preemption
-    from finetune_trainer.train.schedule import Schedule
-    from finetune_trainer.train.track import Tracker
+    from finetune_trainer.train.checkpoint.checkpointer import Checkpointer
+    from finetune_trainer.train.data.feed import Collator, Examples, Feed
+    from finetune_trainer.train.data.pack import Plan
+    from finetune_trainer.train.model.network import Network
+    from finetune_trainer.train.model.schedule import Schedule
+    from finetune_trainer.train.runtime.distributed import World
+    from finetune_trainer.train.runtime.preemption import Preemption
+    from finetune_trainer.train.runtime.track import Tracker
 
 
 @dataclass

@@ -18,19 +18,22 @@ from finetune_crds import contract
 from finetune_crds.contract import TerminationMessage, TrainResult
 from finetune_trainer import artifacts, outcome
 from finetune_trainer.tokenizer import load_tokenizer, pad_id
-from finetune_trainer.train import build, data, encode, export, lineage, pack, read, shard, system
-from finetune_trainer.train.checkpoint import Checkpointer, Progress
-from finetune_trainer.train.distributed import World, is_loss_of_peer, joined
-from finetune_trainer.train.feed import Collator, Examples, Feed
-from finetune_trainer.train.launch import ENV_SCRATCH, PEER_LOST, note_first_step, say
+from finetune_trainer.train import build
+from finetune_trainer.train.checkpoint.checkpointer import Checkpointer, Progress
+from finetune_trainer.train.data import dataset, encode, pack, read
+from finetune_trainer.train.data.feed import Collator, Examples, Feed
+from finetune_trainer.train.delivery import export, lineage
+from finetune_trainer.train.delivery.register import Registry
 from finetune_trainer.train.loop import Loop
-from finetune_trainer.train.network import Network
+from finetune_trainer.train.model import shard
+from finetune_trainer.train.model.network import Network
+from finetune_trainer.train.model.schedule import Schedule
 from finetune_trainer.train.objectives.dpo import reference_of
-from finetune_trainer.train.preemption import Preemption, on_sigterm_at_once
-from finetune_trainer.train.recipe import load_recipe
-from finetune_trainer.train.register import Registry
-from finetune_trainer.train.schedule import Schedule
-from finetune_trainer.train.track import Tracker
+from finetune_trainer.train.runtime import scratch, system
+from finetune_trainer.train.runtime.distributed import World, is_loss_of_peer, joined
+from finetune_trainer.train.runtime.preemption import Preemption, on_sigterm_at_once
+from finetune_trainer.train.runtime.recipe import load_recipe
+from finetune_trainer.train.runtime.track import Tracker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,7 +52,7 @@ def main() -> int:
     """Train as one rank; what there is to tell goes to the launcher."""
     quiet_libraries()
     rank = int(os.environ["RANK"])
-    return outcome.run(work, tell=lambda code, message: say(scratch(), rank, code, message))
+    return outcome.run(work, tell=lambda code, message: scratch.say(scratch.path(), rank, code, message))
 
 
 def quiet_libraries() -> None:
@@ -61,11 +64,6 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
     # NB: what can import this package downloads compiled kernels from the Hub in the middle of a run.
     sys.modules["kernels"] = None  # type: ignore[assignment] # how Python is told that there is none
-
-
-def scratch() -> Path:
-    """The folder that the ranks of a pod share, gone when the pod ends."""
-    return Path(os.environ[ENV_SCRATCH])
 
 
 def work() -> TerminationMessage | None:
@@ -90,7 +88,7 @@ def work() -> TerminationMessage | None:
                 sentence = (
                     "another rank ended while this one waited for it: look for the rank that failed first"
                 )
-                raise outcome.TrainingError(PEER_LOST, sentence, rank=world.rank) from error
+                raise outcome.TrainingError(scratch.PEER_LOST, sentence, rank=world.rank) from error
             raise
         tracker.close()
     return message
@@ -114,7 +112,7 @@ def system_metrics(recipe: Recipe, world: World, tracker: Tracker) -> Iterator[N
 def leave_rendezvous(preemption: Preemption) -> None:
     """End a rank that waits for the others to join, where no handler of Python's runs and nothing is there to lose."""
     code, message = outcome.describe(preemption.error())
-    say(scratch(), int(os.environ["RANK"]), code, message)
+    scratch.say(scratch.path(), int(os.environ["RANK"]), code, message)
     os._exit(code)
 
 
@@ -131,7 +129,7 @@ class Run:
     def train(self) -> TerminationMessage | None:
         """Load, train, evaluate, export and register."""
         recipe, world = self.recipe, self.world
-        downloads = scratch() / "base"
+        downloads = scratch.path() / "base"
         source = world.agree_in_pod(
             lambda: artifacts.fetch(recipe.model.base, downloads, revision=recipe.model.revision)
         )
@@ -145,7 +143,7 @@ class Run:
         plan = self._plan(train)
         self._describe(splits, plan, train, validation)
 
-        network = build.network(recipe, source, tokenizer, world, scratch() / "teacher")
+        network = build.network(recipe, source, tokenizer, world, scratch.path() / "teacher")
         optimizer = shard.optimizer(network, recipe.training)
         collator = self._collator(tokenizer)
         if recipe.objective.type == "DPO":
@@ -175,7 +173,7 @@ class Run:
             preemption=self.preemption,
             started=self.started,
         )
-        note_first_step(scratch())
+        scratch.note_first_step(scratch.path())
         eval_loss = loop.run()
         feed.close()
         weights = export.gather(network.model)
@@ -217,7 +215,7 @@ class Run:
             build.row_tokens(self.recipe) if self.recipe.training.compile else None,
         )
 
-    def _with_reference(self, examples: Examples, network: Network, collator: Collator) -> data.Split:
+    def _with_reference(self, examples: Examples, network: Network, collator: Collator) -> dataset.Split:
         """The split with what DPO's reference says of some of its examples: the network as it is now."""
         training = self.recipe.training
         batches = collator.batches(examples, training.eval_batch_size or training.batch_size)
@@ -258,23 +256,23 @@ class Run:
 
     def _tokenized(
         self, splits: Splits, tokenizer: PreTrainedTokenizerBase
-    ) -> tuple[data.Split, Examples | None]:
+    ) -> tuple[dataset.Split, Examples | None]:
         """The training split, and the validation split where there is one; tokenised once in each pod."""
-        folder = scratch() / "tokens"
+        folder = scratch.path() / "tokens"
 
         def tokenize() -> None:
             encoder = encode.Encoder.of(self.recipe, tokenizer)
             for name in _SPLITS:
-                if data.tokenize(splits, name, encoder, folder / name):
+                if dataset.tokenize(splits, name, encoder, folder / name):
                     self.world.say(f"{name}: {encoder.summary()}")
                     self.tracker.metrics(0, encoder.figures(name))
 
         self.world.agree_in_pod(tokenize)
-        train = data.Split.load(folder / "train")
+        train = dataset.Split.load(folder / "train")
         if not (folder / "validation").is_dir():
             self.world.agree(self._check_evaluation_is_not_wanted)
             return train, None
-        validation = data.Split.load(folder / "validation")
+        validation = dataset.Split.load(folder / "validation")
         return train, Examples(validation, self._sequences(validation))
 
     def _check_evaluation_is_not_wanted(self) -> None:
@@ -286,11 +284,11 @@ class Run:
                 "add one, or remove them",
             )
 
-    def _sequences(self, split: data.Split) -> list[list[int]]:
+    def _sequences(self, split: dataset.Split) -> list[list[int]]:
         packing = self.recipe.training.packing
         return pack.sequences(split.lengths, max_length=build.row_tokens(self.recipe), packing=packing)
 
-    def _plan(self, train: data.Split) -> pack.Plan:
+    def _plan(self, train: dataset.Split) -> pack.Plan:
         training, gang = self.recipe.training, self.recipe.distributed
         return pack.Plan.of(
             self._sequences(train),
@@ -305,7 +303,7 @@ class Run:
         )
 
     def _describe(
-        self, splits: Splits, plan: pack.Plan, train: data.Split, validation: Examples | None
+        self, splits: Splits, plan: pack.Plan, train: dataset.Split, validation: Examples | None
     ) -> None:
         """Say what is about to happen, to the log and to the MLflow run."""
         recipe, training = self.recipe, self.recipe.training
@@ -360,7 +358,7 @@ class Run:
         name = recipe.register_.model if recipe.register_ else None
         version = registry.version_of_run(name) if name else None
         if version is None:
-            folder = scratch() / "export"
+            folder = scratch.path() / "export"
             folder.mkdir()
             write(folder)
             model_id = registry.upload(folder)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.nn import functional
 
-from finetune_trainer.train.objectives import chunks
+from finetune_trainer.train.model import chunks
 
 if TYPE_CHECKING:
     from finetune_crds.training import Distillation as Spec
-    from finetune_trainer.train.network import Network
-    from finetune_trainer.train.pack import Batch
+    from finetune_trainer.train.data.pack import Batch
+    from finetune_trainer.train.model.network import Network
 
 
 class Distillation:

@@ -9,16 +9,16 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from finetune_crds import contract
-from finetune_trainer.train.objectives import chunks
+from finetune_trainer.train.model import chunks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import numpy as np
 
-    from finetune_trainer.train.distributed import World
-    from finetune_trainer.train.network import Network
-    from finetune_trainer.train.pack import Batch
+    from finetune_trainer.train.data.pack import Batch
+    from finetune_trainer.train.model.network import Network
+    from finetune_trainer.train.runtime.distributed import World
 
 
 class Dpo:

@@ -1,0 +1,434 @@
+"""Checkpoints on storages that fill up, get damaged and go away, with real ranks and real files."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import botocore.exceptions
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import networks
+from finetune_crds.recipe import Recipe
+from finetune_trainer.outcome import PodFailure
+from finetune_trainer.train.checkpoint.checkpointer import Checkpointer, Progress
+from finetune_trainer.train.checkpoint.folder import MARKER, CheckpointFolder
+from finetune_trainer.train.runtime import storage
+from finetune_trainer.train.runtime.distributed import World
+
+WIDTH = 32
+
+
+def recipe_for(folder: Path, **checkpoint: Any) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "job": {"name": "tiny", "namespace": "tests", "uid": "0123456789abcdef"},
+            "model": {"base": "/models/tiny"},
+            "data": {
+                "columns": {"text": "text"},
+                "splits": {"format": "Delta", "path": "/corpus", "version": 0},
+            },
+            "checkpoint": {"uri": str(folder), "everySteps": 1, **checkpoint},
+        }
+    )
+
+
+@dataclass
+class Run:
+    """A sharded model in training, and its checkpoints; made anew, as the next attempt does."""
+
+    folder: Path
+    world: World
+    options: dict[str, Any] = field(default_factory=dict)
+    width: int = WIDTH
+    published: list[int] = field(default_factory=list)
+    failed: list[tuple[int, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        recipe = recipe_for(self.folder, **self.options)
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(16, self.width), nn.Linear(self.width, 8))
+        fully_shard(self.model, mesh=init_device_mesh("cpu", (self.world.size,)))
+        self.model.set_force_sum_reduction_for_comms(True)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.checkpointer = Checkpointer(
+            recipe,
+            self.world,
+            on_published=self.published.append,
+            on_failed=lambda step, sentence: self.failed.append((step, sentence)),
+        )
+        self.progress = Progress(recipe=recipe.digest())
+
+    @property
+    def steps(self) -> Path:
+        """Where the folders of the steps are."""
+        return Path(self.checkpointer.folder)
+
+    def train(self) -> None:
+        """One step, the same for any number of ranks."""
+        step = self.progress.step
+        torch.manual_seed(step)
+        self.model(torch.randn(4, 16)).pow(2).mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.progress = replace(self.progress, step=step + 1)
+
+    def save(self, *, wait: bool = True, best: bool = False) -> None:
+        self.checkpointer.save(self.progress, self.model, self.optimizer, wait=wait, best=best)
+
+    def train_and_save(self, steps: int, *, best: int | None = None) -> None:
+        for _ in range(steps):
+            self.train()
+            self.save(best=self.progress.step == best)
+
+    def resume(self) -> Progress:
+        newest = self.checkpointer.newest()
+        assert newest is not None
+        self.checkpointer.load(newest, self.model, self.optimizer)
+        self.progress = newest
+        return newest
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Weights and the optimizer's moments, whole, by name."""
+        found: dict[str, torch.Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            found[name] = parameter.full_tensor().detach().clone()
+            for moment, value in self.optimizer.state[parameter].items():
+                whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+                found[f"{name} {moment}"] = whole.clone()
+        return found
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Whether two states are the same, bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """A gang of one, in this process."""
+    with networks.alone() as found:
+        yield found
+
+
+@pytest.fixture
+def run(tmp_path: Path, world: World) -> Run:
+    return Run(tmp_path, world)
+
+
+def refusal(call: Callable[[], object]) -> tuple[int, str, str]:
+    with pytest.raises(PodFailure) as caught:
+        call()
+    return caught.value.exit_code, caught.value.reason, caught.value.message
+
+
+def folders(run: Run) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in run.steps.glob("step-*"))
+
+
+def test_a_checkpoint_written_during_training_holds_the_step_it_was_taken_at(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trap 11: what is written is a copy. The writer is held back until the tensors it was given have changed."""
+    trained_on = threading.Event()
+    remove = CheckpointFolder.remove
+
+    def held_back(folder: CheckpointFolder, step: int) -> None:
+        assert trained_on.wait(60)
+        remove(folder, step)
+
+    monkeypatch.setattr(CheckpointFolder, "remove", held_back)
+    for _ in range(2):  # the second copy goes where the first one was
+        trained_on.clear()
+        run.train()
+        taken = run.state()
+        run.save(wait=False)
+        for _ in range(3):
+            run.train()
+        assert not same(taken, run.state())
+        trained_on.set()
+        run.checkpointer.drain()
+        again = Run(run.folder, run.world)
+        again.resume()
+        assert same(again.state(), taken)
+    assert run.published == [1, 5]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_training_goes_on_while_the_disk_is_full(
+    small_disk: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(small_disk, world)
+    run.train_and_save(1)
+    ballast = small_disk / "ballast"
+    with pytest.raises(OSError, match="No space left"):
+        ballast.write_bytes(bytes(2**20))
+    run.train()
+    run.save(wait=False)
+    run.train()
+    run.save()
+    sentences = [
+        f"the checkpoint of step {step} could not be written (rank 0: No space left on device): the newest is that of "
+        "step 1, and the next one is tried when it is due"
+        for step in (2, 3)
+    ]
+    assert run.failed == list(zip((2, 3), sentences, strict=True))
+    assert capsys.readouterr().out.splitlines() == sentences
+    assert (run.checkpointer.failure, run.checkpointer.published, folders(run)) == (sentences[1], 1, [1])
+    ballast.unlink()
+    run.save()  # the same step again, as on SIGTERM
+    assert (run.checkpointer.failure, run.checkpointer.published, run.published) == (None, 3, [1, 3])
+    again = Run(small_disk, world)
+    assert again.resume().step == 3
+    assert same(again.state(), run.state())
+
+
+def one_of_two(rank: int, folder: Path, told: Any) -> None:
+    """A rank that may write no large file for a while, and one that may."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    run = Run(folder, World(rank, 2, rank, 2, torch.device("cpu")))
+    failures = []
+    for step in range(1, 6):
+        limited = rank == 1 and step in (2, 4)
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE, (1000 if limited else resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        )
+        run.train()
+        run.save(wait=step >= 4)
+        run.checkpointer.drain()
+        failures.append(run.checkpointer.failure is not None)
+    state = {name: value.numpy() for name, value in run.state().items()}
+    told.put((rank, (failures, run.published, [step for step, _ in run.failed], state)))
+    dist.destroy_process_group()
+
+
+def test_all_ranks_know_that_one_of_them_could_not_write(tmp_path: Path, world: World) -> None:
+    processes = multiprocessing.get_context("spawn")
+    told: Any = processes.SimpleQueue()
+    ranks = [processes.Process(target=one_of_two, args=(rank, tmp_path, told)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    found = dict(told.get() for _ in ranks)
+    for rank in ranks:
+        rank.join(60)
+    failures = [False, True, False, True, False]
+    assert found[0][:3] == (failures, [1, 3, 5], [2, 4])
+    assert found[1][:3] == (failures, [], [])
+    again = Run(tmp_path, world)
+    assert again.resume().step == 5
+    assert same(again.state(), {name: torch.from_numpy(value) for name, value in found[0][3].items()})
+
+
+@pytest.mark.parametrize("part", ["remove", "publish"])
+def test_a_storage_may_fail_before_and_after_the_shards_too(
+    run: Run, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    run.train_and_save(1)
+    error = botocore.exceptions.EndpointConnectionError(endpoint_url="http://storage")
+    with monkeypatch.context() as patch:
+
+        def fails(*_: object) -> None:
+            raise error
+
+        patch.setattr(CheckpointFolder, part, fails)
+        run.train_and_save(1)
+    told = run.checkpointer.failure
+    assert told == (
+        'the checkpoint of step 2 could not be written (rank 0: Could not connect to the endpoint URL: "http://storage")'
+        ": the newest is that of step 1, and the next one is tried when it is due"
+    )
+    assert Run(run.folder, run.world).resume().step == 1
+    run.train_and_save(1)
+    assert (run.checkpointer.failure, run.published, folders(run)) == (None, [1, 3], [1, 3])
+
+
+def test_old_checkpoints_that_cannot_be_deleted_do_no_harm(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remove = CheckpointFolder.remove
+
+    def refused(folder: CheckpointFolder, step: int) -> None:
+        if step == 1:
+            raise PermissionError(13, "Permission denied")
+        remove(folder, step)
+
+    run.train_and_save(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointFolder, "remove", refused)
+        run.train_and_save(1)
+    assert (run.checkpointer.failure, run.published, folders(run)) == (None, [1, 2, 3], [1, 2, 3])
+    assert capsys.readouterr().out == (
+        f"old checkpoints in {run.steps} could not be deleted, which is tried again: Permission denied\n"
+    )
+    run.train_and_save(1)
+    assert folders(run) == [3, 4]
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_errors_of_ours_are_not_taken_for_the_storages(
+    run: Run, monkeypatch: pytest.MonkeyPatch, wait: bool
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(CheckpointFolder, "publish", broken)
+    run.train()
+
+    def save() -> None:
+        run.save(wait=wait)
+        run.checkpointer.drain()
+
+    with pytest.raises(KeyError, match="a bug"):
+        save()
+
+
+def test_the_best_checkpoint_is_kept_beside_the_newest_ones(run: Run) -> None:
+    run.train_and_save(3, best=2)
+    best = {name: value for name, value in run.state().items() if " " not in name}
+    assert (run.checkpointer.best_step, folders(run)) == (2, [2, 3])
+    run.save(best=True)  # step 3 is written already
+    assert (run.checkpointer.best_step, run.published) == (3, [1, 2, 3, 3])
+    run.train_and_save(4)
+    assert folders(run) == [3, 6, 7]
+    again = Run(run.folder, run.world)
+    assert (again.resume().best_step, again.checkpointer.best_step) == (3, 3)
+    moments = {name: value for name, value in again.state().items() if " " in name}
+    again.checkpointer.load_weights(3, again.model)
+    assert same(again.state(), best | moments)
+    again.train_and_save(1, best=8)
+    assert folders(again) == [7, 8]
+
+
+def test_what_a_dead_attempt_left_is_no_part_of_a_checkpoint(run: Run) -> None:
+    left = run.steps / "step-00000001"
+    left.mkdir(parents=True)
+    for name in (MARKER, ".metadata", "__3_0.distcp"):
+        (left / name).write_text("{}")
+    run.train_and_save(1)
+    assert sorted(path.name for path in left.iterdir()) == [".metadata", MARKER, "__0_0.distcp"]
+    sizes = {path.name: path.stat().st_size for path in left.iterdir() if path.name != MARKER}
+    assert json.loads((left / MARKER).read_text())["files"] == sizes
+
+
+def cut(folder: Path) -> None:
+    shard = folder / "__0_0.distcp"
+    shard.write_bytes(shard.read_bytes()[:1000])
+
+
+def garble(folder: Path, name: str) -> None:
+    path = folder / name
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+DAMAGES: list[tuple[Callable[[Path], object], str]] = [
+    (lambda folder: (folder / ".metadata").unlink(), "its file .metadata is missing"),
+    (cut, "its file __0_0.distcp has 1,000 bytes instead of "),
+    (lambda folder: (folder / MARKER).write_text(""), "its file COMPLETE cannot be read"),
+    (lambda folder: (folder / MARKER).write_text('{"files": {}}'), "its file COMPLETE cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("damage", "sentence"), DAMAGES)
+def test_a_damaged_checkpoint_is_skipped_and_never_in_silence(
+    run: Run, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object], sentence: str
+) -> None:
+    run.train_and_save(2)
+    damage(run.steps / "step-00000002")
+    again = Run(run.folder, run.world)
+    assert again.resume().step == 1
+    told = capsys.readouterr().out
+    assert told.startswith(f"the checkpoint {run.steps}/step-00000002 is damaged ({sentence}")
+    assert told.endswith("): the older one of step 1 is used\n")
+    (run.steps / "step-00000001" / ".metadata").unlink()
+    code, reason, message = refusal(again.checkpointer.newest)
+    assert (code, reason) == (64, "CheckpointDamaged")
+    assert f"is damaged ({sentence}" in message
+    assert message.endswith(
+        f"there is no older one: bring its files back, or delete the folder {run.steps} to start over"
+    )
+    assert folders(run) == [1, 2]
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+def test_a_file_of_the_right_size_that_cannot_be_read_is_damage_too(run: Run, name: str) -> None:
+    run.train_and_save(1)
+    garble(run.steps / "step-00000001", name)
+    code, reason, message = refusal(Run(run.folder, run.world).resume)
+    assert (code, reason) == (64, "CheckpointDamaged")
+    assert message.startswith(f"the checkpoint {run.steps}/step-00000001 is damaged (")
+    assert message.endswith(
+        "): delete this folder to go on from an older checkpoint, or from the start where there is none"
+    )
+
+
+def test_a_checkpoint_of_another_model_is_refused(run: Run) -> None:
+    run.train_and_save(1)
+    assert refusal(Run(run.folder, run.world, width=2 * WIDTH).resume) == (
+        64,
+        "ForeignCheckpoint",
+        f"the checkpoint {run.steps}/step-00000001 was made from another model than model.base /models/tiny is now: "
+        "0.bias is 32 there and 64 here; bring that model back, or delete the folder "
+        f"{run.steps} to start over",
+    )
+
+
+def test_a_storage_that_is_away_at_the_start_is_tried_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: object) -> list[int]:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(CheckpointFolder, "marked", away)
+    assert refusal(run.checkpointer.newest) == (
+        1,
+        "CheckpointUnreadable",
+        f"the checkpoints in {run.steps} cannot be read: Connection refused",
+    )
+
+
+def chained(error: Exception, cause: Exception) -> Exception:
+    error.__context__ = cause
+    return error
+
+
+SAYINGS: list[tuple[Exception, str | None]] = [
+    (OSError(28, "No space left on device"), "No space left on device"),
+    (TimeoutError("took too long\nat line 3"), "took too long"),
+    (botocore.exceptions.NoCredentialsError(), "Unable to locate credentials"),
+    (chained(RuntimeError("unexpected pos 64 vs 0"), OSError(27, "File too large")), "File too large"),
+    (RuntimeError("unexpected pos 64 vs 0"), None),
+    (KeyError("a bug"), None),
+]
+
+
+@pytest.mark.parametrize(("error", "said"), SAYINGS)
+def test_what_a_storage_says(error: Exception, said: str | None) -> None:
+    assert storage.failure(error) == said

@@ -1,0 +1,417 @@
+"""From tables and files to tokens on disk."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import tracemalloc
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pytest
+
+from finetune_crds.data import Columns, Splits
+from finetune_trainer.outcome import DataError
+from finetune_trainer.train.data import dataset, encode, read
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from transformers import PreTrainedTokenizerBase
+
+PROMPT_RESPONSE = Columns(prompt="prompt", response="response")
+PAIRS = Columns(prompt="prompt", chosen="chosen", rejected="rejected")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(base_model: Path) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(base_model)
+
+
+def encoder_of(tokenizer: PreTrainedTokenizerBase, columns: Columns = PROMPT_RESPONSE) -> encode.Encoder:
+    return encode.Encoder(tokenizer, columns, loss_on_answer=True, max_length=64, overlong="Drop")
+
+
+def tokenized(
+    splits: Splits, encoder: encode.Encoder, folder: Path, name: str = "train"
+) -> dataset.Split | None:
+    return dataset.Split.load(folder) if dataset.tokenize(splits, name, encoder, folder) else None
+
+
+def test_a_delta_table_gives_its_splits(
+    tmp_path: Path, table: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    splits, encoder = Splits(format="Delta", path=str(table)), encoder_of(tokenizer)
+    sizes = {
+        name: tokenized(splits, encoder, tmp_path / name, name) for name in ("train", "validation", "test")
+    }
+    assert {name: len(split) if split else 0 for name, split in sizes.items()} == {
+        "train": 72,
+        "validation": 8,
+        "test": 0,
+    }
+    assert read.delta_version(splits) == 0
+    # Nothing is left of what was written on the way, nor of the split that does not exist.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train", "validation"]
+
+
+@pytest.mark.parametrize("kind", ["Parquet", "JSONLines"])
+def test_files_give_the_same_examples_in_the_same_order(
+    kind: Literal["Parquet", "JSONLines"], tmp_path: Path, table: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    import pyarrow.parquet as pq
+    from deltalake import DeltaTable
+
+    rows = [row for row in DeltaTable(str(table)).to_pyarrow_table().to_pylist() if row["split"] == "train"]
+    place = tmp_path / "train"
+    place.mkdir()
+    for part, begin in enumerate((40, 0)):
+        some = rows[begin : begin + 40 if begin == 0 else None]
+        if kind == "Parquet":
+            import pyarrow as pa
+
+            pq.write_table(pa.Table.from_pylist(some), place / f"{part}.parquet")
+        else:
+            (place / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+
+    for litter in ("_SUCCESS", ".0.parquet.crc", "_temporary/0/part"):
+        (place / litter).parent.mkdir(parents=True, exist_ok=True)
+        (place / litter).write_text("not data")
+
+    encoder = encoder_of(tokenizer)
+    from_files = tokenized(Splits(format=kind, train=str(place)), encoder, tmp_path / "a")
+    from_table = tokenized(Splits(format="Delta", path=str(table)), encoder, tmp_path / "b")
+    assert from_files is not None
+    assert from_table is not None
+    for name in ("tokens", "learned", "offsets"):
+        np.testing.assert_array_equal(getattr(from_files, name), getattr(from_table, name))
+
+
+def test_bad_data_is_refused_in_a_sentence(
+    tmp_path: Path, table: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    from deltalake import write_deltalake
+
+    tables = {
+        "nulls": [
+            {"split": "train", "prompt": "a", "response": None},
+            {"split": "train", "prompt": "", "response": ""},
+        ],
+        "other columns": [{"split": "train", "question": "a"}],
+        "no split column": [{"prompt": "a", "response": "b"}],
+        "numbers": [{"split": "train", "prompt": "a", "response": 1}],
+        "no training rows": [{"split": "test", "prompt": "a", "response": "b"}],
+        "all too long": [{"split": "train", "prompt": "a" * 200, "response": "b"}],
+    }
+    import pyarrow as pa
+
+    for name, rows in tables.items():
+        write_deltalake(str(tmp_path / name), pa.Table.from_pylist(rows))
+
+    def sentence(splits: Splits) -> str:
+        with pytest.raises(DataError) as refused:
+            tokenized(splits, encoder_of(tokenizer), tmp_path / "tokens")
+        return f"{refused.value.reason}: {refused.value.message}".replace(str(tmp_path), "")
+
+    found = {
+        name: sentence(Splits(format="Delta", path=str(tmp_path / name))) for name in (*tables, "nowhere")
+    }
+    assert found == {
+        "nulls": "NullValue: column response has rows without a value in the split train of /nulls: filter them out",
+        "other columns": "MissingColumn: the Delta table /other columns has no column prompt, response: "
+        "it has question, split",
+        "no split column": "MissingColumn: the Delta table /no split column has no column split: "
+        "it has prompt, response",
+        "numbers": "ColumnType: column response of the Delta table /numbers holds int64: examples are text, or "
+        "lists of {role, content}",
+        "no training rows": "EmptySplit: /no training rows has no rows of the split train: "
+        "look at how the splits were made",
+        "all too long": "EmptySplit: no example of the split train in /all too long is left "
+        "(1 read, 1 too long): raise training.maxLength above 64, or look at the data",
+        "nowhere": "MissingTable: data.splits.path /nowhere is no Delta table: correct the path",
+    }
+    missing_version = sentence(Splits(format="Delta", path=str(table), version=7)).replace(str(table), "T")
+    assert missing_version == "MissingVersion: the Delta table T has no version 7: name one that it has"
+    missing_file = sentence(Splits(format="Parquet", train=str(tmp_path / "gone")))
+    assert missing_file == "MissingFile: /gone does not exist: mount the volume or correct data.splits"
+
+
+def test_tokens_are_those_of_the_encoder_in_the_order_of_their_fingerprints(
+    tmp_path: Path, table: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: Any
+) -> None:
+    # So little that the examples are put in order in many parts.
+    monkeypatch.setattr(dataset, "_CHUNK_TOKENS", 50)
+    splits, encoder = Splits(format="Delta", path=str(table)), encoder_of(tokenizer)
+    split = tokenized(splits, encoder, tmp_path / "tokens")
+    assert split is not None
+    examples = [
+        example
+        for rows in read.read(splits, "train", ["prompt", "response"])
+        for example in encoder.encode(rows)
+    ]
+    examples.sort(key=lambda example: example.fingerprint)
+    np.testing.assert_array_equal(split.tokens, np.concatenate([example.tokens for example in examples]))
+    np.testing.assert_array_equal(split.learned, np.concatenate([example.learned for example in examples]))
+    assert split.lengths.tolist() == [len(example.tokens) for example in examples]
+    kinds = {name: getattr(split, name).dtype.name for name in ("tokens", "learned", "offsets")}
+    assert kinds == {"tokens": "int32", "learned": "bool", "offsets": "int64"}
+    assert isinstance(split.tokens, np.memmap)
+
+
+def rows_of(kind: str) -> list[dict[str, Any]]:
+    if kind == "pairs":
+        return [{"prompt": f"is {n} odd", "chosen": f"it is {n}", "rejected": f"no {n}"} for n in range(20)]
+    return [{"prompt": f"what is {n}", "response": f"it is {n}"} for n in range(20)]
+
+
+COLUMNS = {"answers": PROMPT_RESPONSE, "pairs": PAIRS}
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_a_digest_is_of_the_examples_and_not_of_their_order(
+    kind: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    rows, encoder = rows_of(kind), encoder_of(tokenizer, COLUMNS[kind])
+    last = list(rows[0])[-1]
+    otherwise = {
+        "as they came": rows,
+        "the other way round": rows[::-1],
+        "one word changed": [*rows[:-1], rows[-1] | {last: "it was 19"}],
+        "one left out": rows[:-1],
+        "one twice": [*rows, rows[0]],
+    }
+    digests = {}
+    for number, (name, some) in enumerate(otherwise.items()):
+        splits = write_rows(tmp_path / f"{number}.parquet", "Parquet", some)
+        split = tokenized(splits, encoder, tmp_path / str(number))
+        assert split is not None
+        digests[name] = split.digest
+    assert digests["the other way round"] == digests["as they came"]
+    assert (len(set(digests.values())), {len(digest) for digest in digests.values()}) == (4, {32})
+
+
+def test_a_digest_tells_what_is_learned(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    splits = write_rows(tmp_path / "rows.parquet", "Parquet", rows_of("answers"))
+    digests = set()
+    for on_answer in (True, False):
+        encoder = encode.Encoder(tokenizer, PROMPT_RESPONSE, on_answer, max_length=64, overlong="Drop")
+        split = tokenized(splits, encoder, tmp_path / str(on_answer))
+        assert split is not None
+        digests.add(split.digest)
+    assert len(digests) == 2
+
+
+def write_rows(place: Path, kind: str, rows: list[dict[str, Any]]) -> Splits:
+    """The rows as the one file, or the Delta table, of a training split: one row group with small pages."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from deltalake import WriterProperties, write_deltalake
+
+    if kind == "Delta":
+        table = pa.Table.from_pylist([{"split": "train", **row} for row in rows])
+        pages = WriterProperties(
+            data_page_size_limit=8192, dictionary_page_size_limit=8192, write_batch_size=64
+        )
+        write_deltalake(str(place), table, writer_properties=pages)
+        return Splits(format="Delta", path=str(place))
+    if kind == "Parquet":
+        pages = {"data_page_size": 8192, "dictionary_pagesize_limit": 8192, "write_batch_size": 64}
+        pq.write_table(pa.Table.from_pylist(rows), place, **pages)
+        return Splits(format="Parquet", train=str(place))
+    place.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Splits(format="JSONLines", train=str(place))
+
+
+def test_pairs_come_back_as_two_documents_each(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    rows = [{"prompt": f"What is {n}? ", "chosen": f"It is {n}.", "rejected": "No" * n} for n in range(1, 9)]
+    splits = write_rows(tmp_path / "rows.jsonl", "JSONLines", rows)
+    split = tokenized(splits, encoder_of(tokenizer, PAIRS), tmp_path / "tokens")
+    assert split is not None
+    documents = [
+        tokenizer.decode(split.tokens[begin:end])
+        for begin, end in zip(split.offsets[:-1], split.offsets[1:], strict=True)
+    ]
+    expected = {(f"What is {n}? It is {n}.<eos>", f"What is {n}? {'No' * n}<eos>") for n in range(1, 9)}
+    assert set(zip(documents[::2], documents[1::2], strict=True)) == expected
+    assert (len(split), split.documents, len(split.lengths)) == (8, 2, 8)
+    assert int(split.lengths.sum()) == len(split.tokens)
+
+
+def corpus(count: int) -> list[dict[str, Any]]:
+    """Rows that no compression makes small: about 80 tokens each."""
+    generator = np.random.default_rng(0)
+    letters = generator.integers(97, 123, (count, 80)).astype(np.uint8)
+    return [
+        {"prompt": row[:20].tobytes().decode(), "response": row[20:].tobytes().decode()} for row in letters
+    ]
+
+
+def peak_memory(act: Any) -> tuple[int, int]:
+    """Bytes that Python and NumPy, and that Arrow, had at once while `act` ran."""
+    import pyarrow as pa
+
+    usual, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    tracemalloc.start()
+    try:
+        act()
+        return tracemalloc.get_traced_memory()[1], pool.max_memory() or 0
+    finally:
+        tracemalloc.stop()
+        pa.set_memory_pool(usual)
+
+
+FEW, MANY = 600, 4_800
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches, buffers and parts of which even the smaller corpus has several."""
+    monkeypatch.setattr(read, "_BATCH_ROWS", 128)
+    monkeypatch.setattr(read, "_BUFFER_BYTES", 1 << 13)
+    monkeypatch.setattr(dataset, "_CHUNK_TOKENS", 1 << 13)
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize("kind", ["Delta", "Parquet", "JSONLines"])
+def test_reading_takes_no_more_memory_for_a_larger_corpus(kind: str, tmp_path: Path) -> None:
+    def read_all(splits: Splits) -> None:
+        assert all(len(rows["prompt"]) <= 128 for rows in read.read(splits, "train", ["prompt", "response"]))
+
+    few, many = (write_rows(tmp_path / str(count), kind, corpus(count)) for count in (FEW, MANY))
+    read_all(few)
+    (few_python, few_arrow), (many_python, many_arrow) = (
+        peak_memory(partial(read_all, splits)) for splits in (few, many)
+    )
+    # Every corpus has batches that happen to be a little larger; the many rows themselves are 500,000 bytes.
+    assert many_python - few_python < 50_000
+    assert many_arrow - few_arrow < 50_000
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_tokenising_takes_no_more_memory_than_the_bookkeeping_for_a_larger_corpus(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    encoder = encode.Encoder(tokenizer, PROMPT_RESPONSE, loss_on_answer=True, max_length=128, overlong="Drop")
+    few, many = (write_rows(tmp_path / f"{count}.jsonl", "JSONLines", corpus(count)) for count in (FEW, MANY))
+    assert dataset.tokenize(few, "train", encoder, tmp_path / "warm")
+    few_python, many_python = (
+        peak_memory(partial(dataset.tokenize, splits, "train", encoder, tmp_path / f"{at}"))[0]
+        for at, splits in enumerate((few, many))
+    )
+    assert many_python - few_python < 64 * (MANY - FEW)
+
+
+def test_a_partitioned_table_gives_its_splits(tmp_path: Path, table: Path) -> None:
+    from deltalake import DeltaTable, write_deltalake
+
+    place = tmp_path / "partitioned"
+    write_deltalake(str(place), DeltaTable(str(table)).to_pyarrow_table(), partition_by=["split"])
+    counted = {
+        name: sum(
+            len(rows["prompt"])
+            for rows in read.read(Splits(format="Delta", path=str(place)), name, ["prompt", "response"])
+        )
+        for name in ("train", "validation", "test")
+    }
+    assert counted == {"train": 72, "validation": 8, "test": 0}
+
+
+def test_json_lines_may_be_compressed_and_have_empty_files(tmp_path: Path) -> None:
+    line = json.dumps({"prompt": "a", "response": "b"}).encode()
+    (tmp_path / "0.jsonl").write_bytes(b"")
+    (tmp_path / "1.jsonl.gz").write_bytes(gzip.compress(line + b"\n"))
+    (tmp_path / "2.jsonl").write_bytes(b"\n" + line)
+    found = list(read.read(Splits(format="JSONLines", train=str(tmp_path)), "train", ["prompt", "response"]))
+    assert found == [{"prompt": ["a"], "response": ["b"]}] * 2
+
+
+def overwrite(path: Path, begin: int, content: bytes) -> None:
+    """Damage a file."""
+    whole = path.read_bytes()
+    path.write_bytes(whole[:begin] + content + whole[begin + len(content) :])
+
+
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    rows = corpus(300)
+    good = json.dumps(rows[0])
+
+    def json_lines(name: str, *lines: str) -> Splits:
+        (tmp_path / name).write_text("\n".join(lines))
+        return Splits(format="JSONLines", train=str(tmp_path / name))
+
+    def parquet(name: str) -> tuple[Splits, Path]:
+        return write_rows(tmp_path / name, "Parquet", rows), tmp_path / name
+
+    def table(name: str, pattern: str) -> tuple[Splits, Path]:
+        splits = write_rows(tmp_path / name, "Delta", rows)
+        return splits, next((tmp_path / name).glob(pattern))
+
+    no_footer, footer = parquet("no-footer")
+    footer.write_bytes(footer.read_bytes()[:-40])
+    bad_page, page = parquet("bad-page")
+    overwrite(page, 4000, bytes(400))
+    damaged, part = table("damaged", "*.parquet")
+    overwrite(part, 4000, bytes(400))
+    incomplete, lost = table("incomplete", "*.parquet")
+    lost.unlink()
+    bad_log, log = table("bad-log", "_delta_log/*.json")
+    log.write_text("{")
+    (tmp_path / "broken.gz").write_bytes(gzip.compress(good.encode() * 50)[:-20])
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "nothing" / "_SUCCESS").touch()
+    found = {}
+    for name, splits in {
+        "cut off": json_lines("cut.jsonl", good, good[:-10]),
+        "no object": json_lines("list.jsonl", "[1]"),
+        "no text": json_lines("number.jsonl", '{"prompt": "a", "response": 1}'),
+        "null": json_lines("null.jsonl", good, '{"prompt": "a", "response": null}'),
+        "other columns": json_lines("other.jsonl", '{"question": "a"}'),
+        "broken gzip": Splits(format="JSONLines", train=str(tmp_path / "broken.gz")),
+        "nothing": Splits(format="Parquet", train=str(tmp_path / "nothing")),
+        "no footer": no_footer,
+        "bad page": bad_page,
+        "damaged": damaged,
+        "incomplete": incomplete,
+        "bad log": bad_log,
+    }.items():
+        with pytest.raises(DataError) as refused:
+            list(read.read(splits, "train", ["prompt", "response"]))
+        assert refused.value.exit_code == 65
+        told = f"{refused.value.reason}: {refused.value.message}".replace(str(tmp_path), "")
+        # What the library says of it, and names that Delta makes up, are theirs to choose.
+        found[name] = re.sub(r"part-\S+", "PART", re.sub(r"\(.*\)", "(...)", told))
+    assert found == {
+        "cut off": "CorruptData: line 2 of /cut.jsonl cannot be read (...): correct it, or write the file again",
+        "no object": "CorruptData: line 1 of /list.jsonl cannot be read (...): correct it, or write the file again",
+        "no text": "ColumnType: column response of /number.jsonl holds int: examples are text, or lists of "
+        "{role, content}",
+        "null": "NullValue: column response has rows without a value in /null.jsonl: filter them out",
+        "other columns": "MissingColumn: /other.jsonl has no column prompt: it has question",
+        "broken gzip": "CorruptData: line 1 of /broken.gz cannot be read (...): correct it, or write the file again",
+        "nothing": "MissingFile: /nothing has no files: look at how the splits were made",
+        "no footer": "CorruptData: /no-footer cannot be read (...): write it again",
+        "bad page": "CorruptData: /bad-page cannot be read (...): write it again",
+        "damaged": "CorruptData: PART of the Delta table /damaged cannot be read (...): restore the table",
+        "incomplete": "CorruptData: PART of the Delta table /incomplete is missing from the storage: restore the table",
+        "bad log": "CorruptData: the log of the Delta table /bad-log cannot be read (...): restore the table",
+    }
+
+
+def test_a_storage_that_fails_is_not_called_corrupt(tmp_path: Path, monkeypatch: Any) -> None:
+    from fsspec.implementations.local import LocalFileSystem
+
+    class Failing(io.BytesIO):
+        def read(self, *_: Any) -> bytes:
+            raise OSError("the connection was reset")
+
+    splits = write_rows(tmp_path / "rows", "Parquet", corpus(10))
+    content = (tmp_path / "rows").read_bytes()
+    monkeypatch.setattr(LocalFileSystem, "_open", lambda *_, **__: Failing(content))
+    with pytest.raises(OSError, match="the connection was reset"):
+        list(read.read(splits, "train", ["prompt", "response"]))

@@ -1,0 +1,228 @@
+"""What is written is what was trained, for each kind of model and of base."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from finetune_crds import contract
+from finetune_crds.contract import TrainResult
+from finetune_crds.recipe import Recipe
+from finetune_crds.training import Method
+from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.train import build
+from finetune_trainer.train.data import dataset, pack
+from finetune_trainer.train.delivery import export
+from finetune_trainer.train.delivery.lineage import Counts, Lineage, model_card, version_tags
+from finetune_trainer.train.model import adapt, load
+from finetune_trainer.train.model.network import trained
+
+if TYPE_CHECKING:
+    from finetune_trainer.train.model.network import Network
+    from finetune_trainer.train.runtime.distributed import World
+    from pods import Pod
+
+pytestmark = [
+    # peft reads a property that transformers is about to rename.
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+    pytest.mark.usefixtures("mlflow_imported"),
+]
+LORA = {"type": "LoRA", "lora": {"rank": 4}}
+INPUT = torch.arange(2, 20).unsqueeze(0)
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(input_ids=INPUT).logits
+
+
+class Logits:
+    """In place of the objective: what the network says."""
+
+    figures: ClassVar[tuple[str, ...]] = ()
+
+    def __call__(self, network: Network, batch: pack.Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        said = network.logits(network.hidden(batch))
+        return said.sum(), said
+
+    def count(self, batch: pack.Batch) -> int:
+        return batch.targets_count
+
+
+def written(recipe: Recipe, folder: Path, source: Path, world: World) -> torch.Tensor:
+    """Train a little by hand, export, and return what the trained model says."""
+    tokenizer = load_tokenizer(recipe.model, source)
+    network = build.network(recipe, source, tokenizer, world, folder / "teacher")
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in trained(network):
+            local: torch.Tensor = parameter.to_local()
+            local.add_(torch.randn(local.shape, generator=generator), alpha=0.05)
+    splits = recipe.data.splits
+    assert splits is not None
+    folder.mkdir()
+    export.write(
+        folder,
+        model=network.model,
+        state=export.gather(network.model),
+        tokenizer=tokenizer,
+        source=source,
+        lineage=Lineage(recipe, splits, TrainResult(step=3, eval_loss=1.25)),
+    )
+    tokens = INPUT[0].numpy().astype(np.int32)
+    split = dataset.Split(tokens, np.ones(len(tokens), np.bool_), np.array([0, len(tokens)]))
+    network.objective = Logits()
+    with torch.no_grad():
+        said: torch.Tensor = network.eval()(pack.collate(split, [[0]], pad_id=0))[1]
+    return said
+
+
+@pytest.mark.parametrize(
+    ("method", "base", "folders"),
+    [
+        ({"type": "Full"}, "path", {"model", "components"}),
+        ({**LORA, "merge": True}, "path", {"model", "peft", "components"}),
+        (LORA, "path", {"peft", "components"}),
+        (LORA, "s3://models/base", {"peft", "model", "components"}),
+    ],
+)
+def test_mlflow_loads_what_was_trained(
+    pod: Pod, base_model: Path, world: World, *, method: dict[str, Any], base: str, folders: set[str]
+) -> None:
+    import mlflow
+
+    changes = {"method": method, "model.base": str(base_model) if base == "path" else base}
+    recipe = Recipe.model_validate(pod.but(changes).recipe)
+    folder = pod.folder / "export"
+    said = written(recipe, folder, base_model, world)
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == folders
+    parts = mlflow.transformers.load_model(str(folder), return_type="components")
+    torch.testing.assert_close(logits(parts["model"]), said, rtol=1e-4, atol=1e-4)
+    assert parts["tokenizer"]("red").input_ids
+
+
+def test_the_model_serves_as_a_pyfunc(pod: Pod, base_model: Path, world: World) -> None:
+    import mlflow
+
+    folder = pod.folder / "export"
+    written(Recipe.model_validate(pod.recipe), folder, base_model, world)
+    served = mlflow.pyfunc.load_model(str(folder))
+    assert served.metadata.get_input_schema().to_dict() == [{"type": "string", "required": True}]
+    (said,) = served.predict(["What is the red house? "])
+    assert isinstance(said, str)
+
+
+def test_weights_go_back_into_the_type_of_the_base(
+    pod: Pod, base_model: Path, tmp_path: Path, world: World
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    half = tmp_path / "half"
+    AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.bfloat16).save_pretrained(half)
+    AutoTokenizer.from_pretrained(base_model).save_pretrained(half)
+    folder = pod.folder / "export"
+    written(Recipe.model_validate(pod.but({"model.base": str(half)}).recipe), folder, half, world)
+    assert AutoModelForCausalLM.from_pretrained(folder / "model").dtype == torch.bfloat16
+
+
+def test_the_model_card_tells_where_the_model_comes_from(pod: Pod, table: Path, base_model: Path) -> None:
+    recipe = Recipe.model_validate(pod.but({"register": {"model": "support"}}).recipe)
+    recipe = recipe.model_copy(update={"method": Method.model_validate(LORA)})
+    assert recipe.data.splits is not None
+    card = model_card(
+        Lineage(
+            recipe,
+            recipe.data.splits,
+            TrainResult(step=3, base_eval_loss=5.5, eval_loss=1.25),
+            {"train": Counts(1072, 12345), "validation": Counts(8, 99)},
+        )
+    )
+    _, head, body = card.split("---\n", 2)
+    assert yaml.safe_load(head) == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "base_model": str(base_model),
+    }
+    assert f"FineTuneJob tests/tiny: 3 steps on {table} version 0." in body
+    assert "| Evaluation loss before training | 5.5000 |\n| Evaluation loss | 1.2500 |\n" in body
+    assert (
+        "| Split | Examples | Tokens |\n| --- | --- | --- |\n| train | 1,072 | 12,345 |\n| validation | 8 | 99 |\n"
+        in body
+    )
+    assert "| lora_rank | 4 |\n| lora_alpha | 32 |\n" in body
+    assert f"## Recipe {recipe.digest()}\n\n```yaml\nkind: Recipe\n" in body
+
+
+@pytest.mark.parametrize("eval_data", [None, "d1"])
+def test_a_version_says_what_it_was_evaluated_on(pod: Pod, eval_data: str | None) -> None:
+    recipe = Recipe.model_validate(pod.recipe)
+    assert recipe.data.splits is not None
+    lineage = Lineage(recipe, recipe.data.splits, TrainResult(step=3), eval_data=eval_data)
+    assert version_tags(lineage).get(contract.TAG_EVAL_DATA) == eval_data
+
+
+@pytest.mark.parametrize("method", [{"type": "Full"}, {**LORA, "merge": True}])
+def test_what_belongs_to_a_model_goes_with_it(
+    pod: Pod, base_model: Path, method: dict[str, Any], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its base's generation config, also one that contradicts itself, the chat template, and shards of bounded size."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    base = pod.folder / "base"
+    AutoModelForCausalLM.from_pretrained(base_model).save_pretrained(base)
+    AutoTokenizer.from_pretrained(base_model).save_pretrained(base)
+    generation = {"do_sample": False, "temperature": 0.3, "max_new_tokens": 7, "eos_token_id": 0}
+    (base / "generation_config.json").write_text(json.dumps(generation))
+    monkeypatch.setattr(export, "_MAX_SHARD", "40KB")
+    changes = {"method": method, "model.base": str(base), "model.chatTemplate": TEMPLATE}
+    folder = pod.folder / "export"
+    said = written(Recipe.model_validate(pod.but(changes).recipe), folder, base, world)
+    assert json.loads((folder / "model/generation_config.json").read_text()) == generation
+    index = json.loads((folder / "model/model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 1
+    for place in ("model", "components/tokenizer"):
+        assert AutoTokenizer.from_pretrained(folder / place).chat_template == TEMPLATE
+    torch.testing.assert_close(
+        logits(AutoModelForCausalLM.from_pretrained(folder / "model")), said, rtol=1e-4, atol=1e-4
+    )
+
+
+def test_an_unknown_target_module_is_refused_with_the_known_names(
+    pod: Pod, base_model: Path, world: World
+) -> None:
+    method = {"type": "LoRA", "lora": {"targetModules": ["q_proj", "qkv"]}}
+    recipe = Recipe.model_validate(pod.but({"method": method}).recipe)
+    model = load.skeleton(recipe, base_model, world)
+    with pytest.raises(RecipeRefusedError) as refused:
+        adapt.adapt(model, recipe.method, recipe.model.base)
+    assert refused.value.message == (
+        "method.lora.targetModules qkv is no linear layer of the model: it has down_proj, gate_proj, k_proj, "
+        "lm_head, o_proj, q_proj, up_proj, v_proj"
+    )
+
+
+def test_a_base_that_cannot_be_used_is_refused(
+    pod: Pod, base_model: Path, tmp_path: Path, world: World
+) -> None:
+    (tmp_path / "empty").mkdir()
+
+    def sentence(changes: dict[str, Any]) -> str:
+        recipe = Recipe.model_validate(pod.but(changes).recipe)
+        with pytest.raises(RecipeRefusedError) as refused:
+            load.skeleton(recipe, Path(recipe.model.base), world)
+        return refused.value.message.replace(str(tmp_path), "").replace(str(base_model), "BASE")
+
+    assert sentence({"model.base": str(tmp_path / "empty")}).startswith(
+        "model.base /empty cannot be loaded: Unrecognized model"
+    )
+    assert sentence({"training.maxLength": 512}) == (
+        "training.maxLength 512 is above the 128 tokens that model.base BASE can take: lower it"
+    )

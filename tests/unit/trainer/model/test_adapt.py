@@ -1,0 +1,224 @@
+"""What a method adds to a model begins as it should, and computes as peft computes it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import networks
+from finetune_crds.training import SoftPrompt
+from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.train.data import pack
+from finetune_trainer.train.model import adapt
+from finetune_trainer.train.model.network import trained
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from finetune_trainer.train.runtime.distributed import World
+
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]
+
+LORA = {"rank": 4, "alpha": 8}
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with networks.alone() as found:
+        yield found
+
+
+def base_logits(base: Path, batch: pack.Batch) -> torch.Tensor:
+    """What the base says of a batch of one row of one document."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.no_grad():
+        found: torch.Tensor = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)(
+            batch.input_ids
+        ).logits
+    return found
+
+
+def one_document() -> pack.Batch:
+    return pack.collate(networks.of_documents(list(range(5, 25))), [[0]], pad_id=0)
+
+
+def own_logits(network: Any, batch: pack.Batch) -> torch.Tensor:
+    with torch.no_grad(), network.whole():
+        found: torch.Tensor = network.logits(network.hidden(batch))
+    return found
+
+
+def values(network: Any, part: str) -> dict[str, torch.Tensor]:
+    """The parameters with a part in their names, whole."""
+    return {
+        name: parameter.full_tensor().detach() if hasattr(parameter, "full_tensor") else parameter.detach()
+        for name, parameter in network.model.named_parameters()
+        if part in name
+    }
+
+
+def test_new_values_depend_on_name_and_seed_alone() -> None:
+    """So they are the same for any number of ranks, each of which takes its rows of them."""
+    shape = torch.Size((4, 32))
+    name = "model.layers.0.self_attn.q_proj.lora_A.default.weight"
+    first = adapt.initial(name, shape, 1)
+    torch.manual_seed(7)
+    assert torch.equal(first, adapt.initial(name, shape, 1))
+    assert not torch.equal(first, adapt.initial(name, shape, 2))
+    assert not torch.equal(first, adapt.initial(name.replace("0", "1"), shape, 1))
+    assert not adapt.initial(name.replace("lora_A", "lora_B"), shape, 1).any()
+
+
+def test_new_values_are_distributed_as_those_of_peft() -> None:
+    import peft
+
+    layer = torch.nn.Sequential(torch.nn.Linear(400, 300))
+    theirs = peft.get_peft_model(layer, peft.LoraConfig(r=64, target_modules=["0"]))
+    drawn = theirs.base_model.model[0].lora_A["default"].weight.detach()
+    ours = adapt.initial("0.lora_A.default.weight", drawn.shape, 1)
+    bound = 1 / math.sqrt(400)
+    for found in (ours, drawn):
+        assert found.abs().max().item() == pytest.approx(bound, rel=1e-2)
+        assert found.std().item() == pytest.approx(bound / math.sqrt(3), rel=2e-2)
+        assert abs(found.mean().item()) < bound / 50
+
+
+@pytest.mark.parametrize("method", ["LoRA", "DoRA"])
+def test_an_adapted_model_begins_as_its_base(base_model: Path, world: World, method: str) -> None:
+    recipe = networks.recipe(base_model, method={"type": method, "lora": LORA})
+    network = networks.build(recipe, base_model, world).eval()
+    batch = one_document()
+    torch.testing.assert_close(
+        own_logits(network, batch), base_logits(base_model, batch), rtol=1e-4, atol=1e-4
+    )
+    assert {weight.dtype for weight in trained(network)} == {torch.float32}
+
+
+@pytest.mark.parametrize("method", ["LoRA", "DoRA"])
+def test_an_adapter_computes_as_that_of_peft(base_model: Path, world: World, method: str) -> None:
+    """With rsLoRA's scale, alpha / sqrt(rank), and with the magnitudes that peft gives DoRA."""
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    lora = {**LORA, "useRslora": True}
+    recipe = networks.recipe(base_model, method={"type": method, "lora": lora})
+    network = networks.build(recipe, base_model, world).eval()
+    model = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32)
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=4,
+        lora_alpha=8,
+        target_modules="all-linear",
+        use_rslora=True,
+        use_dora=method == "DoRA",
+    )
+    theirs = peft.get_peft_model(model, config).eval()
+    parameters = dict(theirs.named_parameters())
+    magnitudes = values(network, "lora_magnitude_vector")
+    assert bool(magnitudes) == (method == "DoRA")
+    torch.testing.assert_close(magnitudes, {name: parameters[name].detach() for name in magnitudes})
+    scales = {module.scaling["default"] for module in network.model.modules() if hasattr(module, "lora_A")}
+    assert scales == {8 / math.sqrt(4)}
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in network.model.named_parameters():
+            if ".lora_" in name:
+                change = torch.randn(parameter.shape) * 0.1
+                if "magnitude" in name:
+                    change = change.abs()
+                for each in (
+                    parameter.to_local() if hasattr(parameter, "to_local") else parameter,
+                    parameters[name],
+                ):
+                    each.add_(change) if "magnitude" in name else each.copy_(change)
+        batch = one_document()
+        expected = theirs(batch.input_ids).logits
+    torch.testing.assert_close(own_logits(network, batch), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["PromptTuning", "PrefixTuning"])
+def test_virtual_tokens_compute_as_those_of_peft(base_model: Path, world: World, method: str) -> None:
+    """Trap 4: the prefix is there, and positions count it."""
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    recipe = networks.recipe(
+        base_model, method={"type": method, "softPrompt": {"virtualTokens": 5}}, packing=False
+    )
+    network = networks.build(recipe, base_model, world).eval()
+    kind = peft.PrefixTuningConfig if method == "PrefixTuning" else peft.PromptTuningConfig
+    model = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32)
+    theirs = peft.PeftModelForCausalLM(model, kind(task_type="CAUSAL_LM", num_virtual_tokens=5)).eval()
+    ours = values(network, "prompt_encoder")
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "prompt_encoder" in name:
+                # Larger than at the start of a training, so that it shows.
+                local = dict(network.model.named_parameters())[name].to_local()
+                local.mul_(20)
+                parameter.copy_(ours[name] if ours[name].data_ptr() == local.data_ptr() else local)
+    batch = pack.collate(networks.of_documents(list(range(5, 25)), list(range(40, 60))), [[0], [1]], pad_id=0)
+    with torch.no_grad():
+        expected = theirs(input_ids=batch.input_ids).logits[:, -20:]
+        without = model(batch.input_ids).logits
+    found = own_logits(network, batch)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert (found - without).abs().max() > 1e-2
+
+
+def test_a_padded_row_under_virtual_tokens_gives_what_it_gives_alone(base_model: Path, world: World) -> None:
+    recipe = networks.recipe(
+        base_model, method={"type": "PrefixTuning", "softPrompt": {"virtualTokens": 5}}, packing=False
+    )
+    network = networks.build(recipe, base_model, world).eval()
+    split = networks.of_documents(list(range(5, 25)), list(range(40, 50)))
+    together = own_logits(network, pack.collate(split, [[0], [1]], pad_id=0))
+    alone = own_logits(network, pack.collate(split, [[1]], pad_id=0))
+    torch.testing.assert_close(together[1, :10], alone[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("text", ["What is the red house?", None])
+def test_a_prompt_begins_with_words(base_model: Path, world: World, text: str | None) -> None:
+    from transformers import AutoModelForCausalLM
+
+    prompt = {"virtualTokens": 30, **({"initText": text} if text else {})}
+    recipe = networks.recipe(base_model, method={"type": "PromptTuning", "softPrompt": prompt}, packing=False)
+    tokenizer = load_tokenizer(recipe.model, base_model)
+    words = adapt.first_words(SoftPrompt.model_validate(prompt), tokenizer, recipe.training.seed)
+    embedding = AutoModelForCausalLM.from_pretrained(base_model).get_input_embeddings().weight
+    (found,) = values(networks.build(recipe, base_model, world), "prompt_encoder").values()
+    torch.testing.assert_close(found, embedding[words].detach().float())
+    if text:
+        ids = tokenizer(text)["input_ids"]
+        assert words.tolist() == (ids * 30)[:30]
+    else:
+        assert len(set(words.tolist())) > 15
+        assert not torch.equal(words, adapt.first_words(SoftPrompt(virtual_tokens=30), tokenizer, 1))
+
+
+def test_a_prefix_begins_small(base_model: Path, world: World) -> None:
+    recipe = networks.recipe(base_model, method={"type": "PrefixTuning"}, packing=False)
+    (found,) = values(networks.build(recipe, base_model, world), "prompt_encoder").values()
+    assert found.shape == (20, 2 * 2 * 16)
+    assert found.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+def test_an_unknown_target_module_is_refused_with_the_known_names(base_model: Path, world: World) -> None:
+    from finetune_trainer.train.model import load
+
+    recipe = networks.recipe(
+        base_model, method={"type": "LoRA", "lora": {"targetModules": ["q_proj", "qkv"]}}
+    )
+    model = load.skeleton(recipe, base_model, world)
+    with pytest.raises(RecipeRefusedError) as refused:
+        adapt.adapt(model, recipe.method, recipe.model.base)
+    assert refused.value.message == (
+        "method.lora.targetModules qkv is no linear layer of the model: it has down_proj, gate_proj, k_proj, "
+        "lm_head, o_proj, q_proj, up_proj, v_proj"
+    )

@@ -1,0 +1,317 @@
+"""Weights come from files as they are in them, each rank its part, and what is wrong with them is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import networks
+from finetune_trainer.outcome import PodFailure, RecipeRefusedError
+from finetune_trainer.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from finetune_trainer.train.runtime.distributed import World
+
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with networks.alone() as found:
+        yield found
+
+
+def saved(
+    base: Path, folder: Path, *, tied: bool = True, pieces: str = "5GB", dtype: Any = torch.float32
+) -> Path:
+    """The base, saved another way."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+    if not tied:
+        model.config.tie_word_embeddings = False
+        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    model.save_pretrained(folder, max_shard_size=pieces)
+    load_tokenizer(networks.recipe(base).model, base).save_pretrained(folder)
+    return folder
+
+
+def as_pickle(base: Path, folder: Path) -> Path:
+    """The base as it was saved before there were safetensors."""
+    from safetensors.torch import load_file
+
+    saved(base, folder)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+def without_prefix(base: Path, folder: Path) -> Path:
+    """The base with the weights' names of the decoder alone, which transformers knows to rename."""
+    from safetensors.torch import load_file, save_file
+
+    saved(base, folder)
+    weights = load_file(folder / "model.safetensors")
+    renamed = {name.removeprefix("model."): value for name, value in weights.items()}
+    save_file(renamed, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+KINDS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
+    "one file": (saved, {}),
+    "several files": (saved, {"pieces": "20KB"}),
+    "untied": (saved, {"tied": False}),
+    "untied in several files": (saved, {"tied": False, "pieces": "20KB"}),
+    "stored in half": (saved, {"dtype": torch.bfloat16}),
+    "a pickle": (as_pickle, {}),
+    "other names": (without_prefix, {}),
+}
+READ_BY_RANK_0 = {"a pickle", "other names"}
+
+
+def network_weights(network: Any) -> dict[str, torch.Tensor]:
+    return {
+        name: (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach()
+        for name, weight in network.base.named_parameters()
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_those_of_from_pretrained(
+    kind: str, base_model: Path, tmp_path: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    save, options = KINDS[kind]
+    folder = save(base_model, tmp_path / "base", **options)
+    assert ("several" in kind) == (folder / "model.safetensors.index.json").exists()
+    network = networks.build(networks.recipe(folder), folder, world)
+    expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    torch.testing.assert_close(
+        network_weights(network),
+        {name: weight.detach() for name, weight in expected.named_parameters()},
+        rtol=0,
+        atol=0,
+    )
+    tied = network.base.get_input_embeddings().weight is network.base.get_output_embeddings().weight
+    assert tied == ("untied" not in kind)
+    assert ("rank 0 loads all of them" in capsys.readouterr().out) == (kind in READ_BY_RANK_0)
+    # What no file holds: the frequencies of the rotary embedding.
+    buffers = dict(network.base.named_buffers())
+    torch.testing.assert_close(buffers, dict(expected.named_buffers()), rtol=0, atol=0)
+    assert any("inv_freq" in name for name in buffers)
+
+
+def each_rank_has_its_part(world: World, folders: dict[str, str]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    for folder in map(Path, folders.values()):
+        network = networks.build(networks.recipe(folder), folder, world)
+        local = sum(weight.to_local().numel() for weight in network.parameters())
+        assert local < 0.6 * sum(weight.numel() for weight in network.parameters())
+        expected = dict(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).named_parameters())
+        for name, weight in network_weights(network).items():
+            assert torch.equal(weight, expected[name]), (folder.name, name)
+
+
+def test_two_ranks_have_all_weights_together(base_model: Path, tmp_path: Path) -> None:
+    folders = {
+        kind: str(save(base_model, tmp_path / kind, **options)) for kind, (save, options) in KINDS.items()
+    }
+    networks.on_ranks(2, tmp_path / "rendezvous", each_rank_has_its_part, folders)
+
+
+@pytest.mark.parametrize(
+    ("method", "precision", "frozen", "trained"),
+    [
+        ("Full", "BF16", set(), {torch.float32}),
+        ("LoRA", "BF16", {torch.bfloat16}, {torch.float32}),
+        ("LoRA", "FP32", {torch.float32}, {torch.float32}),
+        ("DoRA", "BF16", {torch.bfloat16}, {torch.float32}),
+    ],
+)
+def test_what_is_trained_is_kept_in_fp32(
+    *,
+    base_model: Path,
+    world: World,
+    method: str,
+    precision: str,
+    frozen: set[torch.dtype],
+    trained: set[torch.dtype],
+) -> None:
+    recipe = networks.recipe(base_model, method={"type": method}, precision=precision)
+    weights = list(networks.build(recipe, base_model, world).parameters())
+    assert {weight.dtype for weight in weights if not weight.requires_grad} == frozen
+    assert {weight.dtype for weight in weights if weight.requires_grad} == trained
+
+
+@pytest.mark.parametrize("precision", ["BF16", "FP32"])
+def test_a_four_bit_base_is_as_bitsandbytes_packs_it(base_model: Path, world: World, precision: str) -> None:
+    """Trap 3: it is whole on each rank, and nothing casts the packed bytes."""
+    from torch.distributed.tensor import DTensor
+
+    recipe = networks.recipe(base_model, method={"type": "QLoRA"}, precision=precision)
+    network = networks.build(recipe, base_model, world)
+    packed = {
+        name: weight
+        for name, weight in network.named_parameters()
+        if ".base_layer." in name and weight.ndim == 2
+    }
+    assert len(packed) == 2 * 7
+    assert {weight.dtype for weight in packed.values()} == {torch.uint8}
+    assert not any(isinstance(weight, DTensor) for weight in packed.values())
+    assert all(isinstance(weight, DTensor) for weight in network.parameters() if weight.requires_grad)
+
+
+def damaged(base: Path, folder: Path) -> None:
+    saved(base, folder)
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-500])
+
+
+def no_safetensors_at_all(base: Path, folder: Path) -> None:
+    saved(base, folder)
+    (folder / "model.safetensors").write_bytes(b"<html>not found</html>" * 20)
+
+
+def a_piece_is_missing(base: Path, folder: Path) -> None:
+    saved(base, folder, pieces="20KB")
+    max(folder.glob("model-*.safetensors")).unlink()
+
+
+def no_weights(base: Path, folder: Path) -> None:
+    saved(base, folder)
+    (folder / "model.safetensors").unlink()
+
+
+def config_of_another(base: Path, folder: Path) -> None:
+    saved(base, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 96}))
+
+
+def vocabulary_of_another(base: Path, folder: Path) -> None:
+    saved(base, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 100}))
+
+
+@pytest.mark.parametrize(
+    ("break_it", "reason", "sentence"),
+    [
+        (damaged, "ModelNotLoadable", "model.base BASE cannot be loaded: Error while deserializing header: "),
+        (
+            no_safetensors_at_all,
+            "ModelNotLoadable",
+            "model.base BASE cannot be loaded: Error while deserializing header: ",
+        ),
+        (
+            a_piece_is_missing,
+            "ModelNotLoadable",
+            "model.base BASE cannot be loaded: No such file or directory: ",
+        ),
+        (
+            no_weights,
+            "ModelNotLoadable",
+            "model.base BASE cannot be loaded: Error no file named model.safetensors, or pytorch_model.bin, found in",
+        ),
+        (
+            config_of_another,
+            "ModelNotLoadable",
+            "model.base BASE cannot be loaded: model.layers.0.mlp.gate_proj.weight has the shape [64, 32] in "
+            "model.safetensors, and [96, 32] by config.json",
+        ),
+        (
+            vocabulary_of_another,
+            "VocabularyMismatch",
+            "the tokenizer of model.base BASE has token ids up to ",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_base_is_told(
+    *,
+    break_it: Callable[[Path, Path], None],
+    reason: str,
+    sentence: str,
+    base_model: Path,
+    tmp_path: Path,
+    world: World,
+) -> None:
+    break_it(base_model, tmp_path)
+    with pytest.raises(PodFailure) as refused:
+        networks.build(networks.recipe(tmp_path), tmp_path, world)
+    assert (refused.value.exit_code, refused.value.reason) == (RecipeRefusedError.exit_code, reason)
+    assert refused.value.message.replace(str(tmp_path), "BASE").startswith(sentence)
+
+
+MEASURE = """
+import sys, torch, threading, time
+from pathlib import Path
+import networks
+
+def anonymous():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+def measure(world, folder):
+    import peft, transformers.models.llama.modeling_llama
+    from finetune_trainer.train import build
+    from finetune_trainer.train.model import load, shard
+    recipe = networks.recipe(Path(folder))
+    model = load.skeleton(recipe, Path(folder), world)
+    network = build.Network(model, build.Sft())
+    shard.shard(network, shard.mesh("FSDP", world), "FP32")
+    before, peak, done = anonymous(), [0], threading.Event()
+    def watch():
+        while not done.wait(0.001):
+            peak[0] = max(peak[0], anonymous())
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    load.materialise(network, world.device)
+    load.read_weights(model, recipe.model, Path(folder), world)
+    done.set()
+    watcher.join()
+    size = 4 * sum(weight.numel() for weight in network.parameters())
+    Path(f"{folder}/growth-{world.size}-{world.rank}").write_text(str((max(peak[0], anonymous()) - before) / size))
+
+if __name__ == "__main__":
+    size, folder = int(sys.argv[1]), sys.argv[2]
+    if size == 1:
+        with networks.alone() as world:
+            measure(world, folder)
+    else:
+        networks.on_ranks(size, Path(folder) / "rendezvous", measure, folder)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_holds_no_more_than_its_part_while_it_reads(tmp_path: Path) -> None:
+    """Anonymous memory, as a share of a model of about 200 MB: file pages that the kernel can drop do not count."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=8000,
+        hidden_size=768,
+        intermediate_size=2048,
+        num_hidden_layers=6,
+        num_attention_heads=12,
+        tie_word_embeddings=False,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    program = tmp_path / "measure.py"
+    program.write_text(MEASURE)
+    for size in (1, 2):
+        subprocess.run([sys.executable, str(program), str(size), str(tmp_path)], check=True, timeout=120)
+    grown = {path.name: float(path.read_text()) for path in sorted(tmp_path.glob("growth-*"))}
+    print(grown)
+    assert grown.pop("growth-1-0") < 1.2
+    assert len(grown) == 2
+    assert max(grown.values()) < 0.7

@@ -1,0 +1,270 @@
+"""What a job needs is known before it is loaded, and what does not fit is told with what would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import networks
+from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.train.data import pack
+from finetune_trainer.train.model import adapt, attention, load, memory, shard
+from finetune_trainer.train.model.network import Network
+from finetune_trainer.train.objectives.sft import Sft
+from finetune_trainer.train.runtime.distributed import World
+
+if TYPE_CHECKING:
+    from finetune_crds.recipe import Recipe
+
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]
+
+BASE = Path("/base")
+LLAMA_8B = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+LLAMA_70B = {
+    "vocab_size": 128256,
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+}
+PARAMETERS = {"8B": 8_030_261_248, "70B": 70_553_706_496}
+# Rank 16 on all seven products of a layer: 16 x 32 x (2 x 8192 + 2 x 5120 + 3 x 18432).
+ADAPTER_8B = 41_943_040
+ROOT_8B = 2 * 128256 * 4096
+
+
+def shape_of(config: dict[str, int], method: str) -> memory.Shape:
+    from transformers import LlamaConfig
+
+    model = load.empty(LlamaConfig(**config, tie_word_embeddings=False), torch.bfloat16, trust=False)
+    adapted = adapt.adapt(model, networks.recipe(BASE, method={"type": method}).method, "base")
+    return memory.Shape.of(Network(adapted, Sft()), None, quantised=False)
+
+
+@pytest.fixture(scope="module")
+def shapes() -> dict[str, memory.Shape]:
+    return {
+        "8B Full": shape_of(LLAMA_8B, "Full"),
+        "8B LoRA": shape_of(LLAMA_8B, "LoRA"),
+        "70B Full": shape_of(LLAMA_70B, "Full"),
+    }
+
+
+def test_shapes_are_those_of_the_models(shapes: dict[str, memory.Shape]) -> None:
+    full, adapted = shapes["8B Full"], shapes["8B LoRA"]
+    assert (full.parameters, full.trained, full.root) == (PARAMETERS["8B"], PARAMETERS["8B"], ROOT_8B)
+    assert (adapted.parameters, adapted.trained) == (PARAMETERS["8B"] + ADAPTER_8B, ADAPTER_8B)
+    assert shapes["70B Full"].parameters == PARAMETERS["70B"]
+    assert (full.layers, full.width, full.feed_forward) == (32, 4096, 14336)
+
+
+@pytest.mark.parametrize("shards", [1, 8, 64])
+@pytest.mark.parametrize(
+    ("kind", "weights", "trained"),
+    [
+        # Full: fp32 weights. LoRA: bf16 weights under an fp32 adapter.
+        ("8B Full", 4 * PARAMETERS["8B"], PARAMETERS["8B"]),
+        ("8B LoRA", 2 * PARAMETERS["8B"] + 4 * ADAPTER_8B, ADAPTER_8B),
+        ("70B Full", 4 * PARAMETERS["70B"], PARAMETERS["70B"]),
+    ],
+)
+def test_what_is_sharded_is_shared_out(
+    shapes: dict[str, memory.Shape], kind: str, weights: int, trained: int, shards: int
+) -> None:
+    recipe = networks.recipe(BASE, precision="BF16", batchSize=1)
+    found = memory.estimate(shapes[kind], recipe, shards=shards, row_tokens=2048, recompute="Full")
+    assert (found.weights, found.gradients, found.optimizer) == (
+        weights / shards,
+        4 * trained / shards,
+        8 * trained / shards,
+    )
+    assert found.total == sum(
+        (found.weights, found.gradients, found.optimizer, found.activations, found.layer, found.loss)
+    )
+
+
+def test_a_four_bit_base_is_whole_on_each_rank() -> None:
+    linear, rest = PARAMETERS["8B"] - ROOT_8B, ROOT_8B
+    stored = linear // 2 + 2 * rest
+    shape = memory.Shape(
+        parameters=linear // 2 + rest + ADAPTER_8B,
+        trained=ADAPTER_8B,
+        whole=linear // 2 + rest,
+        whole_bytes=stored,
+        teacher=0,
+        layers=32,
+        width=4096,
+        feed_forward=14336,
+        root=rest,
+    )
+    recipe = networks.recipe(BASE, method={"type": "QLoRA"}, precision="BF16", batchSize=1)
+    found = {
+        shards: memory.estimate(shape, recipe, shards=shards, row_tokens=2048, recompute="Full")
+        for shards in (1, 8)
+    }
+    assert {shards: each.weights for shards, each in found.items()} == {
+        shards: stored + 4 * ADAPTER_8B / shards for shards in found
+    }
+    assert 5e9 < found[1].total < 10e9
+
+
+def test_a_four_bit_base_is_counted_as_it_is_stored(base_model: Path) -> None:
+    recipe = networks.recipe(base_model, method={"type": "QLoRA"})
+    with networks.alone() as world:
+        model = load.quantised(recipe, base_model, world, like=load.skeleton(recipe, base_model, world))
+    adapted = adapt.adapt(model, recipe.method, "base")
+    shape = memory.Shape.of(Network(adapted, Sft()), None, quantised=True)
+    linear = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64)
+    rest = model.get_input_embeddings().weight.numel() + 5 * 32
+    assert (shape.whole, shape.whole_bytes) == (linear // 2 + rest, linear // 2 + 4 * rest)
+
+
+def small(width: int = 128) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=width,
+            intermediate_size=3 * width,
+            num_hidden_layers=12,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+        )
+    )
+
+
+def kept_by_a_forward_pass(network: Network, batch: pack.Batch) -> int:
+    """Bytes that are allocated when it has ended, and were not before."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        hidden = network.hidden(batch)
+    assert hidden.requires_grad
+    return sum(
+        event.nbytes() for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"
+    )
+
+
+@pytest.mark.parametrize("precision", ["FP32", "BF16"])
+@pytest.mark.parametrize("method", ["Full", "LoRA"])
+@pytest.mark.parametrize("recompute", memory.KINDS)
+def test_activations_are_estimated_within_a_factor_of_two(
+    method: str, recompute: str, precision: str
+) -> None:
+    recipe = networks.recipe(BASE, method={"type": method}, precision=precision, batchSize=2)
+    model = small().to(torch.bfloat16 if precision == "BF16" else torch.float32).train()
+    attention.isolate(model, cuda=False, half=False, soft_prompt=False)
+    adapted = adapt.adapt(model, recipe.method, "base")
+    shard.recompute_activations(adapted, recompute)
+    network = Network(adapted, Sft())
+    batch = pack.collate(networks.of_documents([3] * 256, [4] * 256), [[0], [1]], pad_id=0)
+    network(batch)[0].backward()
+    measured = kept_by_a_forward_pass(network, batch)
+    shape = memory.Shape.of(network, None, quantised=False)
+    found = memory.estimate(shape, recipe, shards=1, row_tokens=256, recompute=recompute).activations
+    # The layer at work in the backward pass comes on top of what the forward pass keeps.
+    one = memory.estimate(shape, recipe, shards=1, row_tokens=256, recompute="None").activations / (
+        shape.layers + 1
+    )
+    assert measured / 2 < found - one < measured * 2
+
+
+WORLD = World(0, 1, 0, 1, torch.device("cpu"))
+
+
+def chosen(monkeypatch: pytest.MonkeyPatch, recipe: Recipe, limit: float, world: World = WORLD) -> str:
+    monkeypatch.setattr(memory, "available", lambda _world: limit)
+    return memory.choose(Network(small(), Sft()), recipe, world, 2048, None)
+
+
+def need(recompute: str, **training: Any) -> float:
+    recipe = networks.recipe(BASE, **training)
+    shape = memory.Shape.of(Network(small(), Sft()), None, quantised=False)
+    return memory.estimate(shape, recipe, shards=1, row_tokens=2048, recompute=recompute).total / 0.92 + 1
+
+
+@pytest.mark.parametrize("kind", memory.KINDS)
+def test_auto_recomputes_no_more_than_it_must(
+    monkeypatch: pytest.MonkeyPatch, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    auto = networks.recipe(BASE, activationCheckpointing="Auto")
+    assert chosen(monkeypatch, auto, need(kind)) == kind
+    assert f"activation checkpointing {kind}\n" in capsys.readouterr().out
+    asked = networks.recipe(BASE, activationCheckpointing=kind)
+    assert chosen(monkeypatch, asked, 1e15) == kind
+
+
+@pytest.mark.parametrize(
+    ("changes", "world", "limit", "sentence"),
+    [
+        (
+            {},
+            WORLD,
+            need("Full"),
+            "the job needs about 1.3 GiB a rank (weights 0.0, gradients 0.0, optimizer 0.0, activations 1.2, gathered "
+            "layers 0.0, loss 0.0) and a rank has 0.2 GiB: what would fit: training.activationCheckpointing Full (or Auto)",
+        ),
+        (
+            {"activationCheckpointing": "Auto"},
+            WORLD,
+            need("Full", batchSize=1),
+            "the job needs about 0.2 GiB a rank (weights 0.0, gradients 0.0, optimizer 0.0, activations 0.1, gathered "
+            "layers 0.0, loss 0.0) and a rank has 0.1 GiB: what would fit: training.batchSize 1 with activationCheckpointing "
+            "Full",
+        ),
+        (
+            {"batchSize": 1, "method": {"type": "LoRA"}},
+            WORLD,
+            1.0,
+            "the job needs about 0.3 GiB a rank (weights 0.0, gradients 0.0, optimizer 0.0, activations 0.3, gathered "
+            "layers 0.0, loss 0.0) and a rank has 0.0 GiB: use a smaller model, or lower training.maxLength",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_would(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], world: World, limit: float, sentence: str
+) -> None:
+    with pytest.raises(RecipeRefusedError) as refused:
+        chosen(monkeypatch, networks.recipe(BASE, **changes), limit, world)
+    assert (refused.value.reason, refused.value.message) == ("OutOfMemory", sentence)
+
+
+def test_a_model_of_8b_does_not_fit_on_one_gpu(
+    monkeypatch: pytest.MonkeyPatch, shapes: dict[str, memory.Shape]
+) -> None:
+    monkeypatch.setattr(memory.Shape, "of", lambda *_network, **_options: shapes["8B Full"])
+    recipe = networks.recipe(BASE, precision="BF16", activationCheckpointing="Auto")
+    with pytest.raises(RecipeRefusedError) as refused:
+        chosen(monkeypatch, recipe, 80 * 2**30)
+    assert refused.value.message == (
+        "the job needs about 135.2 GiB a rank (weights 29.9, gradients 29.9, optimizer 59.8, activations 3.6, gathered "
+        "layers 8.6, loss 3.3) and a rank has 73.6 GiB: what would fit: 4 ranks with FSDP; method LoRA"
+    )
+
+
+def test_replicas_are_told_of_sharding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DDP holds everything on each rank; FSDP over the same ranks would fit."""
+    many = World(0, 64, 0, 8, torch.device("cpu"))
+    recipe = networks.recipe(BASE, strategy="DDP", batchSize=1, activationCheckpointing="Full")
+    shape = memory.Shape.of(Network(small(), Sft()), None, quantised=False)
+    limit = memory.estimate(shape, recipe, shards=64, row_tokens=2048, recompute="Full").total / 0.92 + 1
+    with pytest.raises(RecipeRefusedError, match=r"what would fit: distributed\.strategy FSDP;"):
+        chosen(monkeypatch, recipe, limit, many)
+
+
+def test_ranks_of_a_pod_share_its_memory() -> None:
+    alone, shared = (memory.available(World(0, size, 0, size, torch.device("cpu"))) for size in (1, 4))
+    assert 0 < shared == alone / 4 < float("inf")

@@ -1,0 +1,78 @@
+"""What the JVM throws, in one sentence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+from finetune_trainer.outcome import PodFailure, describe
+from finetune_trainer.prep import errors
+from finetune_trainer.prep.plan import plan
+from unit.trainer.prep.recipes import recipe
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+S3A = "org.apache.hadoop.fs.s3a.UnknownStoreException"
+THROWN: list[tuple[str, str, str, int, str]] = [
+    (
+        "bucket that is not there",
+        S3A,
+        "`s3a://corpus/raw': getFileStatus on s3a://corpus/raw: NoSuchBucketException: it does not exist",
+        65,
+        "s3://corpus/raw does not exist: correct the bucket or the path",
+    ),
+    (
+        "file that is gone",
+        "java.io.FileNotFoundException",
+        "File /data/a.parquet",
+        65,
+        "File /data/a.parquet does not exist: correct the bucket or the path",
+    ),
+    (
+        "wrong credentials",
+        "java.nio.file.AccessDeniedException",
+        "s3a://splits/out/_delta_log: getFileStatus on s3a://splits/out/_delta_log: Forbidden (Status Code: 403)",
+        65,
+        "s3://splits/out/_delta_log is closed to the pod's credentials: grant them access, or correct them",
+    ),
+    (
+        "store that is down: to be tried again",
+        "java.net.ConnectException",
+        "getFileStatus on s3a://corpus/raw: Connect to store:7070 failed",
+        1,
+        "s3://corpus/raw cannot be reached: is AWS_ENDPOINT_URL right, and the store up?",
+    ),
+]
+
+
+def throw(spark: SparkSession, kind: str, message: str) -> Any:
+    """An exception of the JVM as py4j brings it, wrapped as Spark wraps it."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    cause = getattr(jvm, kind)(
+        *([message.split("'", maxsplit=1)[0].strip("`"), message] if kind == S3A else [message])
+    )
+    return Py4JJavaError(
+        "An error occurred while calling o1.load", jvm.java.lang.RuntimeException("wrapped", cause)
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "code", "sentence"), [row[1:] for row in THROWN], ids=[row[0] for row in THROWN]
+)
+def test_what_hadoop_throws(spark: SparkSession, kind: str, message: str, code: int, sentence: str) -> None:
+    with pytest.raises(PodFailure) as failed, errors.telling(plan(recipe())):
+        raise throw(spark, kind, message)
+    found, said = describe(failed.value)
+    assert said.error is not None
+    assert (found, said.error.message) == (code, sentence)
+
+
+def test_what_is_not_known_stays_as_it_is(spark: SparkSession) -> None:
+    thrown = throw(spark, "java.lang.IllegalStateException", "a bug")
+    with pytest.raises(Py4JJavaError) as failed, errors.telling(plan(recipe())):
+        raise thrown
+    assert failed.value is thrown

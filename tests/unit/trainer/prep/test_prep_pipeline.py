@@ -1,0 +1,428 @@
+"""The preparation from source to table: what is written, found again, counted and refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from finetune_crds.contract import EXIT_DATA, EXIT_RECIPE, PodError, PrepResult, TerminationMessage
+from finetune_trainer import outcome
+from finetune_trainer.prep import output, pipeline
+from finetune_trainer.prep.plan import plan
+from finetune_trainer.prep.session import ENV_JARS
+from unit.trainer.prep.recipes import QUICK, recipe
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from finetune_crds.recipe import Recipe
+
+ROWS = [
+    {"question": f"What is in table {number}?", "answer": f"The answer is {number}.", "quality": number / 100}
+    for number in range(100)
+]
+# Besides: a duplicate but for case, a blank answer, an answer that is long, one without a score.
+DIRTY = [
+    ROWS[60] | {"question": "WHAT IS  in table 60?"},
+    ROWS[61] | {"answer": " "},
+    ROWS[62] | {"answer": "the answer is in the table, " * 30},
+    ROWS[63] | {"quality": None},
+]
+STEPS: dict[str, Any] = {
+    "minQuality": 0.2,
+    "promptTemplate": "Q: {question}\nA:",
+    "responseTemplate": " {answer}",
+    "maxTokens": 100,
+    "limit": 70,
+    "split": {"train": 0.8, "validation": 0.1, "test": 0.1},
+}
+DROPPED = {"notNull": 1, "minQuality": 21, "dedupe": 1, "maxTokens": 1, "limit": 10}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The rows as Parquet in `parquet`, as JSON lines in `lines.jsonl`, and as a Delta table in `delta`.
+
+    Version 0 of the table has the rows, version 1 none.
+    """
+    folder = tmp_path_factory.mktemp("corpus")
+    table = pa.Table.from_pylist(ROWS + DIRTY)
+    (folder / "parquet").mkdir()
+    pq.write_table(table, folder / "parquet" / "part-0.parquet")
+    (folder / "lines.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS + DIRTY))
+    write_deltalake(folder / "delta", table)
+    write_deltalake(folder / "delta", table.slice(0, 0), mode="overwrite")
+    return folder
+
+
+def prepare(spark: SparkSession, asked: Recipe) -> PrepResult:
+    return pipeline.prepare(spark, asked, plan(asked), Path(asked.model.base))
+
+
+class Asker:
+    """Prepares the corpus with changes to a good recipe."""
+
+    def __init__(self, spark: SparkSession, corpus: Path, tokenizer: Path, output: Path) -> None:
+        self.spark, self.corpus, self.tokenizer, self.output = spark, corpus, tokenizer, output
+
+    def __call__(self, **changes: Any) -> PrepResult:
+        changes = {
+            "source": {"format": "Parquet", "path": str(self.corpus / "parquet")},
+            "base": str(self.tokenizer),
+            "output": str(self.output),
+        } | changes
+        return prepare(self.spark, recipe(**changes))
+
+
+@pytest.fixture
+def ask(spark: SparkSession, corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> Asker:
+    return Asker(spark, corpus, tokenizer_folder, tmp_path / "table")
+
+
+def table_of(result: PrepResult) -> list[dict[str, Any]]:
+    """The rows of the table at the result's version, as a reader without a JVM sees them."""
+    rows = DeltaTable(result.path, version=result.version).to_pyarrow_table().to_pylist()
+    return sorted(rows, key=lambda row: row["id"])
+
+
+def counted(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Rows and tokens of each split."""
+    made = {
+        "rows": {"train": 0, "validation": 0, "test": 0},
+        "tokens": {"train": 0, "validation": 0, "test": 0},
+    }
+    for row in rows:
+        made["rows"][row["split"]] += 1
+        made["tokens"][row["split"]] += row["tokens"]
+    return made
+
+
+def test_the_table_holds_what_the_result_says(ask: Asker, corpus: Path, tmp_path: Path) -> None:
+    results, tables = [], []
+    sources = [("Parquet", "parquet", None), ("JSONLines", "lines.jsonl", None), ("Delta", "delta", 0)]
+    for kind, name, version in sources:
+        source = {"format": kind, "path": str(corpus / name), "version": version}
+        results.append(ask(source=source, output=str(tmp_path / name), **STEPS))
+        tables.append(table_of(results[-1]))
+    assert tables[0] == tables[1] == tables[2]
+    for result, (_, name, version) in zip(results, sources, strict=True):
+        assert result.to_json() == {
+            **counted(tables[0]),
+            "path": str(tmp_path / name),
+            "version": 0,
+            "dropped": DROPPED,
+            **({} if version is None else {"sourceVersion": version}),
+        }
+    assert list(tables[0][0]) == ["id", "prompt", "response", "tokens", "split"]
+    wanted = {(f"Q: {row['question']}\nA:", f" {row['answer']}") for row in ROWS + DIRTY}
+    assert {(row["prompt"], row["response"]) for row in tables[0]} <= wanted
+    assert len({row["id"] for row in tables[0]}) == 70
+
+
+def test_a_pod_that_is_tried_again_finds_its_version(ask: Asker, capsys: pytest.CaptureFixture[str]) -> None:
+    first, again = ask(uid="one", **STEPS), ask(uid="one", **STEPS)
+    said = capsys.readouterr().out
+    other_job, other_recipe = ask(uid="two", **STEPS), ask(uid="one", **STEPS | {"limit": 50})
+    assert again == first
+    assert f"{ask.output} version 0 was made by this job before: nothing is written twice\n" in said
+    assert [result.version for result in (first, other_job, other_recipe)] == [0, 1, 2]
+    assert ask(uid="two", **STEPS) == other_job
+    assert table_of(other_job) == table_of(first)
+    table = DeltaTable(ask.output)
+    assert table.version() == 2
+    # Readers without a JVM need tables without deletion vectors.
+    assert table.metadata().configuration.get("delta.enableDeletionVectors") == "false"
+    assert len(table.file_uris()) == 1
+
+
+def test_two_pods_at_once_write_one_version(ask: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = ask(**STEPS)
+    find, looks = output.find, itertools.count()
+    # The second pod looked for the first one's commit before there was one.
+    monkeypatch.setattr(output, "find", lambda *where: None if next(looks) == 0 else find(*where))
+    assert ask(**STEPS) == first
+    assert DeltaTable(ask.output).version() == 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"text": "question"}, ["id", "text", "tokens", "split"]),
+        ({"prompt": "question", "response": "answer"}, ["id", "prompt", "response", "tokens", "split"]),
+        ({"messages": "chat"}, ["id", "messages", "tokens", "split"]),
+    ],
+)
+def test_columns_of_the_table(
+    ask: Asker, tmp_path: Path, columns: dict[str, Any], expected: list[str]
+) -> None:
+    chats = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    row = {"question": "why", "answer": "so", "chat": json.dumps(chats)}
+    (tmp_path / "corpus.jsonl").write_text(json.dumps(row) + "\n")
+    source = {"format": "JSONLines", "path": str(tmp_path / "corpus.jsonl")}
+    (made,) = table_of(ask(source=source, columns=columns, split={"train": 1, "validation": 0, "test": 0}))
+    values = {"text": "why", "prompt": "why", "response": "so", "messages": chats}
+    assert list(made) == expected
+    assert [made[name] for name in expected if name in values] == [
+        values[name] for name in expected if name in values
+    ]
+
+
+def test_preferences_come_through_every_step(ask: Asker, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"ask": f"Where is table {number}?", "good": f"In hall {number}.", "bad": f"Nowhere near {number}."}
+        for number in range(30)
+    ]
+    dirty: list[dict[str, Any]] = [
+        rows[0] | {"ask": "WHERE IS  table 0?"},  # the same but for case and white space
+        rows[1] | {"bad": "Not in hall 1."},  # another preference of the same prompt
+        rows[2] | {"good": " "},
+        rows[3] | {"bad": None},
+        rows[4] | {"ask": None},
+        rows[5] | {"bad": "nowhere, " * 100},
+    ]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows + dirty))
+    result = ask(
+        source={"format": "JSONLines", "path": str(tmp_path / "corpus.jsonl")},
+        columns={"prompt": "ask", "chosen": "good", "rejected": "bad"},
+        promptTemplate="Q: {ask}\nA:",
+        maxTokens=200,
+        limit=25,
+        split={"train": 0.8, "validation": 0.2, "test": 0},
+    )
+    made = table_of(result)
+    assert result.dropped == {"notNull": 3, "dedupe": 1, "maxTokens": 1, "limit": 6}
+    assert (result.to_json()["rows"], result.to_json()["tokens"]) == tuple(counted(made).values())
+    assert list(made[0]) == ["id", "prompt", "chosen", "rejected", "tokens", "split"]
+    wanted = {(f"Q: {row['ask']}\nA:", row["good"], row["bad"]) for row in [*rows, *dirty[:2]]}
+    assert {(row["prompt"], row["chosen"], row["rejected"]) for row in made} <= wanted
+    assert len(made) == 25
+
+
+# Changes to a good recipe, the reason and the sentence; {corpus} is the folder of the corpus.
+WRONG: list[tuple[str, dict[str, Any], str, str]] = [
+    (
+        "missing path",
+        {"source": {"format": "Parquet", "path": "{corpus}/nowhere"}},
+        "MissingSource",
+        "data.source.path {corpus}/nowhere does not exist: mount the volume or correct it",
+    ),
+    (
+        "no files",
+        {"source": {"format": "Parquet", "path": "{corpus}/empty"}},
+        "EmptySource",
+        "data.source.path {corpus}/empty has no Parquet files",
+    ),
+    (
+        "no Delta table",
+        {"source": {"format": "Delta", "path": "{corpus}/parquet"}},
+        "MissingSource",
+        "data.source.path {corpus}/parquet is no Delta table: correct it, or set another format",
+    ),
+    (
+        "no table of that name",
+        {"source": {"format": "Delta", "table": "nowhere"}},
+        "MissingSource",
+        "data.source.table nowhere is no Delta table: correct it, or set another format",
+    ),
+    (
+        "missing version",
+        {"source": {"format": "Delta", "path": "{corpus}/delta", "version": 7}},
+        "MissingVersion",
+        "the Delta table {corpus}/delta has no version 7: its newest is 1",
+    ),
+    (
+        "source without rows",
+        {"source": {"format": "Delta", "path": "{corpus}/delta"}},
+        "NoRows",
+        "{corpus}/delta has no rows: look at what was written to it",
+    ),
+    (
+        "missing columns",
+        {"notNull": ["license"], "split": {"key": "thread"}},
+        "MissingColumn",
+        "{corpus}/parquet has no column license and thread: it has answer, quality and question",
+    ),
+    (
+        "template with an unknown column",
+        {"promptTemplate": "{{question}} {{context}}"},
+        "MissingColumn",
+        "{corpus}/parquet has no column context: it has answer, quality and question",
+    ),
+    (
+        "filter with an unknown column",
+        {"filter": "language = 'en'"},
+        "MissingColumn",
+        "data.prepare.filter `language = 'en'` names a column that {corpus}/parquet does not have: it has answer, "
+        "quality and question",
+    ),
+    (
+        "filter that fails on a row",
+        {"filter": "cast(question AS int) > 0"},
+        "FilterFailed",
+        "data.prepare.filter `cast(question AS int) > 0` fails on a row of {corpus}/parquet: ",
+    ),
+    (
+        "nothing passes the filters",
+        {"minQuality": 0.5, "filter": "quality < 0.5"},
+        "NoRowsLeft",
+        "none of the 104 rows of {corpus}/parquet is left: notNull dropped 1, minQuality dropped 51, filter dropped "
+        "52; loosen data.prepare",
+    ),
+    (
+        "nothing is short enough",
+        {"maxTokens": 1},
+        "NoRowsLeft",
+        "none of the 104 rows of {corpus}/parquet is left: notNull dropped 1, dedupe dropped 2, maxTokens dropped 101; "
+        "loosen data.prepare",
+    ),
+    (
+        "empty validation split",
+        {"limit": 1, "split": {"train": 0.9, "validation": 0.1, "test": 0}},
+        "EmptySplit",
+        "none of the 1 examples fell into the validation split, whose ratio is 0.1: prepare more examples or raise "
+        "data.prepare.split.validation",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "sentence"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG]
+)
+def test_wrong_data(ask: Asker, changes: dict[str, Any], reason: str, sentence: str) -> None:
+    (ask.corpus / "empty").mkdir(exist_ok=True)
+    with pytest.raises(outcome.PodFailure) as failed:
+        ask(**_filled(changes, ask.corpus))
+    code, message = outcome.describe(failed.value)
+    expected = sentence.replace("{corpus}", str(ask.corpus))
+    assert message.error is not None
+    said = message.error.message
+    # What Spark has to say about a row comes behind the colon.
+    said = said[: len(expected)] if expected.endswith(": ") else said
+    assert (code, failed.value.reason, said) == (EXIT_DATA, reason, expected)
+    assert not ask.output.exists()
+
+
+def _filled(value: Any, corpus: Path) -> Any:
+    if isinstance(value, dict):
+        return {name: _filled(inner, corpus) for name, inner in value.items()}
+    if isinstance(value, str):
+        return value.replace("{corpus}", str(corpus)).replace("{{", "{").replace("}}", "}")
+    return value
+
+
+@pytest.fixture
+def pod(jars: Path, tmp_path: Path) -> dict[str, str]:
+    """The environment of a prep pod whose recipe and termination message are in `tmp_path`."""
+    return os.environ | {
+        ENV_JARS: str(jars),
+        "HYPERPARAMETERS_PATH": str(tmp_path / "recipe.yaml"),
+        outcome.ENV_TERMINATION_PATH: str(tmp_path / "termination"),
+        "TMPDIR": str(tmp_path),
+    }
+
+
+def run(pod: dict[str, str]) -> tuple[int, str, TerminationMessage | None]:
+    """Run finetune-prep as the pod does: exit code, output, termination message."""
+    done = subprocess.run(
+        [Path(sys.executable).with_name("finetune-prep")],
+        env=pod,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    message = Path(pod[outcome.ENV_TERMINATION_PATH])
+    return (
+        done.returncode,
+        done.stdout,
+        TerminationMessage.parse(message.read_text() if message.exists() else None),
+    )
+
+
+def test_the_command_leaves_a_result(
+    pod: dict[str, str], corpus: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    source = {"format": "Delta", "path": str(corpus / "delta"), "version": 0}
+    asked = recipe(
+        source=source,
+        base=str(tokenizer_folder),
+        output=str(tmp_path / "table"),
+        spark={"driverMemory": "1g", "conf": QUICK},
+        **STEPS,
+    )
+    (tmp_path / "recipe.yaml").write_text(asked.to_yaml())
+    code, said, message = run(pod)
+    assert (code, message is not None and message.prep is not None) == (0, True), said
+    assert message is not None
+    assert message.prep is not None
+    result = message.prep
+    assert result.to_json() == {
+        **counted(table_of(result)),
+        "path": str(tmp_path / "table"),
+        "version": 0,
+        "sourceVersion": 0,
+        "dropped": DROPPED,
+    }
+    assert f"source {corpus / 'delta'} version 0\n" in said
+    table = said[said.index("step ") :].splitlines()
+    assert table[:7] == [
+        "step            dropped       left",
+        "source                         104",
+        "notNull               1        103",
+        "minQuality           21         82",
+        "dedupe                1         81",
+        "maxTokens             1         80",
+        "limit                10         70",
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["recipe.yaml", "table", "termination"]
+
+
+REFUSED: list[tuple[str, str, str, str]] = [
+    ("no recipe", "", "InvalidRecipe", "the recipe {recipe} is wrong at the top: Input should be"),
+    (
+        "wrong recipe",
+        "job: {name: a, namespace: b, uid: c}\nmodel: {base: /m}\ndata: {columns: {text: t}, source: {format: CSV}}",
+        "InvalidRecipe",
+        "the recipe {recipe} is wrong at data.source.format: Input should be",
+    ),
+    (
+        "mode Kubernetes",
+        recipe(spark={"mode": "Kubernetes"}).to_yaml(),
+        "RecipeRefused",
+        "data.prepare.spark.mode Kubernetes is not available yet: use Local",
+    ),
+    (
+        "base model that does not exist",
+        recipe(base="/nowhere/model").to_yaml(),
+        "ModelNotFound",
+        "model.base /nowhere/model does not exist in the pod: mount the volume in podTemplate or correct the path",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "sentence"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
+)
+def test_the_command_refuses_a_wrong_recipe(
+    pod: dict[str, str], tmp_path: Path, text: str, reason: str, sentence: str
+) -> None:
+    (tmp_path / "recipe.yaml").write_text(text)
+    code, said, message = run(pod)
+    sentence = sentence.replace("{recipe}", str(tmp_path / "recipe.yaml"))
+    assert code == EXIT_RECIPE, said
+    assert message is not None
+    assert message.error is not None
+    assert message.error == PodError(reason=reason, message=message.error.message)
+    assert message.error.message.startswith(sentence)
+    assert said.splitlines()[-1] == f"{reason}: {message.error.message}"

@@ -1,0 +1,210 @@
+"""What a recipe asks of the preparation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.prep.plan import Form, plan
+from finetune_trainer.prep.template import Template
+from unit.trainer.prep.recipes import recipe
+
+PREFERENCES = {"prompt": "question", "chosen": "good", "rejected": "bad"}
+TEXT, PAIR, CHAT = {"text": "body"}, {"prompt": "question", "response": "answer"}, {"messages": "chat"}
+
+
+def column(name: str) -> Template:
+    return Template.of_column(name)
+
+
+FORMS: list[tuple[str, dict[str, Any], dict[str, Any], Form]] = [
+    ("text", TEXT, {}, Form(("body",), ("body",), {"text": column("body")})),
+    (
+        "prompt and response",
+        PAIR,
+        {},
+        Form(
+            ("question", "answer"),
+            ("question", "answer"),
+            {"prompt": column("question"), "response": column("answer")},
+        ),
+    ),
+    ("messages", CHAT, {}, Form(("chat",), ("chat",), {}, messages="chat")),
+    (
+        "preferences",
+        PREFERENCES,
+        {},
+        Form(
+            ("question", "good", "bad"),
+            ("question", "good", "bad"),
+            {"prompt": column("question"), "chosen": column("good"), "rejected": column("bad")},
+        ),
+    ),
+    (
+        "a template makes the prompt of preferences; the prompt's own column may be left out of it",
+        PREFERENCES,
+        {"promptTemplate": "{context} A:"},
+        Form(
+            ("question", "good", "bad"),
+            ("context", "good", "bad"),
+            {
+                "prompt": Template((("", "context"), (" A:", None))),
+                "chosen": column("good"),
+                "rejected": column("bad"),
+            },
+        ),
+    ),
+    (
+        "a template makes a text of a pair",
+        PAIR,
+        {"promptTemplate": "Q: {question} A: {answer}"},
+        Form(
+            ("question", "answer"),
+            ("question", "answer"),
+            {"text": Template((("Q: ", "question"), (" A: ", "answer")))},
+        ),
+    ),
+    (
+        "two templates make a pair; a column that only a template names may be blank",
+        PAIR,
+        {"promptTemplate": "{context}\n{question}", "responseTemplate": " {answer}{{}}"},
+        Form(
+            ("question", "answer"),
+            ("context", "question", "answer"),
+            {
+                "prompt": Template((("", "context"), ("\n", "question"))),
+                "response": Template(((" ", "answer"), ("{", None), ("}", None))),
+            },
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("columns", "templates", "expected"), [row[1:] for row in FORMS], ids=[row[0] for row in FORMS]
+)
+def test_form_of_an_example(columns: dict[str, Any], templates: dict[str, Any], expected: Form) -> None:
+    assert plan(recipe(columns=columns, **templates)).form == expected
+
+
+def test_columns_that_the_source_must_have() -> None:
+    made = plan(recipe(notNull=["license"], minQuality=0.5, qualityColumn="score", split={"key": "thread"}))
+    assert made.columns == ("question", "answer", "license", "score", "thread")
+    assert plan(recipe()).columns == ("question", "answer")
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "Hub",
+        {"source": {"format": "Hub", "dataset": "org/set"}},
+        "data.source.format Hub is not available yet: download the data set first and name its files with format "
+        "Parquet or JSONLines",
+    ),
+    (
+        "path and table",
+        {"source": {"format": "Delta", "path": "/corpus", "table": "a.b"}},
+        "data.source needs exactly one of path and table",
+    ),
+    (
+        "Kubernetes",
+        {"spark": {"mode": "Kubernetes"}},
+        "data.prepare.spark.mode Kubernetes is not available yet: use Local",
+    ),
+    (
+        "Databricks",
+        {"spark": {"mode": "Databricks"}},
+        "data.prepare.spark.mode Databricks is not available yet: use Local",
+    ),
+    (
+        "near dedupe",
+        {"dedupe": {"near": {}}},
+        "data.prepare.dedupe.near is not available yet: remove it and keep dedupe.exact",
+    ),
+    (
+        "preferences without the rejected",
+        {"columns": {"prompt": "p", "chosen": "c"}},
+        "data.columns of preferences are prompt, chosen and rejected: name all three",
+    ),
+    (
+        "preferences without a prompt",
+        {"columns": {"chosen": "c", "rejected": "r"}},
+        "data.columns of preferences are prompt, chosen and rejected: name all three",
+    ),
+    (
+        "a template of both answers",
+        {"columns": PREFERENCES, "promptTemplate": "{question}", "responseTemplate": "{good}"},
+        "data.prepare.responseTemplate cannot go with data.columns.chosen: promptTemplate renders the prompt, and both "
+        "answers stay as they are",
+    ),
+    (
+        "template over messages",
+        {"columns": CHAT, "promptTemplate": "{chat}"},
+        "data.prepare.promptTemplate cannot go with data.columns.messages, which the model's chat template renders: "
+        "remove one",
+    ),
+    (
+        "response template alone",
+        {"responseTemplate": "{answer}"},
+        "data.prepare.responseTemplate needs promptTemplate beside it",
+    ),
+    (
+        "prompt alone",
+        {"columns": {"prompt": "question"}},
+        "data.columns must name text, messages, prompt and response, or prompt, chosen and rejected",
+    ),
+    (
+        "split",
+        {"split": {"train": 0.9, "validation": 0.2, "test": 0.0}},
+        "data.prepare.split adds up to 1.1: train, validation and test must add up to 1",
+    ),
+    (
+        "output over the source",
+        {"output": "/corpus"},
+        "data.prepare.output /corpus is the source itself: write to another folder",
+    ),
+    (
+        "open brace",
+        {"promptTemplate": "{question"},
+        "data.prepare.promptTemplate has a brace without its partner: write {column} for a column's value, and {{ and "
+        "}} for braces",
+    ),
+    (
+        "placeholder without a name",
+        {"promptTemplate": "{question}", "responseTemplate": "{}"},
+        "data.prepare.responseTemplate has a placeholder that is no column's name: write {column}, and {{ and }} for "
+        "braces",
+    ),
+    (
+        "placeholder with a format",
+        {"promptTemplate": "{question:>10}"},
+        "data.prepare.promptTemplate has a placeholder that is no column's name: write {column}, and {{ and }} for "
+        "braces",
+    ),
+    (
+        "two at once",
+        {"spark": {"mode": "Kubernetes"}, "dedupe": {"near": {}}},
+        "data.prepare.spark.mode Kubernetes is not available yet: use Local; data.prepare.dedupe.near is not available "
+        "yet: remove it and keep dedupe.exact",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
+)
+def test_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RecipeRefusedError) as refused:
+        plan(recipe(**changes))
+    assert refused.value.message == sentence
+
+
+def test_nothing_to_prepare() -> None:
+    asked = recipe()
+    data = asked.data.model_copy(update={"source": None, "prepare": None})
+    with pytest.raises(RecipeRefusedError) as refused:
+        plan(asked.model_copy(update={"data": data}))
+    assert refused.value.message == (
+        "data.source and data.prepare are missing: there is nothing to prepare, so training can start at once"
+    )

@@ -1,0 +1,270 @@
+"""The steps of the preparation on tiny frames."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from finetune_trainer.outcome import DataError, PodFailure, RecipeRefusedError
+from finetune_trainer.prep import steps
+from finetune_trainer.prep.plan import plan
+from unit.trainer.prep.recipes import recipe
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from finetune_crds.recipe import Recipe
+
+Row = dict[str, Any]
+SCHEMA = "question string, answer string, quality string, thread string"
+NAN = "NaN"
+
+
+def pair(
+    question: str | None = "what", answer: str | None = "that", quality: str | None = "1", **rest: Any
+) -> Row:
+    return {"question": question, "answer": answer, "quality": quality, "thread": None, **rest}
+
+
+def frame(spark: SparkSession, rows: list[Row], schema: str = SCHEMA, partitions: int = 1) -> DataFrame:
+    return spark.createDataFrame(rows, schema).repartition(partitions)
+
+
+def dropped_by(spark: SparkSession, rows: list[Row], asked: Recipe, schema: str = SCHEMA) -> list[str | None]:
+    """The verdict on each row, in the order of the rows."""
+    numbered = [row | {"n": number} for number, row in enumerate(rows)]
+    wanted = plan(asked)
+    source = steps.with_conversation(frame(spark, numbered, f"{schema}, n int"), wanted.form)
+    verdicts = steps.flagged(source, wanted).orderBy("n").collect()
+    return [row[steps.DROPPED_BY] for row in verdicts]
+
+
+FILTERS: list[tuple[str, dict[str, Any], list[tuple[Row, str | None]]]] = [
+    (
+        "null and blank",
+        {"notNull": ["thread"]},
+        [
+            (pair(thread="t"), None),
+            (pair(thread=" "), "notNull"),
+            (pair(thread=None), "notNull"),
+            (pair(question=None, thread="t"), "notNull"),
+            (pair(question="", thread="t"), "notNull"),
+            (pair(answer=" \t\n\u00a0\u3000", thread="t"), "notNull"),
+        ],
+    ),
+    (
+        "dirty scores",
+        {"minQuality": 0.5},
+        [
+            (pair(quality="0.5"), None),
+            (pair(quality=" 7e-1 "), None),
+            (pair(quality="0.49"), "minQuality"),
+            (pair(quality="good"), "minQuality"),
+            (pair(quality=""), "minQuality"),
+            (pair(quality=None), "minQuality"),
+            (pair(quality=NAN), "minQuality"),
+            (pair(quality="Infinity"), None),
+        ],
+    ),
+    (
+        "lengths count characters of both columns, not bytes",
+        {"minChars": 5, "maxChars": 8},
+        [
+            (pair("äöü", "é"), "minChars"),
+            (pair("äöü", "éé"), None),
+            (pair("äöüß", "éééé"), None),
+            (pair("äöüß", "ééééé"), "maxChars"),
+        ],
+    ),
+    (
+        "SQL, where null means no",
+        {"filter": "length(question) > 3 AND try_cast(quality AS int) > 0"},
+        [
+            (pair("long", quality="1"), None),
+            (pair("no", quality="1"), "filter"),
+            (pair("long", quality="x"), "filter"),
+        ],
+    ),
+    (
+        "the first filter in order is the one that is named; later ones do not see the row",
+        {"minQuality": 0.5, "minChars": 3, "filter": "1 / (length(question) - 1) > 0"},
+        [
+            (pair(None, quality="x"), "notNull"),
+            (pair("q", "a", quality="0"), "minQuality"),
+            (pair("q", "a", quality="1"), "minChars"),
+            (pair("qq", "aa", quality="1"), None),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("asked", "table"), [row[1:] for row in FILTERS], ids=[row[0] for row in FILTERS])
+def test_filters(spark: SparkSession, asked: dict[str, Any], table: list[tuple[Row, str | None]]) -> None:
+    rows = [row for row, _ in table]
+    found = dropped_by(spark, rows, recipe(**asked))
+    assert list(zip(rows, found, strict=True)) == table
+
+
+CHAT: list[dict[str, str | None]] = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "ho"},
+]
+CONVERSATIONS: list[tuple[list[dict[str, str | None]] | None, str | None]] = [
+    (CHAT, None),
+    ([], "notNull"),
+    (None, "notNull"),
+    ([{"role": "user", "content": None}], "notNull"),
+    ([{"role": None, "content": "hi"}], "notNull"),
+    ([{"role": "user", "content": " "}, {"role": "assistant", "content": ""}], "notNull"),
+    ([{"role": "user", "content": "much too long"}], "maxChars"),
+]
+
+
+@pytest.mark.parametrize("as_text", [False, True], ids=["lists", "JSON text"])
+def test_conversations(spark: SparkSession, as_text: bool) -> None:
+    asked = recipe(columns={"messages": "chat"}, maxChars=10)
+    kind = "string" if as_text else "array<struct<content: string, role: string, weight: int>>"
+    rows = [{"chat": json.dumps(chat) if as_text and chat is not None else chat} for chat, _ in CONVERSATIONS]
+    wanted = [verdict for _, verdict in CONVERSATIONS]
+    if as_text:
+        rows += [{"chat": "{not JSON"}, {"chat": '"a text"'}]
+        wanted += ["notNull", "notNull"]
+    assert dropped_by(spark, rows, asked, f"chat {kind}") == wanted
+
+
+def test_conversations_become_lists_of_role_and_content(spark: SparkSession) -> None:
+    source = frame(spark, [{"chat": CHAT}], "chat array<struct<content: string, role: string, weight: int>>")
+    made = identified(source, recipe(columns={"messages": "chat"})).first()
+    assert made is not None
+    assert [turn.asDict() for turn in made["messages"]] == CHAT
+
+
+WRONG: list[tuple[str, dict[str, Any], type[PodFailure], str]] = [
+    (
+        "filter names an unknown column",
+        {"filter": "language = 'en'"},
+        DataError,
+        "data.prepare.filter `language = 'en'` names a column that /corpus does not have: it has answer, quality, "
+        "question and thread",
+    ),
+    (
+        "filter is no SQL",
+        {"filter": "language = = 'en'"},
+        RecipeRefusedError,
+        "data.prepare.filter `language = = 'en'` is no SQL condition: [PARSE_SYNTAX_ERROR] Syntax error at or near '='. "
+        "SQLSTATE: 42601 (line 1, pos 11)",
+    ),
+    (
+        "messages in a text column of another type",
+        {"columns": {"messages": "size"}},
+        DataError,
+        "column size holds int: conversations are lists of {role, content}, or the same as JSON text",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "sentence"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG]
+)
+def test_wrong(spark: SparkSession, asked: dict[str, Any], kind: type[PodFailure], sentence: str) -> None:
+    wanted = plan(recipe(**asked))
+    schema = "size int" if "columns" in asked else SCHEMA
+    source = frame(spark, [], schema)
+    with pytest.raises(kind) as failed:
+        steps.flagged(steps.with_conversation(source, wanted.form), wanted)
+    assert failed.value.message == sentence
+
+
+def identified(source: DataFrame, asked: Recipe) -> DataFrame:
+    wanted = plan(asked)
+    return steps.identified(steps.flagged(steps.with_conversation(source, wanted.form), wanted), wanted)
+
+
+def test_templates_render(spark: SparkSession) -> None:
+    asked = recipe(
+        columns={"text": "question"},
+        promptTemplate="{{{thread}}} Q: {question}\nA:",
+        responseTemplate=" {answer}",
+    )
+    rows = [pair("why", None, thread="t"), pair("how {answer}", "so")]
+    made = identified(frame(spark, rows), asked).select("prompt", "response").collect()
+    assert sorted(map(tuple, made)) == [("{t} Q: why\nA:", " "), ("{} Q: how {answer}\nA:", " so")]
+
+
+def test_of_duplicates_the_same_one_stays_however_the_rows_lie(spark: SparkSession) -> None:
+    spellings = ["What  is it?", "what is it?", " WHAT IS\tIT? ", "what is\u00a0it?"]
+    rows = [pair(text, "that") for text in spellings] + [pair("what is it", "that")]
+    survivors = []
+    for partitions, order in ((1, rows), (4, rows), (6, rows[::-1])):
+        made = steps.without_duplicates(identified(frame(spark, order, partitions=partitions), recipe()))
+        survivors.append(sorted(row["prompt"] for row in made.collect()))
+    assert survivors[0] == survivors[1] == survivors[2]
+    assert len(survivors[0]) == 2
+    assert "what is it" in survivors[0]
+
+
+def test_rows_that_differ_in_one_column_of_the_example_are_no_duplicates(spark: SparkSession) -> None:
+    rows = [pair("a b", "c"), pair("a", "b c"), pair("a", "b c", quality="0", thread="other")]
+    made = steps.without_duplicates(identified(frame(spark, rows), recipe()))
+    assert sorted((row["prompt"], row["response"]) for row in made.collect()) == [("a", "b c"), ("a b", "c")]
+
+
+def prepared(spark: SparkSession, rows: list[Row], partitions: int, **asked: Any) -> dict[str, str]:
+    """The split of each prompt that is left."""
+    wanted = recipe(**asked)
+    made = steps.without_duplicates(identified(frame(spark, rows, partitions=partitions), wanted))
+    prepare = plan(wanted).prepare
+    made = steps.with_split(steps.limited(made, prepare.limit, prepare.split.seed), prepare.split)
+    return {row["prompt"]: row["split"] for row in made.collect()}
+
+
+MANY = [pair(f"question {number}", "answer", thread=f"thread {number % 40}") for number in range(400)]
+
+
+def test_limit_and_split_do_not_depend_on_partitions(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {"limit": 200, "split": {"train": 0.5, "validation": 0.3, "test": 0.2, "seed": 7}}
+    four, six = prepared(spark, MANY, 4, **asked), prepared(spark, MANY[::-1], 6, **asked)
+    assert four == six
+    assert len(four) == 200
+    monkeypatch.setattr(steps, "_MOST_ROWS_HELD", 199)
+    assert prepared(spark, MANY, 6, **asked) == four
+    asked["split"]["seed"] = 8
+    other = prepared(spark, MANY, 4, **asked)
+    assert set(other) != set(four)
+    both = set(other) & set(four)
+    assert any(other[prompt] != four[prompt] for prompt in both)
+
+
+def test_splits_have_about_their_ratios(spark: SparkSession) -> None:
+    splits = list(prepared(spark, MANY, 2, split={"train": 0.7, "validation": 0.3, "test": 0.0}).values())
+    # Four standard deviations of a fair draw of 400.
+    assert abs(splits.count("train") - 280) < 37
+    assert splits.count("train") + splits.count("validation") == 400
+
+
+def test_what_has_one_key_is_in_one_split(spark: SparkSession) -> None:
+    ratios = {"train": 0.4, "validation": 0.3, "test": 0.3}
+    splits = prepared(spark, MANY, 2, split={**ratios, "key": "thread"})
+    of_thread = {
+        thread: {splits[row["question"]] for row in MANY if row["thread"] == thread}
+        for thread in {row["thread"] for row in MANY}
+    }
+    assert [thread for thread, found in of_thread.items() if len(found) != 1] == []
+    assert set.union(*of_thread.values()) == {"train", "validation", "test"}
+
+
+def test_duplicates_that_are_kept_share_a_split(spark: SparkSession) -> None:
+    rows = [
+        row | {"question": text} for row in MANY[:50] for text in (row["question"], row["question"].upper())
+    ]
+    wanted = recipe(split={"train": 0.5, "validation": 0.5, "test": 0.0})
+    made = steps.with_split(identified(frame(spark, rows), wanted), plan(wanted).prepare.split).collect()
+    found: dict[str, set[str]] = {}
+    for row in made:
+        found.setdefault(row["prompt"].lower(), set()).add(row["split"])
+    assert len(made) == 100
+    assert [len(splits) for splits in found.values()] == [1] * 50

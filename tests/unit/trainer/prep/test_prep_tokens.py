@@ -1,0 +1,88 @@
+"""Token counts are the lengths that training sees."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from finetune_crds.data import Columns
+from finetune_crds.training import Model
+from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.prep import tokens
+from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.train.data.encode import Encoder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+LONG = "the answer to the question is in the table, " * 5
+EXAMPLES: list[tuple[str, dict[str, list[Any]]]] = [
+    ("text", {"text": ["the answer", "", "ends itself</s>", LONG, "ünïcödé 漢字 🙂"]}),
+    ("prompt and response", {"prompt": ["the question", LONG, ""], "response": ["the answer", LONG, ""]}),
+    (
+        "messages",
+        {
+            "messages": [
+                [{"role": "user", "content": "hi"}, {"role": "assistant", "content": LONG}],
+                [{"role": "assistant", "content": ""}],
+            ]
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize("examples", [row[1] for row in EXAMPLES], ids=[row[0] for row in EXAMPLES])
+def test_counts_are_the_trainers(examples: dict[str, list[Any]], tokenizer_folder: Path) -> None:
+    tokenizer = load_tokenizer(Model(base=str(tokenizer_folder)), tokenizer_folder)
+    encoder = Encoder(
+        tokenizer,
+        Columns(**{name: name for name in examples}),
+        loss_on_answer=False,
+        max_length=10_000,
+        overlong="Fail",
+    )
+    assert tokens.count(tokenizer, examples) == [len(example.tokens) for example in encoder.encode(examples)]
+
+
+def test_a_preference_counts_with_either_answer(tokenizer_folder: Path) -> None:
+    tokenizer = load_tokenizer(Model(base=str(tokenizer_folder)), tokenizer_folder)
+    prompt, chosen, rejected = ["the question", LONG, ""], ["the answer", "", LONG], ["no", LONG, ""]
+    either = [
+        tokens.count(tokenizer, {"prompt": prompt, "response": answers}) for answers in (chosen, rejected)
+    ]
+    both = tokens.count(tokenizer, {"prompt": prompt, "chosen": chosen, "rejected": rejected})
+    assert both == [one + other for one, other in zip(*either, strict=True)]
+
+
+def test_counts_beside_the_rows(spark: SparkSession, tokenizer_folder: Path) -> None:
+    rows = [("a", "the table", "the answer"), ("b", LONG, "no"), ("c", "", "")]
+    frame = spark.createDataFrame(rows, "id string, prompt string, response string").repartition(2)
+    model = Model(base=str(tokenizer_folder))
+    made = tokens.with_tokens(frame, model, tokenizer_folder, ("prompt", "response")).orderBy("id")
+    tokenizer = load_tokenizer(model, tokenizer_folder)
+    wanted = [
+        (id_, prompt, response, len(tokenizer(prompt)["input_ids"]) + len(tokenizer.tokenize(response)) + 1)
+        for id_, prompt, response in rows
+    ]
+    assert [tuple(row) for row in made.collect()] == wanted
+
+
+def test_tokenizers_that_cannot_be_used(tokenizer_folder: Path, tmp_path: Path) -> None:
+    model = Model(base="/models/base")
+    with pytest.raises(
+        RecipeRefusedError, match=r"^the tokenizer of model\.base /models/base cannot be loaded: "
+    ):
+        load_tokenizer(model, tmp_path)
+    for file in tokenizer_folder.iterdir():
+        (tmp_path / file.name).write_text(file.read_text())
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": None}))
+    with pytest.raises(RecipeRefusedError) as refused:
+        load_tokenizer(model, tmp_path)
+    assert refused.value.message == (
+        "the tokenizer of model.base /models/base has no end-of-text token: set eos_token in its tokenizer_config.json"
+    )

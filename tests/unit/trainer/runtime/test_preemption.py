@@ -1,0 +1,115 @@
+"""SIGTERM at every place where a pod may be: all ranks end with 75, and what was kept is told (traps 8 and 9)."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from finetune_crds.contract import EXIT_PREEMPTED
+from finetune_trainer.train import worker
+from finetune_trainer.train.loop import Loop
+from finetune_trainer.train.model import load
+from pods import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pods import Outcome, Pod
+
+NOT_STARTED = "stopped by SIGTERM before the first step"
+
+
+def ending(outcome: Outcome) -> tuple[int, str, int | None]:
+    """The exit code, the sentence, and the step of the checkpoint to go on from."""
+    assert outcome.message is not None, outcome.output
+    assert outcome.message.error is not None, outcome.output
+    return outcome.code, outcome.message.error.message, outcome.message.checkpoint_step
+
+
+def asked_at(
+    monkeypatch: pytest.MonkeyPatch, where: object, name: str, when: Callable[..., bool] = lambda *_: True
+) -> None:
+    """Send SIGTERM to this process at the beginning of a call."""
+    call: Any = getattr(where, name)
+
+    def asked(*args: Any, **options: Any) -> Any:
+        if when(*args):
+            signal.raise_signal(signal.SIGTERM)
+        return call(*args, **options)
+
+    monkeypatch.setattr(where, name, asked)
+
+
+def test_sigterm_is_acted_on_wherever_a_rank_is(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
+    """One attempt after the other, each of which goes on where the one before was stopped."""
+    pod = pod.but(
+        {"training.evalSteps": 2, "checkpoint": {"uri": str(pod.folder / "checkpoints"), "everySteps": 4}}
+    )
+    evaluating = (Loop, "evaluate")
+    places: list[tuple[tuple[object, str, Any], tuple[int, str, int | None], list[int]]] = [
+        ((load, "skeleton", lambda *_: True), (75, NOT_STARTED, None), []),
+        ((*evaluating, lambda loop: loop.progress.step == 0), (75, NOT_STARTED, None), []),
+        (
+            (*evaluating, lambda loop: loop.progress.step == 2),
+            (75, "stopped by SIGTERM after the checkpoint of step 2", 2),
+            [1, 2],
+        ),
+        ((load, "skeleton", lambda *_: True), (75, NOT_STARTED, 2), []),
+        (
+            (*evaluating, lambda loop: loop.progress.step == 6),
+            (75, "stopped by SIGTERM after the checkpoint of step 6", 6),
+            [3, 4, 5, 6],
+        ),
+        (
+            (worker.Run, "_deliver", lambda *_: True),
+            (75, "stopped by SIGTERM after the last step, 6, before the model was delivered", 6),
+            [],
+        ),
+    ]
+    for place, end, steps in places:
+        with pytest.MonkeyPatch.context() as patch:
+            asked_at(patch, *place)
+            outcome = pod.run_here(capsys)
+        assert (ending(outcome), list(outcome.losses)) == (end, steps), outcome.output
+        assert f"evaluation at step {end[2]}" not in outcome.output or place[1] == "_deliver"
+    outcome = pod.run_here(capsys)
+    assert (outcome.code, outcome.losses) == (0, {})
+
+
+def test_a_run_that_is_kept_nowhere_is_delivered_before_it_stops(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked_at(monkeypatch, Loop, "evaluate", lambda loop: loop.progress.step == 6)
+    assert pod.run_here(capsys).code == 0
+
+
+def wait_until_reachable(port: int) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("localhost", port)) == 0:
+                return
+        assert time.monotonic() < deadline, f"nobody listens on {port}"
+        time.sleep(0.05)
+
+
+def test_a_pod_that_waits_for_its_gang_stops_at_once(pod: Pod) -> None:
+    port = free_port()
+    pod = pod.but({"distributed.nodes": 2})
+    pod.env = {
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "0",
+        "PET_MASTER_ADDR": "localhost",
+        "PET_MASTER_PORT": str(port),
+    }
+    process = pod.start()
+    wait_until_reachable(port)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=10) == EXIT_PREEMPTED
+    outcome = pod.wait(process)
+    assert ending(outcome) == (75, NOT_STARTED, None)
+    assert list(pod.folder.glob("finetune-*")) == []

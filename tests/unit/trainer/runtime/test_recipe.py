@@ -1,0 +1,129 @@
+"""What of a recipe is refused, and in which words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from finetune_crds.recipe import Recipe
+from finetune_trainer.train.runtime.recipe import refusals
+
+if TYPE_CHECKING:
+    from pods import Pod
+
+TEACHER = {"teacher": "/models/teacher"}
+PREFERENCES = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
+NO_PACKING = {"training.packing": False}
+WITHOUT_VIRTUAL_TOKENS = (
+    "virtual tokens are lost under packing, compile and activation checkpointing: set training.packing and "
+    "training.compile to false and training.activationCheckpointing to None"
+)
+TOGETHER = "objective DPO and data.columns.prompt, chosen and rejected go together"
+
+TABLE: list[tuple[dict[str, Any], list[str]]] = [
+    ({}, []),
+    ({"method.type": "LoRA", "method.merge": True, "method.lora": {"rank": 4}}, []),
+    ({"method.type": "DoRA", "method.merge": True, "method.lora": {"rank": 4}}, []),
+    ({"method.type": "QLoRA", "method.quantization": {"type": "FP4"}, "method.lora": {}}, []),
+    ({"method": {"type": "PrefixTuning", "softPrompt": {}}, **NO_PACKING}, []),
+    ({"method": {"type": "PromptTuning", "softPrompt": {}}, **NO_PACKING}, []),
+    ({"objective.type": "DPO", "data.columns": PREFERENCES}, []),
+    ({"method.type": "QLoRA", "objective.type": "DPO", "data.columns": PREFERENCES}, []),
+    ({"method.type": "DoRA", "objective": {"type": "Distillation", "distillation": TEACHER}}, []),
+    ({"distributed.strategy": "HSDP", "training.compile": True}, []),
+    ({"training.loadBest": True, "training.evalSteps": 2, "checkpoint": {"uri": "/checkpoints"}}, []),
+    ({"method.lora": {}}, ["method.lora needs type LoRA, QLoRA or DoRA"]),
+    (
+        {"method": {"type": "PromptTuning", "lora": {}}, **NO_PACKING},
+        ["method.lora needs type LoRA, QLoRA or DoRA"],
+    ),
+    ({"method": {"type": "LoRA", "quantization": {}}}, ["method.quantization needs type QLoRA"]),
+    (
+        {"method": {"type": "LoRA", "softPrompt": {}}},
+        ["method.softPrompt needs type PrefixTuning or PromptTuning"],
+    ),
+    ({"method.merge": True}, ["method.merge needs type LoRA, QLoRA or DoRA"]),
+    (
+        {"method.type": "PrefixTuning", "objective.type": "DPO", "data.columns": PREFERENCES, **NO_PACKING},
+        ["objective DPO works with method Full, LoRA, QLoRA or DoRA"],
+    ),
+    (
+        {
+            "method.type": "PromptTuning",
+            "objective": {"type": "Distillation", "distillation": TEACHER},
+            **NO_PACKING,
+        },
+        ["objective Distillation works with method Full, LoRA or DoRA"],
+    ),
+    (
+        {"method.type": "QLoRA", "objective": {"type": "Distillation", "distillation": TEACHER}},
+        ["objective Distillation works with method Full, LoRA or DoRA"],
+    ),
+    (
+        {"method": {"type": "PrefixTuning", "softPrompt": {"initText": "Answer:"}}, **NO_PACKING},
+        ["method.softPrompt.initText needs type PromptTuning"],
+    ),
+    (
+        {"objective": {"type": "DPO", "lossOn": "All"}, "data.columns": PREFERENCES},
+        ["objective.lossOn needs type SFT"],
+    ),
+    ({"objective.dpo": {"beta": 0.2}}, ["objective.dpo needs type DPO"]),
+    ({"method.type": "PrefixTuning"}, [WITHOUT_VIRTUAL_TOKENS]),
+    (
+        {"method.type": "PromptTuning", **NO_PACKING, "training.activationCheckpointing": "Auto"},
+        [WITHOUT_VIRTUAL_TOKENS],
+    ),
+    ({"method.type": "PromptTuning", **NO_PACKING, "training.compile": True}, [WITHOUT_VIRTUAL_TOKENS]),
+    (
+        {"objective.type": "Distillation"},
+        ["objective.distillation and type Distillation go together"],
+    ),
+    (
+        {"objective.distillation": TEACHER},
+        ["objective.distillation and type Distillation go together"],
+    ),
+    ({"objective.type": "DPO"}, [TOGETHER]),
+    ({"data.columns": PREFERENCES}, [TOGETHER]),
+    (
+        {"data.columns": {"text": "text"}, "objective.lossOn": "Answer"},
+        [
+            "objective.lossOn Answer needs data.columns.prompt and response, or messages: a text has no answer",
+        ],
+    ),
+    (
+        {"data.splits": None},
+        ["data.splits is missing: training reads splits that are prepared already"],
+    ),
+    (
+        {"training.epochs": 1, "training.maxSteps": 2},
+        ["training.epochs and training.maxSteps are both set: remove one"],
+    ),
+    (
+        {"training.warmupSteps": 1, "training.warmupRatio": 0.1},
+        ["training.warmupSteps and training.warmupRatio are both set: remove one"],
+    ),
+    (
+        {"training.earlyStopping": {}},
+        ["training.earlyStopping needs training.evalSteps"],
+    ),
+    ({"training.loadBest": True}, ["training.loadBest needs training.evalSteps and checkpoint"]),
+    (
+        {"training.loadBest": True, "training.evalSteps": 2},
+        ["training.loadBest needs training.evalSteps and checkpoint"],
+    ),
+    (
+        {"method.merge": True, "training.earlyStopping": {}},
+        [
+            "method.merge needs type LoRA, QLoRA or DoRA",
+            "training.earlyStopping needs training.evalSteps",
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected"), TABLE)
+def test_what_contradicts_itself_is_refused_by_name(
+    pod: Pod, changes: dict[str, Any], expected: list[str]
+) -> None:
+    assert refusals(Recipe.model_validate(pod.but(changes).recipe)) == expected

@@ -1,0 +1,148 @@
+"""Tracking while MLflow comes and goes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from finetune_trainer.train.runtime import system
+from finetune_trainer.train.runtime.track import Tracker
+
+if TYPE_CHECKING:
+    import pytest
+
+    from unit.trainer.conftest import Mlflow
+
+
+class Door:
+    """Lets the tracker through to MLflow only when it is open."""
+
+    def __init__(self, mlflow: Mlflow) -> None:
+        self.mlflow = mlflow
+        self.opened = False
+        self.tried = threading.Event()
+
+    def connect(self) -> Any:
+        """A client, or what one gets from a server that is away."""
+        if not self.opened:
+            self.tried.set()
+            raise ConnectionError("connection refused")
+        return self.mlflow.client()
+
+
+def history(mlflow: Mlflow, name: str) -> list[tuple[int, float]]:
+    found = mlflow.client().get_metric_history(mlflow.run_id, name)
+    return sorted((metric.step, metric.value) for metric in found)
+
+
+def test_metrics_wait_for_mlflow_and_keep_their_times(
+    mlflow: Mlflow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    door = Door(mlflow)
+    tracker = Tracker(mlflow.run_id, connect=door.connect)
+    began = time.time()
+    for step in range(1500):
+        tracker.metrics(step, {"loss": step / 2, "nothing": None})
+    assert door.tried.wait(10)
+    away_until = time.time()
+    assert tracker.flush(0.01) is False
+    door.opened = True
+    tracker.close(30)
+    assert history(mlflow, "loss") == [(step, step / 2) for step in range(1500)]
+    times = [metric.timestamp for metric in mlflow.client().get_metric_history(mlflow.run_id, "loss")]
+    assert began - 1 <= min(times) / 1000 <= max(times) / 1000 <= away_until + 1
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        "MLflow is not reachable, training goes on: connection refused",
+        "MLflow is reachable again",
+    ]
+
+
+def test_an_mlflow_that_stays_away_holds_nobody_up(
+    mlflow: Mlflow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker = Tracker(mlflow.run_id, connect=Door(mlflow).connect)
+    tracker.metrics(1, {"loss": 1.0})
+    began = time.monotonic()
+    tracker.close(0.2)
+    assert time.monotonic() - began < 5
+    assert capsys.readouterr().out.splitlines() == [
+        "MLflow is not reachable, training goes on: connection refused",
+        "MLflow was not reachable for 0 s: the last metrics are lost",
+    ]
+
+
+def test_the_next_attempt_does_not_conflict_on_parameters(mlflow: Mlflow) -> None:
+    """Trap 16: the same parameter with another value is an error in MLflow."""
+    for attempt, rate in (("1", 1e-3), ("2", 2e-3)):
+        tracker = Tracker(mlflow.run_id, connect=mlflow.client)
+        tracker.describe({"learning_rate": rate, f"only_{attempt}": attempt}, {"attempt": attempt})
+        tracker.close(30)
+    run = mlflow.client().get_run(mlflow.run_id).data
+    assert run.params == {"learning_rate": "0.001", "only_1": "1", "only_2": "2"}
+    assert run.tags["attempt"] == "2"
+
+
+def test_what_mlflow_refuses_is_left_out_and_the_rest_follows(
+    mlflow: Mlflow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker = Tracker(mlflow.run_id, connect=mlflow.client)
+    tracker.describe({"bad/../name:*": "x"}, {})
+    tracker.metrics(3, {"loss": 0.5})
+    tracker.close(30)
+    assert history(mlflow, "loss") == [(3, 0.5)]
+    assert "MLflow refused an entry, which is left out: " in capsys.readouterr().out
+
+
+def test_without_a_run_nothing_is_tracked() -> None:
+    tracker = Tracker(None)
+    tracker.metrics(1, {"loss": 1.0})
+    assert tracker.flush(0)
+    tracker.close()
+
+
+def test_what_a_rank_takes_of_its_machine_is_logged_until_it_ends(mlflow: Mlflow) -> None:
+    tracker = Tracker(mlflow.run_id, connect=mlflow.client)
+    with system.logged(tracker, 3, torch.device("cpu"), interval_seconds=0.01):
+        deadline = time.monotonic() + 30
+        while len(history(mlflow, "system/rank-3/memory_bytes")) < 3:
+            assert time.monotonic() < deadline
+    tracker.close(30)
+    memory = history(mlflow, "system/rank-3/memory_bytes")
+    assert [step for step, _ in memory] == list(range(1, len(memory) + 1))
+    assert all(size > 2**20 for _, size in memory)
+    assert max(percent for _, percent in history(mlflow, "system/rank-3/cpu_percent")) > 0
+
+
+def test_samples_wait_for_mlflow_and_hold_nobody_up(
+    mlflow: Mlflow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    door = Door(mlflow)
+    tracker = Tracker(mlflow.run_id, connect=door.connect, quiet=True)
+    began = time.monotonic()
+    with system.logged(tracker, 1, torch.device("cpu"), interval_seconds=60):
+        pass
+    assert time.monotonic() - began < 5
+    assert door.tried.wait(10)
+    door.opened = True
+    tracker.close(30)
+    assert len(history(mlflow, "system/rank-1/cpu_percent")) == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_files_are_named_as_the_dataset_too(mlflow: Mlflow) -> None:
+    tracker = Tracker(mlflow.run_id, connect=mlflow.client)
+    for uri in ("/data/train.jsonl", "s3://bucket/train"):
+        tracker.dataset(uri, name=uri, digest="72-examples-936-tokens")
+    tracker.close(30)
+    used = [each.dataset for each in mlflow.client().get_run(mlflow.run_id).inputs.dataset_inputs]
+    assert sorted(
+        (each.name, each.digest, each.source_type, json.loads(each.source)["uri"]) for each in used
+    ) == [
+        ("/data/train.jsonl", "72-examples-936-tokens", "local", "/data/train.jsonl"),
+        ("s3://bucket/train", "72-examples-936-tokens", "s3", "s3://bucket/train"),
+    ]

@@ -1,0 +1,65 @@
+"""The network of a recipe, and the losses that it would get wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+import networks
+from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.train.data import pack
+from finetune_trainer.train.model import shard
+from finetune_trainer.train.model.network import Network, trained
+from finetune_trainer.train.objectives.dpo import reference_of
+from finetune_trainer.train.objectives.sft import Sft
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]
+
+
+def test_a_model_that_makes_its_logits_in_an_unknown_way_is_refused(
+    base_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Network.own_logits
+    monkeypatch.setattr(Network, "own_logits", lambda self, batch: 2 * own(self, batch))
+    with networks.alone() as world, pytest.raises(RecipeRefusedError) as refused:
+        networks.build(networks.recipe(base_model), base_model, world)
+    assert refused.value.message == (
+        f"model.base {base_model} is a llama, which makes its logits in a way that is not known here (they differ by "
+        "50%): choose another model, or train it with a script of your own"
+    )
+
+
+@pytest.mark.parametrize("method", ["Full", "LoRA", "PrefixTuning", "PromptTuning"])
+def test_the_objective_is_back_after_the_check(base_model: Path, method: str) -> None:
+    recipe = networks.recipe(base_model, method={"type": method}, packing=False)
+    with networks.alone() as world:
+        assert isinstance(networks.build(recipe, base_model, world).objective, Sft)
+
+
+def test_the_output_layer_learns_after_passes_without_gradients(base_model: Path) -> None:
+    """The reference and evaluations must leave the root's weights sharded, or nothing trains and keeps them."""
+    recipe = networks.recipe(base_model, objective={"type": "DPO"}, learningRate=1e-2)
+    split = networks.random_split(documents=2, examples=4)
+    with networks.alone() as world:
+        network = networks.build(recipe, base_model, world)
+        batch = pack.collate(split, [[0, 1, 2, 3]], pad_id=0)
+        reference = reference_of(network, [batch], world, pairs=4)
+        assert {type(weight) for weight in trained(network)} == {DTensor}
+        optimizer = shard.optimizer(network, recipe.training)
+        before = {name: weight.full_tensor().clone() for name, weight in network.named_parameters()}
+        loss, _ = network(replace(batch, reference=torch.from_numpy(reference)))
+        loss.backward()
+        optimizer.step()
+        still = [
+            name
+            for name, weight in network.named_parameters()
+            if torch.equal(weight.full_tensor(), before[name])
+        ]
+    assert still == []

@@ -1,0 +1,394 @@
+"""Whole runs through `finetune-train`: real ranks, a real Delta table, a real MLflow."""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from finetune_crds import contract
+from finetune_crds.contract import PodError
+from finetune_crds.recipe import Recipe
+from finetune_trainer.train.data import dataset, encode, pack
+from finetune_trainer.train.model.network import Network
+from finetune_trainer.train.objectives.sft import Sft
+from pods import free_port
+
+if TYPE_CHECKING:
+    from pods import Outcome, Pod
+    from unit.trainer.conftest import Mlflow, Trained
+
+_ANSWER = """
+import json, sys, mlflow
+pipe = mlflow.transformers.load_model(sys.argv[1], torch_dtype="float32")
+out = pipe(sys.argv[2], max_new_tokens=12, do_sample=False, return_full_text=False)
+print(json.dumps(out[0]["generated_text"]))
+"""
+
+
+def answer(mlflow: Mlflow, uri: str, prompt: str) -> str:
+    """What a registered model says in a process of its own, loaded as anyone would."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _ANSWER, uri, prompt],
+        env={"PATH": "", "MLFLOW_TRACKING_URI": mlflow.uri, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().splitlines()[-1]
+
+
+def history(mlflow: Mlflow, name: str) -> dict[int, float]:
+    found = mlflow.client().get_metric_history(mlflow.run_id, name)
+    return {metric.step: metric.value for metric in found}
+
+
+def error_of(outcome: Outcome) -> PodError:
+    assert outcome.message is not None, outcome.output
+    assert outcome.message.error is not None, outcome.output
+    return outcome.message.error
+
+
+def split_of(pod: Pod, name: str) -> dataset.Split:
+    """The tokens of one of the pod's splits."""
+    from transformers import AutoTokenizer
+
+    recipe = Recipe.model_validate(pod.recipe)
+    encoder = encode.Encoder.of(recipe, AutoTokenizer.from_pretrained(recipe.model.base))
+    assert recipe.data.splits is not None
+    with tempfile.TemporaryDirectory() as folder:
+        assert dataset.tokenize(recipe.data.splits, name, encoder, Path(folder))
+        return dataset.Split.load(Path(folder))
+
+
+def validation_loss(model: Any, pod: Pod) -> float:
+    """The mean loss over the validation split, one example at a time, without any sharding or packing."""
+    split = split_of(pod, "validation")
+    batches = [pack.collate(split, [[example]], pad_id=0) for example in range(len(split))]
+    with torch.no_grad():
+        total = sum(Network(model.eval(), Sft())(batch)[0].item() for batch in batches)
+    return float(total / sum(batch.targets_count for batch in batches))
+
+
+def eval_loss_of(outcome: Outcome) -> float:
+    assert outcome.message is not None, outcome.output
+    assert outcome.message.train is not None, outcome.output
+    assert outcome.message.train.eval_loss is not None
+    return outcome.message.train.eval_loss
+
+
+def test_a_run_trains_evaluates_and_registers(trained: Trained, table: Path) -> None:
+    outcome = trained.outcome
+    assert outcome.code == 0, outcome.output
+    assert outcome.message is not None
+    result = outcome.message.train
+    assert result is not None
+    assert (result.step, result.model_name, result.model_version) == (60, "tiny", "1")
+    assert outcome.message.checkpoint_step == 60
+    assert result.base_eval_loss is not None
+    assert result.eval_loss is not None
+    assert result.eval_loss < 0.5 * result.base_eval_loss
+    assert result.perplexity == pytest.approx(math.exp(result.eval_loss))
+
+    client = trained.mlflow.client()
+    (version,) = client.search_model_versions("name='tiny'")
+    digest = Recipe.model_validate(trained.pod.recipe).digest()
+    assert version.tags == {
+        "team": "support",
+        contract.TAG_RECIPE: digest,
+        contract.TAG_DATA_PATH: str(table),
+        contract.TAG_DATA_VERSION: "0",
+        contract.TAG_EVAL_DATA: split_of(trained.pod, "validation").digest,
+        contract.TAG_EVAL_LOSS: f"{result.eval_loss:.6g}",
+        contract.TAG_PERPLEXITY: f"{result.perplexity:.6g}",
+    }
+    assert (version.run_id, list(version.aliases)) == (trained.mlflow.run_id, [])
+
+
+def test_the_run_tells_progress_parameters_and_lineage(trained: Trained, table: Path) -> None:
+    run = trained.mlflow.client().get_run(trained.mlflow.run_id)
+    metrics = run.data.metrics
+    names = {value for name, value in vars(contract).items() if name.startswith("METRIC_")}
+    of_data = {name for name in metrics if name.startswith(("train_", "validation_"))}
+    of_system = {name for name in metrics if name.startswith("system/")}
+    assert set(metrics) - of_data - of_system == names - {
+        contract.METRIC_REWARD_MARGIN,
+        contract.METRIC_REWARD_ACCURACY,
+        contract.METRIC_MFU,
+    }
+    assert {name: metrics[name] for name in of_data if metrics[name]} == {
+        "train_rows_read": 72,
+        "train_rows_kept": 72,
+        "validation_rows_read": 8,
+        "validation_rows_kept": 8,
+    }
+    assert of_system == {
+        f"system/rank-{rank}/{name}" for rank in range(2) for name in ("cpu_percent", "memory_bytes")
+    }
+    assert (run.data.metrics["step"], run.data.metrics["max_steps"]) == (60, 60)
+    some = {
+        name: run.data.params[name] for name in ("method", "train_samples", "val_samples", "effective_batch")
+    }
+    assert some == {"method": "Full", "train_samples": "72", "val_samples": "8", "effective_batch": "4"}
+    (used,) = run.inputs.dataset_inputs
+    assert (used.dataset.name, used.dataset.digest) == ("tiny", "version-0")
+    assert str(table) in used.dataset.source
+    assert run.data.tags[contract.TAG_DATA_VERSION] == "0"
+    assert run.data.tags[contract.TAG_EVAL_DATA] == split_of(trained.pod, "validation").digest
+
+
+def test_the_registered_version_answers_by_its_alias(trained: Trained) -> None:
+    client = trained.mlflow.client()
+    client.set_registered_model_alias("tiny", "candidate", "1")
+    said = answer(trained.mlflow, "models:/tiny@candidate", "What is the red house? ")
+    assert re.fullmatch(r'"The \w+ is \w+\."', said)
+
+
+def test_the_registered_weights_are_the_evaluated_ones(trained: Trained) -> None:
+    from transformers import AutoModelForCausalLM
+
+    (config,) = trained.pod.folder.glob("artifacts/models/*/artifacts/model/config.json")
+    assert validation_loss(AutoModelForCausalLM.from_pretrained(config.parent), trained.pod) == pytest.approx(
+        eval_loss_of(trained.outcome), rel=1e-5
+    )
+
+
+LINES = (
+    r"train: 72 read, 72 kept",
+    r"validation: 8 read, 8 kept",
+    r"72 examples with 936 tokens in 18 sequences \(81% full\); 60 steps of 4 sequences on 2 ranks",
+    r"memory: about \S+ GiB a rank \(.*\) of \S+ GiB; activation checkpointing None",
+    r"evaluation before training: loss \S+",
+    r"step \d+/60  \d+%  loss \S+  lr \S+  grad \S+  \S+ tok/s  mem \S+ GiB  eta \S+",
+    r"evaluation at step 60: loss \S+  perplexity \S+",
+    r"registered tiny version 1",
+)
+
+
+def test_the_log_holds_our_own_lines_alone(trained: Trained) -> None:
+    strange = [
+        line
+        for line in trained.outcome.output.splitlines()
+        if not any(re.fullmatch(known, line) for known in LINES)
+    ]
+    assert strange == []
+
+
+def test_the_first_step_is_that_of_plain_torch(trained: Trained, base_model: Path) -> None:
+    """Loss and gradient norm of two FSDP ranks equal those of one process without any of our machinery."""
+    from transformers import AutoModelForCausalLM
+
+    split = split_of(trained.pod, "train")
+    rows = pack.sequences(split.lengths, max_length=64, packing=True)
+    plan = pack.Plan.of(rows, global_batch=4, seed=42, epochs=None, max_steps=60)
+    examples = [[example] for row in plan.of_step(0) for example in row]
+    batch = pack.collate(split, examples, pad_id=1)
+    model = AutoModelForCausalLM.from_pretrained(base_model)
+    loss = Network(model, Sft())(batch)[0] / batch.targets_count
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    assert history(trained.mlflow, "loss")[1] == pytest.approx(loss.item(), rel=1e-5)
+    assert history(trained.mlflow, "grad_norm")[1] == pytest.approx(norm.item(), rel=1e-4)
+
+
+def test_one_rank_takes_the_same_steps_as_two_while_mlflow_is_away(
+    pod: Pod, trained: Trained, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pod = pod.but({"register": {"model": "tiny"}})
+    pod.env |= {
+        "MLFLOW_TRACKING_URI": f"http://localhost:{free_port()}",
+        "MLFLOW_RUN_ID": "1",
+        "FINETUNE_MLFLOW_PATIENCE_SECONDS": "0.2",
+    }
+    outcome = pod.run_here(capsys)
+    assert (outcome.code, error_of(outcome).reason) == (1, "MlflowUnreachable")
+    assert outcome.output.count("MLflow is not reachable, training goes on") == 1
+    assert outcome.losses == pytest.approx(
+        {step: trained.outcome.losses[step] for step in range(1, 7)}, abs=2e-3
+    )
+
+
+def test_a_second_attempt_registers_no_second_version(
+    trained: Trained, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The checkpoint of two ranks is also read by one."""
+    outcome = trained.pod.run_here(capsys)
+    assert outcome.code == 0
+    assert "resuming from the checkpoint of step 60" in outcome.output
+    assert outcome.losses == {}
+    assert outcome.message is not None
+    assert outcome.message.train is not None
+    assert trained.outcome.message is not None
+    assert trained.outcome.message.train is not None
+    same = ("step", "base_eval_loss", "model_name", "model_version")
+    for name in same:
+        assert getattr(outcome.message.train, name) == getattr(trained.outcome.message.train, name)
+    assert eval_loss_of(outcome) == pytest.approx(eval_loss_of(trained.outcome), rel=1e-5)
+    assert len(trained.mlflow.client().search_model_versions("name='tiny'")) == 1
+    assert len(list(trained.pod.folder.glob("artifacts/models/*"))) == 1
+
+
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(trained: Trained, tmp_path: Path) -> None:
+    """Trap 12: with the same number of ranks, every loss is that of the run that was not stopped."""
+    pod = trained.pod.but({"checkpoint.uri": str(tmp_path / "checkpoints"), "register": None})
+    pod.folder, pod.env = tmp_path, {}
+    process = pod.start()
+    assert process.stdout is not None
+    read = ""
+    for line in process.stdout:
+        read += line
+        if line.startswith("evaluation before training"):
+            process.send_signal(signal.SIGTERM)
+            break
+    first = pod.wait(process, read)
+    assert first.code == contract.EXIT_PREEMPTED, first.output
+    stopped_at = max(first.losses)
+    assert stopped_at < 60
+    assert first.message is not None
+    assert first.message.checkpoint_step == stopped_at
+    second = pod.run()
+    assert second.code == 0, second.output
+    assert min(second.losses) == stopped_at + 1
+    assert first.losses | second.losses == trained.outcome.losses
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(
+    trained: Trained, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = trained.pod.but({"training.seed": 43}).run_here(capsys)
+    assert outcome.code == 64
+    assert error_of(outcome).reason == "ForeignCheckpoint"
+
+
+def test_an_adapter_trains_and_its_version_finds_the_base(
+    pod: Pod, mlflow: Mlflow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from peft import AutoPeftModelForCausalLM
+
+    pod = pod.but(
+        {
+            "method": {"type": "LoRA", "lora": {"rank": 8, "targetModules": ["q_proj", "v_proj", "up_proj"]}},
+            "training.maxSteps": 20,
+            "training.packing": False,
+            "training.gradientAccumulation": 2,
+            "training.activationCheckpointing": "Full",
+            "register": {"model": "adapter"},
+        }
+    )
+    pod.env |= mlflow.env
+    outcome = pod.run_here(capsys)
+    assert outcome.code == 0, outcome
+    assert outcome.losses[20] < outcome.losses[1] - 0.1
+    run = mlflow.client().get_run(mlflow.run_id)
+    assert (run.data.params["lora_rank"], run.data.params["target_modules"]) == ("8", "q_proj,v_proj,up_proj")
+    (weights,) = pod.folder.glob("artifacts/models/*/artifacts/peft")
+    adapted = AutoPeftModelForCausalLM.from_pretrained(weights)
+    assert validation_loss(adapted, pod) == pytest.approx(eval_loss_of(outcome), rel=1e-4)
+
+
+def test_bf16_learns_as_fp32_does(pod: Pod, trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = pod.but({"training.precision": "BF16"}).run_here(capsys)
+    assert outcome.code == 0, outcome
+    assert outcome.losses == pytest.approx(
+        {step: trained.outcome.losses[step] for step in range(1, 7)}, rel=0.02
+    )
+
+
+def test_training_stops_when_evaluation_no_longer_gets_better(
+    pod: Pod, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = pod.but(
+        {
+            "training.maxSteps": 50,
+            "training.evalSteps": 2,
+            "training.earlyStopping": {"patience": 3, "minDelta": 100.0},
+        }
+    ).run_here(capsys)
+    assert outcome.code == 0, outcome
+    assert max(outcome.losses) == 6
+    assert "stopping early: evaluation loss has not fallen for 3 evaluations" in outcome.output
+
+
+def test_a_loss_that_is_not_finite_ends_the_attempt_and_no_checkpoint_holds_it(
+    pod: Pod, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = pod.but(
+        {
+            "training.learningRate": 10.0,
+            "training.maxGradNorm": 1e30,
+            "training.weightDecay": 1.0,
+            "training.maxSteps": 200,
+            "training.logSteps": 7,
+            "checkpoint": {"uri": str(pod.folder / "checkpoints"), "everySteps": 1, "keep": 100},
+        }
+    ).run_here(capsys)
+    error = error_of(outcome)
+    assert (outcome.code, error.reason) == (1, "NonFiniteLoss")
+    found = re.search(r"not finite at step (\d+): ", error.message)
+    assert found is not None
+    complete = sorted(path.parent.name for path in pod.folder.glob("checkpoints/*/*/COMPLETE"))
+    assert complete == [f"step-{step:08d}" for step in range(1, int(found.group(1)))]
+
+
+def test_a_base_that_is_not_there_ends_the_pod_with_64(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = pod.but({"model.base": "/models/nope"}).run_here(capsys)
+    assert (outcome.code, error_of(outcome)) == (
+        64,
+        PodError(
+            reason="ModelNotFound",
+            message="model.base /models/nope does not exist in the pod: mount the volume in podTemplate or "
+            "correct the path",
+            rank=0,
+        ),
+    )
+
+
+def test_all_pods_of_a_gang_end_with_the_same_sentence(pod: Pod, tmp_path: Path, table: Path) -> None:
+    gang = [pod.but({"data.columns": {"prompt": "question", "response": "response"}}) for _ in range(2)]
+    port = str(free_port())
+    for rank, member in enumerate(gang):
+        member.folder = tmp_path / str(rank)
+        member.folder.mkdir()
+        member.env |= {
+            "PET_NNODES": "2",
+            "PET_NPROC_PER_NODE": "1",
+            "PET_NODE_RANK": str(rank),
+            "PET_MASTER_ADDR": "localhost",
+            "PET_MASTER_PORT": port,
+        }
+    started = [member.start() for member in gang]
+    for member, process in zip(gang, started, strict=True):
+        outcome = member.wait(process)
+        assert (outcome.code, error_of(outcome)) == (
+            65,
+            PodError(
+                reason="MissingColumn",
+                message=f"the Delta table {table} has no column question: it has id, prompt, response, split, "
+                "tokens",
+                rank=0,
+            ),
+        ), outcome.output
+        assert outcome.output.count("has no column question") == 1
+        assert "Traceback" not in outcome.output
+
+
+def test_a_recipe_that_contradicts_itself_is_refused_before_any_rank_starts(pod: Pod) -> None:
+    outcome = pod.but({"method": {"type": "LoRA", "softPrompt": {}}}).run()
+    assert (outcome.code, error_of(outcome)) == (
+        64,
+        PodError(
+            reason="RecipeRefused",
+            message="method.softPrompt needs type PrefixTuning or PromptTuning",
+        ),
+    )
+    assert "evaluation" not in outcome.output

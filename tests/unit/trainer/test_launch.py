@@ -1,0 +1,119 @@
+"""Which failure a pod reports, and where it finds its gang."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.launcher import api
+
+from finetune_crds.contract import PodError, TerminationMessage
+from finetune_crds.recipe import Recipe
+from finetune_trainer.outcome import describe
+from finetune_trainer.train import launch
+from finetune_trainer.train.launch import Gang, first_failure
+from finetune_trainer.train.runtime.scratch import say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pods import Pod
+
+
+def told(folder: Path, rank: int, *, code: int, reason: str, when: int, origin: int | None = None) -> None:
+    """Leave a rank's message, as if said at `when`."""
+    error = PodError(reason=reason, message=f"{reason}!", rank=origin)
+    say(folder, rank, code, TerminationMessage(error=error))
+    os.utime(folder / f"rank-{rank}.json", (when, when))
+
+
+def ended(rank: int, code: int, when: int) -> ProcessFailure:
+    failure = ProcessFailure(local_rank=rank, pid=1, exitcode=code, error_file="/nowhere")
+    failure.timestamp = when
+    return failure
+
+
+def test_the_rank_that_failed_first_speaks_for_the_pod(tmp_path: Path) -> None:
+    told(tmp_path, 0, code=1, reason="Broken", when=20)
+    told(tmp_path, 1, code=65, reason="MissingColumn", when=10)
+    code, message = describe(first_failure({0: ended(0, 1, 20), 1: ended(1, -15, 20)}, tmp_path))
+    assert (code, message.error) == (65, PodError(reason="MissingColumn", message="MissingColumn!", rank=1))
+
+
+def test_the_loss_of_a_peer_is_never_the_cause(tmp_path: Path) -> None:
+    told(tmp_path, 0, code=1, reason="PeerLost", when=10)
+    code, message = describe(first_failure({0: ended(0, 1, 10), 1: ended(1, -9, 11)}, tmp_path))
+    assert (code, message.error) == (
+        137,
+        PodError(
+            reason="WorkerKilled",
+            message="rank 1 was ended by SIGKILL: most likely the container was out of memory",
+            rank=1,
+        ),
+    )
+
+
+def test_an_error_that_all_ranks_agreed_on_names_where_it_came_from(tmp_path: Path) -> None:
+    told(tmp_path, 0, code=64, reason="ModelNotFound", when=10, origin=3)
+    code, message = describe(first_failure({0: ended(0, 64, 10)}, tmp_path))
+    assert (code, message.error) == (64, PodError(reason="ModelNotFound", message="ModelNotFound!", rank=3))
+
+
+def test_a_rank_that_said_nothing_is_reported_by_its_exit_code(tmp_path: Path) -> None:
+    code, message = describe(first_failure({2: ended(2, 3, 10)}, tmp_path))
+    assert (code, message.error) == (
+        3,
+        PodError(reason="WorkerFailed", message="rank 2 ended with exit code 3: see its log", rank=2),
+    )
+
+
+def test_the_gang_is_found_through_torchruns_environment(pod: Pod) -> None:
+    recipe = Recipe.model_validate(pod.but({"distributed.processesPerNode": 3}).recipe)
+    environment = {
+        "PET_NNODES": "2",
+        "PET_NPROC_PER_NODE": "4",
+        "PET_NODE_RANK": "1",
+        "PET_MASTER_ADDR": "tiny-0.tiny",
+        "PET_MASTER_PORT": "29500",
+    }
+    assert Gang.of(environment, recipe) == Gang(2, 4, 1, "tiny-0.tiny", 29500)
+    alone = Gang.of({}, recipe)
+    assert (alone.nodes, alone.processes, alone.node_rank, alone.address) == (1, 3, 0, "localhost")
+
+
+def test_torchrun_never_starts_a_rank_again(
+    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trap 10: a gang of fixed size that the operator makes anew; when a part of it comes back, the rest can hang."""
+    asked: list[api.LaunchConfig] = []
+
+    def noted(config: api.LaunchConfig, _entrypoint: str) -> Callable[..., None]:
+        asked.append(config)
+        return lambda *_arguments: None
+
+    monkeypatch.setattr(api, "elastic_launch", noted)
+    launch._run_workers(Gang(2, 4, 1, "tiny-0.tiny", 29500), Recipe.model_validate(pod.recipe), tmp_path)
+    (config,) = asked
+    assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (2, 2, 4, 0)
+
+
+@pytest.mark.parametrize(("node", "hint"), [("0", "1 s"), ("1", "1 s")])
+def test_a_gang_that_does_not_come_together_says_so(pod: Pod, node: str, hint: str) -> None:
+    lonely = pod.but({"distributed.rendezvousTimeoutSeconds": 1, "distributed.nodes": 2})
+    lonely.env = {
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": node,
+        "PET_MASTER_ADDR": "localhost",
+        "PET_MASTER_PORT": "29777",
+    }
+    outcome = lonely.run()
+    assert outcome.code == 1, outcome.output
+    assert outcome.message is not None
+    assert outcome.message.error == PodError(
+        reason="RendezvousTimeout",
+        message=f"the 2 pods did not find each other at localhost:29777 in {hint}: look whether all of them are "
+        "running and may reach that port",
+    )

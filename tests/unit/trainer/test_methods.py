@@ -1,0 +1,309 @@
+"""Every method with every objective: trained, exported, registered, loaded again as anyone would, and asked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from finetune_crds import contract
+from finetune_crds.recipe import Recipe
+from unit.trainer.conftest import new_mlflow, new_run
+from unit.trainer.test_end_to_end import eval_loss_of, history, split_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from pods import Outcome, Pod
+    from unit.trainer.conftest import Mlflow, Trained
+
+pytestmark = [
+    # peft reads a property that transformers is about to rename.
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+    # What peft says whenever it generates behind a prompt.
+    pytest.mark.filterwarnings("ignore:Position ids are not supported:UserWarning"),
+    pytest.mark.usefixtures("mlflow_imported"),
+]
+BETA, TEMPERATURE, WEIGHT = 0.5, 2.0, 0.7
+PROMPT = "What is the red house? "
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of the table of methods and objectives.
+
+    tolerance: by which share the reloaded model's loss may differ from the reported one.
+    """
+
+    method: str
+    objective: str
+    ranks: int = 1
+    merge: bool = False
+    tolerance: float = 1e-4
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.method}-{self.objective}"
+
+    @property
+    def low_rank(self) -> bool:
+        return self.method in ("LoRA", "QLoRA", "DoRA")
+
+
+SOFT = {"training.packing": False, "method.softPrompt": {"virtualTokens": 8}, "training.learningRate": 0.05}
+TABLE = [
+    Cell("Full", "SFT"),
+    Cell("Full", "DPO", ranks=2),
+    Cell("Full", "Distillation"),
+    Cell("LoRA", "SFT", changes={"method.lora.useRslora": True}),
+    Cell("LoRA", "DPO", merge=True),
+    Cell("LoRA", "Distillation"),
+    Cell("DoRA", "SFT", merge=True),
+    Cell("DoRA", "DPO"),
+    Cell("DoRA", "Distillation"),
+    # Loaded as anyone would, its base has all of its bits: 4-bit rounding is gone, and with it a little loss.
+    Cell("QLoRA", "SFT", ranks=2, merge=True, tolerance=0.02),
+    Cell("QLoRA", "DPO", tolerance=0.15, changes={"training.learningRate": 0.01}),
+    Cell("PrefixTuning", "SFT", changes=SOFT),
+    Cell("PromptTuning", "SFT", changes={**SOFT, "method.softPrompt.initText": "The house is red."}),
+]
+
+
+@pytest.fixture
+def mlflow_of_test(
+    tmp_path: Path, mlflow_template: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Trained | None], Mlflow]:
+    """MLflow for the pod and for this process: a new one, or that of a run before."""
+
+    def make(before: Trained | None) -> Mlflow:
+        made = new_run(before.mlflow.uri, tmp_path) if before else new_mlflow(tmp_path, mlflow_template)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", made.uri)
+        return made
+
+    return make
+
+
+def pod_of(cell: Cell, pod: Pod, preferences: Path, teacher: str) -> Pod:
+    """A pod that trains what the cell says."""
+    pod = pod.but(
+        {
+            "method.type": cell.method,
+            "training.maxSteps": 10,
+            "distributed.processesPerNode": cell.ranks,
+            "training.batchSize": 4 // cell.ranks,
+            "register": {"model": "cell", "aliases": []},
+        }
+    )
+    if cell.low_rank:
+        pod = pod.but({"method.lora": {"rank": 8}, "training.learningRate": 0.02})
+        pod = pod.but({"method.merge": True}) if cell.merge else pod
+    if cell.objective == "DPO":
+        columns = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
+        pod = pod.but(
+            {
+                "objective": {"type": "DPO", "dpo": {"beta": BETA}},
+                "data": {"columns": columns, "splits": {"format": "Delta", "path": str(preferences)}},
+            }
+        )
+    if cell.objective == "Distillation":
+        spec = {"teacher": teacher, "temperature": TEMPERATURE, "weight": WEIGHT}
+        pod = pod.but({"objective": {"type": "Distillation", "distillation": spec}})
+    return pod.but(cell.changes)
+
+
+def answers(model: Any, pod: Pod) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The logits at each document's answer, fp32 [answer, vocabulary], and the answer [answer]: plain forward passes."""
+    split = split_of(pod, "validation")
+    for begin, end in zip(split.offsets[:-1], split.offsets[1:], strict=True):
+        tokens = torch.from_numpy(split.tokens[begin:end].copy()).long()
+        learned = torch.from_numpy(split.learned[begin:end].copy())[1:]
+        with torch.no_grad():
+            # Virtual tokens come first, and have logits too.
+            logits = model.eval()(input_ids=tokens.unsqueeze(0)).logits[0, -len(tokens) : -1].float()
+        yield logits[learned], tokens[1:][learned]
+
+
+def log_probabilities(model: Any, pod: Pod) -> torch.Tensor:
+    """Of each pair's chosen and rejected answer [pairs, 2]."""
+    each = [
+        -functional.cross_entropy(logits, answer, reduction="sum") for logits, answer in answers(model, pod)
+    ]
+    return torch.stack(each).view(-1, 2)
+
+
+def loss_of(model: Any, cell: Cell, pod: Pod, base: Any, teacher: Any) -> float:
+    """The objective's mean loss over the validation split, in plain torch."""
+    if cell.objective == "DPO":
+        gained = log_probabilities(model, pod) - log_probabilities(base, pod)
+        return float(-functional.logsigmoid(BETA * (gained[:, 0] - gained[:, 1])).mean())
+    said = list(answers(model, pod))
+    logits, targets = torch.cat([each for each, _ in said]), torch.cat([answer for _, answer in said])
+    data = functional.cross_entropy(logits, targets)
+    if cell.objective == "SFT":
+        return float(data)
+    taught = torch.cat([each for each, _ in answers(teacher, pod)])
+    divergence = functional.kl_div(
+        functional.log_softmax(logits / TEMPERATURE, -1),
+        functional.log_softmax(taught / TEMPERATURE, -1),
+        reduction="batchmean",
+        log_target=True,
+    )
+    return float(WEIGHT * TEMPERATURE**2 * divergence + (1 - WEIGHT) * data)
+
+
+def exported(pod: Pod, name: str) -> Path:
+    """A folder of the logged model."""
+    (folder,) = pod.folder.glob(f"artifacts/models/*/artifacts/{name}")
+    return folder
+
+
+@pytest.mark.parametrize("cell", TABLE, ids=str)
+def test_what_is_trained_is_what_is_loaded_again(
+    *,
+    cell: Cell,
+    pod: Pod,
+    base_model: Path,
+    preferences: Path,
+    teacher: Path,
+    mlflow_of_test: Callable[[Trained | None], Mlflow],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import mlflow
+    from transformers import AutoModelForCausalLM
+
+    pod = pod_of(cell, pod, preferences, str(teacher))
+    tracked = mlflow_of_test(None)
+    pod.env |= tracked.env
+    outcome = pod.run() if cell.ranks > 1 else pod.run_here(capsys)
+    assert outcome.code == 0, outcome.output
+    assert_learned(cell, outcome, tracked)
+
+    parts = mlflow.transformers.load_model("models:/cell/1", return_type="components")
+    base = AutoModelForCausalLM.from_pretrained(base_model)
+    taught = AutoModelForCausalLM.from_pretrained(teacher)
+    reported = eval_loss_of(outcome)
+    tolerance = cell.tolerance
+    assert loss_of(parts["model"], cell, pod, base, taught) == pytest.approx(reported, rel=tolerance)
+    question = parts["tokenizer"](PROMPT, return_tensors="pt")
+    said = parts["model"].generate(
+        input_ids=question.input_ids,
+        attention_mask=question.attention_mask,
+        max_new_tokens=4,
+        do_sample=False,
+    )
+    assert said.shape[1] > question.input_ids.shape[1]
+
+    if cell.method != "Full":
+        adapted, its_base = with_adapter(cell, pod, base)
+        assert loss_of(adapted, cell, pod, its_base, taught) == pytest.approx(reported, rel=1e-4)
+    if cell.merge:
+        merged = AutoModelForCausalLM.from_pretrained(exported(pod, "model"))
+        assert not hasattr(parts["model"], "peft_config")
+        assert not [name for name, _ in merged.named_modules() if "lora" in name]
+        assert loss_of(merged, cell, pod, base, taught) == pytest.approx(reported, rel=tolerance)
+
+
+def assert_learned(cell: Cell, outcome: Outcome, tracked: Mlflow) -> None:
+    """The loss fell, on what is trained on and on what is held out, and so did what the objective is about."""
+    assert outcome.message is not None
+    assert outcome.message.train is not None
+    before, after = outcome.message.train.base_eval_loss, eval_loss_of(outcome)
+    assert before is not None
+    assert after < before - 0.02
+    assert outcome.losses[10] < outcome.losses[1] - 0.02
+    if cell.objective == "DPO":
+        assert before == pytest.approx(math.log(2), rel=1e-5)
+        assert outcome.losses[1] == pytest.approx(math.log(2), abs=1e-4)
+        accuracy = history(tracked, contract.METRIC_REWARD_ACCURACY)
+        margin = history(tracked, contract.METRIC_REWARD_MARGIN)
+        assert margin[1] == pytest.approx(0, abs=1e-4)
+        assert margin[10] > 0.1
+        assert accuracy[10] > 0.6
+        assert outcome.message.train.perplexity is None
+    if cell.objective == "Distillation":
+        divergence = history(tracked, "divergence")
+        assert divergence[10] < divergence[1]
+
+
+def with_adapter(cell: Cell, pod: Pod, base: Any) -> tuple[Any, Any]:
+    """The adapter on its base as peft finds it, and the base; QLoRA's is in four bits, as it was in training."""
+    from peft import AutoPeftModelForCausalLM
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    adapter = exported(pod, "peft")
+    if cell.method != "QLoRA":
+        return AutoPeftModelForCausalLM.from_pretrained(adapter), base
+    four_bits = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.float32,
+    )
+    options = {"quantization_config": four_bits, "dtype": torch.float32}
+    models = (
+        AutoPeftModelForCausalLM.from_pretrained(adapter, **options),
+        AutoModelForCausalLM.from_pretrained(pod.recipe["model"]["base"], **options),
+    )
+    for module in (module for model in models for module in model.modules()):
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            # NB: bitsandbytes would pack the weights anew for inference, and layers this small it cannot.
+            module.support_avx512bf16_for_cpu = False
+    return models
+
+
+def test_a_registered_model_teaches(
+    *,
+    pod: Pod,
+    preferences: Path,
+    base_model: Path,
+    trained: Trained,
+    mlflow_of_test: Callable[[Trained | None], Mlflow],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The teacher is a version in MLflow."""
+    from transformers import AutoModelForCausalLM
+
+    cell = Cell("LoRA", "Distillation")
+    pod = pod_of(cell, pod, preferences, "models:/tiny/1").but({"register": None})
+    pod.env |= mlflow_of_test(trained).env
+    outcome = pod.run_here(capsys)
+    assert outcome.code == 0, outcome
+    taught = AutoModelForCausalLM.from_pretrained(exported(trained.pod, "model"))
+    base = AutoModelForCausalLM.from_pretrained(base_model)
+    assert outcome.message is not None
+    assert outcome.message.train is not None
+    before = outcome.message.train.base_eval_loss
+    assert before is not None
+    assert before == pytest.approx(loss_of(base, cell, pod, base, taught), rel=1e-4)
+    assert eval_loss_of(outcome) < before - 0.02
+
+
+def test_the_table_is_the_whole_of_what_the_schema_lets_through() -> None:
+    from typing import get_args
+
+    from finetune_crds.training import MethodType, ObjectiveType
+    from finetune_trainer.train.runtime.recipe import refusals
+
+    let_through = set()
+    for method in get_args(MethodType):
+        for objective in get_args(ObjectiveType):
+            columns = {"prompt": "p", "chosen": "c", "rejected": "r"} if objective == "DPO" else {"text": "t"}
+            spec = {"distillation": {"teacher": "/teacher"}} if objective == "Distillation" else {}
+            recipe = Recipe.model_validate(
+                {
+                    "job": {"name": "a", "namespace": "b", "uid": "c"},
+                    "model": {"base": "/base"},
+                    "method": {"type": method},
+                    "objective": {"type": objective, **spec},
+                    "training": {"packing": False},
+                    "data": {"columns": columns, "splits": {"format": "Delta", "path": "/data"}},
+                }
+            )
+            if not refusals(recipe):
+                let_through.add((method, objective))
+    assert let_through == {(cell.method, cell.objective) for cell in TABLE}

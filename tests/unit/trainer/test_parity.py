@@ -1,0 +1,226 @@
+"""The same training, whatever the number of ranks, the strategy, and what is recomputed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import networks
+
+if TYPE_CHECKING:
+    from finetune_trainer.train.data.dataset import Split
+    from finetune_trainer.train.runtime.distributed import World
+
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]
+
+STEPS, LEARNING_RATE = 2, 1e-2
+# Ranks that share them with batches of one have as many passes as others, and one rank none in its last.
+ROWS = 7
+FULL, LORA, QLORA = {"type": "Full"}, {"type": "LoRA"}, {"type": "QLoRA"}
+SFT, DPO = {"type": "SFT"}, {"type": "DPO"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is trained; `teacher`: by distillation from the base itself."""
+
+    method: dict[str, Any]
+    objective: dict[str, Any]
+    teacher: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.method['type']} {'Distillation' if self.teacher else self.objective['type']}"
+
+
+CASES = [
+    *(
+        Case({"type": method}, SFT)
+        for method in ("Full", "LoRA", "DoRA", "QLoRA", "PromptTuning", "PrefixTuning")
+    ),
+    *(Case({"type": method}, DPO) for method in ("Full", "LoRA", "QLoRA")),
+    *(Case({"type": method}, SFT, teacher=True) for method in ("Full", "LoRA")),
+]
+# Case, strategy, what is recomputed.
+WAYS = {
+    2: [
+        *((case, "FSDP", "None") for case in CASES),
+        (Case(FULL, SFT), "FSDP", "Selective"),
+        (Case(FULL, SFT), "FSDP", "Full"),
+        (Case(LORA, DPO), "FSDP", "Selective"),
+        (Case(FULL, SFT), "DDP", "None"),
+        (Case(LORA, SFT), "DDP", "Full"),
+        (Case(QLORA, SFT), "DDP", "None"),
+    ],
+    4: [
+        *((case, "HSDP", "None") for case in CASES if case.method != LORA),
+        (Case(FULL, SFT), "HSDP", "Selective"),
+        (Case(LORA, SFT), "HSDP", "Full"),
+        (Case(FULL, SFT), "FSDP", "None"),
+        (Case(FULL, DPO), "DDP", "None"),
+    ],
+}
+
+
+def steps(
+    world: World, base: Path, case: Case, strategy: str, recompute: str, *, batch_size: int = 1
+) -> list[float]:
+    """Loss and gradient norm of each of two steps, the second with weights that the first has changed."""
+    from finetune_trainer.train import build
+    from finetune_trainer.train.data import pack
+    from finetune_trainer.train.data.feed import Collator, Examples
+    from finetune_trainer.train.model import network, shard
+    from finetune_trainer.train.objectives.dpo import reference_of
+
+    objective = case.objective
+    if case.teacher:
+        objective = {
+            "type": "Distillation",
+            "distillation": {"teacher": str(base / "teacher"), "temperature": 2.0},
+        }
+    virtual = "Tuning" in case.method["type"]
+    recipe = networks.recipe(
+        base,
+        method=case.method,
+        objective=objective,
+        strategy=strategy,
+        packing=not virtual,
+        activationCheckpointing=recompute,
+        learningRate=LEARNING_RATE,
+    )
+    torch.manual_seed(3)
+    made = networks.build(recipe, base, world)
+    split = examples(case)
+    rows = pack.sequences(split.lengths, max_length=build.row_tokens(recipe), packing=not virtual)[:ROWS]
+    collator = Collator(world, 0, None)
+    if objective["type"] == "DPO":
+        reference = reference_of(made, collator.batches(Examples(split, rows), 1), world, len(split))
+        split = dataclasses.replace(split, reference=reference)
+    made.train()
+    optimizer = shard.optimizer(made, recipe.training)
+    found: list[float] = []
+    for _ in range(STEPS):
+        batches = list(collator.batches(Examples(split, rows), batch_size))
+        (count,) = world.total(sum(made.objective.count(batch) for batch in batches))
+        summed = 0.0
+        for at, batch in enumerate(batches):
+            shard.only_last_reduces(made, last=at == len(batches) - 1)
+            loss, _ = made(batch)
+            (loss / count).backward()
+            summed += loss.item()
+        (summed,) = world.total(summed)
+        norm: Any = torch.nn.utils.clip_grad_norm_(network.trained(made), 1e9)
+        found += [summed / count, float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)]
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def examples(case: Case) -> Split:
+    return networks.random_split(documents=2 if case.objective == DPO else 1, examples=24)
+
+
+def one_rank_of_many(world: World, folder: Path) -> None:
+    found = [steps(world, folder, *way) for way in WAYS[world.size]]
+    if world.leads:
+        (folder / f"found-{world.size}.json").write_text(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory, base_model: Path) -> Path:
+    """The base, and in it a teacher that is of another mind."""
+    import shutil
+
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("parity") / "base"
+    shutil.copytree(base_model, folder)
+    shutil.copytree(base_model, folder / "teacher")
+    torch.manual_seed(1)
+    other = AutoModelForCausalLM.from_pretrained(base_model)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.05)
+    other.save_pretrained(folder / "teacher")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def on_one(base: Path) -> dict[str, list[float]]:
+    """What each case gives on one rank."""
+    with networks.alone() as world:
+        return {case.name: steps(world, base, case, "FSDP", "None") for case in CASES}
+
+
+def test_one_rank_trains_as_plain_torch_does(base: Path, on_one: dict[str, list[float]]) -> None:
+    """The reference has no part of ours but the shares of examples: each document alone, one pass, whole logits."""
+    from transformers import AutoModelForCausalLM
+
+    from finetune_trainer.train.data import pack
+
+    split = examples(CASES[0])
+    rows = pack.sequences(split.lengths, max_length=64, packing=True)[:ROWS]
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    found: list[float] = []
+    for _ in range(STEPS):
+        losses = []
+        for example in (example for row in rows for example in row):
+            part = slice(*split.offsets[example : example + 2])
+            ids = torch.from_numpy(split.tokens[part]).long()
+            learned = torch.from_numpy(split.learned[part])[1:]
+            logits = model(ids.unsqueeze(0)).logits[0, :-1]
+            losses.append(
+                torch.nn.functional.cross_entropy(logits[learned], ids[1:][learned], reduction="none")
+            )
+        loss = torch.cat(losses).mean()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+        found += [loss.item(), norm.item()]
+        optimizer.step()
+        optimizer.zero_grad()
+    assert on_one["Full SFT"] == pytest.approx(found, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", WAYS)
+def test_many_ranks_train_as_one(
+    size: int, base: Path, tmp_path: Path, on_one: dict[str, list[float]]
+) -> None:
+    """Losses and gradient norms of two steps, by case, strategy and what is recomputed.
+
+    Traps 1 (gloo sums where it should average), 2 (tied embeddings under a chunked loss), 3 (four-bit weights are
+    not sharded) and 6 (the global count of targets; all-reduce in the last pass alone).
+    """
+    networks.on_ranks(size, tmp_path / "rendezvous", one_rank_of_many, base)
+    found = json.loads((base / f"found-{size}.json").read_text())
+    differing = {
+        f"{case.name} {strategy} {recompute}": (values, on_one[case.name])
+        for (case, strategy, recompute), values in zip(WAYS[size], found, strict=True)
+        if values != pytest.approx(on_one[case.name], rel=1e-4, abs=1e-4)
+    }
+    assert not differing
+
+
+def test_recomputation_repeats_dropout(base: Path) -> None:
+    """Trap 5: random draws are restored for the second forward pass."""
+    case = Case({"type": "LoRA", "lora": {"rank": 4, "dropout": 0.3}}, SFT)
+    with networks.alone() as world:
+        kept = steps(world, base, case, "FSDP", "None")
+        found = {kind: steps(world, base, case, "FSDP", kind) for kind in ("Selective", "Full")}
+        without = steps(world, base, Case({"type": "LoRA", "lora": {"rank": 4}}, SFT), "FSDP", "None")
+    assert found == {kind: pytest.approx(kept, rel=1e-5) for kind in found}
+    # There was dropout to repeat.
+    assert kept != pytest.approx(without, rel=1e-3)
+
+
+def test_accumulated_passes_are_one_large_pass(base: Path, on_one: dict[str, list[float]]) -> None:
+    """Trap 6: passes differ in their number of targets, and each target counts the same."""
+    with networks.alone() as world:
+        found = {size: steps(world, base, CASES[0], "FSDP", "None", batch_size=size) for size in (2, 4, ROWS)}
+    assert found == {size: pytest.approx(on_one["Full SFT"], rel=1e-4) for size in found}

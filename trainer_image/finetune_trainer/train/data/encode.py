@@ -1,0 +1,350 @@
+"""From rows to token ids: what of an example the model reads, and on which tokens the loss is taken."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from jinja2 import TemplateError
+
+from finetune_crds.data import Columns
+from finetune_trainer.outcome import DataError, RecipeRefusedError
+from finetune_trainer.train.runtime.recipe import example_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from transformers import PreTrainedTokenizerBase
+
+    from finetune_crds.recipe import Recipe
+
+# What is counted, and the end of its metric's name.
+_FIGURES = {
+    "read": "rows_read",
+    "kept": "rows_kept",
+    "too long": "rows_too_long",
+    "truncated": "rows_truncated",
+    "tokens cut": "tokens_cut",
+    "without an answer": "rows_without_answer",
+    "without a difference": "rows_without_difference",
+}
+
+
+class Document(NamedTuple):
+    """A text that the model reads from its beginning: token ids, and whether the loss is taken on each."""
+
+    tokens: list[int]
+    learned: list[bool]
+
+    def first(self, count: int) -> Document:
+        """The document cut off after `count` tokens."""
+        return Document(self.tokens[:count], self.learned[:count])
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One tokenised example.
+
+    tokens: token ids of its documents, one after the other, int32 [tokens].
+    learned: whether the loss is taken on the token, bool [tokens].
+    lengths: tokens in each document, int32 [documents]: one document, or the chosen and the rejected one.
+    """
+
+    tokens: np.ndarray
+    learned: np.ndarray
+    lengths: np.ndarray
+
+    @classmethod
+    def of(cls, *documents: Document) -> Encoded:
+        """The documents as arrays."""
+        return cls(
+            np.array([token for document in documents for token in document.tokens], np.int32),
+            np.array([learned for document in documents for learned in document.learned], np.bool_),
+            np.array([len(document.tokens) for document in documents], np.int32),
+        )
+
+    @property
+    def fingerprint(self) -> bytes:
+        """A hash of all that the example is, 16 bytes."""
+        parts = (self.lengths, self.tokens, self.learned)
+        return hashlib.blake2b(b"".join(part.tobytes() for part in parts), digest_size=16).digest()
+
+
+@dataclass
+class Encoder:
+    """Turns rows into tokens, and counts what becomes of them."""
+
+    tokenizer: PreTrainedTokenizerBase
+    columns: Columns
+    loss_on_answer: bool
+    max_length: int
+    overlong: str
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Encoder:
+        """The encoder that a recipe describes.
+
+        Raises:
+            RecipeRefusedError: examples are conversations, and nothing says how to render them.
+        """
+        encoder = cls(
+            tokenizer=tokenizer,
+            columns=example_columns(recipe.data),
+            loss_on_answer=recipe.objective.loss_on != "All",
+            max_length=recipe.training.max_length,
+            overlong=recipe.training.overlong,
+        )
+        if encoder.columns.messages is not None:
+            encoder.check_template("data.columns.messages", recipe.model.base)
+        return encoder
+
+    @property
+    def documents(self) -> int:
+        """Documents an example: two where one answer is preferred to another."""
+        return 1 if self.columns.chosen is None else 2
+
+    def check_template(self, what: str, base: str) -> None:
+        """See that the tokenizer knows how to render a conversation.
+
+        Raises:
+            RecipeRefusedError: it does not.
+        """
+        if self.tokenizer.chat_template is None:
+            raise RecipeRefusedError(
+                f"{what} needs a chat template, and the tokenizer of {base} has none: set model.chatTemplate"
+            )
+
+    def encode(self, rows: dict[str, list[Any]]) -> Iterator[Encoded]:
+        """The examples of a batch of columns; those above the maximum length as the recipe says.
+
+        Left out and counted: what has no token to learn, and pairs whose two documents are the same.
+
+        Raises:
+            DataError: a row is not of the shape its column should have, or too long and overlong is Fail.
+            RecipeRefusedError: an answer is a list of messages, and the tokenizer has no chat template.
+        """
+        for whole in self._encode_whole(rows):
+            self.counts["read"] += 1
+            documents = self._fit(whole)
+            if documents is None:
+                continue
+            if not all(any(document.learned[1:]) for document in documents):
+                self.counts["without an answer"] += 1
+            elif len(documents) == 2 and documents[0].tokens == documents[1].tokens:
+                self.counts["without a difference"] += 1
+            else:
+                self.counts["kept"] += 1
+                yield Encoded.of(*documents)
+
+    def summary(self) -> str:
+        """What became of the examples of the last split, for people."""
+        return ", ".join(f"{number:,} {what}" for what, number in self.counts.items())
+
+    def figures(self, split_name: str) -> dict[str, float]:
+        """What became of the examples of the last split, by name of a metric such as train_rows_kept."""
+        return {f"{split_name}_{name}": float(self.counts[what]) for what, name in _FIGURES.items()}
+
+    def _encode_whole(self, rows: dict[str, list[Any]]) -> Iterator[tuple[Document, ...]]:
+        columns = self.columns
+        if columns.messages is not None:
+            conversations = (_messages(value, columns.messages) for value in rows[columns.messages])
+            return ((self._conversation(messages, 0, self.loss_on_answer),) for messages in conversations)
+        if columns.text is not None:
+            return self._texts(_texts(rows, columns.text))
+        assert columns.prompt is not None  # noqa: S101 - the recipe was refused otherwise
+        if columns.response is not None:
+            return self._answers(_texts(rows, columns.prompt), _texts(rows, columns.response))
+        assert columns.chosen is not None  # noqa: S101 - the recipe was refused otherwise
+        assert columns.rejected is not None  # noqa: S101
+        return self._preferences(rows[columns.prompt], rows[columns.chosen], rows[columns.rejected])
+
+    def _texts(self, texts: list[str]) -> Iterator[tuple[Document, ...]]:
+        for ids in self.tokenizer(texts)["input_ids"]:
+            tokens = [*self._without_end(ids), self.tokenizer.eos_token_id]
+            yield (Document(tokens, [True] * len(tokens)),)
+
+    def _answers(self, prompts: list[str], responses: list[str]) -> Iterator[tuple[Document, ...]]:
+        given = self._given(prompts)
+        for prompt, answer in zip(given, self._replies(responses), strict=True):
+            yield (
+                Document([*prompt, *answer], [not self.loss_on_answer] * len(prompt) + [True] * len(answer)),
+            )
+
+    def _preferences(
+        self, prompts: list[Any], chosen: list[Any], rejected: list[Any]
+    ) -> Iterator[tuple[Document, ...]]:
+        """Two documents an example: the prompt with the chosen answer, and with the rejected one."""
+        rows = zip(prompts, chosen, rejected, strict=True)
+        for is_text, run in groupby(rows, key=lambda row: all(isinstance(value, str) for value in row)):
+            pairs = self._text_pairs if is_text else self._conversation_pairs
+            yield from pairs(list(run))
+
+    def _text_pairs(self, rows: list[tuple[str, str, str]]) -> Iterator[tuple[Document, ...]]:
+        given = self._given([prompt for prompt, *_ in rows])
+        replies = [self._replies([row[which] for row in rows]) for which in (1, 2)]
+        for row, prompt, *pair in zip(rows, given, *replies, strict=True):
+            yield tuple(
+                # Nothing of an empty answer is learned, not even its end.
+                Document([*prompt, *answer], [False] * len(prompt) + [bool(text.strip())] * len(answer))
+                for text, answer in zip(row[1:], pair, strict=True)
+            )
+
+    def _conversation_pairs(self, rows: list[tuple[Any, Any, Any]]) -> Iterator[tuple[Document, ...]]:
+        return (self._conversation_pair(row) for row in rows)
+
+    def _conversation_pair(self, row: tuple[Any, Any, Any]) -> tuple[Document, ...]:
+        """The pair of a row in which the prompt or the answers are messages.
+
+        A prompt that is text is the user's message. Answers may repeat the prompt before they go on.
+        """
+        columns = self.columns
+        self.check_template("a preference with lists of {role, content}", "model.base")
+        prompt, chosen, rejected = (
+            [{"role": role, "content": value}] if isinstance(value, str) else _messages(value, str(column))
+            for value, role, column in zip(
+                row,
+                ("user", "assistant", "assistant"),
+                (columns.prompt, columns.chosen, columns.rejected),
+                strict=True,
+            )
+        )
+        replies = (
+            _reply(prompt, chosen, str(columns.chosen)),
+            _reply(prompt, rejected, str(columns.rejected)),
+        )
+        return tuple(
+            Document([], [])
+            if all(_is_blank(message) for message in reply)
+            else self._conversation([*prompt, *reply], len(prompt), True)
+            for reply in replies
+        )
+
+    def _given(self, prompts: list[str]) -> list[list[int]]:
+        # NB: prompt and answer are tokenised apart, so that the prompt has the tokens it has at inference.
+        return [self._without_end(ids) for ids in self.tokenizer(prompts)["input_ids"]]
+
+    def _replies(self, responses: list[str]) -> list[list[int]]:
+        ids = self.tokenizer(responses, add_special_tokens=False)["input_ids"]
+        return [[*answer, self.tokenizer.eos_token_id] for answer in ids]
+
+    def _conversation(self, messages: list[dict[str, Any]], given: int, answers_only: bool) -> Document:
+        """A rendered conversation, with the loss on what the assistant says after the first `given` messages."""
+        if not messages:
+            return Document([], [])
+        text = self._render(messages)
+        ids = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        answers = self._answer_spans(messages, given, text) if answers_only else [(0, len(text))]
+        learned = [
+            any(begin < answer_end and end > answer_begin for answer_begin, answer_end in answers)
+            for begin, end in ids["offset_mapping"]
+        ]
+        return Document(ids["input_ids"], learned)
+
+    def _answer_spans(self, messages: list[dict[str, Any]], given: int, text: str) -> list[tuple[int, int]]:
+        """Where in the rendered conversation the assistant speaks, as (begin, end) in characters."""
+        spans = []
+        for turn, message in enumerate(messages):
+            if turn < given or message["role"] != "assistant":
+                continue
+            before = self._render(messages[:turn], add_generation_prompt=True)
+            through = self._render(messages[: turn + 1])
+            if not (text.startswith(through) and through.startswith(before)):
+                raise DataError(
+                    "ChatTemplate",
+                    "the chat template renders the beginning of a conversation differently once it goes on, so "
+                    "answers cannot be told from prompts: set objective.lossOn: All or another model.chatTemplate",
+                )
+            spans.append((len(before), len(through)))
+        return spans
+
+    def _render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = False) -> str:
+        try:
+            text = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        # A template is a program that runs over the data: it can fail in any of these ways.
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise DataError(
+                "ChatTemplate", f"the chat template does not take a conversation of the data: {error}"
+            ) from error
+        return str(text)
+
+    def _without_end(self, ids: list[int]) -> list[int]:
+        return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
+
+    def _fit(self, documents: tuple[Document, ...]) -> tuple[Document, ...] | None:
+        """What becomes of an example with a document above the maximum length; None: it is left out."""
+        longest = max(len(document.tokens) for document in documents)
+        if longest <= self.max_length:
+            return documents
+        if self.overlong == "Fail":
+            raise DataError(
+                "OverlongExample",
+                f"an example has {longest} tokens, above training.maxLength {self.max_length}: raise it, or set "
+                "training.overlong to Drop or Truncate",
+            )
+        if self.overlong == "Drop":
+            self.counts["too long"] += 1
+            return None
+        self.counts["truncated"] += 1
+        self.counts["tokens cut"] += sum(max(0, len(each.tokens) - self.max_length) for each in documents)
+        return tuple(document.first(self.max_length) for document in documents)
+
+
+def _texts(rows: dict[str, list[Any]], column: str) -> list[str]:
+    """The values of a column of texts."""
+    if not all(isinstance(value, str) for value in rows[column]):
+        raise DataError(
+            "ColumnType",
+            f"column {column} holds lists where text is needed: name it in data.columns.messages if they are "
+            "conversations",
+        )
+    return rows[column]
+
+
+def _messages(value: Any, column: str) -> list[dict[str, Any]]:
+    """The messages in a value of a column of conversations."""
+    wrong = _wrong_shape(value)
+    if wrong is not None:
+        raise DataError(
+            "MessageShape",
+            f"a row of column {column} is no list of {{role, content}}, {wrong}: correct such rows or filter them out",
+        )
+    return list(value)
+
+
+def _wrong_shape(value: Any) -> str | None:
+    """What keeps a value from being a list of {role, content}."""
+    if not isinstance(value, list):
+        return "it is text"
+    for number, message in enumerate(value, start=1):
+        if not isinstance(message, dict):
+            return f"message {number} has neither"
+        if not isinstance(message.get("role"), str):
+            return f"message {number} has no role"
+        # A message that calls tools may have nothing else to say.
+        if not isinstance(message.get("content"), str | list) and not message.get("tool_calls"):
+            return f"message {number} has no content"
+    return None
+
+
+def _reply(prompt: list[dict[str, Any]], answer: list[dict[str, Any]], column: str) -> list[dict[str, Any]]:
+    """What an answer adds to the prompt, which it may repeat."""
+    reply = answer[len(prompt) :] if answer[: len(prompt)] == prompt else answer
+    if reply and reply[0]["role"] != "assistant":
+        raise DataError(
+            "MessageShape",
+            f"a row of column {column} goes on from the prompt with role {reply[0]['role']}: an answer is the "
+            "assistant's, alone or after the messages of the prompt",
+        )
+    return reply
+
+
+def _is_blank(message: dict[str, Any]) -> bool:
+    content = message.get("content")
+    return not message.get("tool_calls") and not (content.strip() if isinstance(content, str) else content)

@@ -1,0 +1,80 @@
+"""The batches of a step, made ready while the step before is computed."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from finetune_trainer.train.data import pack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from finetune_trainer.train.data.dataset import Split
+    from finetune_trainer.train.runtime.distributed import World
+
+
+@dataclass(frozen=True)
+class Examples:
+    """A split, and the sequences that its examples stand in."""
+
+    split: Split
+    sequences: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Makes this rank's batches of some sequences.
+
+    world: which rank this is.
+    pad_id: the token that fills rows up.
+    width: tokens in each row; None: as many as the longest row of the batch has.
+    """
+
+    world: World
+    pad_id: int
+    width: int | None
+
+    def batches(self, examples: Examples, batch_size: int) -> Iterator[pack.Batch]:
+        """As many batches as every other rank has, on the host."""
+        ranks = self.world.size
+        for rows in pack.shares(examples.sequences, rank=self.world.rank, ranks=ranks, batch_size=batch_size):
+            yield pack.collate(examples.split, rows, pad_id=self.pad_id, width=self.width)
+
+
+class Feed:
+    """This rank's batches of each step of a plan."""
+
+    def __init__(self, collator: Collator, split: Split, plan: pack.Plan, batch_size: int) -> None:
+        self.waited = 0.0
+        """Seconds that steps waited for their batches."""
+        self._collator = collator
+        self._split = split
+        self._plan = plan
+        self._batch_size = batch_size
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
+        self._ahead: tuple[int, Future[list[pack.Batch]]] | None = None
+
+    def of_step(self, step: int) -> list[pack.Batch]:
+        """This rank's batches of a step, as many as every other rank has, on the rank's device."""
+        began = time.monotonic()
+        batches = self._made(step)
+        if step + 1 < self._plan.max_steps:
+            self._ahead = (step + 1, self._worker.submit(self._make, step + 1))
+        on_device = [batch.to(self._collator.world.device) for batch in batches]
+        self.waited += time.monotonic() - began
+        return on_device
+
+    def close(self) -> None:
+        """Make no more batches."""
+        self._worker.shutdown(cancel_futures=True)
+
+    def _made(self, step: int) -> list[pack.Batch]:
+        ahead, self._ahead = self._ahead, None
+        return ahead[1].result() if ahead is not None and ahead[0] == step else self._make(step)
+
+    def _make(self, step: int) -> list[pack.Batch]:
+        rows = Examples(self._split, self._plan.of_step(step))
+        return list(self._collator.batches(rows, self._batch_size))

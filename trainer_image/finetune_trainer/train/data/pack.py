@@ -1,0 +1,237 @@
+"""Which examples share a sequence, which sequences make a step, and the tensors of a batch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from finetune_trainer.train.data.dataset import spans
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from finetune_trainer.train.data.dataset import Split
+
+# Label of a token on which no loss is taken.
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a rank puts through the model at once.
+
+    input_ids: token ids, int64 [rows, length].
+    position_ids: position of each token in its own document, int64 [rows, length]; the padding at the end of a row
+        is a document of its own. The model's attention mask follows from it: a position that does not go on by one
+        begins another document.
+    targets: the token that comes next in the same document, or IGNORED, int64 [rows, length].
+    owners: number of the token's document among the documents that are no padding, in order; 0 for padding, int64
+        [rows, length].
+    documents: where each document begins in the flattened rows, padding included, and at last rows * length, int32
+        [documents + 1]: what variable-length attention calls cu_seqlens.
+    examples: the examples' numbers in the split, in the order of their documents, int64 [examples]: with two
+        documents an example, documents 2i and 2i + 1 are those of examples[i].
+    target_at: where in the flattened rows there is a target, ascending, int64 [targets].
+    reference: the reference's log-probabilities of both documents of `examples`, fp32 [examples, 2], where the split
+        has them.
+    longest: tokens in the longest of `documents`.
+    tokens: tokens that are no padding.
+    targets_count: targets that are not IGNORED.
+    attended: the sum of the squares of the lengths of the documents that are no padding.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    targets: torch.Tensor
+    owners: torch.Tensor
+    documents: torch.Tensor
+    examples: torch.Tensor
+    target_at: torch.Tensor
+    reference: torch.Tensor | None
+    longest: int
+    tokens: int
+    targets_count: int
+    attended: int
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device; a copy to a GPU goes through pinned memory and is not waited for."""
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        if device.type == "cuda":
+            tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
+        moved: dict[str, Any] = {
+            name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()
+        }
+        return replace(self, **moved)
+
+
+def sequences(lengths: np.ndarray, *, max_length: int, packing: bool) -> list[list[int]]:
+    """Share examples out over sequences of at most `max_length` tokens; each example is in exactly one.
+
+    With packing, best-fit decreasing: the longest first, each into the fullest sequence that still has room, and of
+    those the one begun first. An example longer than `max_length` stands alone.
+    """
+    if not packing:
+        return [[example] for example in range(len(lengths))]
+    packs: list[list[int]] = []
+    # Sequences by the tokens still free in them, a heap for each number; `rooms` has the bit of each number that
+    # has a sequence, so that the least room which suffices is the lowest bit from there.
+    by_room: dict[int, list[int]] = {}
+    rooms = 0
+    order = np.argsort(-lengths, kind="stable")
+    for example, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
+        suffice = rooms >> length
+        if suffice:
+            room = length + (suffice & -suffice).bit_length() - 1
+            heap = by_room[room]
+            pack = heappop(heap)
+            if not heap:
+                rooms ^= 1 << room
+            packs[pack].append(example)
+        else:
+            room, pack = max_length, len(packs)
+            packs.append([example])
+        if room > length:
+            heappush(by_room.setdefault(room - length, []), pack)
+            rooms |= 1 << (room - length)
+    return packs
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which sequences each step trains on.
+
+    Sequences stand in one long line, epoch after epoch, each epoch in an order of its own that depends on the
+    seed and the epoch alone. A step takes the next `global_batch` of them, whatever the number of ranks.
+    """
+
+    sequences: Sequence[Sequence[int]]
+    global_batch: int
+    seed: int
+    max_steps: int
+    total: int
+    """Sequences in all steps together; the last step may have fewer than the others."""
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[Sequence[int]],
+        *,
+        global_batch: int,
+        seed: int,
+        epochs: float | None,
+        max_steps: int | None,
+    ) -> Plan:
+        """A plan for a number of epochs (by default one) or of steps."""
+        if max_steps is not None:
+            return cls(rows, global_batch, seed, max_steps, max_steps * global_batch)
+        total = math.ceil((epochs or 1.0) * len(rows))
+        return cls(rows, global_batch, seed, math.ceil(total / global_batch), total)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The order of the sequences in an epoch, int64 [sequences]."""
+        return _order(self.seed, epoch, len(self.sequences))
+
+    def rest(self, step: int) -> list[Sequence[int]]:
+        """The sequences of all steps from `step` on, each once."""
+        begin = min(step * self.global_batch, self.total)
+        # Two epochs' worth of the line, wherever it begins, have all of them.
+        positions = range(begin, min(self.total, begin + 2 * len(self.sequences)))
+        return [self.sequences[row] for row in dict.fromkeys(self._at(position) for position in positions)]
+
+    def _at(self, position: int) -> int:
+        """Which sequence stands somewhere in the line."""
+        epoch, at = divmod(position, len(self.sequences))
+        return int(self.order(epoch)[at])
+
+    def of_step(self, step: int) -> list[Sequence[int]]:
+        """The sequences of a step, from 0."""
+        begin = step * self.global_batch
+        positions = range(begin, min(begin + self.global_batch, self.total))
+        return [self.sequences[self._at(position)] for position in positions]
+
+
+@lru_cache(maxsize=2)
+def _order(seed: int, epoch: int, count: int) -> np.ndarray:
+    return np.random.default_rng((seed, epoch)).permutation(count)
+
+
+def shares(
+    rows: Sequence[Sequence[int]], *, rank: int, ranks: int, batch_size: int
+) -> Iterator[Sequence[Sequence[int]]]:
+    """A rank's share of some sequences, as rounds of at most `batch_size`.
+
+    Every rank gets the same number of rounds, so that all take part in the same collectives; where there are not
+    enough sequences, a round is empty.
+    """
+    for begin in range(0, len(rows), ranks * batch_size):
+        mine = begin + rank * batch_size
+        yield rows[mine : min(mine + batch_size, begin + ranks * batch_size)]
+
+
+def collate(split: Split, rows: Sequence[Sequence[int]], *, pad_id: int, width: int | None = None) -> Batch:
+    """The tensors of some sequences, padded on the right to `width` tokens, or to the longest of them.
+
+    No sequences make one row of padding, with which a rank keeps the others company. With a `width`, shapes hardly
+    change from batch to batch, so that what is compiled stays so: `documents` ends in empty ones, and `longest` is
+    as much as a row can have.
+
+    Raises:
+        ValueError: a sequence has more than `width` tokens.
+    """
+    examples = np.array([example for row in rows for example in row], np.int64)
+    numbers = (examples[:, None] * split.documents + np.arange(split.documents)).ravel()
+    begins = np.asarray(split.offsets[numbers])
+    sizes = np.asarray(split.offsets[numbers + 1]) - begins
+    height = max(len(rows), 1)
+    row_of = np.repeat(np.arange(len(rows)), np.array([len(row) * split.documents for row in rows], np.int64))
+    filled = np.bincount(row_of, weights=sizes, minlength=height).astype(np.int64)
+    fixed = width is not None
+    width = max(1, int(filled.max())) if width is None else width
+    if filled.max() > width:
+        raise ValueError(f"a sequence of {filled.max()} tokens does not fit a width of {width}")
+
+    # A document's place in the flattened rows: what stands before it, and the padding of the rows above.
+    before = np.cumsum(sizes) - sizes
+    padding_above = np.cumsum(width - filled) - (width - filled)
+    starts = before + padding_above[row_of]
+    places, sources = spans(starts, sizes), spans(begins, sizes)
+    tokens, learned = split.tokens[sources], split.learned[sources]
+    following = np.full(len(tokens), IGNORED, np.int64)
+    following[:-1] = np.where(learned[1:], tokens[1:], IGNORED)
+    following[before + sizes - 1] = IGNORED
+
+    ids = np.full(height * width, pad_id, np.int64)
+    ids[places] = tokens
+    positions = (np.arange(width) - filled[:, None]).ravel()
+    positions[places] = np.arange(len(tokens)) - np.repeat(before, sizes)
+    targets = np.full(height * width, IGNORED, np.int64)
+    targets[places] = following
+    target_at = np.flatnonzero(targets != IGNORED)
+    owners = np.zeros(height * width, np.int64)
+    owners[places] = np.repeat(np.arange(len(sizes)), sizes)
+    documents = np.append(np.flatnonzero(positions == 0), height * width).astype(np.int32)
+    longest = int(np.diff(documents).max())
+    if fixed:
+        longest = width
+        empty = (1 << (len(documents) - 1).bit_length()) - len(documents)
+        documents = np.append(documents, np.full(empty, height * width, np.int32))
+    return Batch(
+        input_ids=torch.from_numpy(ids.reshape(height, width)),
+        position_ids=torch.from_numpy(positions.reshape(height, width)),
+        targets=torch.from_numpy(targets.reshape(height, width)),
+        owners=torch.from_numpy(owners.reshape(height, width)),
+        documents=torch.from_numpy(documents),
+        examples=torch.from_numpy(examples),
+        target_at=torch.from_numpy(target_at),
+        reference=None if split.reference is None else torch.from_numpy(split.reference[examples]),
+        longest=longest,
+        tokens=len(tokens),
+        targets_count=len(target_at),
+        attended=int((sizes**2).sum()),
+    )

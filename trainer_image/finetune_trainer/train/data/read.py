@@ -1,0 +1,262 @@
+"""The rows of a split, streamed from a Delta table, Parquet or JSON lines."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from contextlib import contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from finetune_trainer.outcome import DataError
+from finetune_trainer.train.runtime import storage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import BinaryIO
+
+    import pyarrow as pa
+    from fsspec import AbstractFileSystem
+
+    from finetune_crds.data import Splits
+
+SPLIT_COLUMN = "split"
+_BATCH_ROWS = 1024
+# A Parquet file is read through a buffer of this size for each column.
+_BUFFER_BYTES = 1 << 20
+
+Rows = dict[str, list[Any]]
+
+
+def read(splits: Splits, name: str, columns: list[str]) -> Iterator[Rows]:
+    """Stream the rows of a split as columns; nothing when the recipe names no files for it.
+
+    Memory holds a batch of rows and read buffers, however large the corpus. Files whose name, or whose folder's
+    name below the given one, begins with `_` or `.` are ignored.
+
+    Raises:
+        DataError: the table, a file or a column is missing or broken, or a value is null.
+    """
+    if splits.format == "Delta":
+        yield from _delta(splits, name, columns)
+        return
+    place = getattr(splits, name)
+    if place is None:
+        return
+    files, path = storage.filesystem(place)
+    if not files.exists(path):
+        raise DataError("MissingFile", f"{place} does not exist: mount the volume or correct data.splits")
+    found = _visible_files(files, path)
+    if not found:
+        raise DataError("MissingFile", f"{place} has no files: look at how the splits were made")
+    rows_of = _parquet if splits.format == "Parquet" else _json_lines
+    for file in found:
+        yield from rows_of(files, file, columns)
+
+
+def delta_version(splits: Splits) -> int | None:
+    """The version of the Delta table that is to be read; None for files.
+
+    Raises:
+        DataError: there is no such table or version, or its log is broken.
+    """
+    return _delta_table(splits).version() if splits.format == "Delta" else None
+
+
+def _visible_files(files: AbstractFileSystem, path: str) -> list[str]:
+    """The files at a path, sorted, without those that Spark and others leave beside the data."""
+    root = files._strip_protocol(path)  # noqa: SLF001 - fsspec has no public name for it
+    return sorted(
+        file
+        for file in files.find(path)
+        if file == root
+        or not any(
+            part.startswith(("_", ".")) or not part for part in file.removeprefix(root).lstrip("/").split("/")
+        )
+    )
+
+
+def _delta_table(splits: Splits) -> Any:
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+
+    assert splits.path is not None  # noqa: S101 - the schema demands it
+    path = splits.path.replace("s3a://", "s3://", 1)
+    try:
+        return DeltaTable(path, version=splits.version, storage_options=storage.delta_options(path))
+    except TableNotFoundError as error:
+        raise DataError(
+            "MissingTable", f"data.splits.path {splits.path} is no Delta table: correct the path"
+        ) from error
+    except Exception as error:
+        if splits.version is not None and "version" in str(error).lower():
+            raise DataError(
+                "MissingVersion",
+                f"the Delta table {splits.path} has no version {splits.version}: name one that it has",
+            ) from error
+        if isinstance(error, DeltaError) and "Json error" in str(error):
+            raise DataError(
+                "CorruptData",
+                f"the log of the Delta table {splits.path} cannot be read ({_first_line(error)}): restore the table",
+            ) from error
+        raise
+
+
+def _delta(splits: Splits, name: str, columns: list[str]) -> Iterator[Rows]:
+    import pyarrow.dataset as ds
+
+    table = f"the Delta table {splits.path}"
+    dataset = _delta_dataset(splits)
+    _require(dataset.schema, [SPLIT_COLUMN, *columns], table)
+    for fragment in dataset.get_fragments(filter=ds.field(SPLIT_COLUMN) == name):
+        where = f"{fragment.path} of {table}"
+        for batch in _parquet_batches(fragment.open, columns, where, "restore the table", only=name):
+            yield from _columns_of(batch, f"the split {name} of {splits.path}")
+
+
+def _delta_dataset(splits: Splits) -> Any:
+    from deltalake.exceptions import DeltaProtocolError
+
+    try:
+        return _delta_table(splits).to_pyarrow_dataset()
+    except DeltaProtocolError as error:
+        raise DataError(
+            "UnsupportedTable",
+            f"the Delta table {splits.path} has features that cannot be read here ({_first_line(error)}): write it "
+            "without them",
+        ) from error
+
+
+def _parquet(files: AbstractFileSystem, file: str, columns: list[str]) -> Iterator[Rows]:
+    where = files.unstrip_protocol(file).removeprefix("file://")
+    for batch in _parquet_batches(lambda: files.open(file), columns, where, "write it again"):
+        yield from _columns_of(batch, where)
+
+
+def _parquet_batches(
+    opening: Callable[[], Any], columns: list[str], where: str, remedy: str, only: str | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Some columns of a Parquet file; `only` the rows of a split, if the file has a column that says which.
+
+    A Delta table that is partitioned by a column leaves it out of its files.
+    """
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    with (
+        _corruption_named(where, remedy, lambda: _read_through(opening())),
+        opening() as opened,
+        # NB: a scan of a pyarrow.dataset would hold a whole row group, which can be of any size.
+        pq.ParquetFile(opened, buffer_size=_BUFFER_BYTES, pre_buffer=False) as parquet,
+    ):
+        _require(parquet.schema_arrow, columns, where)
+        if only is None or SPLIT_COLUMN not in parquet.schema_arrow.names:
+            yield from parquet.iter_batches(_BATCH_ROWS, columns=columns)
+            return
+        for batch in parquet.iter_batches(_BATCH_ROWS, columns=[*columns, SPLIT_COLUMN]):
+            yield batch.filter(pc.equal(batch.column(SPLIT_COLUMN), only)).select(columns)
+
+
+def _columns_of(batch: pa.RecordBatch, where: str) -> Iterator[Rows]:
+    for column in batch.schema.names:
+        if batch.column(column).null_count:
+            raise _null_value(column, where)
+    if batch.num_rows:
+        with _corruption_named(where, "write it again"):
+            columns = batch.to_pydict()
+        yield columns
+
+
+def _json_lines(files: AbstractFileSystem, file: str, columns: list[str]) -> Iterator[Rows]:
+    """The rows of a file with a JSON object on each line, compressed as its name ends."""
+    where = files.unstrip_protocol(file).removeprefix("file://")
+    with files.open(file, "rb", compression="infer") as opened:
+        rows = _objects(opened, where)
+        while batch := list(islice(rows, _BATCH_ROWS)):
+            for column in columns:
+                if not any(column in row for row in batch):
+                    raise _missing_column([column], list(batch[0]), where)
+                values = [row.get(column) for row in batch]
+                if None in values:
+                    raise _null_value(column, where)
+                other = next((value for value in values if not isinstance(value, str | list)), None)
+                if other is not None:
+                    raise _column_type(column, where, type(other).__name__)
+            yield {column: [row[column] for row in batch] for column in columns}
+
+
+def _objects(lines: BinaryIO, where: str) -> Iterator[dict[str, Any]]:
+    number = 0
+    try:
+        for number, line in enumerate(lines, start=1):  # noqa: B007 - the number is for the error
+            if line.strip():
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise TypeError("it is no JSON object")  # noqa: TRY301
+                yield row
+    except (ValueError, TypeError, RecursionError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(
+            "CorruptData",
+            f"line {max(number, 1)} of {where} cannot be read ({_first_line(error)}): correct it, or write the file "
+            "again",
+        ) from error
+
+
+@contextmanager
+def _corruption_named(
+    where: str, remedy: str, read_through: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Tell a file whose content is broken or gone, which no attempt can read, from a storage that fails for now.
+
+    read_through: reads every byte of the file; raises where the storage is at fault.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DataError("CorruptData", f"{where} is missing from the storage: {remedy}") from error
+    except (ValueError, OSError) as error:
+        # NB: Arrow has one OSError for pages that do not decode and for reads that fail.
+        if isinstance(error, OSError):
+            read_through()
+        raise DataError("CorruptData", f"{where} cannot be read ({_first_line(error)}): {remedy}") from error
+
+
+def _read_through(opened: Any) -> None:
+    with opened:
+        while opened.read(_BUFFER_BYTES):
+            pass
+
+
+def _require(schema: pa.Schema, columns: list[str], where: str) -> None:
+    import pyarrow as pa
+
+    missing = [column for column in columns if column not in schema.names]
+    if missing:
+        raise _missing_column(missing, schema.names, where)
+    readable = (pa.types.is_string, pa.types.is_large_string, pa.types.is_list, pa.types.is_large_list)
+    for column in columns:
+        kind = schema.field(column).type
+        if not any(is_kind(kind) for is_kind in readable):
+            raise _column_type(column, where, str(kind))
+
+
+def _missing_column(missing: list[str], known: list[str], where: str) -> DataError:
+    return DataError(
+        "MissingColumn", f"{where} has no column {', '.join(missing)}: it has {', '.join(sorted(known))}"
+    )
+
+
+def _null_value(column: str, where: str) -> DataError:
+    return DataError("NullValue", f"column {column} has rows without a value in {where}: filter them out")
+
+
+def _column_type(column: str, where: str, kind: str) -> DataError:
+    return DataError(
+        "ColumnType",
+        f"column {column} of {where} holds {kind}: examples are text, or lists of {{role, content}}",
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,190 @@
+"""The trained model as files that others can load: safetensors, tokenizer, model card, and MLflow's MLmodel."""
+
+from __future__ import annotations
+
+import shutil
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+from finetune_trainer.train.checkpoint.shards import trained_state
+from finetune_trainer.train.delivery.lineage import model_card
+from finetune_trainer.train.model import load
+from finetune_trainer.train.model.network import base_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+
+    from finetune_crds.recipe import Recipe
+    from finetune_trainer.train.delivery.lineage import Lineage
+
+# NB: MLflow's transformers flavor looks for these folders.
+_MODEL, _ADAPTER, _TOKENIZER = "model", "peft", "components/tokenizer"
+_GENERATION = "generation_config.json"
+_TASK = "text-generation"
+_REQUIREMENTS = ("torch", "transformers", "accelerate", "safetensors")
+# A proxied upload above 5 GB does not get through.
+_MAX_SHARD = "4GB"
+
+
+def gather(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The whole trained state on the host of rank 0, and nothing elsewhere; every rank must take part."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+    return trained_state(model, options)
+
+
+def write(
+    folder: Path,
+    *,
+    model: nn.Module,
+    state: dict[str, torch.Tensor],
+    tokenizer: PreTrainedTokenizerBase,
+    source: Path,
+    lineage: Lineage,
+) -> None:
+    """Write the model in MLflow's layout; rank 0 alone.
+
+    Full training and merged adapters give a model that stands alone in `model/`. Adapters and virtual tokens go to
+    `peft/`, also beside a merged model, and name their base; a base that others could not find under its name is
+    copied beside them.
+
+    Args:
+        folder: an empty folder.
+        model: the sharded model.
+        state: what `gather` gave.
+        tokenizer: the tokenizer.
+        source: where the base model was loaded from.
+        lineage: for the model card.
+    """
+    recipe = lineage.recipe
+    base = recipe.model.base
+    tokenizer.save_pretrained(folder / _TOKENIZER)
+    flavor: dict[str, Any] = {
+        "task": _TASK,
+        "instance_type": "TextGenerationPipeline",
+        "components": ["tokenizer"],
+        "tokenizer_type": type(tokenizer).__name__,
+    }
+    if recipe.method.type == "Full":
+        _write_whole(model, state, source, recipe, folder / _MODEL)
+        flavor |= {"model_binary": _MODEL, "source_model_name": base}
+    else:
+        _write_adapter(model, state, folder / _ADAPTER)
+        if recipe.method.merge:
+            _write_merged(source, recipe, folder)
+            flavor |= {"model_binary": _MODEL, "source_model_name": base}
+        else:
+            flavor |= {"peft_adaptor": _ADAPTER, **_reference_to_base(source, recipe, folder)}
+    for weights in (folder / _MODEL, folder / _ADAPTER):
+        if weights.is_dir():
+            tokenizer.save_pretrained(weights)
+            (weights / "README.md").write_text(model_card(lineage), encoding="utf-8")
+    flavor["pipeline_model_type"] = _architecture(model)
+    _write_mlmodel(folder, flavor, adapter=recipe.method.type != "Full", signature=_wants_signature(recipe))
+
+
+def _write_whole(
+    model: Any, state: dict[str, torch.Tensor], source: Path, recipe: Recipe, folder: Path
+) -> None:
+    dtype = _dtype_of(source, recipe)
+    stored = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
+    # NB: save_pretrained knows tied weights by their memory, which the copies do not share.
+    for alias in model.all_tied_weights_keys:
+        stored.pop(alias, None)
+    _save(model, folder, source, state_dict=stored)
+    # NB: save_pretrained took the type of the fp32 masters for the type of the files.
+    model.config.dtype = dtype
+    model.config.save_pretrained(folder)
+
+
+def _save(model: Any, folder: Path, source: Path, **options: Any) -> None:
+    """Save a model in shards, with the generation config of its base."""
+    from transformers import GenerationConfig
+
+    # NB: transformers refuses to write some of the generation configs that it reads.
+    model.generation_config = GenerationConfig.from_model_config(model.config)
+    model.save_pretrained(folder, max_shard_size=_MAX_SHARD, **options)
+    given = source / _GENERATION
+    if given.exists():
+        shutil.copyfile(given, folder / _GENERATION)
+
+
+def _write_adapter(model: Any, state: dict[str, torch.Tensor], folder: Path) -> None:
+    config = model.peft_config["default"]
+    if not config.is_prompt_learning:
+        # NB: told not to, peft does not ask the Hub whether the vocabulary has grown.
+        model.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
+        return
+    # NB: peft would compute virtual tokens from the model, of which this rank has a part.
+    from safetensors.torch import save_file
+
+    (tokens,) = state.values()
+    folder.mkdir()
+    save_file({"prompt_embeddings": tokens.contiguous()}, folder / "adapter_model.safetensors")
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+
+
+def _write_merged(source: Path, recipe: Recipe, folder: Path) -> None:
+    import peft
+
+    base = load.whole(recipe, source)
+    merged = peft.PeftModel.from_pretrained(base.float(), str(folder / _ADAPTER)).merge_and_unload()
+    _save(merged.to(_dtype_of(source, recipe)), folder / _MODEL, source)
+
+
+def _reference_to_base(source: Path, recipe: Recipe, folder: Path) -> dict[str, str]:
+    """How MLflow finds an adapter's base again: a path, a commit on the Hub, or a copy."""
+    base = recipe.model.base
+    if base.startswith("/"):
+        return {"local_base_model_path": base, "source_model_name": base}
+    commit = _hub_commit(source)
+    if commit is not None:
+        return {"source_model_name": base, "source_model_revision": commit}
+    _save(load.whole(recipe, source), folder / _MODEL, source)
+    return {"model_binary": _MODEL, "source_model_name": base}
+
+
+def _hub_commit(source: Path) -> str | None:
+    """The commit of a model from the Hub, whose snapshots lie in folders that are named after it."""
+    return source.name if source.parent.name == "snapshots" else None
+
+
+def _dtype_of(source: Path, recipe: Recipe) -> torch.dtype:
+    """The type in which the base model's weights are stored; the trained ones go back into it."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(str(source), trust_remote_code=recipe.model.trust_remote_code)
+    dtype = getattr(config, "dtype", None)
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
+
+
+def _architecture(model: Any) -> str:
+    # NB: layers are sharded under other names, the model itself never is.
+    return type(base_of(model)).__name__
+
+
+def _wants_signature(recipe: Recipe) -> bool:
+    return recipe.register_ is None or recipe.register_.signature
+
+
+def _write_mlmodel(folder: Path, flavor: dict[str, Any], *, adapter: bool, signature: bool) -> None:
+    """MLmodel and its requirements: MLflow loads the folder by its transformers flavor or as a pyfunc."""
+    from mlflow import pyfunc
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types import ColSpec, DataType, Schema
+
+    packages = (*_REQUIREMENTS, "peft") if adapter else _REQUIREMENTS
+    pins = [f"{package}=={version(package).split('+')[0]}" for package in packages]
+    requirements = "".join(f"{line}\n" for line in (f"mlflow=={version('mlflow')}", *pins))
+    (folder / "requirements.txt").write_text(requirements, encoding="utf-8")
+    text = Schema([ColSpec(DataType.string)])
+    mlmodel = Model(signature=ModelSignature(inputs=text, outputs=text) if signature else None)
+    mlmodel.add_flavor("transformers", transformers_version=version("transformers"), code=None, **flavor)
+    pyfunc.add_to_model(mlmodel, loader_module="mlflow.transformers")
+    mlmodel.save(str(folder / "MLmodel"))

@@ -1,0 +1,162 @@
+"""What a model was made from, and how: as parameters and tags in MLflow, and as the model card."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from finetune_crds import contract
+from finetune_crds.training import LOW_RANK, SOFT_PROMPTS, Dpo, Lora, Quantization, SoftPrompt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from finetune_crds.contract import TrainResult
+    from finetune_crds.data import Splits
+    from finetune_crds.recipe import Recipe
+    from finetune_trainer.train.data.dataset import Split
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How much of a split was used."""
+
+    examples: int
+    tokens: int
+
+    @classmethod
+    def of(cls, split: Split) -> Counts:
+        """Those of a tokenised split."""
+        return cls(len(split), int(split.offsets[-1]))
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Where a model comes from, and how well it does."""
+
+    recipe: Recipe
+    splits: Splits
+    result: TrainResult
+    counts: Mapping[str, Counts] = field(default_factory=dict)
+    """By name of the split."""
+    eval_data: str | None = None
+    """What the losses of evaluation can be compared on (`eval_data`); None where there is no validation split."""
+
+
+def eval_data(recipe: Recipe, validation: Split | None) -> str | None:
+    """What a loss of evaluation can be compared on; None where there is no validation split.
+
+    The digest of the tokenised split; where the loss is no cross-entropy of it alone, also of what the objective
+    measures against: the reference of DPO, the teacher of Distillation, their weights.
+    """
+    objective = recipe.objective
+    if validation is None:
+        return None
+    if objective.type == "SFT":
+        return validation.digest
+    if objective.type == "DPO":
+        against = [recipe.model.base, recipe.model.revision, (objective.dpo or Dpo()).model_dump_json()]
+    else:
+        against = [objective.model_dump_json()]
+    digest = hashlib.blake2b(json.dumps(against).encode(), digest_size=8).hexdigest()
+    return f"{validation.digest}-{objective.type}-{digest}"
+
+
+def method_params(recipe: Recipe) -> dict[str, object]:
+    """The parameters of the recipe's method and objective, defaults included, by their names in MLflow."""
+    method, objective = recipe.method, recipe.objective
+    params: dict[str, object] = {}
+    if method.type in LOW_RANK:
+        lora = method.lora or Lora()
+        params |= {
+            "lora_rank": lora.rank,
+            "lora_alpha": lora.alpha,
+            "lora_dropout": lora.dropout,
+            "target_modules": ",".join(lora.target_modules) or "all-linear",
+            "use_rslora": lora.use_rslora,
+            "merge": bool(method.merge),
+        }
+    if method.type == "QLoRA":
+        quantization = method.quantization or Quantization()
+        params |= {
+            "quantization": quantization.type,
+            "double_quantization": quantization.double_quantization,
+        }
+    if method.type in SOFT_PROMPTS:
+        params["virtual_tokens"] = (method.soft_prompt or SoftPrompt()).virtual_tokens
+    if objective.type == "DPO":
+        params["beta"] = (objective.dpo or Dpo()).beta
+    if objective.distillation is not None:
+        params |= {
+            "teacher": objective.distillation.teacher,
+            "temperature": objective.distillation.temperature,
+            "teacher_weight": objective.distillation.weight,
+        }
+    return params
+
+
+def source_tags(recipe: Recipe, splits: Splits, eval_data: str | None) -> dict[str, str]:
+    """Tags that say what a run, or a version, was made from and evaluated on."""
+    tags = {
+        contract.TAG_RECIPE: recipe.digest(),
+        contract.TAG_DATA_PATH: splits.path or splits.train or "",
+    }
+    if splits.version is not None:
+        tags[contract.TAG_DATA_VERSION] = str(splits.version)
+    if eval_data is not None:
+        tags[contract.TAG_EVAL_DATA] = eval_data
+    return tags
+
+
+def version_tags(lineage: Lineage) -> dict[str, str]:
+    """Tags of the registered version: the recipe's own, lineage and figures."""
+    recipe, result = lineage.recipe, lineage.result
+    figures = {contract.TAG_EVAL_LOSS: result.eval_loss, contract.TAG_PERPLEXITY: result.perplexity}
+    return {
+        **(recipe.register_.tags if recipe.register_ else {}),
+        **source_tags(recipe, lineage.splits, lineage.eval_data),
+        **{name: f"{value:.6g}" for name, value in figures.items() if value is not None},
+    }
+
+
+def model_card(lineage: Lineage) -> str:
+    """The README of the model: what it was made from, how, and how well it does."""
+    recipe, result, splits = lineage.recipe, lineage.result, lineage.splits
+    source = str(splits.train) if splits.path is None else f"{splits.path} version {splits.version}"
+    figures = {
+        "Evaluation loss before training": result.base_eval_loss,
+        "Evaluation loss": result.eval_loss,
+        "Perplexity": result.perplexity,
+    }
+    name = recipe.register_.model if recipe.register_ else recipe.job.name
+    head = "---\nlibrary_name: transformers\npipeline_tag: text-generation\n"
+    sections = (
+        f"{head}base_model: {recipe.model.base}\n---\n# {name}\n",
+        f"{recipe.model.base}, fine-tuned ({recipe.method.type}, {recipe.objective.type}) by the FineTuneJob "
+        f"{recipe.job.namespace}/{recipe.job.name}: {result.step} steps on {source}.\n",
+        _table(
+            "", ("", ""), [(name, f"{value:.4f}") for name, value in figures.items() if value is not None]
+        ),
+        _table(
+            "## Data\n\n",
+            ("Split", "Examples", "Tokens"),
+            [(split, f"{used.examples:,}", f"{used.tokens:,}") for split, used in lineage.counts.items()],
+        ),
+        _table(
+            "## Method\n\n",
+            ("Parameter", "Value"),
+            [(name, str(value)) for name, value in method_params(recipe).items()],
+        ),
+        f"## Recipe {recipe.digest()}\n\n```yaml\n{recipe.to_yaml()}```\n",
+    )
+    return "\n".join(section for section in sections if section)
+
+
+def _table(title: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table under a title; nothing where there are no rows."""
+    if not rows:
+        return ""
+    lines = [head, ("---",) * len(head), *rows]
+    return title + "".join(f"| {' | '.join(line)} |\n" for line in lines)

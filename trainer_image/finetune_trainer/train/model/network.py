@@ -1,0 +1,180 @@
+"""A language model as the loop sees it: a batch goes in, a loss comes out."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from finetune_trainer.train.model import attention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from transformers import PreTrainedModel
+
+    from finetune_trainer.train.data.pack import Batch
+
+    Question = Callable[["Network", Batch], tuple[torch.Tensor, torch.Tensor]]
+    """What a forward pass computes of a batch: two tensors of one kind or another."""
+
+
+class Objective(Protocol):
+    """The sum of a batch's losses, which the loop divides by the global count."""
+
+    figures: ClassVar[tuple[str, ...]]
+    """What is reported beside the loss, as MLflow metrics."""
+
+    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss, an fp32 scalar, and the sums of the figures, fp32 [figures]."""
+
+    def count(self, batch: Batch) -> int:
+        """How many losses the sum has."""
+
+
+class Network(nn.Module):
+    """The model and what it learns, in one forward pass.
+
+    It is the root of sharding: the output layer is whole while the loss, which takes it chunk by chunk, is computed,
+    whatever the version of torch and whether or not the embedding is the same tensor.
+
+    Args:
+        model: a causal language model, with or without peft's adapters.
+        objective: what is computed of a batch.
+    """
+
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.model = model
+        self.objective = objective
+        self._question: Question | None = None
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The objective's loss of a batch, and its figures; what `asking` asks, while it does."""
+        return (self._question or self.objective)(self, batch)
+
+    @contextmanager
+    def asking(self, question: Question | None = None) -> Iterator[None]:
+        """Make passes without gradients, in evaluation mode, of the objective or of another question.
+
+        NB: a forward pass without a backward leaves the output layer whole, and what looks for sharded parameters
+        would not find it; at the end it is sharded again.
+        """
+        self._question = question
+        self.eval()
+        try:
+            with torch.no_grad(), self.whole():
+                yield
+        finally:
+            self._question = None
+
+    @property
+    def base(self) -> PreTrainedModel:
+        """The model without peft's wrapper; adapters inside its layers stay."""
+        return base_of(self.model)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many logits a token has."""
+        return int(self.base.config.get_text_config().vocab_size)
+
+    @property
+    def head_parameters(self) -> list[nn.Parameter]:
+        """The parameters of the output layer."""
+        return list(self.base.get_output_embeddings().parameters())
+
+    def at_targets(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The last hidden states where there is something to predict [targets, width], and what [targets]."""
+        hidden = self.hidden(batch).flatten(0, 1)
+        return hidden.index_select(0, batch.target_at), batch.targets.flatten().index_select(
+            0, batch.target_at
+        )
+
+    def hidden(self, batch: Batch) -> torch.Tensor:
+        """The last hidden states of a batch [rows, length, width]."""
+        decoder = self.base.get_decoder()
+        prompt = self._soft_prompt(len(batch.input_ids))
+        if prompt is None:
+            return decoder(
+                input_ids=batch.input_ids,
+                position_ids=batch.position_ids,
+                use_cache=False,
+                **self._known_documents(batch),
+            ).last_hidden_state
+        if isinstance(prompt, torch.Tensor):
+            words = self.base.get_input_embeddings()(batch.input_ids)
+            states = decoder(inputs_embeds=torch.cat([prompt.to(words.dtype), words], dim=1), use_cache=False)
+            return states.last_hidden_state[:, prompt.shape[1] :]
+        # NB: without position ids the tokens' positions go on behind the prefix, as they do when text is generated.
+        states = decoder(input_ids=batch.input_ids, past_key_values=prompt, use_cache=False)
+        return states.last_hidden_state
+
+    def own_logits(self, batch: Batch) -> torch.Tensor:
+        """The logits by the model's own forward pass [rows, length, vocabulary], where a row is one document."""
+        model: Any = self.model
+        return model(input_ids=batch.input_ids, use_cache=False, **self._known_documents(batch)).logits
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The logits of some hidden states, fp32 [tokens, vocabulary], as the model's own forward makes them."""
+        logits = self.base.get_output_embeddings()(hidden).float()
+        config = self.base.config.get_text_config()
+        factors = [getattr(config, name, None) for name in ("logit_scale", "lm_head_multiplier")]
+        divisor = getattr(config, "logits_scaling", None)
+        if divisor is not None:
+            # HyperCLOVA X multiplies by what others divide by.
+            factors.append(divisor if config.model_type == "hyperclovax" else 1 / divisor)
+        for factor in factors:
+            logits = logits if factor is None else logits * factor
+        cap = getattr(config, "final_logit_softcapping", None)
+        return torch.tanh(logits / cap) * cap if cap else logits
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Have the output layer whole outside of the forward pass too."""
+        if not isinstance(self, FSDPModule):
+            yield
+            return
+        self.unshard()
+        try:
+            yield
+        finally:
+            self.reshard()
+
+    def _known_documents(self, batch: Batch) -> dict[str, Any]:
+        """What isolated attention asks of a batch; other attention sees documents by their position ids."""
+        isolated = self.base.config._attn_implementation == attention.NAME  # noqa: SLF001
+        return {"documents": batch.documents, "longest": batch.longest} if isolated else {}
+
+    def _soft_prompt(self, rows: int) -> Any:
+        """The virtual tokens of prompt tuning [rows, tokens, width], the cache of prefix tuning, or None."""
+        config = getattr(self.model, "peft_config", {}).get("default")
+        if config is None or not config.is_prompt_learning:
+            return None
+        model: Any = self.model
+        if config.peft_type == "PREFIX_TUNING":
+            return model.get_prompt(rows)
+        return model.prompt_encoder["default"].embedding.weight.unsqueeze(0).expand(rows, -1, -1)
+
+
+def base_of(model: nn.Module) -> PreTrainedModel:
+    """A model without peft's wrapper."""
+    wrapped: Any = model
+    return wrapped.get_base_model() if hasattr(model, "get_base_model") else wrapped
+
+
+def decoder_layers(network: Network) -> list[nn.Module]:
+    """The decoder's repeated blocks."""
+    decoder = network.base.get_decoder()
+    layers = getattr(decoder, "layers", None)
+    if isinstance(layers, nn.ModuleList):
+        return list(layers)
+    lists = [list(module) for module in decoder.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len, default=[])
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are trained."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -1,0 +1,64 @@
+"""How well the machine is used: model FLOPs and memory."""
+
+from __future__ import annotations
+
+import resource
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from finetune_trainer.train.model.network import Network
+
+# Dense bf16 FLOP/s by a part of the device's name, from NVIDIA's data sheets.
+_PEAKS = {
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "B200": 2250e12,
+}
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """What the chip can do in dense bf16, in FLOP/s; None: it is not known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in _PEAKS.items() if part in name), None)
+
+
+class Flops:
+    """Model FLOPs by 6 N tokens + 12 L H x attended (Chowdhery et al., arXiv:2204.02311, appendix B).
+
+    N is the number of parameters, L of layers, H the width, and a token attends to its own document, all of it. As
+    is usual, adapters are counted like full training, although the gradients of frozen weights are never made.
+    """
+
+    def __init__(self, network: Network) -> None:
+        config = network.base.config.get_text_config()
+        self._a_token: float = 6.0 * sum(numbers(weight) for weight in network.base.parameters())
+        self._a_pair: float = 12.0 * config.num_hidden_layers * config.hidden_size
+
+    def of(self, tokens: float, attended: float) -> float:
+        """The FLOPs of a step's forward and backward passes.
+
+        Args:
+            tokens: how many.
+            attended: the sum of the squares of the documents' lengths.
+        """
+        return self._a_token * tokens + self._a_pair * attended
+
+
+def numbers(weight: torch.Tensor) -> int:
+    """How many numbers a weight has; four-bit ones are packed, two in a byte."""
+    state = getattr(weight, "quant_state", None)
+    return int(weight.numel() if state is None else state.shape.numel())
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most memory that this rank has held, in bytes: of the GPU, or of the process where there is none."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,116 @@
+"""The recipe, and what in it contradicts itself."""
+
+from __future__ import annotations
+
+import os
+
+from finetune_crds.contract import RECIPE_PATH
+from finetune_crds.data import Columns, Data
+from finetune_crds.recipe import Recipe
+from finetune_crds.training import LOW_RANK, SOFT_PROMPTS
+from finetune_trainer.outcome import RecipeRefusedError
+
+
+def load_recipe() -> Recipe:
+    """The recipe at HYPERPARAMETERS_PATH.
+
+    Raises:
+        RecipeError: it cannot be read or does not fit the schema.
+        RecipeRefusedError: it contradicts itself.
+    """
+    recipe = Recipe.load(os.environ.get("HYPERPARAMETERS_PATH", RECIPE_PATH))
+    refused = refusals(recipe)
+    if refused:
+        raise RecipeRefusedError("; ".join(refused))
+    return recipe
+
+
+def refusals(recipe: Recipe) -> list[str]:
+    """What is wrong with the recipe, a sentence each.
+
+    The API server refuses the same earlier; this is for recipes that came another way.
+    """
+    method, objective, training = recipe.method, recipe.objective, recipe.training
+    low_rank = method.type in LOW_RANK
+    soft = method.type in SOFT_PROMPTS
+    table = (
+        (method.lora is not None and not low_rank, "method.lora needs type LoRA, QLoRA or DoRA"),
+        (
+            method.quantization is not None and method.type != "QLoRA",
+            "method.quantization needs type QLoRA",
+        ),
+        (
+            method.soft_prompt is not None and not soft,
+            "method.softPrompt needs type PrefixTuning or PromptTuning",
+        ),
+        (bool(method.merge) and not low_rank, "method.merge needs type LoRA, QLoRA or DoRA"),
+        (
+            method.soft_prompt is not None
+            and method.soft_prompt.init_text is not None
+            and method.type == "PrefixTuning",
+            "method.softPrompt.initText needs type PromptTuning",
+        ),
+        (
+            objective.type == "DPO" and soft,
+            "objective DPO works with method Full, LoRA, QLoRA or DoRA",
+        ),
+        (
+            objective.type == "Distillation" and (soft or method.type == "QLoRA"),
+            "objective Distillation works with method Full, LoRA or DoRA",
+        ),
+        (objective.loss_on is not None and objective.type != "SFT", "objective.lossOn needs type SFT"),
+        (objective.dpo is not None and objective.type != "DPO", "objective.dpo needs type DPO"),
+        (
+            soft and (training.packing or training.compile or training.activation_checkpointing != "None"),
+            "virtual tokens are lost under packing, compile and activation checkpointing: set training.packing and "
+            "training.compile to false and training.activationCheckpointing to None",
+        ),
+        (
+            (objective.type == "Distillation") != (objective.distillation is not None),
+            "objective.distillation and type Distillation go together",
+        ),
+        (
+            (objective.type == "DPO") != (recipe.data.columns.chosen is not None),
+            "objective DPO and data.columns.prompt, chosen and rejected go together",
+        ),
+        (
+            objective.loss_on == "Answer" and example_columns(recipe.data).text is not None,
+            "objective.lossOn Answer needs data.columns.prompt and response, or messages: a text has no answer",
+        ),
+        (
+            recipe.data.splits is None,
+            "data.splits is missing: training reads splits that are prepared already",
+        ),
+        (
+            training.epochs is not None and training.max_steps is not None,
+            "training.epochs and training.maxSteps are both set: remove one",
+        ),
+        (
+            training.warmup_steps is not None and training.warmup_ratio is not None,
+            "training.warmupSteps and training.warmupRatio are both set: remove one",
+        ),
+        (
+            training.early_stopping is not None and training.eval_steps is None,
+            "training.earlyStopping needs training.evalSteps",
+        ),
+        (
+            training.load_best and (training.eval_steps is None or recipe.checkpoint is None),
+            "training.loadBest needs training.evalSteps and checkpoint",
+        ),
+    )
+    return [sentence for refused, sentence in table if refused]
+
+
+def example_columns(data: Data) -> Columns:
+    """Where training finds an example: a prepared table has columns of its own making."""
+    if data.prepare is None:
+        return data.columns
+    if data.columns.chosen is not None:
+        return Columns(prompt="prompt", chosen="chosen", rejected="rejected")
+    if data.prepare.response_template is not None:
+        return Columns(prompt="prompt", response="response")
+    if data.prepare.prompt_template is not None or data.columns.text is not None:
+        return Columns(text="text")
+    if data.columns.messages is not None:
+        return Columns(messages="messages")
+    return Columns(prompt="prompt", response="response")
