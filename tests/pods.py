@@ -207,7 +207,7 @@ class Pod:
 
     def wait(self, process: subprocess.Popen[str], already_read: str = "") -> Outcome:
         """How a started pod ends."""
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=300)
         told = self._termination.read_text() if self._termination.exists() else None
         return Outcome(process.returncode, already_read + output, TerminationMessage.parse(told))
 
