@@ -71,8 +71,8 @@ class ComparisonGate(ApiModel):
 
     metric: Name
     """Name of the metric, of both versions."""
-    goal: Literal["Minimize", "Maximize"] = "Minimize"
-    """Which direction is better."""
+    goal: Literal["Minimize", "Maximize"]
+    """Which direction is better: Minimize for a loss, Maximize for an accuracy."""
     better_by: Tolerance | None = None
     """The version must be better by at least this much; with `absolute: 0` an equal one passes too."""
     not_worse_than: Tolerance | None = None

@@ -22,7 +22,7 @@ MODEL = "promoted"
 GOOD, WORSE, BETTER = 5.0, 5.9, 4.0
 NO_WORSE: Json = {
     "name": "no-worse",
-    "comparison": {"metric": "eval_loss", "notWorseThan": {"relative": 0.02}},
+    "comparison": {"metric": "eval_loss", "goal": "Minimize", "notWorseThan": {"relative": 0.02}},
 }
 
 

@@ -22,7 +22,10 @@ from support.waiting import wait_for
 
 GATES = [{"name": "loss", "metric": {"name": "eval_loss", "max": 2.5}}]
 DATA = "finetune.dev/eval-data"
-NO_WORSE = {"name": "no-worse", "comparison": {"metric": "eval_loss", "notWorseThan": {"absolute": 0.1}}}
+NO_WORSE = {
+    "name": "no-worse",
+    "comparison": {"metric": "eval_loss", "goal": "Minimize", "notWorseThan": {"absolute": 0.1}},
+}
 
 
 @dataclass

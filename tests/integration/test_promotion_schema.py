@@ -14,7 +14,7 @@ from support.api import Api
 Json = dict[str, Any]
 
 _LEAST: Json = {"model": "docstring-llama", "alias": "champion", "source": {"alias": "staging"}}
-BETTER: Json = {"metric": "eval_loss", "betterBy": {"relative": 0.05}}
+BETTER: Json = {"metric": "eval_loss", "goal": "Minimize", "betterBy": {"relative": 0.05}}
 
 
 def promotion(**spec: Any) -> Json:
@@ -35,7 +35,7 @@ def gated(**gate: Any) -> Json:
 
 def compared(**comparison: Any) -> Json:
     """One with a single comparison."""
-    return gated(comparison={"metric": "eval_loss", **comparison})
+    return gated(comparison={"metric": "eval_loss", "goal": "Minimize", **comparison})
 
 
 def served(**databricks: Any) -> Json:
@@ -138,13 +138,17 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "a bound in words": (gated(metric={"name": "eval_loss", "max": "low"}), "spec.gates[0].metric.max"),
     "a tag without a value": (gated(tag={"name": "tested"}), "spec.gates[0].tag.equals: Required value"),
     "a comparison of nothing": (
-        gated(comparison={"notWorseThan": {"absolute": 0}}),
+        gated(comparison={"goal": "Minimize", "notWorseThan": {"absolute": 0}}),
         "spec.gates[0].comparison.metric: Required value",
     ),
     "a comparison without a tolerance": (compared(), ONE_WAY),
     "a comparison both ways": (
         compared(betterBy={"absolute": 1}, notWorseThan={"absolute": 1}),
         ONE_WAY,
+    ),
+    "a comparison without a goal": (
+        gated(comparison={"metric": "accuracy", "betterBy": {"absolute": 0}}),
+        "spec.gates[0].comparison.goal: Required value",
     ),
     "an unknown goal": (
         compared(goal="Lower", betterBy={"absolute": 1}),
@@ -293,7 +297,10 @@ TAKEN: dict[str, Json] = {
                     "notWorseThan": {"absolute": 0},
                 },
             },
-            {"name": "all-of-it", "comparison": {"metric": "eval_loss", "notWorseThan": {"relative": 1}}},
+            {
+                "name": "all-of-it",
+                "comparison": {"metric": "eval_loss", "goal": "Minimize", "notWorseThan": {"relative": 1}},
+            },
         ]
     ),
     "an approval": promotion(

@@ -164,7 +164,11 @@ def promotion(model: str, alias: str) -> Json:
         {"name": "learned", "metric": {"name": METRIC_EVAL_LOSS, "max": 6}},
         {
             "name": "no-worse",
-            "comparison": {"metric": METRIC_EVAL_LOSS, "notWorseThan": {"relative": 0.02}},
+            "comparison": {
+                "metric": METRIC_EVAL_LOSS,
+                "goal": "Minimize",
+                "notWorseThan": {"relative": 0.02},
+            },
         },
     ]
     return {

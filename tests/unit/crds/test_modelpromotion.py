@@ -80,12 +80,11 @@ def test_an_approval_is_required_once_it_is_there() -> None:
     assert found.approval.model_dump(exclude_none=True) == {"required": True}
 
 
-def test_a_comparison_minimizes_unless_told_otherwise() -> None:
-    gate = Gate.model_validate(
-        {"name": "loss", "comparison": {"metric": "eval_loss", "betterBy": {"absolute": 0.1}}}
-    )
-    assert gate.comparison is not None
-    assert (gate.comparison.goal, gate.comparison.not_worse_than) == ("Minimize", None)
+def test_a_comparison_names_its_goal() -> None:
+    """A default would promote the worse of two accuracies."""
+    gate = {"name": "better", "comparison": {"metric": "accuracy", "betterBy": {"absolute": 0.1}}}
+    with pytest.raises(ValidationError, match="goal"):
+        Gate.model_validate(gate)
 
 
 def test_an_endpoint_has_its_defaults() -> None:

@@ -64,7 +64,10 @@ def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Se
 def _serve(draft: Draft) -> None:
     """The endpoint follows the alias, whatever becomes of the candidate; it goes back even while the alias cannot."""
     promotion = draft.promotion
-    if promotion.spec is None or promotion.spec.serving is None:
+    if promotion.spec is None:
+        # What is known of the endpoint still counts once the spec can be read again.
+        return
+    if promotion.spec.serving is None:
         draft.unset(ConditionType.SERVED)
         draft.update(serving=None)
     elif draft.holds(ConditionType.SUSPENDED) or not (

@@ -10,9 +10,14 @@ from finetune_operator.registry.base import MoveAlias
 
 
 def guard(draft: Draft) -> None:
-    """Have our finalizer set where the alias is to go with the resource, and only there."""
+    """Set our finalizer if the alias is to be removed with the resource, and only then.
+
+    A spec that cannot be read changes nothing.
+    """
     spec = draft.promotion.spec
-    wanted = spec is not None and spec.on_delete == "RemoveAlias" and draft.observed.rival is None
+    if spec is None:
+        return
+    wanted = spec.on_delete == "RemoveAlias" and draft.observed.rival is None
     if wanted != (names.FINALIZER in draft.promotion.finalizers):
         draft.finalizer = wanted
 

@@ -13,7 +13,10 @@ from unit.operator.modelpromotion.world import World
 
 GATES = [
     {"name": "loss", "metric": {"name": "eval_loss", "max": 2.5}},
-    {"name": "no worse", "comparison": {"metric": "eval_loss", "notWorseThan": {"absolute": 0.1}}},
+    {
+        "name": "no worse",
+        "comparison": {"metric": "eval_loss", "goal": "Minimize", "notWorseThan": {"absolute": 0.1}},
+    },
 ]
 GATES[1]["name"] = "no-worse"
 AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow at http://mlflow:5000 cannot be reached: HTTP 503")

@@ -11,7 +11,12 @@ from finetune_crds.conditions import ConditionReason
 from finetune_operator.errors import Problem
 from unit.operator.modelpromotion.world import World
 
-NO_WORSE = [{"name": "no-worse", "comparison": {"metric": "loss", "notWorseThan": {"absolute": 0.1}}}]
+NO_WORSE = [
+    {
+        "name": "no-worse",
+        "comparison": {"metric": "loss", "goal": "Minimize", "notWorseThan": {"absolute": 0.1}},
+    }
+]
 
 
 async def world(**spec: Any) -> World:
@@ -265,3 +270,33 @@ async def test_a_git_revert_does_not_bring_back_what_a_tag_speaks_against_by_now
     there.registry.add("1", tags={"safe": "no"})
     await then(there, source={"version": "1"})
     assert (there.status().phase, there.registry.aliases["champion"]) == ("Refused", "2")
+
+
+async def test_a_stored_comparison_without_a_goal_promotes_nothing() -> None:
+    """It minimized by default: accuracy 0.5 replaced 0.95."""
+    gates = [{"name": "better", "comparison": {"metric": "accuracy", "betterBy": {"absolute": 0.1}}}]
+    there = await world(gates=gates, source={"version": "2"})
+    for version, accuracy in (("1", 0.95), ("2", 0.5)):
+        there.registry.add(version, accuracy=accuracy)
+    there.registry.aliases["champion"] = "1"
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("Failed", "1")
+    assert there.says("Accepted") == ("InvalidSpec", "spec.gates.0.comparison.goal: Field required")
+
+
+async def test_a_spec_that_cannot_be_read_leaves_the_finalizer_and_what_is_known_of_the_endpoint() -> None:
+    serving = {"databricks": {"endpoint": "support"}}
+    there = await world(source={"version": "1"}, serving=serving, onDelete="RemoveAlias")
+    held = there.kube.objects["ModelPromotion", "team", "champion"]
+    assert held["metadata"]["finalizers"]
+    known = {"endpoint": "support", "version": "1"}
+    there.kube.keep({**held, "status": {**held["status"], "serving": known}})
+    await then(
+        there, gates=[{"name": "later", "comparison": {"metric": "loss", "betterBy": {"absolute": 0}}}]
+    )
+    held = there.kube.objects["ModelPromotion", "team", "champion"]
+    assert there.status().phase == "Failed"
+    assert (held["metadata"]["finalizers"], held["status"]["serving"]) == (
+        ["finetune.dev/remove-alias"],
+        known,
+    )

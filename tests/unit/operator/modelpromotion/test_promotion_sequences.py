@@ -21,7 +21,10 @@ AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "away")
 LIMIT, TOLERANCE = 5, 1
 STRICT = [
     {"name": "loss", "metric": {"name": "loss", "max": LIMIT}},
-    {"name": "no-worse", "comparison": {"metric": "loss", "notWorseThan": {"absolute": TOLERANCE}}},
+    {
+        "name": "no-worse",
+        "comparison": {"metric": "loss", "goal": "Minimize", "notWorseThan": {"absolute": TOLERANCE}},
+    },
 ]
 LOOSE = [{"name": "loss", "metric": {"name": "loss", "max": 2 * LIMIT}}]
 VERSIONS = st.integers(1, 4).map(str)

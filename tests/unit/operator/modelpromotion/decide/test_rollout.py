@@ -626,7 +626,7 @@ def test_steps_without_time(databricks: Workspace) -> None:
 def test_a_gate_that_compares_with_the_previous_version(databricks: Workspace) -> None:
     gate = {
         "name": "better",
-        "comparison": {"metric": "loss", "notWorseThan": {"absolute": 0.1}},
+        "comparison": {"metric": "loss", "goal": "Minimize", "notWorseThan": {"absolute": 0.1}},
     }
     steps = {"steps": [{"percent": 10, "minutes": 10}], "gates": [gate]}
     rollout = served(databricks, serving=serving(canary=steps))
