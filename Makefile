@@ -68,18 +68,31 @@ bench-promotions: venv ## Measure 500 promotions on one registry after a restart
 	$(call timed,benchmark of promotions,$(BIN)/python -m bench.promotions $(BENCH))
 
 .PHONY: lint
-lint: venv ## Check style, types, layers, and that generated files are fresh
+lint: venv ## Check style, types, layers, generated files, and the documentation
 	$(call timed,ruff,$(BIN)/ruff check && $(BIN)/ruff format --check)
 	$(call timed,mypy,$(BIN)/mypy $(SOURCES))
 	$(call timed,layers,$(BIN)/lint-imports --no-cache)
 	$(call timed,generated files,$(GENERATE) --check $(GENERATED))
+	$(call timed,documentation,$(BUILD_DOCS) && $(BIN)/python -m pytest --quiet tests/unit/docs/test_docs_links.py)
 
 GENERATE := $(BIN)/python -m finetune_crds
-GENERATED := crds/manifests charts/finetune-operator/templates
+GENERATED := crds/manifests charts/finetune-operator/templates docs/reference
 
 .PHONY: generate
-generate: venv ## Write the CRD manifests from the pydantic models
+generate: venv ## Write the CRD manifests and the reference pages from the pydantic models
 	@$(GENERATE) $(GENERATED)
+
+# A dead link or anchor is an error. The colours and the traceback of the builder hide what it says of one.
+BUILD_DOCS := $(BIN)/zensical build --strict --clean 2>&1 | sed -e 's/\x1b\[[0-9;]*m//g' -e '/^Traceback/,$$d'
+
+.PHONY: docs
+docs: venv ## Build the documentation into build/site
+	@$(BUILD_DOCS)
+	@echo "open build/site/index.html"
+
+.PHONY: docs-serve
+docs-serve: venv ## Serve the documentation, and rebuild it while you write
+	@$(BIN)/zensical serve
 
 .PHONY: images
 images: venv ## Build the operator, prep and trainer images
@@ -118,6 +131,6 @@ endef
 
 .PHONY: clean
 clean: ## Remove what was built here; the cache in FINETUNE_CACHE stays
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .cache build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +
 	find $(SOURCES) -name '*.egg-info' -prune -exec rm -rf {} +

@@ -1,7 +1,7 @@
-"""Write the CRD manifests: `python -m finetune_crds [--check] FOLDER...`.
+"""Write what is generated from the API: `python -m finetune_crds [--check] FOLDER...`.
 
-`--check` writes nothing and exits 1 when a file is stale. A folder that ends in `templates` gets the chart's
-form of the manifest, with its switches.
+`--check` writes nothing and exits 1 when a file is stale. A folder named `templates` gets the chart's form of the CRD
+manifests, with its switches; one named `reference` the reference pages of the documentation; any other the CRD manifests.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import yaml
 
+from finetune_crds import reference
 from finetune_crds.base import GROUP
 from finetune_crds.finetunejob import FineTuneJob
 from finetune_crds.modelpromotion import ModelPromotion
@@ -51,13 +52,15 @@ def chart_template(resource: Resource) -> str:
 
 def files(folder: Path) -> dict[Path, str]:
     """What belongs into a folder."""
+    if folder.name == "reference":
+        return {folder / name: text for name, text in reference.pages().items()}
     if folder.name == "templates":
         return {folder / f"crd-{item.PLURAL}.yaml": chart_template(item) for item in RESOURCES}
     return {folder / f"{GROUP}_{item.PLURAL}.yaml": manifest(item) for item in RESOURCES}
 
 
 def main(arguments: list[str]) -> int:
-    """Write or check the manifests; the exit code says whether all is well."""
+    """Write or check the files; the exit code says whether all of them are fresh."""
     check = "--check" in arguments
     stale = []
     for argument in arguments:

@@ -102,7 +102,7 @@ def as_json(machine: Mapping[str, Any], date: str, result: Result) -> dict[str, 
 
 
 def as_markdown(machine: Mapping[str, Any], date: str, result: Result) -> str:
-    """The table for operator/README.md."""
+    """The table for docs/design/speed.md."""
     restarts: Sequence[Restart] = result.restarts
     seconds = [restart.seconds for restart in restarts]
     needless = [

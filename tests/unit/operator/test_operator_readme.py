@@ -1,4 +1,4 @@
-"""operator/README.md names every setting with its default, and every metric with its labels."""
+"""docs/operations/settings.md names every setting with its default, and every metric with its labels."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from prometheus_client.metrics import MetricWrapperBase
 from finetune_operator import metrics
 from finetune_operator.settings import Settings
 
-README = (Path(__file__).parents[3] / "operator" / "README.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "operations" / "settings.md").read_text(encoding="utf-8")
 # Read where they are used, before there are settings.
 OTHERS = {"FINETUNE_METRICS_PORT": "8081", "FINETUNE_LIVENESS": "http://0.0.0.0:8080/healthz"}
 
 
 def rows(heading: str) -> list[list[str]]:
     """The rows of the table of a chapter, without backticks."""
-    chapter = README.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    chapter = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
     found = [line for line in chapter.splitlines() if line.startswith("| `")]
     return [[cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in found]
 
