@@ -12,21 +12,21 @@ import yaml
 
 from cluster import argocd, binaries
 from cluster.argocd import ArgoCD
-from cluster.controlplane import ControlPlane
 from cluster.gitops import CHART, SAMPLE, GitOps, Repository, teach_health
 from integration.jobs import TRAINED, error, splits_given
+from integration.servers import Plane
 from integration.world import World
 from support.api import Api
 from support.waiting import wait_for
 
 Json = dict[str, Any]
+# One Argo CD for the tier: its tests run in one worker.
+pytestmark = pytest.mark.xdist_group("argocd")
 KEYS = [f"resource.customizations.health.finetune.dev_{kind}" for kind in ("FineTuneJob", "ModelPromotion")]
 
 
 @pytest.fixture(scope="module")
-def running_argocd(
-    plane: ControlPlane, api: Api, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ArgoCD]:
+def running_argocd(plane: Plane, api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ArgoCD]:
     """Argo CD with our health scripts, put in as the chart's notes say."""
     with ArgoCD(plane.kubeconfig, tmp_path_factory.mktemp("argocd")) as found:
         teach_health(plane.kubeconfig)
@@ -57,9 +57,7 @@ def test_the_scripts_of_the_notes_are_beside_what_was_there(running_argocd: Argo
     assert "resource.exclusions" in data
 
 
-def test_argocd_takes_the_sample_and_the_chart_its_values(
-    running_argocd: ArgoCD, plane: ControlPlane
-) -> None:
+def test_argocd_takes_the_sample_and_the_chart_its_values(running_argocd: ArgoCD, plane: Plane) -> None:
     kubectl = [str(plane.kubectl), "--kubeconfig", str(plane.kubeconfig), "create", "--dry-run=server"]
     done = subprocess.run(
         [*kubectl, "--validate=strict", "--filename", str(SAMPLE)],
@@ -87,7 +85,7 @@ def test_argocd_takes_the_sample_and_the_chart_its_values(
 
 
 def test_a_job_in_git_is_followed_to_its_end_and_never_out_of_sync(world: World, gitops: GitOps) -> None:
-    first = gitops.repository.commit("Train", splits_given(suspend=False))
+    first = gitops.repository.commit("Train", splits_given(suspend=False, register={"model": world.model}))
     gitops.create()
     gitops.wait_synced(first)
     gitops.wait_health("FineTuneJob", "tune", "Progressing", "attempt 1: ")
@@ -98,9 +96,9 @@ def test_a_job_in_git_is_followed_to_its_end_and_never_out_of_sync(world: World,
     run_id = world.status("tune")["mlflow"]["runId"]
     world.mlflow.log_metrics(run_id, step=40, max_steps=100, loss=3.25)
     wait_for("progress", lambda: world.status("tune").get("progress"))
-    version = world.mlflow.register("tuned", run_id)
+    version = world.mlflow.register(world.model, run_id)
     world.end_pods("tune-train-1", [0, 0], [TRAINED, None])
-    gitops.wait_health("FineTuneJob", "tune", "Healthy", f"tuned version {version}, now candidate")
+    gitops.wait_health("FineTuneJob", "tune", "Healthy", f"{world.model} version {version}, now candidate")
     gitops.wait_application("Healthy")
 
     gitops.look()

@@ -362,22 +362,12 @@ def test_a_child_name_that_is_taken_is_said(world: World) -> None:
     world.run_pods("tune-train-1", 2)
 
 
-def test_a_script_that_registers_nothing_is_told_so(
-    api: Api, kubeconfig: Path, mlflow_server: Mlflow, namespace: str, tmp_path: Path
-) -> None:
-    environment = {
-        "FINETUNE_TRACKING_URI": mlflow_server.uri,
-        "FINETUNE_NAMESPACES": namespace,
-        "FINETUNE_REGISTRATION_PATIENCE_SECONDS": "2",
-    }
-    operator = operator_process(kubeconfig, tmp_path / "operator.log", environment)
-    with running(operator):
-        world = World(api, mlflow_server, operator, namespace)
-        world.submit(splits_given())
-        world.run_pods("tune-train-1", 2)
-        world.end_pods("tune-train-1", [0, 0], [TRAINED, None])
-        world.wait_phase("tune", "Failed")
-        assert world.condition("tune", "Failed")["reason"] == "RegistrationFailed"
+def test_a_script_that_registers_nothing_is_told_so(world: World) -> None:
+    world.submit(splits_given())
+    world.run_pods("tune-train-1", 2)
+    world.end_pods("tune-train-1", [0, 0], [TRAINED, None])
+    world.wait_phase("tune", "Failed")
+    assert world.condition("tune", "Failed")["reason"] == "RegistrationFailed"
 
 
 def test_mlflow_away_at_the_start_is_waited_for_and_away_later_stops_nothing(
@@ -387,7 +377,7 @@ def test_mlflow_away_at_the_start_is_waited_for_and_away_later_stops_nothing(
     environment = {"FINETUNE_TRACKING_URI": server.uri, "FINETUNE_NAMESPACES": namespace}
     operator = operator_process(kubeconfig, tmp_path / "operator.log", environment)
     with running(operator):
-        world = World(api, server, operator, namespace)
+        world = World(api, server, namespace)
         world.submit(job())
         world.run_pods("tune-prep", 1)
         world.end_pods("tune-prep", [0], [PREPARED])
@@ -402,7 +392,7 @@ def test_mlflow_away_at_the_start_is_waited_for_and_away_later_stops_nothing(
         world.wait_condition("tune", "Tracked", "MlflowUnreachable")
         assert world.wait_phase("tune", "Training")["attempt"] == 1
         with running(server):
-            server.register("tuned", run_id)
+            server.register(world.model, run_id)
             world.end_pods("tune-train-1", [0, 0], [TRAINED, None])
             world.wait_phase("tune", "Succeeded")
 
@@ -410,11 +400,11 @@ def test_mlflow_away_at_the_start_is_waited_for_and_away_later_stops_nothing(
 def test_mlflow_that_refuses_its_host_name_says_what_to_set(
     api: Api, kubeconfig: Path, namespace: str, tmp_path: Path
 ) -> None:
-    server = Mlflow(tmp_path, extra=("--allowed-hosts", "mlflow.example.org"))
+    server = Mlflow(tmp_path, allowed_hosts="mlflow.example.org")
     environment = {"FINETUNE_TRACKING_URI": server.uri, "FINETUNE_NAMESPACES": namespace}
     operator = operator_process(kubeconfig, tmp_path / "operator.log", environment)
     with running(server), running(operator):
-        world = World(api, server, operator, namespace)
+        world = World(api, server, namespace)
         world.submit(splits_given())
         found = world.wait_condition("tune", "Tracked", "MlflowHostNotAllowed")
         assert f"--allowed-hosts '127.0.0.1:{server.port}'" in found["message"]

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from cluster import binaries
+from integration.servers import Plane
 
 CHART = Path(__file__).parents[2] / "charts" / "finetune-operator"
 KUBE_VERSION = "1.34.0"
@@ -76,7 +77,7 @@ def test_lint_finds_nothing() -> None:
 
 
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
-def test_api_server_accepts(values: tuple[str, ...], plane: Any, kubeconfig: Path) -> None:
+def test_api_server_accepts(values: tuple[str, ...], plane: Plane, kubeconfig: Path) -> None:
     kubectl = [str(plane.kubectl), "--kubeconfig", str(kubeconfig)]
     for namespace in ("fs", "research", "products"):
         subprocess.run([*kubectl, "create", "namespace", namespace], capture_output=True, check=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from integration.servers import Plane
 from integration.test_chart import CHART, KUBE_VERSION, environment, helm, objects, rendered
 
 WORKSPACE = (
@@ -42,7 +43,7 @@ def test_a_workspace() -> None:
     ]
 
 
-def test_the_api_server_accepts_it(plane: Any, kubeconfig: Path) -> None:
+def test_the_api_server_accepts_it(plane: Plane, kubeconfig: Path) -> None:
     kubectl = [str(plane.kubectl), "--kubeconfig", str(kubeconfig)]
     subprocess.run([*kubectl, "create", "namespace", "fs"], capture_output=True, check=False)
     apply = [*kubectl, "apply", "--server-side", "--dry-run=server", "--validate=strict", "--filename", "-"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import yaml
 
 from integration.jobs import PREPARED, TRAINED, error, job, splits_given
-from integration.world import World
+from integration.world import OwnWorld, World
 from support.waiting import wait_for
 
 
 def finish_training(world: World, name: str, attempt: int = 1) -> str:
     """Play the trainer: a version is registered and every pod succeeds; the version."""
     run_id = world.status(name)["mlflow"]["runId"]
-    version = world.mlflow.register("tuned", run_id)
+    version = world.mlflow.register(world.model, run_id)
     world.end_pods(f"{name}-train-{attempt}", [0, 0], [TRAINED, None])
     return version
 
@@ -61,16 +61,16 @@ def test_a_job_is_prepared_trained_registered_and_done(world: World) -> None:
     version = finish_training(world, "tune")
     status = world.wait_phase("tune", "Succeeded")
     assert status["model"] == {
-        "name": "tuned",
+        "name": world.model,
         "version": version,
-        "uri": f"models:/tuned/{version}",
-        "summary": f"tuned/{version}",
+        "uri": f"models:/{world.model}/{version}",
+        "summary": f"{world.model}/{version}",
         "aliases": ["candidate"],
         "baseEvalLoss": 5.0,
         "evalLoss": 2.0,
         "perplexity": 7.389,
     }
-    alias = world.mlflow.get("registered-models/alias", name="tuned", alias="candidate")
+    alias = world.mlflow.get("registered-models/alias", name=world.model, alias="candidate")
     assert alias["model_version"]["version"] == version
     world.wait_condition("tune", "Tracked", "RunFinished")
     assert [run["info"]["status"] for run in world.mlflow.runs_of(world.job("tune")["metadata"]["uid"])] == [
@@ -78,38 +78,38 @@ def test_a_job_is_prepared_trained_registered_and_done(world: World) -> None:
     ]
 
 
-def test_killing_the_operator_at_every_phase_changes_nothing(world: World) -> None:
+def test_killing_the_operator_at_every_phase_changes_nothing(own_world: OwnWorld) -> None:
     def restart() -> None:
-        world.operator.kill()
-        world.operator.start()
+        own_world.operator.kill()
+        own_world.operator.start()
 
-    world.submit(job())
+    own_world.submit(job())
     restart()
-    world.wait_phase("tune", "Preparing")
+    own_world.wait_phase("tune", "Preparing")
     restart()
-    world.run_pods("tune-prep", 1)
-    world.operator.kill()
-    world.end_pods("tune-prep", [0], [PREPARED])
-    world.operator.start()
-    world.wait_phase("tune", "Starting")
+    own_world.run_pods("tune-prep", 1)
+    own_world.operator.kill()
+    own_world.end_pods("tune-prep", [0], [PREPARED])
+    own_world.operator.start()
+    own_world.wait_phase("tune", "Starting")
     restart()
-    world.run_pods("tune-train-1", 2)
-    world.wait_phase("tune", "Training")
-    world.operator.kill()
-    world.end_pods("tune-train-1", [0, 0], [TRAINED, None])
-    world.operator.start()
-    world.wait_phase("tune", "Registering")
+    own_world.run_pods("tune-train-1", 2)
+    own_world.wait_phase("tune", "Training")
+    own_world.operator.kill()
+    own_world.end_pods("tune-train-1", [0, 0], [TRAINED, None])
+    own_world.operator.start()
+    own_world.wait_phase("tune", "Registering")
     restart()
-    world.mlflow.register("tuned", world.status("tune")["mlflow"]["runId"])
-    world.wait_phase("tune", "Succeeded")
+    own_world.mlflow.register(own_world.model, own_world.status("tune")["mlflow"]["runId"])
+    own_world.wait_phase("tune", "Succeeded")
     restart()
-    world.wait_condition("tune", "Tracked", "RunFinished")
+    own_world.wait_condition("tune", "Tracked", "RunFinished")
 
-    uid = world.job("tune")["metadata"]["uid"]
-    assert len(world.mlflow.runs_of(uid)) == 1
-    status = world.status("tune")
+    uid = own_world.job("tune")["metadata"]["uid"]
+    assert len(own_world.mlflow.runs_of(uid)) == 1
+    status = own_world.status("tune")
     assert (status["attempt"], status["restarts"], status["phase"]) == (1, 0, "Succeeded")
-    jobs = {item["metadata"]["name"] for item in world.api.list("Job", world.namespace)}
+    jobs = {item["metadata"]["name"] for item in own_world.api.list("Job", own_world.namespace)}
     assert jobs == {"tune-prep", "tune-train-1"}
 
 
@@ -136,18 +136,18 @@ def test_a_failed_rank_restarts_the_gang_and_exit_75_does_not_count(world: World
     world.wait_phase("tune", "Succeeded")
 
 
-def test_suspend_stops_the_pods_and_resume_goes_on_with_a_new_attempt(world: World) -> None:
-    world.submit(splits_given())
-    world.run_pods("tune-train-1", 2)
-    world.wait_phase("tune", "Training")
-    world.api.patch("FineTuneJob", world.namespace, "tune", {"spec": {"suspend": True}})
-    world.wait_phase("tune", "Suspended")
-    world.operator.kill()
-    world.operator.start()
-    wait_for("no pods are left", lambda: not world.remaining_pods())
-    world.api.patch("FineTuneJob", world.namespace, "tune", {"spec": {"suspend": False}})
-    world.run_pods("tune-train-2", 2)
-    status = world.wait_phase("tune", "Training")
+def test_suspend_stops_the_pods_and_resume_goes_on_with_a_new_attempt(own_world: OwnWorld) -> None:
+    own_world.submit(splits_given())
+    own_world.run_pods("tune-train-1", 2)
+    own_world.wait_phase("tune", "Training")
+    own_world.api.patch("FineTuneJob", own_world.namespace, "tune", {"spec": {"suspend": True}})
+    own_world.wait_phase("tune", "Suspended")
+    own_world.operator.kill()
+    own_world.operator.start()
+    wait_for("no pods are left", lambda: not own_world.remaining_pods())
+    own_world.api.patch("FineTuneJob", own_world.namespace, "tune", {"spec": {"suspend": False}})
+    own_world.run_pods("tune-train-2", 2)
+    status = own_world.wait_phase("tune", "Training")
     assert (status["attempt"], status["restarts"]) == (2, 0)
 
 
@@ -185,27 +185,27 @@ def test_the_deadline_stops_the_pods(world: World) -> None:
     wait_for("the pods are gone", lambda: not world.remaining_pods())
 
 
-def test_children_go_after_their_time_and_are_never_made_again(world: World) -> None:
-    world.submit(splits_given(register=None, runPolicy={"ttlSecondsAfterFinished": 1}))
-    world.run_pods("tune-train-1", 2)
-    world.end_pods("tune-train-1", [0, 0], [TRAINED, None])
-    world.wait_phase("tune", "Succeeded")
+def test_children_go_after_their_time_and_are_never_made_again(own_world: OwnWorld) -> None:
+    own_world.submit(splits_given(register=None, runPolicy={"ttlSecondsAfterFinished": 1}))
+    own_world.run_pods("tune-train-1", 2)
+    own_world.end_pods("tune-train-1", [0, 0], [TRAINED, None])
+    own_world.wait_phase("tune", "Succeeded")
 
     def left() -> list[str]:
-        world.remaining_pods()
+        own_world.remaining_pods()
         selector = "finetune.dev/job=tune"
         return [
             kind
             for kind in ("Job", "Pod", "Service", "ConfigMap")
-            if world.api.list(kind, world.namespace, selector)
+            if own_world.api.list(kind, own_world.namespace, selector)
         ]
 
     wait_for("the children are gone", lambda: not left())
-    world.operator.kill()
-    world.operator.start()
-    world.wait_condition("tune", "Tracked", "RunFinished")
+    own_world.operator.kill()
+    own_world.operator.start()
+    own_world.wait_condition("tune", "Tracked", "RunFinished")
     assert left() == []
-    assert world.status("tune")["phase"] == "Succeeded"
+    assert own_world.status("tune")["phase"] == "Succeeded"
 
 
 def test_a_script_of_ones_own_gets_code_and_rendezvous(world: World) -> None:

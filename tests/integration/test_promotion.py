@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from cluster.controlplane import ControlPlane
 from finetune_operator.registry.writer import lease_name
+from integration.servers import Plane
+from integration.world import World
 from support.api import Api, Json
 from support.mlflow_server import Mlflow
 from support.operator_process import operator_process
@@ -114,6 +115,12 @@ def registry(api: Api, mlflow_server: Mlflow, namespace: str) -> Registry:
 
 
 @pytest.fixture
+def watched(world: World) -> Registry:
+    """A registry in a namespace of the operator that the worker's tests share."""
+    return Registry(world.api, world.mlflow, world.namespace, f"model-{world.namespace}")
+
+
+@pytest.fixture
 def replicas(kubeconfig: Path, namespace: str, tmp_path: Path) -> Iterator[Replicas]:
     with ExitStack() as stack:
         yield Replicas(kubeconfig, tmp_path, namespace, stack)
@@ -121,16 +128,13 @@ def replicas(kubeconfig: Path, namespace: str, tmp_path: Path) -> Iterator[Repli
         print(f"== {log.name}\n{log.read_text(encoding='utf-8')}")
 
 
-def test_a_worse_version_is_refused_and_people_see_why(
-    registry: Registry, replicas: Replicas, plane: ControlPlane
-) -> None:
-    good, worse = registry.version(2.0), registry.version(2.4)
-    registry.point("staging", good)
-    registry.apply(gates=[*GATES, NO_WORSE])
-    replicas.start("operator", registry.mlflow)
-    registry.wait("Promoted", good)
-    registry.point("staging", worse)
-    status = registry.wait("Refused", good)
+def test_a_worse_version_is_refused_and_people_see_why(watched: Registry, plane: Plane) -> None:
+    good, worse = watched.version(2.0), watched.version(2.4)
+    watched.point("staging", good)
+    watched.apply(gates=[*GATES, NO_WORSE])
+    watched.wait("Promoted", good)
+    watched.point("staging", worse)
+    status = watched.wait("Refused", good)
     assert [item["verdict"] for item in status["gates"]["verdicts"]] == ["Passed", "Failed"]
 
     def kubectl(*arguments: str) -> str:
@@ -139,36 +143,33 @@ def test_a_worse_version_is_refused_and_people_see_why(
             "--kubeconfig",
             str(plane.kubeconfig),
             "--namespace",
-            registry.namespace,
+            watched.namespace,
         ]
         return subprocess.run([*command, *arguments], capture_output=True, text=True, check=True).stdout
 
     header, row = kubectl("get", "mp").splitlines()
     assert header.split() == ["NAME", "MODEL", "ALIAS", "PHASE", "CURRENT", "CANDIDATE", "GATES", "AGE"]
-    assert row.split()[:7] == ["champion", registry.model, "champion", "Refused", good, worse, "1/2"]
+    assert row.split()[:7] == ["champion", watched.model, "champion", "Refused", good, worse, "1/2"]
     told = kubectl("events", "--for", "modelpromotion/champion")
     assert "eval_loss is 2.4, that of version 1, which has the alias, is 2: but it must be <= 2.1" in told
 
 
-def test_data_that_differ_and_metrics_that_are_missing_are_waited_for(
-    registry: Registry, replicas: Replicas
-) -> None:
-    good, other = registry.version(2.0), registry.version(1.0, data="d2")
-    registry.point("champion", good)
-    registry.point("staging", other)
-    registry.apply(gates=[NO_WORSE, {"name": "reviewed", "tag": {"name": "reviewed", "equals": "yes"}}])
-    replicas.start("operator", registry.mlflow)
-    registry.wait("Evaluating", good)
-    assert registry.condition("GatesPassed")["message"] == (
+def test_data_that_differ_and_metrics_that_are_missing_are_waited_for(watched: Registry) -> None:
+    good, other = watched.version(2.0), watched.version(1.0, data="d2")
+    watched.point("champion", good)
+    watched.point("staging", other)
+    watched.apply(gates=[NO_WORSE, {"name": "reviewed", "tag": {"name": "reviewed", "equals": "yes"}}])
+    watched.wait("Evaluating", good)
+    assert watched.condition("GatesPassed")["message"] == (
         "version 2 cannot be judged yet: no-worse: version 2 was evaluated on other data, or with another objective "
         "(d2), than version 1, which has the alias (d1): evaluate both alike; "
         "reviewed: version 2 has no tag reviewed, which must be 'yes'"
     )
     for key, value in (("reviewed", "yes"), (DATA, "d1")):
-        registry.mlflow.post(
-            "model-versions/set-tag", {"name": registry.model, "version": other, "key": key, "value": value}
+        watched.mlflow.post(
+            "model-versions/set-tag", {"name": watched.model, "version": other, "key": key, "value": value}
         )
-    registry.wait("Promoted", other)
+    watched.wait("Promoted", other)
 
 
 def test_an_operator_that_is_killed_again_and_again_loses_nothing(
@@ -246,7 +247,7 @@ def test_a_registry_that_refuses_its_own_name_is_said_and_waited_for(
 ) -> None:
     folder = tmp_path / "mlflow"
     folder.mkdir()
-    mlflow = Mlflow(folder, extra=("--allowed-hosts", "elsewhere.example.com"))
+    mlflow = Mlflow(folder, allowed_hosts="elsewhere.example.com")
     open_to_all = Mlflow(folder, port=mlflow.port)
     replicas.stack.enter_context(running(mlflow))
     registry = Registry(api, mlflow, namespace, "hidden")

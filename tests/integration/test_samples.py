@@ -10,12 +10,12 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from cluster.controlplane import ControlPlane
 from finetune_crds import FineTuneJob, ModelPromotion, ModelPromotionSpec
 from finetune_crds.gates import ComparisonGate, Gate
 from finetune_crds.modelpromotion import Source
 from finetune_crds.serving import DatabricksServing
 from finetune_crds.training import MethodType, ObjectiveType
+from integration.servers import Plane
 from support.api import Api
 
 Json = dict[str, Any]
@@ -24,7 +24,7 @@ KINDS = {kind.KIND: kind for kind in (FineTuneJob, ModelPromotion)}
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
-def test_api_server_accepts(sample: Path, plane: ControlPlane, api: Api) -> None:
+def test_api_server_accepts(sample: Path, plane: Plane, api: Api) -> None:
     command = [str(plane.kubectl), "--kubeconfig", str(plane.kubeconfig), "create", "--dry-run=server"]
     command += ["--validate=strict", "--output", "json", "--filename", str(sample)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -24,16 +24,31 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 
 @dataclass
 class World:
-    """What a test sees: one namespace, the operator, MLflow."""
+    """What a test sees: one namespace that an operator watches, and MLflow."""
 
     api: Api
     mlflow: Mlflow
-    operator: Process
     namespace: str
 
+    @property
+    def model(self) -> str:
+        """The registered model of the test's own."""
+        return f"tuned-{self.namespace}"
+
     def submit(self, body: Json) -> Json:
-        """Create a FineTuneJob in the test's namespace."""
-        return self.api.create({**body, "metadata": {**body["metadata"], "namespace": self.namespace}})
+        """Create a FineTuneJob in the test's namespace; it registers the test's own model if it registers one."""
+        spec = dict(body["spec"])
+        if "register" in spec:
+            spec["register"] = {**spec["register"], "model": self.model}
+        return self.api.create(
+            {**body, "metadata": {**body["metadata"], "namespace": self.namespace}, "spec": spec}
+        )
+
+    def delete_all(self) -> None:
+        """Delete the test's resources, so that the operator has no more work with them."""
+        for kind in ("FineTuneJob", "ModelPromotion"):
+            for item in self.api.list(kind, self.namespace):
+                self.api.delete(kind, self.namespace, item["metadata"]["name"])
 
     def job(self, name: str) -> Json:
         found = self.api.get("FineTuneJob", self.namespace, name)
@@ -139,3 +154,10 @@ class World:
 
     def events(self, reason: str) -> list[Json]:
         return [item for item in self.api.list("Event", self.namespace) if item["reason"] == reason]
+
+
+@dataclass
+class OwnWorld(World):
+    """A world whose operator no other test uses."""
+
+    operator: Process

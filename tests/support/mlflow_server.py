@@ -53,7 +53,8 @@ class Mlflow:
     database: str = ""
     """Its address, as MLflow's --backend-store-uri takes it."""
     port: int = field(default_factory=free_port)
-    extra: tuple[str, ...] = ()
+    allowed_hosts: str = ""
+    """Names the server answers to, as MLflow's --allowed-hosts takes them; empty for its default."""
     _process: Process | None = None
 
     @property
@@ -66,12 +67,22 @@ class Mlflow:
         return self.folder / "mlflow.log"
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--backend-store-uri", self.database or self._own_database(), "--workers", "1"]
-        command += ["--artifacts-destination", str(self.folder / "artifacts"), *self.extra]
-        self._process = Process("mlflow", command, self.log, _QUIET)
+        # NB: `mlflow server` imports MLflow twice, and leaves its uvicorn behind when it is killed: start uvicorn alone.
+        argv = [sys.executable, "-m", "uvicorn", "--host", "127.0.0.1", "--port", str(self.port)]
+        database = self.database or self._own_database()
+        environment = {
+            **_QUIET,
+            "_MLFLOW_SERVER_FILE_STORE": database,
+            "_MLFLOW_SERVER_REGISTRY_STORE": database,
+            "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
+            "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
+            "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(self.folder / "artifacts"),
+        }
+        if self.allowed_hosts:
+            environment["MLFLOW_SERVER_ALLOWED_HOSTS"] = self.allowed_hosts
+        self._process = Process("mlflow", [*argv, "mlflow.server.fastapi_app:app"], self.log, environment)
         self._process.start()
-        wait_for("MLflow answers", self._answers, 90, self._process)
+        wait_for("MLflow answers", self._answers, 120, self._process)
 
     def _own_database(self) -> str:
         file = self.folder / "mlflow.db"
