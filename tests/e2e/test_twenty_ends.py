@@ -20,7 +20,8 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from finetune_crds.contract import EXIT_PREEMPTED
-from pods import Outcome, Pod, free_port, save_base_model, save_table, tiny_recipe
+from support.pods import Outcome, Pod, save_base_model, save_table, tiny_recipe
+from support.ports import free_port
 
 ENDS = 20
 STEPS = 160

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from workspace import Workspace, running
+from standins.databricks import Workspace, running
 
 
 @pytest.fixture

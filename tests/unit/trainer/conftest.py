@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pods import (
+from support.pods import (
     Outcome,
     Pod,
-    free_port,
     save_base_model,
     save_preferences,
     save_table,
     tiny_recipe,
     train_by_hand,
 )
+from support.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-import networks
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import shard
 from finetune_trainer.train.model.network import Network, trained
 from finetune_trainer.train.objectives.dpo import reference_of
 from finetune_trainer.train.objectives.sft import Sft
+from support import networks
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,10 +20,10 @@ from finetune_crds.recipe import Recipe
 from finetune_trainer.train.data import dataset, encode, pack
 from finetune_trainer.train.model.network import Network
 from finetune_trainer.train.objectives.sft import Sft
-from pods import free_port
+from support.ports import free_port
 
 if TYPE_CHECKING:
-    from pods import Outcome, Pod
+    from support.pods import Outcome, Pod
     from unit.trainer.conftest import Mlflow, Trained
 
 _ANSWER = """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pods import Pod
+    from support.pods import Pod
 
 
 def told(folder: Path, rank: int, *, code: int, reason: str, when: int, origin: int | None = None) -> None:

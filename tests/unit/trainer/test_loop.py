@@ -19,7 +19,7 @@ from finetune_trainer.train.model.schedule import Schedule
 from unit.trainer.test_end_to_end import error_of, eval_loss_of, history, validation_loss
 
 if TYPE_CHECKING:
-    from pods import Outcome, Pod
+    from support.pods import Outcome, Pod
     from unit.trainer.conftest import Mlflow
 
 EVALUATION = re.compile(r"evaluation at step (\d+): loss ([\d.]+)")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from pods import Outcome, Pod
+    from support.pods import Outcome, Pod
     from unit.trainer.conftest import Mlflow, Trained
 
 pytestmark = [

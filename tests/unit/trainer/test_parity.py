@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-import networks
+from support import networks
 
 if TYPE_CHECKING:
     from finetune_trainer.train.data.dataset import Split

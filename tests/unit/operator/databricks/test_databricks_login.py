@@ -13,7 +13,7 @@ from finetune_crds.conditions import ConditionReason
 from finetune_operator.databricks.workspace import problems, workspace
 from finetune_operator.errors import ExternalError
 from finetune_operator.settings import Settings
-from workspace import Fault, Workspace
+from standins.databricks import Fault, Workspace
 
 ENDPOINT = "/api/2.0/serving-endpoints/support"
 

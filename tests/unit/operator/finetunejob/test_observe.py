@@ -20,6 +20,7 @@ from finetune_operator.mlflow.host import Credentials
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.settings import Settings
+from standins.kube import StandIn
 from unit.operator.finetunejob.decide.make import (
     FAILED,
     NO_MLFLOW,
@@ -38,7 +39,6 @@ from unit.operator.finetunejob.decide.make import (
     status,
     tracked,
 )
-from unit.standin import StandIn
 
 Json = dict[str, Any]
 JOB = "tune-train-1"

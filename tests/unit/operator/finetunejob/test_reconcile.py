@@ -23,6 +23,7 @@ from finetune_operator.finetunejob.reconcile import FineTuneJobReconciler
 from finetune_operator.kube import KubeError
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.registry.writer import AliasWriter, lease_name
+from standins.kube import StandIn
 from unit.operator.finetunejob.decide.make import (
     NO_MLFLOW,
     NOW,
@@ -34,7 +35,6 @@ from unit.operator.finetunejob.decide.make import (
     later,
     said,
 )
-from unit.standin import StandIn
 
 Json = dict[str, Any]
 KEY = "team/tune"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
-import json
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -21,6 +19,7 @@ from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.registry.base import Version
 from finetune_operator.registry.mlflow import MlflowRegistry
+from support.http_server import Answer, Request, serving
 
 Json = dict[str, Any]
 API = "/api/2.0/mlflow/"
@@ -41,42 +40,24 @@ class Answers:
 
 
 @contextmanager
-def serving() -> Iterator[Answers]:
+def answering() -> Iterator[Answers]:
+    """A server that answers as told."""
     answers = Answers()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            path = self.path.split("?")[0].removeprefix(API)
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            answers.asked.append((self.command, path))
-            answers.authorization = self.headers.get("Authorization")
-            answers.connections.append(self.headers.get("Connection"))
-            code, body = answers.by_path.get(path, answers.default)
-            text = (body if isinstance(body, str) else json.dumps(body)).encode()
-            self.send_response(code)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
+    def respond(request: Request) -> Answer:
+        path = request.target.split("?")[0].removeprefix(API)
+        answers.asked.append((request.method, path))
+        answers.authorization = request.headers.get("Authorization")
+        answers.connections.append(request.headers.get("Connection"))
+        return Answer(*answers.by_path.get(path, answers.default))
 
-        do_POST = do_PATCH = do_DELETE = do_GET  # noqa: N815
-
-        def log_message(self, *_: Any) -> None:
-            """Nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        answers.uri = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield answers
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(respond) as answers.uri:
+        yield answers
 
 
 @pytest.fixture
 def mlflow() -> Iterator[Answers]:
-    with serving() as answers:
+    with answering() as answers:
         yield answers
 
 
@@ -206,7 +187,7 @@ def test_a_host_name_that_does_not_exist_is_unreachable() -> None:
 def test_credentials_never_show() -> None:
     unusable = Credentials(token="s3cr3t\ntoken")
     assert "s3cr3t" not in repr(unusable)
-    with serving() as answers, pytest.raises(ExternalError) as raised:
+    with answering() as answers, pytest.raises(ExternalError) as raised:
         ask(answers.uri, unusable)
     assert "s3cr3t" not in str(raised.value)
     assert raised.value.__cause__ is None

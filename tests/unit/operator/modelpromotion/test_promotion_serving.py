@@ -16,8 +16,8 @@ from finetune_operator.modelpromotion.observe import read_promotion
 from finetune_operator.registry.unity import UnityRegistry
 from finetune_operator.serving.model import ConfigureEndpoint, ServedVersion
 from finetune_operator.settings import Settings
+from standins.databricks import Fault, Workspace, running
 from unit.operator.modelpromotion.world import KilledError, World
-from workspace import Fault, Workspace, running
 
 MODEL = "main.llm.support"
 PATH = "/api/2.0/serving-endpoints"

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from finetune_crds.promotion_status import ModelPromotionStatus, Move
+from standins.databricks import Workspace, running
 from unit.operator.modelpromotion.test_promotion_serving import ALIASES, GATE, MODEL, STEPS, Databricks
 from unit.operator.modelpromotion.world import KilledError
-from workspace import Workspace, running
 
 Json = dict[str, Any]
 GOOD, BAD = 0.001, 0.5

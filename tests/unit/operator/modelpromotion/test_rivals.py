@@ -15,8 +15,8 @@ from finetune_operator.modelpromotion.observe import read_promotion
 from finetune_operator.modelpromotion.rivals import Rivals
 from finetune_operator.registry import unity
 from finetune_operator.settings import Settings
-from unit.standin import Json, StandIn
-from workspace import Fault, Workspace, running
+from standins.databricks import Fault, Workspace, running
+from standins.kube import Json, StandIn
 
 SETTINGS = Settings(tracking_uri="http://mlflow:5000")
 CATALOG = {"uri": "databricks", "registryUri": "databricks-uc", "secretRef": {"name": "login"}}

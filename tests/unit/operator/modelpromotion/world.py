@@ -22,8 +22,8 @@ from finetune_operator.modelpromotion.reconcile import ModelPromotionReconciler
 from finetune_operator.registry.base import ModelVersion, RegisteredModel
 from finetune_operator.registry.writer import AliasWriter
 from finetune_operator.settings import Settings
+from standins.kube import StandIn
 from unit.operator.finetunejob.decide.make import later
-from unit.standin import StandIn
 
 Json = dict[str, Any]
 MODEL = "support-llama"

@@ -16,7 +16,7 @@ from finetune_operator.registry.base import ModelVersion, RegisteredModel, Regis
 from finetune_operator.registry.unity import UnityRegistry, metastore_of
 from finetune_operator.registry.writer import lease_name
 from finetune_operator.settings import Settings
-from workspace import Fault, Workspace
+from standins.databricks import Fault, Workspace
 
 MODEL = "main.llm.support"
 METASTORE = "/api/2.1/unity-catalog/current-metastore-assignment"

@@ -16,7 +16,7 @@ from finetune_operator.kube import KubeError
 from finetune_operator.registry.base import ModelVersion, MoveAlias, RegisteredModel
 from finetune_operator.registry.writer import ANYWHERE, AliasMoved, AliasWriter, VersionNotReady, lease_name
 from finetune_operator.settings import Settings
-from unit.standin import StandIn
+from standins.kube import StandIn
 
 LEASE = lease_name("http://r", "m")
 AWAY = ExternalError(Problem(ConditionReason.MLFLOW_UNREACHABLE, "away"))

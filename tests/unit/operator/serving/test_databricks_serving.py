@@ -21,7 +21,7 @@ from finetune_operator.serving.model import (
     ServedVersion,
 )
 from finetune_operator.settings import Settings
-from workspace import Fault, Workspace
+from standins.databricks import Fault, Workspace
 
 MODEL = "main.llm.support"
 PATH = "/api/2.0/serving-endpoints"

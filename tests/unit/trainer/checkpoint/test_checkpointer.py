@@ -21,13 +21,13 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-import networks
 from finetune_crds.recipe import Recipe
 from finetune_trainer.outcome import PodFailure
 from finetune_trainer.train.checkpoint.checkpointer import Checkpointer, Progress
 from finetune_trainer.train.checkpoint.folder import MARKER, CheckpointFolder
 from finetune_trainer.train.runtime import storage
 from finetune_trainer.train.runtime.distributed import World
+from support import networks
 
 WIDTH = 32
 

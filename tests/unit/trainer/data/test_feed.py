@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-import networks
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.data.feed import Collator, Examples, Feed
 from finetune_trainer.train.runtime.distributed import World
+from support import networks
 
 if TYPE_CHECKING:
     from finetune_trainer.train.data.dataset import Split

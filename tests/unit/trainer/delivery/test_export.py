@@ -27,7 +27,7 @@ from finetune_trainer.train.model.network import trained
 if TYPE_CHECKING:
     from finetune_trainer.train.model.network import Network
     from finetune_trainer.train.runtime.distributed import World
-    from pods import Pod
+    from support.pods import Pod
 
 pytestmark = [
     # peft reads a property that transformers is about to rename.

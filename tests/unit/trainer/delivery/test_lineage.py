@@ -12,7 +12,7 @@ from finetune_trainer.train.data.dataset import Split
 from finetune_trainer.train.delivery.lineage import eval_data
 
 if TYPE_CHECKING:
-    from pods import Pod
+    from support.pods import Pod
 
 Json = dict[str, Any]
 DPO: Json = {"type": "DPO"}

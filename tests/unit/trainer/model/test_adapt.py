@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-import networks
 from finetune_crds.training import SoftPrompt
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.tokenizer import load_tokenizer
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import adapt
 from finetune_trainer.train.model.network import trained
+from support import networks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

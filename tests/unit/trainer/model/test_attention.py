@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-import networks
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import attention, load
 from finetune_trainer.train.model.network import Network
 from finetune_trainer.train.objectives.sft import Sft
 from finetune_trainer.train.runtime.distributed import World
+from support import networks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-import networks
 from finetune_trainer.outcome import PodFailure, RecipeRefusedError
 from finetune_trainer.tokenizer import load_tokenizer
+from support import networks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -255,7 +255,7 @@ def test_what_is_wrong_with_a_base_is_told(
 MEASURE = """
 import sys, torch, threading, time
 from pathlib import Path
-import networks
+from support import networks
 
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-import networks
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import adapt, attention, load, memory, shard
 from finetune_trainer.train.model.network import Network
 from finetune_trainer.train.objectives.sft import Sft
 from finetune_trainer.train.runtime.distributed import World
+from support import networks
 
 if TYPE_CHECKING:
     from finetune_crds.recipe import Recipe

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-import networks
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import shard
 from finetune_trainer.train.model.network import decoder_layers, trained
 from finetune_trainer.train.objectives.dpo import reference_of
+from support import networks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

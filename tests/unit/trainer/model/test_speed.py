@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-import networks
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import speed
 from finetune_trainer.train.model.network import Network
 from finetune_trainer.train.objectives.sft import Sft
+from support import networks
 
 if TYPE_CHECKING:
     from typing import Any

@@ -13,7 +13,6 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import networks
 from finetune_crds.training import Distillation as DistillationSpec
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import attention, chunks
@@ -21,6 +20,7 @@ from finetune_trainer.train.model.network import Network
 from finetune_trainer.train.objectives.distillation import Distillation, TeacherStates
 from finetune_trainer.train.objectives.dpo import Dpo, reference_of
 from finetune_trainer.train.objectives.sft import Sft
+from support import networks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,12 +13,12 @@ from finetune_crds.contract import EXIT_PREEMPTED
 from finetune_trainer.train import worker
 from finetune_trainer.train.loop import Loop
 from finetune_trainer.train.model import load
-from pods import free_port
+from support.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pods import Outcome, Pod
+    from support.pods import Outcome, Pod
 
 NOT_STARTED = "stopped by SIGTERM before the first step"
 

@@ -10,7 +10,7 @@ from finetune_crds.recipe import Recipe
 from finetune_trainer.train.runtime.recipe import refusals
 
 if TYPE_CHECKING:
-    from pods import Pod
+    from support.pods import Pod
 
 TEACHER = {"teacher": "/models/teacher"}
 PREFERENCES = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}

@@ -21,7 +21,7 @@ from finetune_operator.registry.base import ModelVersion, MoveAlias, RegisteredM
 from finetune_operator.serving.databricks import act, endpoint
 from finetune_operator.serving.model import ConfigureEndpoint, Endpoint
 from finetune_operator.settings import Settings
-from workspace import Workspace
+from standins.databricks import Workspace
 
 Json = dict[str, Any]
 NOW = datetime(2026, 8, 1, 12, 0, tzinfo=UTC)

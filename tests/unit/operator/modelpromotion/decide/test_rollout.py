@@ -10,8 +10,8 @@ import pytest
 from finetune_crds.promotion_status import MoveReason
 from finetune_crds.serving import Route
 from finetune_operator.registry.base import ModelVersion
+from standins.databricks import Fault, Workspace, running
 from unit.operator.modelpromotion.decide.rollout import CANARY, MODEL, Rollout, changed, serving
-from workspace import Fault, Workspace, running
 
 Json = dict[str, Any]
 PATH = "/api/2.0/serving-endpoints"

@@ -12,7 +12,7 @@ from typing import Any
 from databricks.sdk.service.catalog import RegisteredModelAlias, RegisteredModelInfo
 from databricks.sdk.service.ml import Metric, Run, RunData, RunInfo, RunTag
 
-from workspace.endpoints import Endpoints
+from standins.databricks.endpoints import Endpoints
 
 Json = dict[str, Any]
 

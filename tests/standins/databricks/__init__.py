@@ -4,7 +4,7 @@ Requests are read and answers written with the SDK's own classes, so that it can
 a workspace (tokens, client credentials, token exchange), serving endpoints, models in Unity Catalog, and runs.
 """
 
-from workspace.server import running
-from workspace.state import Fault, Refusal, Workspace
+from standins.databricks.server import running
+from standins.databricks.state import Fault, Refusal, Workspace
 
 __all__ = ["Fault", "Refusal", "Workspace", "running"]

@@ -1,4 +1,4 @@
-"""`python -m workspace`: a stand-in workspace for a demo, until it is stopped."""
+"""`python -m standins.databricks`: a stand-in workspace for a demo, until it is stopped."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import argparse
 import contextlib
 import threading
 
-from workspace import Workspace, running
+from standins.databricks import Workspace, running
 
 
 def main() -> None:
     """Serve until interrupted."""
     parser = argparse.ArgumentParser(
-        prog="workspace", description="A stand-in Databricks workspace on loopback."
+        prog="standins.databricks", description="A stand-in Databricks workspace on loopback."
     )
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
     parser.add_argument("--token", default="dapi-good", help="the personal access token that is accepted")

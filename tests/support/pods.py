@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,16 +16,10 @@ import pytest
 import yaml
 
 from finetune_crds.contract import TerminationMessage
+from support.ports import free_port
 
 _WORDS = ("red", "blue", "green", "small", "large", "old", "new", "warm", "cold", "quiet")
 _THINGS = ("house", "river", "stone", "garden", "letter", "window", "engine", "market")
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return int(probe.getsockname()[1])
 
 
 def examples() -> list[dict[str, Any]]:

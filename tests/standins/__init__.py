@@ -1,0 +1,1 @@
+"""Servers that stand in for systems that tests cannot run."""
