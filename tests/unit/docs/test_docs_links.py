@@ -9,7 +9,7 @@ from posixpath import normpath
 import pytest
 import yaml
 
-from unit.docs.documents import PAGES, ROOT, Page
+from support.documents import PAGES, ROOT, Page
 
 BY_NAME = {page.name: page for page in PAGES}
 
@@ -39,6 +39,25 @@ def problem(page: Page, target: str) -> str | None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_link_is_dead(page: Page) -> None:
     assert [*dead(page)] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "target", "said"),
+    [
+        ("docs/gitops.md", "finetunejobs/index.md", "does not exist"),
+        ("docs/gitops.md", "finetunejob/index.md#phase", "has no such heading"),
+        ("docs/gitops.md", "#flux-cd", "has no such heading"),
+        (
+            "docs/gitops.md",
+            "../crds/samples/lora.yaml",
+            "is not on the site: name the file by its path instead",
+        ),
+        ("README.md", "crds/samples/loras.yaml", "does not exist"),
+        ("README.md", "docs/images/overview.png", "does not exist"),
+    ],
+)
+def test_a_dead_link_is_found(page: str, target: str, said: str) -> None:
+    assert problem(BY_NAME[page], target) == said
 
 
 def test_every_page_is_in_the_navigation_once() -> None:

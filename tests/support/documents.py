@@ -10,7 +10,7 @@ from pathlib import Path
 
 from finetune_crds.reference import anchor
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<info>[^\n]*)\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
 )

@@ -1,0 +1,70 @@
+"""Manifests in the documentation: whole ones, and parts of a spec that are completed from a sample."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from finetune_crds import GROUP, FineTuneJob, ModelPromotion
+from finetune_crds.schema import crd
+from support.documents import ROOT, Block
+
+Json = dict[str, Any]
+Resource = type[FineTuneJob | ModelPromotion]
+
+KINDS: dict[str, Resource] = {kind.KIND: kind for kind in (FineTuneJob, ModelPromotion)}
+SCHEMAS: dict[str, Json] = {
+    name: crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for name, kind in KINDS.items()
+}
+# What a part of a spec is put into.
+BASES = {"FineTuneJob": "quickstart", "ModelPromotion": "promotion-champion"}
+_TITLE = re.compile(r"(?P<kind>FineTuneJob|ModelPromotion) (?P<path>spec(?:\.\w+)*)")
+
+
+class DocumentError(ValueError):
+    """A block of YAML is neither a manifest nor says which part of which kind it is."""
+
+
+def base(kind: str) -> Json:
+    """A sample of a kind."""
+    path = ROOT / "crds" / "samples" / f"{BASES[kind]}.yaml"
+    found: Json = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return found
+
+
+def resources(block: Block) -> Iterator[Json]:
+    """The FineTuneJobs and ModelPromotions of a block of YAML; a part of one is completed.
+
+    The block's title says which part it is, such as `FineTuneJob spec.data`.
+
+    Raises:
+        DocumentError: it is no manifest, and its title names no part.
+    """
+    for part in yaml.safe_load_all(block.text):
+        is_manifest = isinstance(part, dict) and {"apiVersion", "kind", "metadata"} <= part.keys()
+        if is_manifest and part["apiVersion"].startswith(f"{GROUP}/"):
+            yield part
+        elif not is_manifest:
+            yield completed(part, block)
+
+
+def completed(part: Json, block: Block) -> Json:
+    """A sample with a part of its spec replaced; where the part lacks what is required, the sample's stays."""
+    title = _TITLE.fullmatch(block.title)
+    if title is None:
+        raise DocumentError(
+            f'{block}: give it a title such as "FineTuneJob spec.data", or apiVersion, kind and metadata'
+        )
+    kind, path = title["kind"], title["path"].split(".")
+    whole = copy.deepcopy(base(kind))
+    schema, parent = SCHEMAS[kind], whole
+    for name in path[:-1]:
+        schema, parent = schema["properties"][name], parent.setdefault(name, {})
+    last = path[-1]
+    required = schema["properties"][last].get("required", [])
+    parent[last] = part if set(required) <= part.keys() else parent.get(last, {}) | part
+    return whole
