@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model import shard
 from finetune_trainer.train.model.network import Network, trained
+from finetune_trainer.train.model.optimizer import adamw
 from finetune_trainer.train.objectives.dpo import reference_of
 from finetune_trainer.train.objectives.sft import Sft
 from support import networks
@@ -52,7 +52,7 @@ def test_the_output_layer_learns_after_passes_without_gradients(base_model: Path
         batch = pack.collate(split, [[0, 1, 2, 3]], pad_id=0)
         reference = reference_of(network, [batch], world, pairs=4)
         assert {type(weight) for weight in trained(network)} == {DTensor}
-        optimizer = shard.optimizer(network, recipe.training)
+        optimizer = adamw(network, recipe.training)
         before = {name: weight.full_tensor().clone() for name, weight in network.named_parameters()}
         loss, _ = network(replace(batch, reference=torch.from_numpy(reference)))
         loss.backward()

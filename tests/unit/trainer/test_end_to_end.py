@@ -316,7 +316,7 @@ def test_training_stops_when_evaluation_no_longer_gets_better(
     ).run_here(capsys)
     assert outcome.code == 0, outcome
     assert max(outcome.losses) == 6
-    assert "stopping early: evaluation loss has not fallen for 3 evaluations" in outcome.output
+    assert "stopping early: the evaluation loss did not fall for 3 evaluations" in outcome.output
 
 
 def test_a_loss_that_is_not_finite_ends_the_attempt_and_no_checkpoint_holds_it(

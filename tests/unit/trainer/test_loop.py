@@ -66,7 +66,7 @@ def test_the_weights_with_the_least_evaluation_loss_are_registered(
     best = min(found, key=lambda step: found[step])
     assert (best, list(found)) == (6, [2, 4, 6, 8, 10, 12])
     assert found[12] > found[6] + 0.1
-    assert f"the weights of step 6 are the best, and are used: loss {found[6]:.4f}" in outcome.output
+    assert f"loaded the best weights, those of step 6: loss {found[6]:.4f}" in outcome.output
     assert kept(pod) == [6, 12]
     assert eval_loss_of(outcome) == pytest.approx(found[6], abs=1e-4)
     assert history(mlflow, contract.METRIC_FINAL_EVAL_LOSS) == {12: pytest.approx(found[6], abs=1e-4)}
@@ -163,7 +163,7 @@ def test_a_step_never_waits_for_the_gpu(
         "__index__",
     ):
         noting(name)
-    step: Any = Loop._step
+    step: Any = Loop._train_step
 
     def watched(loop: Loop) -> bool:
         stepping.now = True
@@ -172,7 +172,7 @@ def test_a_step_never_waits_for_the_gpu(
         finally:
             stepping.now = False
 
-    monkeypatch.setattr(Loop, "_step", watched)
+    monkeypatch.setattr(Loop, "_train_step", watched)
     outcome = pod.but({"training.maxSteps": 3, "training.gradientAccumulation": 2}).run_here(capsys)
     assert outcome.code == 0, outcome
     # Attention has a way of its own on the CPU.

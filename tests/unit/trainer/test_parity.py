@@ -71,11 +71,11 @@ def steps(
     world: World, base: Path, case: Case, strategy: str, recompute: str, *, batch_size: int = 1
 ) -> list[float]:
     """Loss and gradient norm of each of two steps, the second with weights that the first has changed."""
-    from finetune_trainer.train import build
     from finetune_trainer.train.data import pack
     from finetune_trainer.train.data.feed import Collator, Examples
     from finetune_trainer.train.model import network, shard
-    from finetune_trainer.train.objectives.dpo import reference_of
+    from finetune_trainer.train.model.optimizer import adamw
+    from finetune_trainer.train.runtime.recipe import row_tokens
 
     objective = case.objective
     if case.teacher:
@@ -96,13 +96,11 @@ def steps(
     torch.manual_seed(3)
     made = networks.build(recipe, base, world)
     split = examples(case)
-    rows = pack.sequences(split.lengths, max_length=build.row_tokens(recipe), packing=not virtual)[:ROWS]
+    rows = pack.sequences(split.lengths, max_length=row_tokens(recipe), packing=not virtual)[:ROWS]
     collator = Collator(world, 0, None)
-    if objective["type"] == "DPO":
-        reference = reference_of(made, collator.batches(Examples(split, rows), 1), world, len(split))
-        split = dataclasses.replace(split, reference=reference)
+    split = made.objective.prepare(made, Examples(split, rows), collator, 1)
     made.train()
-    optimizer = shard.optimizer(made, recipe.training)
+    optimizer = adamw(made, recipe.training)
     found: list[float] = []
     for _ in range(STEPS):
         batches = list(collator.batches(Examples(split, rows), batch_size))

@@ -18,6 +18,7 @@ from finetune_trainer.train.model.network import Network
 from finetune_trainer.train.objectives.distillation import Distillation, TeacherStates
 from finetune_trainer.train.objectives.dpo import Dpo
 from finetune_trainer.train.objectives.sft import Sft
+from finetune_trainer.train.runtime.recipe import row_tokens
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,12 +32,6 @@ if TYPE_CHECKING:
 _TEACHER = "objective.distillation.teacher"
 # Tokens on which the logits are compared, and how far they may be apart: bf16 rounds to 1/256.
 _CHECKED, _TOLERANCE = 4, 0.03
-
-
-def row_tokens(recipe: Recipe) -> int:
-    """Tokens that a row of a batch holds at most: a pair of preferences is two documents."""
-    pair = 2 if recipe.objective.type == "DPO" else 1
-    return pair * recipe.training.max_length
 
 
 def network(
@@ -83,7 +78,7 @@ def network(
 
 
 def _far_from_own_logits(network: Network, batch: pack.Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """The greatest difference of our logits from the model's own, as a share of the greatest; no figures."""
+    """The greatest difference of our logits from the model's own, as a share of the greatest; no metrics."""
     ours = network.logits(network.hidden(batch)[0])
     own = network.own_logits(batch)[0, -len(ours) :].float()
     return (ours - own).abs().max() / own.abs().max(), own.new_zeros(0)
@@ -101,7 +96,7 @@ def check_way_to_logits(network: Network, world: World, base: str) -> None:
         np.arange(_CHECKED, dtype=np.int32), np.ones(_CHECKED, bool), np.array([0, _CHECKED])
     )
     batch = pack.collate(document, [[0]], pad_id=0).to(world.device)
-    with network.asking(_far_from_own_logits):
+    with network.no_grad_forward(_far_from_own_logits):
         difference, _ = network(batch)
     worst = world.greatest(difference.item())
     if not worst < _TOLERANCE:

@@ -221,7 +221,7 @@ def test_a_pair_is_kept_or_left_out_as_a_whole(
 def test_counts_are_metrics_too(tokenizer: PreTrainedTokenizerBase) -> None:
     encoding = encoder(tokenizer, Columns(text="text"), max_length=8, overlong="Truncate")
     list(encoding.encode({"text": ["qqqqqqqqqqqq", "qqqq"]}))
-    assert encoding.figures("train") == {
+    assert encoding.metrics("train") == {
         "train_rows_read": 2,
         "train_rows_kept": 2,
         "train_rows_too_long": 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,10 +22,9 @@ from finetune_trainer.train.data import dataset, pack
 from finetune_trainer.train.delivery import export
 from finetune_trainer.train.delivery.lineage import Counts, Lineage, model_card, version_tags
 from finetune_trainer.train.model import adapt, load
-from finetune_trainer.train.model.network import trained
+from finetune_trainer.train.model.network import Network, Objective, trained
 
 if TYPE_CHECKING:
-    from finetune_trainer.train.model.network import Network
     from finetune_trainer.train.runtime.distributed import World
     from support.pods import Pod
 
@@ -44,17 +43,12 @@ def logits(model: Any) -> torch.Tensor:
         return model.eval()(input_ids=INPUT).logits
 
 
-class Logits:
+class Logits(Objective):
     """In place of the objective: what the network says."""
-
-    figures: ClassVar[tuple[str, ...]] = ()
 
     def __call__(self, network: Network, batch: pack.Batch) -> tuple[torch.Tensor, torch.Tensor]:
         said = network.logits(network.hidden(batch))
         return said.sum(), said
-
-    def count(self, batch: pack.Batch) -> int:
-        return batch.targets_count
 
 
 def written(recipe: Recipe, folder: Path, source: Path, world: World) -> torch.Tensor:

@@ -49,7 +49,7 @@ def one_document() -> pack.Batch:
 
 
 def own_logits(network: Any, batch: pack.Batch) -> torch.Tensor:
-    with torch.no_grad(), network.whole():
+    with torch.no_grad(), network.unsharded():
         found: torch.Tensor = network.logits(network.hidden(batch))
     return found
 

@@ -15,6 +15,7 @@ from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import shard
 from finetune_trainer.train.model.network import decoder_layers, trained
+from finetune_trainer.train.model.optimizer import adamw
 from finetune_trainer.train.objectives.dpo import reference_of
 from support import networks
 
@@ -90,7 +91,7 @@ def test_compilation_needs_a_compiler(
 def test_biases_and_norms_do_not_decay(one_layer: Path, world: World) -> None:
     recipe = networks.recipe(one_layer, weightDecay=0.1, learningRate=1e-3)
     network = networks.build(recipe, one_layer, world)
-    groups = shard.optimizer(network, recipe.training).param_groups
+    groups = adamw(network, recipe.training).param_groups
     by_identity = {id(weight): name for name, weight in network.named_parameters()}
     decay = {by_identity[id(weight)]: group["weight_decay"] for group in groups for weight in group["params"]}
     assert set(decay) == set(by_identity.values())
@@ -106,9 +107,7 @@ def test_what_is_frozen_is_not_optimised(one_layer: Path, world: World, method: 
     recipe = networks.recipe(one_layer, method={"type": method}, packing=method == "LoRA")
     network = networks.build(recipe, one_layer, world)
     optimised = {
-        id(weight)
-        for group in shard.optimizer(network, recipe.training).param_groups
-        for weight in group["params"]
+        id(weight) for group in adamw(network, recipe.training).param_groups for weight in group["params"]
     }
     names = {name for name, weight in network.named_parameters() if id(weight) in optimised}
     part = "lora_" if method == "LoRA" else "prompt_encoder"
@@ -143,7 +142,7 @@ def dpo_begins_at_its_reference(world: World, base: Path) -> None:
     batch = pack.collate(split, rows, pad_id=0)
     reference = torch.from_numpy(reference_of(network, [batch], world, PAIRS))[batch.examples]
     batch = replace(batch, reference=reference)
-    with network.asking(seen_reference):
+    with network.no_grad_forward(seen_reference):
         seen, _ = network(batch)
     torch.testing.assert_close(seen, reference, rtol=0, atol=0)
     # The cast to bf16 and back would be seen.

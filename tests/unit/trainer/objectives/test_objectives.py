@@ -79,12 +79,12 @@ def gradients(made: Any) -> dict[str, torch.Tensor]:
 def learned_from(
     objective: Any, made: Any, batch: pack.Batch
 ) -> tuple[float, dict[str, torch.Tensor], torch.Tensor]:
-    """Mean loss of a batch, its gradients, and figures."""
+    """Mean loss of a batch, its gradients, and metrics."""
     network = Network(made, objective)
-    loss, figures = network(batch)
+    loss, metrics = network(batch)
     mean = loss / objective.count(batch)
     mean.backward()
-    return mean.item(), gradients(made), figures
+    return mean.item(), gradients(made), metrics
 
 
 def check(found: tuple[float, dict[str, torch.Tensor], Any], loss: torch.Tensor, reference: Any) -> None:
@@ -214,9 +214,9 @@ def test_chunks_change_neither_loss_nor_gradients(
         monkeypatch.setattr(chunks, "CHUNK_NUMBERS", tokens * VOCABULARY)
         assert len(list(chunks.slices(batch.targets_count, VOCABULARY))) == -(-batch.targets_count // tokens)
         found.append(learned_from(objective, isolated(model()), batch))
-    for loss, slopes, figures in found[:-1]:
+    for loss, slopes, metrics in found[:-1]:
         assert loss == pytest.approx(found[-1][0], rel=1e-5)
-        torch.testing.assert_close(figures, found[-1][2], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(metrics, found[-1][2], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(slopes, found[-1][1], rtol=1e-4, atol=1e-6)
 
 

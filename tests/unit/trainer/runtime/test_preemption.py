@@ -49,23 +49,22 @@ def test_sigterm_is_acted_on_wherever_a_rank_is(pod: Pod, capsys: pytest.Capture
     pod = pod.but(
         {"training.evalSteps": 2, "checkpoint": {"uri": str(pod.folder / "checkpoints"), "everySteps": 4}}
     )
-    evaluating = (Loop, "evaluate")
     places: list[tuple[tuple[object, str, Any], tuple[int, str, int | None], list[int]]] = [
         ((load, "skeleton", lambda *_: True), (75, NOT_STARTED, None), []),
-        ((*evaluating, lambda loop: loop.progress.step == 0), (75, NOT_STARTED, None), []),
+        ((Loop, "_evaluate_base", lambda *_: True), (75, NOT_STARTED, None), []),
         (
-            (*evaluating, lambda loop: loop.progress.step == 2),
+            (Loop, "_evaluate", lambda loop: loop.progress.step == 2),
             (75, "stopped by SIGTERM after the checkpoint of step 2", 2),
             [1, 2],
         ),
         ((load, "skeleton", lambda *_: True), (75, NOT_STARTED, 2), []),
         (
-            (*evaluating, lambda loop: loop.progress.step == 6),
+            (Loop, "_evaluate", lambda loop: loop.progress.step == 6),
             (75, "stopped by SIGTERM after the checkpoint of step 6", 6),
             [3, 4, 5, 6],
         ),
         (
-            (worker.Run, "_deliver", lambda *_: True),
+            (worker, "deliver", lambda *_: True),
             (75, "stopped by SIGTERM after the last step, 6, before the model was delivered", 6),
             [],
         ),
@@ -75,7 +74,7 @@ def test_sigterm_is_acted_on_wherever_a_rank_is(pod: Pod, capsys: pytest.Capture
             asked_at(patch, *place)
             outcome = pod.run_here(capsys)
         assert (ending(outcome), list(outcome.losses)) == (end, steps), outcome.output
-        assert f"evaluation at step {end[2]}" not in outcome.output or place[1] == "_deliver"
+        assert f"evaluation at step {end[2]}" not in outcome.output or place[1] == "deliver"
     outcome = pod.run_here(capsys)
     assert (outcome.code, outcome.losses) == (0, {})
 
@@ -83,7 +82,7 @@ def test_sigterm_is_acted_on_wherever_a_rank_is(pod: Pod, capsys: pytest.Capture
 def test_a_run_that_is_kept_nowhere_is_delivered_before_it_stops(
     pod: Pod, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked_at(monkeypatch, Loop, "evaluate", lambda loop: loop.progress.step == 6)
+    asked_at(monkeypatch, Loop, "_evaluate", lambda loop: loop.progress.step == 6)
     assert pod.run_here(capsys).code == 0
 
 

@@ -145,7 +145,7 @@ class Encoder:
         """What became of the examples of the last split, for people."""
         return ", ".join(f"{number:,} {what}" for what, number in self.counts.items())
 
-    def figures(self, split_name: str) -> dict[str, float]:
+    def metrics(self, split_name: str) -> dict[str, float]:
         """What became of the examples of the last split, by name of a metric such as train_rows_kept."""
         return {f"{split_name}_{name}": float(self.counts[what]) for what, name in _FIGURES.items()}
 

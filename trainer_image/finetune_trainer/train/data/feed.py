@@ -57,6 +57,11 @@ class Feed:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
         self._ahead: tuple[int, Future[list[pack.Batch]]] | None = None
 
+    @property
+    def max_steps(self) -> int:
+        """Steps of the plan."""
+        return self._plan.max_steps
+
     def of_step(self, step: int) -> list[pack.Batch]:
         """This rank's batches of a step, as many as every other rank has, on the rank's device."""
         began = time.monotonic()

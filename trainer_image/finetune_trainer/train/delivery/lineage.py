@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from finetune_crds.contract import TrainResult
     from finetune_crds.data import Splits
     from finetune_crds.recipe import Recipe
+    from finetune_trainer.train.data.corpus import Corpus
     from finetune_trainer.train.data.dataset import Split
 
 
@@ -62,6 +63,29 @@ def eval_data(recipe: Recipe, validation: Split | None) -> str | None:
         against = [objective.model_dump_json()]
     digest = hashlib.blake2b(json.dumps(against).encode(), digest_size=8).hexdigest()
     return f"{validation.digest}-{objective.type}-{digest}"
+
+
+def run_params(recipe: Recipe, corpus: Corpus) -> dict[str, object]:
+    """The parameters of a run, by their names in MLflow."""
+    training, plan = recipe.training, corpus.plan
+    return {
+        "base_model": recipe.model.base,
+        "method": recipe.method.type,
+        "objective": recipe.objective.type,
+        "train_samples": len(corpus.train),
+        "val_samples": len(corpus.validation.split) if corpus.validation else 0,
+        "epochs": plan.total / len(plan.sequences),
+        "max_steps": plan.max_steps,
+        "effective_batch": plan.global_batch,
+        "learning_rate": training.learning_rate,
+        "scheduler": training.scheduler,
+        "max_length": training.max_length,
+        "packing": training.packing,
+        "precision": training.precision,
+        "seed": training.seed,
+        "recipe": recipe.digest(),
+        **method_params(recipe),
+    }
 
 
 def method_params(recipe: Recipe) -> dict[str, object]:

@@ -16,23 +16,42 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from finetune_trainer.train.data.dataset import Split
+    from finetune_trainer.train.data.feed import Collator, Examples
     from finetune_trainer.train.data.pack import Batch
 
-    Question = Callable[["Network", Batch], tuple[torch.Tensor, torch.Tensor]]
-    """What a forward pass computes of a batch: two tensors of one kind or another."""
+    Computation = Callable[["Network", Batch], tuple[torch.Tensor, torch.Tensor]]
+    """What a forward pass computes of a batch: two tensors."""
 
 
 class Objective(Protocol):
-    """The sum of a batch's losses, which the loop divides by the global count."""
+    """What a batch's losses are, and how many: the loop divides their sum by the global count."""
 
-    figures: ClassVar[tuple[str, ...]]
-    """What is reported beside the loss, as MLflow metrics."""
+    metrics: ClassVar[tuple[str, ...]] = ()
+    """MLflow names of the means that are reported beside the loss."""
+    cross_entropy: ClassVar[bool] = False
+    """Whether the mean loss is a cross-entropy in nats, so that exp(loss) is a perplexity."""
 
     def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss, an fp32 scalar, and the sums of the figures, fp32 [figures]."""
+        """Return the summed loss, an fp32 scalar, and the sums of the metrics, fp32 [metrics]."""
 
     def count(self, batch: Batch) -> int:
-        """How many losses the sum has."""
+        """Return the number of losses in a batch: by default one a target."""
+        return batch.targets_count
+
+    def prepare(self, network: Network, examples: Examples, collator: Collator, batch_size: int) -> Split:
+        """Return the split of some examples with what the loss needs of the model before its first step.
+
+        All ranks call this together. By default the loss needs nothing.
+
+        Args:
+            network: the model before its first step.
+            examples: the split, and those of its sequences that are still to come.
+            collator: makes this rank's batches.
+            batch_size: sequences in a batch.
+        """
+        del network, collator, batch_size
+        return examples.split
 
 
 class Network(nn.Module):
@@ -50,26 +69,26 @@ class Network(nn.Module):
         super().__init__()
         self.model = model
         self.objective = objective
-        self._question: Question | None = None
+        self._computation: Computation | None = None
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The objective's loss of a batch, and its figures; what `asking` asks, while it does."""
-        return (self._question or self.objective)(self, batch)
+        """Return the objective's loss and metrics of a batch, or what `no_grad_forward` computes instead."""
+        return (self._computation or self.objective)(self, batch)
 
     @contextmanager
-    def asking(self, question: Question | None = None) -> Iterator[None]:
-        """Make passes without gradients, in evaluation mode, of the objective or of another question.
+    def no_grad_forward(self, computation: Computation | None = None) -> Iterator[None]:
+        """Run forward passes in evaluation mode and without gradients, of the objective or of another computation.
 
-        NB: a forward pass without a backward leaves the output layer whole, and what looks for sharded parameters
-        would not find it; at the end it is sharded again.
+        NB: without a backward pass the output layer stays unsharded, and code that expects sharded parameters fails;
+        this shards it again at the end.
         """
-        self._question = question
+        self._computation = computation
         self.eval()
         try:
-            with torch.no_grad(), self.whole():
+            with torch.no_grad(), self.unsharded():
                 yield
         finally:
-            self._question = None
+            self._computation = None
 
     @property
     def base(self) -> PreTrainedModel:
@@ -132,8 +151,8 @@ class Network(nn.Module):
         return torch.tanh(logits / cap) * cap if cap else logits
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
-        """Have the output layer whole outside of the forward pass too."""
+    def unsharded(self) -> Iterator[None]:
+        """Keep the output layer unsharded outside of the forward pass too."""
         if not isinstance(self, FSDPModule):
             yield
             return

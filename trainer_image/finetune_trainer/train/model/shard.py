@@ -11,10 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from finetune_trainer.outcome import RecipeRefusedError
-from finetune_trainer.train.model.network import Network, decoder_layers, trained
+from finetune_trainer.train.model.network import Network, decoder_layers
 
 if TYPE_CHECKING:
-    from finetune_crds.training import Training
     from finetune_trainer.train.runtime.distributed import World
 
 
@@ -134,21 +133,6 @@ def compile_layers(network: Network) -> None:
         )
     for layer in decoder_layers(network):
         layer.forward = torch.compile(layer.forward)
-
-
-def optimizer(network: nn.Module, training: Training) -> torch.optim.AdamW:
-    """AdamW over what is trained, in one kernel; biases and norms do not decay."""
-    parameters = trained(network)
-    groups: list[dict[str, Any]] = [
-        {
-            "params": [weight for weight in parameters if weight.ndim > 1],
-            "weight_decay": training.weight_decay,
-        },
-        {"params": [weight for weight in parameters if weight.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=training.learning_rate, fused=True
-    )
 
 
 def only_last_reduces(network: nn.Module, *, last: bool) -> None:

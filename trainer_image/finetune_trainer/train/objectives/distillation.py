@@ -8,14 +8,14 @@ import torch
 from torch.nn import functional
 
 from finetune_trainer.train.model import chunks
+from finetune_trainer.train.model.network import Network, Objective
 
 if TYPE_CHECKING:
     from finetune_crds.training import Distillation as Spec
     from finetune_trainer.train.data.pack import Batch
-    from finetune_trainer.train.model.network import Network
 
 
-class Distillation:
+class Distillation(Objective):
     """weight x T^2 x KL(teacher || student) + (1 - weight) x cross-entropy, in nats; one loss a target.
 
     Both distributions of the divergence are softened by the temperature T. T^2 keeps its gradient as large as that
@@ -26,7 +26,7 @@ class Distillation:
         teacher: the frozen teacher, with `TeacherStates` as its objective.
     """
 
-    figures: ClassVar[tuple[str, ...]] = ("divergence",)
+    metrics: ClassVar[tuple[str, ...]] = ("divergence",)
 
     def __init__(self, spec: Spec, teacher: Network) -> None:
         self.temperature = spec.temperature
@@ -52,24 +52,14 @@ class Distillation:
             data = functional.cross_entropy(logits, targets[chunk], reduction="sum")
             return self.weight * self.temperature**2 * divergence + (1.0 - self.weight) * data
 
-        with self.teacher.whole():
+        with self.teacher.unsharded():
             total = chunks.summed(score, hidden, network.head_parameters, network.vocabulary)
         return total, divergences
 
-    def count(self, batch: Batch) -> int:
-        """The targets of a batch."""
-        return batch.targets_count
 
-
-class TeacherStates:
+class TeacherStates(Objective):
     """The objective of a teacher: nothing to learn, and its hidden states at a batch's targets [targets, width]."""
-
-    figures: ClassVar[tuple[str, ...]] = ()
 
     def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """The hidden states at the targets, and the targets."""
         return network.at_targets(batch)
-
-    def count(self, batch: Batch) -> int:
-        """The targets of a batch."""
-        return batch.targets_count

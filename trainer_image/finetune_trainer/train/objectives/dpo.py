@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -10,28 +11,30 @@ from torch.nn import functional
 
 from finetune_crds import contract
 from finetune_trainer.train.model import chunks
+from finetune_trainer.train.model.network import Network, Objective
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import numpy as np
 
+    from finetune_trainer.train.data.dataset import Split
+    from finetune_trainer.train.data.feed import Collator, Examples
     from finetune_trainer.train.data.pack import Batch
-    from finetune_trainer.train.model.network import Network
     from finetune_trainer.train.runtime.distributed import World
 
 
-class Dpo:
+class Dpo(Objective):
     """-log sigmoid(beta x ((chosen - rejected) - (reference's chosen - rejected))); one loss a pair.
 
     The reference is the model before its first step. Its log-probabilities never change, so they are computed once,
-    before anything is trained (by `reference_of`), and come with the batches: no second model is held in memory.
+    before the first step (by `prepare`), and come with the batches: no second model is held in memory.
 
     Args:
         beta: how strongly the model is held to the reference.
     """
 
-    figures: ClassVar[tuple[str, ...]] = (contract.METRIC_REWARD_MARGIN, contract.METRIC_REWARD_ACCURACY)
+    metrics: ClassVar[tuple[str, ...]] = (contract.METRIC_REWARD_MARGIN, contract.METRIC_REWARD_ACCURACY)
 
     def __init__(self, beta: float) -> None:
         self.beta = beta
@@ -40,13 +43,13 @@ class Dpo:
         """The summed loss, an fp32 scalar, and the sums of reward margins and of pairs that are ranked right."""
         hidden, targets, owners = _answers(network, batch)
         answers = _log_probabilities(network, hidden, targets, owners, pairs=len(batch.examples))
-        assert batch.reference is not None  # noqa: S101 - the worker computes it first
+        assert batch.reference is not None  # noqa: S101 - `prepare` computes it
         gains = answers - batch.reference
         margins = self.beta * (gains[:, 0] - gains[:, 1])
         loss = -functional.logsigmoid(margins).sum()
-        figures = torch.stack([margins.sum(), (margins > 0).float().sum()])
+        metrics = torch.stack([margins.sum(), (margins > 0).float().sum()])
         if not torch.is_grad_enabled():
-            return loss, figures
+            return loss, metrics
 
         # The loss depends on a token's log-probability by this factor alone, so the gradient needs no whole logits.
         slope = -self.beta * torch.sigmoid(-margins)
@@ -57,15 +60,21 @@ class Dpo:
             return -(slopes[chunk] * each).sum()
 
         linear = chunks.summed(score, hidden, network.head_parameters, network.vocabulary)
-        return linear + (loss - linear).detach(), figures
+        return linear + (loss - linear).detach(), metrics
 
     def count(self, batch: Batch) -> int:
-        """The pairs of a batch."""
+        """Return the number of pairs in a batch."""
         return len(batch.examples)
+
+    def prepare(self, network: Network, examples: Examples, collator: Collator, batch_size: int) -> Split:
+        """Return the split with the reference's log-probabilities of the examples."""
+        batches = collator.batches(examples, batch_size)
+        reference = reference_of(network, batches, collator.world, len(examples.split))
+        return replace(examples.split, reference=reference)
 
 
 def _reference(network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """The log-probabilities of a batch's answers, fp32 [pairs, 2], and no figures."""
+    """The log-probabilities of a batch's answers, fp32 [pairs, 2], and no metrics."""
     hidden, targets, owners = _answers(network, batch)
     answers = _log_probabilities(network, hidden, targets, owners, pairs=len(batch.examples))
     return answers, answers.new_zeros(0)
@@ -86,16 +95,16 @@ def _log_probabilities(
 
 
 def reference_of(network: Network, batches: Iterable[Batch], world: World, pairs: int) -> np.ndarray:
-    """The log-probabilities of each pair's answers under the network as it is, fp32 [pairs, 2], on all ranks.
+    """Return the log-probabilities of each pair's answers under the network as it is, fp32 [pairs, 2], on all ranks.
 
     Args:
         network: the model before its first step.
-        batches: this rank's, each pair in one rank's at most.
+        batches: this rank's; each pair is in the batches of at most one rank.
         world: the ranks.
-        pairs: how many the split has.
+        pairs: number of pairs in the split; those in no batch get 0.
     """
     found = torch.zeros(pairs, 2)
-    with network.asking(_reference):
+    with network.no_grad_forward(_reference):
         for batch in batches:
             answers, _ = network(batch.to(world.device))
             found[batch.examples] = answers.cpu()

@@ -8,19 +8,19 @@ import torch
 from torch.nn import functional
 
 from finetune_trainer.train.model import chunks
+from finetune_trainer.train.model.network import Network, Objective
 
 if TYPE_CHECKING:
     from finetune_trainer.train.data.pack import Batch
-    from finetune_trainer.train.model.network import Network
 
 
-class Sft:
+class Sft(Objective):
     """The cross-entropy of a batch's targets, in nats; one loss a target."""
 
-    figures: ClassVar[tuple[str, ...]] = ()
+    cross_entropy: ClassVar[bool] = True
 
     def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The summed cross-entropy, an fp32 scalar; no figures beside it."""
+        """The summed cross-entropy, an fp32 scalar; it has no metrics."""
         hidden, targets = network.at_targets(batch)
 
         def score(states: torch.Tensor, chunk: slice) -> torch.Tensor:
@@ -28,7 +28,3 @@ class Sft:
 
         total = chunks.summed(score, hidden, network.head_parameters, network.vocabulary)
         return total, total.new_zeros(0)
-
-    def count(self, batch: Batch) -> int:
-        """The targets of a batch."""
-        return batch.targets_count

@@ -51,6 +51,23 @@ class Preemption:
             raise self.error(self._sentence)
 
 
+def stopped_after(step: int, *, published: int | None, failure: str | None) -> PreemptedError:
+    """The end of a loop that stops after a step.
+
+    Args:
+        step: the last step; 0: none was taken.
+        published: step of the newest complete checkpoint.
+        failure: why that is not this step.
+    """
+    if step == 0:
+        sentence = NOT_STARTED
+    elif published == step:
+        sentence = f"stopped by SIGTERM after the checkpoint of step {step}"
+    else:
+        sentence = f"stopped by SIGTERM after step {step}; {failure}"
+    return PreemptedError(sentence, published)
+
+
 @contextmanager
 def on_sigterm_at_once(end: Callable[[], None]) -> Iterator[None]:
     """While inside, SIGTERM calls `end` in a thread of its own.

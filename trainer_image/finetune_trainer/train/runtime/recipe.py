@@ -114,3 +114,9 @@ def example_columns(data: Data) -> Columns:
     if data.columns.messages is not None:
         return Columns(messages="messages")
     return Columns(prompt="prompt", response="response")
+
+
+def row_tokens(recipe: Recipe) -> int:
+    """Return the most tokens that a row of a batch holds: a pair of preferences is two documents."""
+    pair = 2 if recipe.objective.type == "DPO" else 1
+    return pair * recipe.training.max_length

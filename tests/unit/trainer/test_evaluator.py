@@ -1,0 +1,161 @@
+"""When an evaluation is due, what it averages, and what its result means for the run."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import networks
+from finetune_crds.training import Training
+from finetune_trainer.train.checkpoint.checkpointer import Progress
+from finetune_trainer.train.data import pack
+from finetune_trainer.train.data.feed import Collator, Examples
+from finetune_trainer.train.evaluator import Evaluator
+from finetune_trainer.train.objectives.dpo import Dpo
+from finetune_trainer.train.objectives.sft import Sft
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from finetune_trainer.train.runtime.distributed import World
+
+
+class Model:
+    """Stands for a network with an objective: nothing runs."""
+
+    def __init__(self, objective: Any = None) -> None:
+        self.objective = objective or Sft()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with networks.alone() as found:
+        yield found
+
+
+def evaluator(training: dict[str, Any], model: Any = None, *, enabled: bool = True) -> Evaluator:
+    """An evaluator whose split nobody reads."""
+    validation: Any = object() if enabled else None
+    network: Any = model or Model()
+    unused: Any = None
+    return Evaluator(unused, network, unused, validation, Training.model_validate(training))
+
+
+@pytest.mark.parametrize(
+    ("training", "progress", "due"),
+    [
+        ({"evalSteps": 4}, Progress(step=4), True),
+        ({"evalSteps": 4}, Progress(step=5), False),
+        ({"evalSteps": 4}, Progress(step=12), False),
+        ({"evalSteps": 4}, Progress(step=0), False),
+        ({"evalSteps": 4}, Progress(step=8, evaluated_step=8), False),
+        ({"evalSteps": 4}, Progress(step=8, evaluated_step=4), True),
+        ({}, Progress(step=4), False),
+    ],
+)
+def test_an_evaluation_is_due_once_every_eval_steps_but_at_the_end(
+    training: dict[str, int], progress: Progress, *, due: bool
+) -> None:
+    assert evaluator(training).is_due(progress, max_steps=12) is due
+    assert not evaluator(training, enabled=False).is_due(progress, max_steps=12)
+
+
+EARLY = {"evalSteps": 1, "earlyStopping": {"patience": 2, "minDelta": 0.1}}
+
+
+def test_a_run_stops_early_when_the_loss_does_not_fall_by_the_least_change() -> None:
+    judge = evaluator(EARLY)
+    progress, found = Progress(best_eval_loss=2.0), []
+    for step, loss in enumerate([1.5, 1.45, 1.3, 1.25, 1.26], start=1):
+        progress = judge.record(Progress(**{**vars(progress), "step": step}), loss)
+        found.append((progress.best_eval_loss, progress.evals_without_gain, judge.should_stop(progress)))
+        assert progress.evaluated_step == step
+    assert found == [(1.5, 0, False), (1.45, 1, False), (1.3, 0, False), (1.25, 1, False), (1.25, 2, True)]
+
+
+def test_weights_are_kept_where_load_best_asks_and_the_loss_is_the_least() -> None:
+    best = {"loadBest": True, "evalSteps": 1}
+    assert evaluator(best).should_keep(Progress(best_eval_loss=2.0), 1.9)
+    assert evaluator(best).should_keep(Progress(), 9.0)
+    assert not evaluator(best).should_keep(Progress(best_eval_loss=2.0), 2.0)
+    assert not evaluator({"evalSteps": 1}).should_keep(Progress(best_eval_loss=2.0), 1.9)
+
+
+def test_only_a_cross_entropy_has_a_perplexity() -> None:
+    assert evaluator({}, Model(Sft())).perplexity(2.0) == pytest.approx(math.exp(2.0))
+    assert evaluator({}, Model(Sft())).perplexity(1e9) == math.exp(700.0)
+    assert evaluator({}, Model(Dpo(0.1))).perplexity(0.6) is None
+
+
+def test_the_loss_is_the_mean_over_all_targets(base_model: Path, world: World) -> None:
+    """Batches of different sizes, each target once, and the network trains on afterwards."""
+    recipe = networks.recipe(base_model)
+    network = networks.build(recipe, base_model, world)
+    split = networks.random_split(examples=5)
+    rows = [[0, 1], [2], [3, 4]]
+    collator = Collator(world, 0, None)
+    training = Training.model_validate({"evalBatchSize": 2})
+    found = Evaluator(world, network, collator, Examples(split, rows), training).loss()
+    whole = pack.collate(split, rows, pad_id=0)
+    with network.no_grad_forward():
+        total, _ = network(whole)
+    assert found == pytest.approx(total.item() / whole.targets_count, rel=1e-5)
+    loss, _ = network(whole)
+    loss.backward()
+    assert all(weight.grad is not None for weight in network.parameters())
+
+
+def test_an_evaluation_is_abandoned_between_batches(base_model: Path, world: World) -> None:
+    network = networks.build(networks.recipe(base_model), base_model, world)
+    examples = Examples(networks.random_split(examples=3), [[0], [1], [2]])
+    calls: list[int] = []
+
+    def stop() -> None:
+        calls.append(len(calls))
+        if len(calls) == 2:
+            raise InterruptedError
+
+    judge = Evaluator(world, network, Collator(world, 0, None), examples, Training(batch_size=1))
+    with pytest.raises(InterruptedError):
+        judge.loss(stop)
+    assert calls == [0, 1]
+    assert torch.is_grad_enabled()
+
+
+class Best:
+    """Stands for a checkpointer that saved a best checkpoint."""
+
+    def __init__(self, step: int | None, loss: float | None) -> None:
+        self.best_step, self.best_step_loss, self.loaded = step, loss, list[int]()
+
+    def load_weights(self, step: int, _model: object) -> None:
+        self.loaded.append(step)
+
+
+def test_the_best_saved_weights_are_loaded_at_the_end(
+    base_model: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = networks.build(networks.recipe(base_model), base_model, world)
+    examples = Examples(networks.random_split(examples=2), [[0], [1]])
+    training = Training.model_validate({"loadBest": True, "evalSteps": 1})
+    judge = Evaluator(world, network, Collator(world, 0, None), examples, training)
+    kept = "keeping the last weights, with loss 50.0000: no saved checkpoint is better"
+    loss = judge.loss()
+    cases: list[tuple[Any, list[int], float, str]] = [
+        (Best(4, 1.0), [4], loss, f"loaded the best weights, those of step 4: loss {loss:.4f}"),
+        (Best(4, 1e3), [], 50.0, kept),
+        (Best(None, None), [], 50.0, kept),
+    ]
+    for best, loaded, expected, line in cases:
+        assert judge.load_best(best, 50.0) == pytest.approx(expected)
+        assert (best.loaded, capsys.readouterr().out.strip()) == (loaded, line)
+
+
+def test_the_last_weights_stay_without_load_best(base_model: Path, world: World) -> None:
+    best: Any = Best(4, 1.0)
+    assert evaluator({}).load_best(best, 50.0) == 50.0
+    assert best.loaded == []

@@ -1,0 +1,138 @@
+"""The data of a run: its splits at one version, tokenised once in each pod, and the plan of its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from finetune_trainer.outcome import DataError
+from finetune_trainer.train.data import dataset, pack, read
+from finetune_trainer.train.data.encode import Encoder
+from finetune_trainer.train.data.feed import Examples
+from finetune_trainer.train.runtime.recipe import row_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from transformers import PreTrainedTokenizerBase
+
+    from finetune_crds.data import Splits
+    from finetune_crds.recipe import Recipe
+    from finetune_trainer.train.runtime.distributed import World
+
+_SPLITS = ("train", "validation")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What a run trains and evaluates on."""
+
+    splits: Splits
+    """Where the data is, with the version that all ranks and all attempts read."""
+    train: dataset.Split
+    validation: Examples | None
+    plan: pack.Plan
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in the training split."""
+        return int(self.train.offsets[-1])
+
+    def summary(self, recipe: Recipe) -> str:
+        """Describe the examples and the steps in one line."""
+        sequences, plan = len(self.plan.sequences), self.plan
+        full = (
+            f" ({self.tokens / (sequences * row_tokens(recipe)):.0%} full)" if recipe.training.packing else ""
+        )
+        return (
+            f"{len(self.train):,} examples with {self.tokens:,} tokens in {sequences:,} sequences{full}; "
+            f"{plan.max_steps:,} steps of {plan.global_batch} sequences"
+        )
+
+    def with_splits(self, train: dataset.Split, validation: dataset.Split | None) -> Corpus:
+        """The same corpus with more known about its examples."""
+        if self.validation is None or validation is None:
+            return replace(self, train=train)
+        return replace(self, train=train, validation=replace(self.validation, split=validation))
+
+
+def load(
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerBase,
+    world: World,
+    folder: Path,
+    *,
+    version: int | None,
+    on_counts: Callable[[Mapping[str, float]], None],
+) -> Corpus:
+    """Read and tokenise the splits of a recipe; all ranks call this together.
+
+    Args:
+        recipe: one with data.splits.
+        tokenizer: the base model's.
+        world: the ranks.
+        folder: where the ranks of a pod share the tokens.
+        version: version of the Delta table that an earlier attempt read; None: the newest, or the recipe's.
+        on_counts: called with the counts of each tokenised split, by MLflow name, on the ranks that tokenise.
+
+    Raises:
+        DataError: data is missing or broken, or evaluation is configured without a validation split.
+        RecipeRefusedError: examples are conversations, and nothing says how to render them.
+    """
+    splits = _pinned(recipe, world, version)
+
+    def tokenize() -> None:
+        encoder = Encoder.of(recipe, tokenizer)
+        for name in _SPLITS:
+            if dataset.tokenize(splits, name, encoder, folder / name):
+                world.say(f"{name}: {encoder.summary()}")
+                on_counts(encoder.metrics(name))
+
+    world.agree_in_pod(tokenize)
+    train = dataset.Split.load(folder / "train")
+    plan = _plan(recipe, train)
+    if not (folder / "validation").is_dir():
+        world.agree(lambda: _check_no_evaluation(recipe))
+        return Corpus(splits, train, None, plan)
+    validation = dataset.Split.load(folder / "validation")
+    return Corpus(splits, train, Examples(validation, _sequences(recipe, validation)), plan)
+
+
+def _pinned(recipe: Recipe, world: World, version: int | None) -> Splits:
+    splits = recipe.data.splits
+    assert splits is not None  # noqa: S101 - load_recipe() refuses a recipe without splits
+    if version is None:
+        found = world.agree(lambda: read.delta_version(splits) if world.leads else None)
+        version = world.broadcast(found)
+    return splits.model_copy(update={"version": version})
+
+
+def _check_no_evaluation(recipe: Recipe) -> None:
+    training = recipe.training
+    if training.eval_steps is not None or training.early_stopping is not None:
+        raise DataError(
+            "EmptySplit",
+            "training.evalSteps or training.earlyStopping needs a validation split, and the data has none: add one, or "
+            "remove the fields",
+        )
+
+
+def _sequences(recipe: Recipe, split: dataset.Split) -> list[list[int]]:
+    packing = recipe.training.packing
+    return pack.sequences(split.lengths, max_length=row_tokens(recipe), packing=packing)
+
+
+def _plan(recipe: Recipe, train: dataset.Split) -> pack.Plan:
+    training, gang = recipe.training, recipe.distributed
+    return pack.Plan.of(
+        _sequences(recipe, train),
+        # NB: by the recipe's number of ranks, not by the actual one: a resumed run on other ranks takes the same steps.
+        global_batch=training.batch_size
+        * training.gradient_accumulation
+        * gang.nodes
+        * gang.processes_per_node,
+        seed=training.seed,
+        epochs=training.epochs,
+        max_steps=training.max_steps,
+    )

@@ -1,0 +1,120 @@
+"""Evaluation on the validation split: when it is due, the mean loss, and what the result means for the run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from finetune_crds.training import Training
+    from finetune_trainer.train.checkpoint.checkpointer import Checkpointer, Progress
+    from finetune_trainer.train.data.feed import Collator, Examples
+    from finetune_trainer.train.model.network import Network
+    from finetune_trainer.train.runtime.distributed import World
+
+# exp() of more overflows.
+_MAX_EXPONENT = 700.0
+
+
+class Evaluator:
+    """Evaluates a network on the validation split of a run.
+
+    Args:
+        world: the ranks, all of which evaluate together.
+        network: the sharded network.
+        collator: makes this rank's batches.
+        validation: the split; None: the run evaluates nothing.
+        training: evalSteps, earlyStopping, loadBest and the batch size.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        collator: Collator,
+        validation: Examples | None,
+        training: Training,
+    ) -> None:
+        self.enabled = validation is not None
+        self._world = world
+        self._network = network
+        self._collator = collator
+        self._validation = validation
+        self._training = training
+
+    def loss(self, before_batch: Callable[[], None] = lambda: None) -> float:
+        """Return the mean loss over the split, in which each example counts once; the same on all ranks.
+
+        Args:
+            before_batch: called before each batch; raises an error to abandon the evaluation.
+        """
+        assert self._validation is not None  # noqa: S101 - callers check `enabled`
+        total, count = torch.zeros((), dtype=torch.float64, device=self._world.device), 0
+        batch_size = self._training.eval_batch_size or self._training.batch_size
+        with self._network.no_grad_forward():
+            for batch in self._collator.batches(self._validation, batch_size):
+                before_batch()
+                loss, _ = self._network(batch.to(self._world.device))
+                total += loss
+                count += self._network.objective.count(batch)
+        loss_sum, losses = self._world.total(total.item(), count)
+        return loss_sum / max(losses, 1.0)
+
+    def perplexity(self, loss: float) -> float | None:
+        """Return exp(loss); None where the objective's loss is not a cross-entropy in nats."""
+        return math.exp(min(loss, _MAX_EXPONENT)) if self._network.objective.cross_entropy else None
+
+    def is_due(self, progress: Progress, max_steps: int) -> bool:
+        """Whether to evaluate after this step: every evalSteps, once, but for the last step, which the end evaluates."""
+        step, every = progress.step, self._training.eval_steps
+        if not self.enabled or every is None or step % every or step == max_steps:
+            return False
+        return step > progress.evaluated_step
+
+    def record(self, progress: Progress, loss: float) -> Progress:
+        """Return the progress with the result of an evaluation after its step."""
+        best, stopping = progress.best_eval_loss, self._training.early_stopping
+        gained = best is None or loss < best - (stopping.min_delta if stopping else 0.0)
+        return replace(
+            progress,
+            best_eval_loss=loss if best is None else min(loss, best),
+            evals_without_gain=0 if gained else progress.evals_without_gain + 1,
+            evaluated_step=progress.step,
+        )
+
+    def should_keep(self, before: Progress, loss: float) -> bool:
+        """Whether loadBest asks for a checkpoint of these weights, given the progress before the evaluation."""
+        best = before.best_eval_loss
+        return self._training.load_best and (best is None or loss < best)
+
+    def should_stop(self, progress: Progress) -> bool:
+        """Whether earlyStopping ends the run: the loss did not fall for `patience` evaluations."""
+        stopping = self._training.early_stopping
+        return stopping is not None and progress.evals_without_gain >= stopping.patience
+
+    def load_best(
+        self, checkpointer: Checkpointer, loss: float, before_batch: Callable[[], None] = lambda: None
+    ) -> float:
+        """Load the weights with the least evaluation loss where loadBest asks for them, and return their loss.
+
+        Args:
+            checkpointer: knows the best checkpoint.
+            loss: the evaluation loss of the last weights.
+            before_batch: as in `loss`.
+        """
+        if not self._training.load_best:
+            return loss
+        # NB: not progress.best_eval_loss: the storage may have failed when those weights were saved.
+        step, best = checkpointer.best_step, checkpointer.best_step_loss
+        if step is None or best is None or best >= loss:
+            self._world.say(f"keeping the last weights, with loss {loss:.4f}: no saved checkpoint is better")
+            return loss
+        checkpointer.load_weights(step, self._network.model)
+        loaded = self.loss(before_batch)
+        self._world.say(f"loaded the best weights, those of step {step}: loss {loaded:.4f}")
+        return loaded

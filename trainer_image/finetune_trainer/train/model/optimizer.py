@@ -1,0 +1,63 @@
+"""AdamW over what is trained, with gradient clipping and a learning rate schedule."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from finetune_trainer.train.model.network import trained
+from finetune_trainer.train.model.schedule import Schedule
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from finetune_crds.training import Training
+
+
+class Optimizer:
+    """Clips the gradients of a network and applies them.
+
+    Args:
+        network: the sharded network.
+        training: learning rate, scheduler, weight decay and maxGradNorm.
+        max_steps: steps of the whole run.
+    """
+
+    def __init__(self, network: nn.Module, training: Training, max_steps: int) -> None:
+        self.adamw = adamw(network, training)
+        self.learning_rate = 0.0
+        """Of the last step."""
+        self._schedule = Schedule.of(training, max_steps)
+        self._parameters = trained(network)
+        self._max_grad_norm = training.max_grad_norm
+        self._grad_norm = torch.zeros(())
+
+    def step(self, step: int) -> None:
+        """Clip the gradients, apply them with the learning rate of `step`, and drop them; never waits for the GPU."""
+        self.learning_rate = self._schedule.at(step)
+        self._grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
+        for group in self.adamw.param_groups:
+            group["lr"] = self.learning_rate
+        self.adamw.step()
+        self.adamw.zero_grad(set_to_none=True)
+
+    def grad_norm(self) -> float:
+        """Return the norm of the last step's gradients before clipping, the same on all ranks; waits for the GPU."""
+        norm = self._grad_norm
+        return float((norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item())
+
+
+def adamw(network: nn.Module, training: Training) -> torch.optim.AdamW:
+    """AdamW over what is trained, fused; biases and norms do not decay."""
+    parameters = trained(network)
+    groups: list[dict[str, Any]] = [
+        {
+            "params": [weight for weight in parameters if weight.ndim > 1],
+            "weight_decay": training.weight_decay,
+        },
+        {"params": [weight for weight in parameters if weight.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=training.learning_rate, fused=True
+    )

@@ -1,0 +1,255 @@
+"""Reports: a line of log and the MLflow metrics every logSteps, and the time that the run spent."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from finetune_crds import contract
+from finetune_trainer.train.model import speed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from finetune_trainer.train.checkpoint.checkpointer import Progress
+    from finetune_trainer.train.model.network import Network
+    from finetune_trainer.train.runtime.distributed import World
+    from finetune_trainer.train.runtime.track import Tracker
+
+
+@dataclass
+class Window:
+    """Sums over the steps since the last report; `loss` and `metrics` are this rank's part of them."""
+
+    loss: torch.Tensor
+    metrics: torch.Tensor
+    count: float = 0.0
+    tokens: float = 0.0
+    attended: float = 0.0
+    seconds: float = 0.0
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """The means of a window, the same on all ranks."""
+
+    step: int
+    loss: float
+    metrics: Mapping[str, float]
+    """Of the objective, by MLflow name."""
+    learning_rate: float
+    grad_norm: float
+    tokens_per_second: float
+    seconds_remaining: float
+    mfu: float | None
+    """Model FLOP/s utilisation, a share; None where the peak of the chip is unknown."""
+    memory: float
+    """Peak of the rank that uses most, in bytes."""
+
+
+class Reporter:
+    """Collects what happens in the steps without waiting for the GPU, and reports it.
+
+    Args:
+        world: the ranks, all of which report together.
+        network: the sharded network.
+        tracker: logs to MLflow.
+        max_steps: steps of the whole run.
+        log_steps: steps between two reports.
+        progress: where the attempt starts.
+        started: when the attempt started, by `clock`.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        *,
+        world: World,
+        network: Network,
+        tracker: Tracker,
+        max_steps: int,
+        log_steps: int,
+        progress: Progress,
+        started: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock = clock
+        self._world = world
+        self._tracker = tracker
+        self._max_steps = max_steps
+        self._log_steps = log_steps
+        self._names = network.objective.metrics
+        self._flops = speed.Flops(network)
+        self._peak_flops = speed.peak_flops(world.device)
+        # Earlier attempts count: the clock starts as much earlier as they lasted.
+        self._started = started - progress.elapsed_seconds
+        self._productive_seconds = progress.productive_seconds
+        self._checkpoint_seconds = 0.0
+        self._window = self._new_window()
+
+    def start(self, progress: Progress) -> None:
+        """Tell MLflow where this attempt starts."""
+        step = progress.step
+        self._tracker.metrics(step, {contract.METRIC_STEP: step, contract.METRIC_MAX_STEPS: self._max_steps})
+
+    def add_batch(self, loss: torch.Tensor, metrics: torch.Tensor) -> None:
+        """Add the summed loss and metrics of one batch; the tensors stay on their device."""
+        self._window.loss += loss.detach()
+        self._window.metrics += metrics
+
+    def add_step(self, *, count: float, tokens: float, attended: float, seconds: float) -> None:
+        """Add one optimizer step.
+
+        Args:
+            count: losses in the step, of all ranks.
+            tokens: tokens that are not padding, of all ranks.
+            attended: the sum of the squares of the documents' lengths, of all ranks.
+            seconds: how long the step took.
+        """
+        window = self._window
+        window.count += count
+        window.tokens += tokens
+        window.attended += attended
+        window.seconds += seconds
+        window.steps += 1
+
+    def loss_since_report(self) -> float:
+        """Return the summed loss of all ranks since the last report; waits for the GPU."""
+        (loss,) = self._world.total(self._window.loss.item())
+        return loss
+
+    def is_due(self, step: int) -> bool:
+        """Whether to report after this step: every logSteps, and after the last one."""
+        return step % self._log_steps == 0 or step == self._max_steps
+
+    def close_window(self, step: int, *, learning_rate: float, grad_norm: Callable[[], float]) -> Report:
+        """Start a new window and return the means of the last one; waits for the GPU.
+
+        Args:
+            step: the last step of the window.
+            learning_rate: of that step.
+            grad_norm: reads the norm of that step's gradients.
+        """
+        window, self._window = self._window, self._new_window()
+        # NB: reading the loss waits for the GPU; that time belongs to the steps.
+        began = self.clock()
+        loss, *metrics = [
+            total / max(window.count, 1.0)
+            for total in self._world.total(window.loss.item(), *window.metrics.tolist())
+        ]
+        norm = grad_norm()
+        window.seconds += self.clock() - began
+        self._productive_seconds += window.seconds
+        return Report(
+            step=step,
+            loss=loss,
+            metrics=dict(zip(self._names, metrics, strict=True)),
+            learning_rate=learning_rate,
+            grad_norm=norm,
+            tokens_per_second=window.tokens / max(window.seconds, 1e-9),
+            seconds_remaining=(self._max_steps - step) * window.seconds / window.steps,
+            mfu=self._mfu(window),
+            memory=self._world.greatest(speed.peak_memory(self._world.device)),
+        )
+
+    def log(self, report: Report, *, data_wait_seconds: float) -> None:
+        """Print a report, and log it to MLflow.
+
+        Args:
+            report: from `close_window`.
+            data_wait_seconds: how long the steps of this attempt waited for batches.
+        """
+        step, last = report.step, self._max_steps
+        self._world.say(
+            f"step {step}/{last}  {100 * step // last}%  loss {report.loss:.4f}  lr {report.learning_rate:.2e}  "
+            f"grad {report.grad_norm:.2f}  {report.tokens_per_second:,.0f} tok/s  "
+            f"mem {report.memory / 2**30:.1f} GiB  eta {_duration(report.seconds_remaining)}"
+        )
+        self._tracker.metrics(
+            step,
+            {
+                contract.METRIC_STEP: step,
+                contract.METRIC_MAX_STEPS: last,
+                contract.METRIC_LOSS: report.loss,
+                contract.METRIC_LEARNING_RATE: report.learning_rate,
+                contract.METRIC_GRAD_NORM: report.grad_norm,
+                contract.METRIC_TOKENS_PER_SECOND: report.tokens_per_second,
+                contract.METRIC_MFU: report.mfu,
+                contract.METRIC_MEMORY: report.memory,
+                contract.METRIC_DATA_WAIT: data_wait_seconds,
+                contract.METRIC_CHECKPOINT_SECONDS: self._checkpoint_seconds,
+                contract.METRIC_SECONDS_REMAINING: report.seconds_remaining,
+                contract.METRIC_GOODPUT: self.goodput,
+                **report.metrics,
+            },
+        )
+
+    def log_base_evaluation(self, loss: float) -> None:
+        """Print and log the evaluation of the base model, before the first step."""
+        self._tracker.metrics(0, {contract.METRIC_BASE_EVAL_LOSS: loss, contract.METRIC_EVAL_LOSS: loss})
+        self._world.say(f"evaluation before training: loss {loss:.4f}")
+
+    def log_evaluation(self, step: int, loss: float, perplexity: float | None) -> None:
+        """Print and log an evaluation."""
+        suffix = "" if perplexity is None else f"  perplexity {perplexity:.2f}"
+        self._world.say(f"evaluation at step {step}: loss {loss:.4f}{suffix}")
+        self._tracker.metrics(
+            step, {contract.METRIC_EVAL_LOSS: loss, contract.METRIC_EVAL_PERPLEXITY: perplexity}
+        )
+
+    def log_final_evaluation(self, step: int, loss: float, perplexity: float | None) -> None:
+        """Log the evaluation of the weights that are exported."""
+        self._tracker.metrics(
+            step,
+            {
+                contract.METRIC_FINAL_EVAL_LOSS: loss,
+                contract.METRIC_FINAL_EVAL_PERPLEXITY: perplexity,
+                contract.METRIC_GOODPUT: self.goodput,
+            },
+        )
+
+    @contextmanager
+    def blocked_on_checkpoint(self) -> Iterator[None]:
+        """Count the time inside as time for which training waited for a checkpoint."""
+        began = self.clock()
+        try:
+            yield
+        finally:
+            self._checkpoint_seconds += self.clock() - began
+
+    def timed(self, progress: Progress) -> Progress:
+        """Return the progress with the time that all attempts spent up to now."""
+        return replace(
+            progress,
+            productive_seconds=self._productive_seconds + self._window.seconds,
+            elapsed_seconds=self.clock() - self._started,
+        )
+
+    @property
+    def goodput(self) -> float:
+        """Seconds in the steps that count, as a share of the seconds of all attempts."""
+        productive = self._productive_seconds + self._window.seconds
+        return min(1.0, productive / max(self.clock() - self._started, 1e-9))
+
+    def _new_window(self) -> Window:
+        zeros = torch.zeros(1 + len(self._names), device=self._world.device)
+        return Window(loss=zeros[0], metrics=zeros[1:])
+
+    def _mfu(self, window: Window) -> float | None:
+        if self._peak_flops is None:
+            return None
+        flops_per_second = self._flops.of(window.tokens, window.attended) / max(window.seconds, 1e-9)
+        return flops_per_second / (self._peak_flops * self._world.size)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
