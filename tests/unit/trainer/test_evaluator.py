@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-import networks
 from finetune_crds.training import Training
 from finetune_trainer.train.checkpoint.checkpointer import Progress
 from finetune_trainer.train.data import pack
@@ -16,6 +15,7 @@ from finetune_trainer.train.data.feed import Collator, Examples
 from finetune_trainer.train.evaluator import Evaluator
 from finetune_trainer.train.objectives.dpo import Dpo
 from finetune_trainer.train.objectives.sft import Sft
+from support import networks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-import networks
 from finetune_crds import contract
 from finetune_trainer.train.checkpoint.checkpointer import Progress
 from finetune_trainer.train.model import speed
 from finetune_trainer.train.objectives.dpo import Dpo
 from finetune_trainer.train.reporter import Reporter
+from support import networks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
