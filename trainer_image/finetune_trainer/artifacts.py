@@ -2,58 +2,163 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
+
+import yaml
 
 from finetune_trainer.outcome import PodFailure, RecipeRefusedError, TrainingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 _FIELD = "model.base"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ckpt", ".npz")
-# MLflow keeps what was saved with save_pretrained in one of these, beside its own files.
-_MLFLOW_FOLDERS = ("model", "components/tokenizer")
+# What MLflow's transformers flavor keeps beside its own files, and where.
+_MLFLOW_MODEL, _MLFLOW_TOKENIZER = "model", "components/tokenizer"
+_ADAPTER_CONFIG = "adapter_config.json"
+# One of these is there wherever a tokenizer was saved.
+_TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_BASE_OF_ADAPTER = "base-of-adapter"
 
 
-def fetch(
-    uri: str,
-    to: Path,
-    *,
-    revision: str | None = None,
-    only_tokenizer: bool = False,
-    field: str = _FIELD,
-) -> Path:
-    """Bring a model into the pod and return the folder it lies in.
+@dataclass(frozen=True)
+class Source:
+    """The folders of a model that was fetched.
+
+    base: config and weights of a model that stands alone.
+    tokenizer: the tokenizer, of the adapter where it has one.
+    adapter: peft's adapter to the base, or None.
+    adapter_of: how the adapter names its base, or None.
+    """
+
+    base: Path
+    tokenizer: Path
+    adapter: Path | None = None
+    adapter_of: str | None = None
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What one artifact holds; an adapter's base may be another artifact."""
+
+    base: Path | None
+    tokenizer: Path | None
+    adapter: Path | None
+    adapter_of: str | None = None
+    revision: str | None = None
+
+
+def fetch(uri: str, to: Path, *, revision: str | None = None, field: str = _FIELD) -> Source:
+    """Bring a model into the pod, with the base of an adapter, and return the folders that it lies in.
 
     Args:
         uri: absolute path (used where it is), s3://bucket/folder, models:/name@alias, or a Hub id.
         to: folder for what is downloaded.
         revision: Git revision of a Hub model.
-        only_tokenizer: leave the weights where they are.
         field: the recipe's field that names it, for what is wrong with it.
 
     Raises:
-        RecipeRefusedError: there is no such model, or no access to it.
+        RecipeRefusedError: there is no such model, no access to it, or no way to the base of an adapter.
         TrainingError: the Hub does not answer.
     """
+    with _naming(_FIELD, field):
+        found = _fetch(uri, to, revision, only_tokenizer=False)
+        base = found if found.base is not None else _base_of(found, uri, to, only_tokenizer=False)
+    assert base.base is not None  # noqa: S101 - or it would have been refused
+    return Source(base.base, found.tokenizer or base.tokenizer or base.base, found.adapter, found.adapter_of)
+
+
+def fetch_tokenizer(uri: str, to: Path, *, revision: str | None = None) -> Path:
+    """Bring a model's tokenizer into the pod, without its weights, and return the folder that it lies in.
+
+    Args and errors are those of `fetch`.
+    """
+    found = _fetch(uri, to, revision, only_tokenizer=True)
+    if found.tokenizer is None and found.base is None:
+        found = _base_of(found, uri, to, only_tokenizer=True)
+    folder = found.tokenizer or found.base
+    assert folder is not None  # noqa: S101 - or it would have been refused
+    return folder
+
+
+@contextmanager
+def _naming(wrong: str, right: str) -> Iterator[None]:
+    """Have failures name what the recipe names."""
     try:
-        return _fetch(uri, to, revision, only_tokenizer=only_tokenizer)
+        yield
     except PodFailure as error:
-        error.message = error.message.replace(_FIELD, field, 1)
+        error.message = error.message.replace(wrong, right, 1)
         raise
 
 
-def _fetch(uri: str, to: Path, revision: str | None, *, only_tokenizer: bool) -> Path:
+def _base_of(adapter: _Parts, uri: str, to: Path, *, only_tokenizer: bool) -> _Parts:
+    """The base of an adapter that another artifact holds."""
+    name = adapter.adapter_of
+    if not name:
+        raise RecipeRefusedError(
+            f"model.base {uri} is an adapter that names no base: set base_model_name_or_path in its {_ADAPTER_CONFIG}",
+            reason="ModelNotLoadable",
+        )
+    with _naming(f"{_FIELD} {name}", f"{_FIELD} {uri}, an adapter of {name},"):
+        base = _fetch(name, to / _BASE_OF_ADAPTER, adapter.revision, only_tokenizer=only_tokenizer)
+    if base.adapter is not None:
+        raise RecipeRefusedError(
+            f"model.base {uri} is an adapter of {name}, which is an adapter itself: merge {name} into its base first",
+            reason="ModelNotLoadable",
+        )
+    return base
+
+
+def _parts(folder: Path) -> _Parts:
+    """The parts of a folder that `save_pretrained` of transformers or peft wrote."""
+    tokenizer = folder if any((folder / name).exists() for name in _TOKENIZER_FILES) else None
+    config = folder / _ADAPTER_CONFIG
+    if not config.exists():
+        return _Parts(folder, tokenizer, None)
+    stored = json.loads(config.read_text(encoding="utf-8"))
+    return _Parts(None, tokenizer, folder, stored.get("base_model_name_or_path"), stored.get("revision"))
+
+
+def _mlflow_parts(folder: Path) -> _Parts:
+    """The parts of a folder that MLflow's transformers flavor wrote; of any other, those of a plain folder."""
+    flavor = _transformers_flavor(folder / "MLmodel")
+    model, inner = folder / flavor.get("model_binary", _MLFLOW_MODEL), folder / _MLFLOW_TOKENIZER
+    base = model if model.is_dir() else None
+    tokenizer = inner if inner.is_dir() else None
+    # NB: a merged model has its adapter beside it too; the flavor names only one that is still to be merged.
+    if "peft_adaptor" not in flavor:
+        plain = _parts(base or folder)
+        return replace(plain, tokenizer=tokenizer or plain.tokenizer)
+    return _Parts(
+        base,
+        tokenizer,
+        folder / flavor["peft_adaptor"],
+        flavor.get("local_base_model_path") or flavor.get("source_model_name"),
+        flavor.get("source_model_revision"),
+    )
+
+
+def _transformers_flavor(mlmodel: Path) -> dict[str, Any]:
+    """What MLflow's transformers flavor notes of a model; nothing where it did not save it."""
+    stored = yaml.safe_load(mlmodel.read_text(encoding="utf-8")) if mlmodel.exists() else None
+    found: dict[str, Any] = ((stored or {}).get("flavors") or {}).get("transformers") or {}
+    return found
+
+
+def _fetch(uri: str, to: Path, revision: str | None, *, only_tokenizer: bool) -> _Parts:
     if uri.startswith("/"):
-        return _on_volume(uri)
+        return _parts(_on_volume(uri))
     if urlparse(uri).scheme in ("s3", "s3a"):
-        return _from_object_store(uri, to, only_tokenizer=only_tokenizer)
+        return _parts(_from_object_store(uri, to, only_tokenizer=only_tokenizer))
     if uri.startswith("models:/"):
-        return _from_mlflow(uri, to, only_tokenizer=only_tokenizer)
-    return _from_hub(uri, revision, only_tokenizer=only_tokenizer)
+        return _mlflow_parts(_from_mlflow(uri, to, only_tokenizer=only_tokenizer))
+    return _parts(_from_hub(uri, revision, only_tokenizer=only_tokenizer))
 
 
 def is_weights(name: str) -> bool:
@@ -112,8 +217,7 @@ def _from_mlflow(uri: str, to: Path, *, only_tokenizer: bool) -> Path:
     for name in _mlflow_files(repository, ""):
         if not (only_tokenizer and is_weights(name)):
             repository.download_artifacts(name, str(to))
-    inner = (to / folder for folder in _MLFLOW_FOLDERS)
-    return next((folder for folder in inner if folder.is_dir()), to)
+    return to
 
 
 def _mlflow_files(repository: object, folder: str) -> Iterable[str]:

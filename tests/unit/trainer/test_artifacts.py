@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 import mlflow
 import pytest
+import yaml
 
-from finetune_trainer.artifacts import fetch
-from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.artifacts import Source, fetch, fetch_tokenizer
+from finetune_trainer.outcome import RecipeRefusedError, TrainingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    Register = Callable[..., str]
 
 # MLflow's own use of SQLAlchemy, and its engine, which it never closes.
 pytestmark = [
@@ -44,41 +48,177 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A registry whose model `base` has the alias `champion`."""
+def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Register:
+    """Registers files and what MLflow's transformers flavor says of them, and returns the version's URI."""
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    for name, content in {
-        "MLmodel": b"",
-        **{f"model/{name}": content for name, content in FILES.items()},
-    }.items():
-        file = tmp_path / "logged" / name
+    client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+    def made(name: str, files: dict[str, bytes], **flavor: str) -> str:
+        mlmodel = yaml.safe_dump({"flavors": {"transformers": flavor}}).encode()
+        save({"MLmodel": mlmodel, **files}, tmp_path / name)
+        client.create_registered_model(name)
+        client.create_model_version(name, source=(tmp_path / name).as_uri())
+        client.set_registered_model_alias(name, "champion", "1")
+        return f"models:/{name}@champion"
+
+    return made
+
+
+def save(files: dict[str, bytes], folder: Path) -> Path:
+    for name, content in files.items():
+        file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
-    client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
-    client.create_registered_model("base")
-    version = client.create_model_version("base", source=(tmp_path / "logged").as_uri())
-    client.set_registered_model_alias("base", "champion", version.version)
+    return folder
+
+
+def under(folder: str, files: dict[str, bytes]) -> dict[str, bytes]:
+    return {f"{folder}/{name}": content for name, content in files.items()}
+
+
+def adapter(base: str | None, **config: str) -> dict[str, bytes]:
+    stored = {"peft_type": "LORA", "base_model_name_or_path": base, **config}
+    return {"adapter_config.json": json.dumps(stored).encode(), "adapter_model.safetensors": b"adapter"}
 
 
 def test_folder_of_a_volume_is_used_where_it_is(tmp_path: Path) -> None:
-    assert fetch(str(tmp_path), tmp_path / "to") == tmp_path
+    assert fetch(str(tmp_path), tmp_path / "to") == Source(tmp_path, tmp_path)
     assert not (tmp_path / "to").exists()
 
 
 @pytest.mark.usefixtures("bucket")
 def test_object_store(tmp_path: Path) -> None:
-    whole = fetch("s3://bucket/models/base", tmp_path / "whole")
-    tokenizer = fetch("s3://bucket/models/base/", tmp_path / "tokenizer", only_tokenizer=True)
+    whole = fetch("s3://bucket/models/base", tmp_path / "whole").base
+    tokenizer = fetch_tokenizer("s3://bucket/models/base/", tmp_path / "tokenizer")
     assert (names(whole), names(tokenizer)) == (sorted(FILES), TOKENIZER)
     assert (whole / "model-00001.safetensors").read_bytes() == b"weights"
 
 
-@pytest.mark.usefixtures("registry")
-def test_registered_model(tmp_path: Path) -> None:
+def test_registered_model(tmp_path: Path, register: Register) -> None:
+    register("base", under("model", FILES), model_binary="model")
     whole = fetch("models:/base@champion", tmp_path / "whole")
-    tokenizer = fetch("models:/base/1", tmp_path / "tokenizer", only_tokenizer=True)
-    assert (whole.name, names(whole), names(tokenizer)) == ("model", sorted(FILES), TOKENIZER)
+    tokenizer = fetch_tokenizer("models:/base/1", tmp_path / "tokenizer")
+    assert (whole.adapter, names(whole.base), names(tokenizer)) == (None, sorted(FILES), TOKENIZER)
+
+
+# What the folders of an MLflow model are, by what its flavor says; all of them have a tokenizer of their own.
+LOGGED: dict[str, tuple[dict[str, bytes], dict[str, str], dict[str, str | None]]] = {
+    "a model": (
+        under("model", FILES),
+        {"model_binary": "model"},
+        {"base": "model", "adapter": None, "adapter_of": None},
+    ),
+    "a merged adapter": (
+        {**under("model", FILES), **under("peft", adapter("s3://bucket/models/base"))},
+        {"model_binary": "model", "source_model_name": "s3://bucket/models/base"},
+        {"base": "model", "adapter": None, "adapter_of": None},
+    ),
+    "an adapter with a copy of its base": (
+        {**under("model", FILES), **under("peft", adapter("s3://bucket/models/base"))},
+        {"model_binary": "model", "peft_adaptor": "peft", "source_model_name": "s3://bucket/models/base"},
+        {"base": "model", "adapter": "peft", "adapter_of": "s3://bucket/models/base"},
+    ),
+    "an adapter of an object store's base": (
+        under("peft", adapter("elsewhere")),
+        {"peft_adaptor": "peft", "source_model_name": "s3://bucket/models/base"},
+        {"base": "base-of-adapter", "adapter": "peft", "adapter_of": "s3://bucket/models/base"},
+    ),
+}
+
+
+@pytest.mark.usefixtures("bucket")
+@pytest.mark.parametrize("kind", LOGGED)
+def test_the_parts_of_a_registered_model(kind: str, tmp_path: Path, register: Register) -> None:
+    files, flavor, expected = LOGGED[kind]
+    uri = register("logged", {**files, "components/tokenizer/tokenizer.json": b"{}"}, **flavor)
+    to = tmp_path / "to"
+    found = fetch(uri, to)
+    relative: dict[str, Any] = {
+        name: str(value.relative_to(to)) if hasattr(value, "relative_to") else value
+        for name, value in vars(found).items()
+    }
+    assert relative == {**expected, "tokenizer": "components/tokenizer"}
+    assert (found.base / "model-00001.safetensors").read_bytes() == b"weights"
+    tokenizer = fetch_tokenizer(uri, tmp_path / "tokenizer")
+    assert tokenizer == tmp_path / "tokenizer/components/tokenizer"
+    assert not list((tmp_path / "tokenizer").rglob("*.safetensors"))
+
+
+@pytest.mark.usefixtures("bucket")
+def test_an_adapter_in_a_folder_brings_its_base_and_keeps_its_tokenizer(tmp_path: Path) -> None:
+    bare = save(adapter("s3://bucket/models/base"), tmp_path / "bare")
+    own = save({**adapter("s3://bucket/models/base"), "tokenizer.json": b"own"}, tmp_path / "own")
+    base = tmp_path / "to/base-of-adapter"
+    assert fetch(str(bare), tmp_path / "to") == Source(base, base, bare, "s3://bucket/models/base")
+    assert names(base) == sorted(FILES)
+    assert fetch(str(own), tmp_path / "to") == Source(base, own, own, "s3://bucket/models/base")
+    assert names(fetch_tokenizer(str(bare), tmp_path / "tokenizer")) == TOKENIZER
+    assert fetch_tokenizer(str(own), tmp_path / "unused") == own
+    assert not (tmp_path / "unused").exists()
+
+
+def test_an_adapter_without_a_way_to_its_base_is_refused(tmp_path: Path) -> None:
+    def sentence(base: str | None) -> str:
+        folder = save(adapter(base), tmp_path / "adapter")
+        with pytest.raises(RecipeRefusedError) as refused:
+            fetch(str(folder), tmp_path / "to", field="objective.distillation.teacher")
+        return refused.value.message.replace(str(tmp_path), "")
+
+    assert sentence(None) == (
+        "objective.distillation.teacher /adapter is an adapter that names no base: set base_model_name_or_path in its "
+        "adapter_config.json"
+    )
+    assert sentence("/nowhere") == (
+        "objective.distillation.teacher /adapter, an adapter of /nowhere, does not exist in the pod: mount the volume "
+        "in podTemplate or correct the path"
+    )
+    assert sentence(str(save(adapter("/models/base"), tmp_path / "first"))) == (
+        "objective.distillation.teacher /adapter is an adapter of /first, which is an adapter itself: merge /first "
+        "into its base first"
+    )
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the Hub's client, in the layout that it downloads to, and no way out: holds org/base and an adapter."""
+    cache = tmp_path / "hub"
+    for name, files in {"base": FILES, "adapter": adapter("org/base", revision="main")}.items():
+        repository = cache / f"models--org--{name}"
+        for file, content in files.items():
+            # Contents lie by their hash; snapshots link to them.
+            blob = repository / "blobs" / content.hex()[:40]
+            link = repository / "snapshots" / COMMIT / file
+            for path in (blob, link):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            blob.write_bytes(content)
+            link.symlink_to(blob)
+        (repository / "refs").mkdir()
+        (repository / "refs/main").write_text(COMMIT)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return cache
+
+
+def test_hub(tmp_path: Path, hub: Path) -> None:
+    base = hub / "models--org--base/snapshots" / COMMIT
+    adapted = hub / "models--org--adapter/snapshots" / COMMIT
+    to = tmp_path / "to"
+    assert fetch("org/base", to) == Source(base, base)
+    assert fetch("org/base", to, revision=COMMIT) == Source(base, base)
+    assert fetch("org/adapter", to) == Source(base, base, adapted, "org/base")
+    assert fetch_tokenizer("org/base", to) == base
+    assert not to.exists()
+    with pytest.raises(TrainingError) as failed:
+        fetch("org/absent", to)
+    assert (failed.value.reason, failed.value.message) == (
+        "HubUnreachable",
+        "model.base org/absent is not in the cache and the Hub does not answer: give the pod a way out, or use a folder "
+        "on a volume or in an object store",
+    )
 
 
 MISSING = [
@@ -105,9 +245,10 @@ MISSING = [
 ]
 
 
-@pytest.mark.usefixtures("bucket", "registry")
+@pytest.mark.usefixtures("bucket")
 @pytest.mark.parametrize(("uri", "sentence"), MISSING, ids=[uri for uri, _ in MISSING])
-def test_missing(uri: str, sentence: str, tmp_path: Path) -> None:
+def test_missing(uri: str, sentence: str, tmp_path: Path, register: Register) -> None:
+    register("base", under("model", FILES))
     with pytest.raises(RecipeRefusedError) as refused:
         fetch(uri, tmp_path / "to")
     assert (refused.value.reason, refused.value.message) == ("ModelNotFound", sentence)

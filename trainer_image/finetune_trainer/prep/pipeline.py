@@ -173,7 +173,7 @@ def _tokenizer(recipe: Recipe) -> Iterator[Path]:
     """The folder with the model's tokenizer, which is known to load."""
     model = recipe.model
     with tempfile.TemporaryDirectory(prefix="finetune-tokenizer-") as folder:
-        found = artifacts.fetch(model.base, Path(folder), revision=model.revision, only_tokenizer=True)
+        found = artifacts.fetch_tokenizer(model.base, Path(folder), revision=model.revision)
         load_tokenizer(model, found)
         say(f"tokenizer of {model.base}")
         yield found

@@ -9,11 +9,10 @@ import numpy as np
 
 from finetune_crds.training import Dpo as DpoSpec
 from finetune_crds.training import Method
-from finetune_trainer import artifacts
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.tokenizer import check_same_vocabulary, check_vocabulary, load_tokenizer
 from finetune_trainer.train.data import dataset, pack
-from finetune_trainer.train.model import adapt, load, memory, shard
+from finetune_trainer.train.model import adapt, load, memory, merge, shard
 from finetune_trainer.train.model.network import Network
 from finetune_trainer.train.objectives.distillation import Distillation, TeacherStates
 from finetune_trainer.train.objectives.dpo import Dpo
@@ -138,17 +137,19 @@ class _Teacher:
             return None
         own = _teacher_recipe(recipe)
         named = own.model.base
-        source = world.agree_in_pod(lambda: artifacts.fetch(named, folder, field=_TEACHER))
+        source = merge.fetch(own.model, folder, world, field=_TEACHER)
 
         def skeleton() -> PreTrainedModel:
-            check_same_vocabulary(tokenizer, load_tokenizer(own.model, source), recipe.model.base, named)
-            model = load.skeleton(own, source, world, field=_TEACHER)
+            check_same_vocabulary(
+                tokenizer, load_tokenizer(own.model, source.tokenizer), recipe.model.base, named
+            )
+            model = load.skeleton(own, source.base, world, field=_TEACHER)
             rows, taught = (each.config.get_text_config().vocab_size for each in (student, model))
             load.check_same_logits(rows, taught, recipe.model.base, named)
             return model
 
         model = world.agree(skeleton)
-        return cls(Network(model.requires_grad_(False).eval(), TeacherStates()), own, source)
+        return cls(Network(model.requires_grad_(False).eval(), TeacherStates()), own, source.base)
 
     def fill(self, world: World) -> None:
         """Shard the teacher over all ranks, and read its weights."""

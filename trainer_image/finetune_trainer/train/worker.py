@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from finetune_crds import contract
 from finetune_crds.contract import TerminationMessage, TrainResult
-from finetune_trainer import artifacts, outcome
+from finetune_trainer import outcome
 from finetune_trainer.tokenizer import load_tokenizer, pad_id
 from finetune_trainer.train import build
 from finetune_trainer.train.checkpoint.checkpointer import Checkpointer, Progress
@@ -25,6 +25,7 @@ from finetune_trainer.train.delivery import export, lineage
 from finetune_trainer.train.delivery.deliver import deliver
 from finetune_trainer.train.evaluator import Evaluator
 from finetune_trainer.train.loop import Loop
+from finetune_trainer.train.model import merge
 from finetune_trainer.train.model.optimizer import Optimizer
 from finetune_trainer.train.reporter import Reporter
 from finetune_trainer.train.runtime import scratch, system
@@ -36,7 +37,6 @@ from finetune_trainer.train.runtime.track import Tracker
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from transformers import PreTrainedTokenizerBase
 
@@ -127,8 +127,9 @@ class Run:
     def train(self) -> TerminationMessage | None:
         """Load, train, evaluate, export and register; only rank 0 returns a result."""
         recipe, world = self.recipe, self.world
-        source = self._fetch_base()
-        tokenizer = world.agree(lambda: load_tokenizer(recipe.model, source))
+        fetched = merge.fetch(recipe.model, scratch.path() / "base", world)
+        source = fetched.base
+        tokenizer = world.agree(lambda: load_tokenizer(recipe.model, fetched.tokenizer))
         checkpointer = self._checkpointer()
         resumed = checkpointer.newest() if checkpointer else None
         self.preemption.checkpoint_step = resumed.step if resumed else None
@@ -178,10 +179,6 @@ class Run:
         return TerminationMessage(
             train=result, checkpoint_step=checkpointer.published if checkpointer is not None else None
         )
-
-    def _fetch_base(self) -> Path:
-        model, folder = self.recipe.model, scratch.path() / "base"
-        return self.world.agree_in_pod(lambda: artifacts.fetch(model.base, folder, revision=model.revision))
 
     def _checkpointer(self) -> Checkpointer | None:
         if self.recipe.checkpoint is None:

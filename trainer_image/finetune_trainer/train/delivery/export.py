@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from finetune_trainer.train.checkpoint.shards import trained_state
 from finetune_trainer.train.delivery.lineage import model_card
-from finetune_trainer.train.model import load
+from finetune_trainer.train.model import load, merge
 from finetune_trainer.train.model.network import base_of
 
 if TYPE_CHECKING:
@@ -25,11 +24,8 @@ if TYPE_CHECKING:
 
 # NB: MLflow's transformers flavor looks for these folders.
 _MODEL, _ADAPTER, _TOKENIZER = "model", "peft", "components/tokenizer"
-_GENERATION = "generation_config.json"
 _TASK = "text-generation"
 _REQUIREMENTS = ("torch", "transformers", "accelerate", "safetensors")
-# A proxied upload above 5 GB does not get through.
-_MAX_SHARD = "4GB"
 
 
 def gather(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -76,7 +72,7 @@ def write(
     else:
         _write_adapter(model, state, folder / _ADAPTER)
         if recipe.method.merge:
-            _write_merged(source, recipe, folder)
+            merge.into(source, folder / _ADAPTER, recipe.model, folder / _MODEL)
             flavor |= {"model_binary": _MODEL, "source_model_name": base}
         else:
             flavor |= {"peft_adaptor": _ADAPTER, **_reference_to_base(source, recipe, folder)}
@@ -96,22 +92,10 @@ def _write_whole(
     # NB: save_pretrained knows tied weights by their memory, which the copies do not share.
     for alias in model.all_tied_weights_keys:
         stored.pop(alias, None)
-    _save(model, folder, source, state_dict=stored)
+    merge.save(model, folder, source, state_dict=stored)
     # NB: save_pretrained took the type of the fp32 masters for the type of the files.
     model.config.dtype = dtype
     model.config.save_pretrained(folder)
-
-
-def _save(model: Any, folder: Path, source: Path, **options: Any) -> None:
-    """Save a model in shards, with the generation config of its base."""
-    from transformers import GenerationConfig
-
-    # NB: transformers refuses to write some of the generation configs that it reads.
-    model.generation_config = GenerationConfig.from_model_config(model.config)
-    model.save_pretrained(folder, max_shard_size=_MAX_SHARD, **options)
-    given = source / _GENERATION
-    if given.exists():
-        shutil.copyfile(given, folder / _GENERATION)
 
 
 def _write_adapter(model: Any, state: dict[str, torch.Tensor], folder: Path) -> None:
@@ -130,23 +114,18 @@ def _write_adapter(model: Any, state: dict[str, torch.Tensor], folder: Path) -> 
     config.save_pretrained(str(folder))
 
 
-def _write_merged(source: Path, recipe: Recipe, folder: Path) -> None:
-    import peft
-
-    base = load.whole(recipe, source)
-    merged = peft.PeftModel.from_pretrained(base.float(), str(folder / _ADAPTER)).merge_and_unload()
-    _save(merged.to(_dtype_of(source, recipe)), folder / _MODEL, source)
-
-
 def _reference_to_base(source: Path, recipe: Recipe, folder: Path) -> dict[str, str]:
-    """How MLflow finds an adapter's base again: a path, a commit on the Hub, or a copy."""
+    """How MLflow finds an adapter's base again: a path, a commit on the Hub, or a copy.
+
+    A base that was itself merged from an adapter is nowhere but here.
+    """
     base = recipe.model.base
-    if base.startswith("/"):
+    if str(source) == base:
         return {"local_base_model_path": base, "source_model_name": base}
     commit = _hub_commit(source)
     if commit is not None:
         return {"source_model_name": base, "source_model_revision": commit}
-    _save(load.whole(recipe, source), folder / _MODEL, source)
+    merge.save(load.whole(recipe.model, source), folder / _MODEL, source)
     return {"model_binary": _MODEL, "source_model_name": base}
 
 

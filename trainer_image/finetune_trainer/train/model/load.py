@@ -82,18 +82,17 @@ def empty(config: Any, dtype: torch.dtype, *, trust: bool) -> PreTrainedModel:
     return model
 
 
-def whole(recipe: Recipe, source: Path) -> PreTrainedModel:
-    """The base model with all weights, in the type they are stored in, on the host.
+def whole(spec: Model, source: Path) -> PreTrainedModel:
+    """A model with all weights, in the type they are stored in, on the host.
 
     Raises:
-        RecipeRefusedError: it cannot be loaded.
+        OSError, ValueError, KeyError, SafetensorError: it cannot be loaded.
     """
     from transformers import AutoModelForCausalLM
 
-    with telling_what_is_wrong(recipe.model):
-        return AutoModelForCausalLM.from_pretrained(
-            str(source), trust_remote_code=recipe.model.trust_remote_code, dtype="auto"
-        )
+    return AutoModelForCausalLM.from_pretrained(
+        str(source), trust_remote_code=spec.trust_remote_code, dtype="auto"
+    )
 
 
 def quantised(recipe: Recipe, source: Path, world: World, like: PreTrainedModel) -> PreTrainedModel:
@@ -271,16 +270,12 @@ def _read_parts(wanted: dict[str, torch.Tensor], files: dict[str, Path]) -> None
 
 
 def _hand_out(wanted: dict[str, torch.Tensor], spec: Model, source: Path, world: World, field: str) -> None:
-    from transformers import AutoModelForCausalLM
 
     def load() -> dict[str, torch.Tensor]:
         if not world.leads:
             return {}
         with telling_what_is_wrong(spec, field):
-            model = AutoModelForCausalLM.from_pretrained(
-                str(source), trust_remote_code=spec.trust_remote_code, dtype="auto"
-            )
-            found = dict(model.state_dict())
+            found = dict(whole(spec, source).state_dict())
             for name, weight in wanted.items():
                 if name not in found or found[name].shape != weight.shape:
                     raise ValueError(f"its files have no {name} of the shape {list(weight.shape)}")

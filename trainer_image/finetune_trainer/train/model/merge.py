@@ -1,0 +1,115 @@
+"""Models that stand alone: an adapter merged into its base, and how a whole model is saved."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from finetune_trainer import artifacts
+from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.train.model import load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from finetune_crds.training import Model
+    from finetune_trainer.train.runtime.distributed import World
+
+_GENERATION = "generation_config.json"
+# A proxied upload above 5 GB does not get through.
+_MAX_SHARD = "4GB"
+
+
+def fetch(spec: Model, to: Path, world: World, field: str = "model.base") -> artifacts.Source:
+    """Bring a model into each pod as one that stands alone: an adapter is merged into its base.
+
+    Args:
+        spec: which model.
+        to: folder for what is downloaded and merged.
+        world: the ranks, all of which take part; the first of each pod does the work.
+        field: the recipe's field that names it.
+
+    Raises:
+        RecipeRefusedError: it cannot be fetched, loaded or merged.
+        TrainingError: the Hub does not answer.
+    """
+
+    def alone() -> artifacts.Source:
+        source = artifacts.fetch(spec.base, to / "fetched", revision=spec.revision, field=field)
+        if source.adapter is None:
+            return source
+        merged = to / "merged"
+        into(source.base, source.adapter, spec, merged, field)
+        world.say(f"{field} {spec.base} is an adapter: merged into its base {source.adapter_of}")
+        return artifacts.Source(merged, source.tokenizer)
+
+    return world.agree_in_pod(alone)
+
+
+def into(base: Path, adapter: Path, spec: Model, to: Path, field: str = "model.base") -> None:
+    """Merge an adapter into its base and save the result, in the type that the base is stored in.
+
+    NB: peft keeps adapters in fp32 and adds each layer's product to the base's weights in place, so that the sum is
+    rounded once: an fp32 copy of the base, twice as large, would give the same numbers.
+
+    Args:
+        base: folder of the base.
+        adapter: folder of the adapter.
+        spec: which model, for what is wrong with it.
+        to: where the merged model is saved.
+        field: the recipe's field that names it.
+
+    Raises:
+        RecipeRefusedError: one of them cannot be loaded, or the adapter is virtual tokens, which no weights hold.
+    """
+    import peft
+
+    with load.telling_what_is_wrong(spec, field):
+        config = peft.PeftConfig.from_pretrained(str(adapter))
+        if config.is_prompt_learning:
+            raise RecipeRefusedError(
+                f"{field} {spec.base} is a {config.peft_type.value} adapter, which cannot be merged into its base: "
+                f"name the base, {config.base_model_name_or_path}",
+                reason="ModelNotLoadable",
+            )
+        adapted = _on(load.whole(spec, base), adapter)
+    save(adapted.merge_and_unload(), to, base)
+
+
+def _on(model: Any, adapter: Path) -> Any:
+    """A model with an adapter on it.
+
+    Raises:
+        ValueError: the adapter is of another model.
+    """
+    import peft
+
+    with warnings.catch_warnings():
+        # NB: peft goes on without what is missing, and the layer would be merged as if it had not been trained.
+        warnings.filterwarnings("error", "Found missing adapter keys", UserWarning)
+        try:
+            return peft.PeftModel.from_pretrained(model, str(adapter))
+        except (RuntimeError, UserWarning) as error:
+            # torch lists under a headline which shapes differ.
+            detail = str(error).strip().splitlines()[:2][-1].strip()
+            raise ValueError(f"the adapter does not fit its base: {detail[:300]}") from error
+
+
+def save(model: Any, folder: Path, source: Path, **options: Any) -> None:
+    """Save a model in shards, with the generation config of its base.
+
+    Args:
+        model: a model of transformers.
+        folder: where to.
+        source: folder of the base.
+        options: more of them for `save_pretrained`.
+    """
+    from transformers import GenerationConfig
+
+    # NB: transformers refuses to write some of the generation configs that it reads.
+    model.generation_config = GenerationConfig.from_model_config(model.config)
+    model.save_pretrained(folder, max_shard_size=_MAX_SHARD, **options)
+    given = source / _GENERATION
+    if given.exists():
+        shutil.copyfile(given, folder / _GENERATION)
