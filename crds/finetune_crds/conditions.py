@@ -43,6 +43,9 @@ Conditions = Annotated[
 class ConditionType(StrEnum):
     """Condition types: first those of both resources, then a FineTuneJob's, then a ModelPromotion's."""
 
+    READY = "Ready"
+    """The summary: a FineTuneJob has succeeded; the alias of a ModelPromotion is at a version that passed. The operator
+    writes it last, from the other conditions; reason and message are those of the condition that explains it."""
     ACCEPTED = "Accepted"
     """The spec can be carried out by this version of the operator."""
     SUSPENDED = "Suspended"

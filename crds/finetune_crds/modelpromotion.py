@@ -169,6 +169,7 @@ class ModelPromotion(ApiModel):
         {"name": "Model", "type": "string", "jsonPath": ".spec.model"},
         {"name": "Alias", "type": "string", "jsonPath": ".spec.alias"},
         {"name": "Phase", "type": "string", "jsonPath": ".status.phase"},
+        {"name": "Reason", "type": "string", "jsonPath": ".status.conditions[?(@.type=='Ready')].reason"},
         {"name": "Current", "type": "string", "jsonPath": ".status.current"},
         {"name": "Candidate", "type": "string", "jsonPath": ".status.candidate"},
         {"name": "Gates", "type": "string", "jsonPath": ".status.gates.summary"},

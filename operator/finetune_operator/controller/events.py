@@ -88,6 +88,8 @@ def changes(before: Sequence[Condition], after: Sequence[Condition]) -> list[Con
 
 
 def _is_news(before: Condition | None, after: Condition) -> bool:
+    if after.type == ConditionType.READY:
+        return False  # a summary of the other conditions, each of which has its own Event
     if after.reason in _SILENT or (after.type == ConditionType.ACCEPTED and after.status == "True"):
         return False
     if after.type == ConditionType.REGISTRY_READY and after.status == "True" and before is None:

@@ -15,6 +15,7 @@ from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, ut
 from finetune_operator.finetunejob.apply import FineTuneJobApplier, NameTaken
 from finetune_operator.finetunejob.decide import decide
 from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.decide.ready import summarized
 from finetune_operator.finetunejob.model import Decision, FineTuneJob, Observed
 from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
 from finetune_operator.kube import KubeError
@@ -64,7 +65,7 @@ class FineTuneJobReconciler(Reconciler):
             return
         draft = Draft(job, Observed(), self.now().replace(microsecond=0), self.settings)
         draft.set(kind, False, reason, str(error))
-        draft.update(phase=job.status.phase or "Pending", observed_generation=job.generation)
+        draft.status = summarized(job, draft.status, draft.now)
         try:
             await self.applier.apply(job, Decision(status=draft.status), self.now())
         except KubeError as second:

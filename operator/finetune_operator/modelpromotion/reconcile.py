@@ -15,6 +15,7 @@ from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, ut
 from finetune_operator.errors import ExternalError
 from finetune_operator.modelpromotion.apply import ModelPromotionApplier, StaleError
 from finetune_operator.modelpromotion.decide import decide
+from finetune_operator.modelpromotion.decide.ready import summarized
 from finetune_operator.modelpromotion.model import PromotionDecision
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver, read_promotion
 from finetune_operator.policy.status import with_condition
@@ -73,6 +74,7 @@ class ModelPromotionReconciler(Reconciler):
                 generation=promotion.generation,
             )
             said = promotion.status.model_copy(update={"conditions": conditions})
+            said = summarized(promotion, said, now)
             await self.applier.apply(promotion, PromotionDecision(status=said), now)
         except Exception:
             log.exception("%s: nor could that be said in its status", body["metadata"].get("name"))

@@ -1,4 +1,4 @@
-"""What the decisions about both kinds have in common: a status that is being written, and when to look again."""
+"""The status that a decision writes, and when the resource is reconciled again: what both kinds share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def with_condition(
     conditions: Sequence[Condition],
     kind: ConditionType,
     holds: bool | None,
-    reason: ConditionReason,
+    reason: str,
     message: str,
     *,
     now: datetime,
@@ -33,7 +33,7 @@ def with_condition(
     after = Condition(
         type=kind.value,
         status=status,  # type: ignore[arg-type]
-        reason=reason.value,
+        reason=str(reason),
         message=message[:_MAX_MESSAGE],
         observed_generation=generation,
         last_transition_time=since,
@@ -44,7 +44,7 @@ def with_condition(
 
 
 class StatusBuilder(ABC, Generic[Status]):
-    """A status that starts as it is and becomes what it is to be."""
+    """Builds the new status from the present one."""
 
     status: Status
     now: datetime
@@ -83,6 +83,6 @@ class StatusBuilder(ABC, Generic[Status]):
         )
 
     def requeue_after(self, seconds: float) -> None:
-        """Come back after this time at the latest."""
+        """Reconcile the resource again after this time at the latest."""
         before = self.requeue_seconds
         self.requeue_seconds = seconds if before is None else min(seconds, before)

@@ -8,8 +8,8 @@ from finetune_operator.finetunejob.decide import (
     accept,
     deadline,
     finish,
-    phase,
     prepare,
+    ready,
     register,
     suspend,
     track,
@@ -41,5 +41,5 @@ def decide(job: FineTuneJob, observed: Observed, now: datetime, settings: Settin
                 break
     if finish.is_finished(draft):
         finish.after_the_end(draft)
-    draft.update(observed_generation=job.generation, phase=phase.phase(draft.status.conditions))
+    draft.status = ready.summarized(job, draft.status, draft.now)
     return draft.conclude()

@@ -11,9 +11,9 @@ from finetune_operator.modelpromotion.decide import (
     drift,
     gates,
     move,
-    phase,
     promote,
     reach,
+    ready,
     remove,
     rollback,
     serving,
@@ -57,7 +57,7 @@ def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Se
             break
     move.give_up(draft)
     _serve(draft)
-    draft.update(observed_generation=promotion.generation, phase=phase.phase(draft.status.conditions))
+    draft.status = ready.summarized(promotion, draft.status, draft.now)
     return draft.conclude()
 
 

@@ -43,6 +43,11 @@ CHANGES: dict[str, tuple[list[Condition], list[Condition], list[Condition]]] = {
         [FAILED],
     ),
     "accepted goes without saying": ([], [ACCEPTED], []),
+    "Ready repeats another condition": (
+        [],
+        [AWAY, condition(ConditionType.READY, "False", ConditionReason.MLFLOW_UNREACHABLE)],
+        [AWAY],
+    ),
     "and so does what is as it should be": (
         [UNSCHEDULABLE],
         [

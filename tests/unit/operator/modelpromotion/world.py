@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from finetune_crds.conditions import ConditionType
 from finetune_crds.promotion_status import ModelPromotionStatus
 from finetune_operator.controller.reconciler import BUSY_SECONDS
 from finetune_operator.controller.store import RESOURCES, Store
@@ -190,6 +191,25 @@ class Operator:
             return await self.reconciler.reconcile(body) if body else None
         except (ExternalError, KubeError):
             return self.queue.retry(f"team/{name}")
+        finally:
+            check_ready(self.world, name)
+
+
+def check_ready(world: World, name: str) -> None:
+    """Ready contradicts neither the phase nor the alias. A promotion that is being deleted keeps what it said."""
+    body = world.kube.objects.get(("ModelPromotion", "team", name))
+    if body is None or "deletionTimestamp" in body["metadata"] or "status" not in body:
+        return
+    status = world.status(name)
+    ready = next(item for item in status.conditions if item.type == ConditionType.READY)
+    if status.phase in ("Promoted", "RolledBack"):
+        assert ready.status == "True"
+    if status.phase in ("Failed", "Conflict", "Drifted", "RollingOut"):
+        assert ready.status == "False"
+    if ready.status == "True":
+        assert status.current == status.promoted
+    others = [item for item in status.conditions if item.type != ConditionType.READY]
+    assert any(item.reason == ready.reason and ready.message.endswith(item.message) for item in others)
 
 
 @dataclass

@@ -273,6 +273,7 @@ def check(world: World, decision: Decision) -> None:
     assert (after.attempt or 0) >= (before.attempt or 0)
     assert (before.restarts or 0) <= (after.restarts or 0) <= MAX_RESTARTS
     assert phase(after.conditions) == after.phase
+    check_ready(after)
     check_it_can_be_written(after)
     if is_over(before):
         assert decision.apply == ()
@@ -301,6 +302,14 @@ def check_it_can_be_written(status: FineTuneJobStatus) -> None:
     """It fits the schema, and JSON."""
     text = json.dumps(status.to_json(), allow_nan=False)
     assert FineTuneJobStatus.model_validate_json(text) == status
+
+
+def check_ready(status: FineTuneJobStatus) -> None:
+    """Ready holds for a job that succeeded and no other, and repeats another condition."""
+    ready = next(item for item in status.conditions if item.type == ConditionType.READY)
+    assert (ready.status == "True") == (status.phase == "Succeeded")
+    others = [(item.reason, item.message) for item in status.conditions if item is not ready]
+    assert (ready.reason, ready.message) in others
 
 
 def ends(status: FineTuneJobStatus) -> list[Condition]:

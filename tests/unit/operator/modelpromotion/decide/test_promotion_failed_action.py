@@ -48,6 +48,12 @@ def test_a_move_that_failed(reason: ConditionReason, said: ConditionReason, phas
             "False",
             said,
             "alias champion of main.llm.support cannot be moved: here is why",
-        )
+        ),
+        (
+            ConditionType.READY,
+            "False",
+            said,
+            "alias champion of main.llm.support cannot be moved: here is why",
+        ),
     ]
     assert status.phase == phase

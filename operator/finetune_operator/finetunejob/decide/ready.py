@@ -1,0 +1,52 @@
+"""The condition Ready of a FineTuneJob: True once the job has succeeded; until then it says what the job is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+from finetune_crds.conditions import Condition, ConditionType
+from finetune_crds.status import FineTuneJobStatus, Phase
+from finetune_operator.finetunejob.decide.phase import phase
+from finetune_operator.finetunejob.model import FineTuneJob
+from finetune_operator.policy.ready import Readiness, with_ready
+
+# For each phase: the conditions that explain it, the most specific first.
+_EXPLAINS: dict[Phase, tuple[ConditionType, ...]] = {
+    "Failed": (ConditionType.FAILED,),
+    "Succeeded": (ConditionType.SUCCEEDED,),
+    "Suspended": (ConditionType.SUSPENDED,),
+    "Registering": (ConditionType.REGISTERED, ConditionType.TRAINED),
+    "Training": (ConditionType.TRAINED,),
+    "Starting": (ConditionType.TRAINED,),
+    "Preparing": (ConditionType.PREPARED,),
+    "Pending": (ConditionType.TRAINED, ConditionType.PREPARED, ConditionType.ACCEPTED),
+}
+_SETTLED: tuple[Phase, ...] = ("Failed", "Succeeded", "Suspended")
+# Conditions that, while they do not hold, explain more than the phase that they delay.
+_OBSTACLES = (ConditionType.ACCEPTED, ConditionType.PODS_HEALTHY)
+
+
+def summarized(job: FineTuneJob, status: FineTuneJobStatus, now: datetime) -> FineTuneJobStatus:
+    """The status with what follows from its conditions: the phase, Ready, and the generation they are about."""
+    conditions = with_ready(status.conditions, ready(status.conditions), now=now, generation=job.generation)
+    return status.model_copy(
+        update={
+            "conditions": conditions,
+            "phase": phase(conditions),
+            "observed_generation": job.generation,
+        }
+    )
+
+
+def ready(conditions: Sequence[Condition]) -> Readiness:
+    """What Ready says, from the other conditions alone. Every reconcile sets one of them before."""
+    word = phase(conditions)
+    explanation = next(_explanations(word, {item.type: item for item in conditions}))
+    return Readiness(word == "Succeeded", explanation.reason, explanation.message)
+
+
+def _explanations(word: Phase, known: dict[str, Condition]) -> Iterator[Condition]:
+    if word not in _SETTLED:
+        yield from (known[kind] for kind in _OBSTACLES if kind in known and known[kind].status == "False")
+    yield from (known[kind] for kind in _EXPLAINS[word] if kind in known)

@@ -1,0 +1,98 @@
+"""The condition Ready of a ModelPromotion: True while its alias is at a version that passed, and the endpoint serves it.
+
+A candidate that is being judged, waits or was refused does not change that: the alias stays where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+
+from finetune_crds.conditions import Condition, ConditionType
+from finetune_crds.modelpromotion import ModelPromotionSpec
+from finetune_crds.promotion_status import ModelPromotionStatus, MoveReason, PromotionPhase
+from finetune_operator.modelpromotion.decide.phase import phase
+from finetune_operator.modelpromotion.model import Promotion
+from finetune_operator.policy.ready import Readiness, with_ready
+
+_READY: tuple[PromotionPhase, ...] = ("Promoted", "RolledBack")
+# The spec cannot be carried out, or the alias is not where it should be.
+_NOT_READY: tuple[PromotionPhase, ...] = ("Failed", "Conflict", "Drifted")
+# Moves to a version that passed its gates, or that a person chose.
+_RIGHTFUL: tuple[MoveReason, ...] = ("Promoted", "Reverted", "RolledBack", "Withdrawn", "Adopted")
+
+
+def summarized(promotion: Promotion, status: ModelPromotionStatus, now: datetime) -> ModelPromotionStatus:
+    """The status with what follows from it: the phase, Ready, and the generation that both are about."""
+    readiness = ready(promotion, status)
+    conditions = with_ready(status.conditions, readiness, now=now, generation=promotion.generation)
+    return status.model_copy(
+        update={
+            "conditions": conditions,
+            "phase": phase(conditions),
+            "observed_generation": promotion.generation,
+        }
+    )
+
+
+def ready(promotion: Promotion, status: ModelPromotionStatus) -> Readiness:
+    """What Ready says.
+
+    Args:
+        promotion: the resource as this reconcile found it.
+        status: its new status, complete but for the phase and Ready. Every reconcile sets one condition before.
+    """
+    known = {item.type: item for item in status.conditions}
+    explanation = next(_explanations(known))
+    if not _holds(promotion, status):
+        return Readiness(False, explanation.reason, explanation.message)
+    served = known.get(ConditionType.SERVED)
+    if served and served.status != "True":
+        return Readiness(False, served.reason, served.message)
+    message = explanation.message
+    if explanation.status != "True" and promotion.spec and status.current:
+        message = f"{promotion.spec.alias} is at version {status.current}, which passed; {message}"
+    return Readiness(True, explanation.reason, message)
+
+
+def _explanations(known: Mapping[str, Condition]) -> Iterator[Condition]:
+    """The conditions that explain where the promotion stands, the most specific first."""
+    accepted, suspended = known.get(ConditionType.ACCEPTED), known.get(ConditionType.SUSPENDED)
+    if accepted and accepted.status != "True":
+        yield accepted
+    if suspended and suspended.status == "True":
+        yield suspended
+    others = (ConditionType.REGISTRY_READY, ConditionType.PROMOTED, ConditionType.SERVED)
+    yield from (known[kind] for kind in others if kind in known and known[kind].status != "True")
+    done = (ConditionType.PROMOTED, ConditionType.REGISTRY_READY, ConditionType.ACCEPTED)
+    yield from (known[kind] for kind in done if kind in known)
+
+
+def _holds(promotion: Promotion, status: ModelPromotionStatus) -> bool:
+    """Whether the alias is at a version that passed."""
+    word = phase(status.conditions)
+    if promotion.spec is None or word in (*_READY, *_NOT_READY):
+        return word in _READY
+    return _stays(promotion.spec, status) and _passed(promotion.status, status)
+
+
+def _stays(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> bool:
+    """Whether the alias is where this promotion left it, and has no version to go back to."""
+    if status.current is None or status.current != status.promoted:
+        return False
+    if spec.rollback_to is not None:
+        target = status.rollback
+        return target is not None and (target.requested, target.version) == (spec.rollback_to, status.current)
+    withheld = status.withheld
+    return withheld is None or (withheld.reason, withheld.version) != ("Withdrawn", status.current)
+
+
+def _passed(before: ModelPromotionStatus, status: ModelPromotionStatus) -> bool:
+    """Whether the version that the alias is at passed its gates, or a person chose it.
+
+    NB: no move of the history leads to a version that was in place from the start: there the Ready of the status before
+    counts, for as long as the version stays.
+    """
+    rightful = (move.to_version for move in status.history if move.reason in _RIGHTFUL)
+    was_ready = any(item.type == ConditionType.READY and item.status == "True" for item in before.conditions)
+    return status.promoted in rightful or (was_ready and before.promoted == status.promoted)

@@ -1,0 +1,68 @@
+"""Ready is True once the job has succeeded; until then it repeats the condition that explains the phase."""
+
+from __future__ import annotations
+
+import pytest
+
+from finetune_crds.conditions import Condition, ConditionReason, ConditionType
+from finetune_crds.status import FineTuneJobStatus
+from finetune_operator.finetunejob.decide.phase import phase
+from finetune_operator.finetunejob.decide.ready import ready, summarized
+from unit.operator.finetunejob.decide.make import (
+    ACCEPTED,
+    FAILED,
+    NOW,
+    PREPARED,
+    REGISTERED,
+    SUCCEEDED,
+    TRAINED,
+    TRAINING,
+    condition,
+    job,
+    later,
+)
+
+REFUSED = condition(ConditionType.ACCEPTED, "False", ConditionReason.INVALID_SPEC)
+PREPARING = condition(ConditionType.PREPARED, "False", ConditionReason.PREPARING)
+STARTING = condition(ConditionType.TRAINED, "False", ConditionReason.STARTING)
+REGISTERING = condition(ConditionType.REGISTERED, "False", ConditionReason.REGISTERING)
+SUSPENDED = condition(ConditionType.SUSPENDED, "True", ConditionReason.SUSPENDED)
+HEALTHY = condition(ConditionType.PODS_HEALTHY, "True", ConditionReason.PODS_RUNNING)
+UNSCHEDULABLE = condition(ConditionType.PODS_HEALTHY, "False", ConditionReason.UNSCHEDULABLE)
+UNREACHABLE = condition(ConditionType.TRACKED, "False", ConditionReason.MLFLOW_UNREACHABLE)
+
+CASES: dict[str, tuple[list[Condition], Condition]] = {
+    "accepted": ([ACCEPTED], ACCEPTED),
+    "preparing": ([ACCEPTED, PREPARING], PREPARING),
+    "prepared": ([ACCEPTED, PREPARED], PREPARED),
+    "starting": ([ACCEPTED, PREPARED, HEALTHY, STARTING], STARTING),
+    "a pod cannot be scheduled": ([ACCEPTED, PREPARED, UNSCHEDULABLE, STARTING], UNSCHEDULABLE),
+    "training": ([ACCEPTED, PREPARED, HEALTHY, TRAINING], TRAINING),
+    "training without MLflow": ([ACCEPTED, UNREACHABLE, PREPARED, TRAINING], TRAINING),
+    "trained": ([ACCEPTED, PREPARED, TRAINED], TRAINED),
+    "registering": ([ACCEPTED, PREPARED, TRAINED, REGISTERING], REGISTERING),
+    "a spec that this version cannot read": ([REFUSED, PREPARED, HEALTHY, TRAINING], REFUSED),
+    "suspended": ([ACCEPTED, SUSPENDED, PREPARED, UNSCHEDULABLE, TRAINING], SUSPENDED),
+    "succeeded": ([ACCEPTED, PREPARED, TRAINED, REGISTERED, SUCCEEDED], SUCCEEDED),
+    "refused": ([REFUSED, FAILED], FAILED),
+    "failed": ([ACCEPTED, PREPARED, UNSCHEDULABLE, TRAINING, FAILED], FAILED),
+}
+
+
+@pytest.mark.parametrize(("conditions", "explanation"), CASES.values(), ids=CASES)
+def test_ready(conditions: list[Condition], explanation: Condition) -> None:
+    holds = phase(conditions) == "Succeeded"
+    assert ready(conditions) == (holds, explanation.reason, explanation.message)
+
+
+def test_the_transition_time_is_that_of_the_status() -> None:
+    before = summarized(job(), FineTuneJobStatus(conditions=[ACCEPTED, TRAINING]), NOW)
+    training = summarized(
+        job(), before.model_copy(update={"conditions": [*before.conditions, PREPARED]}), later(5)
+    )
+    done = summarized(
+        job(), before.model_copy(update={"conditions": [*before.conditions, SUCCEEDED]}), later(9)
+    )
+    times = [status.conditions[2].last_transition_time for status in (before, training, done)]
+    assert [status.conditions[2].type for status in (before, training, done)] == ["Ready"] * 3
+    assert times == [NOW, NOW, later(9)]

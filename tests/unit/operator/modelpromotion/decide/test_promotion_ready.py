@@ -1,0 +1,131 @@
+"""Ready is True while the alias is at a version that passed, whatever happens to the candidate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from finetune_crds.conditions import Condition, ConditionReason, ConditionType
+from finetune_crds.promotion_status import ModelPromotionStatus, Move, MoveReason, RollbackStatus, Withheld
+from finetune_operator.modelpromotion.decide.ready import ready
+from unit.operator.finetunejob.decide.make import condition
+from unit.operator.modelpromotion.decide.rollout import NOW, promotion
+
+ACCEPTED = condition(ConditionType.ACCEPTED, "True", ConditionReason.ACCEPTED)
+SUSPENDED = condition(ConditionType.SUSPENDED, "True", ConditionReason.SUSPENDED)
+AWAY = condition(ConditionType.REGISTRY_READY, "False", ConditionReason.MLFLOW_UNREACHABLE)
+PROMOTED = condition(ConditionType.PROMOTED, "True", ConditionReason.PROMOTED)
+CANARY = condition(ConditionType.SERVED, "False", ConditionReason.CANARY)
+SERVED = condition(ConditionType.SERVED, "True", ConditionReason.ENDPOINT_READY)
+WAS_READY = condition(ConditionType.READY, "True", ConditionReason.IN_PLACE)
+
+
+def not_promoted(reason: ConditionReason) -> Condition:
+    return condition(ConditionType.PROMOTED, "False", reason)
+
+
+def moved(to: str, reason: MoveReason = "Promoted") -> Move:
+    return Move(to_version=to, reason=reason, message="it moved", by="jane", at=NOW)
+
+
+REFUSED = not_promoted(ConditionReason.GATE_FAILED)
+AT_3: dict[str, Any] = {"current": "3", "promoted": "3", "history": [moved("3")]}
+FAILED_AT_ENDPOINT = Withheld(version="3", reason="Withdrawn", digest="d", message="its endpoint failed")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What Ready says of a status."""
+
+    conditions: list[Condition]
+    explanation: Condition
+    holds: bool
+    status: dict[str, Any] = field(default_factory=lambda: AT_3)
+    spec: dict[str, Any] = field(default_factory=dict)
+    before: dict[str, Any] = field(default_factory=dict)
+
+
+MOVING = not_promoted(ConditionReason.PROMOTING)
+CONFLICT = condition(ConditionType.ACCEPTED, "False", ConditionReason.CONFLICT)
+MOVED_BY_HAND = not_promoted(ConditionReason.ALIAS_MOVED)
+INTERNAL = condition(ConditionType.ACCEPTED, "Unknown", ConditionReason.INTERNAL_ERROR)
+FOUND_AT_3 = AT_3 | {"history": []}
+BACK_TO_2 = RollbackStatus(requested="2", version="2")
+WITHDRAWN = not_promoted(ConditionReason.WITHDRAWN)
+
+CASES: dict[str, Case] = {
+    "in place": Case([ACCEPTED, PROMOTED], PROMOTED, holds=True),
+    "in place and served": Case([ACCEPTED, PROMOTED, SERVED], PROMOTED, holds=True),
+    "the canary runs": Case([ACCEPTED, PROMOTED, CANARY], CANARY, holds=False),
+    "the canary runs and the next candidate is refused": Case(
+        [ACCEPTED, REFUSED, CANARY], CANARY, holds=False
+    ),
+    "the registry is away": Case([ACCEPTED, AWAY, PROMOTED], AWAY, holds=True),
+    "the registry was never reached": Case([ACCEPTED, AWAY], AWAY, holds=False, status={}),
+    "the candidate is refused": Case([ACCEPTED, REFUSED], REFUSED, holds=True),
+    "the first candidate is refused": Case([ACCEPTED, REFUSED], REFUSED, holds=False, status={}),
+    "refused, and the alias is at a version that was there before": Case(
+        [ACCEPTED, REFUSED], REFUSED, holds=False, status=FOUND_AT_3
+    ),
+    "refused, and the alias is at a version that was in place": Case(
+        [ACCEPTED, REFUSED],
+        REFUSED,
+        holds=True,
+        status=FOUND_AT_3,
+        before={"promoted": "3", "conditions": [WAS_READY]},
+    ),
+    "refused, and another version was in place": Case(
+        [ACCEPTED, REFUSED],
+        REFUSED,
+        holds=False,
+        status=FOUND_AT_3,
+        before={"promoted": "2", "conditions": [WAS_READY]},
+    ),
+    "refused, and the move to the alias's version was overtaken": Case(
+        [ACCEPTED, REFUSED], REFUSED, holds=False, status=AT_3 | {"history": [moved("3", "Overtaken")]}
+    ),
+    "moving on": Case([ACCEPTED, MOVING], MOVING, holds=True),
+    "rolling back": Case(
+        [ACCEPTED, MOVING],
+        MOVING,
+        holds=False,
+        status=AT_3 | {"rollback": BACK_TO_2},
+        spec={"rollbackTo": "2"},
+    ),
+    "moved by hand": Case(
+        [ACCEPTED, MOVED_BY_HAND], MOVED_BY_HAND, holds=False, status=AT_3 | {"current": "4"}
+    ),
+    "being put back": Case([ACCEPTED, MOVING], MOVING, holds=False, status=AT_3 | {"current": "4"}),
+    "failed at its endpoint": Case(
+        [ACCEPTED, WITHDRAWN], WITHDRAWN, holds=False, status=AT_3 | {"withheld": FAILED_AT_ENDPOINT}
+    ),
+    "the next version failed at its endpoint": Case(
+        [ACCEPTED, WITHDRAWN],
+        WITHDRAWN,
+        holds=True,
+        status=AT_3 | {"withheld": FAILED_AT_ENDPOINT.model_copy(update={"version": "4"})},
+    ),
+    "suspended": Case([ACCEPTED, SUSPENDED, PROMOTED], SUSPENDED, holds=True),
+    "suspended, and moved by hand": Case(
+        [ACCEPTED, SUSPENDED, PROMOTED], SUSPENDED, holds=False, status=AT_3 | {"current": "4"}
+    ),
+    "suspended before a rollback": Case(
+        [ACCEPTED, SUSPENDED, PROMOTED], SUSPENDED, holds=False, spec={"rollbackTo": "2"}
+    ),
+    "another promotion has the alias": Case([CONFLICT, PROMOTED], CONFLICT, holds=False),
+    "a mistake of the operator": Case([INTERNAL, PROMOTED], INTERNAL, holds=True),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_ready(case: Case) -> None:
+    found = ready(
+        promotion(ModelPromotionStatus(**case.before), **case.spec),
+        ModelPromotionStatus(conditions=case.conditions, **case.status),
+    )
+    message = case.explanation.message
+    if case.holds and case.explanation != PROMOTED:
+        message = f"champion is at version 3, which passed; {message}"
+    assert found == (case.holds, case.explanation.reason, message)
