@@ -128,6 +128,12 @@ def replicas(kubeconfig: Path, namespace: str, tmp_path: Path) -> Iterator[Repli
         print(f"== {log.name}\n{log.read_text(encoding='utf-8')}")
 
 
+def run_kubectl(plane: Plane, namespace: str, *arguments: str) -> str:
+    """What kubectl prints."""
+    command = [str(plane.kubectl), "--kubeconfig", str(plane.kubeconfig), "--namespace", namespace]
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, check=True).stdout
+
+
 def test_a_worse_version_is_refused_and_people_see_why(watched: Registry, plane: Plane) -> None:
     good, worse = watched.version(2.0), watched.version(2.4)
     watched.point("staging", good)
@@ -137,21 +143,31 @@ def test_a_worse_version_is_refused_and_people_see_why(watched: Registry, plane:
     status = watched.wait("Refused", good)
     assert [item["verdict"] for item in status["gates"]["verdicts"]] == ["Passed", "Failed"]
 
-    def kubectl(*arguments: str) -> str:
-        command = [
-            str(plane.kubectl),
-            "--kubeconfig",
-            str(plane.kubeconfig),
-            "--namespace",
-            watched.namespace,
-        ]
-        return subprocess.run([*command, *arguments], capture_output=True, text=True, check=True).stdout
-
+    kubectl = partial(run_kubectl, plane, watched.namespace)
     header, row = kubectl("get", "mp").splitlines()
-    assert header.split() == ["NAME", "MODEL", "ALIAS", "PHASE", "CURRENT", "CANDIDATE", "GATES", "AGE"]
-    assert row.split()[:7] == ["champion", watched.model, "champion", "Refused", good, worse, "1/2"]
+    assert header.split() == [
+        *("NAME", "MODEL", "ALIAS", "PHASE", "REASON", "CURRENT", "CANDIDATE", "GATES", "AGE")
+    ]
+    shown = ["champion", watched.model, "champion", "Refused", "GateFailed", good, worse, "1/2"]
+    assert row.split()[:8] == shown
+    # The alias is still at a version that passed.
+    kubectl("wait", "mp/champion", "--for=condition=Ready", "--timeout=5s")
     told = kubectl("events", "--for", "modelpromotion/champion")
     assert "eval_loss is 2.4, that of version 1, which has the alias, is 2: but it must be <= 2.1" in told
+
+
+def test_a_promotion_without_a_version_that_passed_is_not_ready(watched: Registry, plane: Plane) -> None:
+    worse = watched.version(3.0)
+    watched.point("staging", worse)
+    watched.apply(gates=GATES)
+    watched.wait("Refused", None)
+    kubectl = partial(run_kubectl, plane, watched.namespace)
+    kubectl("wait", "mp/champion", "--for=condition=Ready=False", "--timeout=5s")
+    ready, generation = watched.condition("Ready"), watched.get()["metadata"]["generation"]
+    assert (ready["reason"], ready["observedGeneration"]) == ("GateFailed", generation)
+    watched.patch(gates=[])
+    kubectl("wait", "mp/champion", "--for=condition=Ready", "--timeout=60s")
+    assert watched.status()["current"] == worse
 
 
 def test_data_that_differ_and_metrics_that_are_missing_are_waited_for(watched: Registry) -> None:

@@ -144,4 +144,4 @@ def test_a_status_is_read_as_it_was_written() -> None:
 
 def test_columns_are_those_that_people_were_told() -> None:
     shown = [column["name"] for column in ModelPromotion.COLUMNS if not column.get("priority")]
-    assert shown == ["Model", "Alias", "Phase", "Current", "Candidate", "Gates", "Age"]
+    assert shown == ["Model", "Alias", "Phase", "Reason", "Current", "Candidate", "Gates", "Age"]

@@ -50,9 +50,16 @@ def ready(promotion: Promotion, status: ModelPromotionStatus) -> Readiness:
     if served and served.status != "True":
         return Readiness(False, served.reason, served.message)
     message = explanation.message
-    if explanation.status != "True" and promotion.spec and status.current:
-        message = f"{promotion.spec.alias} is at version {status.current}, which passed; {message}"
+    if explanation.type != ConditionType.PROMOTED or explanation.status != "True":
+        message = f"{_where(promotion, status)}; {message}"
     return Readiness(True, explanation.reason, message)
+
+
+def _where(promotion: Promotion, status: ModelPromotionStatus) -> str:
+    alias = promotion.spec.alias if promotion.spec else "the alias"
+    return (
+        f"{alias} is at version {status.current}, which passed" if status.current else f"{alias} is removed"
+    )
 
 
 def _explanations(known: Mapping[str, Condition]) -> Iterator[Condition]:
