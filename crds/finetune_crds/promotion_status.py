@@ -134,7 +134,8 @@ class Withheld(ApiModel):
     digest: str
     """Digest of spec.gates and spec.serving then; after Withdrawn, another one gives the version a new chance."""
     back: _Version | None = None
-    """After Withdrawn: the version that gets the alias back, as the endpoint goes back to it."""
+    """After Withdrawn: the version that gets the alias back, as the endpoint goes back to it; absent where no version had
+    the alias before, so that it is removed."""
     message: _Sentence
     """Why, in a sentence."""
 

@@ -72,8 +72,11 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
         """The alias is not where it should be, for this reason."""
         self.set(ConditionType.PROMOTED, False, reason, message)
 
-    def withdraw(self, back: str, message: str) -> None:
-        """The version that has the alias failed at its endpoint: have `back` get it again, and not move it there again."""
+    def withdraw(self, back: str | None, message: str) -> None:
+        """Withhold the version that has the alias, which failed at its endpoint.
+
+        `back` gets the alias; None: the alias is removed.
+        """
         failed = Withheld(
             version=self.status.promoted or "",
             reason="Withdrawn",

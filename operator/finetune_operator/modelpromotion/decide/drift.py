@@ -87,6 +87,8 @@ def _adopt(draft: Draft) -> bool:
     draft.update(promoted=holder, previous=status.promoted)
     draft.unset(ConditionType.DRIFTED)
     draft.set(ConditionType.PROMOTED, True, ConditionReason.ADOPTED, message)
+    if status.withheld and status.withheld.version == holder:
+        draft.update(withheld=None)
     known = draft.promotion.status.candidate
     if spec.on_drift == "Adopt" and status.candidate not in (None, holder) and status.candidate == known:
         passed_over = Withheld(

@@ -48,6 +48,17 @@ def heir(draft: Draft, version: str, saved: Sequence[Route]) -> str | None:
     return None if found == version else found
 
 
+def was_first(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
+    """Whether this promotion set an alias that nobody had before, to a version that fails while another is served."""
+    if canary.main_version(saved) in (None, version) or draft.spec.rollback_to is not None:
+        return False
+    came = (move for move in draft.status.history if move.reason not in ("Repaired", "Overtaken"))
+    last = next(came, None)
+    if last is None or last.reason not in ("Promoted", "Reverted") or draft.status.previous is not None:
+        return False
+    return last.to_version == version and last.from_version is None
+
+
 def _had_alias(draft: Draft, version: str | None) -> bool:
     """Whether the version had the alias by right, and did not lose it by failing."""
     for move in draft.status.history:

@@ -13,7 +13,7 @@ from finetune_operator.modelpromotion.decide.terms import gates_digest, terms_di
 
 
 def withdraw(draft: Draft) -> bool:
-    """Take the alias back from a version whose endpoint failed; pass over what is withheld."""
+    """Move or remove the alias of a version whose endpoint failed, and do not promote what is withheld."""
     held = draft.status.withheld
     if held is None:
         return True
@@ -22,7 +22,7 @@ def withdraw(draft: Draft) -> bool:
         return True
     has_alias = draft.status.promoted == held.version
     back = held.back or draft.status.previous
-    if held.reason == "Withdrawn" and has_alias and back is not None:
+    if held.reason == "Withdrawn" and has_alias:
         return _take_back(draft, held, back)
     if draft.status.candidate not in (None, held.version):
         return True
@@ -40,8 +40,8 @@ def _is_over(draft: Draft, held: Withheld) -> bool:
     return another or (held.reason == "Withdrawn" and held.digest != terms_digest(draft.spec))
 
 
-def _take_back(draft: Draft, held: Withheld, back: str) -> bool:
-    if draft.observed.versions.get(back) is None:
+def _take_back(draft: Draft, held: Withheld, back: str | None) -> bool:
+    if back is not None and draft.observed.versions.get(back) is None:
         message = f"{held.message}; version {back}, which was there before, does not exist"
         draft.stop(ConditionReason.WITHDRAWN, message)
         return False

@@ -35,15 +35,16 @@ def serve(draft: Draft) -> None:
     spec, version = _spec(draft), draft.status.promoted
     if spec is None:
         return
-    if version is None:
+    if version is None and not canary.known_of(draft).failure:
         message = f"{draft.spec.alias} points at no version yet: there is nothing to serve"
         draft.set(ConditionType.SERVED, False, ConditionReason.WAITING_FOR_VERSION, message)
         return
     endpoint = _look(draft, spec)
     if endpoint is None:
         return
-    _begin(draft, endpoint, version)
-    if canary.known_of(draft).failure:
+    if version is not None:
+        _begin(draft, endpoint, version)
+    if version is None or canary.known_of(draft).failure:
         _go_back(draft, endpoint)
     else:
         _bring(draft, spec, endpoint, version)
@@ -328,6 +329,9 @@ def _fail(
         once = "" if draft.holder == version else f" once it is at version {version} again"
         message = f"{said}; {back}, and {draft.spec.alias} to version {heir}{once}"
         draft.withdraw(heir, message)
+    elif past.was_first(draft, version, saved):
+        message = f"{said}; {back}, and alias {draft.spec.alias}, which no version had before, is removed"
+        draft.withdraw(None, message)
     else:
         message = (
             f"{said}; {back}: correct spec.serving.databricks or point the alias at another version; nothing is tried "

@@ -129,6 +129,65 @@ async def test_a_gate_of_the_canary_takes_both_back(state: Workspace) -> None:
     assert there.now == ("RollingOut", {"staging": 3, "champion": 3}, {"3": 10, "1": 90})
 
 
+async def served_by_hand(state: Workspace, version: str, **spec: Any) -> Databricks:
+    """The endpoint serves a version that somebody deployed, and there is no alias yet."""
+    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    there.edit(**spec)
+    workspace = await there.operator.reconciler.observer.serving(read_promotion(there.held))
+    serving = there.spec.serving
+    assert serving
+    assert serving.databricks
+    workspace.act(ConfigureEndpoint(serving.databricks, (ServedVersion(MODEL, version, 100),), create=True))
+    return there
+
+
+async def test_a_canary_that_fails_with_no_version_before_withdraws_the_alias(state: Workspace) -> None:
+    there = await served_by_hand(state, "1")
+    await there.stage(2)
+    assert there.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
+    state.add_version(MODEL, 2, {"error_rate": 0.2})
+    for _ in range(3):
+        await there.later(1)
+        assert there.now == ("Refused", {"staging": 2}, {"1": 100})
+    assert there.moves() == [("Promoted", None, "2"), ("Withdrawn", "2", None)]
+    said = there.says("Promoted")
+    assert said
+    assert said[0] == "Withdrawn"
+    assert said[1].endswith(
+        "it goes back to version 1 with 100%, and alias champion, which no version had before, is removed"
+    )
+    # Another version gets its own canary.
+    await there.stage(3)
+    assert there.now == ("RollingOut", {"staging": 3, "champion": 3}, {"3": 10, "1": 90})
+
+
+async def test_an_alias_that_a_person_set_is_not_withdrawn(state: Workspace) -> None:
+    state.add_version(MODEL, 2, {"error_rate": 0.001})
+    state.set_alias(MODEL, "champion", 2)
+    there = await served_by_hand(state, "1", source={"version": "2"})
+    await there.settle()
+    assert there.now == ("RollingOut", {"champion": 2}, {"2": 10, "1": 90})
+    state.add_version(MODEL, 2, {"error_rate": 0.2})
+    await there.later(1)
+    assert there.now == ("Failed", {"champion": 2}, {"1": 100})
+    assert there.moves() == []
+
+
+async def test_a_failed_version_that_a_person_sets_again_is_adopted(state: Workspace) -> None:
+    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    there.edit(onDrift="Adopt")
+    await there.stage(1)
+    await there.stage(2)
+    state.add_version(MODEL, 2, {"error_rate": 0.2})
+    await there.later(1)
+    assert there.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
+    state.add_version(MODEL, 2, {"error_rate": 0.001})
+    state.set_alias(MODEL, "champion", 2)
+    await there.settle()
+    assert there.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
+    assert there.moves()[2:] == [("Withdrawn", "2", "1"), ("Adopted", "1", "2")]
+
+
 async def test_alias_and_endpoint_go_back_to_the_version_that_proved_itself(state: Workspace) -> None:
     """Version 2 is overtaken in its canary by 3, which fails: 2 is not what things go back to."""
     there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
