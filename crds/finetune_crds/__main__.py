@@ -24,7 +24,7 @@ _KEEP = "    {{- if .Values.crds.keep }}\n    helm.sh/resource-policy: keep\n   
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what occurs twice twice, without anchors."""
+    """Writes repeated values in full, without anchors."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
         return True
@@ -51,7 +51,7 @@ def chart_template(resource: Resource) -> str:
 
 
 def files(folder: Path) -> dict[Path, str]:
-    """What belongs into a folder."""
+    """The files of a folder, with their text."""
     if folder.name == "reference":
         return {folder / name: text for name, text in reference.pages().items()}
     if folder.name == "templates":

@@ -30,7 +30,7 @@ Passthrough = Annotated[
 
 
 class ApiModel(BaseModel):
-    """A part of the API: snake_case in Python, camelCase in YAML, unknown fields tolerated on reading."""
+    """A part of the API: snake_case in Python, camelCase in YAML; unknown fields are ignored."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -42,7 +42,7 @@ class ApiModel(BaseModel):
     )
 
     def to_json(self) -> dict[str, Any]:
-        """The part as it stands in YAML: camelCase, without what is not set."""
+        """The part as in YAML: camelCase, without fields that are not set."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 

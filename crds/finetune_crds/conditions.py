@@ -1,6 +1,6 @@
-"""Condition types and reasons of both resources, each with who writes it and when.
+"""Condition types and reasons of both resources.
 
-The operator alone writes conditions. Reasons are CamelCase and stable: people filter on them.
+Only the operator writes conditions. Reasons are CamelCase and stable: people filter on them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Condition(ApiModel):
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     reason: Annotated[str, Field(min_length=1, max_length=1024)]
-    """Why, in one CamelCase word."""
+    """Why it holds or not, as one CamelCase word."""
     message: Annotated[str, Field(max_length=32768)]
-    """Why, in a sentence a person can act on."""
+    """Why it holds or not, and what to do, in a sentence."""
     observed_generation: int | None = None
-    """Generation of the spec it is about."""
+    """Generation of the spec that the condition describes."""
     last_transition_time: datetime
     """When its status last changed."""
 
@@ -47,45 +47,45 @@ class ConditionType(StrEnum):
     """The summary: a FineTuneJob has succeeded; the alias of a ModelPromotion is at a version that passed. The operator
     writes it last, from the other conditions; reason and message are those of the condition that explains it."""
     ACCEPTED = "Accepted"
-    """The spec can be carried out by this version of the operator."""
+    """This version of the operator can carry out the spec."""
     SUSPENDED = "Suspended"
     """`spec.suspend` is true: the pods have stopped, or are stopping; no alias is moved."""
     TRACKED = "Tracked"
-    """The MLflow run exists and MLflow answers."""
+    """The MLflow run exists, and MLflow answers."""
     PREPARED = "Prepared"
     """The splits exist at a known version."""
     TRAINED = "Trained"
-    """An attempt ran to its end."""
+    """A training attempt ran to its end."""
     CHECKPOINT_STORED = "CheckpointStored"
     """The newest checkpoint could be written; absent before the first. Read from the trainer's tag on the run."""
     REGISTERED = "Registered"
     """The version exists and its aliases point at it."""
     PODS_HEALTHY = "PodsHealthy"
-    """Every pod that should run could be scheduled and its image pulled."""
+    """Every pod that should run is scheduled, and its image is pulled."""
     SUCCEEDED = "Succeeded"
-    """Terminal: everything asked for is there."""
+    """Terminal: the job did everything that its spec asks for."""
     FAILED = "Failed"
-    """Terminal: it will not be tried again."""
+    """Terminal: the operator does not try again."""
     REGISTRY_READY = "RegistryReady"
     """The model registry answers."""
     SOURCE_READY = "SourceReady"
     """The source names a version that exists."""
     GATES_PASSED = "GatesPassed"
-    """The candidate passed every gate; Unknown while one cannot be judged."""
+    """The candidate passed every gate; Unknown while a gate cannot be evaluated."""
     APPROVED = "Approved"
-    """The candidate was approved; absent when nobody is asked."""
+    """The candidate was approved; absent when no approval is required."""
     SOAKED = "Soaked"
-    """The soak of the candidate is over; absent without soakSeconds."""
+    """The soak time of the candidate is over; absent without soakSeconds."""
     PROMOTED = "Promoted"
-    """The alias points at the version that should hold it."""
+    """The alias points at the version that it should point at."""
     DRIFTED = "Drifted"
-    """Somebody else moved the alias, and it was left so."""
+    """Something other than this operator moved the alias."""
     SERVED = "Served"
     """The endpoint serves the version that the alias points at; absent without serving."""
 
 
 class ConditionReason(StrEnum):
-    """Reasons, in the order that a job, and then a promotion, can meet them."""
+    """Reasons, in the order in which a job, and then a promotion, can have them."""
 
     ACCEPTED = "Accepted"
     INVALID_SPEC = "InvalidSpec"

@@ -72,7 +72,7 @@ class PodError(ApiModel):
 
 
 class PrepResult(ApiModel):
-    """What the prep pod made."""
+    """What the prep pod wrote."""
 
     rows: SplitCounts
     tokens: SplitCounts
@@ -84,7 +84,7 @@ class PrepResult(ApiModel):
 
 
 class TrainResult(ApiModel):
-    """What rank 0 has to report at the end."""
+    """What rank 0 reports at the end."""
 
     step: NonNegative
     base_eval_loss: float | None = None
@@ -105,7 +105,7 @@ class TerminationMessage(ApiModel):
     """Step of the newest complete checkpoint, also when the pod was preempted."""
 
     def dump(self) -> str:
-        """The message as text; an error's sentence is cut so that all fits into what Kubernetes keeps."""
+        """The message as text; an error's message is cut so that the text fits into the limit of Kubernetes."""
         text = self.model_dump_json(by_alias=True, exclude_none=True)
         if len(text.encode()) <= TERMINATION_MAX_BYTES or self.error is None or not self.error.message:
             return text

@@ -46,7 +46,7 @@ class Source(ApiModel):
     table: Name | None = None
     """Name of a Delta table in Spark's catalog: catalog.schema.table."""
     version: NonNegative | None = None
-    """Version of the Delta table to read. Default: the newest when preparation starts; status names it."""
+    """Version of the Delta table to read. Default: the newest when preparation starts; see status.data.sourceVersion."""
     dataset: Name | None = None
     """Hub data set id, such as tatsu-lab/alpaca."""
     revision: Name | None = None
@@ -54,7 +54,7 @@ class Source(ApiModel):
 
 
 class Columns(ApiModel):
-    """Which columns hold an example. Set those of one kind alone."""
+    """Which columns hold an example. Set the columns of one kind of example only."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -63,14 +63,14 @@ class Columns(ApiModel):
                 "+ (has(self.chosen) ? 1 : 0) == 1",
                 "name one kind of example: text, messages, prompt and response, or prompt, chosen and rejected",
             ),
-            ("!has(self.response) || has(self.prompt)", "response needs prompt beside it"),
+            ("!has(self.response) || has(self.prompt)", "response also needs prompt"),
             (
                 "has(self.chosen) == has(self.rejected) && (!has(self.chosen) || has(self.prompt))",
                 "preference data needs prompt, chosen and rejected",
             ),
             (
                 "!has(self.prompt) || has(self.response) || has(self.chosen)",
-                "prompt needs response, or chosen and rejected, beside it",
+                "prompt also needs response, or chosen and rejected",
             ),
         )
     )
@@ -90,7 +90,7 @@ class Columns(ApiModel):
 
 
 class Splits(ApiModel):
-    """Splits that are prepared already: training starts at once."""
+    """Prepared splits: training starts without a preparation."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -105,7 +105,7 @@ class Splits(ApiModel):
     format: Literal["Delta", "Parquet", "JSONLines"]
     """What the splits are: one Delta table with a split column, or files for each split."""
     path: Uri | None = None
-    """The Delta table, whose `split` column says train, validation or test."""
+    """The Delta table. Its `split` column holds train, validation or test."""
     version: NonNegative | None = None
     """Version of the Delta table. Default: the newest when training starts."""
     train: Uri | None = None
@@ -118,7 +118,7 @@ class NearDedupe(ApiModel):
     """MinHash near-duplicate removal."""
 
     threshold: Fraction = 0.7
-    """Jaccard similarity from which two examples count as duplicates."""
+    """Jaccard similarity at which two examples count as duplicates."""
     bands: Annotated[int, Field(ge=1, le=100)] = 25
     """Bands of the MinHash signature."""
     rows: Annotated[int, Field(ge=1, le=50)] = 10
@@ -129,20 +129,20 @@ class Dedupe(ApiModel):
     """Which duplicates are removed."""
 
     exact: bool = True
-    """Keep one of the examples whose text is the same but for case and white space (all columns of the example)."""
+    """Keep one of the examples whose text (all columns of the example) differs in case and white space only."""
     near: NearDedupe | None = None
     """Also remove near duplicates."""
 
 
 class SplitRatios(ApiModel):
-    """How examples are shared out. An example's split depends on the seed and its key alone."""
+    """How examples are divided into splits. The split of an example depends on the seed and its key only."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
                 "self.train + self.validation + self.test > 0.9999 "
                 "&& self.train + self.validation + self.test < 1.0001",
-                "train, validation and test must add up to 1 (unset, they are 0.9, 0.05 and 0.05)",
+                "train, validation and test must add up to 1 (defaults: 0.9, 0.05 and 0.05)",
             ),
             ("self.train > 0.0", "train must be above 0"),
         )
@@ -155,16 +155,16 @@ class SplitRatios(ApiModel):
     test: Fraction = 0.05
     """Share of the held-out split."""
     seed: NonNegative = 42
-    """Seed of the hash that shares the examples out."""
+    """Seed of the hash that divides the examples."""
     key: Name | None = None
-    """Column that keeps together what belongs together (a conversation, a customer). Default: the text."""
+    """Column whose equal values stay in one split, such as a conversation or a customer. Default: the text."""
 
 
 class DatabricksCluster(ApiModel):
-    """Where a Databricks run of the preparation happens."""
+    """The compute of a preparation that runs on Databricks."""
 
     cluster_id: Name | None = None
-    """Existing cluster; serverless compute when absent."""
+    """Existing cluster. Default: serverless compute."""
     secret_ref: Name | None = None
     """Secret with DATABRICKS_HOST and the credentials."""
 
@@ -184,7 +184,7 @@ class Spark(ApiModel):
     )
 
     mode: Literal["Local", "Kubernetes", "Databricks"] = "Local"
-    """Local: in the prep pod. Kubernetes: the prep pod drives executor pods. Databricks: a run there."""
+    """Local: in the prep pod. Kubernetes: in executor pods, driven by the prep pod. Databricks: as a Databricks run."""
     executors: Positive | None = None
     """Number of executor pods."""
     executor_cores: Positive | None = None
@@ -194,9 +194,9 @@ class Spark(ApiModel):
     driver_memory: Name = "2g"
     """Heap of the driver, such as 2g."""
     conf: StringMap = Field(default_factory=dict)
-    """Further Spark settings."""
+    """More Spark settings."""
     databricks: DatabricksCluster | None = None
-    """Where the Databricks run happens."""
+    """The compute of the Databricks run."""
 
 
 class Prepare(ApiModel):
@@ -216,51 +216,51 @@ class Prepare(ApiModel):
     )
 
     output: Uri
-    """Delta table to write: s3://bucket/folder, or an absolute path on a volume. A new version each time."""
+    """Delta table to write: s3://bucket/folder, or an absolute path on a volume. Each preparation writes a new version."""
     not_null: Annotated[list[Name], Field(max_length=32)] = Field(default_factory=list)
-    """Columns that must not be null or blank. The example's own columns never may be."""
+    """Columns that must not be null or blank, besides the columns of the example."""
     min_quality: float | None = None
-    """Least quality score; examples without a score are dropped."""
+    """Minimum quality score. Examples without a score are dropped."""
     quality_column: Name = "quality"
     """Column with the quality score."""
     min_chars: NonNegative | None = None
-    """Least length of an example in characters."""
+    """Minimum length of an example in characters."""
     max_chars: Positive | None = None
-    """Greatest length of an example in characters."""
+    """Maximum length of an example in characters."""
     filter: LongText | None = None
     """Spark SQL condition that an example must meet, such as `language = 'en'`."""
     dedupe: Dedupe = Field(default_factory=Dedupe)
     """Which duplicates are removed. Default: exact ones."""
     prompt_template: LongText | None = None
-    """Prompt with {column} where a column's value goes. Alone it makes the whole text of the example.
+    """Template of the prompt; {column} stands for the column's value. Without responseTemplate it renders the whole text.
 
-    Preference data: it renders the prompt; chosen and rejected stay as they are.
+    Preference data: it renders the prompt; chosen and rejected stay unchanged.
     """
     response_template: LongText | None = None
-    """Answer with {column} where a column's value goes; loss can then be taken on the answer alone."""
+    """Template of the answer; {column} is replaced by the column's value. With it, the loss can cover the answer only."""
     max_tokens: Positive | None = None
-    """Greatest length of an example in tokens of the model's tokenizer; longer ones are dropped and counted.
+    """Maximum length of an example in tokens of the model's tokenizer. Longer examples are dropped and counted.
 
     Preference data: prompt and chosen, plus prompt and rejected.
     """
     limit: Positive | None = None
-    """Greatest number of examples, chosen by a seeded hash."""
+    """Maximum number of examples; a seeded hash chooses them."""
     split: SplitRatios = Field(default_factory=SplitRatios)
-    """How examples are shared out. Default: 0.9, 0.05 and 0.05 with seed 42."""
+    """How examples are divided into splits. Default: 0.9, 0.05 and 0.05 with seed 42."""
     spark: Spark = Field(default_factory=Spark)
     """How Spark runs. Default: Local."""
     image: Name | None = None
-    """Image of the prep pod. Default: the one the operator was installed with."""
+    """Image of the prep pod. Default: the image that the operator is installed with."""
     env: Annotated[list[EnvVar], Field(max_length=64)] = Field(default_factory=list)
-    """Environment of the prep pod."""
+    """Environment variables of the prep pod."""
     env_from: Annotated[list[EnvFromSource], Field(max_length=16)] = Field(default_factory=list)
-    """Secrets and ConfigMaps whose keys become environment of the prep pod."""
+    """Secrets and ConfigMaps whose keys become environment variables of the prep pod."""
     pod_template: Passthrough | None = None
-    """Anything else of a PodTemplateSpec; the container is named `prep`."""
+    """Any other field of a PodTemplateSpec; the container is named `prep`."""
 
 
 class Data(ApiModel):
-    """The examples: a source with its preparation, or splits that are prepared already."""
+    """The examples: a source and its preparation, or prepared splits."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -268,12 +268,12 @@ class Data(ApiModel):
             ("has(self.source) == has(self.prepare)", "source and prepare go together"),
             (
                 "!has(self.prepare) || !has(self.prepare.promptTemplate) || !has(self.columns.messages)",
-                "prepare.promptTemplate cannot go with columns.messages, which the model's chat template renders: "
+                "prepare.promptTemplate cannot be used with columns.messages, which the model's chat template renders: "
                 "remove one",
             ),
             (
                 "!has(self.prepare) || !has(self.prepare.responseTemplate) || !has(self.columns.chosen)",
-                "prepare.responseTemplate cannot go with columns.chosen: promptTemplate renders the prompt, and both "
+                "prepare.responseTemplate cannot be used with columns.chosen: promptTemplate renders the prompt, and both "
                 "answers stay as they are",
             ),
             (
@@ -285,10 +285,10 @@ class Data(ApiModel):
     )
 
     source: Source | None = None
-    """The raw corpus, to be prepared."""
+    """The raw corpus."""
     columns: Columns
     """Which columns hold an example."""
     prepare: Prepare | None = None
     """How the source becomes splits."""
     splits: Splits | None = None
-    """Splits that are prepared already."""
+    """Prepared splits."""

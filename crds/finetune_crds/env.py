@@ -1,4 +1,4 @@
-"""Environment of the pods, and the names in it that belong to the operator."""
+"""Environment variables of the pods, and the names that are reserved for the operator."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class EnvVar(ApiModel):
         json_schema_extra=rules(
             (
                 f"!(self.name in {RESERVED_LIST})",
-                "this variable is set by the operator (rendezvous, MLflow run, recipe): remove it",
+                "the operator sets this variable (rendezvous, MLflow run, recipe): remove it",
             ),
         )
     )
@@ -70,7 +70,7 @@ class EnvFromSource(ApiModel):
     )
 
     prefix: Name | None = None
-    """Put before each name."""
+    """Prefix of each name."""
     secret_ref: LocalReference | None = None
     """The Secret."""
     config_map_ref: LocalReference | None = None

@@ -31,7 +31,7 @@ Alias = Annotated[
         json_schema_extra=rules(
             (
                 "!self.matches('(?i)^(latest|v[0-9]+)$')",
-                "MLflow keeps the aliases latest and v<number> for itself: choose another",
+                "MLflow reserves the aliases latest and v<number>: choose another",
             ),
         ),
     ),
@@ -53,33 +53,33 @@ class Code(ApiModel):
     volume: Name | None = None
     """Volume of podTemplate that holds the code."""
     mount_path: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^/.*")] = "/workspace"
-    """Folder where the code is found; also the working directory."""
+    """Folder of the code; also the working directory."""
 
 
 class Trainer(ApiModel):
     """What runs in the training pods."""
 
     image: Name | None = None
-    """Image. Default: the one the operator was installed with."""
+    """Image. Default: the image that the operator is installed with."""
     command: Annotated[list[LongText], Field(max_length=64)] = Field(default_factory=list)
-    """Command of your own, run once in each pod: [torchrun, my_train.py]. Default: the built-in loop."""
+    """Your own command, run once in each pod, such as [torchrun, my_train.py]. Default: the built-in loop."""
     args: Annotated[list[LongText], Field(max_length=256)] = Field(default_factory=list)
     """Arguments of that command."""
     env: Annotated[list[EnvVar], Field(max_length=64)] = Field(default_factory=list)
-    """Environment of the pods."""
+    """Environment variables of the pods."""
     env_from: Annotated[list[EnvFromSource], Field(max_length=16)] = Field(default_factory=list)
-    """Secrets and ConfigMaps whose keys become environment of the pods."""
+    """Secrets and ConfigMaps whose keys become environment variables of the pods."""
     code: Code | None = None
     """Your own training script."""
     parameters: StringMap = Field(default_factory=dict)
-    """Parameters of your own script; it finds them in the recipe at HYPERPARAMETERS_PATH, under `parameters`."""
+    """Parameters of your own script, which reads them from the recipe at HYPERPARAMETERS_PATH, under `parameters`."""
 
 
 class Tracking(ApiModel):
     """The MLflow run."""
 
     uri: Uri | None = None
-    """MLflow tracking server. Default: the one the operator was installed with."""
+    """MLflow tracking server. Default: the server that the operator is installed with."""
     registry_uri: Uri | None = None
     """MLflow model registry. Default: the tracking server."""
     experiment: Name | None = None
@@ -91,7 +91,7 @@ class Tracking(ApiModel):
     secret_ref: LocalReference | None = None
     """Secret with MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN."""
     system_metrics: bool = False
-    """Log CPU, memory and GPU figures of each rank, every 10 s."""
+    """Log CPU, memory and GPU metrics of each rank, every 10 s."""
 
 
 class Register(ApiModel):
@@ -111,15 +111,15 @@ class RunPolicy(ApiModel):
     """What happens when a run fails, takes too long or ends."""
 
     max_restarts: NonNegative = 3
-    """Times the whole gang is started again after a failure. Preemption and node loss do not count."""
+    """How often the whole gang restarts after a failure. Preemption and node loss do not count."""
     retryable_exit_codes: Annotated[list[ExitCode], Field(max_length=64)] = Field(default_factory=list)
-    """If set, only these exit codes lead to a restart."""
+    """If set, only these exit codes cause a restart."""
     fatal_exit_codes: Annotated[list[ExitCode], Field(max_length=64)] = [64, 65]
     """Exit codes that fail the job at once: 64 the recipe is wrong, 65 the data is wrong."""
     active_deadline_seconds: Positive | None = None
-    """The job fails when preparation and training have run longer than this, time suspended left out."""
+    """The job fails when preparation and training take longer than this. Time in suspension does not count."""
     ttl_seconds_after_finished: NonNegative | None = None
-    """Seconds after the end until the pods and other children are deleted. The FineTuneJob itself stays."""
+    """Seconds from the end until the pods and other children are deleted. The FineTuneJob itself stays."""
     queue_name: Name | None = None
     """Kueue queue that admits the training pods."""
 
@@ -179,7 +179,7 @@ class FineTuneJobSpec(ApiModel):
             ),
             (
                 "!(self.method.type in ['PrefixTuning', 'PromptTuning']) || !self.training.compile",
-                "layers are not compiled with virtual tokens before them: set training.compile: false",
+                "virtual tokens do not work with compiled layers: set training.compile: false",
             ),
             (
                 "!self.training.loadBest || has(self.checkpoint)",
@@ -225,20 +225,20 @@ class FineTuneJobSpec(ApiModel):
     trainer: Trainer = Field(default_factory=Trainer)
     """What runs in the training pods. Default: the built-in loop."""
     pod_template: Passthrough | None = None
-    """Anything else of a PodTemplateSpec (GPUs, tolerations, volumes); the container is named `trainer`.
+    """Any other field of a PodTemplateSpec (GPUs, tolerations, volumes); the container is named `trainer`.
 
     A change takes effect with the next attempt.
     """
     checkpoint: Checkpoint | None = None
-    """Where the run can be taken up again. Without it, every attempt starts from the beginning."""
+    """Where a restart resumes from. Without it, every attempt starts from the beginning."""
     tracking: Tracking = Field(default_factory=Tracking)
     """The MLflow run."""
     register_: Register | None = Field(default=None, alias="register")
-    """The registered model. Without it the run is tracked and nothing is registered."""
+    """The registered model. Without it, the run is tracked and nothing is registered."""
     run_policy: RunPolicy = Field(default_factory=RunPolicy)
-    """What happens when a run fails, takes too long or ends. May change while the job runs."""
+    """What happens when a run fails, takes too long or ends. You can change it while the job runs."""
     suspend: bool = False
-    """Stop the pods and keep the checkpoint; false again goes on from it. May change while the job runs."""
+    """True stops the pods and keeps the checkpoint; false resumes from it. You can change it while the job runs."""
 
 
 class FineTuneJob(ApiModel):
@@ -276,4 +276,4 @@ class FineTuneJob(ApiModel):
     spec: FineTuneJobSpec
     """What to train, on what, and how."""
     status: FineTuneJobStatus = Field(default_factory=FineTuneJobStatus)
-    """What the operator has to say."""
+    """What the operator reports."""

@@ -1,4 +1,4 @@
-"""Gates: what a model version has to meet before an alias moves to it."""
+"""Gates: conditions that a model version must meet before an alias moves to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Tolerance = Annotated[float, Field(ge=0, le=1e12)]
 
 
 class MetricGate(ApiModel):
-    """Bounds of a number: a tag of the version or, where it has none of the name, a metric of its run."""
+    """Bounds of a number: a tag of the version or, if the version has no tag of that name, a metric of its run."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -24,9 +24,9 @@ class MetricGate(ApiModel):
     name: Name
     """Name of the metric."""
     min: float | None = None
-    """Least value that passes."""
+    """Minimum value that passes."""
     max: float | None = None
-    """Greatest value that passes."""
+    """Maximum value that passes."""
 
 
 class TagGate(ApiModel):
@@ -46,7 +46,7 @@ class Tolerance(ApiModel):
             ("has(self.absolute) != has(self.relative)", "set absolute or relative"),
             (
                 "!has(self.relative) || self.relative <= 1.0",
-                "relative is a share of the present holder's value: 0.05 for five percent",
+                "relative is a share of the value of the version that the alias points at: 0.05 for five percent",
             ),
         )
     )
@@ -54,13 +54,13 @@ class Tolerance(ApiModel):
     absolute: _Tolerance | None = None
     """In the metric's own unit."""
     relative: _Tolerance | None = None
-    """As a share of the present holder's value: 0.05 for five percent."""
+    """As a share of the value of the version that the alias points at: 0.05 for five percent."""
 
 
 class ComparisonGate(ApiModel):
-    """Compared with the version that the alias points at now, if both were evaluated on the same data.
+    """A comparison with the version that the alias points at, if both were evaluated on the same data.
 
-    An alias that points nowhere has nobody to compare with: the gate passes.
+    If the alias does not exist yet, the gate passes.
     """
 
     model_config = ConfigDict(
@@ -70,11 +70,11 @@ class ComparisonGate(ApiModel):
     )
 
     metric: Name
-    """Name of the metric, of both versions."""
+    """Name of the metric; both versions must have it."""
     goal: Literal["Minimize", "Maximize"]
     """Which direction is better: Minimize for a loss, Maximize for an accuracy."""
     better_by: Tolerance | None = None
-    """The version must be better by at least this much; with `absolute: 0` an equal one passes too."""
+    """The version must be better by at least this much. With `absolute: 0` an equal version passes too."""
     not_worse_than: Tolerance | None = None
     """The version may be worse by at most this much."""
 
@@ -94,13 +94,13 @@ class Gate(ApiModel):
     name: Annotated[
         str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")
     ]
-    """Name of the gate, as its verdict shows it."""
+    """Name of the gate, which its verdict repeats."""
     metric: MetricGate | None = None
     """Bounds of a number."""
     tag: TagGate | None = None
     """A tag that the version must have."""
     comparison: ComparisonGate | None = None
-    """Compared with the version that the alias points at now."""
+    """A comparison with the version that the alias points at."""
 
 
 Gates = Annotated[

@@ -19,7 +19,7 @@ _YEAR_IN_SECONDS = 366 * 24 * 3600
 
 
 def _number_or_word(pattern: str) -> dict[str, Any]:
-    """A schema for what people write with or without quotes."""
+    """A schema for values that people write with or without quotes."""
     choices = [{"type": "integer"}, {"type": "string"}]
     bounds = {"minimum": 1, "maximum": _LARGEST_VERSION, "pattern": f"^{pattern}$"}
     return {"x-kubernetes-int-or-string": True, "anyOf": choices, **bounds}
@@ -58,13 +58,13 @@ class Source(ApiModel):
     version: VersionNumber | None = None
     """A version by its number."""
     alias: Alias | None = None
-    """Whatever version another alias of the model points at, now and later."""
+    """The version that another alias of the model points at, also when that alias moves later."""
     fine_tune_job: Name | None = None
-    """The version that a FineTuneJob of this namespace registers; waited for until the job has succeeded."""
+    """The version that a FineTuneJob of this namespace registers, once the job has succeeded."""
 
 
 class Approval(ApiModel):
-    """A person's word."""
+    """The approval of a person."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -79,20 +79,20 @@ class Approval(ApiModel):
     required: bool = True
     """Whether a version that passed its gates waits for a person."""
     version: VersionNumber | None = None
-    """The version that is approved; it counts for no other."""
+    """The version that is approved. The approval counts for no other version."""
     by: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Who approves, for the history."""
     bypass_soak: bool | None = None
-    """Do not wait for the rest of soakSeconds once the version is approved."""
+    """Skip the rest of soakSeconds once the version is approved."""
     timeout_seconds: Annotated[int, Field(ge=1, le=_YEAR_IN_SECONDS)] | None = None
-    """The version is refused when it is not approved within this time. Default: no limit."""
+    """The version is refused if it is not approved within this time. Default: no limit."""
 
 
 class PromotionTracking(ApiModel):
     """The MLflow server and the model registry."""
 
     uri: Uri | None = None
-    """MLflow tracking server, or databricks. Default: the one the operator was installed with."""
+    """MLflow tracking server, or databricks. Default: the server that the operator is installed with."""
     registry_uri: Uri | None = None
     """Model registry: that of an MLflow server, or databricks-uc. Default: the tracking server."""
     secret_ref: LocalReference | None = None
@@ -109,18 +109,18 @@ def _fixed(field: str) -> tuple[str, str]:
 
 
 class ModelPromotionSpec(ApiModel):
-    """Which alias should point where, and what has to be true before it does."""
+    """Which alias points where, and which conditions a version must meet first."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             *(_fixed(field) for field in ("model", "alias", "tracking.uri", "tracking.registryUri")),
             (
                 "!has(self.source.alias) || self.source.alias != self.alias",
-                "source.alias is the alias itself: name the one that comes before it",
+                "source.alias is the alias of this promotion: name another one",
             ),
             (
                 "!self.model.matches('[/:]')",
-                "MLflow takes no slash and no colon in the name of a model: remove them",
+                "MLflow allows no slash and no colon in the name of a model: remove them",
             ),
             (
                 "!has(self.tracking.registryUri) || !self.tracking.registryUri.startsWith('databricks-uc') || "
@@ -133,24 +133,25 @@ class ModelPromotionSpec(ApiModel):
     model: Annotated[str, Field(min_length=1, max_length=768)]
     """The registered model; catalog.schema.name in Unity Catalog."""
     alias: Alias
-    """The alias that this resource keeps."""
+    """The alias that this resource manages."""
     source: Source
     """Where the version comes from."""
     gates: Gates = Field(default_factory=list)
-    """What the version has to meet. All of them must pass; one that cannot be judged yet is waited for."""
+    """Conditions that the version must meet. All must pass. A gate that cannot be evaluated yet delays the promotion."""
     approval: Approval | None = None
-    """Wait for a person. Default: nobody is asked."""
+    """Wait for the approval of a person. Default: no approval is required."""
     soak_seconds: Annotated[int, Field(ge=0, le=_YEAR_IN_SECONDS)] = 0
     """Time between passing the gates and moving the alias."""
     on_drift: Literal["Repair", "Warn", "Adopt"] = "Repair"
-    """When somebody else moves the alias: put it back, only say so, or take it as it is until a new version comes."""
+    """What happens when someone else moves the alias: Repair moves it back, Warn reports it, Adopt accepts it until the source
+    names a new version."""
     on_delete: Literal["KeepAlias", "RemoveAlias"] = "KeepAlias"
-    """What becomes of the alias when this resource is deleted."""
+    """What happens to the alias when this resource is deleted."""
     rollback_to: RollbackTarget | None = None
-    """Point the alias at the version before (Previous) or at a version by number, without gates, and keep it there for
-    as long as this is set."""
+    """Point the alias at the previous version (Previous) or at a version by number, without gates, and keep it there while
+    this field is set."""
     suspend: bool = False
-    """Move nothing, whatever happens; false again goes on."""
+    """True stops all moves of the alias and all changes of the endpoint; false resumes."""
     tags: StringMap = Field(default_factory=dict)
     """Tags that a version gets when the alias moves to it."""
     tracking: PromotionTracking = Field(default_factory=PromotionTracking)
@@ -160,7 +161,7 @@ class ModelPromotionSpec(ApiModel):
 
 
 class ModelPromotion(ApiModel):
-    """Keep an alias of a registered model at the version that should hold it."""
+    """Keep an alias of a registered model at the version that it should point at."""
 
     PLURAL: ClassVar[str] = "modelpromotions"
     KIND: ClassVar[str] = "ModelPromotion"
@@ -183,6 +184,6 @@ class ModelPromotion(ApiModel):
     kind: Literal["ModelPromotion"] = "ModelPromotion"
     metadata: dict[str, Any] = Field(default_factory=dict)
     spec: ModelPromotionSpec
-    """Which alias should point where, and what has to be true before it does."""
+    """Which alias points where, and which conditions a version must meet first."""
     status: ModelPromotionStatus = Field(default_factory=ModelPromotionStatus)
-    """What the operator has to say."""
+    """What the operator reports."""

@@ -1,4 +1,4 @@
-"""`status` of a ModelPromotion: what the operator has to say."""
+"""`status` of a ModelPromotion: what the operator reports."""
 
 from __future__ import annotations
 
@@ -39,52 +39,52 @@ _Sentence = Annotated[str, Field(max_length=4096)]
 
 
 class GateVerdict(ApiModel):
-    """What one gate says of the candidate."""
+    """The verdict of one gate on the candidate."""
 
     name: str
     """Name of the gate."""
     verdict: Verdict
-    """Inconclusive: something to judge by is missing, and is waited for."""
+    """Passed, Failed, or Inconclusive while something that the gate needs is missing."""
     value: str | None = None
-    """What the candidate has: a number, or a tag's value."""
+    """The candidate's value: a number, or the value of a tag."""
     limit: str | None = None
-    """What it is held against, such as <= 2.5."""
+    """What the value is compared with, such as <= 2.5."""
     holder: str | None = None
-    """What the present holder of the alias has, in a comparison."""
+    """The value of the version that the alias points at, in a comparison."""
     message: _Sentence
-    """The same in a sentence."""
+    """The verdict in a sentence."""
 
 
 class GatesStatus(ApiModel):
-    """What the gates say of a version."""
+    """The verdicts of the gates on a version."""
 
     version: _Version
-    """The version that was judged."""
+    """The version that was evaluated."""
     holder: _Version | None = None
-    """The version that held the alias then."""
+    """The version that the alias pointed at."""
     digest: str
     """Digest of spec.gates at that time."""
     summary: str
-    """Gates passed of all, such as 2/3."""
+    """Number of gates that passed, of all, such as 2/3."""
     verdicts: Annotated[list[GateVerdict], Field(max_length=64)] = Field(default_factory=list)
-    """One for each gate, in the order of the spec."""
+    """The verdict of each gate, in the order of the spec."""
 
 
 class ApprovalStatus(ApiModel):
-    """Where the approval of a version stands."""
+    """The state of the approval of a version."""
 
     version: _Version
-    """The version that waits, or was approved."""
+    """The version that waits for approval or was approved."""
     requested_at: datetime
-    """Since when."""
+    """When the approval was requested."""
     expires_at: datetime | None = None
-    """When it is refused."""
+    """When the version is refused without approval."""
     approved_at: datetime | None = None
-    """When the approval was seen."""
+    """When the operator saw the approval."""
 
 
 class SoakStatus(ApiModel):
-    """Where the soak of a version stands."""
+    """The soak time of a version."""
 
     version: _Version
     """The version that passed its gates."""
@@ -95,84 +95,86 @@ class SoakStatus(ApiModel):
 
 
 class Move(ApiModel):
-    """A move of the alias. In the journal it is written down before it is made."""
+    """A move of the alias. The journal records it before it is made."""
 
     from_version: _Version | None = None
-    """The version before; absent for none."""
+    """The version before the move; absent when there was none."""
     to_version: _Version | None = None
-    """The version after; absent for none."""
+    """The version after the move; absent when the alias was removed."""
     reason: MoveReason
-    """Why, in one word."""
+    """Why, as one word."""
     message: _Sentence
     """Why, in a sentence."""
     by: Annotated[str, Field(max_length=512)]
-    """Who: the approver, or who last changed the spec, or the registry's user unknown to us."""
+    """Who caused it: the approver, the field manager that last changed the spec, or an unknown user of the registry."""
     at: datetime
     """When."""
     gates: str | None = None
-    """Digest of the gates that the version passed; absent when none were asked."""
+    """Digest of the gates that the version passed; absent for a move without gates."""
     approved: bool | None = None
-    """Whether a person approved it; absent when nobody was asked."""
+    """Whether a person approved it; absent when no approval was required."""
 
 
 class RollbackStatus(ApiModel):
-    """What spec.rollbackTo came to mean; decided once, when it was first seen."""
+    """The target of spec.rollbackTo; resolved once, when the operator first sees it."""
 
     requested: str
     """spec.rollbackTo."""
     version: _Version
-    """The version it stands for."""
+    """The version that it resolved to."""
 
 
 class Withheld(ApiModel):
-    """A version that is not promoted although its gates may pass, until something changes."""
+    """A version that the operator does not promote, even if its gates pass, until something changes."""
 
     version: _Version
     """The version."""
     reason: Literal["Adopted", "Withdrawn"]
-    """Adopted: somebody moved the alias elsewhere. Withdrawn: its endpoint failed."""
+    """Adopted: someone moved the alias to another version. Withdrawn: its endpoint failed."""
     digest: str
-    """Digest of spec.gates and spec.serving then; after Withdrawn, another one gives the version a new chance."""
+    """Digest of spec.gates and spec.serving at that time. After Withdrawn, a change of either gives the version a new
+    chance."""
     back: _Version | None = None
-    """After Withdrawn: the version that gets the alias back, as the endpoint goes back to it; absent where no version had
-    the alias before, so that it is removed."""
+    """After Withdrawn: the version that alias and endpoint go back to; absent when the alias had no version before, and is
+    removed."""
     message: _Sentence
     """Why, in a sentence."""
 
 
 class ModelPromotionStatus(ApiModel):
-    """What the operator has to say."""
+    """What the operator reports."""
 
     phase: PromotionPhase | None = None
-    """One word for where the promotion stands; derived from the conditions."""
+    """Where the promotion stands, as one word; derived from the conditions."""
     observed_generation: NonNegative | None = None
-    """Generation of the spec that this status is about."""
+    """Generation of the spec that this status describes."""
     current: _Version | None = None
-    """The version that the alias points at, as the registry last said."""
+    """The version that the alias points at, as last read from the registry."""
     promoted: _Version | None = None
-    """The version that the alias should point at: where this resource last put it, found it, or let it be."""
+    """The version that the alias should point at: where the operator last moved, found or accepted it."""
     previous: _Version | None = None
-    """The version before it: where rollbackTo: Previous goes."""
+    """The version before `promoted`: the target of rollbackTo: Previous."""
     candidate: _Version | None = None
     """The version that the source names."""
     source: Annotated[str, Field(max_length=512)] | None = None
-    """Where the candidate came from."""
+    """The source of the candidate."""
     watched_since: datetime | None = None
-    """Since when the alias is watched: where it was then is where things start, and a later hand is drift."""
+    """Since when the operator watches the alias. A move by someone else after this time is drift."""
     gates: GatesStatus | None = None
-    """What the gates say of the candidate."""
+    """The verdicts of the gates on the candidate."""
     approval: ApprovalStatus | None = None
-    """Where the approval of the candidate stands."""
+    """The state of the approval of the candidate."""
     soak: SoakStatus | None = None
-    """Where the soak of the candidate stands."""
+    """The soak time of the candidate."""
     move: Move | None = None
-    """The journal: a move that is under way."""
+    """The journal: the move in progress."""
     abandoned: Move | None = None
-    """A move that was journalled and then given up, `at` that time; it is put back should its write still arrive."""
+    """A move that was recorded and then given up, `at` that time. If its write still arrives, the operator moves the alias
+    back."""
     rollback: RollbackStatus | None = None
-    """What spec.rollbackTo came to mean."""
+    """The target of spec.rollbackTo."""
     withheld: Withheld | None = None
-    """A version that is passed over."""
+    """A version that the operator does not promote for now."""
     serving: ServingStatus | None = None
     """The endpoint."""
     history: Annotated[list[Move], Field(max_length=20)] = Field(default_factory=list)

@@ -21,7 +21,7 @@ class RecipeError(ValueError):
 
 
 class JobReference(ApiModel):
-    """The FineTuneJob a recipe was made from."""
+    """The FineTuneJob that a recipe describes."""
 
     name: str
     namespace: str
@@ -29,9 +29,9 @@ class JobReference(ApiModel):
 
 
 class Recipe(ApiModel):
-    """Everything a pod needs to know; the parts are those of FineTuneJob.spec.
+    """Everything that a pod reads; the parts are those of FineTuneJob.spec.
 
-    For training, `data.splits` names the splits and their version, also when the job prepared them itself.
+    For training, `data.splits` names the splits and their version, also if this job prepared them.
     """
 
     kind: Literal["Recipe"] = "Recipe"
@@ -54,7 +54,7 @@ class Recipe(ApiModel):
         return cls(job=job, parameters=spec.trainer.parameters, **shared)
 
     def digest(self) -> str:
-        """A short SHA-256 of everything but who runs it: two jobs with the same digest do the same thing.
+        """A short SHA-256 of the recipe without its job and tracking: two jobs with the same digest do the same.
 
         Defaults are left out, so that a field which a later version adds does not change the digest.
         """
@@ -72,16 +72,16 @@ class Recipe(ApiModel):
         """Read a recipe.
 
         Raises:
-            RecipeError: the file is missing, is no text or no YAML, or does not fit the schema; the message says where.
+            RecipeError: the file is missing, is not text or not YAML, or does not fit the schema; the message says where.
         """
         try:
             return cls.model_validate(yaml.safe_load(Path(path).read_text(encoding="utf-8")))
         except OSError as error:
             raise RecipeError(f"the recipe {path} cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise RecipeError(f"the recipe {path} is no text: {error}") from error
+            raise RecipeError(f"the recipe {path} is not text: {error}") from error
         except yaml.YAMLError as error:
-            raise RecipeError(f"the recipe {path} is no YAML: {error}") from error
+            raise RecipeError(f"the recipe {path} is not YAML: {error}") from error
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "the top"

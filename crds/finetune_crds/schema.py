@@ -37,7 +37,7 @@ def _is_part(field: Schema) -> bool:
 
 
 def _with_default(field: Schema, *, part: bool) -> Schema:
-    """A part of defaults alone has those as its own default, so that the API server fills them in.
+    """A part whose fields all have defaults gets them as its own default, so that the API server fills them in.
 
     CEL rules can then read `self.training.packing` without asking whether the part is there. Empty lists and
     maps stay absent.
@@ -52,7 +52,7 @@ def _with_default(field: Schema, *, part: bool) -> Schema:
 
 
 def _say_default(field: Schema) -> Schema:
-    """`kubectl explain` shows descriptions alone, so they name the default."""
+    """`kubectl explain` shows descriptions only, so they name the default."""
     text, default = field.get("description", ""), field.get("default")
     if default is None or "Default:" in text:
         return field
@@ -91,10 +91,10 @@ def structural(schema: Schema, definitions: Schema | None = None) -> Schema:
 
 
 def _without_defaults(schema: Schema) -> Schema:
-    """The same, to be filled in by who reads it; the descriptions still name the defaults.
+    """The schema without defaults, which the reader fills in; the descriptions still name them.
 
     NB: Argo CD compares a list as a whole, so one default that the API server puts into an item of it is a difference
-    from Git that no sync takes away.
+    from Git that no sync removes.
     """
     kept = {key: value for key, value in schema.items() if key != "default"}
     for nested in ("items", "additionalProperties"):

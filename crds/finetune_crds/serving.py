@@ -23,29 +23,29 @@ class InferenceTable(ApiModel):
     schema_: _UcName = Field(alias="schema")
     """Schema in that catalog."""
     table_prefix: _UcName | None = None
-    """Start of the table's name. Default: the endpoint's name."""
+    """Prefix of the table's name. Default: the endpoint's name."""
 
 
 class ProvisionedThroughput(ApiModel):
-    """Throughput that is reserved for a language model, in place of a workload of a size."""
+    """Throughput that is reserved for a language model, instead of a workload size."""
 
     model_units: Positive
-    """Model units to reserve, as Databricks sells them for the model."""
+    """Model units to reserve, as Databricks offers them for the model."""
     burst_scaling: bool = False
     """Let Databricks add units for a short time under load."""
 
 
 class CanaryStep(ApiModel):
-    """A share of the traffic for a time."""
+    """A share of the traffic, and how long it stays."""
 
     percent: _Percent
     """Traffic that goes to the new version, in percent."""
     minutes: Annotated[int, Field(ge=0, le=10080)]
-    """How long, before the next step."""
+    """Minutes until the next step."""
 
 
 class Canary(ApiModel):
-    """The way to full traffic, in steps that go forward on their own."""
+    """A gradual increase of the new version's traffic, in steps that advance automatically."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -58,9 +58,9 @@ class Canary(ApiModel):
     )
 
     steps: Annotated[list[CanaryStep], Field(min_length=1, max_length=10)]
-    """The steps; after the last one the new version gets everything."""
+    """The steps. After the last step the new version receives all traffic."""
     gates: Gates = Field(default_factory=list)
-    """Looked at all the time during the steps. One that fails takes the endpoint and the alias back."""
+    """Gates that are evaluated during the steps. A gate that fails moves the endpoint and the alias back."""
 
 
 class DatabricksServing(ApiModel):
@@ -85,26 +85,26 @@ class DatabricksServing(ApiModel):
     ]
     """Name of the endpoint."""
     workload_size: Literal["Small", "Medium", "Large"] | None = None
-    """How many requests are served at a time: Small 4, Medium 8 to 16, Large 16 to 64. Default: Small."""
+    """Concurrent requests: Small 4, Medium 8 to 16, Large 16 to 64. Default: Small."""
     workload_type: Literal["CPU", "GPU_SMALL", "GPU_MEDIUM", "GPU_LARGE", "MULTIGPU_MEDIUM"] | None = None
     """Kind of machine. Default: CPU."""
     scale_to_zero: bool | None = None
-    """Stop the machines when nobody asks. Default: true."""
+    """Stop the machines when there are no requests. Default: true."""
     provisioned_throughput: ProvisionedThroughput | None = None
     """Throughput that is reserved for a language model."""
     previous_percent: Annotated[int, Field(ge=0, le=99)] = 0
-    """Traffic that the previous version keeps once the new one is in place, in percent."""
+    """Traffic that the previous version keeps after the rollout, in percent."""
     environment: Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=64)] = Field(
         default_factory=dict
     )
-    """Environment of the served model; a value may be a secret of the workspace: {{secrets/scope/key}}."""
+    """Environment variables of the served model. A value can name a secret of the workspace: {{secrets/scope/key}}."""
     inference_table: InferenceTable | None = None
     """Where requests and responses are logged."""
     canary: Canary | None = None
-    """The way to full traffic. Default: at once."""
+    """A gradual increase of the new version's traffic. Default: all traffic at once."""
     secret_ref: LocalReference | None = None
     """Secret with DATABRICKS_HOST and DATABRICKS_TOKEN, or DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET. Default:
-    the workspace that the operator was installed with."""
+    the workspace that the operator is installed with."""
 
 
 class Serving(ApiModel):
@@ -119,7 +119,7 @@ class Serving(ApiModel):
 
 
 class Route(ApiModel):
-    """A version, and the share of the traffic that it gets."""
+    """A version and its share of the traffic."""
 
     version: Annotated[str, Field(max_length=32)]
     """Version of the model."""
@@ -132,23 +132,23 @@ _Mark = Annotated[str, Field(max_length=64)]
 
 
 class EndpointChange(ApiModel):
-    """A change of the endpoint, written down before Databricks is asked for it."""
+    """A change of the endpoint, recorded before the operator requests it."""
 
     routes: _Routes
-    """Who is to get how much of the traffic."""
+    """The versions and their share of the traffic after the change."""
     settings: _Mark
-    """Digest of everything else that the spec says of the endpoint."""
+    """Digest of the other settings of the endpoint in the spec."""
     revision: _Mark | None = None
-    """When the endpoint was last changed before that, as Databricks said."""
+    """Time of the last change before that, as Databricks reported it."""
 
 
 class EndpointFailure(ApiModel):
-    """A change that failed; it is not tried again until the spec changes."""
+    """A change that failed. The operator does not try it again until the spec changes."""
 
     version: Annotated[str, Field(max_length=32)]
-    """The version that was to be served."""
+    """The version that failed."""
     generation: NonNegative
-    """Generation of the spec then."""
+    """Generation of the spec at that time."""
     reason: Literal["EndpointFailed", "CanaryFailed"]
     """EndpointFailed: Databricks could not deploy it. CanaryFailed: a gate of the canary failed."""
     message: Annotated[str, Field(max_length=4096)]
@@ -156,33 +156,33 @@ class EndpointFailure(ApiModel):
 
 
 class ServingStatus(ApiModel):
-    """What is known of the endpoint."""
+    """The state of the endpoint."""
 
     endpoint: str | None = None
     """Its name."""
     url: Annotated[str, Field(max_length=1024)] | None = None
-    """Where requests go."""
+    """URL for requests."""
     state: str | None = None
-    """Ready, NotReady, Updating, UpdateFailed or Missing, as Databricks last said."""
+    """Ready, NotReady, Updating, UpdateFailed or Missing, as Databricks last reported it."""
     version: Annotated[str, Field(max_length=32)] | None = None
-    """The version that it is being moved to, or serves."""
+    """The version that the endpoint serves or moves to."""
     routes: _Routes | None = None
-    """Who gets how much of the traffic now."""
+    """The versions and their present share of the traffic."""
     step: NonNegative | None = None
-    """Step of the canary that is under way, from 1."""
+    """Present step of the canary, from 1."""
     steps: NonNegative | None = None
-    """Steps in all."""
+    """Total number of steps."""
     step_since: datetime | None = None
-    """Since when that step is in force; absent until it is."""
+    """When that step took effect; absent before."""
     next_step_at: Annotated[str, Field(max_length=64)] | None = None
     """When the next step is due."""
     saved: _Routes | None = None
-    """The routes before the move, while it is under way: what the endpoint goes back to."""
+    """The routes before the present rollout: what a failure restores."""
     change: EndpointChange | None = None
-    """The change that Databricks is being asked for."""
+    """The change that is in progress."""
     settings: _Mark | None = None
-    """Digest of what else the spec said of the endpoint when it was last found right."""
+    """Digest of the other settings in the spec when the endpoint last matched them."""
     revision: _Mark | None = None
-    """When the endpoint had last been changed then, as Databricks said."""
+    """Time of the endpoint's last change at that time, as Databricks reported it."""
     failure: EndpointFailure | None = None
-    """What failed last."""
+    """The last failure."""

@@ -1,4 +1,4 @@
-"""`status` of a FineTuneJob: what the operator has to say."""
+"""`status` of a FineTuneJob: what the operator reports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SplitCounts(ApiModel):
 
 
 class DataStatus(ApiModel):
-    """What preparation made."""
+    """The result of the preparation."""
 
     rows: SplitCounts | None = None
     """Examples in each split."""
@@ -42,12 +42,12 @@ class DataStatus(ApiModel):
 
 
 class Progress(ApiModel):
-    """How far training is."""
+    """Progress of the training."""
 
     step: NonNegative = 0
     """Optimizer steps done."""
     max_steps: NonNegative | None = None
-    """Optimizer steps in all."""
+    """Total number of optimizer steps."""
     percent: Annotated[int, Field(ge=0, le=100)] | None = None
     """Steps done in percent."""
     summary: str | None = None
@@ -57,20 +57,20 @@ class Progress(ApiModel):
     eval_loss: float | None = None
     """Last evaluation loss."""
     tokens_per_second: float | None = None
-    """Tokens that are no padding, all ranks together."""
+    """Tokens per second over all ranks, without padding."""
     seconds_remaining: NonNegative | None = None
-    """Estimate of the time to go."""
+    """Estimated remaining time."""
     updated_at: datetime | None = None
     """When the trainer last reported."""
 
 
 class Nodes(ApiModel):
-    """Pods of the present attempt."""
+    """Pods of the current attempt."""
 
     desired: NonNegative = 0
-    """Pods wanted."""
+    """Pods that should run."""
     ready: NonNegative = 0
-    """Pods running and ready, or done."""
+    """Pods that are ready or have finished."""
     summary: str | None = None
     """Both, as ready/desired."""
 
@@ -81,9 +81,9 @@ class MlflowStatus(ApiModel):
     experiment_id: str | None = None
     """Experiment."""
     run_id: str | None = None
-    """Run: one for the job, whatever the attempt."""
+    """Run. All attempts of the job share it."""
     url: Uri | None = None
-    """Where a browser finds the run."""
+    """URL of the run for a browser."""
 
 
 class ModelStatus(ApiModel):
@@ -98,7 +98,7 @@ class ModelStatus(ApiModel):
     summary: str | None = None
     """Both, as name/version."""
     aliases: list[str] | None = None
-    """Aliases that were pointed at it."""
+    """Aliases of the version."""
     base_eval_loss: float | None = None
     """Evaluation loss before training."""
     eval_loss: float | None = None
@@ -108,7 +108,7 @@ class ModelStatus(ApiModel):
 
 
 class LastFailure(ApiModel):
-    """The failure that came first in the last attempt that failed."""
+    """The first failure in the last attempt that failed."""
 
     pod: str | None = None
     """Pod."""
@@ -119,51 +119,51 @@ class LastFailure(ApiModel):
     reason: str | None = None
     """One CamelCase word."""
     message: str | None = None
-    """The process's own sentence, or the end of its log."""
+    """The message of the process, or the end of its log."""
     attempt: NonNegative | None = None
-    """Attempt; 0 is preparation."""
+    """Attempt; 0 is the preparation."""
     checkpoint_step: NonNegative | None = None
-    """Step of the newest checkpoint at that time."""
+    """Step of the newest complete checkpoint at that time."""
 
 
 class CheckpointStatus(ApiModel):
     """The newest complete checkpoint."""
 
     step: NonNegative | None = None
-    """Step after which it was made."""
+    """Step after which it was written."""
     uri: Uri | None = None
-    """Where it is."""
+    """Location of the checkpoint."""
 
 
 class FineTuneJobStatus(ApiModel):
-    """What the operator has to say."""
+    """What the operator reports."""
 
     phase: Phase | None = None
-    """One word for where the job stands; derived from the conditions."""
+    """Where the job stands, as one word; derived from the conditions."""
     observed_generation: NonNegative | None = None
-    """Generation of the spec that this status is about."""
+    """Generation of the spec that this status describes."""
     attempt: NonNegative | None = None
-    """Number of the present training attempt, from 1."""
+    """Number of the current training attempt, from 1."""
     restarts: NonNegative | None = None
     """Restarts that count against runPolicy.maxRestarts."""
     idle_restarts: NonNegative | None = None
-    """Restarts in a row that did not count and had no newer checkpoint: each waits longer."""
+    """Consecutive restarts that did not count and made no progress. Each one waits longer."""
     restart_at: datetime | None = None
-    """When the present attempt may start; absent for at once."""
+    """When the current attempt may start; absent when it need not wait."""
     start_time: datetime | None = None
-    """When the first child was made."""
+    """When the operator created the first child."""
     completion_time: datetime | None = None
     """When the job succeeded or failed."""
     suspended_at: datetime | None = None
-    """Since when the job is suspended."""
+    """When the job was suspended; absent when it is not."""
     suspended_seconds: NonNegative | None = None
-    """Time spent suspended before; the deadline leaves it out."""
+    """Time in earlier suspensions. It does not count against the deadline."""
     data: DataStatus | None = None
-    """What preparation made."""
+    """The result of the preparation."""
     progress: Progress | None = None
-    """How far training is."""
+    """Progress of the training."""
     nodes: Nodes | None = None
-    """Pods of the present attempt."""
+    """Pods of the current attempt."""
     mlflow: MlflowStatus | None = None
     """The MLflow run."""
     model: ModelStatus | None = None
@@ -173,6 +173,6 @@ class FineTuneJobStatus(ApiModel):
     checkpoint: CheckpointStatus | None = None
     """The newest complete checkpoint."""
     goodput: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Share of the training time that went into steps which counted."""
+    """Share of the training time that was spent on steps whose result was kept."""
     conditions: Conditions = Field(default_factory=list)
     """Conditions, as in the Kubernetes API conventions."""

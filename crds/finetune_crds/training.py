@@ -36,7 +36,7 @@ class Model(ApiModel):
         json_schema_extra=rules(
             (
                 "!has(self.revision) || (!self.base.startsWith('/') && !self.base.contains(':'))",
-                "revision is of a Hub model: leave it out where base is a path or a URI",
+                "revision applies to Hub models only: remove it where base is a path or a URI",
             ),
         )
     )
@@ -48,11 +48,11 @@ class Model(ApiModel):
     chat_template: LongText | None = None
     """Jinja chat template; replaces the tokenizer's own."""
     trust_remote_code: bool = False
-    """Whether code in the model's repository may run in the pods."""
+    """Allow code from the model's repository to run in the pods."""
 
 
 class Lora(ApiModel):
-    """Low-rank adapters."""
+    """Parameters of low-rank adapters."""
 
     rank: Annotated[int, Field(ge=1, le=1024)] = 16
     """Rank of the update."""
@@ -61,7 +61,7 @@ class Lora(ApiModel):
     dropout: Fraction = 0.0
     """Dropout before the adapter."""
     target_modules: Annotated[list[Name], Field(max_length=32)] = Field(default_factory=list)
-    """Names of the layers to adapt, such as q_proj. Default: every linear layer but the output."""
+    """Names of the layers to adapt, such as q_proj. Default: every linear layer except the output."""
     use_rslora: bool = False
     """Scale by alpha / sqrt(rank) instead."""
 
@@ -72,7 +72,7 @@ class Quantization(ApiModel):
     type: Literal["NF4", "FP4"] = "NF4"
     """Four-bit data type."""
     double_quantization: bool = True
-    """Quantise the quantisation constants too."""
+    """Quantize the quantization constants too."""
 
 
 class SoftPrompt(ApiModel):
@@ -81,7 +81,7 @@ class SoftPrompt(ApiModel):
     virtual_tokens: Annotated[int, Field(ge=1, le=1024)] = 20
     """Number of virtual tokens."""
     init_text: LongText | None = None
-    """Text whose embeddings the prompt starts from (PromptTuning). Default: embeddings drawn at random."""
+    """Text whose embeddings initialize the prompt (PromptTuning). Default: random embeddings."""
 
 
 class Method(ApiModel):
@@ -101,13 +101,13 @@ class Method(ApiModel):
             ),
             (
                 "!has(self.softPrompt) || !has(self.softPrompt.initText) || self.type == 'PromptTuning'",
-                "softPrompt.initText needs type PromptTuning: a prefix stands in the attention, and starts from chance",
+                "softPrompt.initText needs type PromptTuning: PrefixTuning starts from random values",
             ),
         )
     )
 
     type: MethodType = "Full"
-    """Full trains every parameter; the others train a small addition to a frozen model."""
+    """Full trains every parameter; the other types train a small addition to a frozen model."""
     lora: Lora | None = None
     """Parameters of LoRA, QLoRA and DoRA."""
     quantization: Quantization | None = None
@@ -119,21 +119,21 @@ class Method(ApiModel):
 
 
 class Dpo(ApiModel):
-    """Direct preference optimisation (Rafailov et al., arXiv:2305.18290)."""
+    """Direct preference optimization (Rafailov et al., arXiv:2305.18290)."""
 
     beta: Annotated[float, Field(gt=0, le=10)] = 0.1
-    """How strongly the model is held to the reference."""
+    """How strongly the loss keeps the model close to the reference."""
 
 
 class Distillation(ApiModel):
-    """Learning from a teacher's probabilities."""
+    """Training on the probabilities of a teacher model."""
 
     teacher: Uri
     """The teacher, named like model.base: Hub id, path, s3://bucket/folder, or models:/name@alias."""
     temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """Softening of both distributions."""
+    """Temperature of both distributions."""
     weight: Fraction = 0.5
-    """Share of the teacher in the loss; the rest is cross-entropy on the data."""
+    """Share of the teacher in the loss. The rest is cross-entropy on the data."""
 
 
 class Objective(ApiModel):
@@ -145,7 +145,7 @@ class Objective(ApiModel):
             ("!has(self.dpo) || self.type == 'DPO'", "dpo needs type DPO"),
             (
                 "has(self.distillation) == (self.type == 'Distillation')",
-                "distillation and type Distillation go together",
+                "set distillation with type Distillation, and with no other type",
             ),
         )
     )
@@ -153,7 +153,7 @@ class Objective(ApiModel):
     type: ObjectiveType = "SFT"
     """SFT: next-token loss. DPO: preferences. Distillation: a teacher."""
     loss_on: Literal["Answer", "All"] | None = None
-    """Take the loss on the answer alone or on every token. Default: Answer where prompt and answer are known."""
+    """Compute the loss on the answer only or on every token. Default: Answer where prompt and answer are known."""
     dpo: Dpo | None = None
     """Parameters of DPO."""
     distillation: Distillation | None = None
@@ -161,12 +161,12 @@ class Objective(ApiModel):
 
 
 class EarlyStopping(ApiModel):
-    """Stop when evaluation loss no longer falls."""
+    """Stop when the evaluation loss no longer decreases."""
 
     patience: Positive = 3
     """Evaluations without improvement before stopping."""
     min_delta: Annotated[float, Field(ge=0)] = 0.0
-    """Least fall in evaluation loss that counts."""
+    """Minimum decrease of the evaluation loss that counts as an improvement."""
 
 
 class Training(ApiModel):
@@ -178,11 +178,11 @@ class Training(ApiModel):
             ("!(has(self.warmupSteps) && has(self.warmupRatio))", "set warmupSteps or warmupRatio, not both"),
             (
                 "!has(self.earlyStopping) || has(self.evalSteps)",
-                "earlyStopping needs evaluations on the way: set training.evalSteps",
+                "earlyStopping needs evaluations during training: set training.evalSteps",
             ),
             (
                 "!has(self.loadBest) || !self.loadBest || has(self.evalSteps)",
-                "loadBest needs evaluations on the way: set training.evalSteps",
+                "loadBest needs evaluations during training: set training.evalSteps",
             ),
         )
     )
@@ -192,49 +192,49 @@ class Training(ApiModel):
     max_steps: Positive | None = None
     """Optimizer steps."""
     batch_size: Positive = 4
-    """Sequences a rank in one forward pass; with packing, packs of maxLength tokens."""
+    """Sequences per rank in one forward pass. With packing: packs of maxLength tokens."""
     eval_batch_size: Positive | None = None
-    """Sequences a rank in one evaluation pass. Default: batchSize."""
+    """Sequences per rank in one evaluation pass. Default: batchSize."""
     gradient_accumulation: Positive = 1
-    """Forward passes for one optimizer step."""
+    """Forward passes per optimizer step."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 2e-5
     """Peak learning rate."""
     scheduler: Literal["Linear", "Cosine", "Constant"] = "Cosine"
-    """How the learning rate falls after warm-up."""
+    """How the learning rate decreases after the warm-up."""
     warmup_steps: NonNegative | None = None
-    """Steps until the peak learning rate."""
+    """Steps until the learning rate reaches its peak."""
     warmup_ratio: Fraction | None = None
-    """The same as a share of all steps. Default: 0.03, when warmupSteps is not set either."""
+    """The warm-up as a share of all steps. Default: 0.03, when warmupSteps is not set either."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
     """AdamW's weight decay."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients are clipped to this norm."""
     max_length: Annotated[int, Field(ge=8)] = 2048
-    """Tokens in a sequence, or in a pack. DPO: of each of chosen and rejected; a pack holds twice as much."""
+    """Maximum tokens in a sequence or a pack. DPO: in each of chosen and rejected; a pack holds twice as many."""
     overlong: Literal["Drop", "Truncate", "Fail"] = "Drop"
-    """What happens to an example above maxLength; what is dropped or cut is counted and reported."""
+    """What happens to an example longer than maxLength. Dropped and truncated examples are counted and reported."""
     packing: bool = True
-    """Put several examples into one sequence, isolated from each other."""
+    """Pack several examples into one sequence. They do not attend to each other."""
     precision: Literal["BF16", "FP32"] = "BF16"
-    """Arithmetic of forward and backward; gradients are reduced, and trained weights kept, in fp32."""
+    """Precision of forward and backward. Gradients are reduced, and trained weights are kept, in fp32."""
     activation_checkpointing: Literal["None", "Selective", "Full", "Auto"] = "None"
-    """Recompute activations in the backward pass to save memory; Auto: no more than a memory estimate asks for."""
+    """Recompute activations in the backward pass to save memory. Auto: only as much as a memory estimate requires."""
     compile: bool = False
     """Compile each layer with torch.compile."""
     seed: NonNegative = 42
     """Seed of data order, dropout and adapter initialisation."""
     eval_steps: Positive | None = None
-    """Steps between evaluations. Default: at the start and the end alone."""
+    """Steps between evaluations. Default: evaluate at the start and the end only."""
     log_steps: Positive = 10
     """Steps between progress lines and metrics."""
     early_stopping: EarlyStopping | None = None
-    """Stop when evaluation loss no longer falls."""
+    """Stop when the evaluation loss no longer decreases."""
     load_best: bool = False
-    """Register the checkpoint with the least evaluation loss instead of the last."""
+    """Register the checkpoint with the lowest evaluation loss instead of the last."""
 
 
 class Distributed(ApiModel):
-    """The gang of pods."""
+    """The pods of one training attempt, which start and restart together."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -246,34 +246,34 @@ class Distributed(ApiModel):
     )
 
     nodes: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Pods, one a node."""
+    """Number of pods, one per node."""
     processes_per_node: Annotated[int, Field(ge=1, le=64)] = 1
-    """Ranks in each pod: one a GPU."""
+    """Ranks in each pod: one per GPU."""
     strategy: Literal["FSDP", "HSDP", "DDP"] = "FSDP"
     """FSDP shards over all ranks; HSDP shards in a node and replicates between nodes; DDP replicates.
 
-    QLoRA: the quantised base is whole on each rank, and the strategy shards the adapters alone.
+    QLoRA: each rank holds the whole quantized base, and the strategy shards the adapters only.
     """
     network_interface: Annotated[str, Field(min_length=1, max_length=15)] | None = None
     """Interface for NCCL and gloo, such as eth0."""
     port: Annotated[int, Field(ge=1024, le=65535)] = 29500
     """Port of the rendezvous on the first pod."""
     rendezvous_timeout_seconds: Positive = 600
-    """How long the ranks wait for each other at the start."""
+    """How long the ranks wait for each other when an attempt starts."""
     collective_timeout_seconds: Positive = 1800
-    """How long one collective may take before the attempt counts as failed."""
+    """How long one collective may take before the attempt fails."""
     nccl: StringMap = Field(default_factory=dict)
-    """Environment of NCCL, such as NCCL_DEBUG: INFO."""
+    """Environment variables of NCCL, such as NCCL_DEBUG: INFO."""
 
 
 class Checkpoint(ApiModel):
-    """Where a run can be taken up again."""
+    """Checkpoints, from which a restart resumes."""
 
     uri: Uri
-    """s3://bucket/folder, or an absolute path on a volume that all pods share. A folder a job is made in it."""
+    """s3://bucket/folder, or an absolute path on a volume that all pods share. Each job has its own folder in it."""
     every_steps: Positive = 200
     """Steps between checkpoints."""
     keep: Annotated[int, Field(ge=1, le=100)] = 2
-    """Complete checkpoints to keep."""
+    """Number of complete checkpoints to keep."""
     asynchronous: bool = True
-    """Write while training goes on, from a copy in host memory."""
+    """Write checkpoints during training, from a copy in host memory."""

@@ -48,7 +48,7 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     ),
     "reserved environment": (
         job(trainer={"env": [{"name": "MASTER_ADDR", "value": "me"}]}),
-        "this variable is set by the operator",
+        "the operator sets this variable",
     ),
     "reserved environment in nccl": (
         job(distributed={"nccl": {"WORLD_SIZE": "2"}}),
@@ -93,7 +93,7 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     ),
     "compiled layers with virtual tokens": (
         job(method={"type": "PrefixTuning"}, training=NO_PACKS | {"compile": True}),
-        "layers are not compiled with virtual tokens before them: set training.compile: false",
+        "virtual tokens do not work with compiled layers: set training.compile: false",
     ),
     "a prefix that starts from a text": (
         job(method={"type": "PrefixTuning", "softPrompt": {"initText": "Answer:"}}, training=NO_PACKS),
@@ -145,11 +145,11 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     ),
     "a teacher without Distillation": (
         job(objective={"distillation": {"teacher": "/t"}}),
-        "distillation and type Distillation go together",
+        "set distillation with type Distillation, and with no other type",
     ),
     "no teacher": (
         job(objective={"type": "Distillation"}),
-        "distillation and type Distillation go together",
+        "set distillation with type Distillation, and with no other type",
     ),
     "a loss on the answer for DPO": (
         job(data=prepared(columns=PREFERENCES), objective=DPO | {"lossOn": "All"}),
@@ -164,11 +164,11 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
             data=prepared(columns=PREFERENCES, promptTemplate="{p}", responseTemplate="{c}"),
             objective=DPO,
         ),
-        "prepare.responseTemplate cannot go with columns.chosen",
+        "prepare.responseTemplate cannot be used with columns.chosen",
     ),
     "a template of conversations": (
         job(data=prepared(columns={"messages": "m"}, promptTemplate="{m}")),
-        "prepare.promptTemplate cannot go with columns.messages",
+        "prepare.promptTemplate cannot be used with columns.messages",
     ),
     "output over the source": (
         job(data=prepared(output="/data/corpus")),
@@ -176,7 +176,7 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     ),
     "the best of no evaluations": (
         job(training={"loadBest": True}),
-        "loadBest needs evaluations on the way: set training.evalSteps",
+        "loadBest needs evaluations during training: set training.evalSteps",
     ),
     "the best without checkpoints": (
         job(training={"loadBest": True, "evalSteps": 5}, checkpoint=None),
@@ -184,7 +184,7 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     ),
     "stopping early without evaluations": (
         job(training={"earlyStopping": {}}),
-        "earlyStopping needs evaluations on the way: set training.evalSteps",
+        "earlyStopping needs evaluations during training: set training.evalSteps",
     ),
 }
 

@@ -49,7 +49,7 @@ def canary(*percents: int, **fields: Any) -> Json:
     return served(canary={"steps": steps, **fields})
 
 
-RESERVED = "MLflow keeps the aliases latest and v<number> for itself: choose another"
+RESERVED = "MLflow reserves the aliases latest and v<number>: choose another"
 ONE_SOURCE = "spec.source: Invalid value: set one of version, alias and fineTuneJob"
 ONE_KIND = "spec.gates[0]: Invalid value: set one of metric, tag and comparison"
 ONE_WAY = "spec.gates[0].comparison: Invalid value: set betterBy or notWorseThan"
@@ -58,7 +58,7 @@ NOT_REQUIRED = (
     "approval.required is false: remove version, by, bypassSoak and timeoutSeconds, or set it to true"
 )
 THREE_NAMES = "a model in Unity Catalog has three names: write spec.model as catalog.schema.name"
-NO_SLASH = "MLflow takes no slash and no colon in the name of a model: remove them"
+NO_SLASH = "MLflow allows no slash and no colon in the name of a model: remove them"
 RISING = "each step must give the new version more traffic than the step before"
 REPLACED = "provisionedThroughput replaces workloadSize, workloadType and scaleToZero: remove them"
 UNITS: Json = {"modelUnits": 50}
@@ -95,7 +95,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "its own source": (
         promotion(source={"alias": "champion"}),
-        "spec: Invalid value: source.alias is the alias itself: name the one that comes before it",
+        "spec: Invalid value: source.alias is the alias of this promotion: name another one",
     ),
     "a reserved source": (promotion(source={"alias": "v3"}), f"spec.source.alias: Invalid value: {RESERVED}"),
     "version 0": (promotion(source={"version": 0}), "spec.source.version in body should be greater than or"),
@@ -165,7 +165,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "five percent as 5": (
         compared(notWorseThan={"relative": 5}),
-        "relative is a share of the present holder's value: 0.05 for five percent",
+        "relative is a share of the value of the version that the alias points at: 0.05 for five percent",
     ),
     "a version approved of nobody's asking": (
         promotion(approval={"required": False, "version": 3}),

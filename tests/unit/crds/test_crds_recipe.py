@@ -91,7 +91,7 @@ def test_the_digest_survives_versions() -> None:
 
 
 WRONG: dict[str, tuple[str, str]] = {
-    "no YAML": ("a: [", "the recipe {path} is no YAML: while parsing"),
+    "no YAML": ("a: [", "the recipe {path} is not YAML: while parsing"),
     "empty": ("", "the recipe {path} is wrong at the top: "),
     "a list": ("- a", "the recipe {path} is wrong at the top: "),
     "a part missing": (
@@ -127,5 +127,5 @@ def test_a_recipe_that_cannot_be_read_says_why(tmp_path: Path, name: str, why: s
 def test_bytes_that_are_no_text_say_so(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(RecipeError, match="is no text"):
+    with pytest.raises(RecipeError, match="is not text"):
         Recipe.load(path)
