@@ -1,4 +1,4 @@
-"""The error of every system outside the cluster that the operator talks to."""
+"""The error for systems outside the cluster: MLflow and Databricks."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""The operator's own metrics, in Prometheus' format."""
+"""The operator's Prometheus metrics."""
 
 from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-reconcile_seconds = Histogram("finetune_reconcile_seconds", "Time of one pass over one resource", ["kind"])
-reconcile_errors = Counter("finetune_reconcile_errors", "Passes that failed and will be repeated", ["kind"])
-queue_depth = Gauge("finetune_queue_depth", "Resources that wait for a worker", ["kind"])
+reconcile_seconds = Histogram("finetune_reconcile_seconds", "Duration of one reconcile", ["kind"])
+reconcile_errors = Counter("finetune_reconcile_errors", "Reconciles that failed and are retried", ["kind"])
+queue_depth = Gauge("finetune_queue_depth", "Resources waiting for a worker", ["kind"])
 queue_oldest_seconds = Gauge(
-    "finetune_queue_oldest_seconds", "How long the oldest of them has waited", ["kind"]
+    "finetune_queue_oldest_seconds", "Longest time a resource has been waiting for a worker", ["kind"]
 )
 jobs = Gauge("finetune_jobs", "FineTuneJobs by phase", ["phase"])
 promotions = Gauge("finetune_promotions", "ModelPromotions by phase", ["phase"])

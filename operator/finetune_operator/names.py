@@ -1,4 +1,4 @@
-"""Names and labels of what the operator makes, each with who reads it."""
+"""Names and labels of the objects that the operator creates, each with its readers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from finetune_crds.finetunejob import Tracking
 
 FIELD_MANAGER = "finetune-operator"
 
-FINALIZER = f"{GROUP}/remove-alias"  # the operator: a ModelPromotion whose alias goes with it
+FINALIZER = (
+    f"{GROUP}/remove-alias"  # the operator: a ModelPromotion that removes its alias when it is deleted
+)
 
-# Tags of a version that was given an alias; written by the operator, read by people.
+# Tags of a promoted version; written by the operator, read by people.
 TAG_PROMOTED_ALIAS = "promoted_alias"
 TAG_PROMOTED_BY = "promoted_by"
 TAG_PROMOTED_AT = "promoted_at"
-TAG_PROMOTED_FROM = "promoted_from"  # the version that had the alias before
+TAG_PROMOTED_FROM = "promoted_from"  # the version that the alias pointed at before
 TAG_PROMOTED_GATES = "promoted_gates"  # digest of the gates that it passed
 
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"  # people

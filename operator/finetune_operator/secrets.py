@@ -1,4 +1,4 @@
-"""Secrets that people name for credentials."""
+"""Reads the Secrets that resources name for credentials."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from finetune_crds.env import LocalReference
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.kube import Kube, KubeError
 
-# A Secret may hold more than is read here, and need not be text there.
+# A Secret may hold other keys, which need not be text.
 _OURS = ("MLFLOW_TRACKING_", "DATABRICKS_")
 
 
-# Where Secrets are named, for messages.
+# The fields that name a Secret, for messages.
 TRACKING = "spec.tracking.secretRef"
 SERVING = "spec.serving.databricks.secretRef"
 
@@ -21,13 +21,13 @@ SERVING = "spec.serving.databricks.secretRef"
 async def read(
     kube: Kube, namespace: str, reference: LocalReference | None, field: str
 ) -> dict[str, str] | None:
-    """The credentials that a Secret holds; None when none is named, or when it does not exist and need not.
+    """The credentials in a Secret; None when none is named, or when an optional one does not exist.
 
     Args:
-        field: where the Secret is named.
+        field: the field that names the Secret.
 
     Raises:
-        ExternalError: it cannot be read, does not exist, or holds no text.
+        ExternalError: the Secret cannot be read, does not exist, or does not hold text.
         KubeError: the API server cannot be reached.
     """
     if reference is None:
@@ -41,7 +41,7 @@ async def read(
     except ValueError:
         reason, problem = (
             ConditionReason.CREDENTIALS_UNREADABLE,
-            f"{what} holds credentials that are no text: make it from text",
+            f"{what} holds credentials that are not text: create it from text",
         )
     except KubeError as error:
         if error.status not in (400, 403):
@@ -58,5 +58,5 @@ async def read(
 
 
 def _text(value: str) -> str:
-    # NB: files and `echo` end in a line break, which no header may hold.
+    # NB: files and `echo` end in a line break, which is not allowed in a header.
     return base64.b64decode(value).decode().strip()

@@ -12,7 +12,7 @@ from finetune_crds.finetunejob import Tracking
 from finetune_crds.modelpromotion import PromotionTracking
 
 UNITY_CATALOG = "databricks-uc"
-"""The registry URI that means Unity Catalog."""
+"""The registry URI of Unity Catalog."""
 
 
 class SettingsError(ValueError):
@@ -29,14 +29,14 @@ class Settings:
         image_pull_policy: pull policy of both.
         tracking_uri: MLflow server of jobs that name none; empty for none.
         registry_uri: model registry of jobs that name none; empty for the tracking server.
-        tracking_public_url: where a browser finds the default MLflow server; empty for `tracking_uri`.
+        tracking_public_url: URL of the default MLflow server for a browser; empty for `tracking_uri`.
         namespace: the operator's own namespace, where it keeps its Leases.
-        databricks_host: Databricks workspace of resources that bring no Secret of their own; empty for none.
+        databricks_host: Databricks workspace of resources that name no Secret; empty for none.
         databricks_client_id: service principal that the operator logs in as there; empty for account-wide federation.
-        databricks_token_file: file with the service-account token that is exchanged for one of that workspace.
+        databricks_token_file: file with the service-account token to exchange for a token of that workspace.
         namespaces: namespaces to watch; empty for all.
-        resync_seconds: how often every job is looked at even if nothing was heard of it.
-        poll_seconds: how often MLflow is asked about a job that is active.
+        resync_seconds: how often every resource is reconciled without an event.
+        poll_seconds: how often MLflow is read for an active job.
         registration_patience_seconds: how long after training a model version may take to appear.
         workers: jobs reconciled at the same time.
         log_level: Python's name of the level.
@@ -72,7 +72,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
-        """Read FINETUNE_* variables; what is absent or empty keeps its default.
+        """Read the FINETUNE_* variables; one that is absent or empty keeps its default.
 
         Raises:
             SettingsError: a value cannot be read; the message names the variable.

@@ -1,4 +1,4 @@
-"""Times, and other people's errors, as a status or a log may show them."""
+"""Times and foreign error messages, in the form that statuses and logs show."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ def stamp(when: datetime | None) -> str:
 
 
 def short(text: str, limit: int = 300) -> str:
-    """The text on one line, without the ids of requests in brackets, cut where it is too long.
+    """The text on one line, without request ids in brackets, truncated to the limit.
 
-    NB: an id is another one in each answer, and a message that is never the same twice would be a write each time.
+    NB: each response has another id; with it in the message, every reconcile would write the status.
     """
     line = _REQUEST_ID.sub("", " ".join(text.split()))
     return line if len(line) <= limit else f"{line[:limit]}..."
 
 
-# As in [TraceId: 00-1f3a-00] and (Request ID: 1f3a).
+# Such as [TraceId: 00-1f3a-00] and (Request ID: 1f3a).
 _REQUEST_ID = re.compile(r"\s*[\[(](?:trace|req|request|ray)[ _-]?id\b[^\])]*[\])]", re.IGNORECASE)
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:
-    """The text without the secrets, also where it quotes them as Python does."""
+    """The text without the secrets, also where they are quoted as by Python's repr."""
     for secret in secrets:
         text = text.replace(secret, "***").replace(repr(secret)[1:-1], "***")
     return text

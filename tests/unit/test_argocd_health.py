@@ -125,7 +125,7 @@ def of_phase(phase: str) -> Json:
 
 @pytest.mark.parametrize("kind", PHASES)
 def test_an_older_generation_counts_for_nothing_in_any_phase(kind: str) -> None:
-    waiting = {"status": "Progressing", "message": "waiting for the operator to look at generation 4"}
+    waiting = {"status": "Progressing", "message": "waiting for the operator to reconcile generation 4"}
     for phase in PHASES[kind]:
         assert health(kind, of_phase(phase) | {"metadata": {"generation": 4}}) == waiting
 

@@ -86,14 +86,14 @@ http://{{ include "finetune.mlflowName" . }}.{{ .Release.Namespace }}.svc:5000
 - apiGroups: [finetune.dev]
   resources: [finetunejobs]
   verbs: [get, list, watch]
-# Patched for one thing: the finalizer that onDelete: RemoveAlias needs. What people write stays theirs.
+# Patched only for the finalizer that onDelete: RemoveAlias needs.
 - apiGroups: [finetune.dev]
   resources: [modelpromotions]
   verbs: [get, list, watch, patch]
 - apiGroups: [finetune.dev]
   resources: [finetunejobs/status, modelpromotions/status]
   verbs: [patch]
-# Owner references that block deletion need it where OwnerReferencesPermissionEnforcement is on.
+# Needed for owner references that block deletion, with the admission plugin OwnerReferencesPermissionEnforcement.
 - apiGroups: [finetune.dev]
   resources: [finetunejobs/finalizers]
   verbs: [update]
@@ -106,12 +106,12 @@ http://{{ include "finetune.mlflowName" . }}.{{ .Release.Namespace }}.svc:5000
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch]
-# Created to tell people; listed because nothing else says why the pods of a Job were refused.
+# Created for people; listed because only Events say why the pods of a Job were rejected.
 - apiGroups: [""]
   resources: [events]
   verbs: [create, list]
 {{- if .Values.rbac.trackingSecrets }}
-# The credentials that spec.tracking.secretRef (and, of a promotion, spec.serving.databricks.secretRef) names.
+# Credentials named by spec.tracking.secretRef and by spec.serving.databricks.secretRef.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get]

@@ -1,4 +1,4 @@
-"""How to log in to a Databricks workspace: with a Secret's credentials, or as the installation."""
+"""The credentials for a Databricks workspace: those of a Secret, or those of the installation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMES = "DATABRICKS_HOST with DATABRICKS_TOKEN, or DATABRICKS_HOST with DATABRI
 
 @dataclass(frozen=True)
 class Access:
-    """A workspace, and one way to log in to it: a token, a client's secret, or a service-account token in exchange."""
+    """A workspace and one kind of credentials: a token, a client secret, or a service-account token to exchange."""
 
     host: str
     token: str = field(default="", repr=False)
@@ -25,7 +25,7 @@ class Access:
 
     @property
     def remedy(self) -> str:
-        """What to do when the workspace does not accept it."""
+        """What to do when the workspace does not accept the credentials."""
         if self.token_file:
             return (
                 "check databricks.clientId of the chart, and the federation policy of its service principal"
@@ -34,14 +34,14 @@ class Access:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What must not be shown."""
+        """The values that no message may show."""
         return tuple(secret for secret in (self.token, self.client_secret) if secret)
 
 
 def access(secret: Mapping[str, str] | None, settings: Settings) -> Access:
-    """How to log in: by a Secret's data, decoded, or, without one, as the installation.
+    """The credentials from a Secret's decoded data or, without a Secret, from the installation.
 
-    NB: the installation's token goes to the installation's host alone. A Secret brings both, or nothing.
+    NB: the installation's token is sent to the installation's host only. A Secret must hold host and credentials.
 
     Raises:
         ExternalError: something is missing; the message says what.
@@ -67,7 +67,7 @@ def _installed(settings: Settings) -> Access:
 
 
 def _from_secret(secret: Mapping[str, str]) -> Access:
-    # NB: files and `echo` end in a line break, which no header may hold.
+    # NB: files and `echo` end in a line break, which is not allowed in a header.
     values = {name: secret.get(name, "").strip() for name in _SECRET}
     host, token, client_id, client_secret = values.values()
     if not host:
@@ -83,7 +83,7 @@ _SECRET = ("DATABRICKS_HOST", "DATABRICKS_TOKEN", "DATABRICKS_CLIENT_ID", "DATAB
 
 
 def _checked(host: str, where: str) -> str:
-    """The address of a workspace: with a scheme, without a slash at its end."""
+    """The address of a workspace, with a scheme and without a trailing slash."""
     full = host if "://" in host else f"https://{host}"
     try:
         parts = urlsplit(full)
@@ -93,7 +93,7 @@ def _checked(host: str, where: str) -> str:
     except ValueError:
         wrong = True
     if wrong:
-        # NB: it is not shown: it may hold a password.
+        # NB: the message does not show the host, which may hold a password.
         raise _not_configured(
             f"{where} is no address of a workspace such as https://example.cloud.databricks.com"
         )

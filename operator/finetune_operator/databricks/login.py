@@ -1,4 +1,4 @@
-"""The Databricks SDK, set up so that it does what it is told: imported only when a workspace is asked."""
+"""The Databricks SDK with explicit credentials. Imported only when a workspace is used."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _SECONDS = 10.0
 _JWT = "urn:ietf:params:oauth:token-type:jwt"
 _EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 
-# NB: it warns of what is no error here, on every attempt, and logs bodies of requests when told to debug.
+# NB: it logs warnings on every attempt, and request bodies at level DEBUG.
 logging.getLogger("databricks.sdk").setLevel(logging.ERROR)
-# NB: the attributes are found once, on the class that is asked first, which must not be the subclass.
+# NB: the SDK collects the attributes once, on the first class used, which must not be the subclass.
 Config.attributes()
 
 
 def client(access: Access) -> WorkspaceClient:
-    """A client that logs in as told.
+    """A client with these credentials.
 
     Raises:
         ValueError: the SDK does not accept the configuration.
@@ -40,11 +40,11 @@ def client(access: Access) -> WorkspaceClient:
 
 
 class Login(Config):
-    """The SDK's configuration, from what is given alone. By itself it would read the environment and files too."""
+    """The SDK's configuration from explicit values only. By default the SDK also reads the environment and files."""
 
     def __init__(self, access: Access) -> None:
         self.access = access
-        told: dict[str, Any] = (
+        credentials: dict[str, Any] = (
             {"token": access.token, "auth_type": "pat"}
             if access.token
             else {"credentials_strategy": _OAuth(access)}
@@ -55,22 +55,22 @@ class Login(Config):
             http_timeout_seconds=_SECONDS,
             retry_timeout_seconds=1,
             clock=_OneAttempt(),
-            **told,
+            **credentials,
         )
 
     def _load_from_env(self) -> None:
-        """Nothing: the environment is the operator's, and the resource a user's."""
+        """Reads nothing: the environment belongs to the operator, the resource to a user."""
 
     def _known_file_config_loader(self) -> None:
-        """Nothing, for the same reason."""
+        """Reads nothing, for the same reason."""
 
     def wrap_debug_info(self, message: str) -> str:
-        """The message alone: the configuration is no business of who reads a status."""
+        """The message only: people who read a status must not see the configuration."""
         return message
 
 
 class _OneAttempt(Clock):
-    """Ends the SDK's retries at the first error: it waits only to try again, and here the work queue does that."""
+    """Ends the SDK's retries at the first error, since the work queue retries. The SDK sleeps only before a retry."""
 
     def time(self) -> float:
         return time.time()
@@ -81,7 +81,7 @@ class _OneAttempt(Clock):
 
 
 class _OAuth(CredentialsStrategy):
-    """Logs in with a client's secret, or with a service-account token."""
+    """Logs in with a client secret or a service-account token."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -100,9 +100,9 @@ class _OAuth(CredentialsStrategy):
 
 
 class _Tokens(Refreshable):
-    """Tokens of the workspace, asked for when the last one ends.
+    """Tokens of the workspace; a new one is requested when the last one expires.
 
-    NB: the SDK's own sources have no time-out, and follow redirects with the secret in hand.
+    NB: the SDK's own token sources have no time-out, and send the secret along redirects.
     """
 
     def __init__(self, access: Access, cfg: Config) -> None:
@@ -155,10 +155,10 @@ class _Tokens(Refreshable):
 
 
 def _json(answer: requests.Response) -> dict[str, Any]:
-    """The body of an answer.
+    """The body of a response.
 
     Raises:
-        requests.ConnectionError: it is an error of the server, or says nothing that can be used.
+        requests.ConnectionError: the response is a server error, or is not usable.
     """
     if answer.status_code != 200:
         raise requests.ConnectionError(f"HTTP {answer.status_code} when asked for a token")

@@ -1,7 +1,7 @@
-"""Databricks workspaces: how to log in to one, and what their errors mean.
+"""Databricks workspaces: clients, and the meaning of their errors.
 
-Credentials come from a Secret, together with the host they are for, or from the installation. Nothing is read from the
-environment or from files of the Databricks CLI.
+A Secret holds both the host and its credentials; without a Secret, the installation provides them. Nothing is read from
+the environment or from files of the Databricks CLI.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from finetune_operator.text import masked, short
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
 
-# Clients hold a token for an hour and open connections; there are as many as there are Secrets in use.
+# A client keeps a token for an hour and open connections. There is one for each Secret in use.
 _MAX_CLIENTS = 64
 
 
 def workspace(secret: Mapping[str, str] | None, settings: Settings) -> WorkspaceClient:
-    """A client of the workspace, kept from call to call; it waits at most 10 s for an answer and never tries again.
+    """A client of the workspace, cached between calls. It waits at most 10 s for a response and never retries.
 
     Raises:
         ExternalError: something is missing, or the workspace cannot be reached.
@@ -35,7 +35,7 @@ def workspace(secret: Mapping[str, str] | None, settings: Settings) -> Workspace
 
 
 class problems:  # noqa: N801
-    """Turns whatever the SDK raises into a ExternalError with a sentence a person can act on.
+    """Turns errors of the SDK into an ExternalError whose message says what to do.
 
     `what` completes "Databricks does not let the operator ...".
     """
@@ -52,12 +52,12 @@ class problems:  # noqa: N801
             return
         _clients.reconsider(self._access, error)
         reason, message = _meaning(error, self._access, self._what)
-        # NB: the cause is left out: its text, which a log would show, may hold the credentials.
+        # NB: no cause: a log would show its text, which can hold the credentials.
         raise ExternalError(Problem(reason, masked(message, self._access.secrets))) from None
 
 
 class _Clients:
-    """The clients in use, the least recently used forgotten first."""
+    """The clients in use, as a least-recently-used cache."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -86,9 +86,9 @@ class _Clients:
         return held.access if isinstance(held, Login) else Access(held.host)
 
     def reconsider(self, known: Access, error: Exception) -> None:
-        """After an error: forget a client that is of no more use, so that the next call makes another.
+        """After an error, forget a client that no longer works, so that the next call creates another.
 
-        Its token is no longer accepted, or the workspace could not say how it wants to be addressed when it was made.
+        Either its token is no longer accepted, or the workspace did not answer discovery when the client was created.
         """
         from databricks.sdk.errors import Unauthenticated
 
@@ -136,6 +136,6 @@ _CAUSE = re.compile(r"\[Errno -?\d+\] [^'\")]+|\[SSL: \w+\] [^'\"(]+|HTTP \d{3} 
 
 
 def _cause(text: str) -> str:
-    """The part of urllib3's nested errors that people can use."""
+    """The useful part of urllib3's nested errors."""
     found = _CAUSE.search(text)
     return found[0] if found else text

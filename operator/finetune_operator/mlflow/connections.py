@@ -1,8 +1,8 @@
-"""Has MLflow's client use each connection once; importing this module does it, for the whole process.
+"""Makes MLflow's client use each connection once. Importing this module is enough, for the whole process.
 
-NB: MLflow's server closes a connection that was idle for 5 s, which is how often the operator asks. A request that goes
-out at that moment fails with "Connection reset by peer": with one connection kept, 7 of 48 requests at intervals of about
-5 s did (MLflow 3.17 on loopback, November 21, 2026), and of a write nobody could tell whether it was made.
+NB: MLflow's server closes a connection that was idle for 5 s, which is how often the operator asks. A request that is
+sent at that moment fails with "Connection reset by peer": over a kept connection, 7 of 48 requests at intervals of about
+5 s failed (MLflow 3.17 on loopback, November 21, 2026). After such a failure it is unknown whether a write was made.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class ConnectionOnce(RequestHeaderProvider):
     """Asks the server to close the connection after its answer."""
 
     def in_context(self) -> bool:
-        """Whether the header is wanted: always."""
+        """Whether to send the header: always."""
         return True
 
     def request_headers(self) -> dict[str, str]:
@@ -23,4 +23,4 @@ class ConnectionOnce(RequestHeaderProvider):
         return {"Connection": "close"}
 
 
-registry._request_header_provider_registry.register(ConnectionOnce)  # noqa: SLF001 - the other way, an entry point, would count wherever the operator is installed
+registry._request_header_provider_registry.register(ConnectionOnce)  # noqa: SLF001 - an entry point would apply wherever the operator is installed

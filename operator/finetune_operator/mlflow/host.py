@@ -1,7 +1,7 @@
-"""How to reach an MLflow server: its address, how to log in, and what its failures mean.
+"""An MLflow server: its address, the credentials, and the meaning of its errors.
 
 MLflow's own client takes its credentials from the environment of the process; here every resource may have its
-own. So the stores beneath that client are used, which take credentials for each call.
+own. So this module uses the stores below that client, which take credentials for each call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from finetune_crds.conditions import ConditionReason
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.text import masked, short
 
-# NB: by default MLflow's client retries for minutes. Here the work queue retries, and a thread must not be held.
+# NB: by default MLflow's client retries for minutes. Here the work queue retries, and must not block a thread.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 
@@ -35,7 +35,7 @@ class Credentials:
 
     @classmethod
     def of(cls, secret: Mapping[str, str] | None) -> Credentials:
-        """From what a Secret holds, with the names that MLflow's own client reads; without one, nobody's."""
+        """From the keys of a Secret, named as MLflow's client reads them; without a Secret, anonymous."""
         held = secret or {}
         return cls(
             username=held.get("MLFLOW_TRACKING_USERNAME", ""),
@@ -44,15 +44,15 @@ class Credentials:
         )
 
 
-NOBODY = Credentials()
+ANONYMOUS = Credentials()
 
 
 @dataclass(frozen=True)
 class Host:
-    """An MLflow server, and how to log in."""
+    """An MLflow server and its credentials."""
 
     uri: str
-    credentials: Credentials = NOBODY
+    credentials: Credentials = ANONYMOUS
 
     def tracking(self) -> Any:
         """MLflow's store of runs."""
@@ -67,7 +67,7 @@ class Host:
         return RestStore(self._access)
 
     def problems(self) -> Problems:
-        """A block in which whatever MLflow's client raises becomes a ExternalError."""
+        """A context in which errors of MLflow's client become an ExternalError."""
         return Problems(self.uri, (self.credentials.password, self.credentials.token))
 
     def _access(self) -> Any:
@@ -83,7 +83,7 @@ class Host:
 
 
 def canonical(uri: str) -> str:
-    """The address as everybody would write it who means the same server; what is no address stays as it is."""
+    """The address in one spelling, so that equal servers compare equal; other text stays unchanged."""
     try:
         parts = urlsplit(uri.strip())
     except ValueError:
@@ -98,10 +98,10 @@ _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 class Problems:
-    """Turns whatever MLflow's client raises in a block into a ExternalError with a sentence a person can act on.
+    """Turns errors of MLflow's client into an ExternalError whose message says what to do.
 
-    NB: parts of MLflow are imported in such blocks alone. Two threads that import it for the first time, each from
-    another end, leave it broken for as long as the process lives.
+    NB: MLflow is imported in these contexts only. Two threads that import different parts of it for the first time leave
+    it broken until the process ends.
     """
 
     def __init__(self, uri: str, secrets: tuple[str, ...]) -> None:
@@ -119,19 +119,19 @@ class Problems:
             return
         text = masked(str(error), self._secrets)
         problem = _problem(self._uri, text, str(getattr(error, "error_code", "")))
-        # NB: the cause is left out: its text, which a log would show, may hold the credentials.
+        # NB: no cause: a log would show its text, which can hold the credentials.
         raise ExternalError(problem) from None
 
 
 def _problem(uri: str, text: str, code: str) -> Problem:
-    """What a failure of MLflow's client means, from its text and MLflow's own error code."""
+    """The meaning of an error of MLflow's client, from its text and MLflow's error code."""
     answered, cause = _STATUS.search(text), _CAUSE.search(text)
     status = int(answered[1]) if answered else None
     why = f"HTTP {status}" if status else cause[0] if cause else short(text)
     if text.startswith("Invalid url:"):
         return Problem(
             ConditionReason.MLFLOW_ERROR,
-            f"{uri} is no address of an MLflow server: write one such as http://mlflow:5000",
+            f"{uri} is not the address of an MLflow server: use one such as http://mlflow:5000",
         )
     if "Invalid Host header" in text:
         host = uri.split("://", 1)[-1].split("/", 1)[0]
@@ -153,15 +153,15 @@ def _problem(uri: str, text: str, code: str) -> Problem:
         )
     if status in (429, 502, 503, 504) or (status is None and "API request to http" in text):
         return Problem(ConditionReason.MLFLOW_UNREACHABLE, f"MLflow at {uri} cannot be reached: {why}")
-    # The same again would be refused again: somebody has to ask for something else.
+    # A retry would fail in the same way: the request itself must change.
     refused = code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
     reason = ConditionReason.MLFLOW_REFUSED if refused else ConditionReason.MLFLOW_ERROR
     return Problem(reason, f"MLflow at {uri} answered: {why}")
 
 
-# How MLflow's client words the HTTP status of an answer, and of one that it would have retried.
+# How MLflow's client reports the HTTP status of a response, also after its retries.
 _STATUS = re.compile(r"(?:failed with error code|too many) (\d{3})\b")
-# The part of urllib3's nested errors that people can use.
+# The useful part of urllib3's nested errors.
 _CAUSE = re.compile(
     r"\[Errno -?\d+\] [^'\")]+|\[SSL: \w+\] [^'\"(]+|Read timed out|Connection to [\w.-]+ timed out"
     r"|Connection reset by peer|Remote end closed connection without response"

@@ -1,4 +1,4 @@
-"""What is known of an MLflow run."""
+"""An MLflow run, as the operator reads it."""
 
 from __future__ import annotations
 

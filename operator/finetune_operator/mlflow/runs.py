@@ -1,4 +1,4 @@
-"""MLflow's runs as this operator uses them: found and made by the job's uid."""
+"""The MLflow run of a job: found and created by the job's uid."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from finetune_crds import contract
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.errors import ExternalError, Problem
-from finetune_operator.mlflow.host import NOBODY, Credentials, Host
+from finetune_operator.mlflow.host import ANONYMOUS, Credentials, Host
 from finetune_operator.mlflow.model import Run
 
 _USER = "finetune-operator"
@@ -19,14 +19,14 @@ _ACTIVE_ONLY = 1  # mlflow.entities.ViewType
 
 @dataclass(frozen=True)
 class Server:
-    """One MLflow server, and how to log in. Every method blocks; call it off the event loop."""
+    """An MLflow server and its credentials. Every method blocks: call it outside the event loop."""
 
     uri: str
     registry_uri: str
-    credentials: Credentials = NOBODY
+    credentials: Credentials = ANONYMOUS
 
     def find_run(self, uid: str, experiment: str, run_id: str | None = None) -> Run | None:
-        """The run of a job: by its id when that is known, else by the job's uid in its experiment."""
+        """The run of a job: by its id if known, otherwise by the job's uid in its experiment."""
         with self._host.problems():
             store = self._host.tracking()
             known = get_run(store, run_id) if run_id else None
@@ -40,7 +40,7 @@ class Server:
             return _run(found[0]) if found else None
 
     def ensure_run(self, uid: str, experiment: str, run_name: str, tags: Mapping[str, str]) -> Run:
-        """The run of a job, made if there is none."""
+        """The run of a job; created if there is none."""
         found = self.find_run(uid, experiment)
         if found:
             return found
@@ -81,13 +81,13 @@ def _run(found: Any) -> Run:
 
 
 def get_run(store: Any, run_id: str) -> Run | None:
-    """A run by its id, from MLflow's store of runs; None when the server has none of it."""
+    """A run by its id; None when the server does not have it."""
     from mlflow.exceptions import MlflowException
 
     try:
         return _run(store.get_run(run_id))
     except MlflowException as error:
-        # The server lost it, with its database say.
+        # For example because the server's database was lost.
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return None
         raise

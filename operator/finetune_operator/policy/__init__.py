@@ -1,1 +1,1 @@
-"""What the decisions about both kinds share. Pure: no I/O, no clock."""
+"""What the `decide` functions of both kinds share. Pure: no I/O, no clock."""

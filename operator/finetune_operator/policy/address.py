@@ -1,4 +1,4 @@
-"""Addresses that no spec may hold."""
+"""Checks of the addresses in a spec."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from finetune_operator.settings import holds_password
 
 
 def passwords(tracking: Tracking | PromotionTracking) -> Iterator[str]:
-    """Addresses that hold a password, which statuses and logs would show."""
+    """A message for each address that holds a password: statuses and logs would show it."""
     for field, uri in (("uri", tracking.uri), ("registryUri", tracking.registry_uri)):
         if uri and holds_password(uri):
             yield (

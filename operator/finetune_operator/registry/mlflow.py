@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from finetune_operator.mlflow.host import NOBODY, Credentials, Host, canonical
+from finetune_operator.mlflow.host import ANONYMOUS, Credentials, Host, canonical
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server, get_run
 from finetune_operator.registry.base import ModelVersion, RegisteredModel, Version, evaluated_on
@@ -27,7 +27,7 @@ class MlflowRegistry:
 
     tracking_uri: str
     registry_uri: str
-    credentials: Credentials = NOBODY
+    credentials: Credentials = ANONYMOUS
 
     @classmethod
     def of(cls, server: Server) -> Self:

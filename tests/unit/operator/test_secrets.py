@@ -65,7 +65,7 @@ REFUSED: dict[str, tuple[StandIn, KubeError | None, str]] = {
     "no text": (
         StandIn(secret(MLFLOW_TRACKING_TOKEN=b"\xff")),
         None,
-        "Secret mlflow of spec.tracking.secretRef holds credentials that are no text: make it from text",
+        "Secret mlflow of spec.tracking.secretRef holds credentials that are not text: create it from text",
     ),
     "not allowed": (
         StandIn(),

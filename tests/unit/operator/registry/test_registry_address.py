@@ -51,5 +51,5 @@ def test_what_is_no_address(uri: str, ask: Callable[[str], object]) -> None:
     problem = raised.value.problem
     assert (problem.reason, problem.message) == (
         ConditionReason.MLFLOW_ERROR,
-        f"{uri} is no address of an MLflow server: write one such as http://mlflow:5000",
+        f"{uri} is not the address of an MLflow server: use one such as http://mlflow:5000",
     )

@@ -1,7 +1,7 @@
--- Health of a FineTuneJob. Only the base and table libraries are there: no string functions.
+-- Health of a FineTuneJob. Argo CD provides the base and table libraries only: no string functions.
 
--- For each phase: the health, and the conditions that say why. Progress is left out on purpose: with it, every step
--- of a training would be a new health, and a refresh of the Application.
+-- For each phase: the health, and the conditions that explain it. Without progress: with it, every training step would
+-- change the health and refresh the Application.
 local phases = {
   Pending = { "Progressing", { "Accepted" } },
   Preparing = { "Progressing", { "Prepared" } },
@@ -23,15 +23,15 @@ end
 
 local status = obj.status
 if status == nil or status.observedGeneration ~= obj.metadata.generation then
-  return health("Progressing", "waiting for the operator to look at generation " .. tostring(obj.metadata.generation))
+  return health("Progressing", "waiting for the operator to reconcile generation " .. tostring(obj.metadata.generation))
 end
 if status.phase == nil then
-  return health("Progressing", "waiting for the operator to name a phase")
+  return health("Progressing", "waiting for the operator to set a phase")
 end
 
 local known = phases[status.phase]
 if known == nil then
-  return health("Unknown", "phase " .. status.phase .. " is newer than this health script: take the operator's own")
+  return health("Unknown", "phase " .. status.phase .. " is unknown to this health script: use the script of your operator's version")
 end
 
 local conditions = {}

@@ -1,7 +1,7 @@
--- Health of a ModelPromotion. Only the base and table libraries are there: no string functions.
+-- Health of a ModelPromotion. Argo CD provides the base and table libraries only: no string functions.
 
--- For each phase: the health, and the conditions that say why; the first of them that is not True goes before the others.
--- Promoted says what holds a promotion up, whatever that is.
+-- For each phase: the health, and the conditions that explain it. The first condition that is not True takes precedence.
+-- Promoted always explains what delays a promotion.
 local phases = {
   Pending = { "Progressing", { "Promoted", "SourceReady", "Accepted" } },
   Evaluating = { "Progressing", { "Promoted" } },
@@ -28,15 +28,15 @@ end
 
 local status = obj.status
 if status == nil or status.observedGeneration ~= obj.metadata.generation then
-  return health("Progressing", "waiting for the operator to look at generation " .. tostring(obj.metadata.generation))
+  return health("Progressing", "waiting for the operator to reconcile generation " .. tostring(obj.metadata.generation))
 end
 if status.phase == nil then
-  return health("Progressing", "waiting for the operator to name a phase")
+  return health("Progressing", "waiting for the operator to set a phase")
 end
 
 local known = phases[status.phase]
 if known == nil then
-  return health("Unknown", "phase " .. status.phase .. " is newer than this health script: take the operator's own")
+  return health("Unknown", "phase " .. status.phase .. " is unknown to this health script: use the script of your operator's version")
 end
 
 local conditions = {}
