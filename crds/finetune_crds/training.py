@@ -145,7 +145,7 @@ class Objective(ApiModel):
             ("!has(self.dpo) || self.type == 'DPO'", "dpo needs type DPO"),
             (
                 "has(self.distillation) == (self.type == 'Distillation')",
-                "set distillation with type Distillation, and with no other type",
+                "distillation and type Distillation require each other",
             ),
         )
     )

@@ -145,11 +145,11 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     ),
     "a teacher without Distillation": (
         job(objective={"distillation": {"teacher": "/t"}}),
-        "set distillation with type Distillation, and with no other type",
+        "distillation and type Distillation require each other",
     ),
     "no teacher": (
         job(objective={"type": "Distillation"}),
-        "set distillation with type Distillation, and with no other type",
+        "distillation and type Distillation require each other",
     ),
     "a loss on the answer for DPO": (
         job(data=prepared(columns=PREFERENCES), objective=DPO | {"lossOn": "All"}),

@@ -77,11 +77,11 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
     ({"method.type": "PromptTuning", **NO_PACKING, "training.compile": True}, [WITHOUT_VIRTUAL_TOKENS]),
     (
         {"objective.type": "Distillation"},
-        ["objective.set distillation with type Distillation, and with no other type"],
+        ["objective.distillation and type Distillation require each other"],
     ),
     (
         {"objective.distillation": TEACHER},
-        ["objective.set distillation with type Distillation, and with no other type"],
+        ["objective.distillation and type Distillation require each other"],
     ),
     ({"objective.type": "DPO"}, [TOGETHER]),
     ({"data.columns": PREFERENCES}, [TOGETHER]),

@@ -67,7 +67,7 @@ def refusals(recipe: Recipe) -> list[str]:
         ),
         (
             (objective.type == "Distillation") != (objective.distillation is not None),
-            "objective.distillation and type Distillation go together",
+            "objective.distillation and type Distillation require each other",
         ),
         (
             (objective.type == "DPO") != (recipe.data.columns.chosen is not None),
