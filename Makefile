@@ -45,18 +45,21 @@ demo-down: ## Take the demo away and leave the machine as it was
 test: lint test-unit test-integration test-e2e ## Run every tier of tests
 	@printf '\n== all tiers passed\n'
 
+# Tests that share something costly (Spark, a trained model, Argo CD) are a group, and a group stays in one worker.
+PARALLEL = --numprocesses $(1) --dist loadgroup --durations 25
+
 .PHONY: test-unit
 test-unit: venv jars ## Run the unit tests: no root, no cluster
-	$(call timed,unit tests,$(BIN)/python -m pytest tests/unit $(PYTEST))
+	$(call timed,unit tests,$(BIN)/python -m pytest tests/unit $(call PARALLEL,2) $(PYTEST))
 
 .PHONY: test-integration
 test-integration: venv ## Run the operator against a real API server and MLflow server
 	$(call timed,programs,$(BIN)/python -m cluster programs --only kube helm argocd)
-	$(call timed,integration tests,$(BIN)/python -m pytest tests/integration $(PYTEST))
+	$(call timed,integration tests,$(BIN)/python -m pytest tests/integration $(call PARALLEL,4) $(PYTEST))
 
 .PHONY: test-e2e
 test-e2e: venv ## Run the chart and the images in a whole cluster
-	$(call timed,end-to-end tests,$(BIN)/python -m pytest tests/e2e --capture=no --verbose $(PYTEST))
+	$(call timed,end-to-end tests,$(BIN)/python -m pytest tests/e2e --capture=no --verbose --durations 25 $(PYTEST))
 
 .PHONY: bench-trainer
 bench-trainer: venv ## Measure the trainer beside a padded script and TRL

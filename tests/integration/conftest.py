@@ -85,7 +85,11 @@ def own_world(
 ) -> Iterator[OwnWorld]:
     """A namespace and an operator of the test's own, which the test may end."""
     log = tmp_path / "operator.log"
-    environment = {"FINETUNE_TRACKING_URI": mlflow_server.uri, "FINETUNE_NAMESPACES": namespace}
+    environment = {
+        "FINETUNE_TRACKING_URI": mlflow_server.uri,
+        "FINETUNE_NAMESPACES": namespace,
+        "FINETUNE_RESYNC_SECONDS": "1",
+    }
     operator = operator_process(kubeconfig, log, environment)
     with running(operator):
         yield OwnWorld(api, mlflow_server, namespace, operator)

@@ -42,9 +42,7 @@ def gitops(world: World, running_argocd: ArgoCD, tmp_path: Path) -> Iterator[Git
     yield found
     if found.application():
         found.delete()
-        wait_for(
-            "the Application is gone", lambda: not world.remaining_pods() and not found.application(), 60
-        )
+        wait_for("the Application is gone", lambda: not world.remaining_pods() and not found.application())
 
 
 def test_the_scripts_of_the_notes_are_beside_what_was_there(running_argocd: ArgoCD, api: Api) -> None:
@@ -109,7 +107,7 @@ def test_self_heal_undoes_what_was_changed_by_hand_and_rests(world: World, gitop
     gitops.wait_synced(_commit_and_create(gitops, splits_given(suspend=True)))
     gitops.wait_health("FineTuneJob", "tune", "Suspended", "suspend: false goes on")
     world.api.patch("FineTuneJob", world.namespace, "tune", {"spec": {"suspend": False}})
-    wait_for("Argo CD writes", lambda: gitops.operations() > 0, 60)
+    wait_for("Argo CD writes", lambda: gitops.operations() > 0)
     wait_for("it is suspended again", lambda: world.job("tune")["spec"]["suspend"])
     gitops.wait_health("FineTuneJob", "tune", "Suspended")
     gitops.look()
@@ -153,7 +151,7 @@ def test_deleting_the_application_leaves_nothing_of_a_running_job(world: World, 
         ]
         return [*owned, *(item["kind"] for item in world.api.list("FineTuneJob", world.namespace))]
 
-    wait_for("nothing is left", lambda: not left() and not gitops.application(), 60)
+    wait_for("nothing is left", lambda: not left() and not gitops.application())
     wait_for(
         "the run is closed",
         lambda: [run["info"]["status"] for run in world.mlflow.runs_of(uid)] == ["KILLED"],

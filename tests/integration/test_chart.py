@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from cluster import binaries
+from integration.chart import CHART, KUBE_VERSION, environment, helm, objects, parts, rendered
 from integration.servers import Plane
 
-CHART = Path(__file__).parents[2] / "charts" / "finetune-operator"
-KUBE_VERSION = "1.34.0"
 RESOURCES = ("finetunejobs", "modelpromotions")
 Json = dict[str, Any]
 
@@ -26,49 +23,6 @@ VARIANTS = {
     "with Argo CD": ("argocd.healthConfigMap.enabled=true", "argocd.healthConfigMap.labels.team=ml"),
     "without CRDs": ("crds.enabled=false", "rbac.aggregate=false", "metrics.service=false"),
 }
-
-
-def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [str(binaries.path("helm")), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-
-
-@cache
-def rendered(*values: str) -> str:
-    settings = [word for value in values for word in ("--set", value)]
-    done = helm(
-        "template",
-        "finetune-operator",
-        str(CHART),
-        "--namespace",
-        "fs",
-        "--kube-version",
-        KUBE_VERSION,
-        *settings,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def parts(*values: str) -> list[Json]:
-    return [part for part in yaml.safe_load_all(rendered(*values)) if part]
-
-
-def objects(*values: str) -> dict[tuple[str, str], Json]:
-    return {(part["kind"], part["metadata"]["name"]): part for part in parts(*values)}
-
-
-def environment(*values: str) -> dict[str, str]:
-    container = objects(*values)["Deployment", "finetune-operator"]["spec"]["template"]["spec"]["containers"][
-        0
-    ]
-    known = {"metadata.namespace": "fs"}
-    return {
-        variable["name"]: known[variable["valueFrom"]["fieldRef"]["fieldPath"]]
-        if "valueFrom" in variable
-        else variable["value"]
-        for variable in container["env"]
-    }
 
 
 def test_lint_finds_nothing() -> None:

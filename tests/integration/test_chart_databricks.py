@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from integration.chart import CHART, KUBE_VERSION, environment, helm, objects, rendered
 from integration.servers import Plane
-from integration.test_chart import CHART, KUBE_VERSION, environment, helm, objects, rendered
 
 WORKSPACE = (
     "databricks.host=https://example.cloud.databricks.com",

@@ -78,32 +78,34 @@ def test_a_job_is_prepared_trained_registered_and_done(world: World) -> None:
     ]
 
 
-def test_killing_the_operator_at_every_phase_changes_nothing(own_world: OwnWorld) -> None:
-    def restart() -> None:
-        own_world.operator.kill()
-        own_world.operator.start()
-
+def test_killing_the_operator_at_every_phase_loses_and_repeats_nothing(own_world: OwnWorld) -> None:
     own_world.submit(job())
-    restart()
+    own_world.restart()
     own_world.wait_phase("tune", "Preparing")
-    restart()
+    own_world.restart()
     own_world.run_pods("tune-prep", 1)
     own_world.operator.kill()
     own_world.end_pods("tune-prep", [0], [PREPARED])
     own_world.operator.start()
     own_world.wait_phase("tune", "Starting")
-    restart()
+    own_world.restart()
     own_world.run_pods("tune-train-1", 2)
     own_world.wait_phase("tune", "Training")
+    settled = own_world.settle()
+    own_world.restart()
+    assert own_world.settle() == settled
     own_world.operator.kill()
     own_world.end_pods("tune-train-1", [0, 0], [TRAINED, None])
     own_world.operator.start()
     own_world.wait_phase("tune", "Registering")
-    restart()
+    own_world.restart()
     own_world.mlflow.register(own_world.model, own_world.status("tune")["mlflow"]["runId"])
     own_world.wait_phase("tune", "Succeeded")
-    restart()
+    own_world.restart()
     own_world.wait_condition("tune", "Tracked", "RunFinished")
+    settled = own_world.settle()
+    own_world.restart()
+    assert own_world.settle() == settled
 
     uid = own_world.job("tune")["metadata"]["uid"]
     assert len(own_world.mlflow.runs_of(uid)) == 1

@@ -19,7 +19,7 @@ from support.api import Api, Json
 from support.mlflow_server import Mlflow
 from support.operator_process import operator_process
 from support.process import Process, running
-from support.waiting import wait_for
+from support.waiting import PATIENCE, wait_for
 
 GATES = [{"name": "loss", "metric": {"name": "eval_loss", "max": 2.5}}]
 DATA = "finetune.dev/eval-data"
@@ -75,7 +75,9 @@ class Registry:
     def status(self, alias: str = "champion") -> Json:
         return dict(self.get(alias).get("status") or {})
 
-    def wait(self, phase: str, current: str | None, alias: str = "champion", seconds: float = 60) -> Json:
+    def wait(
+        self, phase: str, current: str | None, alias: str = "champion", seconds: float = PATIENCE
+    ) -> Json:
         def seen() -> Json | None:
             status = self.status(alias)
             return status if (status.get("phase"), status.get("current")) == (phase, current) else None
@@ -197,11 +199,11 @@ def test_an_operator_that_is_killed_again_and_again_loses_nothing(
     for number, version in enumerate(versions):
         registry.point("staging", version)
         # The moment differs: before the journal, between it and the alias, and after.
-        wait_for("something of the move", partial(_reached, registry, version, number), 60)
+        wait_for("something of the move", partial(_reached, registry, version, number))
         operator.kill()
         operator.start()
         # NB: one that was killed with the Lease in its hand is waited for.
-        registry.wait("Promoted", version, seconds=120)
+        registry.wait("Promoted", version, seconds=2 * PATIENCE)
     pairs = zip([None, *versions], versions, strict=False)
     assert registry.moves() == [("Promoted", before, after) for before, after in pairs]
 
@@ -254,7 +256,7 @@ def test_deletion_with_the_alias_waits_for_a_registry_that_is_away(
         60,
     )
     mlflow.start()
-    wait_for("the resource is gone", lambda: not registry.get(), 60)
+    wait_for("the resource is gone", lambda: not registry.get())
     assert (registry.alias("champion"), registry.alias("staging")) == (None, version)
 
 

@@ -15,8 +15,9 @@ from kubernetes import client
 from finetune_crds.contract import TerminationMessage
 from support.api import Api
 from support.mlflow_server import Mlflow
+from support.operator_process import metric
 from support.process import Process
-from support.waiting import wait_for
+from support.waiting import PATIENCE, wait_for
 
 Json = dict[str, Any]
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -44,6 +45,15 @@ class World:
             {**body, "metadata": {**body["metadata"], "namespace": self.namespace}, "spec": spec}
         )
 
+    def versions(self) -> dict[str, str]:
+        """The resourceVersion of everything in the namespace that the operator writes, by kind and name."""
+        kinds = ("FineTuneJob", "ModelPromotion", "Job", "Pod", "Service", "ConfigMap", "Event")
+        return {
+            f"{kind}/{item['metadata']['name']}": item["metadata"]["resourceVersion"]
+            for kind in kinds
+            for item in self.api.list(kind, self.namespace)
+        }
+
     def delete_all(self) -> None:
         """Delete the test's resources, so that the operator has no more work with them."""
         for kind in ("FineTuneJob", "ModelPromotion"):
@@ -64,14 +74,14 @@ class World:
                 return dict(item)
         return {}
 
-    def wait_phase(self, name: str, phase: str, seconds: float = 40) -> Json:
+    def wait_phase(self, name: str, phase: str, seconds: float = PATIENCE) -> Json:
         def seen() -> Json | None:
             status = self.status(name)
             return status if status.get("phase") == phase else None
 
         return wait_for(f"{name} is {phase}", seen, seconds, instead=lambda: self._dumped(name))
 
-    def wait_condition(self, name: str, kind: str, reason: str, seconds: float = 40) -> Json:
+    def wait_condition(self, name: str, kind: str, reason: str, seconds: float = PATIENCE) -> Json:
         def seen() -> Json | None:
             found = self.condition(name, kind)
             return found if found.get("reason") == reason else None
@@ -161,3 +171,21 @@ class OwnWorld(World):
     """A world whose operator no other test uses."""
 
     operator: Process
+
+    def restart(self) -> None:
+        """Kill the operator and start it again."""
+        self.operator.kill()
+        self.operator.start()
+
+    def settle(self) -> dict[str, str]:
+        """Wait until passes over a FineTuneJob write nothing more; the versions of everything then."""
+
+        def settled() -> dict[str, str] | None:
+            before, passes = self.versions(), self._passes()
+            wait_for("more passes", lambda: self._passes() > passes + 1)
+            return before if before == self.versions() else None
+
+        return wait_for("nothing more is written", settled)
+
+    def _passes(self) -> float:
+        return metric(self.operator, "finetune_reconcile_seconds_count", kind="FineTuneJob")

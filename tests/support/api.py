@@ -15,6 +15,8 @@ _KINDS = {
     "ModelPromotion": "finetune.dev/v1alpha1",
     "Application": "argoproj.io/v1alpha1",
     "Job": "batch/v1",
+    "Deployment": "apps/v1",
+    "ServiceMonitor": "monitoring.coreos.com/v1",
     "Pod": "v1",
     "Service": "v1",
     "ConfigMap": "v1",

@@ -1,10 +1,13 @@
-"""The operator as a process, as it is started in its pod, with short intervals."""
+"""The operator as a process, as it is started in its pod, with short intervals; and its metrics."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+import requests
+from prometheus_client.parser import text_string_to_metric_families
 
 from support.ports import free_port
 from support.process import Process
@@ -15,8 +18,19 @@ def operator_process(kubeconfig: Path, log: Path, environment: Mapping[str, str]
     settings = {
         "KUBECONFIG": str(kubeconfig),
         "FINETUNE_LIVENESS": f"http://127.0.0.1:{free_port()}/healthz",
-        "FINETUNE_METRICS_PORT": "0",
+        "FINETUNE_METRICS_PORT": str(free_port()),
         "FINETUNE_RESYNC_SECONDS": "5",
         "FINETUNE_POLL_SECONDS": "0.5",
     }
     return Process("operator", [sys.executable, "-m", "finetune_operator"], log, {**settings, **environment})
+
+
+def metric(operator: Process, name: str, **labels: str) -> float:
+    """The sum of a metric's samples with these labels, since the operator was started; 0 while it does not answer."""
+    port = operator.environment["FINETUNE_METRICS_PORT"]
+    try:
+        text = requests.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
+    except requests.ConnectionError:
+        return 0
+    samples = [item for family in text_string_to_metric_families(text) for item in family.samples]
+    return sum(item.value for item in samples if item.name == name and labels.items() <= item.labels.items())

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from support.process import Process
 
 T = TypeVar("T")
+PATIENCE = 120.0
+"""How many seconds a busy machine may need. What comes at once is not made slower by it."""
 
 
 class WaitError(RuntimeError):
@@ -19,7 +21,7 @@ class WaitError(RuntimeError):
 def wait_for(
     what: str,
     check: Callable[[], T | None],
-    seconds: float = 30,
+    seconds: float = PATIENCE,
     *processes: Process,
     instead: Callable[[], object] | None = None,
 ) -> T:

@@ -10,17 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import requests
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
 from bench.promotions.writes import AUDIT_POLICY, Tail
 from cluster.controlplane import ControlPlane
 from finetune_crds.base import API_VERSION
 from finetune_crds.contract import METRIC_EVAL_LOSS, TAG_EVAL_DATA
 from support.mlflow_server import Mlflow
-from support.operator_process import operator_process
-from support.ports import free_port
+from support.operator_process import metric, operator_process
 from support.process import Process, running
 from support.waiting import wait_for
 
@@ -40,7 +37,6 @@ class World:
     plane: ControlPlane
     mlflow: Mlflow
     operator: Process
-    metrics_port: int
     audit: Path
 
     @property
@@ -69,33 +65,21 @@ class World:
 
     def passes(self) -> float:
         """Passes over promotions since the operator was started; 0 while it does not answer."""
-        return sum(
-            value
-            for name, labels, value in self._samples()
-            if name == "finetune_reconcile_seconds_count" and labels.get("kind") == "ModelPromotion"
-        )
+        return metric(self.operator, "finetune_reconcile_seconds_count", kind="ModelPromotion")
 
     def waiting(self) -> float:
         """Resources that wait for a worker."""
-        return sum(value for name, _, value in self._samples() if name == "finetune_queue_depth")
+        return metric(self.operator, "finetune_queue_depth")
 
     def failures(self) -> float:
         """Passes that failed since the operator was started."""
-        return sum(value for name, _, value in self._samples() if name == "finetune_reconcile_errors_total")
+        return metric(self.operator, "finetune_reconcile_errors_total")
 
     def memory_mib(self) -> float:
         """Resident memory of the operator."""
         text = Path(f"/proc/{self.operator.pid}/status").read_text(encoding="utf-8")
         kib = next(line.split()[1] for line in text.splitlines() if line.startswith("VmRSS:"))
         return int(kib) / 1024
-
-    def _samples(self) -> list[tuple[str, dict[str, str], float]]:
-        try:
-            text = requests.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10).text
-        except requests.ConnectionError:
-            return []
-        families = text_string_to_metric_families(text)
-        return [(item.name, item.labels, item.value) for family in families for item in family.samples]
 
 
 @contextmanager
@@ -105,12 +89,10 @@ def world(folder: Path) -> Iterator[World]:
     policy.write_text(AUDIT_POLICY, encoding="utf-8")
     flags = {"audit-policy-file": str(policy), "audit-log-path": str(audit)}
     mlflow = Mlflow(folder / "mlflow")
-    port = free_port()
     with ExitStack() as stack:
         plane = stack.enter_context(ControlPlane(folder / "plane", controllers=False, apiserver_flags=flags))
         stack.enter_context(running(mlflow))
         settings = {
-            "FINETUNE_METRICS_PORT": str(port),
             "FINETUNE_RESYNC_SECONDS": str(RESYNC_SECONDS),
             "FINETUNE_POLL_SECONDS": "5",
             "FINETUNE_TRACKING_URI": mlflow.uri,
@@ -118,7 +100,7 @@ def world(folder: Path) -> Iterator[World]:
         }
         operator = operator_process(plane.kubeconfig, folder / "operator.log", settings)
         stack.callback(operator.stop)
-        found = World(plane, mlflow, operator, port, audit)
+        found = World(plane, mlflow, operator, audit)
         _install(found)
         yield found
 

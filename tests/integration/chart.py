@@ -1,0 +1,66 @@
+"""The chart, rendered by helm."""
+
+from __future__ import annotations
+
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster import binaries
+
+CHART = Path(__file__).parents[2] / "charts" / "finetune-operator"
+KUBE_VERSION = "1.34.0"
+Json = dict[str, Any]
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run helm to its end."""
+    command = [str(binaries.path("helm")), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
+
+
+@cache
+def rendered(*values: str) -> str:
+    """The manifests of the chart with these values, `name=value` each."""
+    settings = [word for value in values for word in ("--set", value)]
+    done = helm(
+        "template",
+        "finetune-operator",
+        str(CHART),
+        "--namespace",
+        "fs",
+        "--kube-version",
+        KUBE_VERSION,
+        *settings,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def parts(*values: str) -> list[Json]:
+    """The manifests, parsed."""
+    return [part for part in yaml.safe_load_all(rendered(*values)) if part]
+
+
+def objects(*values: str) -> dict[tuple[str, str], Json]:
+    """The manifests by kind and name."""
+    return {(part["kind"], part["metadata"]["name"]): part for part in parts(*values)}
+
+
+def environment(*values: str) -> dict[str, str]:
+    """The environment of the operator's container."""
+    return environment_of(objects(*values)["Deployment", "finetune-operator"], "fs")
+
+
+def environment_of(deployment: Json, namespace: str) -> dict[str, str]:
+    """The environment of a Deployment's only container, in a pod in `namespace`."""
+    known = {"metadata.namespace": namespace}
+    return {
+        variable["name"]: known[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+        if "valueFrom" in variable
+        else variable.get("value", "")
+        for variable in deployment["spec"]["template"]["spec"]["containers"][0]["env"]
+    }

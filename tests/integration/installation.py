@@ -1,0 +1,95 @@
+"""A release of the chart on an API server without nodes: the operator runs as a process with its ServiceAccount's rights."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import requests
+import yaml
+
+from integration.chart import CHART, environment_of, helm
+from integration.servers import Plane
+from support.api import Api
+from support.operator_process import operator_process
+from support.ports import free_port
+from support.process import Process
+
+Json = dict[str, Any]
+RELEASE, SYSTEM = "finetune-operator", "finetune-system"
+
+
+@dataclass
+class Installation:
+    """One release, and the process that stands for its only pod."""
+
+    plane: Plane
+    api: Api
+    folder: Path
+    _operator: Process | None = None
+    _health: str = ""
+
+    def install(self, *values: str) -> None:
+        """Install the release, or upgrade it; `name=value` each. Its pod is replaced, as the Deployment would do it."""
+        settings = [word for value in values for word in ("--set", value)]
+        self._helm("upgrade", "--install", RELEASE, str(CHART), "--create-namespace", *settings)
+        self.stop()
+        self._start()
+
+    @property
+    def operator(self) -> Process:
+        """The release's operator."""
+        assert self._operator is not None
+        return self._operator
+
+    def uninstall(self) -> None:
+        """Uninstall the release; its pod ends."""
+        self._helm("uninstall", RELEASE)
+        self.stop()
+
+    def stop(self) -> None:
+        """End the operator."""
+        if self._operator:
+            self._operator.stop()
+
+    def healthy(self) -> bool:
+        """Whether the probes of the pod would succeed."""
+        try:
+            return requests.get(self._health, timeout=5).ok
+        except requests.ConnectionError:
+            return False
+
+    def log(self) -> str:
+        """What the operator has printed since the first install."""
+        return self.operator.log.read_text(encoding="utf-8")
+
+    def _start(self) -> None:
+        deployment = self.api.get("Deployment", SYSTEM, RELEASE)
+        assert deployment is not None
+        pod = deployment["spec"]["template"]["spec"]
+        path = pod["containers"][0]["livenessProbe"]["httpGet"]["path"]
+        self._health = f"http://127.0.0.1:{free_port()}{path}"
+        short = {"FINETUNE_RESYNC_SECONDS": "2", "FINETUNE_LIVENESS": self._health}
+        environment = {**environment_of(deployment, SYSTEM), **short}
+        kubeconfig = self._kubeconfig(pod["serviceAccountName"])
+        self._operator = operator_process(kubeconfig, self.folder / "operator.log", environment)
+        self._operator.start()
+
+    def _kubeconfig(self, account: str) -> Path:
+        """A kubeconfig with a token of the pod's ServiceAccount."""
+        command = [str(self.plane.kubectl), "--kubeconfig", str(self.plane.kubeconfig), "--namespace", SYSTEM]
+        command += ["create", "token", account]
+        token = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        content = yaml.safe_load(self.plane.kubeconfig.read_text(encoding="utf-8"))
+        for user in content["users"]:
+            user["user"] = {"token": token}
+        file = self.folder / "operator.kubeconfig"
+        file.write_text(json.dumps(content), encoding="utf-8")
+        return file
+
+    def _helm(self, *arguments: str) -> None:
+        done = helm(*arguments, "--namespace", SYSTEM, "--kubeconfig", str(self.plane.kubeconfig))
+        assert done.returncode == 0, done.stderr

@@ -1,0 +1,216 @@
+"""The chart, installed by helm: upgraded under a running job, uninstalled, and no more powerful than it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.controlplane import ControlPlane
+from integration.installation import RELEASE, SYSTEM, Installation
+from integration.jobs import TRAINED, splits_given
+from integration.operators import new_namespace
+from integration.servers import Plane
+from integration.world import World
+from support.api import Api
+from support.mlflow_server import Mlflow
+from support.operator_process import metric
+from support.waiting import wait_for
+
+Json = dict[str, Any]
+CRDS = ("finetunejobs.finetune.dev", "modelpromotions.finetune.dev")
+# A release takes the whole cluster: it has one of its own, and its tests run in one worker.
+pytestmark = pytest.mark.xdist_group("installation")
+
+
+@pytest.fixture(scope="module")
+def empty_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
+    """A control plane without our CRDs, which the chart brings."""
+    with ControlPlane(tmp_path_factory.mktemp("plane")) as found:
+        yield Plane(found.kubeconfig, found.kubectl)
+
+
+@pytest.fixture
+def installation(empty_plane: Plane, tmp_path: Path) -> Iterator[Installation]:
+    found = Installation(empty_plane, Api(empty_plane.kubeconfig), tmp_path)
+    try:
+        yield found
+    finally:
+        found.uninstall()
+    print(found.log())
+
+
+@pytest.fixture
+def tenant(installation: Installation, mlflow_server: Mlflow) -> World:
+    """A namespace for people's jobs."""
+    return World(installation.api, mlflow_server, new_namespace(installation.api))
+
+
+def values(tenant: World, *more: str) -> tuple[str, ...]:
+    """The values of an installation for one namespace."""
+    return f"watchNamespaces={{{tenant.namespace}}}", f"tracking.uri={tenant.mlflow.uri}", *more
+
+
+def promotion(tenant: World) -> Json:
+    return {
+        "apiVersion": "finetune.dev/v1alpha1",
+        "kind": "ModelPromotion",
+        "metadata": {"name": "champion", "namespace": tenant.namespace},
+        "spec": {
+            "model": tenant.model,
+            "alias": "champion",
+            "source": {"fineTuneJob": "tune"},
+            "onDelete": "RemoveAlias",
+        },
+    }
+
+
+def alias(tenant: World) -> str | None:
+    model = tenant.mlflow.get("registered-models/get", name=tenant.model)["registered_model"]
+    return {item["alias"]: str(item["version"]) for item in model.get("aliases", [])}.get("champion")
+
+
+def finish(tenant: World) -> str:
+    """Play the trainer; the version."""
+    version = tenant.mlflow.register(tenant.model, tenant.status("tune")["mlflow"]["runId"])
+    tenant.end_pods("tune-train-1", [0, 0], [TRAINED, None])
+    tenant.wait_phase("tune", "Succeeded")
+    return version
+
+
+def test_roles_of_the_watched_namespace_are_enough_for_a_job_and_a_promotion(
+    installation: Installation, tenant: World
+) -> None:
+    other = World(tenant.api, tenant.mlflow, new_namespace(tenant.api))
+    installation.install(*values(tenant, "log.format=json"))
+    for world in (tenant, other):
+        world.submit(splits_given())
+    tenant.api.create(promotion(tenant))
+    tenant.run_pods("tune-train-1", 2)
+    tenant.wait_phase("tune", "Training")
+    version = finish(tenant)
+    wait_for("the alias is set", lambda: alias(tenant) == version)
+    tenant.api.delete("ModelPromotion", tenant.namespace, "champion")
+    wait_for(
+        "the promotion is gone", lambda: not tenant.api.get("ModelPromotion", tenant.namespace, "champion")
+    )
+    assert alias(tenant) is None
+    assert other.status("tune") == {}
+    lines = [json.loads(line) for line in installation.log().splitlines()]
+    assert [line for line in lines if line["severity"] not in ("debug", "info")] == []
+    assert any(tenant.namespace in line["message"] for line in lines)
+
+
+def test_without_the_right_to_secrets_a_job_that_names_one_is_told_what_to_install(
+    installation: Installation, tenant: World
+) -> None:
+    installation.install(*values(tenant, "rbac.trackingSecrets=false"))
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "login", "namespace": tenant.namespace},
+        "stringData": {"MLFLOW_TRACKING_TOKEN": "t"},
+    }
+    tenant.api.create(secret)
+    tenant.submit(splits_given(tracking={"uri": tenant.mlflow.uri, "secretRef": {"name": "login"}}))
+    found = tenant.wait_condition("tune", "Tracked", "CredentialsUnreadable")
+    assert found["message"].endswith("install the chart with rbac.trackingSecrets")
+    installation.install(*values(tenant, "rbac.trackingSecrets=true"))
+    tenant.wait_condition("tune", "Tracked", "RunReady")
+
+
+def test_an_upgrade_and_an_uninstall_leave_a_running_job_alone(
+    installation: Installation, tenant: World
+) -> None:
+    installation.install(*values(tenant, "image.trainer=trainer:1"))
+    tenant.submit(splits_given())
+    tenant.run_pods("tune-train-1", 2)
+    tenant.wait_phase("tune", "Training")
+    before = tenant.versions()
+
+    installation.install(*values(tenant, "image.trainer=trainer:2"))
+    settle(installation)
+    assert tenant.versions() == before
+    installation.uninstall()
+    assert tenant.api.get("Deployment", SYSTEM, RELEASE) is None
+    assert all(tenant.api.get("CustomResourceDefinition", "", name) for name in CRDS)
+    assert tenant.versions() == before
+
+    installation.install(*values(tenant, "image.trainer=trainer:2"))
+    settle(installation)
+    assert tenant.versions() == before
+    finish(tenant)
+
+
+def settle(installation: Installation) -> None:
+    """Wait until an operator that was started has taken passes over a FineTuneJob."""
+    wait_for("the operator is healthy", installation.healthy)
+    wait_for(
+        "passes over a FineTuneJob",
+        lambda: metric(installation.operator, "finetune_reconcile_seconds_count", kind="FineTuneJob") > 1,
+        120,
+    )
+
+
+def found_in(api: Api, kind: str, name: str) -> Json:
+    """An object of the release."""
+    found = api.get(kind, SYSTEM, name)
+    assert found is not None, f"there is no {kind} {name}"
+    return found
+
+
+SERVICE_MONITORS: Json = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "servicemonitors.monitoring.coreos.com"},
+    "spec": {
+        "group": "monitoring.coreos.com",
+        "names": {"kind": "ServiceMonitor", "plural": "servicemonitors", "singular": "servicemonitor"},
+        "scope": "Namespaced",
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {
+                    "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+                },
+            }
+        ],
+    },
+}
+
+
+def test_prometheus_finds_the_operators_metrics(installation: Installation, tenant: World) -> None:
+    tenant.api.create(SERVICE_MONITORS)
+    wait_for(
+        "ServiceMonitors are served",
+        lambda: (
+            "Established"
+            in str(tenant.api.get("CustomResourceDefinition", "", SERVICE_MONITORS["metadata"]["name"]))
+        ),
+    )
+    installation.install(*values(tenant, "metrics.serviceMonitor.enabled=true"))
+    tenant.submit(splits_given())
+    settle(installation)
+
+    monitor, service, deployment = (
+        found_in(tenant.api, kind, name)
+        for kind, name in (
+            ("ServiceMonitor", RELEASE),
+            ("Service", f"{RELEASE}-metrics"),
+            ("Deployment", RELEASE),
+        )
+    )
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    template = deployment["spec"]["template"]
+    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    ports = {port["name"]: port["targetPort"] for port in service["spec"]["ports"]}
+    target = ports[monitor["spec"]["endpoints"][0]["port"]]
+    assert target in {port["name"] for port in template["spec"]["containers"][0]["ports"]}
+
+    wait_for("a job is counted", lambda: metric(installation.operator, "finetune_jobs", phase="Starting"))
+    assert metric(installation.operator, "finetune_reconcile_errors_total") == 0
