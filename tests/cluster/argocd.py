@@ -1,6 +1,6 @@
 """A real Argo CD beside a cluster: application controller, repo server and Redis, as processes, with no container.
 
-    with ControlPlane(folder / "plane") as plane, ArgoCD(plane.kubeconfig, folder / "argocd") as argocd:
+    with running(ControlPlane(folder / "plane")) as plane, running(ArgoCD(plane.kubeconfig, folder)) as argocd:
         ...  # Applications in namespace argocd.NAMESPACE, their destination argocd.server
 
 It has no user interface and no API server of its own: Applications are made and read through Kubernetes.
@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from cluster import binaries, packages
 from cluster.controlplane import arguments
@@ -26,7 +26,6 @@ from support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-    from types import TracebackType
 
 NAMESPACE = "argocd"
 NEEDED = (packages.Package("redis-server", ("redis-server",)), packages.Package("git", ("git",)))
@@ -35,7 +34,7 @@ NEEDED = (packages.Package("redis-server", ("redis-server",)), packages.Package(
 class ArgoCD:
     """Argo CD in one folder, for one cluster.
 
-    Used as a context manager it is up inside and gone after, also when the body fails or the process is killed; what
+    Within `running()` it is up, and it is gone after, also when the body fails or the process is killed; what
     it wrote to the cluster stays there.
 
     Args:
@@ -77,15 +76,6 @@ class ArgoCD:
         for process in (self.controller, self.repo_server, self.redis):
             process.stop()
         shutil.rmtree(self.directory / "tmp", ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _kubectl(self, *argv: str, given: str | None = None, check: bool = True) -> str:
         kubectl = [str(binaries.path("kubectl")), "--kubeconfig", str(self.kubeconfig)]

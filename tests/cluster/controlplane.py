@@ -1,6 +1,6 @@
 """etcd, kube-apiserver and kube-controller-manager (and a scheduler, if asked), with no root and no container.
 
-    with ControlPlane(tmp_path) as plane:
+    with running(ControlPlane(tmp_path)) as plane:
         subprocess.run([plane.kubectl, "--kubeconfig", plane.kubeconfig, "get", "namespaces"])
 
 Nothing runs pods here: Jobs get their pods, which stay Pending unless a test says otherwise through their status.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from cluster import binaries
 from cluster.certificates import Authority
@@ -22,7 +22,6 @@ from support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-    from types import TracebackType
 
 SERVICES = "10.248.0.0/16"
 
@@ -30,7 +29,7 @@ SERVICES = "10.248.0.0/16"
 class ControlPlane:
     """A control plane in one folder.
 
-    Used as a context manager it is up inside and gone after, also when the body fails or the process is killed.
+    Within `running()` it is up, and it is gone after, also when the body fails or the process is killed.
     `etcd`, `apiserver` and `controllers` are processes a test may `kill()`, `stop()` and `start()` again;
     `wait_ready()` says when the API answers.
 
@@ -117,15 +116,6 @@ class ControlPlane:
             time.sleep(0.02)
         for process in running:
             process.kill()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _has_account(self) -> bool:
         return self.client.get("/api/v1/namespaces/default/serviceaccounts/default") is not None

@@ -17,6 +17,7 @@ from demo.kubectl import Json
 from e2e.hand import by_hand
 from e2e.jobs import Jobs, Run, on_prepared_splits
 from support.api import Api
+from support.process import running
 from support.waiting import wait_for
 
 JOB = "delivered"
@@ -32,7 +33,7 @@ def gitops(run: Run, installation: Installation, tmp_path: Path) -> Iterator[Git
     if not place.is_ours():
         pytest.skip("Argo CD is not put into a cluster that people use")
     kubeconfig = installation.place.kubectl.kubeconfig
-    with ArgoCD(kubeconfig, tmp_path / "argocd") as argocd:
+    with running(ArgoCD(kubeconfig, tmp_path / "argocd")) as argocd:
         teach_health(kubeconfig)
         found = GitOps(Api(kubeconfig), NAMESPACE, argocd, Repository(tmp_path / "repository", "finetune"))
         yield found

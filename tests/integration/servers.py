@@ -30,7 +30,7 @@ class Plane:
 @contextmanager
 def control_plane(folder: Path) -> Iterator[dict[str, Any]]:
     """etcd, kube-apiserver and kube-controller-manager, with our CRDs."""
-    with ControlPlane(folder) as plane:
+    with running(ControlPlane(folder)) as plane:
         api = Api(plane.kubeconfig)
         crds = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in sorted(CRDS.glob("*.yaml"))]
         for crd in crds:
@@ -49,6 +49,5 @@ def _served(api: Api, name: str) -> bool:
 @contextmanager
 def mlflow_server(folder: Path) -> Iterator[dict[str, Any]]:
     """A real MLflow server."""
-    server = Mlflow(folder)
-    with running(server):
+    with running(Mlflow(folder)) as server:
         yield {"folder": str(folder), "port": server.port}

@@ -17,6 +17,7 @@ from integration.jobs import TRAINED, error, splits_given
 from integration.servers import Plane
 from integration.world import World
 from support.api import Api
+from support.process import running
 from support.waiting import wait_for
 
 Json = dict[str, Any]
@@ -28,7 +29,7 @@ KEYS = [f"resource.customizations.health.finetune.dev_{kind}" for kind in ("Fine
 @pytest.fixture(scope="module")
 def running_argocd(plane: Plane, api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ArgoCD]:
     """Argo CD with our health scripts, put in as the chart's notes say."""
-    with ArgoCD(plane.kubeconfig, tmp_path_factory.mktemp("argocd")) as found:
+    with running(ArgoCD(plane.kubeconfig, tmp_path_factory.mktemp("argocd"))) as found:
         teach_health(plane.kubeconfig)
         yield found
 

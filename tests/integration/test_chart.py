@@ -213,6 +213,12 @@ REFUSED = {
     "a log level": ("log.level=loud", "/log/level"),
     "a tracking server without a scheme": ("tracking.uri=mlflow", "/tracking/uri"),
     "a size": ("mlflow.persistence.size=big", "/mlflow/persistence/size"),
+    "a workspace without an audience": (
+        "databricks.host=https://example.cloud.databricks.com",
+        "/databricks/tokenAudience",
+    ),
+    "a workspace without a scheme": ("databricks.host=example.cloud.databricks.com", "/databricks/host"),
+    "a workspace with a password": ("databricks.host=https://me:secret@example.com", "/databricks/host"),
 }
 
 

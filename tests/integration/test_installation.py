@@ -18,6 +18,7 @@ from integration.world import World
 from support.api import Api
 from support.mlflow_server import Mlflow
 from support.operator_process import metric
+from support.process import running
 from support.waiting import wait_for
 
 Json = dict[str, Any]
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.xdist_group("installation")
 @pytest.fixture(scope="module")
 def empty_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
     """A control plane without our CRDs, which the chart brings."""
-    with ControlPlane(tmp_path_factory.mktemp("plane")) as found:
+    with running(ControlPlane(tmp_path_factory.mktemp("plane"))) as found:
         yield Plane(found.kubeconfig, found.kubectl)
 
 

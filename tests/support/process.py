@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypedDict
+from typing import Protocol, TypedDict, TypeVar
 
 
 @dataclass
@@ -93,18 +93,21 @@ def as_user(name: str | None) -> User:
 
 
 class Startable(Protocol):
-    """A process, or a server that is one."""
+    """A process, or what is made of some."""
 
     def start(self) -> None: ...
 
     def stop(self) -> None: ...
 
 
+S = TypeVar("S", bound=Startable)
+
+
 @contextmanager
-def running(process: Startable) -> Iterator[None]:
+def running(process: S) -> Iterator[S]:
     """A process for the time of a block."""
     try:
         process.start()
-        yield
+        yield process
     finally:
         process.stop()

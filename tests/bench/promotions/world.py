@@ -90,7 +90,9 @@ def world(folder: Path) -> Iterator[World]:
     flags = {"audit-policy-file": str(policy), "audit-log-path": str(audit)}
     mlflow = Mlflow(folder / "mlflow")
     with ExitStack() as stack:
-        plane = stack.enter_context(ControlPlane(folder / "plane", controllers=False, apiserver_flags=flags))
+        plane = stack.enter_context(
+            running(ControlPlane(folder / "plane", controllers=False, apiserver_flags=flags))
+        )
         stack.enter_context(running(mlflow))
         settings = {
             "FINETUNE_RESYNC_SECONDS": str(RESYNC_SECONDS),

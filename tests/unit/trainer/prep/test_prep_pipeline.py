@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,13 +147,37 @@ def test_a_pod_that_is_tried_again_finds_its_version(ask: Asker, capsys: pytest.
     assert len(table.file_uris()) == 1
 
 
-def test_two_pods_at_once_write_one_version(ask: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_that_looked_before_the_commit_of_another_writes_nothing(
+    ask: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = ask(**STEPS)
     find, looks = output.find, itertools.count()
-    # The second pod looked for the first one's commit before there was one.
     monkeypatch.setattr(output, "find", lambda *where: None if next(looks) == 0 else find(*where))
     assert ask(**STEPS) == first
     assert DeltaTable(ask.output).version() == 0
+
+
+def test_two_pods_at_once_write_one_version(ask: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both prepare, and commit at the same moment; Delta may refuse one of them, which is then tried again."""
+    commit, both = output.commit, threading.Barrier(2, timeout=120)
+
+    def together(*arguments: Any) -> PrepResult:
+        both.wait()
+        return commit(*arguments)
+
+    def pod(_: int) -> PrepResult | Exception:
+        try:
+            return ask(**STEPS)
+        except Exception as error:  # noqa: BLE001
+            return error
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor(2) as pods:
+        patch.setattr(output, "commit", together)
+        results = list(pods.map(pod, range(2)))
+    kept = ask(**STEPS)
+    committed = [result for result in results if isinstance(result, PrepResult)]
+    assert committed in ([kept], [kept, kept])
+    assert DeltaTable(ask.output).version() == kept.version == 0
 
 
 @pytest.mark.parametrize(
