@@ -1,0 +1,54 @@
+"""The site as `mkdocs.yml` has it built: dead links end the build, and a page loads nothing from other servers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from support.documents import PAGES, ROOT
+
+SITE = "build/site"
+
+
+def build(folder: Path, pages: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Build a small site with the settings of the documentation, as `make docs` does."""
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    (folder / "mkdocs.yml").write_text(yaml.safe_dump(settings | {"nav": [*pages]}), encoding="utf-8")
+    for name, text in pages.items():
+        path = folder / "docs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    command = [Path(sys.executable).parent / "zensical", "build", "--strict", "--clean"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_a_page_loads_nothing_from_other_servers(tmp_path: Path) -> None:
+    page = "# A page\n\n```yaml\na: 1\n```\n\n[Another](https://example.com)\n"
+    done = build(tmp_path, {"index.md": page})
+    assert done.returncode == 0, done.stdout + done.stderr
+    html = (tmp_path / SITE / "index.html").read_text(encoding="utf-8")
+    styles = "".join(path.read_text(encoding="utf-8") for path in (tmp_path / SITE).rglob("*.css"))
+    loaded = re.findall(r'<(?:script|img|iframe)[^>]* src="([^"]+)"', html)
+    loaded += re.findall(r'<link[^>]* href="([^"]+)"', html)
+    loaded += re.findall(r"url\(['\"]?([^)'\"]+)", styles) + re.findall(r"@import ['\"]([^'\"]+)", styles)
+    assert any(name.endswith(".css") for name in loaded)
+    assert [name for name in loaded if re.match(r"(https?:)?//", name)] == []
+
+
+def test_no_picture_comes_from_another_server() -> None:
+    pictures = [target for page in PAGES for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.prose)]
+    assert pictures
+    assert [target for target in pictures if ":" in target] == []
+
+
+def test_a_dead_link_ends_the_build(tmp_path: Path) -> None:
+    assert build(tmp_path, {"index.md": "# A page\n\n[Nowhere](none.md)\n"}).returncode == 1
+
+
+def test_a_dead_anchor_ends_the_build(tmp_path: Path) -> None:
+    pages = {"index.md": "# A page\n\n[Nowhere](other.md#none)\n", "other.md": "# Another\n"}
+    assert build(tmp_path, pages).returncode == 1
