@@ -88,15 +88,19 @@ def _type(path: str, field: Schema, seen: dict[str, str]) -> str:
 
 
 def _range(schema: Schema) -> str:
-    low, high = schema.get("minimum"), schema.get("maximum")
-    if low is not None and high is not None and not schema.get("exclusiveMinimum"):
-        return f"from {low:g} to {high:g}"
+    low, high = (_number(schema[key]) if key in schema else "" for key in ("minimum", "maximum"))
+    if low and high and not schema.get("exclusiveMinimum"):
+        return f"from {low} to {high}"
     parts = []
-    if low is not None:
-        parts.append(f"above {low:g}" if schema.get("exclusiveMinimum") else f"of at least {low:g}")
-    if high is not None:
-        parts.append(f"up to {high:g}")
+    if low:
+        parts.append(f"above {low}" if schema.get("exclusiveMinimum") else f"of at least {low}")
+    if high:
+        parts.append(f"up to {high}")
     return ", ".join(parts)
+
+
+def _number(value: float) -> str:
+    return f"{int(value):,}" if value == int(value) else f"{value:g}"
 
 
 def _field_rules(field: Schema) -> list[dict[str, str]]:

@@ -31,7 +31,19 @@ OURS = {
     name: kind for kind, model in KINDS.items() for name in (model.PLURAL, kind.lower(), *model.SHORT_NAMES)
 }
 OTHERS = {"secret", "namespace", "pods", "events"}
-VERBS = {"apply", "config", "create", "delete", "describe", "explain", "get", "logs", "patch", "rollout"}
+VERBS = {
+    "apply",
+    "config",
+    "create",
+    "delete",
+    "describe",
+    "explain",
+    "get",
+    "logs",
+    "patch",
+    "rollout",
+    "wait",
+}
 
 
 def commands(block: Block) -> list[str]:
@@ -80,7 +92,7 @@ def _kubectl(words: Words) -> Problems:
         yield f"kubectl has no verb {rest[:1]}"
         return
     verb, named = rest[0], rest[1:]
-    if verb in ("get", "describe", "patch", "delete"):
+    if verb in ("get", "describe", "patch", "delete", "wait"):
         yield from _resources(named[0])
     elif verb == "explain":
         kind, *path = named[0].split(".")
