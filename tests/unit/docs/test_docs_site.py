@@ -22,7 +22,7 @@ def build(folder: Path, pages: dict[str, str]) -> subprocess.CompletedProcess[st
         path = folder / "docs" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    command = [Path(sys.executable).parent / "zensical", "build", "--strict", "--clean"]
+    command = [str(Path(sys.executable).parent / "zensical"), "build", "--strict", "--clean"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
