@@ -52,7 +52,7 @@ TAG_RECIPE = "finetune.dev/recipe"  # trainer: digest of the recipe
 TAG_DATA_PATH = "finetune.dev/data-path"  # trainer: the table with the splits
 TAG_DATA_VERSION = "finetune.dev/data-version"  # trainer: its version
 # trainer, on the run and on the version: what a loss of evaluation is comparable on. Digest of the tokenised validation
-# split, in whatever order its examples came; for DPO and Distillation also of the objective and what it measures against
+# split, independent of the order of its examples; for DPO and Distillation also of the objective and its reference or teacher
 TAG_EVAL_DATA = "finetune.dev/eval-data"
 # trainer, on the run: why the newest checkpoint could not be written; empty when it could
 TAG_CHECKPOINT_ERROR = "finetune.dev/checkpoint-error"

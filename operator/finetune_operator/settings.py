@@ -41,6 +41,8 @@ class Settings:
         workers: jobs reconciled at the same time.
         log_level: Python's name of the level.
         log_format: plain or json.
+        metrics_port: port of the Prometheus metrics; 0 for none.
+        liveness: address of the probes.
     """
 
     prep_image: str = "finetune-prep:latest"
@@ -60,6 +62,8 @@ class Settings:
     workers: int = 16
     log_level: str = "INFO"
     log_format: str = "plain"
+    metrics_port: int = 8081
+    liveness: str = "http://0.0.0.0:8080/healthz"
 
     def servers(self, tracking: Tracking | PromotionTracking) -> tuple[str, str]:
         """The MLflow server and the model registry of a job; both empty for none.
@@ -87,6 +91,7 @@ class Settings:
 
 
 _WITH_PASSWORD = re.compile(r"https?://[^/@]*:[^/@]*@", re.IGNORECASE)
+_MAY_BE_ZERO = ("FINETUNE_METRICS_PORT",)
 _CHOICES = {
     "FINETUNE_LOG_LEVEL": ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG"),
     "FINETUNE_LOG_FORMAT": ("plain", "json"),
@@ -101,10 +106,10 @@ def holds_password(uri: str) -> bool:
 def _word(variable: str, text: str) -> str:
     choices = _CHOICES.get(variable)
     if choices and text not in choices:
-        raise SettingsError(f"{variable}={text} is none of {', '.join(choices)}")
+        raise SettingsError(f"{variable}={text} is not one of {', '.join(choices)}")
     if holds_password(text):
         raise SettingsError(
-            f"{variable} holds a password, which would be shown in every job's status: leave it out"
+            f"{variable} holds a password, which the status of every job would show: remove it"
         )
     return text
 
@@ -117,9 +122,9 @@ def _parse(variable: str, text: str, default: object) -> object:
     try:
         value = float(text) if isinstance(default, float) else int(text)
     except ValueError as error:
-        raise SettingsError(f"{variable}={text} is no number") from error
+        raise SettingsError(f"{variable}={text} is not a number") from error
     if not math.isfinite(value):
-        raise SettingsError(f"{variable}={text} is no number")
-    if value <= 0:
+        raise SettingsError(f"{variable}={text} is not a number")
+    if value <= 0 and not (value == 0 and variable in _MAY_BE_ZERO):
         raise SettingsError(f"{variable}={text} must be above 0")
     return value

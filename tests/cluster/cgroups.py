@@ -28,7 +28,7 @@ def create(group: str) -> None:
                 for controller in controllers.read_text().split():
                     _write(parent / "cgroup.subtree_control", f"+{controller}")
             folder.mkdir(exist_ok=True)
-            # NB: in version 1 a new group has no processor and no memory until it is told, and takes no process.
+            # NB: in version 1 a new group accepts no process before its processors and memory nodes are set.
             for setting in ("cpuset.cpus", "cpuset.mems"):
                 if (folder / setting).exists():
                     _write(folder / setting, (parent / setting).read_text())

@@ -22,7 +22,7 @@ class Client:
         self.timeout = timeout
         context = ssl.create_default_context(cafile=str(authority))
         context.load_cert_chain(user.certificate, user.key)
-        # NB: no proxy, whatever the environment says: the server is on this machine.
+        # NB: no proxy, even if the environment names one: the server is on this machine.
         self._opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
         )

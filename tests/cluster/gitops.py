@@ -40,7 +40,7 @@ def teach_health(kubeconfig: Path) -> None:
 
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "finetune-system"}}
     run("kubectl", "apply", "--filename", "-", given=yaml.safe_dump(namespace))
-    # In a cluster that was kept, helm would take it for somebody else's.
+    # In a cluster from an earlier run, helm would refuse an object that it does not own.
     health = ("configmap", "finetune-operator-argocd-health", "--namespace", "finetune-system")
     run("kubectl", "delete", *health, "--ignore-not-found")
     chart = ["finetune-operator", str(CHART), "--namespace", "finetune-system"]

@@ -96,5 +96,5 @@ def mounts(directory: Path) -> list[tuple[Path, str]]:
 
 
 def proxies() -> dict[str, str]:
-    """The proxies this machine is told to use; builders take them without a word in the Dockerfile."""
+    """The proxy settings of this machine; builders pass them on without lines in the Dockerfile."""
     return {name: os.environ[name] for name in PROXIES if name in os.environ}

@@ -62,7 +62,7 @@ class Node:
             process.stop()
 
     def crash(self) -> None:
-        """Lose the node: everything on it dies at once, and nobody tells the API server."""
+        """Lose the node: all its processes die at once, without a message to the API server."""
         for process in reversed(self.processes):
             process.kill()
         cgroups.kill(self.cgroup)

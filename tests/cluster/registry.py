@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Nobody resolves this name: containerd is told where to go for it.
+# This name has no DNS record: containerd's configuration maps it to an address.
 NAME = "registry.finetune.local"
 
 

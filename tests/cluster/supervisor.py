@@ -1,7 +1,7 @@
 """The cluster's first process: it brings everything up inside namespaces of its own, and keeps it up.
 
 It is process 1 of a PID namespace, in a mount and a network namespace that nothing else holds. So when it ends,
-for whatever reason, the kernel ends every process of the cluster and takes its mounts, interfaces and packet
+for any reason, the kernel ends every process of the cluster and takes its mounts, interfaces and packet
 filter rules away; there is nothing to clean up but a folder and the control groups.
 """
 
@@ -203,7 +203,7 @@ def prepare_mounts(directory: Path) -> None:
             run("mount", "--bind", str(file), str(target))
 
 
-# Folders that programs of the nodes write to whatever they are told; they exist before, or `up` makes them.
+# Folders that programs of the nodes write to without a setting; `up` creates those that do not exist.
 SHADOWED = (Path("/var/log"), Path("/var/lib/cni"), Path("/var/lib/kubelet"))
 
 
@@ -218,7 +218,7 @@ def main(name: str, pause: str) -> NoReturn:
     try:
         supervisor.bring_up()
         supervisor.keep()
-    except Exception as error:  # noqa: BLE001 - whatever it is, who waits is told
+    except Exception as error:  # noqa: BLE001 - every error is reported to the waiting process
         traceback.print_exc()
         with state.progress.open("a") as progress:
             progress.write(f"{FAILED}{error}".replace("\n", " | ") + "\n")

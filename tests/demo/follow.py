@@ -35,7 +35,7 @@ def follow(
         namespace: its namespace.
         terminal: where to show it.
         timeout: seconds to wait for the end.
-        seen: called with the resource each time it was looked at.
+        seen: called with the resource after each read.
 
     Raises:
         DemoError: it failed, was deleted, or took longer than `timeout`.

@@ -1,4 +1,4 @@
-"""What there is to look at when the job has succeeded."""
+"""The results to show when the job has succeeded."""
 
 from __future__ import annotations
 

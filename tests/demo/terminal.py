@@ -28,7 +28,7 @@ class Terminal:
         return self.out.isatty()
 
     def say(self, text: str = "") -> None:
-        """Print lines, below whatever moved."""
+        """Print lines below the animated line."""
         self._settle()
         print(text, file=self.out, flush=True)
 

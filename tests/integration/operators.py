@@ -15,7 +15,7 @@ _NAMESPACES = 8
 
 
 def new_namespace(api: Api) -> str:
-    """Create a namespace that nobody else uses; its name."""
+    """Create a namespace for one test; its name."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     return name

@@ -24,7 +24,7 @@ def postgres() -> Iterator[str]:
     programs = packages.postgres_folder()
     assert programs is not None
     user = _unprivileged()
-    # NB: not below pytest's own folder, which nobody else may enter; and a socket's path has at most 107 characters.
+    # NB: not below pytest's folder, which other users cannot enter; and a socket's path has at most 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="finetune-pg-"))
     try:
         if user:
@@ -46,7 +46,7 @@ def postgres() -> Iterator[str]:
 
 
 def _unprivileged() -> str | None:
-    """Somebody who is not root, whom PostgreSQL refuses; None: we are nobody special ourselves."""
+    """A user other than root, which PostgreSQL refuses; None if this process does not run as root."""
     if os.geteuid() != 0:
         return None
     return next(name for name in ("postgres", "nobody") if name in {user.pw_name for user in pwd.getpwall()})

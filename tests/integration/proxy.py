@@ -13,7 +13,7 @@ import requests
 from support.http_server import Answer, Request, serving
 
 Failure = Literal["breaks", "is lost", "is done without an answer", "is late"]
-"""What becomes of a request: HTTP 500; never forwarded; forwarded, but nobody hears the answer; forwarded when its sender
+"""What becomes of a request: HTTP 500; never forwarded; forwarded, but the response is lost; forwarded when its sender
 has given up."""
 
 

@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
         promotion(gates=[{"metric": {"name": "eval_loss", "max": 3}}]),
         "spec.gates[0].name: Required value",
     ),
-    "a gate with a name for nobody": (
+    "a gate with an empty name": (
         promotion(gates=[{"name": "-", "metric": {"name": "eval_loss", "max": 3}}]),
         "spec.gates[0].name in body should match",
     ),
@@ -167,14 +167,14 @@ REFUSED: dict[str, tuple[Json, str]] = {
         compared(notWorseThan={"relative": 5}),
         "relative is a share of the value of the version that the alias points at: 0.05 for five percent",
     ),
-    "a version approved of nobody's asking": (
+    "a version approved without a required approval": (
         promotion(approval={"required": False, "version": 3}),
         f"spec.approval: Invalid value: {NOT_REQUIRED}",
     ),
     "a person for no approval": (promotion(approval={"required": False, "by": "kim"}), NOT_REQUIRED),
     "a bypass for no approval": (promotion(approval={"required": False, "bypassSoak": True}), NOT_REQUIRED),
     "a limit for no approval": (promotion(approval={"required": False, "timeoutSeconds": 60}), NOT_REQUIRED),
-    "an approval by nobody": (promotion(approval={"by": ""}), "spec.approval.by: Invalid value"),
+    "an approval by an empty name": (promotion(approval={"by": ""}), "spec.approval.by: Invalid value"),
     "no time to approve": (
         promotion(approval={"timeoutSeconds": 0}),
         "spec.approval.timeoutSeconds: Invalid value: 0",

@@ -8,7 +8,7 @@ _given: set[int] = set()
 
 
 def free_port() -> int:
-    """A port that nobody listens on now, never the same twice in this process."""
+    """A free port; each call in this process returns another one."""
     while True:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -19,7 +19,7 @@ def free_port() -> int:
 
 
 def listens(port: int) -> bool:
-    """Whether somebody answers at a port of the loopback interface."""
+    """Whether a server answers at a port of the loopback interface."""
     with socket.socket() as probe:
         probe.settimeout(0.5)
         return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -82,7 +82,7 @@ def _start_keeper(place: Path, made_by: str) -> subprocess.Popen[bytes]:
 
 
 def keep(made_by: str, place: Path) -> None:
-    """Run the server until nobody holds the lock of its users."""
+    """Run the server until no user holds its lock."""
     module, _, name = made_by.partition(":")
     serve: Serve = getattr(importlib.import_module(module), name)
     with (place / "users").open("w") as users, serve(Path(tempfile.mkdtemp(dir=place))) as description:

@@ -1,6 +1,6 @@
 """A Lease of the API server, held for as long as something is written: one holder among all replicas.
 
-Clocks of replicas differ, so nobody's timestamps are believed: a Lease has expired when it was not renewed for its
+Clocks of replicas differ, so no replica trusts the timestamps of another: a Lease has expired when it was not renewed for its
 duration as measured by the clock of whoever looks at it.
 """
 
@@ -22,7 +22,7 @@ ANNOTATION_ABOUT = "finetune.dev/about"  # people: what the Lease is held for
 
 
 class LeaseBusy(Exception):  # noqa: N818
-    """Somebody else holds the Lease: come back in about a second."""
+    """Another replica holds the Lease: retry in about a second."""
 
 
 class Held(NamedTuple):
@@ -48,16 +48,16 @@ class Leases:
     seconds: int
     clock: Callable[[], float]
     _seen: dict[str, tuple[tuple[str, str], float]] = field(default_factory=dict)
-    """By name: uid and version of a Lease that somebody else holds, and when we first saw it so."""
+    """By name: uid and version of a Lease that another replica holds, and when this one first saw them."""
 
     async def take(self, name: str, about: str) -> Held:
         """Make the Lease, or take over one whose holder let it expire.
 
         Raises:
-            LeaseBusy: somebody else holds it.
+            LeaseBusy: another replica holds it.
             KubeError: the API server refused, or could not be reached.
         """
-        # NB: the time counts from before the request, as it does at the latest for those who look at it.
+        # NB: the time counts from before the request, which is no later than for any replica that reads the Lease.
         until = self.clock() + self.seconds
         wanted = self._body(name, about)
         try:
@@ -73,7 +73,7 @@ class Leases:
         """The Lease with its whole time again.
 
         Raises:
-            LeaseBusy: it ran out, and somebody else took it.
+            LeaseBusy: it expired, and another replica took it.
             KubeError: the API server refused, or could not be reached.
         """
         meta = held.body["metadata"]
@@ -82,7 +82,7 @@ class Leases:
         return await self._replace(held.body, wanted)
 
     async def give_back(self, held: Held) -> None:
-        """Delete the Lease, unless somebody took it over; one that cannot be deleted runs out."""
+        """Delete the Lease, unless another replica took it over. If it cannot be deleted, it expires."""
         meta = held.body["metadata"]
         try:
             await self.kube.delete(
@@ -126,7 +126,7 @@ class Leases:
         except KubeError as error:
             if error.status not in (404, 409):
                 raise
-            raise LeaseBusy(f"Lease {self.namespace}/{meta['name']} was taken by somebody else") from error
+            raise LeaseBusy(f"Lease {self.namespace}/{meta['name']} was taken by another replica") from error
 
     def _body(self, name: str, about: str) -> Json:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

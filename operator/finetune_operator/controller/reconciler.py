@@ -39,7 +39,7 @@ class Reconciler(ABC):
     queue: WorkQueue
 
     async def handle(self, key: str) -> None:
-        """Bring one resource forward; whatever goes wrong is logged and tried again later."""
+        """Reconcile one resource. Errors are logged, and the resource is retried later."""
         namespace, name = key.split("/")
         body = self.store.of(self.kind).get((namespace, name))
         if body is None:
@@ -63,7 +63,7 @@ class Reconciler(ABC):
 
     @abstractmethod
     async def reconcile(self, body: Json) -> float | None:
-        """One pass; the seconds after which to look again, or None for the next resync."""
+        """Reconcile once; the seconds until the next reconcile, or None for the next resync."""
 
     async def complain(self, body: Json, error: Exception) -> None:  # noqa: B027 - jobs have no place for it
         """Say on the resource itself that a pass failed for no known reason, where its status has a place for that."""

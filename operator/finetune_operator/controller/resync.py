@@ -1,4 +1,4 @@
-"""The periodic list: whatever a watch lost is found here, and every resource is looked at again."""
+"""The periodic list: it finds what a watch missed, and queues every resource."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Resync:
-    """Lists everything, first once before the workers start, then for ever."""
+    """Lists all objects: once before the workers start, then periodically."""
 
     kube: Kube
     store: Store
@@ -30,7 +30,7 @@ class Resync:
     first: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
-        """List, and list again; an API server that is away is waited for."""
+        """List periodically; retry while the API server is unavailable."""
         while True:
             try:
                 await self.once()

@@ -94,7 +94,7 @@ class PromotionDecision:
 
     Attributes:
         finalizer: whether the resource must have our finalizer; None to leave it as it is.
-        requeue_seconds: when to look again even if nothing happens; None for the next resync.
+        requeue_seconds: when to reconcile again without an event; None for the next resync.
     """
 
     status: ModelPromotionStatus

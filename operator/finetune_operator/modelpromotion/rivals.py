@@ -22,7 +22,7 @@ from finetune_operator.registry.choose import metastore, registry_of
 from finetune_operator.serving.choose import workspace_host
 from finetune_operator.settings import UNITY_CATALOG, Settings
 
-# Why a promotion's registry lets it do nothing at all, until somebody changes that.
+# Problems of a registry that block a promotion until a person solves them.
 _SHUT_OUT = (
     ConditionReason.MLFLOW_FORBIDDEN,
     ConditionReason.DATABRICKS_FORBIDDEN,
@@ -119,7 +119,7 @@ class Rivals:
         return Claim(registry, model, alias)
 
     def _keeps(self, spec: Json, claim: Claim) -> bool:
-        # Most promotions are about something else, which needs no look at their registry.
+        # Most promotions concern other models, so their registry need not be read.
         return str(spec.get("alias")).casefold() == claim.alias.casefold() and self._claim(spec) == claim
 
     def _older(self, promotion: Promotion, is_like: Callable[[Json], bool]) -> list[Other]:
@@ -174,7 +174,7 @@ class Rivals:
         mine = await asyncio.to_thread(self.metastore, self.settings, both[0])
         if mine is None:
             return True
-        # NB: nobody waits here for a workspace of which its own promotion says that it does not answer.
+        # NB: do not wait for a workspace that, according to its own promotion, does not answer.
         answers = condition(other.body, ConditionType.REGISTRY_READY)[0] != "False"
         try:
             theirs = await asyncio.to_thread(self.metastore, self.settings, both[1], ask=answers)

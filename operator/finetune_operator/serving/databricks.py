@@ -128,7 +128,7 @@ def _reserved(spec: DatabricksServing, item: ServedVersion) -> api.PtServedModel
 def _log_requests(workspace: WorkspaceClient, action: LogRequests) -> None:
     name = action.spec.endpoint
     held = workspace.serving_endpoints.get(name).ai_gateway
-    # NB: this PUT removes what it leaves out: limits and guardrails that somebody has set stay.
+    # NB: this PUT removes omitted settings, so it repeats the limits and guardrails that exist.
     workspace.serving_endpoints.put_ai_gateway(
         name,
         fallback_config=held.fallback_config if held else None,

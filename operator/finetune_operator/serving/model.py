@@ -46,13 +46,13 @@ class Endpoint:
     Attributes:
         exists: whether there is one of the name.
         ready: whether it answers requests.
-        updating: whether a change of its configuration is under way, ours or somebody else's.
+        updating: whether a change of its configuration is in progress, by this operator or by others.
         failed: whether the last change failed or was cancelled; `message` then says why.
         served: the configuration in force.
         pending: the configuration that it is changing to, or failed to change to; empty where Databricks says nothing.
         as_asked: whether what is in force has the size, the kind of machine and the environment of the spec.
-        inference_table: whether requests are logged as the spec wants it.
-        revision: another one after every change that somebody asks for.
+        inference_table: whether requests are logged as in the spec.
+        revision: changes with every requested change.
         url: where requests go.
     """
 

@@ -56,7 +56,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="bench.promotions",
-        description="Time the operator takes, started again, to look at every promotion, and what it writes.",
+        description="Measure how long a restarted operator takes to reconcile every promotion, and what it writes.",
     )
     parser.add_argument(
         "--promotions", type=int, default=500, help="how many there are (default: %(default)s)"
@@ -68,7 +68,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def first(found: World, result: Result) -> None:
-    """Start the operator among promotions that nobody has looked at, and have every alias put in place."""
+    """Start the operator with unreconciled promotions, and wait until every alias is in place."""
     audit, access = found.tails()
     began = time.monotonic()
     found.operator.start()
@@ -83,7 +83,7 @@ def first(found: World, result: Result) -> None:
 
 
 def restart(found: World, result: Result) -> Restart:
-    """Stop the operator, start it, and count until all promotions were looked at and a resync is over."""
+    """Stop the operator, start it, and count until all promotions were reconciled and a resync is over."""
     found.operator.stop()
     audit, access = found.tails()
     began = time.monotonic()

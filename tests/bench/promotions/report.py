@@ -17,7 +17,7 @@ class Restart:
     """The operator, stopped and started again among promotions that are where they should be.
 
     Attributes:
-        seconds: from its start until every promotion was looked at.
+        seconds: from its start until every promotion was reconciled.
         passes: over promotions until then.
         mlflow_reads: questions to MLflow until then.
         memory_mib: resident memory of the operator at that time.

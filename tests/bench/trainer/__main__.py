@@ -140,7 +140,7 @@ def _that_can_run(wanted: list[str], result: Result) -> list[str]:
 
 
 def _run(name: str, work: Work, settings: Settings, result: Result, number: int) -> None:
-    """One run of a contender; one that fails is told of, and the others go on."""
+    """One run of a contender. A failure is reported, and the other contenders still run."""
     try:
         figures = contenders.measure(name, work, settings)
     except RunFailedError as error:

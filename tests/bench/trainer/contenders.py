@@ -123,7 +123,7 @@ def _ours(work: Work, settings: Settings, *, checkpoint: bool) -> Figures:
     seconds, speeds = read_progress(lines)
     if len(seconds) != work.all_steps - 1:
         raise process.RunFailedError(
-            f"finetune_trainer.train told of {len(seconds) + 1} steps, and {work.all_steps} were asked for"
+            f"finetune_trainer.train reported {len(seconds) + 1} steps, and {work.all_steps} were asked for"
         )
     changed = [before != after for before, after in pairwise(states)]
     flights = in_flight(changed, every=every) if every else [False] * len(seconds)
@@ -140,7 +140,7 @@ def _ours(work: Work, settings: Settings, *, checkpoint: bool) -> Figures:
 
 
 def recipe(work: Work, changes: dict[str, Any], *, checkpoint_steps: int | None) -> dict[str, Any]:
-    """Our recipe for the work: packed, a progress line each step, and the changes that the caller wants."""
+    """Our recipe for the work: packed, a progress line each step, and the changes of the caller."""
     made: dict[str, Any] = {
         "kind": "Recipe",
         "job": {"name": "bench", "namespace": "bench", "uid": "0123456789abcdef"},

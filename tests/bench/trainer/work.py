@@ -1,4 +1,4 @@
-"""What a contender is told: the same for each of them."""
+"""The configuration of the contenders: the same for all."""
 
 from __future__ import annotations
 

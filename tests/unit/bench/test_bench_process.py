@@ -11,7 +11,7 @@ import pytest
 from bench.trainer import process
 from bench.trainer.process import RunFailedError
 
-# A child in a session of its own, as torchrun starts its workers; it outlives the parent if nobody ends it.
+# A child in a session of its own, as torchrun starts its workers; it outlives the parent unless it is ended.
 CHILD = (
     "import subprocess, sys, time\n"
     "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"

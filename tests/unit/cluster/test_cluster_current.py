@@ -1,4 +1,4 @@
-"""A cluster that is there already is told its images, all of them."""
+"""An existing cluster gets the references of all images."""
 
 from __future__ import annotations
 

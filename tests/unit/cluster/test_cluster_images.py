@@ -1,4 +1,4 @@
-"""What images are made of, and what their builds are told of this machine."""
+"""The content of images, and the settings of this machine that their builds get."""
 
 from __future__ import annotations
 

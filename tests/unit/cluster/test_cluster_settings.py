@@ -1,4 +1,4 @@
-"""What a cluster is told to be: addresses, configurations, volumes, which backend."""
+"""The settings of a cluster: addresses, configurations, volumes, backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CRD's schema is structural, bounded and described, whatever the models grow."""
+"""The CRD's schema is structural, bounded and described for every field of the models."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_only_pod_templates_and_origins_of_variables_hold_unknown_fields() -> No
 
 @pytest.mark.parametrize("kind", RESOURCES)
 def test_no_item_of_a_list_has_a_default(kind: Resource) -> None:
-    """Argo CD compares a list as a whole: what the API server adds to an item is out of sync for ever."""
+    """Argo CD compares a list as a whole: what the API server adds to an item stays out of sync."""
     schema = crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     assert (
         paths(lambda node: "default" in node, {path: node for path, node in nodes(schema) if "[]" in path})

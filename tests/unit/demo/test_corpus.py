@@ -25,7 +25,7 @@ class Box:
         """
 
     def _inner(self):
-        """Nobody's business."""
+        """Not part of the corpus."""
 
 def seal(box):
     """Seal a box with tape."""

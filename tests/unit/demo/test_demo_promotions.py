@@ -62,7 +62,7 @@ def condition(kind: str, status: str) -> Json:
 
 WHY: dict[str, tuple[list[Json], str]] = {
     "nothing was said": ([], "nothing was said of it yet"),
-    "all is well": ([condition("Promoted", "True")], "nothing was said of it yet"),
+    "every condition holds": ([condition("Promoted", "True")], "nothing was said of it yet"),
     "the cause before what follows from it": (
         [condition("Promoted", "False"), condition("RegistryReady", "False")],
         "about RegistryReady",

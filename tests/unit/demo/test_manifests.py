@@ -1,4 +1,4 @@
-"""The demo's manifests: complete, and as locked down as the namespace wants them."""
+"""The demo's manifests: complete, and restricted as their namespace requires."""
 
 from __future__ import annotations
 

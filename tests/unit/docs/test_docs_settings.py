@@ -11,8 +11,6 @@ from finetune_operator import metrics
 from finetune_operator.settings import Settings
 
 PAGE = (Path(__file__).parents[3] / "docs" / "operations" / "settings.md").read_text(encoding="utf-8")
-# Read where they are used, before there are settings.
-OTHERS = {"FINETUNE_METRICS_PORT": "8081", "FINETUNE_LIVENESS": "http://0.0.0.0:8080/healthz"}
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -29,7 +27,7 @@ def shown(value: object) -> str:
 
 def test_settings() -> None:
     known = {f"FINETUNE_{name.upper()}": shown(value) for name, value in vars(Settings()).items()}
-    assert {name: default for name, default, _ in rows("Settings")} == known | OTHERS
+    assert {name: default for name, default, _ in rows("Settings")} == known
 
 
 def test_metrics() -> None:

@@ -29,6 +29,8 @@ READ: dict[str, tuple[dict[str, str], Settings]] = {
             "FINETUNE_WORKERS": "4",
             "FINETUNE_LOG_LEVEL": "DEBUG",
             "FINETUNE_LOG_FORMAT": "json",
+            "FINETUNE_METRICS_PORT": "0",
+            "FINETUNE_LIVENESS": "http://127.0.0.1:9000/healthz",
             "OTHER": "x",
         },
         Settings(
@@ -49,6 +51,8 @@ READ: dict[str, tuple[dict[str, str], Settings]] = {
             workers=4,
             log_level="DEBUG",
             log_format="json",
+            metrics_port=0,
+            liveness="http://127.0.0.1:9000/healthz",
         ),
     ),
 }
@@ -60,22 +64,22 @@ def test_read(environment: dict[str, str], expected: Settings) -> None:
 
 
 REFUSED: dict[str, tuple[str, str, str]] = {
-    "no number": ("FINETUNE_WORKERS", "many", "FINETUNE_WORKERS=many is no number"),
-    "no whole number": ("FINETUNE_WORKERS", "1.5", "FINETUNE_WORKERS=1.5 is no number"),
+    "no number": ("FINETUNE_WORKERS", "many", "FINETUNE_WORKERS=many is not a number"),
+    "no whole number": ("FINETUNE_WORKERS", "1.5", "FINETUNE_WORKERS=1.5 is not a number"),
     "zero": ("FINETUNE_POLL_SECONDS", "0", "FINETUNE_POLL_SECONDS=0 must be above 0"),
     "negative": ("FINETUNE_RESYNC_SECONDS", "-1", "FINETUNE_RESYNC_SECONDS=-1 must be above 0"),
-    "infinite": ("FINETUNE_RESYNC_SECONDS", "inf", "FINETUNE_RESYNC_SECONDS=inf is no number"),
-    "not a number": ("FINETUNE_RESYNC_SECONDS", "nan", "FINETUNE_RESYNC_SECONDS=nan is no number"),
+    "infinite": ("FINETUNE_RESYNC_SECONDS", "inf", "FINETUNE_RESYNC_SECONDS=inf is not a number"),
+    "not a number": ("FINETUNE_RESYNC_SECONDS", "nan", "FINETUNE_RESYNC_SECONDS=nan is not a number"),
     "no level": (
         "FINETUNE_LOG_LEVEL",
         "loud",
-        "FINETUNE_LOG_LEVEL=loud is none of CRITICAL, ERROR, WARNING, INFO, DEBUG",
+        "FINETUNE_LOG_LEVEL=loud is not one of CRITICAL, ERROR, WARNING, INFO, DEBUG",
     ),
-    "no format": ("FINETUNE_LOG_FORMAT", "xml", "FINETUNE_LOG_FORMAT=xml is none of plain, json"),
+    "no format": ("FINETUNE_LOG_FORMAT", "xml", "FINETUNE_LOG_FORMAT=xml is not one of plain, json"),
     "a password in plain sight": (
         "FINETUNE_TRACKING_URI",
         "http://me:s3cr3t@m",
-        "FINETUNE_TRACKING_URI holds a password, which would be shown in every job's status: leave it out",
+        "FINETUNE_TRACKING_URI holds a password, which the status of every job would show: remove it",
     ),
 }
 

@@ -38,7 +38,7 @@ def world() -> Iterator[World]:
 
 
 def evaluator(training: dict[str, Any], model: Any = None, *, enabled: bool = True) -> Evaluator:
-    """An evaluator whose split nobody reads."""
+    """An evaluator whose split is not read."""
     validation: Any = object() if enabled else None
     network: Any = model or Model()
     unused: Any = None

@@ -1,4 +1,4 @@
-"""The same training, whatever the number of ranks, the strategy, and what is recomputed."""
+"""The same training for every number of ranks, strategy and activation checkpointing."""
 
 from __future__ import annotations
 

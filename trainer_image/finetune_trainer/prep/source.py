@@ -24,7 +24,7 @@ class Corpus:
 
 
 def read(spark: SparkSession, plan: Plan) -> Corpus:
-    """Read the source at one version, so that every later look at it sees the same rows.
+    """Read the source at one version, so that every later read sees the same rows.
 
     Raises:
         DataError: the source, its version or a column that the recipe names is missing.

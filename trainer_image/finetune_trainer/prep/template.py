@@ -64,6 +64,6 @@ class Template:
 
 
 def quoted(column: str) -> str:
-    """A column's name as Spark reads it, whatever characters are in it."""
+    """A column's name quoted for Spark, with any characters."""
     escaped = column.replace("`", "``")
     return f"`{escaped}`"

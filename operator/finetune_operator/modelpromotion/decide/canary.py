@@ -49,7 +49,7 @@ def routes(draft: Draft, version: str) -> list[Route] | None:
         return None
     last = len(canary.steps)
     if known.step > last:
-        # Whoever takes steps away wants less for the new version, not everything.
+        # Removing steps must slow the new version down, not give it all traffic.
         draft.update(serving=known.model_copy(update=step(last)))
     percent = canary.steps[min(known.step, last) - 1].percent
     draft.update(serving=known_of(draft).model_copy(update={"steps": last}))

@@ -12,7 +12,7 @@ from finetune_operator.modelpromotion.model import Promotion, PromotionAction, P
 from finetune_operator.policy.status import with_condition
 from finetune_operator.registry.base import MoveAlias
 
-# What goes by itself; anything else needs somebody to do something.
+# Problems that pass without a change by people.
 _PASSING = (
     ConditionReason.MLFLOW_UNREACHABLE,
     ConditionReason.DATABRICKS_UNREACHABLE,

@@ -215,7 +215,7 @@ def _margin(tolerance: Tolerance | None, other: float) -> float:
 
 
 def _at_most(low: float, high: float) -> bool:
-    # NB: 0.3 - 0.1 is a little less than 0.2; nobody who writes 0.1 means that.
+    # NB: 0.3 - 0.1 is a little less than 0.2; a tolerance of 0.1 must include that.
     return low <= high or math.isclose(low, high, rel_tol=_ROUNDING)
 
 

@@ -1,4 +1,4 @@
-"""What becomes of the candidate once everything has been looked at."""
+"""The candidate after source, drift and rollback: in place, reverted, withdrawn or promoted."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _passed_before(draft: Draft, gates: str) -> Move | None:
 
 
 def _still_passes(draft: Draft, version: str) -> bool:
-    """Whether it passes the gates that look at nothing but the version; a tag may say otherwise by now."""
+    """Whether it passes the gates that need no other version; its tags may have changed since."""
     found = draft.observed.versions.get(version)
     alone = [gate for gate in draft.spec.gates if not gate.comparison]
     return found is not None and all(item.verdict == "Passed" for item in judge(alone, found, None))

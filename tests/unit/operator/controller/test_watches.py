@@ -1,4 +1,4 @@
-"""What the liveness probe is told."""
+"""The answers of the liveness probe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from finetune_operator.controller.watches import Health
 from finetune_operator.controller.workqueue import Queues, WorkQueue
 
 CASES: dict[str, tuple[float, float, float, str | None]] = {
-    "all is well": (30, 20, 0, None),
+    "nothing is late": (30, 20, 0, None),
     "a list that is a little late": (30, 329, 0, None),
     "a list that is far too late": (30, 331, 0, "the last resync was 331 s ago"),
     "lists that are rare by design": (3600, 3700, 0, None),

@@ -204,7 +204,7 @@ def test_a_service_account_token_that_is_not_there(databricks: Workspace, tmp_pa
 
 
 def test_logins_that_are_refused(databricks: Workspace, tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("jwt-of-somebody")
+    (tmp_path / "token").write_text("jwt-of-a-person")
     at = f"Databricks at {databricks.uri} does not accept the credentials:"
     secret = "check the Secret that secretRef names"
     assert [
@@ -275,11 +275,11 @@ def test_errors(databricks: Workspace, fault: Fault, reason: ConditionReason, me
     databricks.faults = [fault]
     began = time.monotonic()
     assert problem(by_token(databricks)) == (reason, message.replace("{uri}", databricks.uri))
-    # It never waits to try again, whatever Databricks asks for.
+    # It never waits for a retry, even if Databricks asks for one.
     assert time.monotonic() - began < 30
 
 
-def test_nobody_listens() -> None:
+def test_no_server_listens() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         host = f"http://127.0.0.1:{taken.getsockname()[1]}"

@@ -194,7 +194,7 @@ def test_credentials_never_show() -> None:
 
 
 HEADERS: dict[str, tuple[Credentials, str | None]] = {
-    "nobody": (Credentials(), None),
+    "anonymous": (Credentials(), None),
     "basic": (Credentials("me", "pass"), f"Basic {base64.b64encode(b'me:pass').decode()}"),
     "token": (Credentials(token="t"), "Bearer t"),
 }

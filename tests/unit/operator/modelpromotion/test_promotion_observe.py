@@ -154,7 +154,7 @@ async def test_a_read_that_ends_after_a_newer_one_is_not_remembered(monkeypatch:
     assert [item.model.aliases["staging"] for item in remembered if item.model] == ["2"]
 
 
-async def test_models_that_nobody_asks_for_any_more_are_forgotten() -> None:
+async def test_models_that_are_no_longer_read_are_forgotten() -> None:
     there = world()
     there.submit()
     there.submit("gone", model="other", source={"version": "1"})

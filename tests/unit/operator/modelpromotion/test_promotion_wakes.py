@@ -45,7 +45,7 @@ class Watch:
         enqueue.on_model(self.there.operator.store, self.there.operator.queue, model)
 
     async def run(self, seconds: int) -> None:
-        """Whatever is due in this time, a second after the other."""
+        """All keys that are due in this time, second by second."""
         for tick in range(seconds + 1):
             self.there.seconds += bool(tick)
             self.deliver()

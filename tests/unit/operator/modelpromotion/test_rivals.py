@@ -134,7 +134,7 @@ async def test_one_workspace_is_not_asked_for_its_metastore(two: tuple[Workspace
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["the older", "mine"])
-async def test_a_metastore_that_nobody_may_know(two: tuple[Workspace, Workspace], which: int) -> None:
+async def test_a_metastore_that_cannot_be_read(two: tuple[Workspace, Workspace], which: int) -> None:
     two[0].metastore = "other"
     two[which].denied = {"GET /api/2.1/unity-catalog/current-metastore-assignment"}
     there = in_catalog(two)

@@ -173,11 +173,11 @@ async def test_what_is_not_written(move: dict[str, Any], kind: type[ExternalErro
 async def test_a_write_is_read_back() -> None:
     world = World()
 
-    def somebody_else() -> None:
+    def another_replica() -> None:
         if world.registry.wrote:
             world.registry.aliases["champion"] = "4"
 
-    world.registry.before["model"] = somebody_else
+    world.registry.before["model"] = another_replica
     with pytest.raises(AliasMoved) as raised:
         await world.move()
     assert (raised.value.found, world.holder) == ("4", None)
@@ -266,7 +266,7 @@ async def test_who_lost_the_lease_writes_nothing_and_leaves_it_to_its_holder() -
         world.kube.keep({**held, "spec": {"holderIdentity": "operator-2"}})
 
     world.registry.before["version"] = too_slow
-    with pytest.raises(LeaseBusy, match="was taken by somebody else"):
+    with pytest.raises(LeaseBusy, match="was taken by another replica"):
         await world.move()
     assert (world.registry.wrote, world.holder) == ([], "operator-2")
 
@@ -287,7 +287,7 @@ FAILURES: dict[str, tuple[str, ExternalError, str | None]] = {
 
 
 @pytest.mark.parametrize(("method", "error", "holder"), FAILURES.values(), ids=FAILURES)
-async def test_nobody_writes_while_a_write_may_still_arrive(
+async def test_no_replica_writes_while_a_write_may_still_arrive(
     method: str, error: ExternalError, holder: str | None
 ) -> None:
     world = World()
@@ -352,7 +352,7 @@ async def test_leases_of_an_api_server_that_is_away() -> None:
 
 
 class ChangedError(Exception):
-    """Somebody changed their mind."""
+    """A person edited the spec again."""
 
 
 async def test_a_move_that_is_no_longer_wanted_goes_no_further() -> None:

@@ -233,7 +233,7 @@ def test_requests_are_logged(databricks: Workspace) -> None:
     assert databricks.writes() == [("POST", PATH), ("PUT", f"{PATH}/support/ai-gateway")]
 
 
-def test_logging_keeps_the_limits_that_somebody_has_set(databricks: Workspace) -> None:
+def test_logging_keeps_limits_that_exist(databricks: Workspace) -> None:
     act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
     limits = {
         "rate_limits": [{"calls": 5, "key": "user", "renewal_period": "minute"}],

@@ -1,4 +1,4 @@
-"""What a job needs is known before it is loaded, and what does not fit is told with what would."""
+"""The memory of a job is estimated before loading; the error for a job that does not fit names one that does."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def wait_until_reachable(port: int) -> None:
         with socket.socket() as probe:
             if probe.connect_ex(("localhost", port)) == 0:
                 return
-        assert time.monotonic() < deadline, f"nobody listens on {port}"
+        assert time.monotonic() < deadline, f"no server listens on {port}"
         time.sleep(0.05)
 
 

@@ -1,4 +1,4 @@
-"""From exported files to a registered version, once for each run, whatever the number of attempts."""
+"""From exported files to a registered version, once for each run, for any number of attempts."""
 
 from __future__ import annotations
 

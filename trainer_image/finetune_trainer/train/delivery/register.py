@@ -1,4 +1,4 @@
-"""From files to a registered version: uploaded and registered once for each run, whatever the attempts."""
+"""From files to a registered version: uploaded and registered once for each run, for any number of attempts."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Rollout:
         )
 
     def edit(self, **parts: Any) -> None:
-        """Somebody changes the spec."""
+        """A person changes the spec."""
         self.spec = self.spec | parts
         self.generation += 1
 
@@ -200,7 +200,7 @@ class Rollout:
         self.versions[version] = ModelVersion(version, metrics=metrics)
 
     def by_hand(self, *shares: tuple[str, int], **parts: Any) -> None:
-        """Somebody else configures the endpoint."""
+        """Another client configures the endpoint."""
         from finetune_operator.serving.model import ServedVersion
 
         wanted = DatabricksServing.model_validate({"endpoint": "support"} | parts)

@@ -180,7 +180,7 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
             "accuracy is 0.6, that of version 1, which has the alias, is 0.8: but it must be >= 0.7",
         ),
     ),
-    "nobody to compare with": (
+    "no version to compare with": (
         better(absolute=0.1),
         version("2", loss=9.0),
         None,
@@ -211,7 +211,7 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
             "alias (d1): evaluate both alike",
         ),
     ),
-    "data that nobody noted": (
+    "data without a digest": (
         better(absolute=0.1),
         version("2", loss=1.0),
         version("1", data=None, loss=2.0),

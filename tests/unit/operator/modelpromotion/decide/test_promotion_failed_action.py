@@ -1,4 +1,4 @@
-"""What a write that failed means: what goes by itself is a delay, and what needs somebody is a refusal."""
+"""What a write that failed means: a passing problem delays the move, any other refuses it."""
 
 from __future__ import annotations
 

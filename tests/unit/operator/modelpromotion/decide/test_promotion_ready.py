@@ -1,4 +1,4 @@
-"""Ready is True while the alias is at a version that passed, whatever happens to the candidate."""
+"""Ready is True while the alias is at a version that passed, also while the candidate is judged or was refused."""
 
 from __future__ import annotations
 

@@ -317,7 +317,7 @@ def test_another_version_during_an_update(databricks: Workspace) -> None:
     assert databricks.writes() == [CHANGE] * 2
 
 
-def test_somebody_elses_update_is_waited_for(databricks: Workspace) -> None:
+def test_an_update_by_another_client_delays_ours(databricks: Workspace) -> None:
     rollout = served(databricks)
     databricks.endpoints.polls = None
     rollout.by_hand(("1", 50), ("7", 50))
@@ -330,7 +330,7 @@ def test_somebody_elses_update_is_waited_for(databricks: Workspace) -> None:
     assert rollout.routes == {"2": 100}
 
 
-def test_somebody_elses_update_that_fails_is_not_ours(databricks: Workspace) -> None:
+def test_an_update_by_another_client_that_fails_is_not_ours(databricks: Workspace) -> None:
     rollout = served(databricks)
     databricks.endpoints.polls = None
     rollout.by_hand(("7", 100))
@@ -531,7 +531,7 @@ def test_what_is_put_back_has_no_canary(databricks: Workspace) -> None:
 BACK: dict[str, tuple[MoveReason, ...]] = {
     "reverted": ("Reverted",),
     "rolled back": ("RolledBack",),
-    "reverted, and put back after somebody's hand": ("Reverted", "Repaired"),
+    "reverted, and repaired after a manual move": ("Reverted", "Repaired"),
 }
 
 

@@ -102,7 +102,7 @@ CASES: dict[str, Case] = {
         serving={"endpoint": "support", "version": "2", "step": 1},
         requeue=5.0,
     ),
-    "somebody else's endpoint": Case(
+    "an endpoint of another owner": Case(
         endpoint=there(served=(ServedVersion("main.llm.other", "1", 100), ServedVersion("", "", 0))),
         condition=(
             False,
@@ -181,7 +181,7 @@ CASES: dict[str, Case] = {
         asks=served(v2=100),
         requeue=5.0,
     ),
-    "another version: somebody was faster": Case(
+    "another version: another client was faster": Case(
         endpoint=there("r2", served=served(v7=100)),
         before=described(saved=SAVED, change=change(v2=100), **STEADY),
         condition=(False, UPDATING, TO_ALL),
@@ -240,14 +240,14 @@ CASES: dict[str, Case] = {
         condition=(True, READY, "endpoint support serves version 2 with 100%"),
         serving=described(shares={"v2": 100}, **STEADY),
     ),
-    "somebody else's change": Case(
+    "a change by another client": Case(
         endpoint=there("r2", served=served(v2=100), pending=served(v7=100), updating=True),
         before=described(**STEADY),
         condition=(False, BUSY, WAITING),
         serving=described("Updating", {"v2": 100}, **STEADY),
         requeue=5.0,
     ),
-    "somebody else's change that failed": Case(
+    "a change by another client that failed": Case(
         endpoint=there(
             "r2", served=served(v2=100), pending=served(v7=100), failed=True, message="no machine"
         ),
