@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import sys
 import time
@@ -65,9 +64,8 @@ async def run(settings: Settings) -> None:
         promotions = _promotions(kube, store, queues, settings, writer)
         resync = Resync(kube, store, queues, settings, health)
         _measure(queues)
-        port = int(os.environ.get("FINETUNE_METRICS_PORT", "8081"))
-        if port:
-            prometheus_client.start_http_server(port)
+        if settings.metrics_port:
+            prometheus_client.start_http_server(settings.metrics_port)
 
         async def on_finetunejob(kind: str | None, body: Json) -> None:
             meta = body["metadata"]
@@ -98,7 +96,7 @@ async def run(settings: Settings) -> None:
                 identity=socket.gethostname(),  # type: ignore[arg-type]
                 clusterwide=not settings.namespaces,
                 namespaces=list(settings.namespaces),
-                liveness_endpoint=os.environ.get("FINETUNE_LIVENESS", "http://0.0.0.0:8080/healthz"),
+                liveness_endpoint=settings.liveness,
                 stop_flag=stop,
             )
         )
