@@ -63,7 +63,7 @@ class Installation:
         kubectl.apply(render(MANIFESTS / "object-store.yaml", values))
 
     def chart(self, *values: str) -> None:
-        """The operator, and an MLflow server for trying out."""
+        """The operator, and an MLflow server for evaluation."""
         place = self.place
         settings = [
             f"image.operator={place.operator_image}",

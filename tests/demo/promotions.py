@@ -1,4 +1,4 @@
-"""The second half of the demo: a version's way to champion, a worse one that is stopped, and the way back."""
+"""The second half of the demo: a version becomes champion, a worse one is refused, and a rollback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STAGING = SAMPLES / "promotion-staging.yaml"
 CHAMPION = SAMPLES / "promotion-champion.yaml"
 NAMES = ("staging", "champion")
 SECONDS_FOR_PROMOTION = 120
-# They do not go on without a person.
+# Phases that only a person can change.
 STUCK = ("Failed", "Conflict")
 
 
@@ -39,7 +39,7 @@ def promote(installation: Installation, version: str) -> None:
 
 
 def refuse(installation: Installation, good: str, worse: str) -> None:
-    """See the gates stop a version, with its numbers."""
+    """Show how the gates refuse a version, with its numbers."""
     with installation.terminal.stage(f"version {worse} is candidate now: do the gates of staging take it?"):
         refused = follow(
             installation,
@@ -50,7 +50,7 @@ def refuse(installation: Installation, good: str, worse: str) -> None:
 
 
 def overrule(installation: Installation, worse: str) -> None:
-    """Do what nobody should: make the worse version champion, past the gates."""
+    """Do what you should not: make the worse version champion, without its gates."""
     number = int(worse)
     change = {
         "source": {"alias": None, "version": number},
@@ -63,7 +63,7 @@ def overrule(installation: Installation, worse: str) -> None:
 
 
 def roll_back(installation: Installation, good: str) -> None:
-    """One line takes it back."""
+    """Roll back with one line."""
     change = {"rollbackTo": "Previous"}
     with installation.terminal.stage(patch_command("champion", change)):
         installation.patch("modelpromotion", "champion", change)
@@ -71,7 +71,7 @@ def roll_back(installation: Installation, good: str) -> None:
 
 
 def forget(installation: Installation) -> None:
-    """Take the promotions of an earlier demo away, and their aliases with them: this one begins anew."""
+    """Delete the promotions of an earlier demo with their aliases, so that this one starts from the beginning."""
     kubectl = installation.place.kubectl
     for name in reversed(NAMES):
         if kubectl.get("modelpromotion", name, "--namespace", NAMESPACE):
@@ -83,7 +83,7 @@ def forget(installation: Installation) -> None:
 
 
 def follow(installation: Installation, name: str, reached: Callable[[Json], bool]) -> Json:
-    """Show where a promotion stands, a line for each change, until its status says what is waited for.
+    """Show where a promotion stands, a line for each change, until its status is as expected.
 
     Raises:
         DemoError: it came to an end elsewhere, or not in time; with what it says.
@@ -121,7 +121,7 @@ def _wait(kubectl: Kubectl, name: str, seen: Callable[[Json], bool], stuck: tupl
 
 
 def current(promotion: Json) -> bool:
-    """Whether the status is about the spec as it is now."""
+    """Whether the status describes the present spec."""
     generation: int = promotion["metadata"]["generation"]
     return bool(promotion.get("status", {}).get("observedGeneration") == generation)
 
@@ -145,21 +145,20 @@ def line(promotion: Json) -> str:
 
 
 def why(promotion: Json) -> str:
-    """What the operator says of the alias: the message of the condition that is false, Promoted last."""
+    """Why the promotion is where it is: the message of its condition Ready."""
     conditions = promotion.get("status", {}).get("conditions", [])
-    wrong = [item for item in conditions if item["status"] != "True" and item["type"] != "Drifted"]
-    wrong.sort(key=lambda item: item["type"] == "Promoted")
-    return str(wrong[0]["message"]) if wrong else "nothing was said of it yet"
+    messages = (item["message"] for item in conditions if item["type"] == "Ready")
+    return next(messages, "the operator has not reconciled it yet")
 
 
 def tell_verdicts(terminal: Terminal, promotion: Json) -> None:
-    """Say what each gate found."""
+    """Print the verdict of each gate."""
     for verdict in promotion["status"]["gates"]["verdicts"]:
         terminal.detail(f"{verdict['verdict']:<12}  {verdict['name']}: {verdict['message']}")
 
 
 def patch_command(name: str, change: Json) -> str:
-    """The line that a person would type."""
+    """The command that a person would type."""
     return f"kubectl patch mp {name} --type merge -p '{json.dumps({'spec': change})}'"
 
 

@@ -61,19 +61,10 @@ def condition(kind: str, status: str) -> Json:
 
 
 WHY: dict[str, tuple[list[Json], str]] = {
-    "nothing was said": ([], "nothing was said of it yet"),
-    "every condition holds": ([condition("Promoted", "True")], "nothing was said of it yet"),
-    "the cause before what follows from it": (
-        [condition("Promoted", "False"), condition("RegistryReady", "False")],
-        "about RegistryReady",
-    ),
-    "something unknown": (
-        [condition("Accepted", "True"), condition("GatesPassed", "Unknown")],
-        "about GatesPassed",
-    ),
-    "no drift is no trouble": (
-        [condition("Drifted", "False"), condition("Promoted", "False")],
-        "about Promoted",
+    "no conditions yet": ([], "the operator has not reconciled it yet"),
+    "Ready explains the others": (
+        [condition("Promoted", "False"), condition("RegistryReady", "False"), condition("Ready", "False")],
+        "about Ready",
     ),
 }
 
