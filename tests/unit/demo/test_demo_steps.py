@@ -46,6 +46,10 @@ class Recorded:
         lines = "".join(f"{json.dumps(body)}\n" for body in bodies)
         (self.folder / f"{kind}-{name}").write_text(lines, encoding="utf-8")
 
+    def unread(self, kind: str, name: str) -> int:
+        """How many answers are left."""
+        return len((self.folder / f"{kind}-{name}").read_text(encoding="utf-8").splitlines())
+
     def calls(self) -> list[str]:
         """The calls that change something, in order."""
         file = self.folder / "calls"
@@ -86,19 +90,16 @@ def test_demo_down_removes_promotions_before_the_operator(demo: Recorded) -> Non
 
 
 def test_an_earlier_promotion_is_deleted_with_its_alias(demo: Recorded) -> None:
-    demo.answer(
-        "modelpromotion",
-        "champion",
-        champion("Promoted", "1"),
-        champion("Promoted", "1"),
-        champion("Promoted", "1", finalizers=["finetune.dev/remove-alias"]),
-    )
+    without, guarded = champion("Promoted", "1"), champion("Promoted", "1", finalizers=["finetune.dev/x"])
+    demo.answer("modelpromotion", "champion", without, without, guarded, without)
     promotions.forget(demo.installation)
     change = json.dumps({"spec": {"onDelete": "RemoveAlias", "suspend": False}})
     assert demo.calls() == [
         f"kubectl patch modelpromotion champion --namespace {NAMESPACE} --type merge --patch {change}",
         f"kubectl delete modelpromotion champion --namespace {NAMESPACE} --ignore-not-found --cascade=foreground",
     ]
+    # It waited for the finalizer: the answer that has one is read.
+    assert demo.unread("modelpromotion", "champion") == 1
 
 
 def test_a_rollback_is_followed_to_its_end(demo: Recorded) -> None:
