@@ -156,7 +156,7 @@ class Run:
         scratch.note_first_step(scratch.path())
         eval_loss = loop.run()
         loop.feed.close()
-        weights = export.gather(network.model)
+        weights = export.gather(network.model, source, recipe, world)
         world.part()
         if not world.leads:
             return None

@@ -76,18 +76,13 @@ def unreadable(uri: str, cause: BaseException) -> PodFailure:
     )
 
 
-def trained_state(model: nn.Module, options: StateDictOptions = TRAINED_ONLY) -> dict[str, torch.Tensor]:
-    """The weights that are trained, by name.
-
-    Args:
-        model: the sharded model; every rank must take part.
-        options: whether they are gathered; frozen ones are left out by them as far as torch does.
-    """
+def trained_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The weights that are trained, by name, each rank its shards; every rank must take part."""
     # NB: torch leaves out one name of a frozen weight: tied embeddings, the largest of all, would stay in.
     frozen = {
         name for name, weight in model.named_parameters(remove_duplicate=False) if not weight.requires_grad
     }
-    state: dict[str, torch.Tensor] = get_model_state_dict(model, options=options)
+    state: dict[str, torch.Tensor] = get_model_state_dict(model, options=TRAINED_ONLY)
     return {name: value for name, value in state.items() if name not in frozen}
 
 

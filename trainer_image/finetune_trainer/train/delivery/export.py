@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.checkpoint.state_dict import StateDictOptions
+from torch.distributed.tensor import DTensor
 
 from finetune_trainer.train.checkpoint.shards import trained_state
 from finetune_trainer.train.delivery.lineage import model_card
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from finetune_crds.recipe import Recipe
     from finetune_trainer.train.delivery.lineage import Lineage
+    from finetune_trainer.train.runtime.distributed import World
 
 # NB: MLflow's transformers flavor looks for these folders.
 _MODEL, _ADAPTER, _TOKENIZER = "model", "peft", "components/tokenizer"
@@ -28,10 +29,34 @@ _TASK = "text-generation"
 _REQUIREMENTS = ("torch", "transformers", "accelerate", "safetensors")
 
 
-def gather(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The whole trained state on the host of rank 0, and nothing elsewhere; every rank must take part."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-    return trained_state(model, options)
+def gather(model: nn.Module, source: Path, recipe: Recipe, world: World) -> dict[str, torch.Tensor]:
+    """The trained weights on the host of rank 0, and nothing elsewhere; every rank must take part.
+
+    Weights of full training have the type that the base is stored in, adapters stay fp32. Each rank casts its shard
+    before it is sent, a weight at a time, so that rank 0 holds one copy of the model, in that type.
+
+    DCP's HuggingFaceStorageWriter with consolidate_safetensors_files does not serve here: the ranks of another pod
+    share no folder with rank 0, and the files would have the modules' names, where `save_pretrained` restores those
+    of the base's files. docs/design/speed.md compares both.
+
+    Args:
+        model: the sharded model.
+        source: folder of the base model.
+        recipe: the recipe.
+        world: the ranks.
+    """
+    dtype = _dtype_of(source, recipe) if recipe.method.type == "Full" else torch.float32
+    # NB: save_pretrained knows tied weights by their memory, which gathered ones do not share.
+    tied = base_of(model).all_tied_weights_keys
+    gathered: dict[str, torch.Tensor] = {}
+    for name, shard in trained_state(model).items():
+        if name in tied:
+            continue
+        stored = shard.to(dtype) if shard.is_floating_point() else shard
+        unsharded = stored.full_tensor() if isinstance(stored, DTensor) else stored
+        if world.leads:
+            gathered[name] = unsharded.cpu()
+    return gathered
 
 
 def write(
@@ -87,14 +112,9 @@ def write(
 def _write_whole(
     model: Any, state: dict[str, torch.Tensor], source: Path, recipe: Recipe, folder: Path
 ) -> None:
-    dtype = _dtype_of(source, recipe)
-    stored = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
-    # NB: save_pretrained knows tied weights by their memory, which the copies do not share.
-    for alias in model.all_tied_weights_keys:
-        stored.pop(alias, None)
-    merge.save(model, folder, source, state_dict=stored)
+    merge.save(model, folder, source, state_dict=state)
     # NB: save_pretrained took the type of the fp32 masters for the type of the files.
-    model.config.dtype = dtype
+    model.config.dtype = _dtype_of(source, recipe)
     model.config.save_pretrained(folder)
 
 

@@ -253,6 +253,7 @@ def _files(source: Path) -> dict[str, Path]:
 
 
 def _read_parts(wanted: dict[str, torch.Tensor], files: dict[str, Path]) -> None:
+    """Read each rank's rows; DCP's HuggingFaceStorageReader is no faster (docs/design/speed.md)."""
     from safetensors import safe_open
 
     for path in sorted({files[name] for name in wanted}):
