@@ -49,3 +49,9 @@ class ApiModel(BaseModel):
 def rules(*pairs: tuple[str, str]) -> dict[str, Any]:
     """CEL rules, as (expression, message), for a model's ``json_schema_extra``."""
     return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in pairs]}
+
+
+def immutable(field: str, message: str) -> tuple[str, str]:
+    """The rule that a field never changes: neither its value, nor whether it is set."""
+    both = f"has(self.{field}) == has(oldSelf.{field})"
+    return f"{both} && (!has(self.{field}) || self.{field} == oldSelf.{field})", message

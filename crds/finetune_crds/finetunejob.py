@@ -15,6 +15,7 @@ from finetune_crds.base import (
     Positive,
     StringMap,
     Uri,
+    immutable,
     rules,
 )
 from finetune_crds.data import Data
@@ -139,9 +140,8 @@ _IMMUTABLE = (
 
 
 def _unchanged(field: str) -> tuple[str, str]:
-    both = f"has(self.{field}) == has(oldSelf.{field})"
-    return (
-        f"{both} && (!has(self.{field}) || self.{field} == oldSelf.{field})",
+    return immutable(
+        field,
         f"spec.{field} cannot change once the job exists (only suspend, runPolicy and podTemplate can): "
         "create a FineTuneJob with another name",
     )

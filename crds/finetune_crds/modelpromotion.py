@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from finetune_crds.base import ApiModel, Name, StringMap, Uri, rules
+from finetune_crds.base import ApiModel, Name, StringMap, Uri, immutable, rules
 from finetune_crds.env import LocalReference
 from finetune_crds.finetunejob import Alias
 from finetune_crds.gates import Gates
@@ -101,10 +101,8 @@ class PromotionTracking(ApiModel):
 
 
 def _fixed(field: str) -> tuple[str, str]:
-    both = f"has(self.{field}) == has(oldSelf.{field})"
-    return (
-        f"{both} && (!has(self.{field}) || self.{field} == oldSelf.{field})",
-        f"spec.{field} cannot change: create a ModelPromotion with another name, and delete this one",
+    return immutable(
+        field, f"spec.{field} cannot change: create a ModelPromotion with another name, and delete this one"
     )
 
 
