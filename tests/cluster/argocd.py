@@ -38,7 +38,7 @@ class ArgoCD:
     it wrote to the cluster stays there.
 
     Args:
-        kubeconfig: of somebody who may do everything.
+        kubeconfig: of an administrator.
         directory: holds everything: clones of repositories, logs.
     """
 

@@ -127,7 +127,7 @@ class ControlPlane:
 
     def _etcd(self) -> Process:
         url = f"http://127.0.0.1:{self.etcd_port}"
-        # NB: nothing connects to the peer address of a cluster of one, but etcd wants a port of its own for it.
+        # NB: nothing connects to the peer address of a single etcd, but etcd requires a port for it.
         peer = f"http://127.0.0.1:{free_port()}"
         flags = {
             "data-dir": str(self.directory / "etcd"),
@@ -157,7 +157,7 @@ class ControlPlane:
             "bind-address": "127.0.0.1" if loopback else "0.0.0.0",
             "advertise-address": self.address,
             "secure-port": str(self.port),
-            # NB: an endpoint on the loopback is not valid, so nobody may write one.
+            # NB: an endpoint on the loopback is not valid, so it cannot be written.
             "endpoint-reconciler-type": "none" if loopback else "lease",
             "service-cluster-ip-range": self._services,
             "cert-dir": str(self.directory / "pki"),

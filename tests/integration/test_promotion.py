@@ -202,7 +202,7 @@ def test_an_operator_that_is_killed_again_and_again_loses_nothing(
         wait_for("something of the move", partial(_reached, registry, version, number))
         operator.kill()
         operator.start()
-        # NB: one that was killed with the Lease in its hand is waited for.
+        # NB: the Lease of an operator that was killed must expire first.
         registry.wait("Promoted", version, seconds=2 * PATIENCE)
     pairs = zip([None, *versions], versions, strict=False)
     assert registry.moves() == [("Promoted", before, after) for before, after in pairs]

@@ -97,7 +97,7 @@ def _look(draft: Draft, spec: DatabricksServing) -> Endpoint | None:
         _cannot_ask(draft, endpoint.problem)
         return None
     _describe(draft, spec, endpoint)
-    return None if _is_somebody_elses(draft, spec, endpoint) else endpoint
+    return None if _is_foreign(draft, spec, endpoint) else endpoint
 
 
 def _bring(draft: Draft, spec: DatabricksServing, endpoint: Endpoint, version: str) -> None:
@@ -157,7 +157,7 @@ def _describe(draft: Draft, spec: DatabricksServing, endpoint: Endpoint) -> None
     )
 
 
-def _is_somebody_elses(draft: Draft, spec: DatabricksServing, endpoint: Endpoint) -> bool:
+def _is_foreign(draft: Draft, spec: DatabricksServing, endpoint: Endpoint) -> bool:
     """NB: an endpoint of another model is never overwritten: a name in the spec may be a mistake."""
     served = {item.model for item in (*endpoint.served, *endpoint.pending)}
     others = {name for name in served if not _is_same_model(draft, name)}
@@ -200,7 +200,7 @@ def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
             version=version,
             saved=saved,
             **canary.step(1 if stepwise else None),
-            # What goes back after a failure is what the version that gets the alias back wants as well.
+            # The version that gets the alias back also needs the routes that a failure restores.
             change=known.change if failure and endpoint.updating and known.version != version else None,
             failure=None,
         )

@@ -1,4 +1,4 @@
-"""SIGTERM at every place where a pod may be: all ranks end with 75, and what was kept is told (traps 8 and 9)."""
+"""SIGTERM at every place where a pod may be: all ranks end with 75, and report the newest checkpoint (traps 8 and 9)."""
 
 from __future__ import annotations
 
