@@ -26,6 +26,9 @@ class Backend(Protocol):
     def status(self, name: str) -> dict[str, object]:
         """Say what there is of it."""
 
+    def prepare_images(self) -> None:
+        """Do what can be done for the project's images while a cluster comes up."""
+
     def build_images(self, name: str, wanted: list[images.Image]) -> dict[str, str]:
         """Make the project's images available to it; return their references by variable."""
 

@@ -28,15 +28,15 @@ def folder() -> Path:
     return cache() / "buildah"
 
 
-def buildah(*argv: str, aloud: bool = False) -> str:
-    """Run buildah and return what it printed, or have it print to standard error as it goes."""
+def buildah(*argv: str, aloud: str = "") -> str:
+    """Run buildah and return what it printed; or say, in the name of `aloud`, which step it is at."""
     store = folder()
     for each in ("root", "run", "tmp"):
         (store / each).mkdir(parents=True, exist_ok=True)
     options = ["--root", str(store / "root"), "--runroot", str(store / "run"), "--storage-driver", "overlay"]
     environment = {**os.environ, "TMPDIR": str(store / "tmp"), "PATH": SEARCHED}
     if aloud:
-        _tell_steps([*ASIDE, "buildah", *options, *argv], environment)
+        _tell_steps(aloud, [*ASIDE, "buildah", *options, *argv], environment)
         return ""
     done = subprocess.run(
         [*ASIDE, "buildah", *options, *argv],
@@ -51,7 +51,7 @@ def buildah(*argv: str, aloud: bool = False) -> str:
     return done.stdout.strip()
 
 
-def _tell_steps(command: list[str], environment: dict[str, str]) -> None:
+def _tell_steps(name: str, command: list[str], environment: dict[str, str]) -> None:
     """Run a build and say which instruction it is at; all that it printed last is in the error."""
     last: deque[str] = deque(maxlen=60)
     with subprocess.Popen(
@@ -65,9 +65,9 @@ def _tell_steps(command: list[str], environment: dict[str, str]) -> None:
         for line in building.stdout or ():
             last.append(line)
             if " RUN " in line and "STEP " in line:
-                say(f"        {line.strip()[:100]}")
+                say(f"        {name}: {line.strip()[:100]}")
     if building.returncode != 0:
-        raise ClusterError(f"the build failed ({building.returncode}):\n{''.join(last)}")
+        raise ClusterError(f"the build of {name} failed ({building.returncode}):\n{''.join(last)}")
 
 
 def exists(image: str, tag: str) -> bool:
@@ -104,7 +104,7 @@ def build(image: str, tag: str, dockerfile: str, context: Path, *options: str, a
         *("--file", dockerfile, "--tag", f"localhost/{image}:{tag}"),
         *options,
         str(context),
-        aloud=aloud,
+        aloud=image if aloud else "",
     )
 
 

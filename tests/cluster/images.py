@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from cluster.paths import REPOSITORY, ClusterError
 from support.cache import cache
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 CODENAME = "bookworm"
 BASE_PACKAGES = (
@@ -112,9 +113,9 @@ def base() -> str:
     for certificate in trusted:
         content.update(certificate.read_bytes())
     tag = content.hexdigest()[:16]
+    packages.ensure(*packages.IMAGES)
     if not builder.exists("python", tag):
         say("building the base image that stands in for python:3.11-slim (about 40 s the first time)")
-        packages.ensure(*packages.IMAGES)
         with tempfile.TemporaryDirectory(prefix="base-", dir=builder_tmp()) as directory:
             context = Path(directory)
             _bootstrap(context, sources, settings, trusted)
@@ -128,19 +129,26 @@ def base_reference() -> str:
     return builder.push("python", base())
 
 
-def build(image: Image) -> str:
-    """Build and push an image of the project; return its reference."""
+def build(wanted: Sequence[Image]) -> dict[str, str]:
+    """Build images of the project beside each other, and push them; return their references by variable."""
+    python = base()
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        tags = list(pool.map(lambda image: _build(image, python), wanted))
+    return {image.variable: _push(image, tag) for image, tag in zip(wanted, tags, strict=True)}
+
+
+def _build(image: Image, python: str) -> str:
+    """Build an image on the base of that tag, unless there is one of the same content; return its tag."""
     dockerfile = REPOSITORY / image.dockerfile
     if not dockerfile.exists():
         raise ClusterError(f"there is no {image.dockerfile} to build {image.name} from")
     wheels = wheels_folder()
-    python = base()
     tag = content_hash(REPOSITORY, image, wheels, python)
     if registry.has(image.name, tag):
         say(f"{image.name}: nothing has changed")
-        return registry.reference(image.name, tag)
-    began = time.monotonic()
+        return tag
     if not builder.exists(image.name, tag):
+        began = time.monotonic()
         say(f"building {image.name} from {image.dockerfile}")
         options = ["--build-arg", f"BASE_IMAGE=localhost/python:{python}"]
         options += ["--target", image.target] if image.target else []
@@ -149,9 +157,17 @@ def build(image: Image) -> str:
         for here, there, mode in _volumes(dockerfile.read_text(), wheels):
             options += ["--volume", f"{here}:{there}:{mode}"]
         builder.build(image.name, tag, str(dockerfile), REPOSITORY, *options, aloud=True)
-    built = time.monotonic()
+        say(f"{image.name}: built in {time.monotonic() - began:.0f} s")
+    return tag
+
+
+def _push(image: Image, tag: str) -> str:
+    """Push an image that was built, unless the registry has it; return its reference."""
+    if registry.has(image.name, tag):
+        return registry.reference(image.name, tag)
+    began = time.monotonic()
     reference = builder.push(image.name, tag)
-    say(f"{image.name}: built in {built - began:.0f} s, pushed in {time.monotonic() - built:.0f} s")
+    say(f"{image.name}: pushed in {time.monotonic() - began:.0f} s")
     return reference
 
 

@@ -68,6 +68,10 @@ def status(name: str) -> dict[str, object]:
     return {"name": name, "up": up, "kubeconfig": str(State(name).kubeconfig), "backend": "kind"}
 
 
+def prepare_images() -> None:
+    """Nothing: docker keeps its own layers, and kind loads an image into a cluster that runs."""
+
+
 def build_images(name: str, wanted: list[images.Image]) -> dict[str, str]:
     """Build the project's images with docker and load them onto the nodes."""
     _need_tools()

@@ -99,9 +99,15 @@ def ask(name: str, verb: str, target: str, timeout: float = 60) -> None:
         time.sleep(0.05)
 
 
+def prepare_images() -> None:
+    """Build and push the project's images, and the public ones beside them."""
+    images.build(images.PROJECT)
+    images.versitygw()
+
+
 def build_images(name: str, wanted: list[images.Image]) -> dict[str, str]:
     """Build the project's images, and those that stand in for public ones, and pull them onto every node."""
-    references = {image.variable: images.build(image) for image in wanted}
+    references = images.build(wanted)
     if len(wanted) == len(images.PROJECT):
         references |= {"IMAGE_PYTHON": images.base_reference(), images.OBJECT_STORE: images.versitygw()}
     if is_up(State(name)):

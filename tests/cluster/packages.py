@@ -7,9 +7,16 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import FileLock
 
 from cluster.binaries import say
 from cluster.paths import ClusterError
+from support.cache import cache
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SEARCHED = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
 CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"), Path("/usr/libexec/cni"))
@@ -56,13 +63,25 @@ def postgres_folder() -> Path | None:
 
 def ensure(*packages: Package, cni: bool = False, postgres: bool = False) -> None:
     """Install what is missing; needs root and apt only if something is."""
+    if not _missing(packages, cni=cni, postgres=postgres):
+        return
+    # NB: apt-get update fails at once where another one runs.
+    with FileLock(cache() / "apt.lock"):
+        missing = _missing(packages, cni=cni, postgres=postgres)
+        if missing:
+            _install(missing)
+
+
+def _missing(packages: Sequence[Package], *, cni: bool, postgres: bool) -> list[str]:
     missing = [package.name for package in packages if not package.present()]
     if cni and cni_folder() is None:
         missing.append("containernetworking-plugins")
     if postgres and postgres_folder() is None:
         missing.append("postgresql")
-    if not missing:
-        return
+    return missing
+
+
+def _install(missing: list[str]) -> None:
     wanted = " ".join(missing)
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise ClusterError(f"these programs are missing, install them: {wanted}")
