@@ -42,7 +42,6 @@ class Installation:
 
     place: Place
     terminal: Terminal
-    script_folders: tuple[Path, ...] = (SCRIPTS,)
 
     def object_store(self) -> None:
         """The namespaces, the S3 gateway, and a Secret with its credentials for whoever needs them."""
@@ -176,12 +175,11 @@ class Installation:
         )
 
     def _scripts(self) -> None:
-        files = [file for folder in self.script_folders for file in sorted(folder.glob("*.py"))]
         scripts = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {"name": "demo-scripts", "namespace": NAMESPACE},
-            "data": {file.name: file.read_text(encoding="utf-8") for file in files if file.stat().st_size},
+            "data": {file.name: file.read_text(encoding="utf-8") for file in SCRIPTS.glob("[!_]*.py")},
         }
         self.place.kubectl.apply(json.dumps(scripts))
 

@@ -68,13 +68,19 @@ def render(file: Path, values: dict[str, str]) -> str:
 
 
 def pod_trouble(pods: list[Json]) -> list[str]:
-    """Why containers do not run, as kubelets say it: `pod: ImagePullBackOff`."""
+    """Why containers do not run, as kubelets and the scheduler say it: `pod: ImagePullBackOff`."""
     found = []
     for pod in pods:
-        statuses = pod["status"].get("initContainerStatuses", []) + pod["status"].get("containerStatuses", [])
-        reasons = {status["state"].get("waiting", {}).get("reason") for status in statuses}
+        status = pod["status"]
+        containers = status.get("initContainerStatuses", []) + status.get("containerStatuses", [])
+        reasons = {container["state"].get("waiting", {}).get("reason") for container in containers}
         usual = {None, "ContainerCreating", "PodInitializing"}
-        found += [f"{pod['metadata']['name']}: {reason}" for reason in sorted(reasons - usual)]
+        refusals = [
+            f"{condition['reason']}: {condition['message']}"
+            for condition in status.get("conditions", [])
+            if condition["type"] == "PodScheduled" and condition["status"] == "False"
+        ]
+        found += [f"{pod['metadata']['name']}: {said}" for said in (*sorted(reasons - usual), *refusals)]
     return found
 
 

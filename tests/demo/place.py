@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster import backends, binaries
+from cluster import backends, binaries, registry
+from cluster.paths import ClusterError
 from demo.kubectl import DemoError, Kubectl
+from support.cache import cache
 
 if TYPE_CHECKING:
     from demo.terminal import Terminal
 
 TESTS = Path(__file__).resolve().parent.parent
 REPOSITORY = TESTS.parent
+GIB = 2**30
+# What the first demo writes; and a later one, whose programs and images are in the cache: two nodes with the images.
+GIB_THE_FIRST_TIME, GIB_FOR_A_RUN = 24, 12
+# A kubelet that has less than one hundredth of the disk left puts a taint on its node, and pods stay Pending.
+FREE_SHARE = 0.02
 
 
 @dataclass(frozen=True)
@@ -36,10 +45,19 @@ def up(name: str, terminal: Terminal) -> Place:
     """Bring up a cluster and the images, or find them.
 
     Raises:
-        DemoError: one of them could not be had; the cluster package has said why.
+        DemoError: one of them could not be had, and the cluster package has said why; or the disk is too full.
     """
-    with terminal.stage("Kubernetes: a control plane and two nodes"):
+    if backends.choose()[0] == "local":
+        disk = shutil.disk_usage(_existing(cache()))
+        check_disk(disk.total, disk.free, first_time=not registry.storage().exists())
+    with terminal.stage("Kubernetes: a control plane and two nodes"), ThreadPoolExecutor(1) as aside:
+        # While the programs of the cluster are built, the first time, the images' packages come over the network.
+        preparing = aside.submit(backends.BACKENDS[backends.choose()[0]].prepare_images)
         kubectl = Kubectl(binaries.path("kubectl"), Path(_cluster("up", name).split()[-1]))
+        try:
+            preparing.result()
+        except ClusterError as error:
+            raise DemoError(str(error)) from error
     with terminal.stage("images: operator, preparation, trainer"):
         images = dict(line.split("=", 1) for line in _cluster("images", name).splitlines() if "=" in line)
     return Place(
@@ -51,6 +69,26 @@ def up(name: str, terminal: Terminal) -> Place:
         trainer_image=images["IMAGE_TRAINER"],
         versitygw_image=images["IMAGE_VERSITYGW"],
     )
+
+
+def check_disk(total: int, free: int, *, first_time: bool) -> None:
+    """Refuse to start on a disk that a run would fill, in bytes.
+
+    Raises:
+        DemoError: there is too little room.
+    """
+    wanted = (GIB_THE_FIRST_TIME if first_time else GIB_FOR_A_RUN) * GIB + FREE_SHARE * total
+    if free < wanted:
+        raise DemoError(
+            f"the disk of {cache()} has {free / GIB:.1f} GiB free, and a local cluster needs {wanted / GIB:.1f} GiB: on "
+            "a full disk Kubernetes leaves pods Pending. Free some, set FINETUNE_CACHE to a folder on another disk, "
+            "or remove the images of earlier runs with `PYTHONPATH=tests .venv/bin/python -m cluster prune`"
+        )
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    return next(each for each in (folder, *folder.parents) if each.exists())
 
 
 def is_ours() -> bool:

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from demo.kubectl import DemoError, pod_trouble, wait_for
+from demo.kubectl import DemoError, wait_for
 from demo.terminal import Terminal, clock
 
 
@@ -48,15 +48,3 @@ def test_waiting_says_what_is_missing_once_and_gives_up() -> None:
     with pytest.raises(DemoError, match="the cake took more than 0 s: in the oven"):
         wait_for("the cake", lambda: "in the oven", timeout=0, say=said.append)
     assert said == ["in the oven"]
-
-
-def test_pod_trouble_is_what_kubelets_say() -> None:
-    waiting = [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}, {"state": {"running": {}}}]
-    pods = [
-        {"metadata": {"name": "a"}, "status": {"containerStatuses": waiting}},
-        {
-            "metadata": {"name": "b"},
-            "status": {"initContainerStatuses": [{"state": {"waiting": {"reason": "PodInitializing"}}}]},
-        },
-    ]
-    assert pod_trouble(pods) == ["a: ImagePullBackOff"]
