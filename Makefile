@@ -61,6 +61,10 @@ test-integration: venv ## Run the operator against a real API server and MLflow 
 test-e2e: venv ## Run the chart and the images in a whole cluster
 	$(call timed,end-to-end tests,$(BIN)/python -m pytest tests/e2e --capture=no --verbose --durations 25 $(PYTEST))
 
+.PHONY: test-long
+test-long: venv ## Run what is long by nature, before a release: CI does not
+	$(call timed,long tests,$(BIN)/python -m pytest tests/long --capture=no --verbose --durations 25 $(PYTEST))
+
 .PHONY: bench-trainer
 bench-trainer: venv ## Measure the trainer beside a padded script and TRL
 	$(call timed,benchmark of the trainer,$(BIN)/python -m bench.trainer $(BENCH))

@@ -9,21 +9,24 @@ from pathlib import Path
 import pytest
 
 from demo import place
-from demo.install import SCRIPTS, Installation
+from demo.install import Installation
 from demo.kubectl import Json
 from demo.terminal import Terminal
+from e2e.hand import Hand, reaching
 from e2e.jobs import STEPS, Jobs, Run, quickstart
 
 CLUSTER = "e2e"
 SECONDS_FOR_A_TEST = 2400
 SECONDS_OF_PRETRAINING = 10
+LAST = "test_demo_leaves_nothing_in_a_cluster_that_stays"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first test waits for the cluster and its images."""
+    """Give the first test time for the cluster and its images; the one that takes the installation away is last."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.timeout(SECONDS_FOR_A_TEST))
+    items.sort(key=lambda item: item.name == LAST)
 
 
 @pytest.fixture(scope="session")
@@ -32,9 +35,7 @@ def installation() -> Iterator[Installation]:
     terminal = Terminal()
     terminal.say()
     try:
-        found = Installation(
-            place.up(CLUSTER, terminal), terminal, (SCRIPTS, Path(__file__).parent / "scripts")
-        )
+        found = Installation(place.up(CLUSTER, terminal), terminal)
         with terminal.stage("object store, chart, corpus and base model"):
             found.object_store()
             found.seed(SECONDS_OF_PRETRAINING)
@@ -54,13 +55,19 @@ def installation() -> Iterator[Installation]:
 @pytest.fixture(scope="session")
 def run(installation: Installation) -> Run:
     """The quickstart, run once for the tier: its tests look at it, and other jobs train on its splits."""
-    for kind, left in (("finetunejob", "quickstart"), ("job", "look")):  # of a cluster that was kept
-        installation.delete(kind, left)
+    installation.delete("finetunejob", "quickstart")  # of a cluster that was kept
     jobs = Jobs(installation)
     statuses: list[Json] = []
     name = jobs.apply(quickstart(maxSteps=STEPS, evalSteps=40, logSteps=2))
     job = jobs.follow(name, seen=lambda job: statuses.append(job.get("status", {})))
     return Run(job, statuses)
+
+
+@pytest.fixture(scope="session")
+def hand(run: Run, installation: Installation) -> Iterator[Hand]:
+    """A person's hand in MLflow and in the object store, once the quickstart has run."""
+    with reaching(installation) as found:
+        yield found
 
 
 @pytest.fixture

@@ -1,18 +1,119 @@
-"""What a person does in MLflow by hand, in a pod of the cluster."""
+"""What a person does from this machine: in MLflow and in the object store, each through `kubectl port-forward`."""
 
 from __future__ import annotations
 
-import uuid
-from typing import Any
+import os
+import re
+import subprocess
+import sys
+from base64 import b64decode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
-from demo.install import Installation
-from e2e.jobs import told
+from deltalake import DeltaTable
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from demo.install import NAMESPACE, RELEASE, SYSTEM, Installation
+from demo.kubectl import Kubectl
+
+JUDGE = Path(__file__).parent / "judge.py"
+_OF_ANOTHER_JOB = ("finetune.dev/uid", "finetune.dev/job", "finetune.dev/attempt")
 
 
-def by_hand(installation: Installation, *arguments: str) -> Any:
-    """Run `scripts/by_hand.py` with these arguments; what came of it."""
-    name = f"by-hand-{uuid.uuid4().hex[:6]}"
-    installation.start_script(name, f"python by_hand.py {' '.join(arguments)}")
-    found = told(installation.finish_script(name), "RESULT")
-    installation.delete("job", name)
-    return found
+@dataclass(frozen=True)
+class Hand:
+    """A person's hand in MLflow and in the object store.
+
+    Attributes:
+        tracking_uri: where MLflow answers.
+        storage: settings of the object store, as the variables that S3 clients read.
+    """
+
+    tracking_uri: str
+    storage: dict[str, str]
+
+    @property
+    def mlflow(self) -> MlflowClient:
+        """MLflow's own client."""
+        return MlflowClient(self.tracking_uri)
+
+    def table(self, uri: str, version: int) -> DeltaTable:
+        """A Delta table in the object store."""
+        return DeltaTable(uri, version=version, storage_options=self.storage)
+
+    def register(self, model: str, run_id: str, *losses: float) -> list[str]:
+        """Register a version for each evaluation loss, evaluated on the data of that run."""
+        client = self.mlflow
+        origin = client.get_run(run_id)
+        tags = {
+            name: value
+            for name, value in origin.data.tags.items()
+            if name.startswith("finetune.dev/") and name not in _OF_ANOTHER_JOB
+        }
+        try:
+            client.create_registered_model(model)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        versions = []
+        for loss in losses:
+            run = client.create_run(origin.info.experiment_id, tags=tags)
+            client.log_metric(run.info.run_id, "eval_loss", loss)
+            client.set_terminated(run.info.run_id)
+            made = client.create_model_version(model, f"{run.info.artifact_uri}/model", run.info.run_id)
+            versions.append(str(made.version))
+        return versions
+
+    def move_alias(self, model: str, alias: str, version: str | None) -> None:
+        """Point an alias at a version, or take it away."""
+        if version is None:
+            self.mlflow.delete_registered_model_alias(model, alias)
+        else:
+            self.mlflow.set_registered_model_alias(model, alias, version)
+
+    def aliases(self, model: str) -> dict[str, str]:
+        """The aliases of a model, and the version of each."""
+        return {name: str(number) for name, number in self.mlflow.get_registered_model(model).aliases.items()}
+
+    def loss_of(self, model_uri: str, table: str, version: int) -> float:
+        """The loss of a registered model on the validation split of a table, without the trainer's code."""
+        environment = {**os.environ, **self.storage, "MLFLOW_TRACKING_URI": self.tracking_uri}
+        command = [sys.executable, str(JUDGE), model_uri, table, str(version)]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=600
+        )
+        assert done.returncode == 0, done.stderr
+        return float(done.stdout.rpartition("LOSS ")[2])
+
+
+@contextmanager
+def reaching(installation: Installation) -> Iterator[Hand]:
+    """A hand that reaches the cluster while inside."""
+    kubectl = installation.place.kubectl
+    secret = kubectl.get("secret", "s3-credentials", "--namespace", NAMESPACE)
+    assert secret is not None
+    storage = {name: b64decode(value).decode() for name, value in secret["data"].items()}
+    with (
+        forwarded(kubectl, SYSTEM, f"{RELEASE}-mlflow", 5000) as mlflow,
+        forwarded(kubectl, NAMESPACE, "object-store", 7070) as store,
+    ):
+        yield Hand(mlflow, storage | {"AWS_ENDPOINT_URL": store})
+
+
+@contextmanager
+def forwarded(kubectl: Kubectl, namespace: str, service: str, port: int) -> Iterator[str]:
+    """The address on this machine at which a Service answers while inside."""
+    where = ("--namespace", namespace, "port-forward", f"service/{service}", f":{port}")
+    command = [str(kubectl.program), "--kubeconfig", str(kubectl.kubeconfig), *where]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as forwarding:
+        try:
+            assert forwarding.stdout is not None
+            said = forwarding.stdout.readline()
+            found = re.match(r"Forwarding from (127\.0\.0\.1:\d+)", said)
+            assert found is not None, f"port-forward of {namespace}/{service}: {said!r}"
+            yield f"http://{found[1]}"
+        finally:
+            forwarding.terminate()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -130,12 +129,6 @@ class Run:
         """The values that a field of progress went through."""
         values = [(status.get("progress") or {}).get(field_) for status in self.statuses]
         return [after for before, after in pairwise([None, *values]) if after is not None and after != before]
-
-
-def told(log: str, word: str) -> Any:
-    """The JSON that a script printed in a line after this word; a library may have logged before and after it."""
-    line = next(line for line in log.splitlines() if line.startswith(f"{word} "))
-    return json.loads(line.removeprefix(f"{word} "))
 
 
 def steps(log: str) -> list[int]:

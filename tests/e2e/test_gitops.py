@@ -14,7 +14,7 @@ from cluster.gitops import GitOps, Repository, teach_health
 from demo import place
 from demo.install import NAMESPACE, Installation
 from demo.kubectl import Json
-from e2e.hand import by_hand
+from e2e.hand import Hand
 from e2e.jobs import Jobs, Run, on_prepared_splits
 from support.api import Api
 from support.process import running
@@ -43,7 +43,7 @@ def gitops(run: Run, installation: Installation, tmp_path: Path) -> Iterator[Git
 
 
 def test_commits_train_approve_roll_back_and_prune(
-    gitops: GitOps, installation: Installation, run: Run
+    gitops: GitOps, installation: Installation, run: Run, hand: Hand
 ) -> None:
     job = on_prepared_splits(JOB, maxSteps=10, evalSteps=10, logSteps=2)
     job["spec"]["register"] = {"model": MODEL, "aliases": []}
@@ -63,21 +63,21 @@ def test_commits_train_approve_roll_back_and_prune(
     gitops.wait_health("ModelPromotion", f"{JOB}-staging", "Healthy", "staging is version 1")
     gitops.wait_health("ModelPromotion", f"{JOB}-champion", "Suspended", "set spec.approval.version to 1")
     gitops.wait_application("Suspended")
-    assert aliases(installation) == {"candidate": "1", "staging": "1"}
+    assert hand.aliases(MODEL) == {"candidate": "1", "staging": "1"}
 
     gitops.wait_synced(gitops.repository.commit("Approve 1", champion("1", approved="1")))
     gitops.wait_health("ModelPromotion", f"{JOB}-champion", "Healthy", "champion is version 1")
     gitops.wait_application("Healthy")
 
     run_id = run.status["mlflow"]["runId"]
-    assert by_hand(installation, "register", MODEL, run_id, str(BETTER)) == ["2"]
+    assert hand.register(MODEL, run_id, BETTER) == ["2"]
     gitops.wait_synced(gitops.repository.commit("Champion 2", champion("2", approved="2")))
     gitops.wait_health("ModelPromotion", f"{JOB}-champion", "Healthy", "champion is version 2")
-    assert aliases(installation) == {"candidate": "1", "staging": "1", "champion": "2"}
+    assert hand.aliases(MODEL) == {"candidate": "1", "staging": "1", "champion": "2"}
 
     gitops.wait_synced(gitops.repository.revert())
     gitops.wait_health("ModelPromotion", f"{JOB}-champion", "Healthy", "version 1")
-    assert aliases(installation) == {"candidate": "1", "staging": "1", "champion": "1"}
+    assert hand.aliases(MODEL) == {"candidate": "1", "staging": "1", "champion": "1"}
 
     strict = champion("2", approved="2", loss=NOBODY_REACHES)
     gitops.wait_synced(gitops.repository.commit("Champion 2, if it is perfect", strict))
@@ -91,7 +91,7 @@ def test_commits_train_approve_roll_back_and_prune(
 
     gitops.delete()
     wait_for("nothing is left", lambda: not left(gitops, installation), 120)
-    assert aliases(installation) == {"candidate": "1", "staging": "1", "champion": "1"}
+    assert hand.aliases(MODEL) == {"candidate": "1", "staging": "1", "champion": "1"}
 
 
 def promotion(alias: str, **spec: Any) -> Json:
@@ -111,11 +111,6 @@ def champion(version: str, approved: str | None = None, loss: float = KNOWS_NOTH
 
 def at_most(loss: float) -> Json:
     return {"name": "loss", "metric": {"name": "eval_loss", "max": loss}}
-
-
-def aliases(installation: Installation) -> dict[str, str]:
-    found: dict[str, str] = by_hand(installation, "show", MODEL)["aliases"]
-    return found
 
 
 def left(gitops: GitOps, installation: Installation) -> list[str]:

@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from demo import results
-from demo.install import Installation
 from demo.kubectl import Json
+from e2e.hand import Hand
 from e2e.jobs import Jobs, on_prepared_splits, sample
 
 STEPS = 20
@@ -22,15 +21,16 @@ def short(name: str) -> Json:
     return job
 
 
-def test_adapters_come_merged_into_a_model_that_answers(jobs: Jobs, installation: Installation) -> None:
+def test_adapters_come_merged_into_a_model_that_has_learned(jobs: Jobs, hand: Hand) -> None:
     job = short("lora")
     job["spec"]["data"] = on_prepared_splits("lora")["spec"]["data"]
-    found = jobs.follow(jobs.apply(job))
-    status = found["status"]
+    status = jobs.follow(jobs.apply(job))["status"]
     assert status["progress"]["step"] == STEPS
     assert status["model"]["name"] == "docstring-llama-lora"
     assert status["model"]["evalLoss"] < status["model"]["baseEvalLoss"]
-    assert results.ask(installation, found)
+    model, data = status["model"], status["data"]
+    loss = hand.loss_of(f"models:/{model['name']}/{model['version']}", data["path"], data["version"])
+    assert loss == pytest.approx(model["evalLoss"], rel=0.02)
 
 
 def test_preferences_are_prepared_and_learned(jobs: Jobs) -> None:

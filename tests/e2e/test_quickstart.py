@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 import pytest
 
 from demo import results
 from demo.install import Installation
-from e2e.jobs import SPLITS, STEPS, Run, told
+from e2e.hand import Hand
+from e2e.jobs import SPLITS, STEPS, Run
 
 PHASES = ["Pending", "Preparing", "Starting", "Training", "Registering", "Succeeded"]
 
@@ -34,29 +36,32 @@ def test_evaluation_loss_is_well_below_that_of_the_base_model(run: Run) -> None:
     assert model["evalLoss"] < 0.85 * model["baseEvalLoss"]
 
 
-def test_table_run_and_version_name_each_other(run: Run, installation: Installation) -> None:
+def test_table_run_and_version_name_each_other(run: Run, hand: Hand) -> None:
     status = run.status
     data, model, run_id = status["data"], status["model"], status["mlflow"]["runId"]
-    arguments = [data["path"], str(data["version"]), run_id, model["name"], "candidate"]
-    installation.start_script("look", f"python look.py {' '.join(arguments)}")
-    found = told(installation.finish_script("look"), "LOOK")
-    assert found["rows"] == data["rows"]
-    assert (found["runStatus"], found["version"], found["versionRun"]) == (
-        "FINISHED",
-        model["version"],
-        run_id,
-    )
+    splits = hand.table(data["path"], data["version"]).to_pyarrow_table(columns=["split"])["split"]
+    assert Counter(splits.to_pylist()) == data["rows"]
+    found = hand.mlflow.get_run(run_id)
+    version = hand.mlflow.get_model_version_by_alias(model["name"], "candidate")
+    assert (found.info.status, str(version.version), version.run_id) == ("FINISHED", model["version"], run_id)
     tags = {
         "finetune.dev/data-path": SPLITS,
         "finetune.dev/data-version": str(data["version"]),
         "finetune.dev/job": "demo/quickstart",
         "finetune.dev/uid": run.job["metadata"]["uid"],
     }
-    assert tags.items() <= found["runTags"].items()
-    assert float(found["versionTags"]["eval_loss"]) == pytest.approx(model["evalLoss"], abs=1e-3)
+    assert tags.items() <= found.data.tags.items()
+    assert float(version.tags["eval_loss"]) == pytest.approx(model["evalLoss"], abs=1e-3)
 
 
-def test_registered_model_loads_by_its_alias_and_answers(run: Run, installation: Installation) -> None:
+def test_registered_model_loads_by_its_alias_and_has_learned(run: Run, hand: Hand) -> None:
+    model, data = run.status["model"], run.status["data"]
+    loss = hand.loss_of(f"models:/{model['name']}@candidate", data["path"], data["version"])
+    # That of the base model is higher by far: see above.
+    assert loss == pytest.approx(model["evalLoss"], rel=0.02)
+
+
+def test_registered_model_answers_in_a_pod(run: Run, installation: Installation) -> None:
     assert results.ask(installation, run.job)
 
 

@@ -1,0 +1,48 @@
+"""The loss of a registered model in plain transformers: `python judge.py models:/NAME@ALIAS TABLE VERSION`.
+
+It is the mean over the tokens of the answers of the validation split, each answer's end included, as anybody would
+compute it who has loaded the model by its alias. Prints it after the word LOSS.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import mlflow
+import torch
+from deltalake import DeltaTable
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def main(arguments: list[str]) -> int:
+    """Load the model and the split, and print the loss."""
+    uri, table, version = arguments
+    rows = (
+        DeltaTable(table, version=int(version), storage_options=dict(os.environ))
+        .to_pyarrow_table(columns=["prompt", "response"], filters=[("split", "=", "validation")])
+        .to_pylist()
+    )
+    pipeline = mlflow.transformers.load_model(uri)
+    print("LOSS", loss(pipeline.model.eval(), pipeline.tokenizer, rows), flush=True)
+    return 0
+
+
+@torch.no_grad()
+def loss(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[dict[str, str]]) -> float:
+    """Mean cross-entropy of the answers' tokens, in nats."""
+    total, count = 0.0, 0
+    for row in rows:
+        prompt = tokenizer(row["prompt"])["input_ids"]
+        prompt = prompt[:-1] if prompt[-1] == tokenizer.eos_token_id else prompt
+        answer = [*tokenizer(row["response"], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+        total += torch.nn.functional.cross_entropy(
+            logits.float(), torch.tensor(answer), reduction="sum"
+        ).item()
+        count += len(answer)
+    return total / count
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

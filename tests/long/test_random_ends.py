@@ -1,0 +1,54 @@
+"""A run that is ended twenty times, at random moments, is the run that nobody touched."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from support.ends import (
+    RANKS,
+    Attempt,
+    Signal,
+    check_end,
+    check_like_untouched,
+    in_folder,
+    newest_complete,
+    tiny_gang,
+)
+
+ENDS = 20
+STEPS = 160
+SEED = 20
+
+
+def ends(dice: random.Random) -> Iterator[tuple[Signal, int, float]]:
+    """SIGTERM and SIGKILL in turn: the step to wait for (0: none, during start-up), then seconds."""
+    for end in range(ENDS):
+        early = end % 5 in (0, 3)
+        step = 0 if early else dice.randint(1, 7)
+        yield "TERM" if end % 2 else "KILL", step, dice.uniform(0, 6.0 if early else 0.1)
+
+
+def test_a_run_that_is_ended_twenty_times_is_the_run_that_nobody_touched(tmp_path: Path) -> None:
+    untouched = tiny_gang(tmp_path, steps=STEPS)
+    wanted = untouched.run()
+    assert wanted.code == 0, wanted.output
+    ended = in_folder(untouched, tmp_path / "ended")
+    dice = random.Random(SEED)  # noqa: S311 - the seed makes a failure repeatable
+    kept = 0
+    losses: dict[int, float] = {}
+    for how, step, seconds in ends(dice):
+        attempt = Attempt.start(ended)
+        if step:
+            attempt.run_to_step(step)
+        attempt.run_for(seconds)
+        attempt.send(how, dice.randrange(RANKS))
+        outcome = attempt.end()
+        newest = newest_complete(ended)
+        print(f"{how} after {step} steps and {seconds:.2f} s: exit code {outcome.code}, {kept} -> {newest}")
+        check_end(outcome, how, kept, newest)
+        for at, loss in outcome.losses.items():
+            assert losses.setdefault(at, loss) == loss, f"step {at} was another one"
+        kept = newest
+    check_like_untouched(ended, losses, untouched, wanted)

@@ -1,0 +1,261 @@
+"""Runs of two ranks that end before their last step, and what they leave for the next attempt."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from finetune_crds.contract import EXIT_PREEMPTED
+from support.pods import Outcome, Pod, save_base_model, save_table, tiny_recipe
+
+T = TypeVar("T")
+Signal = Literal["TERM", "KILL"]
+RANKS = 2
+EVERY_STEPS = 3
+_PATIENCE = 180
+
+
+def tiny_gang(folder: Path, *, steps: int) -> Pod:
+    """A pod of two ranks that train a tiny model with dropout, and save every third step while they go on."""
+    save_base_model(folder / "base", attention_dropout=0.1)
+    save_table(folder / "corpus")
+    return Pod(folder, tiny_recipe(folder / "base", folder / "corpus")).but(
+        {
+            "distributed.processesPerNode": RANKS,
+            "training.batchSize": 2,
+            "training.maxSteps": steps,
+            "checkpoint": {"uri": str(folder / "checkpoints"), "everySteps": EVERY_STEPS},
+        }
+    )
+
+
+def in_folder(pod: Pod, folder: Path, changes: dict[str, Any] | None = None) -> Pod:
+    """The same pod with a folder of its own."""
+    folder.mkdir()
+    other = pod.but({"checkpoint.uri": str(folder / "checkpoints"), **(changes or {})})
+    other.folder = folder
+    return other
+
+
+@dataclass
+class Attempt:
+    """A started pod, whose output is read only as far as a test needs it."""
+
+    pod: Pod
+    process: subprocess.Popen[str]
+    read: str = ""
+    began: float = field(default_factory=time.time)
+
+    @classmethod
+    def start(cls, pod: Pod) -> Attempt:
+        """Start a pod; it handles SIGTERM when this returns."""
+        began = time.time()
+        attempt = cls(pod, pod.start(), began=began)
+        attempt._wait("the launcher handles SIGTERM", lambda: attempt._catches(signal.SIGTERM))
+        return attempt
+
+    def run_to_step(self, count: int) -> None:
+        """Read the output until it reports `count` steps."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.read += line
+            count -= line.startswith("step ")
+            if count == 0:
+                return
+        pytest.fail(f"the run ended before the test ended it:\n{self.read}")
+
+    def run_for(self, seconds: float) -> None:
+        """Let the pod run for some time, or to its end."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=seconds)
+
+    def ranks(self) -> list[int]:
+        """Process ids of the ranks in their order, once all of them have started."""
+        return self._wait("the ranks start", lambda: found if len(found := self._workers()) == RANKS else [])
+
+    @contextmanager
+    def frozen_in_a_save(self) -> Iterator[int]:
+        """Hold all ranks still while a checkpoint of this attempt is half written; yields its step.
+
+        The ranks are stopped as soon as the checkpoint's folder appears. They go on, and the next checkpoint
+        gets its turn, if this one was published before they stood still.
+        """
+        ranks = self.ranks()
+        while True:
+            self._wait("a save begins", lambda: self._unpublished() is not None, pause=0.0005)
+            for rank in ranks:
+                os.kill(rank, signal.SIGSTOP)
+            self._wait("the ranks stand still", lambda: all(_stands_still(rank) for rank in ranks))
+            step = self._unpublished()
+            if step is not None:
+                break
+            _let_go(ranks)
+        try:
+            yield step
+        finally:
+            _let_go(ranks)
+
+    def send(self, what: Signal, rank: int = 0) -> None:
+        """End the pod as Kubernetes does with SIGTERM, or one of its ranks as a full memory does with SIGKILL."""
+        if what == "TERM":
+            self.process.send_signal(signal.SIGTERM)
+        else:
+            with suppress(ProcessLookupError):
+                os.kill(self.ranks()[rank], signal.SIGKILL)
+
+    def wait_told(self) -> None:
+        """Wait until ranks that stand still have SIGTERM before them."""
+        ranks = self.ranks()
+        self._wait("SIGTERM reaches the ranks", lambda: all(_pending(rank, signal.SIGTERM) for rank in ranks))
+
+    def end(self) -> Outcome:
+        """How it ends."""
+        return self.pod.wait(self.process, self.read)
+
+    def _unpublished(self) -> int | None:
+        """The step whose checkpoint this attempt has begun to write, and not published."""
+        for folder in self.pod.folder.glob("checkpoints/*/step-*"):
+            with suppress(FileNotFoundError):
+                if folder.stat().st_mtime > self.began and not (folder / "COMPLETE").exists():
+                    return _step(folder)
+        return None
+
+    def _workers(self) -> list[int]:
+        # NB: the launcher starts the ranks in their order, and process ids rise.
+        children = "".join(
+            path.read_text() for path in Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        )
+        return sorted(pid for pid in map(int, children.split()) if _is_worker(pid))
+
+    def _catches(self, number: int) -> bool:
+        return bool(_mask(self.process.pid, "SigCgt") >> (number - 1) & 1)
+
+    def _wait(self, what: str, condition: Callable[[], T], *, pause: float = 0.01) -> T:
+        deadline = time.monotonic() + _PATIENCE
+        while not (found := condition()):
+            assert self.process.poll() is None, f"{what}: {self.process.communicate()[0]}"
+            assert time.monotonic() < deadline, what
+            time.sleep(pause)
+        return found
+
+
+def check_end(outcome: Outcome, how: Signal, kept: int, newest: int) -> None:
+    """Check one end: its code, where the attempt started from, and that no more than the save in flight is lost.
+
+    Args:
+        outcome: of the attempt.
+        how: it was ended.
+        kept: step of the newest checkpoint before the attempt; 0: there was none.
+        newest: the same after it.
+    """
+    assert outcome.message is not None, outcome.output
+    assert outcome.message.error is not None, outcome.output
+    last = max(outcome.losses, default=kept)
+    if outcome.losses:
+        assert min(outcome.losses) == kept + 1, outcome.output
+        assert f"resuming from the checkpoint of step {kept}\n" in outcome.output or kept == 0, outcome.output
+    if how == "KILL":
+        assert outcome.code == 128 + signal.SIGKILL, outcome.output
+        assert outcome.message.error.reason == "WorkerKilled", outcome.output
+        # The save in flight is lost, and the steps since the one before.
+        assert newest >= max(kept, last - 2 * EVERY_STEPS), outcome.output
+        return
+    assert outcome.code == EXIT_PREEMPTED, outcome.output
+    assert newest == last, outcome.output
+    if outcome.losses:
+        # The ranks agreed on a step: there is a checkpoint of that step, and the message names it.
+        assert outcome.message.checkpoint_step == last, outcome.output
+        assert outcome.message.error.message == f"stopped by SIGTERM after the checkpoint of step {last}"
+    else:
+        assert outcome.message.checkpoint_step in (kept, None), outcome.output
+
+
+def newest_complete(pod: Pod) -> int:
+    """The step of the newest checkpoint that is published; 0: there is none. Its files have the sizes it says."""
+    newest = 0
+    for marker in pod.folder.glob("checkpoints/*/step-*/COMPLETE"):
+        files = json.loads(marker.read_text())["files"]
+        assert {name: (marker.parent / name).stat().st_size for name in files} == files
+        newest = max(newest, _step(marker.parent))
+    return newest
+
+
+def check_like_untouched(ended: Pod, losses: dict[int, float], untouched: Pod, wanted: Outcome) -> None:
+    """Run `ended` to its end, and compare it with a run that nobody ended: losses, weights, optimizer state.
+
+    Args:
+        ended: the pod whose attempts were ended.
+        losses: what those attempts reported, by step.
+        untouched: the pod that ran through.
+        wanted: its outcome.
+    """
+    kept = newest_complete(ended)
+    outcome = ended.run()
+    assert outcome.code == 0, outcome.output
+    assert f"resuming from the checkpoint of step {kept}\n" in outcome.output
+    assert losses | outcome.losses == wanted.losses
+    steps = max(wanted.losses)
+    state, untouched_state = state_at(ended, steps), state_at(untouched, steps)
+    assert state.keys() == untouched_state.keys()
+    assert len(state) > 50
+    assert [name for name in state if not torch.equal(state[name], untouched_state[name])] == []
+
+
+def state_at(pod: Pod, step: int) -> dict[str, torch.Tensor]:
+    """Weights and optimizer state in the checkpoint of a step, by path."""
+    (folder,) = pod.folder.glob(f"checkpoints/*/step-{step:08d}")
+    file = pod.folder / "state.pt"
+    dcp_to_torch_save(folder, file)
+    found: dict[str, torch.Tensor] = {}
+
+    def walk(path: str, node: Any) -> None:
+        if isinstance(node, dict):
+            for name, part in node.items():
+                walk(f"{path}/{name}", part)
+        elif isinstance(node, torch.Tensor):
+            found[path] = node
+
+    walk("", torch.load(file))
+    return found
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
+def _is_worker(pid: int) -> bool:
+    with suppress(OSError):
+        return b"finetune_trainer.train.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def _let_go(ranks: list[int]) -> None:
+    for rank in ranks:
+        with suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGCONT)
+
+
+def _stands_still(pid: int) -> bool:
+    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+
+def _pending(pid: int, number: int) -> bool:
+    return bool((_mask(pid, "SigPnd") | _mask(pid, "ShdPnd")) >> (number - 1) & 1)
+
+
+def _mask(pid: int, name: str) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith(name)).split()[1], 16)
