@@ -70,9 +70,9 @@ def hand(run: Run, installation: Installation) -> Iterator[Hand]:
         yield found
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def jobs(run: Run, installation: Installation) -> Iterator[Jobs]:
-    """FineTuneJobs that are gone after the test; the quickstart's splits are there for them."""
+    """FineTuneJobs that are gone after the module; the quickstart's splits are there for them."""
     found = Jobs(installation)
     yield found
     found.remove()

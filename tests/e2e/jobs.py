@@ -26,13 +26,14 @@ def quickstart(**training: Any) -> Json:
 
 
 def on_prepared_splits(name: str, **training: Any) -> Json:
-    """A job that trains on the quickstart's splits at once."""
+    """A job that trains on the quickstart's splits at once, on one rank a node: ranks take long to start."""
     job = quickstart(**training)
     job["metadata"]["name"] = name
     job["spec"]["data"] = {
         "columns": {"prompt": "prompt", "response": "response"},
         "splits": {"format": "Delta", "path": SPLITS},
     }
+    job["spec"]["distributed"]["processesPerNode"] = 1
     del job["spec"]["register"]
     return job
 
@@ -108,8 +109,9 @@ class Jobs:
 
     def remove(self) -> None:
         """Delete what was applied, and wait until it is gone."""
-        for name in self.names:
-            self.installation.delete("finetunejob", name)
+        if self.names:
+            where = ("--namespace", NAMESPACE, "--ignore-not-found", "--cascade=foreground")
+            self.kubectl("delete", "finetunejob", *self.names, *where, timeout=300)
 
 
 @dataclass

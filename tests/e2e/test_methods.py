@@ -21,22 +21,29 @@ def short(name: str) -> Json:
     return job
 
 
-def test_adapters_come_merged_into_a_model_that_has_learned(jobs: Jobs, hand: Hand) -> None:
-    job = short("lora")
-    job["spec"]["data"] = on_prepared_splits("lora")["spec"]["data"]
-    status = jobs.follow(jobs.apply(job))["status"]
+@pytest.fixture(scope="module")
+def applied(jobs: Jobs) -> Jobs:
+    """Both jobs at once: the one trains while the other's data is prepared."""
+    preferences, adapters = short("dpo"), short("lora")
+    preferences["spec"]["data"]["prepare"]["limit"] = 400
+    adapters["spec"]["data"] = on_prepared_splits("lora")["spec"]["data"]
+    for job in (preferences, adapters):
+        jobs.apply(job)
+    return jobs
+
+
+def test_adapters_come_merged_into_a_model_that_has_learned(applied: Jobs, hand: Hand) -> None:
+    status = applied.follow("lora")["status"]
     assert status["progress"]["step"] == STEPS
-    assert status["model"]["name"] == "docstring-llama-lora"
-    assert status["model"]["evalLoss"] < status["model"]["baseEvalLoss"]
     model, data = status["model"], status["data"]
+    assert model["name"] == "docstring-llama-lora"
+    assert model["evalLoss"] < model["baseEvalLoss"]
     loss = hand.loss_of(f"models:/{model['name']}/{model['version']}", data["path"], data["version"])
     assert loss == pytest.approx(model["evalLoss"], rel=0.02)
 
 
-def test_preferences_are_prepared_and_learned(jobs: Jobs) -> None:
-    job = short("dpo")
-    job["spec"]["data"]["prepare"]["limit"] = 400
-    status = jobs.follow(jobs.apply(job))["status"]
+def test_preferences_are_prepared_and_learned(applied: Jobs) -> None:
+    status = applied.follow("dpo")["status"]
     assert status["progress"]["step"] == STEPS
     assert sum(status["data"]["rows"].values()) == 400
     assert status["model"]["name"] == "docstring-llama-dpo"
