@@ -1,8 +1,16 @@
-"""The demo's second half, and how it is taken away, on this tier's cluster."""
+"""The demo's second half, and how the demo is taken away, on this tier's cluster."""
 
 from __future__ import annotations
 
-from demo import promotions
+import os
+from pathlib import Path
+
+import pytest
+
+from cluster import plan
+from cluster.paths import State
+from cluster.process import run as call
+from demo import place, promotions
 from demo.install import NAMESPACE, SYSTEM, Installation
 from e2e.hand import Hand
 from e2e.jobs import Run
@@ -60,3 +68,36 @@ def test_demo_leaves_nothing_in_a_cluster_that_stays(installation: Installation)
     ]
     ours = (NAMESPACE, SYSTEM)
     assert [name for name in left if name in ours or "finetune" in name] == []
+
+
+def test_cluster_leaves_nothing_on_this_machine(installation: Installation) -> None:
+    name = installation.place.name
+    state = State(name)
+    settings = plan.load(state.settings)
+    if settings is None:
+        pytest.skip("the cluster is no local one")
+    place.down(name)
+    assert not state.directory.exists()
+    links = [line for line in call("ip", "-brief", "link").splitlines() if settings.host_link in line]
+    mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if str(state.directory) in line]
+    cgroups = [*Path("/sys/fs/cgroup").glob(f"*{settings.cgroup}"), Path(f"/sys/fs/cgroup{settings.cgroup}")]
+    assert (links, mounts, [folder for folder in cgroups if folder.exists()], programs_of(state)) == (
+        [],
+        [],
+        [],
+        [],
+    )
+
+
+def programs_of(state: State) -> list[str]:
+    """The command lines of programs that were given the cluster's folder, and are not this process's own."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if str(state.directory) in command and parent != os.getpid():
+            found.append(command)
+    return found
