@@ -28,7 +28,6 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-@torch.no_grad()
 def loss(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[dict[str, str]]) -> float:
     """Mean cross-entropy of the answers' tokens, in nats."""
     total, count = 0.0, 0
@@ -36,11 +35,10 @@ def loss(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[
         prompt = tokenizer(row["prompt"])["input_ids"]
         prompt = prompt[:-1] if prompt[-1] == tokenizer.eos_token_id else prompt
         answer = [*tokenizer(row["response"], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-        logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
-        total += torch.nn.functional.cross_entropy(
-            logits.float(), torch.tensor(answer), reduction="sum"
-        ).item()
-        count += len(answer)
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+        losses = torch.nn.functional.cross_entropy(logits.float(), torch.tensor(answer), reduction="sum")
+        total, count = total + losses.item(), count + len(answer)
     return total / count
 
 
