@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from mlflow.exceptions import MlflowException
 
 from demo.install import NAMESPACE, RELEASE, SYSTEM, Installation
 from demo.kubectl import Kubectl
+from support.waiting import wait_for
 
 JUDGE = Path(__file__).parent / "judge.py"
 _OF_ANOTHER_JOB = ("finetune.dev/uid", "finetune.dev/job", "finetune.dev/attempt")
@@ -108,12 +110,18 @@ def forwarded(kubectl: Kubectl, namespace: str, service: str, port: int) -> Iter
     """The address on this machine at which a Service answers while inside."""
     where = ("--namespace", namespace, "port-forward", f"service/{service}", f":{port}")
     command = [str(kubectl.program), "--kubeconfig", str(kubectl.kubeconfig), *where]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as forwarding:
+    with (
+        tempfile.NamedTemporaryFile() as log,
+        subprocess.Popen(command, stdout=log, stderr=log) as forwarding,
+    ):
+        said = Path(log.name)
         try:
-            assert forwarding.stdout is not None
-            said = forwarding.stdout.readline()
-            found = re.match(r"Forwarding from (127\.0\.0\.1:\d+)", said)
-            assert found is not None, f"port-forward of {namespace}/{service}: {said!r}"
-            yield f"http://{found[1]}"
+            address = wait_for(
+                f"{namespace}/{service} is forwarded",
+                lambda: re.search(r"Forwarding from (127\.0\.0\.1:\d+)", said.read_text()),
+                60,
+                instead=said.read_text,
+            )
+            yield f"http://{address[1]}"
         finally:
             forwarding.terminate()

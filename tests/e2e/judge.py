@@ -18,8 +18,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 def main(arguments: list[str]) -> int:
     """Load the model and the split, and print the loss."""
     uri, table, version = arguments
+    storage = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     rows = (
-        DeltaTable(table, version=int(version), storage_options=dict(os.environ))
+        DeltaTable(table, version=int(version), storage_options=storage)
         .to_pyarrow_table(columns=["prompt", "response"], filters=[("split", "=", "validation")])
         .to_pylist()
     )

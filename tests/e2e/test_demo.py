@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from cluster import plan
 from cluster.paths import State
 from cluster.process import run as call
 from demo import place, promotions
-from demo.install import NAMESPACE, SYSTEM, Installation
+from demo.install import CRDS, NAMESPACE, RELEASE, SYSTEM, Installation
 from e2e.hand import Hand
 from e2e.jobs import Run
 
@@ -19,9 +20,19 @@ MODEL = "docstring-llama"
 LOSS_OF_A_BAD_VERSION = 9.0
 
 
-def test_promotions_tell_the_demos_story(run: Run, installation: Installation, hand: Hand) -> None:
-    good = run.status["model"]["version"]
+@pytest.fixture
+def worse(run: Run, installation: Installation, hand: Hand) -> Iterator[str]:
+    """A bad version of the quickstart's model, where the demo trains one; candidate is put back afterwards."""
     promotions.forget(installation)  # of a cluster that was kept
+    (version,) = hand.register(MODEL, run.status["mlflow"]["runId"], LOSS_OF_A_BAD_VERSION)
+    yield version
+    hand.move_alias(MODEL, "candidate", run.status["model"]["version"])
+
+
+def test_promotions_tell_the_demos_story(
+    run: Run, installation: Installation, hand: Hand, worse: str
+) -> None:
+    good = run.status["model"]["version"]
     promotions.promote(installation, good)
     names = ("candidate", *promotions.NAMES)
     found = hand.aliases(MODEL)
@@ -29,7 +40,6 @@ def test_promotions_tell_the_demos_story(run: Run, installation: Installation, h
     tags = hand.mlflow.get_model_version(MODEL, good).tags
     assert (tags["promoted_alias"], tags["promoted_by"], tags["service"]) == ("champion", "you", "docstrings")
 
-    (worse,) = hand.register(MODEL, run.status["mlflow"]["runId"], LOSS_OF_A_BAD_VERSION)
     hand.move_alias(MODEL, "candidate", worse)
     promotions.refuse(installation, good, worse)
     promotions.overrule(installation, worse)
@@ -66,8 +76,8 @@ def test_demo_leaves_nothing_in_a_cluster_that_stays(installation: Installation)
         for kind in ("namespaces", "crds", "clusterroles", "clusterrolebindings", "persistentvolumes")
         for item in kubectl.items(kind)
     ]
-    ours = (NAMESPACE, SYSTEM)
-    assert [name for name in left if name in ours or "finetune" in name] == []
+    ours = (NAMESPACE, SYSTEM, *CRDS)
+    assert [name for name in left if name in ours or RELEASE in name] == []
 
 
 def test_cluster_leaves_nothing_on_this_machine(installation: Installation) -> None:

@@ -126,11 +126,15 @@ class Attempt:
 
     def _unpublished(self) -> int | None:
         """The step whose checkpoint this attempt has begun to write, and not published."""
+        published, begun = 0, []
         for folder in self.pod.folder.glob("checkpoints/*/step-*"):
             with suppress(FileNotFoundError):
-                if folder.stat().st_mtime > self.began and not (folder / "COMPLETE").exists():
-                    return _step(folder)
-        return None
+                if (folder / "COMPLETE").exists():
+                    published = max(published, _step(folder))
+                elif folder.stat().st_mtime > self.began:
+                    begun.append(_step(folder))
+        # NB: an old checkpoint that is being removed has no marker either.
+        return next((step for step in begun if step > published), None)
 
     def _workers(self) -> list[int]:
         # NB: the launcher starts the ranks in their order, and process ids rise.
