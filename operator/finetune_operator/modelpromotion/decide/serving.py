@@ -200,7 +200,7 @@ def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
             version=version,
             saved=saved,
             **canary.step(1 if stepwise else None),
-            # The version that gets the alias back also needs the routes that a failure restores.
+            # A change in progress that restores the routes after a failure also suits the version that gets the alias back.
             change=known.change if failure and endpoint.updating and known.version != version else None,
             failure=None,
         )
