@@ -1,0 +1,82 @@
+"""The reference pages: what a row says of a field, and that each field and each sample has its place."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from pathlib import Path
+
+import pytest
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.finetunejob import FineTuneJob
+from finetune_crds.modelpromotion import ModelPromotion
+from finetune_crds.reference import SAMPLES, attribute_docs, condition_reference, field_reference, pages
+
+JOB, PROMOTION = field_reference(FineTuneJob), field_reference(ModelPromotion)
+
+
+@pytest.mark.parametrize(
+    ("page", "section", "field", "kind"),
+    [
+        (JOB, "spec.model", "base", "string"),
+        (JOB, "spec", "podTemplate", "object"),
+        (JOB, "spec.training", "batchSize", "integer of at least 1"),
+        (JOB, "spec.training", "learningRate", "number above 0, up to 10"),
+        (JOB, "spec.distributed", "port", "integer from 1,024 to 65,535"),
+        (JOB, "spec.distributed", "strategy", "`FSDP` or `HSDP` or `DDP`"),
+        (JOB, "spec.runPolicy", "fatalExitCodes", "list of integer from 1 to 255"),
+        (JOB, "spec.trainer", "parameters", "map of string"),
+        (JOB, "spec.data", "source", "[object](#specdatasource)"),
+        (JOB, "spec.trainer", "env", "list of [object](#specdataprepareenv)"),
+        (PROMOTION, "spec", "rollbackTo", "integer or string"),
+        (PROMOTION, "spec.serving.databricks.canary", "gates", "list of [object](#specgates)"),
+    ],
+)
+def test_a_type(page: str, section: str, field: str, kind: str) -> None:
+    chapter = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    found = re.search(rf"^\| `{field}` \| (.+?) \| ", chapter, re.MULTILINE)
+    assert found
+    assert found[1] == kind
+
+
+def test_what_is_required_says_so() -> None:
+    required = re.findall(
+        r"^\| `(\w+)` \| .+? \| \*\*Required", PROMOTION.partition("\n## spec.source")[0], re.MULTILINE
+    )
+    assert required == ["model", "alias", "source"]
+
+
+def test_a_rule_that_fields_share_stands_once() -> None:
+    said = [line for line in PROMOTION.splitlines() if "cannot change" in line]
+    assert said == [
+        "- spec.model, spec.alias, spec.tracking.uri, spec.tracking.registryUri cannot change: create a ModelPromotion with "
+        "another name, and delete this one"
+    ]
+
+
+def test_every_condition_and_reason_is_there() -> None:
+    page = condition_reference()
+    assert [name for name in ConditionType if f"| [{name}](" not in page] == []
+    assert [name for name in ConditionReason if f"`{name}`" not in page] == []
+
+
+class Colour(StrEnum):
+    """A colour."""
+
+    RED = "Red"
+    """Like blood."""
+    GREEN = "Green"
+
+
+def test_docstrings_of_members() -> None:
+    assert attribute_docs(Colour) == {"Red": "Like blood."}
+
+
+def test_every_sample_is_there_as_it_stands() -> None:
+    page = pages()["samples.md"]
+    missing = [
+        path.stem for path in sorted(Path(SAMPLES).glob("*.yaml")) if f"\n## {path.stem}\n" not in page
+    ]
+    assert missing == []
+    assert "kubectl patch ftj suspended" in page
