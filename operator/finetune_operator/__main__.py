@@ -21,6 +21,7 @@ from finetune_operator.controller.store import Store
 from finetune_operator.controller.watches import Handlers, Health, registry
 from finetune_operator.controller.workqueue import Queues, WorkQueue, work
 from finetune_operator.errors import ExternalError
+from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob import enqueue as job_events
 from finetune_operator.finetunejob.apply import FineTuneJobApplier
 from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
@@ -53,7 +54,7 @@ async def run(settings: Settings) -> None:
     async with Kube() as kube:
         # NB: MLflow's and Databricks' clients block a thread each, and one that waits must not hold up the others.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2 * settings.workers, "client"))
-        store = Store()
+        store = Store(children.owner)
         queues = Queues(WorkQueue(clock=time.monotonic), WorkQueue(clock=time.monotonic))
         health = Health(queues, settings.resync_seconds)
         observer = FineTuneJobObserver(kube, store, settings, clock=time.monotonic)

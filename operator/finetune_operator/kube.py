@@ -107,13 +107,18 @@ class Kube:
         query = {"fieldManager": names.FIELD_MANAGER, "force": "true"}
         return await self._request("PATCH", target, query=query, body=body, content_type=APPLY_TYPE)
 
-    async def delete(self, kind: str, namespace: str, name: str, uid: str, version: str = "") -> None:
-        """Delete an object and what it owns, if it still has this uid; one that is gone is well.
+    async def delete(
+        self, kind: str, namespace: str, name: str, uid: str, version: str = "", *, foreground: bool = False
+    ) -> None:
+        """Delete an object and what it owns, if it still has this uid. It is no error when the object does not exist.
 
-        version: the resource version that it must have too; empty for any.
+        Args:
+            version: the resource version that it must have too; empty for any.
+            foreground: keep the object until what it owns is gone.
         """
         preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
-        body = {"propagationPolicy": "Background", "preconditions": preconditions}
+        policy = "Foreground" if foreground else "Background"
+        body = {"propagationPolicy": policy, "preconditions": preconditions}
         try:
             await self._request("DELETE", path(kind, namespace, name), body=body)
         except KubeError as error:

@@ -13,7 +13,12 @@ import pytest
 from finetune_crds.contract import PrepResult, TerminationMessage
 from finetune_crds.status import SplitCounts
 from integration.jobs import PREPARED, TRAINED, job, splits_given
-from integration.world import Api, Mlflow, World, operator_process, running, wait_for
+from integration.world import World
+from support.api import Api
+from support.mlflow_server import Mlflow
+from support.operator_process import operator_process
+from support.process import running
+from support.waiting import wait_for
 
 Json = dict[str, Any]
 FORGED_SPLITS = TerminationMessage(
@@ -30,18 +35,12 @@ def elsewhere(api: Api, namespace: str) -> str:
 
 
 @pytest.fixture
-def world(
-    api: Api, kubeconfig: Path, mlflow_server: Mlflow, namespace: str, elsewhere: str, tmp_path: Path
-) -> Iterator[World]:
-    """The operator at work on both namespaces."""
+def world(api: Api, kubeconfig: Path, namespace: str, elsewhere: str, tmp_path: Path) -> Iterator[World]:
+    """The operator at work on both namespaces, without MLflow."""
     log = tmp_path / "operator.log"
-    environment = {
-        "FINETUNE_TRACKING_URI": mlflow_server.uri,
-        "FINETUNE_NAMESPACES": f"{namespace},{elsewhere}",
-    }
-    operator = operator_process(kubeconfig, log, environment)
+    operator = operator_process(kubeconfig, log, {"FINETUNE_NAMESPACES": f"{namespace},{elsewhere}"})
     with running(operator):
-        yield World(api, mlflow_server, operator, namespace)
+        yield World(api, Mlflow(tmp_path), operator, namespace)
     print(log.read_text(encoding="utf-8"))
 
 
@@ -56,7 +55,9 @@ def pod_spec(container: str) -> Json:
     return {"restartPolicy": "Never", "containers": [{"name": container, "image": "forged:1"}]}
 
 
-def forged_job(ftj: Json, namespace: str, component: str, name: str, owners: list[Json] | None = None) -> Json:
+def forged_job(
+    ftj: Json, namespace: str, component: str, name: str, owners: list[Json] | None = None
+) -> Json:
     """A Job that carries every label of a child."""
     known = labels(ftj, component)
     container = "prep" if component == "prep" else "trainer"
@@ -119,7 +120,7 @@ def owner(ftj: Json, **fields: Any) -> Json:
 
 
 def test_another_namespace_has_no_say(world: World, elsewhere: str) -> None:
-    ftj = suspended(world, job())
+    ftj = suspended(world, job(register=None))
     completed(world, elsewhere, forged_job(ftj, elsewhere, "prep", "tune-prep"), FORGED_SPLITS)
     completed(world, elsewhere, forged_job(ftj, elsewhere, "train", "tune-train-1"), TRAINED)
     world.api.create(forged_pod(ftj, elsewhere, "tune-train-1-0-forged"))
@@ -150,7 +151,9 @@ def test_a_job_that_completes_in_its_place_trains_nothing(
     world.api.delete("Job", world.namespace, "tune-train-1")
     wait_for(
         "the forged pod is gone",
-        lambda: not [pod for pod in world.remaining_pods() if pod["spec"]["containers"][0]["image"] == "forged:1"],
+        lambda: (
+            not [pod for pod in world.remaining_pods() if pod["spec"]["containers"][0]["image"] == "forged:1"]
+        ),
     )
     world.run_pods("tune-train-1", 2)
     world.wait_phase("tune", "Training")

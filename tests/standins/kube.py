@@ -84,7 +84,9 @@ class StandIn(Kube):
             del self.objects[self._key(kept)]
         return kept
 
-    async def delete(self, kind: str, namespace: str, name: str, uid: str, version: str = "") -> None:
+    async def delete(
+        self, kind: str, namespace: str, name: str, uid: str, version: str = "", *, foreground: bool = False
+    ) -> None:
         self._note("delete", kind, name)
         held = self.objects.get((kind, namespace, name))
         if held and held["metadata"]["uid"] == uid and version in ("", held["metadata"]["resourceVersion"]):

@@ -7,13 +7,13 @@ resource versions decide what is news: nothing replaces what is newer, and nothi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from finetune_crds.base import Json
-from finetune_operator import names
 
 Key = tuple[str, str]  # namespace, name
+Owner = tuple[str, str]  # namespace, uid
 RESOURCES = ("FineTuneJob", "ModelPromotion")
 CHILDREN = ("Job", "Pod")
 KINDS = (*CHILDREN, *RESOURCES)
@@ -35,18 +35,31 @@ def _slim(kind: str, body: Json) -> Json:
     return {**body, "metadata": meta}
 
 
+def _nobody(kind: str, body: Json) -> Owner | None:
+    """No Job and no Pod belongs to anything."""
+
+
 @dataclass
 class Store:
-    """The operator's own copy of what exists. Single-threaded: it belongs to the event loop."""
+    """The operator's own copy of what exists. Single-threaded: it belongs to the event loop.
 
+    Attributes:
+        owner_of: the FineTuneJob of a Job, or the Job of a Pod; None for a foreign object, which is not kept.
+    """
+
+    owner_of: Callable[[str, Json], Owner | None] = _nobody
     _held: dict[str, dict[Key, Json]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
-    _by_owner: dict[str, dict[str, set[Key]]] = field(
-        default_factory=lambda: {kind: defaultdict(set) for kind in KINDS}
+    _by_owner: dict[str, dict[Owner, set[Key]]] = field(
+        default_factory=lambda: {kind: defaultdict(set) for kind in CHILDREN}
     )
+    _jobs: set[Owner] = field(default_factory=set)
+    """The Jobs that are there, as their Pods name them."""
+    _past: dict[Owner, dict[Owner, int]] = field(default_factory=dict)
+    """By FineTuneJob: its Jobs that are gone, and the versions at which they went. Their pods may outlive them."""
     _gone: dict[str, dict[Key, int]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
     """Versions at which objects were deleted, since the last list."""
-    _tombstones: dict[str, dict[Key, Json]] = field(default_factory=dict)
-    """Pods that failed and are gone, by the uid of their Job, for as long as it is there."""
+    _tombstones: dict[Owner, dict[Key, Json]] = field(default_factory=dict)
+    """Pods that failed and are gone, by their Job, for as long as it is there."""
     _listed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     """Version of the last list of each kind."""
 
@@ -64,17 +77,23 @@ class Store:
         """FineTuneJobs."""
         return self._held["FineTuneJob"]
 
-    def children(self, kind: str, uid: str) -> list[Json]:
-        """The Jobs or Pods of a FineTuneJob."""
-        return [self._held[kind][key] for key in sorted(self._by_owner[kind].get(uid, ()))]
+    def jobs_of(self, ftj: Owner) -> list[Json]:
+        """The Jobs of a FineTuneJob."""
+        return [self._held["Job"][key] for key in sorted(self._by_owner["Job"].get(ftj, ()))]
 
-    def tombstones(self, uid: str) -> list[Json]:
+    def pods_of(self, ftj: Owner) -> list[Json]:
+        """The Pods of a FineTuneJob's Jobs, and of Jobs of it that are gone."""
+        jobs = (*map(_identity, self.jobs_of(ftj)), *self._past.get(ftj, ()))
+        keys = {key for job in jobs for key in self._by_owner["Pod"].get(job, ())}
+        return [self._held["Pod"][key] for key in sorted(keys)]
+
+    def tombstones(self, ftj: Owner) -> list[Json]:
         """Pods of a FineTuneJob that failed and are gone, each as it last was.
 
         NB: when one pod of a gang is deleted, its Job deletes the others, and may be said to have failed when none is
         left to tell why.
         """
-        jobs = (self._tombstones.get(_uid(child), {}) for child in self.children("Job", uid))
+        jobs = (self._tombstones.get(_identity(job), {}) for job in self.jobs_of(ftj))
         return [pods[key] for pods in jobs for key in sorted(pods)]
 
     def put(self, kind: str, body: Json) -> None:
@@ -87,10 +106,12 @@ class Store:
         """An object is gone, as its last state tells; one of the same name that came later stays."""
         key, version = _key(body), _version(body)
         held = self._held[kind].get(key)
+        if held is None and kind in CHILDREN and self.owner_of(kind, body) is None:
+            return
         if held is None or _version(held) <= version:
-            self._remove(kind, key)
-            self._gone[kind][key] = version
             self._keep_tombstone(kind, body)
+            self._remove(kind, key, version)
+            self._gone[kind][key] = version
 
     def replace(self, kind: str, bodies: Iterable[Json], version: int) -> None:
         """Everything of a kind, from a list of this version: what is not in it no longer exists.
@@ -101,45 +122,73 @@ class Store:
         listed = {_key(body): body for body in bodies}
         for key, held in list(self._held[kind].items()):
             if key not in listed and _version(held) <= version:
-                self._remove(kind, key)
                 self._keep_tombstone(kind, held)
+                self._remove(kind, key, version)
         self._gone[kind] = {key: at for key, at in self._gone[kind].items() if at > version}
         for body in listed.values():
             self._put(kind, body)
         self._listed[kind] = version
+        if kind == "Pod":
+            self._forget_past(version)
+            known = self._jobs.union(*self._past.values())
+            self._drop_strangers("Pod", known, self._listed["Job"])
+        elif kind == "FineTuneJob":
+            self._drop_strangers("Job", set(map(_identity, self.jobs.values())), version)
 
     def _put(self, kind: str, body: Json) -> None:
         key = _key(body)
         held = self._held[kind].get(key)
         if _version(body) < max(_version(held) if held else 0, self._gone[kind].get(key, 0)):
             return
-        self._remove(kind, key)
-        self._held[kind][key] = _slim(kind, body)
         if kind in CHILDREN:
-            self._by_owner[kind][_owner(body)].add(key)
+            owner = self.owner_of(kind, body)
+            if held and (_identity(held), self.owner_of(kind, held)) != (_identity(body), owner):
+                # NB: made again; or orphaned, as `kubectl delete --cascade=orphan` leaves it.
+                self._remove(kind, key, _version(body))
+            if owner is None:
+                return
+            self._by_owner[kind][owner].add(key)
+            if kind == "Job":
+                self._jobs.add(_identity(body))
+        self._held[kind][key] = _slim(kind, body)
 
     def _keep_tombstone(self, kind: str, body: Json) -> None:
         """Keep what a pod said at its end while its Job is there; forget the pods of a Job that is gone."""
         if kind == "Job":
-            self._tombstones.pop(_uid(body), None)
+            self._tombstones.pop(_identity(body), None)
         elif kind == "Pod" and body.get("status", {}).get("phase") == "Failed":
-            job = str(body["metadata"]["labels"].get(names.LABEL_CONTROLLER))
-            if any(_uid(child) == job for child in self.children("Job", _owner(body))):
+            job = self.owner_of(kind, body)
+            if job in self._jobs:
                 self._tombstones.setdefault(job, {})[_key(body)] = _slim(kind, body)
 
-    def _remove(self, kind: str, key: Key) -> None:
+    def _remove(self, kind: str, key: Key, version: int) -> None:
         body = self._held[kind].pop(key, None)
-        if body is None or kind not in CHILDREN:
+        owner = self.owner_of(kind, body) if body and kind in CHILDREN else None
+        if body is None or owner is None:
             return
-        owned = self._by_owner[kind][_owner(body)]
+        owned = self._by_owner[kind][owner]
         owned.discard(key)
         if not owned:
-            del self._by_owner[kind][_owner(body)]
+            del self._by_owner[kind][owner]
+        if kind == "Job":
+            self._jobs.discard(_identity(body))
+            self._past.setdefault(owner, {})[_identity(body)] = version
+
+    def _forget_past(self, version: int) -> None:
+        """Forget the Jobs that went before this version of the Pods' list and have no Pods in it."""
+        for ftj, jobs in list(self._past.items()):
+            left = {job: at for job, at in jobs.items() if at > version or job in self._by_owner["Pod"]}
+            self._past[ftj] = left
+            if not left:
+                del self._past[ftj]
+
+    def _drop_strangers(self, kind: str, owners: set[Owner], version: int) -> None:
+        """Drop the children whose owner was not there at a version at which it must have been: it came before them."""
+        for key, body in list(self._held[kind].items()):
+            if _version(body) <= version and self.owner_of(kind, body) not in owners:
+                self._remove(kind, key, version)
 
 
-def _uid(body: Json) -> str:
-    return str(body["metadata"].get("uid"))
-
-
-def _owner(body: Json) -> str:
-    return str(body["metadata"]["labels"][names.LABEL_UID])
+def _identity(body: Json) -> Owner:
+    """An object, as those that it owns name it."""
+    return body["metadata"]["namespace"], str(body["metadata"].get("uid"))

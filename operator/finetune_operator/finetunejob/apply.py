@@ -15,6 +15,7 @@ from finetune_operator.controller.events import EventTarget
 from finetune_operator.controller.leases import LeaseBusy
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.finetunejob.children import is_child, is_leaving
 from finetune_operator.finetunejob.decide.failed_action import failed_action
 from finetune_operator.finetunejob.model import (
     Action,
@@ -93,12 +94,14 @@ class FineTuneJobApplier:
                 selector = f"{names.LABEL_UID}={job.uid}"
                 for body in (await self.kube.list(kind, job.namespace, labelSelector=selector)).objects:
                     meta = body["metadata"]
-                    await self.kube.delete(kind, job.namespace, meta["name"], meta["uid"])
+                    if is_child(body, job):
+                        await self.kube.delete(kind, job.namespace, meta["name"], meta["uid"])
         for item in decision.delete:
             await self._delete_job(job, item)
 
     async def _delete_job(self, job: FineTuneJob, item: Deletion) -> None:
-        await self.kube.delete("Job", job.namespace, item.name, item.uid)
+        # NB: the Job stays until its pods are gone: without it, nobody could tell whose pods they are.
+        await self.kube.delete("Job", job.namespace, item.name, item.uid, foreground=True)
         log.info("deleted Job %s/%s", job.namespace, item.name)
 
     async def _child(self, job: FineTuneJob, body: Json) -> None:
@@ -111,7 +114,7 @@ class FineTuneJobApplier:
                 log.info("created Job %s/%s", job.namespace, name)
                 return
             held = await self.kube.get(body["kind"], job.namespace, name)
-            if held is not None and not _owned(held, job.uid):
+            if held is not None and not is_child(held, job):
                 raise NameTaken(_taken(body, held))
             await self.kube.apply(body)
         except KubeError as error:
@@ -124,7 +127,7 @@ class FineTuneJobApplier:
         held = await self.kube.get("Job", job.namespace, body["metadata"]["name"])
         if held is None:
             raise KubeError(409, f"Job {body['metadata']['name']} came and went: trying again")
-        if not _owned(held, job.uid) or "deletionTimestamp" in held["metadata"]:
+        if not is_child(held, job) or is_leaving(held):
             raise NameTaken(_taken(body, held))
         self.store.put("Job", held)
 
@@ -164,13 +167,9 @@ def _act(server: Server, job: FineTuneJob, action: EnsureRun | FinishRun) -> Non
         log.info("closed MLflow run %s of %s as %s", action.run_id, job.key, action.status)
 
 
-def _owned(held: Json, uid: str) -> bool:
-    return any(owner["uid"] == uid for owner in held["metadata"].get("ownerReferences") or [])
-
-
 def _taken(body: Json, held: Json) -> str:
     kind, name = body["kind"], body["metadata"]["name"]
-    if "deletionTimestamp" in held["metadata"] or any(
+    if is_leaving(held) or any(
         owner["kind"] == "FineTuneJob" for owner in held["metadata"].get("ownerReferences") or []
     ):
         return f"{kind} {name} of an earlier job is still being deleted: waiting for it to be gone"

@@ -1,13 +1,101 @@
-"""What the batch Jobs and pods of a FineTuneJob say of themselves."""
+"""Which batch Jobs and pods belong to a FineTuneJob, and what they say of themselves.
+
+A child belongs to the job by its controller ownerReference, in the job's namespace: a Job by the FineTuneJob's uid, a
+pod through its Job's uid. Anybody can write labels, so they only find candidates.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from finetune_crds.base import Json
+from finetune_crds.base import GROUP, Json
 from finetune_operator import names
+from finetune_operator.finetunejob.model import FineTuneJob
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+class Owner(NamedTuple):
+    """What controls an object: a FineTuneJob controls its Jobs, and each Job its pods."""
+
+    namespace: str
+    uid: str
+
+
+def owner(kind: str, body: Json) -> Owner | None:
+    """The FineTuneJob that controls a Job, or the Job that controls a pod; None when neither does."""
+    wanted = (GROUP, "FineTuneJob") if kind == "Job" else ("batch", "Job")
+    reference = _controller(body)
+    if reference is None or (str(reference["apiVersion"]).split("/")[0], reference["kind"]) != wanted:
+        return None
+    # NB: an owner is in the namespace of what it owns, or does not exist.
+    return Owner(body["metadata"]["namespace"], reference["uid"])
+
+
+def is_child(body: Json, ftj: FineTuneJob) -> bool:
+    """Whether a FineTuneJob controls a Job, Service or ConfigMap of its namespace."""
+    return owner("Job", body) == Owner(ftj.namespace, ftj.uid)
+
+
+def _controller(body: Json) -> Json | None:
+    """The ownerReference of an object's controller, of which there is one at most."""
+    references = body["metadata"].get("ownerReferences") or []
+    return next((dict(item) for item in references if item.get("controller") is True), None)
+
+
+class Sorted(NamedTuple):
+    """The children of one component, preparation or training, as one of its Jobs sees them."""
+
+    current: Json | None
+    """The Job itself, unless it is being deleted before it is complete."""
+    pods: list[Json]
+    """Its pods, by completion index."""
+    ghosts: list[Json]
+    """Jobs of earlier attempts that are at work, and Jobs that are being deleted."""
+    ghost_pods: list[Json]
+    """Pods of other Jobs that have not ended; their Jobs may be gone."""
+    ended: list[Json]
+    """Jobs of earlier attempts that are complete or failed."""
+
+
+def sort(jobs: Mapping[str, Json], pods: Sequence[Json], component: str, name: str) -> Sorted:
+    """Sort a FineTuneJob's children of a component.
+
+    Args:
+        jobs: its Jobs, by name.
+        pods: the pods of these Jobs, and of Jobs that were there before.
+        name: of the current Job, whether it exists or not.
+    """
+    known = [job for job in jobs.values() if _component(job) == component]
+    # NB: a Job may fail because it is deleted; one that is complete keeps its result.
+    leaving = [job for job in known if is_leaving(job) and job_condition(job, "Complete") is None]
+    staying = [job for job in known if job not in leaving]
+    current = next((job for job in staying if job["metadata"]["name"] == name), None)
+    mine = of_job(pods, current) if current else []
+    return Sorted(
+        current=current,
+        pods=mine,
+        ghosts=[*leaving, *(job for job in staying if job is not current and not job_ended(job))],
+        ghost_pods=[
+            pod for pod in pods if _component(pod) == component and is_alive(pod) and pod not in mine
+        ],
+        ended=[job for job in staying if job is not current and job_ended(job)],
+    )
+
+
+def _component(child: Json) -> str | None:
+    return (child["metadata"].get("labels") or {}).get(names.LABEL_COMPONENT)
+
+
+def is_leaving(child: Json) -> bool:
+    """Whether an object is being deleted."""
+    return "deletionTimestamp" in child["metadata"]
+
+
+def is_alive(pod: Json) -> bool:
+    """Whether a pod has not ended; one that is being deleted counts."""
+    return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
 
 
 def job_condition(child: Json, kind: str) -> Json | None:
@@ -26,10 +114,10 @@ def job_ended(child: Json) -> bool:
 def of_job(pods: Iterable[Json], child: Json) -> list[Json]:
     """The pods of one child Job, by completion index.
 
-    Told apart by the Job's uid: pods of an earlier Job of the same name may still be stopping.
+    The Job's uid identifies them: pods of an earlier Job of the same name may still be stopping.
     """
-    uid = child["metadata"]["uid"]
-    mine = [pod for pod in pods if pod["metadata"]["labels"].get(names.LABEL_CONTROLLER) == uid]
+    meta = child["metadata"]
+    mine = [pod for pod in pods if owner("Pod", pod) == (meta["namespace"], meta["uid"])]
     return sorted(mine, key=lambda pod: (node_rank(pod) or 0, pod["metadata"]["name"]))
 
 

@@ -6,6 +6,7 @@ from finetune_crds.base import Json
 from finetune_operator import names
 from finetune_operator.controller.store import Store
 from finetune_operator.controller.workqueue import WorkQueue
+from finetune_operator.finetunejob.children import owner
 
 
 def on_event(store: Store, queue: WorkQueue, kind: str | None, body: Json) -> None:
@@ -18,7 +19,8 @@ def on_child(store: Store, queue: WorkQueue, child: str, kind: str | None, body:
     """Take in what a watch says of a Job or a Pod, and queue a pass over the FineTuneJob that its label names."""
     _take_in(store, child, kind, body)
     meta = body["metadata"]
-    queue.add(f"{meta['namespace']}/{meta['labels'].get(names.LABEL_JOB)}")
+    if owner(child, body):
+        queue.add(f"{meta['namespace']}/{meta['labels'].get(names.LABEL_JOB)}")
 
 
 def _take_in(store: Store, resource: str, kind: str | None, body: Json) -> None:

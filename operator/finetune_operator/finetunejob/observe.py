@@ -16,7 +16,7 @@ from finetune_operator import names, secrets
 from finetune_operator.controller.reading import read_spec, read_status
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError, Problem
-from finetune_operator.finetunejob.children import job_ended, of_job
+from finetune_operator.finetunejob.children import Owner, is_leaving, job_ended, of_job
 from finetune_operator.finetunejob.model import FineTuneJob, Mlflow, Observed
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.mlflow.host import Credentials, canonical
@@ -71,10 +71,11 @@ class FineTuneJobObserver:
         """
         mlflow = await self._mlflow(job)
         await self._read_ends(job)
-        jobs = {item["metadata"]["name"]: item for item in self.store.children("Job", job.uid)}
-        live = tuple(self.store.children("Pod", job.uid))
+        owner = Owner(job.namespace, job.uid)
+        jobs = {item["metadata"]["name"]: item for item in self.store.jobs_of(owner)}
+        live = tuple(self.store.pods_of(owner))
         rejections = await self._rejections(job, jobs, live, now)
-        pods = (*live, *self.store.tombstones(job.uid))
+        pods = (*live, *self.store.tombstones(owner))
         return Observed(jobs=jobs, pods=pods, mlflow=mlflow, rejections=rejections, owned=self._owned(job))
 
     def forget(self, job: FineTuneJob) -> None:
@@ -101,7 +102,7 @@ class FineTuneJobObserver:
         NB: two watches deliver Jobs and pods, and the end of a Job may arrive before the ends of its pods: its
         result would seem lost, and its failure without a cause.
         """
-        for child in self.store.children("Job", job.uid):
+        for child in self.store.jobs_of(Owner(job.namespace, job.uid)):
             if job_ended(child) and _is_unread(job, child["metadata"]["name"]):
                 selector = f"batch.kubernetes.io/controller-uid={child['metadata']['uid']}"
                 for body in (await self.kube.list("Pod", job.namespace, labelSelector=selector)).objects:
@@ -181,6 +182,7 @@ class FineTuneJobObserver:
             patient = now - datetime.fromisoformat(meta["creationTimestamp"]) < _POD_PATIENCE
             if (
                 patient
+                or is_leaving(child)
                 or spec.get("suspend")
                 or job_ended(child)
                 or len(of_job(pods, child)) >= spec["parallelism"]

@@ -9,7 +9,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import FineTuneJobStatus
-from finetune_operator.finetunejob.children import job_ended
+from finetune_operator.finetunejob.children import is_leaving, job_ended
 from finetune_operator.finetunejob.model import Action, Decision, Deletion, FineTuneJob, Observed
 from finetune_operator.policy.status import StatusBuilder
 from finetune_operator.settings import Settings
@@ -59,7 +59,7 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
     def remove(self, child: Json) -> None:
         """Delete a child Job and its pods, unless that is under way."""
         item = Deletion(child["metadata"]["name"], child["metadata"]["uid"])
-        if "deletionTimestamp" not in child["metadata"] and item not in self.delete:
+        if not is_leaving(child) and item not in self.delete:
             self.delete.append(item)
 
     def conclude(self) -> Decision:

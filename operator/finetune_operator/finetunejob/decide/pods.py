@@ -9,7 +9,6 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import TerminationMessage
 from finetune_crds.status import LastFailure
-from finetune_operator import names
 from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob.decide.draft import Draft
 
@@ -35,14 +34,9 @@ class Exit:
         return TerminationMessage.parse(self.text)
 
 
-def of_component(pods: Iterable[Json], component: str) -> list[Json]:
-    """The pods of preparation, or of every training attempt."""
-    return [pod for pod in pods if pod["metadata"]["labels"].get(names.LABEL_COMPONENT) == component]
-
-
 def alive(pods: Iterable[Json]) -> list[Json]:
-    """The pods that have not ended; one that is being deleted still counts."""
-    return [pod for pod in pods if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")]
+    """The pods that have not ended; one that is being deleted counts."""
+    return [pod for pod in pods if children.is_alive(pod)]
 
 
 def listed(pods: Sequence[Json]) -> str:
@@ -51,6 +45,11 @@ def listed(pods: Sequence[Json]) -> str:
     where = f" on node {node}" if node else ""
     more = f" and {len(pods) - 1} more" if len(pods) > 1 else ""
     return f"pod {pods[0]['metadata']['name']}{where}{more}"
+
+
+def listed_ghosts(found: children.Sorted) -> str:
+    """What an attempt waits for: pods of the one before, or its Job when the pods are gone."""
+    return listed(found.ghost_pods) if found.ghost_pods else f"Job {found.ghosts[0]['metadata']['name']}"
 
 
 def ready(pods: Iterable[Json]) -> int:

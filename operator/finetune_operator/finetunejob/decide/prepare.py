@@ -7,7 +7,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import DataStatus
 from finetune_operator import names
-from finetune_operator.finetunejob.children import job_condition, of_job
+from finetune_operator.finetunejob.children import Sorted, job_condition, sort
 from finetune_operator.finetunejob.decide import pods, rendezvous, template
 from finetune_operator.finetunejob.decide.draft import Draft
 
@@ -26,11 +26,11 @@ def prepare(draft: Draft) -> bool:
         )
         return True
     name = names.prep_name(draft.job.name)
-    child = draft.observed.jobs.get(name)
+    found = sort(draft.observed.jobs, draft.observed.pods, names.PREP, name)
+    child, mine = found.current, found.pods
     if child is None:
-        _start(draft)
+        _start(draft, found)
         return False
-    mine = of_job(draft.observed.pods, child)
     if job_condition(child, "Complete"):
         return _finish(draft, child, mine)
     failed = job_condition(child, "Failed")
@@ -50,13 +50,12 @@ def prepare(draft: Draft) -> bool:
     return False
 
 
-def _start(draft: Draft) -> None:
+def _start(draft: Draft, found: Sorted) -> None:
     if draft.status.start_time is None:
         draft.update(start_time=draft.now)
-    leaving = pods.alive(pods.of_component(draft.observed.pods, names.PREP))
-    if leaving:
+    if found.ghosts or found.ghost_pods:
         # Two preparations at once would write the same table.
-        message = f"preparation starts when {pods.listed(leaving)} has stopped"
+        message = f"preparation starts when {pods.listed_ghosts(found)} has stopped"
         draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, message)
         draft.requeue_after(draft.settings.poll_seconds)
         return

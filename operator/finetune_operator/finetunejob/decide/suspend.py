@@ -7,7 +7,7 @@ from datetime import datetime
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import Nodes
 from finetune_operator import names
-from finetune_operator.finetunejob.children import job_ended
+from finetune_operator.finetunejob.children import is_leaving, job_ended
 from finetune_operator.finetunejob.decide import pods
 from finetune_operator.finetunejob.decide.draft import Draft
 
@@ -53,7 +53,7 @@ def _resume(draft: Draft, since: datetime) -> None:
     attempt = draft.status.attempt
     if attempt and not draft.holds(ConditionType.TRAINED):
         child = draft.observed.jobs.get(names.train_name(draft.job.name, attempt))
-        if child is None or not job_ended(child):
+        if child is None or is_leaving(child) or not job_ended(child):
             draft.update(attempt=attempt + 1)
     draft.set(
         ConditionType.SUSPENDED, False, ConditionReason.RESUMED, "the job goes on from its newest checkpoint"

@@ -6,7 +6,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import ModelStatus, Nodes
 from finetune_operator import names
-from finetune_operator.finetunejob.children import job_condition, of_job
+from finetune_operator.finetunejob.children import Sorted, job_condition, sort
 from finetune_operator.finetunejob.decide import attempt as attempts
 from finetune_operator.finetunejob.decide import backoff, checkpoint, gang, pods, track
 from finetune_operator.finetunejob.decide.draft import Draft
@@ -26,11 +26,11 @@ def train(draft: Draft) -> bool:
         return False
     number = draft.status.attempt or 1
     name = names.train_name(draft.job.name, number)
-    child = draft.observed.jobs.get(name)
+    found = sort(draft.observed.jobs, draft.observed.pods, names.TRAIN, name)
+    child, mine = found.current, found.pods
     if child is None:
-        _start(draft, number)
+        _start(draft, number, found)
         return False
-    mine = of_job(draft.observed.pods, child)
     _count(draft, mine)
     checkpoint.note(draft, mine)
     if job_condition(child, "Complete"):
@@ -44,20 +44,21 @@ def train(draft: Draft) -> bool:
     return False
 
 
-def _start(draft: Draft, number: int) -> None:
+def _start(draft: Draft, number: int, found: Sorted) -> None:
     """Make the children of an attempt, once the pods of the one before are gone."""
     if not backoff.may_start(draft):
         return
     if draft.status.start_time is None:
         draft.update(start_time=draft.now)
     draft.update(attempt=number, restarts=draft.status.restarts or 0)
-    leaving = pods.alive(pods.of_component(draft.observed.pods, names.TRAIN))
-    if leaving:
-        message = f"attempt {number} starts when {pods.listed(leaving)} of the one before has stopped"
+    for ghost in found.ghosts:
+        draft.remove(ghost)
+    if found.ghosts or found.ghost_pods:
+        message = f"attempt {number} starts when {pods.listed_ghosts(found)} of the one before has stopped"
         draft.set(ConditionType.TRAINED, False, ConditionReason.RESTARTING, message)
         draft.requeue_after(draft.settings.poll_seconds)
         return
-    _clear_away(draft, number)
+    _clear_away(draft, number, found)
     draft.apply += [gang.service(draft), gang.recipe(draft), gang.job(draft, number)]
     nodes = draft.spec.distributed.nodes
     draft.update(nodes=Nodes(desired=nodes, ready=0, summary=f"0/{nodes}"))
@@ -66,11 +67,11 @@ def _start(draft: Draft, number: int) -> None:
     )
 
 
-def _clear_away(draft: Draft, number: int) -> None:
+def _clear_away(draft: Draft, number: int, found: Sorted) -> None:
     """Delete the Jobs of attempts long past: preemptions are not limited in number."""
     kept = {names.train_name(draft.job.name, number - back) for back in range(_KEPT_ATTEMPTS + 1)}
-    for name, child in draft.observed.jobs.items():
-        if name not in kept and name != names.prep_name(draft.job.name):
+    for child in found.ended:
+        if child["metadata"]["name"] not in kept:
             draft.remove(child)
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from finetune_operator import names
 from finetune_operator.controller.store import Store
 
 Json = dict[str, Any]
@@ -19,16 +18,27 @@ def ftj(version: int, name: str = "tune", uid: str = "u1", **more: Any) -> Json:
     }
 
 
-def child(version: int, name: str = "tune-train-1", owner: str = "u1") -> Json:
-    labels = {names.LABEL_UID: owner}
-    return {
-        "metadata": {"namespace": "team", "name": name, "labels": labels, "resourceVersion": str(version)}
-    }
+FTJ = ("team", "u1")
+
+
+def owner_of(kind: str, body: Json) -> tuple[str, str] | None:
+    """Of these objects: what their `owner` says."""
+    owner = body["metadata"].get("owner")
+    return (body["metadata"]["namespace"], owner) if owner else None
+
+
+def child(version: int, name: str = "tune-train-1", owner: str | None = "u1", uid: str = "j1") -> Json:
+    meta = {"namespace": "team", "name": name, "uid": uid, "owner": owner, "resourceVersion": str(version)}
+    return {"metadata": meta}
+
+
+def pod(version: int, phase: str = "Running", owner: str | None = "j1", name: str = "pod") -> Json:
+    return {**child(version, name, owner, uid=f"uid-of-{name}"), "status": {"phase": phase}}
 
 
 def held(store: Store) -> Json:
     """Name to version of everything that the store holds of FineTuneJobs and of the children of u1."""
-    bodies = [*store.jobs.values(), *store.children("Job", "u1"), *store.children("Pod", "u1")]
+    bodies = [*store.of("FineTuneJob").values(), *store.jobs_of(FTJ), *store.pods_of(FTJ)]
     return {body["metadata"]["name"]: int(body["metadata"]["resourceVersion"]) for body in bodies}
 
 
@@ -39,9 +49,9 @@ def test_promotions_stand_apart_from_jobs_and_own_nothing() -> None:
     store = Store()
     store.put("ModelPromotion", ftj(1, "prod"))
     store.put("FineTuneJob", ftj(2))
-    assert (list(store.promotions), list(store.jobs)) == ([("team", "prod")], [("team", "tune")])
+    assert (list(store.promotions), list(store.of("FineTuneJob"))) == ([("team", "prod")], [("team", "tune")])
     store.replace("ModelPromotion", [], 3)
-    assert (list(store.promotions), list(store.jobs)) == ([], [("team", "tune")])
+    assert (list(store.promotions), list(store.of("FineTuneJob"))) == ([], [("team", "tune")])
 
 
 STORIES: dict[str, tuple[list[Step], Json]] = {
@@ -78,7 +88,7 @@ STORIES: dict[str, tuple[list[Step], Json]] = {
         {"tune-train-1": 5},
     ),
     "a list removes ghosts": (
-        [("put", "Job", child(1)), ("put", "Pod", child(2, "pod")), ("replace", "Job", [], 9)],
+        [("put", "Job", child(1)), ("put", "Pod", pod(2)), ("replace", "Job", [], 9)],
         {"pod": 2},
     ),
     "a list does not remove what was made after it": (
@@ -101,6 +111,49 @@ STORIES: dict[str, tuple[list[Step], Json]] = {
         [("replace", "Job", [], 10), ("put", "Job", child(9))],
         {},
     ),
+    "a pod is known when its Job comes later": (
+        [("put", "Pod", pod(4)), ("put", "Job", child(3))],
+        {"pod": 4, "tune-train-1": 3},
+    ),
+    "a pod outlives its Job": (
+        [("put", "Job", child(3)), ("put", "Pod", pod(4)), ("drop", "Job", child(5))],
+        {"pod": 4},
+    ),
+    "a pod may come after its Job is gone": (
+        [("put", "Job", child(3)), ("drop", "Job", child(6)), ("put", "Pod", pod(4))],
+        {"pod": 4},
+    ),
+    "a pod outlives its Job in lists": (
+        [
+            ("put", "Job", child(3)),
+            ("put", "Pod", pod(4)),
+            ("replace", "Job", [], 9),
+            ("replace", "Pod", [pod(4)], 10),
+            ("replace", "FineTuneJob", [ftj(2)], 11),
+        ],
+        {"pod": 4, "tune": 2},
+    ),
+    "a pod of an earlier Job of the same name is known too": (
+        [
+            ("put", "Job", child(3)),
+            ("put", "Pod", pod(4)),
+            ("put", "Job", child(7, uid="j2")),
+            ("put", "Pod", pod(8, owner="j2", name="newer")),
+        ],
+        {"pod": 4, "newer": 8, "tune-train-1": 7},
+    ),
+    "a foreign child is not kept": (
+        [("put", "Job", child(3, owner=None)), ("replace", "Pod", [pod(4, owner=None)], 5)],
+        {},
+    ),
+    "a child that loses its owner is not kept": (
+        [("put", "Job", child(3)), ("put", "Job", child(4, owner=None))],
+        {},
+    ),
+    "an older state does not take the owner away": (
+        [("put", "Job", child(3)), ("put", "Job", child(2, owner=None))],
+        {"tune-train-1": 3},
+    ),
     "news after a list counts": (
         [("replace", "Job", [], 10), ("put", "Job", child(11))],
         {"tune-train-1": 11},
@@ -110,75 +163,89 @@ STORIES: dict[str, tuple[list[Step], Json]] = {
 
 @pytest.mark.parametrize(("steps", "expected"), STORIES.values(), ids=STORIES)
 def test_story(steps: list[Step], expected: Json) -> None:
-    store = Store()
+    store = Store(owner_of)
     for name, *arguments in steps:
         getattr(store, name)(*arguments)
     assert held(store) == expected
 
 
 def test_children_are_those_of_one_job_by_name() -> None:
-    store = Store()
+    store = Store(owner_of)
     for name, owner in (("b", "u1"), ("a", "u1"), ("c", "u2")):
-        store.put("Job", child(1, name, owner))
-    assert [body["metadata"]["name"] for body in store.children("Job", "u1")] == ["a", "b"]
-    assert store.children("Pod", "u1") == store.children("Job", "nobody") == []
+        store.put("Job", child(1, name, owner, uid=f"uid-of-{name}"))
+        store.put("Pod", pod(2, owner=f"uid-of-{name}", name=f"{name}-0"))
+    assert [body["metadata"]["name"] for body in store.jobs_of(FTJ)] == ["a", "b"]
+    assert [body["metadata"]["name"] for body in store.pods_of(FTJ)] == ["a-0", "b-0"]
+    assert store.jobs_of(("team", "nobody")) == store.pods_of(("other", "u1")) == []
 
 
 def test_nothing_is_kept_of_jobs_that_are_gone() -> None:
-    store = Store()
+    store = Store(owner_of)
     store.put("FineTuneJob", ftj(1))
-    for kind in ("Job", "Pod"):
-        store.put(kind, child(2))
+    store.put("Job", child(2))
+    store.put("Pod", pod(2))
     store.drop("FineTuneJob", ftj(3))
-    for kind in ("Job", "Pod"):
-        store.drop(kind, child(4))
+    store.drop("Job", child(4))
+    store.drop("Pod", pod(4))
+    for kind in ("Job", "Pod", "FineTuneJob", "ModelPromotion"):
         store.replace(kind, [], 5)
-    for kind in ("FineTuneJob", "ModelPromotion"):
-        store.replace(kind, [], 5)
-    empty = Store()
+    empty = Store(owner_of)
     empty._listed = dict.fromkeys(empty._listed, 5)
     assert store == empty
 
 
-def job(version: int) -> Json:
-    body = child(version)
-    body["metadata"]["uid"] = "j1"
-    return body
+def test_nothing_is_kept_of_foreign_objects() -> None:
+    """Neither of those without an owner, nor of those that name one which is not there."""
+    store = Store(owner_of)
+    store.drop("Job", child(2, owner=None))
+    store.drop("Pod", pod(2, owner=None))
+    store.put("Job", child(3))
+    store.put("Pod", pod(4, owner="j9"))
+    for _ in range(2):
+        store.replace("Job", [child(3)], 5)
+        store.replace("Pod", [pod(4, owner="j9")], 6)
+        store.replace("FineTuneJob", [], 7)
+    assert [store.of(kind) for kind in ("Job", "Pod")] == [{}, {}]
+    assert store._gone["Job"] == store._gone["Pod"] == {}
 
 
-def pod(version: int, phase: str) -> Json:
-    body = child(version, "tune-train-1-0-x")
-    body["metadata"]["labels"][names.LABEL_CONTROLLER] = "j1"
-    return {**body, "status": {"phase": phase}}
+def test_children_are_listed_before_what_owns_them_and_stay() -> None:
+    """A Job made after the list of Jobs, and its pod, which the list of Pods has already."""
+    store = Store(owner_of)
+    store.replace("Job", [], 5)
+    store.replace("Pod", [pod(8)], 9)
+    store.replace("FineTuneJob", [ftj(2)], 10)
+    store.put("Job", child(7))
+    assert held(store) == {"tune": 2, "tune-train-1": 7, "pod": 8}
 
 
-FALLEN: dict[str, tuple[list[Step], list[int]]] = {
+TOMBSTONES: dict[str, tuple[list[Step], list[int]]] = {
     "failed, and deleted": ([("put", "Pod", pod(2, "Running")), ("drop", "Pod", pod(4, "Failed"))], [4]),
     "failed, and missing in a list": ([("put", "Pod", pod(2, "Failed")), ("replace", "Pod", [], 5)], [2]),
     "deleted while it ran": ([("drop", "Pod", pod(4, "Running"))], []),
     "done, and deleted": ([("drop", "Pod", pod(4, "Succeeded"))], []),
     "failed, and still there": ([("put", "Pod", pod(4, "Failed"))], []),
-    "gone with its Job": ([("drop", "Pod", pod(4, "Failed")), ("drop", "Job", job(5))], []),
+    "gone with its Job": ([("drop", "Pod", pod(4, "Failed")), ("drop", "Job", child(5))], []),
     "gone with its Job, as a list says": (
-        [("drop", "Pod", pod(4, "Failed")), ("replace", "Job", [], 6), ("put", "Job", job(7))],
+        [("drop", "Pod", pod(4, "Failed")), ("replace", "Job", [], 6), ("put", "Job", child(7))],
         [],
     ),
-    "gone after its Job": ([("drop", "Job", job(5)), ("drop", "Pod", pod(6, "Failed"))], []),
-    "its Job changed since": ([("drop", "Pod", pod(4, "Failed")), ("put", "Job", job(5))], [4]),
+    "gone after its Job": ([("drop", "Job", child(5)), ("drop", "Pod", pod(6, "Failed"))], []),
+    "its Job changed since": ([("drop", "Pod", pod(4, "Failed")), ("put", "Job", child(5))], [4]),
 }
 
 
-@pytest.mark.parametrize(("steps", "expected"), FALLEN.values(), ids=FALLEN)
+@pytest.mark.parametrize(("steps", "expected"), TOMBSTONES.values(), ids=TOMBSTONES)
 def test_a_pod_that_failed_and_is_gone_is_remembered_with_its_job(
     steps: list[Step], expected: list[int]
 ) -> None:
-    store = Store()
-    store.put("Job", job(1))
+    store = Store(owner_of)
+    store.put("Job", child(1))
     for name, *arguments in steps:
         getattr(store, name)(*arguments)
-    assert [int(body["metadata"]["resourceVersion"]) for body in store.tombstones("u1")] == expected
-    live = {body["metadata"]["name"] for body in store.children("Pod", "u1")}
-    assert ("tune-train-1-0-x" in live) == (steps == [("put", "Pod", pod(4, "Failed"))])
+    assert [int(body["metadata"]["resourceVersion"]) for body in store.tombstones(FTJ)] == expected
+    live = {body["metadata"]["name"] for body in store.pods_of(FTJ)}
+    assert ("pod" in live) == (steps == [("put", "Pod", pod(4, "Failed"))])
 
 
 def test_managed_fields_are_left_out_and_the_callers_object_is_untouched() -> None:
@@ -186,5 +253,5 @@ def test_managed_fields_are_left_out_and_the_callers_object_is_untouched() -> No
     body["metadata"]["managedFields"] = [{"manager": "kubectl"}]
     store = Store()
     store.put("FineTuneJob", body)
-    assert store.jobs["team", "tune"] == ftj(1, status={"phase": "Training"})
+    assert store.of("FineTuneJob")["team", "tune"] == ftj(1, status={"phase": "Training"})
     assert "managedFields" in body["metadata"]

@@ -13,6 +13,7 @@ from finetune_crds.status import FineTuneJobStatus, MlflowStatus
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob import observe as module
+from finetune_operator.finetunejob.children import owner
 from finetune_operator.finetunejob.model import FineTuneJob, Mlflow
 from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
 from finetune_operator.kube import KubeError
@@ -28,7 +29,6 @@ from unit.operator.finetunejob.decide.make import (
     SETTINGS,
     SUCCEEDED,
     TRAINED,
-    UID,
     child,
     condition,
     ended,
@@ -49,7 +49,7 @@ class World:
     """An observer, what it stands on, and a clock that moves when told."""
 
     kube: StandIn = field(default_factory=StandIn)
-    store: Store = field(default_factory=Store)
+    store: Store = field(default_factory=lambda: Store(owner))
     settings: Settings = NO_MLFLOW
     clock: float = 0.0
 
@@ -62,8 +62,7 @@ class World:
             "resourceVersion": str(version),
             "creationTimestamp": "2026-08-01T12:00:00Z",
         }
-        labels = {"finetune.dev/job-uid": UID}
-        meta = meta | body["metadata"] | {"labels": body["metadata"].get("labels", {}) | labels}
+        meta = meta | body["metadata"]
         self.store.put(kind, {"spec": {"parallelism": 2}, **body, "kind": kind, "metadata": meta})
 
     def exists(self, kind: str, body: Json) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from finetune_crds.base import API_VERSION
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import MlflowStatus
 from finetune_operator.controller.reconciler import BUSY_SECONDS
 from finetune_operator.controller.store import Store
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob import reconcile as module
 from finetune_operator.finetunejob.apply import FineTuneJobApplier
 from finetune_operator.finetunejob.decide.failed_action import failed_action
@@ -31,6 +33,7 @@ from unit.operator.finetunejob.decide.make import (
     SPLITS,
     UID,
     conclude,
+    controller,
     job,
     later,
     said,
@@ -59,7 +62,7 @@ class World:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        self.store = Store()
+        self.store = Store(children.owner)
         self.queue = WorkQueue(clock=lambda: self.seconds)
         observer = FineTuneJobObserver(self.kube, self.store, self.settings, clock=lambda: self.seconds)
         writer = AliasWriter(self.kube, self.settings, "operator-1")
@@ -147,7 +150,7 @@ async def test_a_pass_that_was_cut_short_is_made_up_for() -> None:
     await world.look()
     assert world.kube.done("create") == ["Job/tune-train-1"]
     del world.kube.refuse["status", "FineTuneJob"]
-    world.store = world.reconciler.store = world.reconciler.observer.store = Store()
+    world.store = world.reconciler.store = world.reconciler.observer.store = Store(children.owner)
     world.reconciler.applier.store = world.store
     world.store.put("FineTuneJob", world.kube.objects["FineTuneJob", "team", "tune"])
     await world.look()
@@ -161,7 +164,10 @@ TAKEN: dict[str, tuple[Json, str]] = {
         "Service tune exists and belongs to something else: delete it, or give the FineTuneJob another name",
     ),
     "a Job of somebody else's": (
-        {"kind": "Job", "metadata": {"name": "tune-train-1", "ownerReferences": [{"kind": "X", "uid": "x"}]}},
+        {
+            "kind": "Job",
+            "metadata": {"name": "tune-train-1", "ownerReferences": [controller("v1", "X", "x")]},
+        },
         "Job tune-train-1 exists and belongs to something else: delete it, or give the FineTuneJob another name",
     ),
     "a Job of an earlier FineTuneJob": (
@@ -169,7 +175,7 @@ TAKEN: dict[str, tuple[Json, str]] = {
             "kind": "Job",
             "metadata": {
                 "name": "tune-train-1",
-                "ownerReferences": [{"kind": "FineTuneJob", "uid": "earlier"}],
+                "ownerReferences": [controller(API_VERSION, "FineTuneJob", "earlier")],
             },
         },
         "Job tune-train-1 of an earlier job is still being deleted: waiting for it to be gone",
@@ -179,7 +185,7 @@ TAKEN: dict[str, tuple[Json, str]] = {
             "kind": "Job",
             "metadata": {
                 "name": "tune-train-1",
-                "ownerReferences": [{"kind": "FineTuneJob", "uid": UID}],
+                "ownerReferences": [controller(API_VERSION, "FineTuneJob", UID)],
                 "deletionTimestamp": "2026-08-01T12:00:00Z",
             },
         },

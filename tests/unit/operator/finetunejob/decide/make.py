@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from finetune_crds.base import API_VERSION
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.contract import TerminationMessage
 from finetune_crds.finetunejob import FineTuneJobSpec
@@ -103,6 +104,11 @@ def running(**fields: Any) -> FineTuneJobStatus:
     return status(ACCEPTED, PREPARED, TRAINING, **(known | fields))
 
 
+def controller(version: str, kind: str, uid: str) -> Json:
+    """The ownerReference of the object that controls another one."""
+    return {"apiVersion": version, "kind": kind, "name": "its-name", "uid": uid, "controller": True}
+
+
 def child(
     name: str,
     ended: str = "",
@@ -123,7 +129,14 @@ def child(
         status["startTime"] = NOW.strftime("%Y-%m-%dT%H:%M:%SZ")
         conditions[0]["lastTransitionTime"] = later(lived).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
-        "metadata": {"name": name, "uid": uid or f"uid-of-{name}", **meta},
+        "metadata": {
+            "name": name,
+            "namespace": "team",
+            "uid": uid or f"uid-of-{name}",
+            "labels": {names.LABEL_COMPONENT: names.PREP if name.endswith(names.PREP) else names.TRAIN},
+            "ownerReferences": [controller(API_VERSION, "FineTuneJob", UID)],
+            **meta,
+        },
         "spec": {"parallelism": 2, "podFailurePolicy": {"rules": gang.failure_rules(list(fatal))}},
         "status": status,
     }
@@ -148,6 +161,8 @@ def pod(
     return {
         "metadata": {
             "name": f"{job_name}-{index}-abcde",
+            "namespace": "team",
+            "ownerReferences": [controller("batch/v1", "Job", owner or f"uid-of-{job_name}")],
             "annotations": {"batch.kubernetes.io/job-completion-index": str(index)},
             "labels": {
                 names.LABEL_UID: UID,

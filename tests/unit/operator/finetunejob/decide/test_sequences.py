@@ -16,11 +16,12 @@ from finetune_crds.contract import TAG_CHECKPOINT_ERROR, PodError, PrepResult, T
 from finetune_crds.status import FineTuneJobStatus, SplitCounts
 from finetune_operator import names
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.children import job_ended
-from finetune_operator.finetunejob.decide import decide, pods
+from finetune_operator.finetunejob.children import is_alive, is_leaving, job_ended, owner
+from finetune_operator.finetunejob.decide import decide
 from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.model import (
     Decision,
+    Deletion,
     EnsureRun,
     FineTuneJob,
     FinishRun,
@@ -86,13 +87,27 @@ class World:
     def carry_out(self, decision: Decision) -> None:
         """What `apply` does, but for the status."""
         for item in decision.delete:
-            self.jobs.pop(item.name, None)
+            self._delete(item)
         for body in decision.apply:
             if body["kind"] == "Job":
                 made = child(body["metadata"]["name"], uid=f"uid-{self.seconds}-{len(self.pods)}")
                 self.jobs.setdefault(body["metadata"]["name"], made)
         for action in decision.actions:
             self._act(action)
+
+    def _delete(self, item: Deletion) -> None:
+        """In the foreground: the Job stays until its pods are gone."""
+        body = self.jobs.get(item.name)
+        if body and body["metadata"]["uid"] == item.uid:
+            stopping = {**body["metadata"], "deletionTimestamp": "2026-08-01T12:00:00Z"}
+            self.jobs[item.name] = {**body, "metadata": stopping}
+            self._collect()
+
+    def _collect(self) -> None:
+        """Remove the Jobs that are being deleted and have no pods left."""
+        for name, body in list(self.jobs.items()):
+            if is_leaving(body) and not self.pods_of(name):
+                del self.jobs[name]
 
     def _act(self, action: EnsureRun | FinishRun | SetAlias) -> None:
         if self.away:
@@ -110,17 +125,13 @@ class World:
 
     def pods_of(self, name: str) -> list[Json]:
         uid = self.jobs[name]["metadata"]["uid"]
-        return [
-            item
-            for item in self.pods
-            if item["metadata"]["labels"]["batch.kubernetes.io/controller-uid"] == uid
-        ]
+        return [item for item in self.pods if owner("Pod", item) == ("team", uid)]
 
     # What may happen.
 
     def pods_run(self, *, ready: bool) -> None:
         for name in self.at_work():
-            if not self.pods_of(name):
+            if not self.pods_of(name) and not is_leaving(self.jobs[name]):
                 known = self._identity(name)
                 self.pods += [pod(name, index, ready=ready, **known) for index in range(size(name))]
 
@@ -138,7 +149,8 @@ class World:
                 self.pods.append(ended(name, index, code, said, container=container, **known, **more))
             failed = any(codes[: size(name)])
             uid = self.jobs[name]["metadata"]["uid"]
-            self.jobs[name] = child(name, "Failed" if failed else "Complete", "it ended", uid=uid)
+            meta = {"deletionTimestamp": "t"} if is_leaving(self.jobs[name]) else {}
+            self.jobs[name] = child(name, "Failed" if failed else "Complete", "it ended", uid=uid, **meta)
             if size(name) > 1 and not failed and registers:
                 self.version = Version("m", "1")
 
@@ -148,12 +160,9 @@ class World:
 
     def pods_vanish(self, *, all_of_them: bool) -> None:
         """Pods without a Job stop; or every pod goes."""
-        uids = {item["metadata"]["uid"] for item in self.jobs.values()}
-        self.pods = [
-            item
-            for item in self.pods
-            if not all_of_them and item["metadata"]["labels"]["batch.kubernetes.io/controller-uid"] in uids
-        ]
+        uids = {("team", item["metadata"]["uid"]) for item in self.jobs.values() if not is_leaving(item)}
+        self.pods = [item for item in self.pods if not all_of_them and owner("Pod", item) in uids]
+        self._collect()
 
     def a_child_vanishes(self, *, index: int) -> None:
         for name in sorted(self.jobs)[index : index + 1]:
@@ -284,7 +293,8 @@ def check(world: World, decision: Decision) -> None:
     assert len(training) <= 1, f"two gangs at once: {training}"
     if made:
         component = names.TRAIN if size(*made) > 1 else names.PREP
-        assert pods.alive(pods.of_component(world.pods, component)) == [], "two gangs' pods at once"
+        mine = [item for item in world.pods if item["metadata"]["labels"][names.LABEL_COMPONENT] == component]
+        assert [item for item in mine if is_alive(item)] == [], "two gangs' pods at once"
 
 
 def check_it_settles(world: World, decision: Decision) -> None:

@@ -86,11 +86,7 @@ RESUMED: dict[str, tuple[Observed, int, list[str]]] = {
         2,
         ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-2"],
     ),
-    "with a new attempt though the old child is still known": (
-        observed(child("tune-train-1")),
-        2,
-        ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-2"],
-    ),
+    "with a new attempt that waits for the old Job": (observed(child("tune-train-1")), 2, []),
     "with a new attempt that waits for the old pods": (observed(pods=PODS), 2, []),
     "with the attempt that ended meanwhile": (observed(child("tune-train-1", "Complete")), 1, []),
 }

@@ -1,0 +1,122 @@
+"""What belongs to a FineTuneJob, and what an attempt sees of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_crds.base import API_VERSION
+from finetune_operator import names
+from finetune_operator.controller.store import Store
+from finetune_operator.controller.workqueue import WorkQueue
+from finetune_operator.finetunejob import enqueue
+from finetune_operator.finetunejob.children import Owner, Sorted, is_child, owner, sort
+from unit.operator.finetunejob.decide.make import UID, child, controller, ended, job, pod
+
+Json = dict[str, Any]
+OWNED, OF_A_JOB = controller(API_VERSION, "FineTuneJob", UID), controller("batch/v1", "Job", "j1")
+# Who controls a Job, and who a pod, that has these ownerReferences.
+OWNERS: dict[str, tuple[list[Json], str | None, str | None]] = {
+    "nobody": ([], None, None),
+    "a FineTuneJob": ([OWNED], UID, None),
+    "a FineTuneJob of a later version": ([controller("finetune.dev/v1", "FineTuneJob", UID)], UID, None),
+    "a Job": ([OF_A_JOB], None, "j1"),
+    "a FineTuneJob that is no controller": ([OWNED | {"controller": False}], None, None),
+    "a FineTuneJob that does not say so": (
+        [{key: value for key, value in OWNED.items() if key != "controller"}],
+        None,
+        None,
+    ),
+    "a FineTuneJob of another group": ([controller("example.com/v1", "FineTuneJob", UID)], None, None),
+    "a Job of another group": ([controller("example.com/v1", "Job", "j1")], None, None),
+    "a FineTuneJob beside another controller": ([OWNED | {"controller": False}, OF_A_JOB], None, "j1"),
+}
+
+
+@pytest.mark.parametrize(("references", "of_job", "of_pod"), OWNERS.values(), ids=OWNERS)
+def test_the_controller_owns_a_child(references: list[Json], of_job: str | None, of_pod: str | None) -> None:
+    body = {"metadata": {"name": "x", "namespace": "team", "ownerReferences": references}}
+    expected = [Owner("team", uid) if uid else None for uid in (of_job, of_pod)]
+    assert [owner(kind, body) for kind in ("Job", "Pod")] == expected
+    assert is_child(body, job()) == (of_job == UID)
+
+
+def test_a_child_is_in_the_namespace_of_its_job() -> None:
+    body = {"metadata": {"name": "x", "namespace": "other", "ownerReferences": [OWNED]}}
+    assert not is_child(body, job())
+
+
+FOREIGN: dict[str, tuple[str, Json]] = {
+    "a Job in the same namespace": ("Job", child("tune-train-1", "Complete", ownerReferences=[])),
+    "a Job in another namespace": ("Job", child("tune-train-1", "Complete", namespace="other")),
+    "a pod without a Job": ("Pod", pod("tune-train-1", owner="nobody")),
+}
+
+
+@pytest.mark.parametrize(("kind", "body"), FOREIGN.values(), ids=FOREIGN)
+def test_labels_alone_make_no_child(kind: str, body: Json) -> None:
+    store, queue = Store(owner), WorkQueue(clock=lambda: 0.0)
+    meta = body["metadata"]
+    labels = {names.LABEL_JOB: "tune", names.LABEL_UID: UID}
+    forged = {**body, "metadata": meta | {"labels": meta["labels"] | labels, "resourceVersion": "7"}}
+    enqueue.on_child(store, queue, kind, "ADDED", forged)
+    team = Owner("team", UID)
+    assert (store.jobs_of(team), store.pods_of(team), store.tombstones(team)) == ([], [], [])
+    if owner(kind, forged) is None:
+        assert (store, len(queue)) == (Store(owner), 0)
+
+
+FIRST, SECOND = child("tune-train-1"), child("tune-train-2")
+OLD, DONE, NEW = pod("tune-train-1"), ended("tune-train-1", 1, 1), pod("tune-train-2")
+LOST = pod("tune-train-2", owner="uid-of-a-Job-that-is-gone")
+PREP = child("tune-prep")
+SORTED: dict[str, tuple[list[Json], list[Json], Sorted]] = {
+    "nothing": ([], [], Sorted(None, [], [], [], [])),
+    "the attempt": ([SECOND], [NEW], Sorted(SECOND, [NEW], [], [], [])),
+    "an attempt that failed": (
+        [child("tune-train-1", "Failed"), SECOND],
+        [DONE, NEW],
+        Sorted(SECOND, [NEW], [], [], [child("tune-train-1", "Failed")]),
+    ),
+    "an attempt that failed and has a pod left": (
+        [child("tune-train-1", "Failed")],
+        [OLD],
+        Sorted(None, [], [], [OLD], [child("tune-train-1", "Failed")]),
+    ),
+    "an attempt that is still at work": (
+        [FIRST, SECOND],
+        [OLD, NEW],
+        Sorted(SECOND, [NEW], [FIRST], [OLD], []),
+    ),
+    "a pod of a Job that is gone": ([], [OLD], Sorted(None, [], [], [OLD], [])),
+    "a pod of an earlier Job of the same name": (
+        [SECOND],
+        [LOST, NEW],
+        Sorted(SECOND, [NEW], [], [LOST], []),
+    ),
+    "the attempt, being deleted": (
+        [child("tune-train-2", deletionTimestamp="t")],
+        [NEW],
+        Sorted(None, [], [child("tune-train-2", deletionTimestamp="t")], [NEW], []),
+    ),
+    "the attempt, failed because it is deleted": (
+        [child("tune-train-2", "Failed", deletionTimestamp="t")],
+        [],
+        Sorted(None, [], [child("tune-train-2", "Failed", deletionTimestamp="t")], [], []),
+    ),
+    "the attempt, complete and then deleted": (
+        [child("tune-train-2", "Complete", deletionTimestamp="t")],
+        [],
+        Sorted(child("tune-train-2", "Complete", deletionTimestamp="t"), [], [], [], []),
+    ),
+    "the preparation": ([PREP], [pod("tune-prep", component=names.PREP)], Sorted(None, [], [], [], [])),
+}
+
+
+@pytest.mark.parametrize(("jobs", "pods", "expected"), SORTED.values(), ids=SORTED)
+def test_an_attempt_sees_its_own_pods_ghosts_and_what_ended(
+    jobs: list[Json], pods: list[Json], expected: Sorted
+) -> None:
+    by_name = {item["metadata"]["name"]: item for item in jobs}
+    assert sort(by_name, pods, names.TRAIN, "tune-train-2") == expected
