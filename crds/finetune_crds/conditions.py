@@ -89,6 +89,7 @@ class ConditionReason(StrEnum):
 
     ACCEPTED = "Accepted"
     INVALID_SPEC = "InvalidSpec"
+    SPEC_UNREADABLE = "SpecUnreadable"
     NOT_IMPLEMENTED = "NotImplemented"
     NAME_TAKEN = "NameTaken"
     RUN_READY = "RunReady"

@@ -23,6 +23,7 @@ _WARN_WHEN_FALSE = {
     ConditionType.GATES_PASSED,
 }
 _WARN = {
+    ConditionReason.SPEC_UNREADABLE,
     ConditionReason.RESTARTING,
     ConditionReason.JOB_FAILED,
     ConditionReason.APPROVAL_TIMED_OUT,

@@ -16,9 +16,11 @@ from finetune_operator.settings import Settings
 def accept(draft: Draft) -> bool:
     """Accept the job, or fail it with everything that is wrong with it in one message."""
     if draft.job.spec is None:
-        return _refuse(draft, ConditionReason.INVALID_SPEC, draft.job.invalid or "the spec cannot be read")
+        return _leave_alone(draft)
     if draft.holds(ConditionType.ACCEPTED):
         return True
+    if _was_at_work(draft):
+        return _accept(draft)
     wrong = [*mistakes(draft.spec, draft.settings)]
     if wrong:
         return _refuse(draft, ConditionReason.INVALID_SPEC, "; ".join(wrong))
@@ -29,8 +31,29 @@ def accept(draft: Draft) -> bool:
             ConditionReason.NOT_IMPLEMENTED,
             f"this version of the operator cannot do: {'; '.join(missing)}",
         )
+    return _accept(draft)
+
+
+def _accept(draft: Draft) -> bool:
     draft.set(ConditionType.ACCEPTED, True, ConditionReason.ACCEPTED, "the spec can be run")
     return True
+
+
+def _leave_alone(draft: Draft) -> bool:
+    """End the pass without a verdict: the API server accepted this spec, so another version can read it."""
+    message = (
+        f"this version of the operator cannot read the spec ({draft.job.invalid}) and leaves the job and its children "
+        "as they are: install a version that can read it"
+    )
+    draft.set(ConditionType.ACCEPTED, None, ConditionReason.SPEC_UNREADABLE, message)
+    return False
+
+
+def _was_at_work(draft: Draft) -> bool:
+    """Whether the job was accepted before its spec became unreadable: children exist only of accepted jobs."""
+    accepted = draft.condition(ConditionType.ACCEPTED)
+    unreadable = accepted is not None and accepted.reason == ConditionReason.SPEC_UNREADABLE
+    return unreadable and draft.status.start_time is not None
 
 
 def _refuse(draft: Draft, reason: ConditionReason, message: str) -> bool:

@@ -72,6 +72,10 @@ KINDS: dict[str, tuple[Condition, str]] = {
     "MLflow is away": (AWAY, "Warning"),
     "MLflow is back": (condition(ConditionType.TRACKED, "True", ConditionReason.RUN_READY), "Normal"),
     "pods are held up": (UNSCHEDULABLE, "Warning"),
+    "a spec that cannot be read": (
+        condition(ConditionType.ACCEPTED, "Unknown", ConditionReason.SPEC_UNREADABLE),
+        "Warning",
+    ),
     "refused": (condition(ConditionType.ACCEPTED, "False", ConditionReason.INVALID_SPEC), "Warning"),
 }
 

@@ -8,17 +8,27 @@ from typing import Any
 import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.finetunejob.decide.accept import mistakes, not_implemented
+from finetune_operator.finetunejob.model import Decision
 from finetune_operator.settings import Settings
 from unit.operator.finetunejob.decide.make import (
     NO_MLFLOW,
+    NOW,
+    PREPARED,
     SOURCE,
+    TRAINING,
     applied,
+    child,
     conclude,
+    condition,
     job,
+    observed,
+    pod,
     running,
     said,
     spec,
+    status,
 )
 
 Json = dict[str, Any]
@@ -150,14 +160,38 @@ def test_a_mistake_is_an_invalid_spec() -> None:
     assert said(decision, ConditionType.FAILED) == ("True", ConditionReason.INVALID_SPEC, NEEDS_MLFLOW)
 
 
-def test_a_spec_that_cannot_be_read_fails_with_the_reason() -> None:
-    unreadable = dataclasses.replace(job(), spec=None, invalid="spec.model: Field required")
-    decision = conclude(unreadable)
-    assert said(decision, ConditionType.FAILED) == (
-        "True",
-        ConditionReason.INVALID_SPEC,
-        "spec.model: Field required",
-    )
+UNREADABLE = (
+    "this version of the operator cannot read the spec (spec.method.type: Input should be 'Full' or 'LoRA') and leaves "
+    "the job and its children as they are: install a version that can read it"
+)
+
+
+@pytest.mark.parametrize("before", [status(), running()], ids=["a new job", "a running job"])
+def test_a_job_whose_spec_cannot_be_read_is_left_alone(before: FineTuneJobStatus) -> None:
+    invalid = "spec.method.type: Input should be 'Full' or 'LoRA'"
+    unreadable = dataclasses.replace(job(before), spec=None, invalid=invalid)
+    decision = conclude(unreadable, observed(child("tune-train-1"), pods=[pod("tune-train-1")]))
+    assert said(decision, ConditionType.ACCEPTED) == ("Unknown", ConditionReason.SPEC_UNREADABLE, UNREADABLE)
+    others = [item for item in decision.status.conditions if item.type != ConditionType.ACCEPTED]
+    assert others == [item for item in before.conditions if item.type != ConditionType.ACCEPTED]
+    assert decision == Decision(status=decision.status)
+
+
+def test_a_job_at_work_goes_on_when_its_spec_can_be_read_again() -> None:
+    """It was accepted before, so it is not judged again."""
+    unreadable = condition(ConditionType.ACCEPTED, "Unknown", ConditionReason.SPEC_UNREADABLE)
+    before = status(unreadable, PREPARED, TRAINING, attempt=1, restarts=0, start_time=NOW)
+    refused_now = job(before, **REGISTER)
+    seen = observed(child("tune-train-1"), pods=[pod("tune-train-1", index) for index in (0, 1)])
+    decision = conclude(refused_now, seen)
+    assert said(decision, ConditionType.ACCEPTED) == ("True", ConditionReason.ACCEPTED, "the spec can be run")
+    assert (decision.status.phase, decision.apply, decision.delete) == ("Training", (), ())
+
+
+def test_a_new_job_is_judged_when_its_spec_can_be_read() -> None:
+    unreadable = condition(ConditionType.ACCEPTED, "Unknown", ConditionReason.SPEC_UNREADABLE)
+    assert conclude(job(status(unreadable))).status.phase == "Starting"
+    assert conclude(job(status(unreadable), **REGISTER)).status.phase == "Failed"
 
 
 def test_what_was_accepted_is_not_judged_again() -> None:
