@@ -22,7 +22,7 @@ from finetune_operator.controller.watches import Handlers, Health, registry
 from finetune_operator.controller.workqueue import Queues, WorkQueue, work
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob import children
-from finetune_operator.finetunejob import enqueue as job_events
+from finetune_operator.finetunejob import enqueue as finetunejob_events
 from finetune_operator.finetunejob.apply import FineTuneJobApplier
 from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
 from finetune_operator.finetunejob.reconcile import FineTuneJobReconciler
@@ -59,8 +59,8 @@ async def run(settings: Settings) -> None:
         health = Health(queues, settings.resync_seconds)
         observer = FineTuneJobObserver(kube, store, settings, clock=time.monotonic)
         writer = AliasWriter(kube, settings, identity=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
-        jobs = FineTuneJobReconciler(
-            store, queues.jobs, observer, FineTuneJobApplier(kube, store, observer, writer), settings
+        finetunejobs = FineTuneJobReconciler(
+            store, queues.finetunejobs, observer, FineTuneJobApplier(kube, store, observer, writer), settings
         )
         promotions = _promotions(kube, store, queues, settings, writer)
         resync = Resync(kube, store, queues, settings, health)
@@ -70,7 +70,7 @@ async def run(settings: Settings) -> None:
 
         async def on_finetunejob(kind: str | None, body: Json) -> None:
             meta = body["metadata"]
-            job_events.on_event(store, queues.jobs, kind, body)
+            finetunejob_events.on_event(store, queues.finetunejobs, kind, body)
             promotion_events.on_finetunejob(store, queues.promotions, meta["namespace"], meta["name"])
             if kind == "DELETED":
                 await _close_run_of_deleted(observer, body)
@@ -79,13 +79,13 @@ async def run(settings: Settings) -> None:
             promotion_events.on_event(store, queues.promotions, kind, body)
 
         async def on_child(child: str, kind: str | None, body: Json) -> None:
-            job_events.on_child(store, queues.jobs, child, kind, body)
+            finetunejob_events.on_child(store, queues.finetunejobs, child, kind, body)
 
         async def workers() -> None:
             await resync.first.wait()
             async with asyncio.TaskGroup() as group:
                 for _ in range(settings.workers):
-                    group.create_task(work(queues.jobs, jobs.handle))
+                    group.create_task(work(queues.finetunejobs, finetunejobs.handle))
                     group.create_task(work(queues.promotions, promotions.handle))
 
         stop = asyncio.Event()
@@ -128,26 +128,26 @@ def _promotions(
 
 
 def _measure(queues: Queues) -> None:
-    for kind, queue in (("FineTuneJob", queues.jobs), ("ModelPromotion", queues.promotions)):
+    for kind, queue in (("FineTuneJob", queues.finetunejobs), ("ModelPromotion", queues.promotions)):
         metrics.queue_depth.labels(kind).set_function(lambda queue=queue: len(queue))  # type: ignore[misc]
         metrics.queue_oldest_seconds.labels(kind).set_function(queue.oldest_age)
 
 
 async def _close_run_of_deleted(observer: FineTuneJobObserver, body: Json) -> None:
     """A job deleted before its end leaves its MLflow run open: close it, as far as MLflow can be reached."""
-    job = read_finetunejob(body)
-    observer.forget(job)
-    run_id = job.status.mlflow.run_id if job.status.mlflow else None
-    if run_id is None or any(item.reason == ConditionReason.RUN_FINISHED for item in job.status.conditions):
+    ftj = read_finetunejob(body)
+    observer.poller.forget(ftj)
+    run_id = ftj.status.mlflow.run_id if ftj.status.mlflow else None
+    if run_id is None or any(item.reason == ConditionReason.RUN_FINISHED for item in ftj.status.conditions):
         return
     ends = {"Succeeded": "FINISHED", "Failed": "FAILED"}
     try:
-        server = await observer.server(job)
+        server = await observer.poller.server(ftj)
         if server:
-            await asyncio.to_thread(server.finish_run, run_id, ends.get(job.status.phase or "", "KILLED"))
-            log.info("%s was deleted: closed its MLflow run %s", job.key, run_id)
+            await asyncio.to_thread(server.finish_run, run_id, ends.get(ftj.status.phase or "", "KILLED"))
+            log.info("%s was deleted: closed its MLflow run %s", ftj.key, run_id)
     except (ExternalError, KubeError) as error:
-        log.warning("%s was deleted; its MLflow run %s stays open: %s", job.key, run_id, error)
+        log.warning("%s was deleted; its MLflow run %s stays open: %s", ftj.key, run_id, error)
 
 
 def _configure_logging(settings: Settings) -> None:

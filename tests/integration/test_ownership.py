@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from finetune_crds.contract import PrepResult, TerminationMessage
 from finetune_crds.status import SplitCounts
 from integration.jobs import PREPARED, TRAINED, job, splits_given
+from integration.operators import new_namespace
 from integration.world import World
 from support.api import Api
 from support.mlflow_server import Mlflow
@@ -27,20 +27,18 @@ FORGED_SPLITS = TerminationMessage(
 
 
 @pytest.fixture
-def elsewhere(api: Api, namespace: str) -> str:
-    """A second namespace that the operator watches; in lists it comes after the first."""
-    name = f"{namespace}-{uuid.uuid4().hex[:4]}"
-    api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    return name
+def elsewhere(api: Api) -> str:
+    """A second namespace that the operator watches."""
+    return new_namespace(api)
 
 
 @pytest.fixture
 def world(api: Api, kubeconfig: Path, namespace: str, elsewhere: str, tmp_path: Path) -> Iterator[World]:
-    """The operator at work on both namespaces, without MLflow."""
+    """An operator that watches both namespaces, without MLflow."""
     log = tmp_path / "operator.log"
     operator = operator_process(kubeconfig, log, {"FINETUNE_NAMESPACES": f"{namespace},{elsewhere}"})
     with running(operator):
-        yield World(api, Mlflow(tmp_path), operator, namespace)
+        yield World(api, Mlflow(tmp_path), namespace)
     print(log.read_text(encoding="utf-8"))
 
 
@@ -89,7 +87,7 @@ def completed(world: World, namespace: str, body: Json, message: TerminationMess
     """Create a Job and have it complete."""
     world.api.create(body)
     name = body["metadata"]["name"]
-    there = World(world.api, world.mlflow, world.operator, namespace)
+    there = World(world.api, world.mlflow, namespace)
     there.end_pods(name, [0], [message])
 
     def done() -> bool:

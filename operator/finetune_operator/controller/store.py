@@ -73,7 +73,7 @@ class Store:
         return self._held["ModelPromotion"]
 
     @property
-    def jobs(self) -> dict[Key, Json]:
+    def finetunejobs(self) -> dict[Key, Json]:
         """FineTuneJobs."""
         return self._held["FineTuneJob"]
 
@@ -133,7 +133,7 @@ class Store:
             known = self._jobs.union(*self._past.values())
             self._drop_strangers("Pod", known, self._listed["Job"])
         elif kind == "FineTuneJob":
-            self._drop_strangers("Job", set(map(_identity, self.jobs.values())), version)
+            self._drop_strangers("Job", set(map(_identity, self.finetunejobs.values())), version)
 
     def _put(self, kind: str, body: Json) -> None:
         key = _key(body)

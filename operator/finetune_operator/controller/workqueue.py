@@ -110,16 +110,16 @@ class WorkQueue:
 class Queues:
     """A queue for each kind of resource: a registry that is slow to answer holds up no training."""
 
-    jobs: WorkQueue
+    finetunejobs: WorkQueue
     promotions: WorkQueue
 
     def of(self, kind: str) -> WorkQueue:
         """The queue of a kind."""
-        return self.promotions if kind == "ModelPromotion" else self.jobs
+        return self.promotions if kind == "ModelPromotion" else self.finetunejobs
 
     def oldest_age(self) -> float:
         """Seconds that the key which has waited longest in either has waited."""
-        return max(self.jobs.oldest_age(), self.promotions.oldest_age())
+        return max(self.finetunejobs.oldest_age(), self.promotions.oldest_age())
 
 
 async def work(queue: WorkQueue, handle: Callable[[str], Awaitable[None]]) -> None:

@@ -49,7 +49,7 @@ class FineTuneJobApplier:
     observer: FineTuneJobObserver
     writer: AliasWriter
 
-    async def apply(self, job: FineTuneJob, decision: Decision, now: datetime) -> None:
+    async def apply(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> None:
         """Carry out a decision: deletions, children, MLflow, status, Events, in this order.
 
         Raises:
@@ -58,24 +58,24 @@ class FineTuneJobApplier:
             ExternalError: MLflow could not be written to; the status says so.
             LeaseBusy: an alias waits for another replica's write; come back in about a second.
         """
-        await self._delete(job, decision)
+        await self._delete(ftj, decision)
         for body in decision.apply:
-            await self._child(job, body)
+            await self._child(ftj, body)
         failure: ExternalError | LeaseBusy | None = None
         for action in decision.actions:
             try:
-                await self._act(job, action)
+                await self._act(ftj, action)
             except (ExternalError, LeaseBusy) as error:
                 failure = error
-                decision = self._undone(job, decision, action, error, now)
+                decision = self._undone(ftj, decision, action, error, now)
                 break
-        await self._status(job, decision, now)
+        await self._status(ftj, decision, now)
         if failure:
             raise failure
 
     def _undone(
         self,
-        job: FineTuneJob,
+        ftj: FineTuneJob,
         decision: Decision,
         action: Action,
         error: ExternalError | LeaseBusy,
@@ -86,85 +86,85 @@ class FineTuneJobApplier:
             if isinstance(error, ExternalError)
             else Problem(ConditionReason.LEASE_HELD, f"{error}: trying again")
         )
-        return failed_action(job, decision, action, problem, now=now, settings=self.observer.settings)
+        return failed_action(ftj, decision, action, problem, now=now, settings=self.observer.settings)
 
-    async def _delete(self, job: FineTuneJob, decision: Decision) -> None:
+    async def _delete(self, ftj: FineTuneJob, decision: Decision) -> None:
         if decision.sweep:
             for kind in ("Service", "ConfigMap"):
-                selector = f"{names.LABEL_UID}={job.uid}"
-                for body in (await self.kube.list(kind, job.namespace, labelSelector=selector)).objects:
+                selector = f"{names.LABEL_UID}={ftj.uid}"
+                for body in (await self.kube.list(kind, ftj.namespace, labelSelector=selector)).objects:
                     meta = body["metadata"]
-                    if is_child(body, job):
-                        await self.kube.delete(kind, job.namespace, meta["name"], meta["uid"])
+                    if is_child(body, ftj):
+                        await self.kube.delete(kind, ftj.namespace, meta["name"], meta["uid"])
         for item in decision.delete:
-            await self._delete_job(job, item)
+            await self._delete_job(ftj, item)
 
-    async def _delete_job(self, job: FineTuneJob, item: Deletion) -> None:
+    async def _delete_job(self, ftj: FineTuneJob, item: Deletion) -> None:
         # NB: the Job stays until its pods are gone: without it, nobody could tell whose pods they are.
-        await self.kube.delete("Job", job.namespace, item.name, item.uid, foreground=True)
-        log.info("deleted Job %s/%s", job.namespace, item.name)
+        await self.kube.delete("Job", ftj.namespace, item.name, item.uid, foreground=True)
+        log.info("deleted Job %s/%s", ftj.namespace, item.name)
 
-    async def _child(self, job: FineTuneJob, body: Json) -> None:
+    async def _child(self, ftj: FineTuneJob, body: Json) -> None:
         name = body["metadata"]["name"]
         try:
             if body["kind"] == "Job":
                 # A Job's template cannot change: it is created once.
                 created = await self.kube.create(body)
                 self.store.put("Job", created)
-                log.info("created Job %s/%s", job.namespace, name)
+                log.info("created Job %s/%s", ftj.namespace, name)
                 return
-            held = await self.kube.get(body["kind"], job.namespace, name)
-            if held is not None and not is_child(held, job):
+            held = await self.kube.get(body["kind"], ftj.namespace, name)
+            if held is not None and not is_child(held, ftj):
                 raise NameTaken(_taken(body, held))
             await self.kube.apply(body)
         except KubeError as error:
             if error.status != 409 or body["kind"] != "Job":
                 raise
-            await self._adopt(job, body)
+            await self._adopt(ftj, body)
 
-    async def _adopt(self, job: FineTuneJob, body: Json) -> None:
+    async def _adopt(self, ftj: FineTuneJob, body: Json) -> None:
         """A Job of this name exists: ours from a pass that was cut short, or somebody else's."""
-        held = await self.kube.get("Job", job.namespace, body["metadata"]["name"])
+        held = await self.kube.get("Job", ftj.namespace, body["metadata"]["name"])
         if held is None:
             raise KubeError(409, f"Job {body['metadata']['name']} came and went: trying again")
-        if not is_child(held, job) or is_leaving(held):
+        if not is_child(held, ftj) or is_leaving(held):
             raise NameTaken(_taken(body, held))
         self.store.put("Job", held)
 
-    async def _act(self, job: FineTuneJob, action: Action) -> None:
+    async def _act(self, ftj: FineTuneJob, action: Action) -> None:
         """Write to MLflow."""
         try:
-            server = await self.observer.server(job)
+            server = await self.observer.poller.server(ftj)
             if server is None:
                 return
             if isinstance(action, SetAlias):
                 await self._set_alias(server, action)
             else:
-                await asyncio.to_thread(_act, server, job, action)
+                await asyncio.to_thread(_act, server, ftj, action)
         finally:
-            self.observer.forget(job)
+            self.observer.poller.forget(ftj)
 
     async def _set_alias(self, server: Server, action: SetAlias) -> None:
         wanted = MoveAlias(expected=ANYWHERE, to=action.version)
         await self.writer.move(MlflowRegistry.of(server), action.model, action.alias, wanted)
 
-    async def _status(self, job: FineTuneJob, decision: Decision, now: datetime) -> None:
-        if decision.status == job.status:
+    async def _status(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> None:
+        if decision.status == ftj.status:
             return
-        about = EventTarget("FineTuneJob", job.name, job.namespace, job.uid)
-        before, after = job.status, decision.status
+        about = EventTarget("FineTuneJob", ftj.name, ftj.namespace, ftj.uid)
+        before, after = ftj.status, decision.status
         await status_writer.write(
-            self.kube, self.store, about, version=job.version, before=before, after=after, now=now
+            self.kube, self.store, about, version=ftj.version, before=before, after=after, now=now
         )
 
 
-def _act(server: Server, job: FineTuneJob, action: EnsureRun | FinishRun) -> None:
+def _act(server: Server, ftj: FineTuneJob, action: EnsureRun | FinishRun) -> None:
     if isinstance(action, EnsureRun):
-        run = server.ensure_run(job.uid, action.experiment, action.run_name, action.tags)
-        log.info("%s is tracked in MLflow run %s", job.key, run.run_id)
+        run = server.ensure_run(ftj.uid, action.experiment, action.run_name, action.tags)
+        log.info("%s is tracked in MLflow run %s", ftj.key, run.run_id)
     else:
         server.finish_run(action.run_id, action.status)
-        log.info("closed MLflow run %s of %s as %s", action.run_id, job.key, action.status)
+        log.info("closed MLflow run %s of %s as %s", action.run_id, ftj.key, action.status)
 
 
 def _taken(body: Json, held: Json) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.errors import Problem
@@ -29,6 +30,15 @@ class FineTuneJob:
     spec: FineTuneJobSpec | None
     status: FineTuneJobStatus
     invalid: str | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the job has succeeded or failed, for good."""
+        return self.holds(ConditionType.SUCCEEDED) or self.holds(ConditionType.FAILED)
+
+    def holds(self, kind: ConditionType) -> bool:
+        """Whether a condition of its status is True."""
+        return any(item.type == kind and item.status == "True" for item in self.status.conditions)
 
     @property
     def key(self) -> str:

@@ -40,22 +40,22 @@ class FineTuneJobReconciler(Reconciler):
         """One pass."""
         if "deletionTimestamp" in body["metadata"]:
             return None
-        job = read_finetunejob(body)
+        ftj = read_finetunejob(body)
         try:
-            observed = await self.observer.observe(job, self.now())
+            observed = await self.observer.observe(ftj, self.now())
             now = self.now()
-            decision = decide(job, observed, now, self.settings)
-            await self.applier.apply(job, decision, now)
+            decision = decide(ftj, observed, now, self.settings)
+            await self.applier.apply(ftj, decision, now)
         except LeaseBusy as error:
-            log.debug("%s: %s", job.key, error)
+            log.debug("%s: %s", ftj.key, error)
             return BUSY_SECONDS
         except (KubeError, NameTaken) as error:
-            await self._report(job, error)
+            await self._report(ftj, error)
             raise
         # What was written to MLflow is read back at once.
         return 0.0 if decision.actions else decision.requeue_seconds
 
-    async def _report(self, job: FineTuneJob, error: KubeError | NameTaken) -> None:
+    async def _report(self, ftj: FineTuneJob, error: KubeError | NameTaken) -> None:
         """Say on the resource itself why its children cannot be made."""
         if isinstance(error, NameTaken):
             kind, reason = ConditionType.PODS_HEALTHY, ConditionReason.NAME_TAKEN
@@ -63,10 +63,10 @@ class FineTuneJobReconciler(Reconciler):
             kind, reason = ConditionType.PODS_HEALTHY, ConditionReason.POD_REJECTED
         else:
             return
-        draft = Draft(job, Observed(), self.now().replace(microsecond=0), self.settings)
+        draft = Draft(ftj, Observed(), self.now().replace(microsecond=0), self.settings)
         draft.set(kind, False, reason, str(error))
-        draft.status = summarized(job, draft.status, draft.now)
+        draft.status = summarized(ftj, draft.status, draft.now)
         try:
-            await self.applier.apply(job, Decision(status=draft.status), self.now())
+            await self.applier.apply(ftj, Decision(status=draft.status), self.now())
         except KubeError as second:
-            log.warning("%s: its status could not be written: %s", job.key, second)
+            log.warning("%s: its status could not be written: %s", ftj.key, second)

@@ -227,7 +227,7 @@ class ModelPromotionObserver:
             return Endpoint(problem=error.problem)
 
     def _job(self, promotion: Promotion, spec: ModelPromotionSpec) -> SourceJob | None:
-        body = self.store.jobs.get((promotion.namespace, spec.source.fine_tune_job or ""))
+        body = self.store.finetunejobs.get((promotion.namespace, spec.source.fine_tune_job or ""))
         if body is None:
             return None
         status = body.get("status") or {}

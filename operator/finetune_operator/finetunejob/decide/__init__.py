@@ -17,9 +17,10 @@ from finetune_operator.finetunejob.decide import (
 )
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.model import Decision, FineTuneJob, Observed
+from finetune_operator.policy.outcome import Stop
 from finetune_operator.settings import Settings
 
-# In this order; a policy that returns False ends the pass.
+# In this order; a policy that returns Stop ends the pass.
 POLICIES = (
     accept.accept,
     track.track,
@@ -32,14 +33,14 @@ POLICIES = (
 )
 
 
-def decide(job: FineTuneJob, observed: Observed, now: datetime, settings: Settings) -> Decision:
+def decide(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settings) -> Decision:
     """What has to be done for a job, and what its status is to say."""
-    draft = Draft(job, observed, now.replace(microsecond=0), settings)
+    draft = Draft(ftj, observed, now.replace(microsecond=0), settings)
     if not finish.is_finished(draft):
         for policy in POLICIES:
-            if not policy(draft):
+            if policy(draft) is Stop:
                 break
     if finish.is_finished(draft):
         finish.after_the_end(draft)
-    draft.status = ready.summarized(job, draft.status, draft.now)
+    draft.status = ready.summarized(ftj, draft.status, draft.now)
     return draft.conclude()

@@ -10,15 +10,16 @@ from finetune_crds.env import RESERVED_ENV
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.policy.address import passwords
+from finetune_operator.policy.outcome import Continue, Outcome, Stop
 from finetune_operator.settings import Settings
 
 
-def accept(draft: Draft) -> bool:
+def accept(draft: Draft) -> Outcome:
     """Accept the job, or fail it with everything that is wrong with it in one message."""
-    if draft.job.spec is None:
+    if draft.ftj.spec is None:
         return _leave_alone(draft)
     if draft.holds(ConditionType.ACCEPTED):
-        return True
+        return Continue
     if _was_at_work(draft):
         return _accept(draft)
     wrong = [*mistakes(draft.spec, draft.settings)]
@@ -34,19 +35,19 @@ def accept(draft: Draft) -> bool:
     return _accept(draft)
 
 
-def _accept(draft: Draft) -> bool:
+def _accept(draft: Draft) -> Outcome:
     draft.set(ConditionType.ACCEPTED, True, ConditionReason.ACCEPTED, "the spec can be run")
-    return True
+    return Continue
 
 
-def _leave_alone(draft: Draft) -> bool:
+def _leave_alone(draft: Draft) -> Outcome:
     """End the pass without a verdict: the API server accepted this spec, so another version can read it."""
     message = (
-        f"this version of the operator cannot read the spec ({draft.job.invalid}) and leaves the job and its children "
+        f"this version of the operator cannot read the spec ({draft.ftj.invalid}) and leaves the job and its children "
         "as they are: install a version that can read it"
     )
     draft.set(ConditionType.ACCEPTED, None, ConditionReason.SPEC_UNREADABLE, message)
-    return False
+    return Stop
 
 
 def _was_at_work(draft: Draft) -> bool:
@@ -56,10 +57,10 @@ def _was_at_work(draft: Draft) -> bool:
     return unreadable and draft.status.start_time is not None
 
 
-def _refuse(draft: Draft, reason: ConditionReason, message: str) -> bool:
+def _refuse(draft: Draft, reason: ConditionReason, message: str) -> Outcome:
     draft.set(ConditionType.ACCEPTED, False, reason, message)
     draft.fail(reason, message)
-    return False
+    return Stop
 
 
 def mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:

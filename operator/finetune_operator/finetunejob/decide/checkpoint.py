@@ -20,7 +20,7 @@ def note(draft: Draft, mine: list[Json]) -> None:
     step = max((item for item in (*told, logged) if item is not None), default=None)
     if step is not None:
         folder = contract.checkpoint_folder(
-            draft.spec.checkpoint.uri, namespace=draft.job.namespace, name=draft.job.name, uid=draft.job.uid
+            draft.spec.checkpoint.uri, namespace=draft.ftj.namespace, name=draft.ftj.name, uid=draft.ftj.uid
         )
         draft.update(checkpoint=CheckpointStatus(step=step, uri=contract.checkpoint_uri(folder, step)))
     error = run.tags.get(contract.TAG_CHECKPOINT_ERROR) if run else None

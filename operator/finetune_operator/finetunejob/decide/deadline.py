@@ -8,29 +8,30 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator import names
 from finetune_operator.finetunejob.children import job_condition
 from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
 
-def deadline(draft: Draft) -> bool:
+def deadline(draft: Draft) -> Outcome:
     """Fail a job whose preparation and training took longer than they may; time spent suspended does not count."""
     limit = draft.spec.run_policy.active_deadline_seconds
     start = draft.status.start_time
     if limit is None or start is None or _is_trained(draft):
-        return True
+        return Continue
     end = start + timedelta(seconds=limit + (draft.status.suspended_seconds or 0))
     left = (end - draft.now).total_seconds()
     if left > 0:
         draft.requeue_after(left)
-        return True
+        return Continue
     draft.fail(
         ConditionReason.DEADLINE_EXCEEDED,
         f"the job ran longer than runPolicy.activeDeadlineSeconds = {limit}: raise it in a new FineTuneJob",
     )
-    return False
+    return Stop
 
 
 def _is_trained(draft: Draft) -> bool:
     """Whether training is over, be it that nobody was there to write it down in time."""
-    child = draft.observed.jobs.get(names.train_name(draft.job.name, draft.status.attempt or 1))
+    child = draft.observed.jobs.get(names.train_name(draft.ftj.name, draft.status.attempt or 1))
     return draft.holds(ConditionType.TRAINED) or (
         child is not None and job_condition(child, "Complete") is not None
     )

@@ -19,7 +19,7 @@ from finetune_operator.settings import Settings
 class Draft(StatusBuilder[FineTuneJobStatus]):
     """One pass over one job. `status` starts as it is and becomes what it is to be."""
 
-    job: FineTuneJob
+    ftj: FineTuneJob
     observed: Observed
     now: datetime
     settings: Settings
@@ -31,19 +31,19 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
     requeue_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        self.status = self.job.status
+        self.status = self.ftj.status
 
     @property
     def generation(self) -> int:
         """Generation of the spec."""
-        return self.job.generation
+        return self.ftj.generation
 
     @property
     def spec(self) -> FineTuneJobSpec:
         """The spec; only read after `accept` has let the job through."""
-        if self.job.spec is None:
-            raise ValueError(f"the spec of {self.job.key} was not accepted")
-        return self.job.spec
+        if self.ftj.spec is None:
+            raise ValueError(f"the spec of {self.ftj.key} was not accepted")
+        return self.ftj.spec
 
     def fail(self, reason: ConditionReason, message: str) -> None:
         """The job has failed for good."""

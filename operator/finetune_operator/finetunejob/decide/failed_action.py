@@ -13,7 +13,7 @@ from finetune_operator.settings import Settings
 
 
 def failed_action(
-    job: FineTuneJob,
+    ftj: FineTuneJob,
     decision: Decision,
     action: Action,
     problem: Problem,
@@ -23,7 +23,7 @@ def failed_action(
 ) -> Decision:
     """The decision, whose status now says which write failed and why."""
     draft = Draft(
-        dataclasses.replace(job, status=decision.status), Observed(), now.replace(microsecond=0), settings
+        dataclasses.replace(ftj, status=decision.status), Observed(), now.replace(microsecond=0), settings
     )
     if isinstance(action, SetAlias):
         message = f"alias {action.alias} of {action.model} cannot be set: {problem.message}"

@@ -7,6 +7,7 @@ from datetime import timedelta
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.model import FinishRun
+from finetune_operator.policy.outcome import Continue, Outcome
 
 
 def is_finished(draft: Draft) -> bool:
@@ -14,13 +15,13 @@ def is_finished(draft: Draft) -> bool:
     return draft.holds(ConditionType.SUCCEEDED) or draft.holds(ConditionType.FAILED)
 
 
-def succeed(draft: Draft) -> bool:
+def succeed(draft: Draft) -> Outcome:
     """Everything asked for is there."""
     draft.set(
         ConditionType.SUCCEEDED, True, ConditionReason.SUCCEEDED, "the job did everything it was asked for"
     )
     draft.update(completion_time=draft.now)
-    return True
+    return Continue
 
 
 def after_the_end(draft: Draft) -> None:
@@ -60,7 +61,7 @@ def _close_run(draft: Draft) -> None:
 
 
 def _delete_children(draft: Draft) -> None:
-    ttl = draft.job.spec.run_policy.ttl_seconds_after_finished if draft.job.spec else None
+    ttl = draft.ftj.spec.run_policy.ttl_seconds_after_finished if draft.ftj.spec else None
     ended = draft.status.completion_time
     if ttl is None or ended is None:
         return

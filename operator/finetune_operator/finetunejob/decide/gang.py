@@ -17,16 +17,16 @@ _FAREWELL_SECONDS = 10
 
 def service(draft: Draft) -> Json:
     """The headless Service whose name is the domain of the pods."""
-    job = draft.job
+    ftj = draft.ftj
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": template.metadata(job, names.service_name(job.name), names.TRAIN),
+        "metadata": template.metadata(ftj, names.service_name(ftj.name), names.TRAIN),
         "spec": {
             "clusterIP": "None",
             # NB: ranks look each other up before they are ready.
             "publishNotReadyAddresses": True,
-            "selector": {names.LABEL_UID: job.uid, names.LABEL_COMPONENT: names.TRAIN},
+            "selector": {names.LABEL_UID: ftj.uid, names.LABEL_COMPONENT: names.TRAIN},
             "ports": [
                 {"name": "rendezvous", "port": draft.spec.distributed.port, "protocol": "TCP"},
             ],
@@ -36,8 +36,8 @@ def service(draft: Draft) -> Json:
 
 def recipe(draft: Draft) -> Json:
     """The ConfigMap with the recipe; `data.splits` names what preparation made."""
-    job, data = draft.job, draft.status.data
-    reference = JobReference(name=job.name, namespace=job.namespace, uid=job.uid)
+    ftj, data = draft.ftj, draft.status.data
+    reference = JobReference(name=ftj.name, namespace=ftj.namespace, uid=ftj.uid)
     content = Recipe.of(reference, draft.spec)
     if data and data.path is not None:
         splits = Splits(format="Delta", path=data.path, version=data.version)
@@ -45,18 +45,18 @@ def recipe(draft: Draft) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": template.metadata(job, names.train_config_name(job.name), names.TRAIN),
+        "metadata": template.metadata(ftj, names.train_config_name(ftj.name), names.TRAIN),
         "data": {contract.RECIPE_FILE: content.to_yaml()},
     }
 
 
 def job(draft: Draft, attempt: int) -> Json:
     """The Indexed Job of one attempt: all its pods, or none."""
-    owner, spec = draft.job, draft.spec
-    name = names.train_name(owner.name, attempt)
+    ftj, spec = draft.ftj, draft.spec
+    name = names.train_name(ftj.name, attempt)
     nodes = spec.distributed.nodes
     queue = spec.run_policy.queue_name
-    metadata = template.metadata(owner, name, names.TRAIN, attempt)
+    metadata = template.metadata(ftj, name, names.TRAIN, attempt)
     if queue:
         metadata["labels"][names.LABEL_QUEUE] = queue
     return {
@@ -91,7 +91,7 @@ def failure_rules(fatal: list[int]) -> list[Json]:
 
 
 def _pod_template(draft: Draft, attempt: int) -> Json:
-    owner, spec, settings = draft.job, draft.spec, draft.settings
+    ftj, spec, settings = draft.ftj, draft.spec, draft.settings
     trainer = spec.trainer
     pod = template.pod_template(
         container=CONTAINER,
@@ -104,7 +104,7 @@ def _pod_template(draft: Draft, attempt: int) -> Json:
         env_from=trainer.env_from,
         secret=spec.tracking.secret_ref,
         contract_env=[
-            *rendezvous.rendezvous_env(owner, attempt, spec.distributed),
+            *rendezvous.rendezvous_env(ftj, attempt, spec.distributed),
             *rendezvous.run_env(
                 servers=settings.servers(spec.tracking),
                 run_id=draft.status.mlflow.run_id if draft.status.mlflow else None,
@@ -112,9 +112,9 @@ def _pod_template(draft: Draft, attempt: int) -> Json:
             {"name": "FINETUNE_ATTEMPT", "value": str(attempt)},
             {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": str(_seconds_to_save(spec.pod_template))},
         ],
-        config_map=names.train_config_name(owner.name),
-        labels=template.labels(owner, names.TRAIN, attempt),
-        subdomain=names.service_name(owner.name),
+        config_map=names.train_config_name(ftj.name),
+        labels=template.labels(ftj, names.TRAIN, attempt),
+        subdomain=names.service_name(ftj.name),
         user_template=_with_code(draft),
     )
     pod["spec"].setdefault("topologySpreadConstraints", [_spread(draft, attempt)])
@@ -131,7 +131,7 @@ def _spread(draft: Draft, attempt: int) -> Json:
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
         "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": {names.LABEL_UID: draft.job.uid, names.LABEL_ATTEMPT: str(attempt)}},
+        "labelSelector": {"matchLabels": {names.LABEL_UID: draft.ftj.uid, names.LABEL_ATTEMPT: str(attempt)}},
     }
 
 

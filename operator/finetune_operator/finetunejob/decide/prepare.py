@@ -10,33 +10,34 @@ from finetune_operator import names
 from finetune_operator.finetunejob.children import Sorted, job_condition, sort
 from finetune_operator.finetunejob.decide import pods, rendezvous, template
 from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
 _CONTAINER = "prep"
 # A pod of preparation may fail this often for no fault of the recipe or the data (a crash of the JVM).
 _BACKOFF_LIMIT = 2
 
 
-def prepare(draft: Draft) -> bool:
+def prepare(draft: Draft) -> Outcome:
     """See to it that the splits exist; the pass ends while they do not."""
     if draft.holds(ConditionType.PREPARED):
-        return True
+        return Continue
     if draft.spec.data.splits:
         draft.set(
             ConditionType.PREPARED, True, ConditionReason.SPLITS_GIVEN, "the splits were prepared before"
         )
-        return True
-    name = names.prep_name(draft.job.name)
+        return Continue
+    name = names.prep_name(draft.ftj.name)
     found = sort(draft.observed.jobs, draft.observed.pods, names.PREP, name)
     child, mine = found.current, found.pods
     if child is None:
         _start(draft, found)
-        return False
+        return Stop
     if job_condition(child, "Complete"):
         return _finish(draft, child, mine)
     failed = job_condition(child, "Failed")
     if failed:
         _fail(draft, mine, failed)
-        return False
+        return Stop
     pods.report_health(draft, pods.alive(mine), name, wanted=1)
     _note_retry(draft, mine)
     running = "Spark is at work" if pods.ready(mine) else "the prep pod is starting"
@@ -47,7 +48,7 @@ def prepare(draft: Draft) -> bool:
         f"{running}; kubectl logs job/{name} shows how far it is",
     )
     draft.requeue_after(draft.settings.poll_seconds)
-    return False
+    return Stop
 
 
 def _start(draft: Draft, found: Sorted) -> None:
@@ -63,14 +64,14 @@ def _start(draft: Draft, found: Sorted) -> None:
     draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, "the prep pod is starting")
 
 
-def _finish(draft: Draft, child: Json, mine: list[Json]) -> bool:
+def _finish(draft: Draft, child: Json, mine: list[Json]) -> Outcome:
     succeeded = [ended for ended in pods.exits(mine, _CONTAINER) if ended.code == 0]
     results = [ended.message.prep for ended in succeeded if ended.message and ended.message.prep]
     if succeeded and not results:
         message = f"pod {succeeded[-1].pod} succeeded and reported no result: data.prepare.image must run finetune-prep"
         draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARATION_FAILED, message)
         draft.fail(ConditionReason.PREPARATION_FAILED, message)
-        return False
+        return Stop
     if not results:
         # The pod is gone and its result with it. Running it again finds the version it wrote and writes nothing.
         draft.remove(child)
@@ -80,7 +81,7 @@ def _finish(draft: Draft, child: Json, mine: list[Json]) -> bool:
             ConditionReason.PREPARING,
             "the prep pod's result was lost with its node: asking again",
         )
-        return False
+        return Stop
     result = results[-1]
     draft.update(
         data=DataStatus(
@@ -99,7 +100,7 @@ def _finish(draft: Draft, child: Json, mine: list[Json]) -> bool:
         f"{result.path} version {result.version}: {rows.train} train, {rows.validation} validation, "
         f"{rows.test} test rows",
     )
-    return True
+    return Continue
 
 
 def _fail(draft: Draft, mine: list[Json], failed: Json) -> None:
@@ -124,22 +125,22 @@ def _note_retry(draft: Draft, mine: list[Json]) -> None:
 
 
 def _recipe(draft: Draft) -> Json:
-    job = draft.job
-    reference = JobReference(name=job.name, namespace=job.namespace, uid=job.uid)
+    ftj = draft.ftj
+    reference = JobReference(name=ftj.name, namespace=ftj.namespace, uid=ftj.uid)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": template.metadata(job, names.prep_name(job.name), names.PREP),
+        "metadata": template.metadata(ftj, names.prep_name(ftj.name), names.PREP),
         "data": {contract.RECIPE_FILE: Recipe.of(reference, draft.spec).to_yaml()},
     }
 
 
 def _job(draft: Draft) -> Json:
-    job, spec, settings = draft.job, draft.spec, draft.settings
+    ftj, spec, settings = draft.ftj, draft.spec, draft.settings
     wanted = spec.data.prepare
     if wanted is None:
-        raise ValueError(f"{job.key} has nothing to prepare")
-    name = names.prep_name(job.name)
+        raise ValueError(f"{ftj.key} has nothing to prepare")
+    name = names.prep_name(ftj.name)
     pod = template.pod_template(
         container=_CONTAINER,
         image=wanted.image or settings.prep_image,
@@ -152,7 +153,7 @@ def _job(draft: Draft) -> Json:
         secret=spec.tracking.secret_ref,
         contract_env=rendezvous.run_env(servers=settings.servers(spec.tracking), run_id=None),
         config_map=name,
-        labels=template.labels(job, names.PREP),
+        labels=template.labels(ftj, names.PREP),
         subdomain=None,
         user_template=wanted.pod_template,
     )
@@ -171,7 +172,7 @@ def _job(draft: Draft) -> Json:
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": template.metadata(job, name, names.PREP),
+        "metadata": template.metadata(ftj, name, names.PREP),
         "spec": {
             "backoffLimit": _BACKOFF_LIMIT,
             "podFailurePolicy": {"rules": [disrupted, rule]},

@@ -27,14 +27,14 @@ _SETTLED: tuple[Phase, ...] = ("Failed", "Succeeded", "Suspended")
 _OBSTACLES = (ConditionType.ACCEPTED, ConditionType.PODS_HEALTHY)
 
 
-def summarized(job: FineTuneJob, status: FineTuneJobStatus, now: datetime) -> FineTuneJobStatus:
+def summarized(ftj: FineTuneJob, status: FineTuneJobStatus, now: datetime) -> FineTuneJobStatus:
     """The status with what follows from its conditions: the phase, Ready, and the generation they are about."""
-    conditions = with_ready(status.conditions, ready(status.conditions), now=now, generation=job.generation)
+    conditions = with_ready(status.conditions, ready(status.conditions), now=now, generation=ftj.generation)
     return status.model_copy(
         update={
             "conditions": conditions,
             "phase": phase(conditions),
-            "observed_generation": job.generation,
+            "observed_generation": ftj.generation,
         }
     )
 
@@ -48,5 +48,5 @@ def ready(conditions: Sequence[Condition]) -> Readiness:
 
 def _explanations(word: Phase, known: dict[str, Condition]) -> Iterator[Condition]:
     if word not in _SETTLED:
-        yield from (known[kind] for kind in _OBSTACLES if kind in known and known[kind].status == "False")
+        yield from (known[kind] for kind in _OBSTACLES if kind in known and known[kind].status != "True")
     yield from (known[kind] for kind in _EXPLAINS[word] if kind in known)

@@ -12,14 +12,15 @@ from finetune_crds.finetunejob import Register
 from finetune_crds.status import ModelStatus
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.model import SetAlias
+from finetune_operator.policy.outcome import Continue, Outcome, Stop
 from finetune_operator.registry.base import Version
 
 
-def register(draft: Draft) -> bool:
+def register(draft: Draft) -> Outcome:
     """Point the aliases at the version of this run; the pass ends while they do not."""
     wanted = draft.spec.register_
     if wanted is None or draft.holds(ConditionType.REGISTERED):
-        return True
+        return Continue
     seen = draft.observed.mlflow
     if seen is None or seen.problem:
         why = seen.problem.message if seen and seen.problem else "MLflow has not been asked yet"
@@ -30,7 +31,7 @@ def register(draft: Draft) -> bool:
             f"registration waits for MLflow: {why}",
         )
         draft.requeue_after(draft.settings.poll_seconds)
-        return False
+        return Stop
     if seen.version is None:
         return _wait_for_version(draft, wanted)
     _copy(draft, seen.version)
@@ -41,11 +42,11 @@ def register(draft: Draft) -> bool:
         draft.set(
             ConditionType.REGISTERED, False, ConditionReason.REGISTERING, f"setting {', '.join(missing)}"
         )
-        return False
+        return Stop
     draft.set(
         ConditionType.REGISTERED, True, ConditionReason.REGISTERED, _registered(wanted, seen.version, owned)
     )
-    return True
+    return Continue
 
 
 def _registered(wanted: Register, version: Version, owned: Mapping[str, str]) -> str:
@@ -59,7 +60,7 @@ def _registered(wanted: Register, version: Version, owned: Mapping[str, str]) ->
     return "; ".join([f"{wanted.model} version {version.version}{aliases}", *left])
 
 
-def _wait_for_version(draft: Draft, wanted: Register) -> bool:
+def _wait_for_version(draft: Draft, wanted: Register) -> Outcome:
     trained = draft.condition(ConditionType.TRAINED)
     waited = (draft.now - trained.last_transition_time).total_seconds() if trained else 0.0
     if waited < draft.settings.registration_patience_seconds:
@@ -70,7 +71,7 @@ def _wait_for_version(draft: Draft, wanted: Register) -> bool:
             f"waiting for a version of {wanted.model}",
         )
         draft.requeue_after(draft.settings.poll_seconds)
-        return False
+        return Stop
     run = draft.status.mlflow.run_id if draft.status.mlflow else None
     message = (
         f"training ended without a version of {wanted.model} from run {run}: have the script register one from "
@@ -78,7 +79,7 @@ def _wait_for_version(draft: Draft, wanted: Register) -> bool:
     )
     draft.set(ConditionType.REGISTERED, False, ConditionReason.REGISTRATION_FAILED, message)
     draft.fail(ConditionReason.REGISTRATION_FAILED, message)
-    return False
+    return Stop
 
 
 def _copy(draft: Draft, version: Version) -> None:

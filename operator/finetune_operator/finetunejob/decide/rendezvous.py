@@ -13,12 +13,12 @@ _NODE_RANK: Json = {
 }
 
 
-def rendezvous_env(job: FineTuneJob, attempt: int, distributed: Distributed) -> list[Json]:
+def rendezvous_env(ftj: FineTuneJob, attempt: int, distributed: Distributed) -> list[Json]:
     """How the ranks of one attempt find each other.
 
     The first pod of an Indexed Job has the host name <job>-0, and the headless Service is its domain.
     """
-    address = f"{names.train_name(job.name, attempt)}-0.{names.service_name(job.name)}"
+    address = f"{names.train_name(ftj.name, attempt)}-0.{names.service_name(ftj.name)}"
     nodes, ranks = distributed.nodes, distributed.processes_per_node
     values = {
         "PET_NNODES": nodes,

@@ -10,16 +10,17 @@ from finetune_operator import names
 from finetune_operator.finetunejob.children import is_leaving, job_ended
 from finetune_operator.finetunejob.decide import pods
 from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
 
-def suspend(draft: Draft) -> bool:
+def suspend(draft: Draft) -> Outcome:
     """While the job is to be suspended, stop what runs and end the pass."""
     if draft.spec.suspend:
         _stop(draft)
-        return False
+        return Stop
     if draft.status.suspended_at:
         _resume(draft, draft.status.suspended_at)
-    return True
+    return Continue
 
 
 def _stop(draft: Draft) -> None:
@@ -52,7 +53,7 @@ def _resume(draft: Draft, since: datetime) -> None:
         draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is held up")
     attempt = draft.status.attempt
     if attempt and not draft.holds(ConditionType.TRAINED):
-        child = draft.observed.jobs.get(names.train_name(draft.job.name, attempt))
+        child = draft.observed.jobs.get(names.train_name(draft.ftj.name, attempt))
         if child is None or is_leaving(child) or not job_ended(child):
             draft.update(attempt=attempt + 1)
     draft.set(

@@ -72,29 +72,29 @@ def grace_seconds(user_template: Json | None) -> int:
     return given if isinstance(given, int) else _GRACE_SECONDS
 
 
-def labels(job: FineTuneJob, component: str, attempt: int | None = None) -> dict[str, str]:
+def labels(ftj: FineTuneJob, component: str, attempt: int | None = None) -> dict[str, str]:
     """The labels of a child of the job."""
     found = {
         names.LABEL_MANAGED_BY: names.FIELD_MANAGER,
-        names.LABEL_JOB: job.name,
-        names.LABEL_UID: job.uid,
+        names.LABEL_JOB: ftj.name,
+        names.LABEL_UID: ftj.uid,
         names.LABEL_COMPONENT: component,
     }
     return found | ({names.LABEL_ATTEMPT: str(attempt)} if attempt is not None else {})
 
 
-def metadata(job: FineTuneJob, name: str, component: str, attempt: int | None = None) -> Json:
+def metadata(ftj: FineTuneJob, name: str, component: str, attempt: int | None = None) -> Json:
     """Metadata of a child, owned by the job: deleted with it."""
     return {
         "name": name,
-        "namespace": job.namespace,
-        "labels": labels(job, component, attempt),
+        "namespace": ftj.namespace,
+        "labels": labels(ftj, component, attempt),
         "ownerReferences": [
             {
                 "apiVersion": API_VERSION,
                 "kind": "FineTuneJob",
-                "name": job.name,
-                "uid": job.uid,
+                "name": ftj.name,
+                "uid": ftj.uid,
                 "controller": True,
                 "blockOwnerDeletion": True,
             }

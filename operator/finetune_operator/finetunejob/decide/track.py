@@ -11,6 +11,7 @@ from finetune_operator import names
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.model import EnsureRun
 from finetune_operator.mlflow.model import Run
+from finetune_operator.policy.outcome import Continue, Outcome
 
 
 def tracking_uri(draft: Draft) -> str:
@@ -18,7 +19,7 @@ def tracking_uri(draft: Draft) -> str:
     return draft.settings.servers(draft.spec.tracking)[0]
 
 
-def track(draft: Draft) -> bool:
+def track(draft: Draft) -> Outcome:
     """Have a run made when there is none, and carry what it says into the status.
 
     MLflow being away never ends the pass: what needs no run goes on, and what runs goes on.
@@ -30,21 +31,21 @@ def track(draft: Draft) -> bool:
             ConditionReason.MLFLOW_NOT_CONFIGURED,
             "no MLflow server is set: progress and the model are in the pods' logs alone",
         )
-        return True
+        return Continue
     draft.requeue_after(draft.settings.poll_seconds)
     seen = draft.observed.mlflow
     if seen is None:
-        return True
+        return Continue
     if seen.problem:
         draft.set(ConditionType.TRACKED, False, seen.problem.reason, seen.problem.message)
-        return True
+        return Continue
     if seen.run is None:
         draft.update(mlflow=None)
         draft.actions.append(_ensure_run(draft))
-        return True
+        return Continue
     draft.set(ConditionType.TRACKED, True, ConditionReason.RUN_READY, f"MLflow run {seen.run.run_id}")
     _copy(draft, seen.run)
-    return True
+    return Continue
 
 
 def may_train(draft: Draft) -> bool:
@@ -55,11 +56,11 @@ def may_train(draft: Draft) -> bool:
 
 
 def _ensure_run(draft: Draft) -> EnsureRun:
-    job, tracking = draft.job, draft.spec.tracking
+    ftj, tracking = draft.ftj, draft.spec.tracking
     return EnsureRun(
-        experiment=names.experiment(job.namespace, tracking),
-        run_name=tracking.run_name or job.name,
-        tags={**tracking.tags, contract.TAG_JOB_UID: job.uid, contract.TAG_JOB: job.key},
+        experiment=names.experiment(ftj.namespace, tracking),
+        run_name=tracking.run_name or ftj.name,
+        tags={**tracking.tags, contract.TAG_JOB_UID: ftj.uid, contract.TAG_JOB: ftj.key},
     )
 
 

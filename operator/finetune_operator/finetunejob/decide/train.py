@@ -10,38 +10,39 @@ from finetune_operator.finetunejob.children import Sorted, job_condition, sort
 from finetune_operator.finetunejob.decide import attempt as attempts
 from finetune_operator.finetunejob.decide import backoff, checkpoint, gang, pods, track
 from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
 # Attempts before the present one whose Jobs, and so their pods' logs, stay.
 _KEPT_ATTEMPTS = 3
 
 
-def train(draft: Draft) -> bool:
+def train(draft: Draft) -> Outcome:
     """See to it that an attempt runs to its end; the pass ends while it does not."""
     if draft.holds(ConditionType.TRAINED):
-        return True
+        return Continue
     if not track.may_train(draft):
         tracked = draft.condition(ConditionType.TRACKED)
         why = tracked.message if tracked and tracked.status == "False" else "the MLflow run is being made"
         draft.set(ConditionType.TRAINED, False, ConditionReason.STARTING, f"training waits for MLflow: {why}")
-        return False
+        return Stop
     number = draft.status.attempt or 1
-    name = names.train_name(draft.job.name, number)
+    name = names.train_name(draft.ftj.name, number)
     found = sort(draft.observed.jobs, draft.observed.pods, names.TRAIN, name)
     child, mine = found.current, found.pods
     if child is None:
         _start(draft, number, found)
-        return False
+        return Stop
     _count(draft, mine)
     checkpoint.note(draft, mine)
     if job_condition(child, "Complete"):
         _finish(draft, mine)
-        return True
+        return Continue
     failed = job_condition(child, "Failed")
     if failed:
         attempts.after_failure(draft, number, mine, child, failed)
-        return False
+        return Stop
     _follow(draft, number, child, mine)
-    return False
+    return Stop
 
 
 def _start(draft: Draft, number: int, found: Sorted) -> None:
@@ -69,7 +70,7 @@ def _start(draft: Draft, number: int, found: Sorted) -> None:
 
 def _clear_away(draft: Draft, number: int, found: Sorted) -> None:
     """Delete the Jobs of attempts long past: preemptions are not limited in number."""
-    kept = {names.train_name(draft.job.name, number - back) for back in range(_KEPT_ATTEMPTS + 1)}
+    kept = {names.train_name(draft.ftj.name, number - back) for back in range(_KEPT_ATTEMPTS + 1)}
     for child in found.ended:
         if child["metadata"]["name"] not in kept:
             draft.remove(child)

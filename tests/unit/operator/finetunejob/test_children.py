@@ -12,7 +12,7 @@ from finetune_operator.controller.store import Store
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.finetunejob import enqueue
 from finetune_operator.finetunejob.children import Owner, Sorted, is_child, owner, sort
-from unit.operator.finetunejob.decide.make import UID, child, controller, ended, job, pod
+from unit.operator.finetunejob.decide.make import UID, child, controller, ended, ftj, pod
 
 Json = dict[str, Any]
 OWNED, OF_A_JOB = controller(API_VERSION, "FineTuneJob", UID), controller("batch/v1", "Job", "j1")
@@ -39,12 +39,12 @@ def test_the_controller_owns_a_child(references: list[Json], of_job: str | None,
     body = {"metadata": {"name": "x", "namespace": "team", "ownerReferences": references}}
     expected = [Owner("team", uid) if uid else None for uid in (of_job, of_pod)]
     assert [owner(kind, body) for kind in ("Job", "Pod")] == expected
-    assert is_child(body, job()) == (of_job == UID)
+    assert is_child(body, ftj()) == (of_job == UID)
 
 
 def test_a_child_is_in_the_namespace_of_its_job() -> None:
     body = {"metadata": {"name": "x", "namespace": "other", "ownerReferences": [OWNED]}}
-    assert not is_child(body, job())
+    assert not is_child(body, ftj())
 
 
 FOREIGN: dict[str, tuple[str, Json]] = {

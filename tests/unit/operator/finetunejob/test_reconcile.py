@@ -21,6 +21,7 @@ from finetune_operator.finetunejob.apply import FineTuneJobApplier
 from finetune_operator.finetunejob.decide.failed_action import failed_action
 from finetune_operator.finetunejob.model import Decision, EnsureRun, FinishRun, SetAlias
 from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
+from finetune_operator.finetunejob.polling import RunPoller
 from finetune_operator.finetunejob.reconcile import FineTuneJobReconciler
 from finetune_operator.kube import KubeError
 from finetune_operator.mlflow.runs import Server
@@ -34,7 +35,7 @@ from unit.operator.finetunejob.decide.make import (
     UID,
     conclude,
     controller,
-    job,
+    ftj,
     later,
     said,
 )
@@ -62,6 +63,11 @@ class World:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
+        self.restart()
+        self.watch()
+
+    def restart(self) -> None:
+        """An operator that knows nothing yet."""
         self.store = Store(children.owner)
         self.queue = WorkQueue(clock=lambda: self.seconds)
         observer = FineTuneJobObserver(self.kube, self.store, self.settings, clock=lambda: self.seconds)
@@ -70,7 +76,6 @@ class World:
         self.reconciler = FineTuneJobReconciler(
             self.store, self.queue, observer, applier, self.settings, now=lambda: later(self.seconds)
         )
-        self.watch()
 
     def watch(self) -> None:
         """The watches deliver everything, also what is gone."""
@@ -150,8 +155,7 @@ async def test_a_pass_that_was_cut_short_is_made_up_for() -> None:
     await world.look()
     assert world.kube.done("create") == ["Job/tune-train-1"]
     del world.kube.refuse["status", "FineTuneJob"]
-    world.store = world.reconciler.store = world.reconciler.observer.store = Store(children.owner)
-    world.reconciler.applier.store = world.store
+    world.restart()
     world.store.put("FineTuneJob", world.kube.objects["FineTuneJob", "team", "tune"])
     await world.look()
     assert (world.status["phase"], world.status["attempt"]) == ("Starting", 1)
@@ -252,7 +256,7 @@ async def test_a_job_that_is_being_deleted_is_left_alone() -> None:
 
 async def test_nothing_unexpected_ends_a_worker(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
-    del world.store.jobs["team", "tune"]["metadata"]["uid"]
+    del world.store.finetunejobs["team", "tune"]["metadata"]["uid"]
     with caplog.at_level(logging.ERROR):
         await world.look()
     assert world.next_look() is not None
@@ -305,8 +309,8 @@ UNDONE: dict[str, tuple[EnsureRun | FinishRun | SetAlias, ConditionType, tuple[s
 def test_a_write_that_failed_is_in_the_status(
     action: EnsureRun | FinishRun | SetAlias, kind: ConditionType, expected: tuple[str, str, str]
 ) -> None:
-    decision = conclude(job())
-    found = failed_action(job(), decision, action, PROBLEM, now=NOW, settings=SETTINGS)
+    decision = conclude(ftj())
+    found = failed_action(ftj(), decision, action, PROBLEM, now=NOW, settings=SETTINGS)
     assert said(found, kind) == expected
     assert (found.apply, found.status.phase) == (decision.apply, decision.status.phase)
 
@@ -344,7 +348,7 @@ async def test_an_alias_waits_for_another_replica_without_a_complaint(
         status=read_finetunejob(submitted_as_kept(world)).status, actions=(SetAlias("m", "a", "4"),)
     )
     monkeypatch.setattr(module, "decide", lambda *_: deciding)
-    monkeypatch.setattr(FineTuneJobObserver, "_ask", no_answer)
+    monkeypatch.setattr(RunPoller, "_ask", no_answer)
     with caplog.at_level(logging.INFO):
         await world.look()
     assert (caplog.records, world.next_look()) == ([], world.seconds + BUSY_SECONDS)

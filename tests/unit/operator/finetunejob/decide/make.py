@@ -50,7 +50,7 @@ def spec(**parts: Any) -> FineTuneJobSpec:
 NODES: Json = {"nodes": 2, "processesPerNode": 2}
 
 
-def job(status: FineTuneJobStatus | None = None, **parts: Any) -> FineTuneJob:
+def ftj(status: FineTuneJobStatus | None = None, **parts: Any) -> FineTuneJob:
     """The FineTuneJob team/tune."""
     return FineTuneJob(
         name="tune",
@@ -222,10 +222,10 @@ def tracked(
 
 
 def conclude(
-    found: FineTuneJob, seen: Observed | None = None, *, at: datetime = NOW, settings: Settings = NO_MLFLOW
+    ftj: FineTuneJob, seen: Observed | None = None, *, at: datetime = NOW, settings: Settings = NO_MLFLOW
 ) -> Decision:
     """The decision; by default there is no MLflow, so that training needs no run."""
-    return decide(found, seen or observed(), at, settings)
+    return decide(ftj, seen or observed(), at, settings)
 
 
 def said(decision: Decision, kind: ConditionType) -> tuple[str, str, str] | None:

@@ -22,7 +22,7 @@ from unit.operator.finetunejob.decide.make import (
     child,
     conclude,
     condition,
-    job,
+    ftj,
     observed,
     pod,
     running,
@@ -145,7 +145,7 @@ def test_mistakes(parts: Json, settings: Settings, expected: list[str]) -> None:
 
 
 def test_a_refused_job_fails_with_everything_that_is_missing_and_makes_nothing() -> None:
-    decision = conclude(job(data=prepared(spark={"mode": "Kubernetes"}, dedupe={"near": {}})))
+    decision = conclude(ftj(data=prepared(spark={"mode": "Kubernetes"}, dedupe={"near": {}})))
     message = (
         "this version of the operator cannot do: data.prepare.spark.mode Kubernetes (use Local); "
         "data.prepare.dedupe.near (exact duplicates can be removed)"
@@ -156,7 +156,7 @@ def test_a_refused_job_fails_with_everything_that_is_missing_and_makes_nothing()
 
 
 def test_a_mistake_is_an_invalid_spec() -> None:
-    decision = conclude(job(**REGISTER))
+    decision = conclude(ftj(**REGISTER))
     assert said(decision, ConditionType.FAILED) == ("True", ConditionReason.INVALID_SPEC, NEEDS_MLFLOW)
 
 
@@ -169,7 +169,7 @@ UNREADABLE = (
 @pytest.mark.parametrize("before", [status(), running()], ids=["a new job", "a running job"])
 def test_a_job_whose_spec_cannot_be_read_is_left_alone(before: FineTuneJobStatus) -> None:
     invalid = "spec.method.type: Input should be 'Full' or 'LoRA'"
-    unreadable = dataclasses.replace(job(before), spec=None, invalid=invalid)
+    unreadable = dataclasses.replace(ftj(before), spec=None, invalid=invalid)
     decision = conclude(unreadable, observed(child("tune-train-1"), pods=[pod("tune-train-1")]))
     assert said(decision, ConditionType.ACCEPTED) == ("Unknown", ConditionReason.SPEC_UNREADABLE, UNREADABLE)
     others = [item for item in decision.status.conditions if item.type != ConditionType.ACCEPTED]
@@ -181,7 +181,7 @@ def test_a_job_at_work_goes_on_when_its_spec_can_be_read_again() -> None:
     """It was accepted before, so it is not judged again."""
     unreadable = condition(ConditionType.ACCEPTED, "Unknown", ConditionReason.SPEC_UNREADABLE)
     before = status(unreadable, PREPARED, TRAINING, attempt=1, restarts=0, start_time=NOW)
-    refused_now = job(before, **REGISTER)
+    refused_now = ftj(before, **REGISTER)
     seen = observed(child("tune-train-1"), pods=[pod("tune-train-1", index) for index in (0, 1)])
     decision = conclude(refused_now, seen)
     assert said(decision, ConditionType.ACCEPTED) == ("True", ConditionReason.ACCEPTED, "the spec can be run")
@@ -190,12 +190,12 @@ def test_a_job_at_work_goes_on_when_its_spec_can_be_read_again() -> None:
 
 def test_a_new_job_is_judged_when_its_spec_can_be_read() -> None:
     unreadable = condition(ConditionType.ACCEPTED, "Unknown", ConditionReason.SPEC_UNREADABLE)
-    assert conclude(job(status(unreadable))).status.phase == "Starting"
-    assert conclude(job(status(unreadable), **REGISTER)).status.phase == "Failed"
+    assert conclude(ftj(status(unreadable))).status.phase == "Starting"
+    assert conclude(ftj(status(unreadable), **REGISTER)).status.phase == "Failed"
 
 
 def test_what_was_accepted_is_not_judged_again() -> None:
-    decision = conclude(job(running(), data=prepared(dedupe={"near": {}})))
+    decision = conclude(ftj(running(), data=prepared(dedupe={"near": {}})))
     assert said(decision, ConditionType.FAILED) is None
 
 

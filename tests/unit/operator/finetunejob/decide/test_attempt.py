@@ -17,7 +17,7 @@ from unit.operator.finetunejob.decide.make import (
     child,
     conclude,
     ended,
-    job,
+    ftj,
     later,
     observed,
     pod,
@@ -100,7 +100,7 @@ CASES: dict[str, tuple[str, list[Json], Json, Outcome]] = {
 @pytest.mark.parametrize(("message", "found", "policy", "expected"), CASES.values(), ids=CASES)
 def test_outcome(message: str, found: list[Json], policy: Json, expected: Outcome) -> None:
     seen = observed(child(JOB, "Failed", message), pods=found)
-    decision = conclude(job(running(), runPolicy=policy), seen)
+    decision = conclude(ftj(running(), runPolicy=policy), seen)
     failed = said(decision, ConditionType.FAILED)
     outcome = Outcome(
         failed[1] if failed else None, decision.status.attempt or 0, decision.status.restarts or 0
@@ -123,7 +123,7 @@ def test_rules_are_those_that_the_attempt_was_made_with(
     made_with: list[int], now: list[int], message: str, expected: Outcome
 ) -> None:
     seen = observed(child(JOB, "Failed", message, fatal=made_with))
-    status = conclude(job(running(), runPolicy={"fatalExitCodes": now}), seen).status
+    status = conclude(ftj(running(), runPolicy={"fatalExitCodes": now}), seen).status
     assert Outcome(None, status.attempt or 0, status.restarts or 0) == expected
 
 
@@ -132,7 +132,7 @@ def failed_attempt(*found: Json, message: str = BACKOFF) -> Observed:
 
 
 def test_a_restart_says_why_and_is_taken_up_at_once() -> None:
-    decision = conclude(job(running()), failed_attempt(ended(JOB, 0, 1, BOOM)))
+    decision = conclude(ftj(running()), failed_attempt(ended(JOB, 0, 1, BOOM)))
     assert said(decision, ConditionType.TRAINED) == (
         "False",
         ConditionReason.RESTARTING,
@@ -140,14 +140,14 @@ def test_a_restart_says_why_and_is_taken_up_at_once() -> None:
         "from the newest checkpoint",
     )
     assert (decision.status.phase, decision.requeue_seconds) == ("Starting", 0.1)
-    again = conclude(job(decision.status), failed_attempt(ended(JOB, 0, 1, BOOM)))
+    again = conclude(ftj(decision.status), failed_attempt(ended(JOB, 0, 1, BOOM)))
     assert applied(again) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-2"]
 
 
 def test_the_end_says_the_limit_that_was_reached_and_the_cause() -> None:
     before = running(attempt=3, restarts=2)
     seen = observed(child("tune-train-3", "Failed", BACKOFF), pods=[ended("tune-train-3", 0, 1, BOOM)])
-    decision = conclude(job(before, runPolicy={"maxRestarts": 1}), seen, at=later(9))
+    decision = conclude(ftj(before, runPolicy={"maxRestarts": 1}), seen, at=later(9))
     message = (
         "attempt 3 failed and runPolicy.maxRestarts = 1 is used up; "
         "pod tune-train-3-0-abcde ended with exit code 1: it blew up"
@@ -158,7 +158,7 @@ def test_the_end_says_the_limit_that_was_reached_and_the_cause() -> None:
 
 
 def test_the_failure_is_written_down() -> None:
-    status = conclude(job(running()), failed_attempt(ended(JOB, 1, 1, BOOM))).status
+    status = conclude(ftj(running()), failed_attempt(ended(JOB, 1, 1, BOOM))).status
     assert status.last_failure is not None
     assert status.last_failure.to_json() == {
         "pod": "tune-train-1-1-abcde",
@@ -170,7 +170,7 @@ def test_the_failure_is_written_down() -> None:
 
 
 def test_a_failure_without_pods_says_what_the_job_says() -> None:
-    decision = conclude(job(running(), runPolicy={"maxRestarts": 0}), failed_attempt())
+    decision = conclude(ftj(running(), runPolicy={"maxRestarts": 0}), failed_attempt())
     assert said(decision, ConditionType.FAILED) == (
         "True",
         ConditionReason.MAX_RESTARTS_REACHED,
@@ -180,12 +180,12 @@ def test_a_failure_without_pods_says_what_the_job_says() -> None:
 
 def test_pods_of_other_attempts_do_not_count() -> None:
     seen = failed_attempt(ended("tune-train-0", 0, 64, WRONG), ended(JOB, 0, 1, BOOM))
-    assert conclude(job(running()), seen).status.attempt == 2
+    assert conclude(ftj(running()), seen).status.attempt == 2
 
 
 def test_the_checkpoint_that_a_pod_told_of_at_its_end_is_noted() -> None:
     message = TerminationMessage(error=BOOM.error, checkpoint_step=30)
-    decision = conclude(job(running(), checkpoint={"uri": "/c"}), failed_attempt(ended(JOB, 0, 1, message)))
+    decision = conclude(ftj(running(), checkpoint={"uri": "/c"}), failed_attempt(ended(JOB, 0, 1, message)))
     assert decision.status.checkpoint is not None
     assert decision.status.checkpoint.step == 30
 
@@ -194,7 +194,7 @@ def test_an_attempt_that_fails_but_does_not_end_names_the_pod_that_stays() -> No
     stuck = {**pod(JOB, 1, ready=False), "spec": {"nodeName": "node-2"}}
     stuck["metadata"]["deletionTimestamp"] = NOW.isoformat()
     seen = observed(child(JOB, "FailureTarget"), pods=[ended(JOB, 0, 1, BOOM), stuck])
-    decision = conclude(job(running()), seen)
+    decision = conclude(ftj(running()), seen)
     assert said(decision, ConditionType.TRAINED) == (
         "False",
         ConditionReason.STARTING,

@@ -15,7 +15,7 @@ from unit.operator.finetunejob.decide.make import (
     child,
     conclude,
     ended,
-    job,
+    ftj,
     later,
     observed,
     running,
@@ -56,7 +56,7 @@ def preempted(attempt: int, *, lived: float = 20, step: int | None = None) -> Ob
 
 
 def test_an_attempt_in_vain_is_followed_after_a_while() -> None:
-    decision = conclude(job(running(), checkpoint={"uri": "/c"}), preempted(1), at=later(21))
+    decision = conclude(ftj(running(), checkpoint={"uri": "/c"}), preempted(1), at=later(21))
     status = decision.status
     assert said(decision, ConditionType.TRAINED) == (
         "False",
@@ -67,15 +67,15 @@ def test_an_attempt_in_vain_is_followed_after_a_while() -> None:
     assert (status.attempt, status.restarts, status.idle_restarts, status.restart_at) == (2, 0, 1, later(31))
     assert (decision.requeue_seconds, applied(decision)) == (10, [])
 
-    waiting = conclude(job(status), preempted(1), at=later(24))
+    waiting = conclude(ftj(status), preempted(1), at=later(24))
     assert (applied(waiting), waiting.requeue_seconds) == ([], 7)
     assert waiting.status == status
 
-    started = conclude(job(status), preempted(1), at=later(31))
+    started = conclude(ftj(status), preempted(1), at=later(31))
     assert applied(started) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-2"]
     assert (started.status.restart_at, started.status.idle_restarts) == (None, 1)
 
-    again = conclude(job(started.status), preempted(2), at=later(60))
+    again = conclude(ftj(started.status), preempted(2), at=later(60))
     assert (again.status.idle_restarts, again.status.restart_at) == (2, later(80))
 
 
@@ -101,25 +101,25 @@ FRUITFUL: dict[str, tuple[FineTuneJobStatus, Observed]] = {
 def test_an_attempt_that_came_to_something_is_followed_at_once(
     before: FineTuneJobStatus, seen: Observed
 ) -> None:
-    decision = conclude(job(before, checkpoint={"uri": "/c"}), seen, at=later(500))
+    decision = conclude(ftj(before, checkpoint={"uri": "/c"}), seen, at=later(500))
     status = decision.status
     assert (status.idle_restarts, status.restart_at, decision.requeue_seconds) == (None, None, 0.1)
 
 
 def test_the_failure_remembers_how_far_the_checkpoints_were() -> None:
-    status = conclude(job(running(), checkpoint={"uri": "/c"}), preempted(1, step=5)).status
+    status = conclude(ftj(running(), checkpoint={"uri": "/c"}), preempted(1, step=5)).status
     assert status.last_failure is not None
     assert status.last_failure.checkpoint_step == 5
 
 
 def test_a_restart_that_counts_does_not_wait() -> None:
     seen = observed(child("tune-train-1", "Failed", lived=1), pods=[ended("tune-train-1", 0, 1)])
-    decision = conclude(job(running(), checkpoint={"uri": "/c"}), seen, at=later(2))
+    decision = conclude(ftj(running(), checkpoint={"uri": "/c"}), seen, at=later(2))
     assert (decision.status.restarts, decision.status.restart_at, decision.requeue_seconds) == (1, None, 0.1)
 
 
 def test_who_resumes_a_job_does_not_wait() -> None:
     waiting = running(attempt=2, idle_restarts=6, restart_at=later(300), suspended_at=later(0))
-    decision = conclude(job(waiting), observed(), at=later(5))
+    decision = conclude(ftj(waiting), observed(), at=later(5))
     assert applied(decision)[-1] == "Job/tune-train-3"
     assert (decision.status.idle_restarts, decision.status.restart_at) == (None, None)

@@ -15,7 +15,7 @@ from unit.operator.finetunejob.decide.make import (
     child,
     conclude,
     deleted,
-    job,
+    ftj,
     later,
     observed,
     pod,
@@ -41,19 +41,19 @@ CASES: dict[str, tuple[FineTuneJobStatus, Observed, float, str | None]] = {
 
 @pytest.mark.parametrize(("before", "seen", "seconds", "expected"), CASES.values(), ids=CASES)
 def test_deadline(before: FineTuneJobStatus, seen: Observed, seconds: float, expected: str | None) -> None:
-    decision = conclude(job(before, **LIMIT), seen, at=later(seconds))
+    decision = conclude(ftj(before, **LIMIT), seen, at=later(seconds))
     failed = said(decision, ConditionType.FAILED)
     assert failed == (expected and ("True", ConditionReason.DEADLINE_EXCEEDED, expected))
     assert deleted(decision) == (["tune-train-1"] if expected else [])
 
 
 def test_it_is_looked_at_again_when_the_deadline_passes() -> None:
-    decision = conclude(job(running(), **LIMIT), AT_WORK, at=later(98))
+    decision = conclude(ftj(running(), **LIMIT), AT_WORK, at=later(98))
     assert decision.requeue_seconds == 2
 
 
 def test_preparation_counts() -> None:
     before = status(start_time=NOW)
-    decision = conclude(job(before, data=SOURCE, **LIMIT), observed(child("tune-prep")), at=later(100))
+    decision = conclude(ftj(before, data=SOURCE, **LIMIT), observed(child("tune-prep")), at=later(100))
     assert (decision.status.phase, deleted(decision)) == ("Failed", ["tune-prep"])
     assert decision.status.completion_time == later(100)

@@ -18,7 +18,7 @@ from unit.operator.finetunejob.decide.make import (
     conclude,
     condition,
     ended,
-    job,
+    ftj,
     observed,
     pod,
     running,
@@ -84,7 +84,7 @@ def test_condition(case: Case) -> None:
     message = TerminationMessage(checkpoint_step=case.told)
     mine = [pod(JOB)] if case.told is None else [ended(JOB, 0, 75, message)]
     spec = {"checkpoint": {"uri": "/c"}} if case.spec is None else case.spec
-    decision = conclude(job(status, **spec), observed(child(JOB), pods=mine, mlflow=case.mlflow))
+    decision = conclude(ftj(status, **spec), observed(child(JOB), pods=mine, mlflow=case.mlflow))
     assert said(decision, ConditionType.CHECKPOINT_STORED) == case.expected
     found = decision.status.checkpoint
     expected = None if case.step is None else (case.step, f"{FOLDER}/step-{case.step:08d}")

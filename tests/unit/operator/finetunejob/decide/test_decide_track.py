@@ -19,7 +19,7 @@ from unit.operator.finetunejob.decide.make import (
     applied,
     child,
     conclude,
-    job,
+    ftj,
     later,
     observed,
     pod,
@@ -38,11 +38,11 @@ def follow(mlflow: Mlflow | None, before: FineTuneJobStatus | None = None, **par
     seen = observed(
         child("tune-train-1"), pods=[pod("tune-train-1", 0), pod("tune-train-1", 1)], mlflow=mlflow
     )
-    return conclude(job(before or running(), **parts), seen, at=later(30), settings=SETTINGS)
+    return conclude(ftj(before or running(), **parts), seen, at=later(30), settings=SETTINGS)
 
 
 def test_without_an_mlflow_server_training_goes_on_and_says_so() -> None:
-    decision = conclude(job())
+    decision = conclude(ftj())
     assert said(decision, ConditionType.TRACKED) == (
         "False",
         ConditionReason.MLFLOW_NOT_CONFIGURED,
@@ -65,14 +65,14 @@ RUNS: dict[str, tuple[dict[str, Any], EnsureRun]] = {
 
 @pytest.mark.parametrize(("tracking", "expected"), RUNS.values(), ids=RUNS)
 def test_a_run_is_made_when_there_is_none(tracking: dict[str, Any], expected: EnsureRun) -> None:
-    decision = conclude(job(tracking=tracking, data=SOURCE), observed(mlflow=Mlflow()), settings=SETTINGS)
+    decision = conclude(ftj(tracking=tracking, data=SOURCE), observed(mlflow=Mlflow()), settings=SETTINGS)
     assert decision.actions == (expected,)
     assert applied(decision) == ["ConfigMap/tune-prep", "Job/tune-prep"]
 
 
 @pytest.mark.parametrize("mlflow", [None, Mlflow(), AWAY], ids=["not asked", "no run", "away"])
 def test_training_waits_for_the_run_that_its_pods_log_to(mlflow: Mlflow | None) -> None:
-    decision = conclude(job(), observed(mlflow=mlflow), settings=SETTINGS)
+    decision = conclude(ftj(), observed(mlflow=mlflow), settings=SETTINGS)
     assert applied(decision) == []
     why = AWAY.problem.message if mlflow == AWAY and AWAY.problem else "the MLflow run is being made"
     assert said(decision, ConditionType.TRAINED) == (
@@ -84,14 +84,14 @@ def test_training_waits_for_the_run_that_its_pods_log_to(mlflow: Mlflow | None) 
 
 
 def test_a_run_that_exists_is_taken_and_none_is_made() -> None:
-    decision = conclude(job(), observed(mlflow=tracked()), settings=SETTINGS)
+    decision = conclude(ftj(), observed(mlflow=tracked()), settings=SETTINGS)
     assert decision.actions == ()
     assert decision.status.mlflow == KNOWN
     assert said(decision, ConditionType.TRACKED) == ("True", ConditionReason.RUN_READY, "MLflow run r1")
 
 
 def test_a_run_that_mlflow_lost_is_made_again() -> None:
-    decision = conclude(job(status(mlflow=KNOWN)), observed(mlflow=Mlflow()), settings=SETTINGS)
+    decision = conclude(ftj(status(mlflow=KNOWN)), observed(mlflow=Mlflow()), settings=SETTINGS)
     assert [type(action) for action in decision.actions] == [EnsureRun]
     assert applied(decision) == []
 
@@ -123,7 +123,7 @@ URLS: dict[str, tuple[Settings, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("settings", "parts", "base"), URLS.values(), ids=URLS)
 def test_the_url_is_one_for_browsers(settings: Settings, parts: dict[str, Any], base: str) -> None:
-    decision = conclude(job(**parts), observed(mlflow=tracked()), settings=settings)
+    decision = conclude(ftj(**parts), observed(mlflow=tracked()), settings=settings)
     assert decision.status.mlflow is not None
     assert decision.status.mlflow.url == f"{base}/#/experiments/e1/runs/r1"
 

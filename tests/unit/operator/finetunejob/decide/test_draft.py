@@ -13,7 +13,7 @@ from unit.operator.finetunejob.decide.make import (
     SETTINGS,
     child,
     condition,
-    job,
+    ftj,
     later,
     observed,
     status,
@@ -25,7 +25,7 @@ def draft(*jobs: dict[str, object], seconds: float = 0) -> Draft:
         condition(ConditionType.ACCEPTED, "True", ConditionReason.ACCEPTED),
         condition(ConditionType.PREPARED, "False", ConditionReason.PREPARING),
     )
-    return Draft(job(before), observed(*jobs), later(seconds), SETTINGS)
+    return Draft(ftj(before), observed(*jobs), later(seconds), SETTINGS)
 
 
 def test_a_condition_keeps_its_place_and_its_time_until_its_status_changes() -> None:
@@ -76,6 +76,6 @@ def test_job_ended(kind: str, expected: bool) -> None:
 def test_a_spec_that_was_not_accepted_cannot_be_read() -> None:
     import dataclasses
 
-    found = Draft(dataclasses.replace(job(), spec=None), observed(), NOW, SETTINGS)
+    found = Draft(dataclasses.replace(ftj(), spec=None), observed(), NOW, SETTINGS)
     with pytest.raises(ValueError, match="the spec of team/tune was not accepted"):
         _ = found.spec

@@ -26,7 +26,7 @@ from unit.operator.finetunejob.decide.make import (
     condition,
     deleted,
     ended,
-    job,
+    ftj,
     later,
     observed,
     pod,
@@ -62,7 +62,7 @@ WORLDS: dict[str, Observed] = {
 @pytest.mark.parametrize("seen", WORLDS.values(), ids=WORLDS)
 @pytest.mark.parametrize("parts", [{}, {"suspend": True}, {"data": SOURCE}], ids=["", "suspend", "source"])
 def test_the_end_is_the_end_whatever_is_seen(before: FineTuneJobStatus, seen: Observed, parts: Json) -> None:
-    decision = conclude(job(before, **parts), seen, at=later(9999), settings=SETTINGS)
+    decision = conclude(ftj(before, **parts), seen, at=later(9999), settings=SETTINGS)
     assert applied(decision) == []
     assert [
         item for item in decision.status.conditions if item.type != ConditionType.READY
@@ -74,7 +74,7 @@ def test_the_end_is_the_end_whatever_is_seen(before: FineTuneJobStatus, seen: Ob
 def test_a_child_at_work_after_the_end_is_stopped() -> None:
     stopping = child("tune-train-2", deletionTimestamp=NOW.isoformat())
     seen = observed(child("tune-train-1"), stopping, child("tune-prep", "Complete"))
-    assert deleted(conclude(job(FELL), seen)) == ["tune-train-1"]
+    assert deleted(conclude(ftj(FELL), seen)) == ["tune-train-1"]
 
 
 CLOSED = condition(ConditionType.TRACKED, "True", ConditionReason.RUN_FINISHED)
@@ -119,14 +119,14 @@ CLOSING: dict[str, tuple[FineTuneJobStatus, Mlflow | None, list[FinishRun], str 
 def test_the_run_is_closed(
     before: FineTuneJobStatus, mlflow: Mlflow | None, actions: list[FinishRun], message: str | None
 ) -> None:
-    decision = conclude(job(before), observed(mlflow=mlflow), settings=SETTINGS)
+    decision = conclude(ftj(before), observed(mlflow=mlflow), settings=SETTINGS)
     assert list(decision.actions) == actions
     found = said(decision, ConditionType.TRACKED)
     assert (found and found[1:]) == (message and (ConditionReason.RUN_FINISHED, message))
 
 
 def test_what_cannot_be_closed_waits_for_the_next_resync() -> None:
-    decision = conclude(job(over(SUCCEEDED, mlflow=RUN)), observed(mlflow=AWAY), settings=SETTINGS)
+    decision = conclude(ftj(over(SUCCEEDED, mlflow=RUN)), observed(mlflow=AWAY), settings=SETTINGS)
     assert decision.requeue_seconds is None
 
 
@@ -136,24 +136,24 @@ SWEPT = "the children were deleted 60 s after the end: runPolicy.ttlSecondsAfter
 
 
 def test_children_stay_for_their_time() -> None:
-    decision = conclude(job(DONE, **TTL), LEFT, at=later(59))
+    decision = conclude(ftj(DONE, **TTL), LEFT, at=later(59))
     assert (deleted(decision), decision.sweep, decision.requeue_seconds) == ([], False, 1)
 
 
 def test_children_go_after_their_time_and_once() -> None:
-    decision = conclude(job(DONE, **TTL), LEFT, at=later(60))
+    decision = conclude(ftj(DONE, **TTL), LEFT, at=later(60))
     assert (deleted(decision), decision.sweep) == (["tune-prep", "tune-train-1"], True)
     assert said(decision, ConditionType.PODS_HEALTHY) == ("Unknown", ConditionReason.NO_PODS, SWEPT)
-    again = conclude(job(decision.status, **TTL), observed(), at=later(90))
+    again = conclude(ftj(decision.status, **TTL), observed(), at=later(90))
     assert (deleted(again), again.sweep, again.requeue_seconds) == ([], False, None)
     assert again.status == decision.status
 
 
 def test_a_service_is_swept_also_where_no_child_job_is_left() -> None:
-    decision = conclude(job(FELL, **TTL), observed(), at=later(60))
+    decision = conclude(ftj(FELL, **TTL), observed(), at=later(60))
     assert (deleted(decision), decision.sweep) == ([], True)
 
 
 def test_without_a_time_children_stay_for_ever() -> None:
-    decision = conclude(job(DONE), LEFT, at=later(10**9))
+    decision = conclude(ftj(DONE), LEFT, at=later(10**9))
     assert (deleted(decision), decision.sweep, decision.requeue_seconds) == ([], False, None)

@@ -14,7 +14,7 @@ from unit.operator.finetunejob.decide.make import (
     UID,
     conclude,
     condition,
-    job,
+    ftj,
     observed,
     running,
     status,
@@ -185,7 +185,7 @@ EXPECTED: Json = {
 
 
 def children(before: Any = None, **parts: Any) -> list[Json]:
-    found = conclude(job(before, **parts), observed(mlflow=tracked()), settings=SETTINGS)
+    found = conclude(ftj(before, **parts), observed(mlflow=tracked()), settings=SETTINGS)
     return list(found.apply)
 
 

@@ -16,7 +16,7 @@ from unit.operator.finetunejob.decide.make import (
     child,
     conclude,
     ended,
-    job,
+    ftj,
     observed,
     pod,
     running,
@@ -224,4 +224,4 @@ HEALTH: dict[str, tuple[list[Json], dict[str, str], tuple[str, str, str] | None]
 @pytest.mark.parametrize(("found", "rejections", "expected"), HEALTH.values(), ids=HEALTH)
 def test_health(found: list[Json], rejections: dict[str, str], expected: tuple[str, str, str] | None) -> None:
     seen = observed(child(JOB), pods=found, rejections=rejections)
-    assert said(conclude(job(running()), seen), ConditionType.PODS_HEALTHY) == expected
+    assert said(conclude(ftj(running()), seen), ConditionType.PODS_HEALTHY) == expected

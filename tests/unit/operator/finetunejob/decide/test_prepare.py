@@ -22,7 +22,7 @@ from unit.operator.finetunejob.decide.make import (
     condition,
     deleted,
     ended,
-    job,
+    ftj,
     later,
     observed,
     pod,
@@ -54,11 +54,11 @@ def prep_pod(index: int, code: int, said: Any = "", at: int = 0) -> Json:
 
 
 def prepare(*jobs: Json, pods: list[Json] | None = None, **parts: Any) -> Any:
-    return conclude(job(BEFORE, data=SOURCE, **parts), observed(*jobs, pods=pods), at=later(5))
+    return conclude(ftj(BEFORE, data=SOURCE, **parts), observed(*jobs, pods=pods), at=later(5))
 
 
 def test_it_starts_without_mlflow_having_a_run() -> None:
-    decision = conclude(job(data=SOURCE), observed(), settings=SETTINGS)
+    decision = conclude(ftj(data=SOURCE), observed(), settings=SETTINGS)
     assert applied(decision) == ["ConfigMap/tune-prep", "Job/tune-prep"]
     assert (decision.status.phase, decision.status.start_time) == ("Preparing", NOW)
     recipe = yaml.safe_load(decision.apply[0]["data"]["recipe.yaml"])
@@ -70,7 +70,7 @@ def test_it_starts_without_mlflow_having_a_run() -> None:
 
 def test_the_job_retries_what_is_nobodys_fault_and_nothing_else() -> None:
     prepare = {"output": "/out", "image": "mine:1", "env": [{"name": "A", "value": "b"}]}
-    decision = conclude(job(data={**SOURCE, "prepare": prepare}), settings=SETTINGS)
+    decision = conclude(ftj(data={**SOURCE, "prepare": prepare}), settings=SETTINGS)
     made = decision.apply[1]
     assert (made["kind"], made["metadata"]["name"], made["spec"]["backoffLimit"]) == ("Job", JOB, 2)
     assert made["spec"]["podFailurePolicy"] == {
@@ -97,7 +97,7 @@ def test_the_job_retries_what_is_nobodys_fault_and_nothing_else() -> None:
 
 
 def test_splits_that_are_given_need_no_preparation() -> None:
-    decision = conclude(job())
+    decision = conclude(ftj())
     assert said(decision, ConditionType.PREPARED) == (
         "True",
         ConditionReason.SPLITS_GIVEN,
@@ -228,5 +228,5 @@ def test_a_retry_is_noted() -> None:
 
 def test_what_is_prepared_is_not_prepared_again() -> None:
     before = status(condition(ConditionType.PREPARED, "True", ConditionReason.PREPARED))
-    decision = conclude(job(before, data=SOURCE), observed(mlflow=tracked()), settings=SETTINGS)
+    decision = conclude(ftj(before, data=SOURCE), observed(mlflow=tracked()), settings=SETTINGS)
     assert applied(decision) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]

@@ -18,7 +18,7 @@ from unit.operator.finetunejob.decide.make import (
     TRAINED,
     TRAINING,
     condition,
-    job,
+    ftj,
     later,
 )
 
@@ -56,12 +56,12 @@ def test_ready(conditions: list[Condition], explanation: Condition) -> None:
 
 
 def test_the_transition_time_is_that_of_the_status() -> None:
-    before = summarized(job(), FineTuneJobStatus(conditions=[ACCEPTED, TRAINING]), NOW)
+    before = summarized(ftj(), FineTuneJobStatus(conditions=[ACCEPTED, TRAINING]), NOW)
     training = summarized(
-        job(), before.model_copy(update={"conditions": [*before.conditions, PREPARED]}), later(5)
+        ftj(), before.model_copy(update={"conditions": [*before.conditions, PREPARED]}), later(5)
     )
     done = summarized(
-        job(), before.model_copy(update={"conditions": [*before.conditions, SUCCEEDED]}), later(9)
+        ftj(), before.model_copy(update={"conditions": [*before.conditions, SUCCEEDED]}), later(9)
     )
     times = [status.conditions[2].last_transition_time for status in (before, training, done)]
     assert [status.conditions[2].type for status in (before, training, done)] == ["Ready"] * 3

@@ -18,7 +18,7 @@ from unit.operator.finetunejob.decide.make import (
     SETTINGS,
     TRAINED,
     conclude,
-    job,
+    ftj,
     later,
     observed,
     said,
@@ -39,7 +39,7 @@ AWAY = Mlflow(problem=Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow at htt
 
 def register(mlflow: Mlflow | None, seconds: float = 0, aliases: list[str] | None = None, **seen: Any) -> Any:
     wanted = {"model": "tuned"} | ({} if aliases is None else {"aliases": aliases})
-    found = job(BEFORE, register=wanted)
+    found = ftj(BEFORE, register=wanted)
     return conclude(found, observed(mlflow=mlflow, **seen), at=later(seconds), settings=SETTINGS)
 
 
@@ -143,7 +143,7 @@ def test_waiting(mlflow: Mlflow | None, seconds: float, expected: tuple[str, str
 
 
 def test_nothing_is_registered_when_nothing_is_asked_for() -> None:
-    decision = conclude(job(BEFORE), observed(mlflow=tracked()), settings=SETTINGS)
+    decision = conclude(ftj(BEFORE), observed(mlflow=tracked()), settings=SETTINGS)
     assert said(decision, ConditionType.REGISTERED) is None
     assert said(decision, ConditionType.SUCCEEDED) == (
         "True",

@@ -9,14 +9,14 @@ import pytest
 from finetune_crds.env import RESERVED_ENV
 from finetune_crds.training import Distributed
 from finetune_operator.finetunejob.decide.rendezvous import rendezvous_env, run_env
-from unit.operator.finetunejob.decide.make import SETTINGS, conclude, job, observed, tracked
+from unit.operator.finetunejob.decide.make import SETTINGS, conclude, ftj, observed, tracked
 
 Json = dict[str, Any]
 INDEX = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
 
 
 def values(**distributed: Any) -> dict[str, Any]:
-    found = rendezvous_env(job(), 3, Distributed.model_validate(distributed))
+    found = rendezvous_env(ftj(), 3, Distributed.model_validate(distributed))
     return {item["name"]: item.get("value", item.get("valueFrom")) for item in found}
 
 
@@ -63,6 +63,6 @@ def test_run_env(arguments: Json, expected: dict[str, str]) -> None:
 
 
 def test_what_the_operator_sets_is_what_people_may_not_set() -> None:
-    decision = conclude(job(), observed(mlflow=tracked()), settings=SETTINGS)
+    decision = conclude(ftj(), observed(mlflow=tracked()), settings=SETTINGS)
     env = decision.apply[2]["spec"]["template"]["spec"]["containers"][0]["env"]
     assert {item["name"] for item in env} - {"HOME"} == set(RESERVED_ENV)

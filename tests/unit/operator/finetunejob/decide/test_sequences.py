@@ -39,7 +39,7 @@ from unit.operator.finetunejob.decide.make import (
     SPLITS,
     child,
     ended,
-    job,
+    ftj,
     later,
     pod,
 )
@@ -74,15 +74,15 @@ class World:
     def now(self) -> datetime:
         return later(self.seconds)
 
-    def job(self) -> FineTuneJob:
-        return job(self.status, suspend=self.suspend, **self.parts)
+    def ftj(self) -> FineTuneJob:
+        return ftj(self.status, suspend=self.suspend, **self.parts)
 
     def observed(self) -> Observed:
         mlflow = Mlflow(problem=AWAY) if self.away else Mlflow(run=self.run, version=self.version)
         return Observed(jobs=dict(self.jobs), pods=tuple(self.pods), mlflow=mlflow)
 
     def decide(self) -> Decision:
-        return decide(self.job(), self.observed(), self.now, SETTINGS)
+        return decide(self.ftj(), self.observed(), self.now, SETTINGS)
 
     def carry_out(self, decision: Decision) -> None:
         """What `apply` does, but for the status."""
@@ -149,7 +149,7 @@ class World:
                 self.pods.append(ended(name, index, code, said, container=container, **known, **more))
             failed = any(codes[: size(name)])
             uid = self.jobs[name]["metadata"]["uid"]
-            meta = {"deletionTimestamp": "t"} if is_leaving(self.jobs[name]) else {}
+            meta: Json = {"deletionTimestamp": "t"} if is_leaving(self.jobs[name]) else {}
             self.jobs[name] = child(name, "Failed" if failed else "Complete", "it ended", uid=uid, **meta)
             if size(name) > 1 and not failed and registers:
                 self.version = Version("m", "1")
@@ -274,7 +274,7 @@ def test_whatever_happens(parts: Json, story: list[tuple[tuple[str, Json], list[
                 older.append(decision.status)
     for status in older:
         # A status that is no longer true: the API server refuses what is written on top of it.
-        decide(dataclasses.replace(world.job(), status=status), world.observed(), world.now, SETTINGS)
+        decide(dataclasses.replace(world.ftj(), status=status), world.observed(), world.now, SETTINGS)
 
 
 def check(world: World, decision: Decision) -> None:
@@ -300,7 +300,7 @@ def check(world: World, decision: Decision) -> None:
 def check_it_settles(world: World, decision: Decision) -> None:
     """Looking again at the same world, without what was decided being done, soon changes nothing any more."""
     for _ in range(3):
-        found = dataclasses.replace(world.job(), status=decision.status)
+        found = dataclasses.replace(world.ftj(), status=decision.status)
         again = decide(found, world.observed(), world.now, SETTINGS)
         if again.status == decision.status:
             return

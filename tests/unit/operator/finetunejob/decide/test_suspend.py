@@ -19,7 +19,7 @@ from unit.operator.finetunejob.decide.make import (
     conclude,
     condition,
     deleted,
-    job,
+    ftj,
     later,
     observed,
     pod,
@@ -41,7 +41,7 @@ def suspended(**fields: Any) -> Any:
 
 def test_suspending_stops_the_pods_and_says_which_are_left() -> None:
     decision = conclude(
-        job(running(nodes=Nodes(desired=2, ready=2, summary="2/2")), suspend=True),
+        ftj(running(nodes=Nodes(desired=2, ready=2, summary="2/2")), suspend=True),
         observed(child("tune-train-1"), pods=PODS),
     )
     assert deleted(decision) == ["tune-train-1"]
@@ -56,7 +56,7 @@ def test_suspending_stops_the_pods_and_says_which_are_left() -> None:
 
 
 def test_suspended_nothing_is_made_and_old_complaints_are_taken_back() -> None:
-    decision = conclude(job(suspended(), suspend=True), at=later(60))
+    decision = conclude(ftj(suspended(), suspend=True), at=later(60))
     assert said(decision, ConditionType.SUSPENDED) == (
         "True",
         ConditionReason.SUSPENDED,
@@ -71,13 +71,13 @@ def test_suspended_nothing_is_made_and_old_complaints_are_taken_back() -> None:
 
 
 def test_a_job_made_suspended_makes_nothing() -> None:
-    decision = conclude(job(data=SOURCE, suspend=True))
+    decision = conclude(ftj(data=SOURCE, suspend=True))
     assert (applied(decision), decision.status.phase) == ([], "Suspended")
 
 
 def test_a_child_that_ended_by_itself_stays_to_be_read() -> None:
     done = observed(child("tune-train-1", "Complete"))
-    assert deleted(conclude(job(running(), suspend=True), done)) == []
+    assert deleted(conclude(ftj(running(), suspend=True), done)) == []
 
 
 RESUMED: dict[str, tuple[Observed, int, list[str]]] = {
@@ -94,7 +94,7 @@ RESUMED: dict[str, tuple[Observed, int, list[str]]] = {
 
 @pytest.mark.parametrize(("seen", "attempt", "children"), RESUMED.values(), ids=RESUMED)
 def test_a_job_goes_on(seen: Observed, attempt: int, children: list[str]) -> None:
-    decision = conclude(job(suspended(suspended_seconds=5)), seen, at=later(60))
+    decision = conclude(ftj(suspended(suspended_seconds=5)), seen, at=later(60))
     assert (decision.status.attempt, applied(decision)) == (attempt, children)
     assert (decision.status.suspended_at, decision.status.suspended_seconds) == (None, 65)
     assert decision.status.restarts == 0
@@ -104,23 +104,23 @@ def test_a_job_goes_on(seen: Observed, attempt: int, children: list[str]) -> Non
 
 def test_an_attempt_that_failed_while_suspended_restarts_once() -> None:
     seen = observed(child("tune-train-1", "Failed"))
-    decision = conclude(job(suspended()), seen)
+    decision = conclude(ftj(suspended()), seen)
     assert (decision.status.attempt, decision.status.restarts) == (2, 1)
 
 
 def test_time_suspended_before_the_start_does_not_move_the_deadline() -> None:
     before = status(SUSPENDED, PREPARED, suspended_at=NOW)
-    resumed = conclude(job(before), at=later(3600))
+    resumed = conclude(ftj(before), at=later(3600))
     assert (resumed.status.start_time, resumed.status.suspended_seconds) == (later(3600), None)
 
 
 def test_what_is_trained_is_not_trained_again() -> None:
     before = status(PREPARED, TRAINED, SUSPENDED, attempt=1, suspended_at=NOW)
-    decision = conclude(job(before))
+    decision = conclude(ftj(before))
     assert (decision.status.attempt, decision.status.phase) == (1, "Succeeded")
 
 
 def test_taking_it_back_before_the_pods_have_stopped_still_counts_as_a_resume() -> None:
-    stopping = conclude(job(running(), suspend=True), observed(child("tune-train-1"), pods=PODS))
-    decision = conclude(job(stopping.status), observed(pods=PODS), at=later(1))
+    stopping = conclude(ftj(running(), suspend=True), observed(child("tune-train-1"), pods=PODS))
+    decision = conclude(ftj(stopping.status), observed(pods=PODS), at=later(1))
     assert (decision.status.attempt, applied(decision)) == (2, [])

@@ -8,7 +8,7 @@ import pytest
 
 from finetune_operator import names
 from finetune_operator.finetunejob.decide.template import merge
-from unit.operator.finetunejob.decide.make import UID, conclude, job
+from unit.operator.finetunejob.decide.make import UID, conclude, ftj
 
 Json = dict[str, Any]
 
@@ -67,7 +67,7 @@ def test_merge(below: Any, above: Any, expected: Any) -> None:
 
 def pod_of(template: Any, **parts: Any) -> Json:
     """The pod template of a training Job with this spec.podTemplate."""
-    made = conclude(job(podTemplate=template, **parts)).apply[2]
+    made = conclude(ftj(podTemplate=template, **parts)).apply[2]
     return dict(made["spec"]["template"])
 
 

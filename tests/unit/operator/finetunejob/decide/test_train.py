@@ -20,7 +20,7 @@ from unit.operator.finetunejob.decide.make import (
     conclude,
     deleted,
     ended,
-    job,
+    ftj,
     observed,
     pod,
     running,
@@ -37,7 +37,7 @@ RESULT = TerminationMessage(
 
 
 def test_an_attempt_starts_with_all_its_children() -> None:
-    decision = conclude(job())
+    decision = conclude(ftj())
     assert applied(decision) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]
     assert said(decision, ConditionType.TRAINED) == (
         "False",
@@ -52,7 +52,7 @@ def test_an_attempt_starts_with_all_its_children() -> None:
 def test_an_attempt_waits_for_the_pods_of_the_one_before() -> None:
     before = running(attempt=2, restarts=1)
     leaving = {**pod(JOB, 1), "spec": {"nodeName": "node-1"}}
-    decision = conclude(job(before), observed(child(JOB, "Failed"), pods=[ended(JOB, 0, 1), leaving]))
+    decision = conclude(ftj(before), observed(child(JOB, "Failed"), pods=[ended(JOB, 0, 1), leaving]))
     assert applied(decision) == []
     assert said(decision, ConditionType.TRAINED) == (
         "False",
@@ -63,13 +63,13 @@ def test_an_attempt_waits_for_the_pods_of_the_one_before() -> None:
 
 
 def test_an_attempt_whose_child_vanished_starts_again_under_its_number() -> None:
-    decision = conclude(job(running(attempt=3)))
+    decision = conclude(ftj(running(attempt=3)))
     assert (applied(decision)[-1], decision.status.attempt) == ("Job/tune-train-3", 3)
 
 
 def test_only_the_last_attempts_are_kept() -> None:
     past = [child(f"tune-train-{number}", "Failed") for number in range(1, 6)]
-    decision = conclude(job(running(attempt=6)), observed(child("tune-prep", "Complete"), *past))
+    decision = conclude(ftj(running(attempt=6)), observed(child("tune-prep", "Complete"), *past))
     assert deleted(decision) == ["tune-train-1", "tune-train-2"]
     assert applied(decision)[-1] == "Job/tune-train-6"
 
@@ -105,7 +105,7 @@ FOLLOWED: dict[str, tuple[list[Json], int, str, str]] = {
 
 @pytest.mark.parametrize(("pods", "ready", "reason", "message"), FOLLOWED.values(), ids=FOLLOWED)
 def test_an_attempt_is_followed(pods: list[Json], ready: int, reason: str, message: str) -> None:
-    decision = conclude(job(running()), observed(child(JOB), pods=pods))
+    decision = conclude(ftj(running()), observed(child(JOB), pods=pods))
     assert said(decision, ConditionType.TRAINED) == ("False", reason, message)
     assert decision.status.nodes == Nodes(desired=2, ready=ready, summary=f"{ready}/2")
     assert (applied(decision), decision.requeue_seconds) == ([], 5.0)
@@ -114,7 +114,7 @@ def test_an_attempt_is_followed(pods: list[Json], ready: int, reason: str, messa
 def test_an_attempt_ends_with_what_rank_0_reports() -> None:
     before = running(progress=Progress(step=95, max_steps=100, percent=95, summary="95%", loss=2.25))
     seen = observed(child(JOB, "Complete"), pods=[ended(JOB, 1, 0, at=1), ended(JOB, 0, 0, RESULT, at=2)])
-    decision = conclude(job(before), seen)
+    decision = conclude(ftj(before), seen)
     assert said(decision, ConditionType.TRAINED) == (
         "True",
         ConditionReason.TRAINED,
@@ -131,18 +131,18 @@ def test_an_attempt_ends_with_what_rank_0_reports() -> None:
 
 def test_an_attempt_of_a_script_that_reports_nothing_ends_too() -> None:
     seen = observed(child(JOB, "Complete"), pods=[ended(JOB, 0, 0, "the end of its log"), ended(JOB, 1, 0)])
-    decision = conclude(job(running()), seen)
+    decision = conclude(ftj(running()), seen)
     assert (decision.status.phase, decision.status.model) == ("Succeeded", None)
 
 
 def test_results_that_are_no_numbers_are_left_out() -> None:
     said = '{"train": {"step": 3, "evalLoss": NaN, "perplexity": Infinity, "goodput": NaN}}'
-    decision = conclude(job(running()), observed(child(JOB, "Complete"), pods=[ended(JOB, 0, 0, said)]))
+    decision = conclude(ftj(running()), observed(child(JOB, "Complete"), pods=[ended(JOB, 0, 0, said)]))
     assert (decision.status.phase, decision.status.model) == ("Succeeded", None)
     assert decision.status.goodput is None
 
 
 def test_what_was_trained_is_not_trained_again_whatever_is_left_of_it() -> None:
     before = status(ACCEPTED, PREPARED, TRAINED, attempt=1)
-    decision = conclude(job(before, register={"model": "m"}), observed(mlflow=tracked()), settings=SETTINGS)
+    decision = conclude(ftj(before, register={"model": "m"}), observed(mlflow=tracked()), settings=SETTINGS)
     assert (applied(decision), decision.status.phase) == ([], "Registering")

@@ -1,0 +1,37 @@
+"""The aliases of a FineTuneJob's model that ModelPromotions keep: the job does not set them."""
+
+from __future__ import annotations
+
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionType
+from finetune_operator.controller.store import Store
+from finetune_operator.finetunejob.model import FineTuneJob
+from finetune_operator.mlflow.host import canonical
+from finetune_operator.registry.choose import registry_of
+from finetune_operator.settings import Settings
+
+
+def promoted_aliases(store: Store, settings: Settings, ftj: FineTuneJob) -> dict[str, str]:
+    """The ModelPromotions of the job's model in the same registry: namespace/name, by alias."""
+    if ftj.spec is None or ftj.spec.register_ is None:
+        return {}
+    registry = canonical(settings.servers(ftj.spec.tracking)[1])
+    found: dict[str, str] = {}
+    for (namespace, name), body in sorted(store.of("ModelPromotion").items()):
+        spec = body.get("spec") or {}
+        if (
+            spec.get("model") == ftj.spec.register_.model
+            and registry_of(settings, spec.get("tracking") or {}) == registry
+            and _keeps_its_alias(body)
+        ):
+            found.setdefault(str(spec.get("alias")), f"{namespace}/{name}")
+    return found
+
+
+def _keeps_its_alias(promotion: Json) -> bool:
+    """Whether a promotion is in force: not deleted, not refused, and its registry has answered once."""
+    status = promotion.get("status") or {}
+    states = {item["type"]: item["status"] for item in status.get("conditions") or ()}
+    reached = states.get(ConditionType.REGISTRY_READY) == "True" or status.get("promoted") is not None
+    accepted = states.get(ConditionType.ACCEPTED) == "True"
+    return "deletionTimestamp" not in promotion["metadata"] and accepted and reached

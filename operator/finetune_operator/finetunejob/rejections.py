@@ -1,0 +1,45 @@
+"""Why the API server refuses to create pods (quota, Pod Security): only Events tell."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+from finetune_crds.base import Json
+from finetune_operator.finetunejob.children import is_leaving, job_ended, of_job
+from finetune_operator.finetunejob.model import FineTuneJob
+from finetune_operator.kube import Kube, KubeError
+
+log = logging.getLogger(__name__)
+
+# How long a Job may lack pods before the API server is asked why.
+_POD_PATIENCE = timedelta(seconds=5)
+
+
+async def rejections(
+    kube: Kube, ftj: FineTuneJob, jobs: Mapping[str, Json], pods: Sequence[Json], now: datetime
+) -> dict[str, str]:
+    """For each Job that lacks pods, by name: the API server's last refusal."""
+    found: dict[str, str] = {}
+    for name, job in jobs.items():
+        if not _lacks_pods(job, pods, now):
+            continue
+        selector = f"involvedObject.uid={job['metadata']['uid']},reason=FailedCreate"
+        try:
+            events = await kube.list("Event", ftj.namespace, fieldSelector=selector)
+        except KubeError as error:
+            log.warning("%s: cannot list the Events that say why it lacks pods: %s", ftj.key, error)
+            continue
+        if events.objects:
+            last = max(events.objects, key=lambda event: event.get("lastTimestamp") or "")
+            found[name] = f"pods of Job {name} cannot be created: {last.get('message', '')}"
+    return found
+
+
+def _lacks_pods(job: Json, pods: Sequence[Json], now: datetime) -> bool:
+    """Whether a Job that should run has had fewer pods than it wants for longer than it takes to create them."""
+    if job["spec"].get("suspend") or job_ended(job) or is_leaving(job):
+        return False
+    age = now - datetime.fromisoformat(job["metadata"]["creationTimestamp"])
+    return age >= _POD_PATIENCE and len(of_job(pods, job)) < job["spec"]["parallelism"]
