@@ -172,8 +172,9 @@ def test_a_job_whose_spec_cannot_be_read_is_left_alone(before: FineTuneJobStatus
     unreadable = dataclasses.replace(ftj(before), spec=None, invalid=invalid)
     decision = conclude(unreadable, observed(child("tune-train-1"), pods=[pod("tune-train-1")]))
     assert said(decision, ConditionType.ACCEPTED) == ("Unknown", ConditionReason.SPEC_UNREADABLE, UNREADABLE)
-    others = [item for item in decision.status.conditions if item.type != ConditionType.ACCEPTED]
-    assert others == [item for item in before.conditions if item.type != ConditionType.ACCEPTED]
+    said_anew = (ConditionType.ACCEPTED, ConditionType.READY)
+    others = [item for item in decision.status.conditions if item.type not in said_anew]
+    assert others == [item for item in before.conditions if item.type not in said_anew]
     assert decision == Decision(status=decision.status)
 
 

@@ -23,6 +23,7 @@ from unit.operator.finetunejob.decide.make import (
 )
 
 REFUSED = condition(ConditionType.ACCEPTED, "False", ConditionReason.INVALID_SPEC)
+UNREADABLE = condition(ConditionType.ACCEPTED, "Unknown", ConditionReason.SPEC_UNREADABLE)
 PREPARING = condition(ConditionType.PREPARED, "False", ConditionReason.PREPARING)
 STARTING = condition(ConditionType.TRAINED, "False", ConditionReason.STARTING)
 REGISTERING = condition(ConditionType.REGISTERED, "False", ConditionReason.REGISTERING)
@@ -41,7 +42,7 @@ CASES: dict[str, tuple[list[Condition], Condition]] = {
     "training without MLflow": ([ACCEPTED, UNREACHABLE, PREPARED, TRAINING], TRAINING),
     "trained": ([ACCEPTED, PREPARED, TRAINED], TRAINED),
     "registering": ([ACCEPTED, PREPARED, TRAINED, REGISTERING], REGISTERING),
-    "a spec that this version cannot read": ([REFUSED, PREPARED, HEALTHY, TRAINING], REFUSED),
+    "a spec that this version cannot read": ([UNREADABLE, PREPARED, HEALTHY, TRAINING], UNREADABLE),
     "suspended": ([ACCEPTED, SUSPENDED, PREPARED, UNSCHEDULABLE, TRAINING], SUSPENDED),
     "succeeded": ([ACCEPTED, PREPARED, TRAINED, REGISTERED, SUCCEEDED], SUCCEEDED),
     "refused": ([REFUSED, FAILED], FAILED),
