@@ -45,6 +45,11 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
             raise ValueError(f"the spec of {self.ftj.key} was not accepted")
         return self.ftj.spec
 
+    def note_start(self) -> None:
+        """The job's first child exists, or is about to be created."""
+        if self.status.start_time is None:
+            self.update(start_time=self.now)
+
     def fail(self, reason: ConditionReason, message: str) -> None:
         """The job has failed for good."""
         self.set(ConditionType.FAILED, True, reason, message)

@@ -32,6 +32,7 @@ def prepare(draft: Draft) -> Outcome:
     if child is None:
         _start(draft, found)
         return Stop
+    draft.note_start()
     if job_condition(child, "Complete"):
         return _finish(draft, child, mine)
     failed = job_condition(child, "Failed")
@@ -52,8 +53,7 @@ def prepare(draft: Draft) -> Outcome:
 
 
 def _start(draft: Draft, found: Sorted) -> None:
-    if draft.status.start_time is None:
-        draft.update(start_time=draft.now)
+    draft.note_start()
     if found.ghosts or found.ghost_pods:
         # Two preparations at once would write the same table.
         message = f"preparation starts when {pods.listed_ghosts(found)} has stopped"

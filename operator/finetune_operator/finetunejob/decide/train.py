@@ -32,6 +32,8 @@ def train(draft: Draft) -> Outcome:
     if child is None:
         _start(draft, number, found)
         return Stop
+    # NB: the pass that created the Job may have ended before it wrote the status.
+    _note_start(draft, number)
     _count(draft, mine)
     checkpoint.note(draft, mine)
     if job_condition(child, "Complete"):
@@ -49,9 +51,7 @@ def _start(draft: Draft, number: int, found: Sorted) -> None:
     """Make the children of an attempt, once the pods of the one before are gone."""
     if not backoff.may_start(draft):
         return
-    if draft.status.start_time is None:
-        draft.update(start_time=draft.now)
-    draft.update(attempt=number, restarts=draft.status.restarts or 0)
+    _note_start(draft, number)
     for ghost in found.ghosts:
         draft.remove(ghost)
     if found.ghosts or found.ghost_pods:
@@ -66,6 +66,11 @@ def _start(draft: Draft, number: int, found: Sorted) -> None:
     draft.set(
         ConditionType.TRAINED, False, ConditionReason.STARTING, f"attempt {number}: {nodes} pods are starting"
     )
+
+
+def _note_start(draft: Draft, number: int) -> None:
+    draft.note_start()
+    draft.update(attempt=number, restarts=draft.status.restarts or 0)
 
 
 def _clear_away(draft: Draft, number: int, found: Sorted) -> None:

@@ -147,9 +147,11 @@ class ApiServer(StandIn):
         with self.writes.one(f"{subresource or 'apply'} {body['kind']}"):
             return await super().apply(body, subresource=subresource)
 
-    async def delete(self, kind: str, namespace: str, name: str, uid: str, version: str = "") -> None:
+    async def delete(
+        self, kind: str, namespace: str, name: str, uid: str, version: str = "", *, foreground: bool = False
+    ) -> None:
         with self.writes.one(f"delete {kind}"):
-            await super().delete(kind, namespace, name, uid, version)
+            await super().delete(kind, namespace, name, uid, version, foreground=foreground)
 
 
 @dataclass

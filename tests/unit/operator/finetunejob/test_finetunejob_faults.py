@@ -1,0 +1,282 @@
+"""The operator ends before and after every write of a FineTuneJob; each story ends as the undisturbed one does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from finetune_crds.contract import PrepResult, TerminationMessage, TrainResult
+from finetune_crds.status import SplitCounts
+from finetune_operator.controller.store import KINDS, Store
+from finetune_operator.controller.workqueue import WorkQueue
+from finetune_operator.finetunejob import apply, polling
+from finetune_operator.finetunejob.apply import FineTuneJobApplier
+from finetune_operator.finetunejob.children import job_ended, owner
+from finetune_operator.finetunejob.model import Mlflow, SetAlias
+from finetune_operator.finetunejob.observe import FineTuneJobObserver
+from finetune_operator.finetunejob.reconcile import FineTuneJobReconciler
+from finetune_operator.kube import KubeError
+from finetune_operator.mlflow.model import Run
+from finetune_operator.mlflow.runs import Server
+from finetune_operator.registry.base import Version
+from finetune_operator.registry.writer import AliasWriter
+from unit.operator.finetunejob.decide.make import NODES, SETTINGS, SOURCE, UID, child, ended, later, pod
+from unit.operator.modelpromotion.world import ApiServer, KilledError, Writes
+
+Json = dict[str, Any]
+KEY = ("FineTuneJob", "team", "tune")
+PREPARED = TerminationMessage(
+    prep=PrepResult(rows=SplitCounts(train=9), tokens=SplitCounts(train=90), path="/data/splits", version=1)
+)
+TRAINED = TerminationMessage(train=TrainResult(step=10, eval_loss=2.0))
+
+
+class Cluster(ApiServer):
+    """An API server that sets the default of a Job's parallelism."""
+
+    async def create(self, body: Json) -> Json:
+        spec = {"parallelism": 1} | body["spec"] if body["kind"] == "Job" else None
+        return await super().create({**body, "spec": spec} if spec else body)
+
+
+class World:
+    """An API server and an MLflow in memory, whose writes may be the operator's last, and the operator."""
+
+    def __init__(self, writes: Writes) -> None:
+        self.writes = writes
+        self.kube = Cluster(writes)
+        self.seconds = 0.0
+        self.runs: list[Run] = []
+        self.version: Version | None = None
+        self.made: list[str] = []
+        self.killed = False
+        self.restart()
+
+    def restart(self) -> None:
+        """An operator that knows nothing but what is written down."""
+        self.store = Store(owner)
+        observer = FineTuneJobObserver(self.kube, self.store, SETTINGS, clock=lambda: self.seconds)
+        writer = AliasWriter(self.kube, SETTINGS, "operator")
+        applier = FineTuneJobApplier(self.kube, self.store, observer, writer)
+        queue = WorkQueue(clock=lambda: self.seconds)
+        self.reconciler = FineTuneJobReconciler(
+            self.store, queue, observer, applier, SETTINGS, now=lambda: later(self.seconds)
+        )
+
+    def edit(self, **spec: Any) -> None:
+        held = self.kube.objects.get(KEY) or {
+            "apiVersion": "finetune.dev/v1alpha1",
+            "kind": "FineTuneJob",
+            "metadata": {"name": "tune", "namespace": "team", "uid": UID, "generation": 1},
+            "spec": {
+                "model": {"base": "/m"},
+                "data": SOURCE,
+                "distributed": NODES,
+                "register": {"model": "m"},
+            },
+        }
+        self.kube.keep({**held, "spec": {**held["spec"], **spec}})
+
+    async def settle(self) -> None:
+        """Passes until none writes anything; an operator that was killed is started again."""
+        for _ in range(40):
+            before = self.writes.count
+            try:
+                await self._pass()
+            except KilledError:
+                self.killed = True
+                self.restart()
+                continue
+            if self.writes.count == before:
+                return
+        raise AssertionError(f"it never comes to rest: {self.writes.log[-20:]}")
+
+    async def _pass(self) -> None:
+        self.seconds += SETTINGS.poll_seconds
+        for kind in KINDS:
+            found = [body for (held, _, _), body in self.kube.objects.items() if held == kind]
+            self.store.replace(kind, found, self.kube.version)
+        try:
+            await self.reconciler.reconcile(self.store.finetunejobs["team", "tune"])
+        except KubeError:
+            self.writes.count += 1  # it is tried again
+
+    # MLflow.
+
+    def ask(self, server: Server, *_: object) -> Mlflow:
+        return Mlflow(run=self.runs[0] if self.runs else None, version=self.version)
+
+    def ensure_run(self, *_: object) -> Run:
+        with self.writes.one("ensure run"):
+            if not self.runs:
+                self.runs.append(Run("r1", "e1", "RUNNING"))
+            return self.runs[0]
+
+    def finish_run(self, run_id: str, status: str) -> None:
+        with self.writes.one("finish run"):
+            self.runs = [dataclasses.replace(run, status=status) for run in self.runs]
+
+    async def set_alias(self, server: Server, action: SetAlias) -> None:
+        with self.writes.one("set alias"):
+            assert self.version is not None
+            aliases = self.version.aliases | {action.alias}
+            self.version = dataclasses.replace(self.version, aliases=frozenset(aliases))
+
+    # The Job controller and the kubelets.
+
+    def jobs(self) -> list[Json]:
+        return [body for (kind, _, _), body in self.kube.objects.items() if kind == "Job"]
+
+    def run_pods(self) -> None:
+        for job in self.jobs():
+            self._set_pods(
+                job, [pod(job["metadata"]["name"], index, **known(job)) for index in range(size(job))]
+            )
+
+    def end_pods(self, code: int = 0) -> None:
+        """Every Job at work ends, as its pods do."""
+        for job in self.jobs():
+            if job_ended(job):
+                continue
+            name, message = job["metadata"]["name"], TRAINED if size(job) > 1 else PREPARED
+            container = "trainer" if size(job) > 1 else "prep"
+            says = "" if code else message
+            self._set_pods(
+                job,
+                [
+                    ended(name, index, code, says, container=container, at=int(self.seconds), **known(job))
+                    for index in range(size(job))
+                ],
+            )
+            status = child(name, "Failed" if code else "Complete", "it ended")["status"]
+            self.kube.keep({**job, "status": status})
+            if size(job) > 1 and not code:
+                self.version = self.version or Version("m", "1")
+
+    def _set_pods(self, job: Json, pods: list[Json]) -> None:
+        if not job_ended(job):
+            for body in pods:
+                self.kube.keep({**body, "kind": "Pod"})
+
+    def collect_garbage(self) -> None:
+        """Pods go with their Jobs."""
+        there = {job["metadata"]["uid"] for job in self.jobs()}
+        for key, body in list(self.kube.objects.items()):
+            if key[0] == "Pod" and body["metadata"]["ownerReferences"][0]["uid"] not in there:
+                del self.kube.objects[key]
+
+    def outcome(self) -> object:
+        """What counts in the end: what the job says, what exists, what was made, and MLflow."""
+        status = self.kube.objects[KEY]["status"]
+        said = {
+            item["type"]: (item["status"], item["reason"], item["message"]) for item in status["conditions"]
+        }
+        numbers = {
+            name: status.get(name) for name in ("phase", "attempt", "restarts", "data", "model", "nodes")
+        }
+        there = sorted(f"{kind}/{name}" for kind, _, name in self.kube.objects if kind != "Event")
+        return numbers, said, there, self.runs, self.version
+
+
+def size(job: Json) -> int:
+    return 1 if job["metadata"]["name"] == "tune-prep" else 2
+
+
+def known(job: Json) -> Json:
+    return {"owner": job["metadata"]["uid"], "component": job["metadata"]["labels"]["finetune.dev/component"]}
+
+
+async def trained(there: World) -> None:
+    """Prepared, trained, registered."""
+    there.edit()
+    await there.settle()
+    for _ in ("preparation", "training"):
+        there.run_pods()
+        await there.settle()
+        there.end_pods()
+        await there.settle()
+
+
+async def restarted(there: World) -> None:
+    """The first attempt fails, and the second succeeds."""
+    there.edit()
+    await there.settle()
+    there.end_pods()
+    await there.settle()
+    there.end_pods(1)
+    await there.settle()
+    there.run_pods()
+    await there.settle()
+    there.end_pods()
+    await there.settle()
+
+
+async def suspended(there: World) -> None:
+    """Suspended in mid-training, and resumed."""
+    there.edit()
+    await there.settle()
+    there.end_pods()
+    await there.settle()
+    there.run_pods()
+    await there.settle()
+    there.edit(suspend=True)
+    await there.settle()
+    there.collect_garbage()
+    await there.settle()
+    there.edit(suspend=False)
+    await there.settle()
+    there.end_pods()
+    await there.settle()
+
+
+async def failed_and_swept(there: World) -> None:
+    """It fails for good, and its children are deleted a minute later."""
+    there.edit(runPolicy={"ttlSecondsAfterFinished": 60})
+    await there.settle()
+    there.end_pods()
+    await there.settle()
+    there.end_pods(64)
+    await there.settle()
+    there.seconds += 60
+    await there.settle()
+    there.collect_garbage()
+    await there.settle()
+
+
+STORIES: dict[str, Callable[[World], Awaitable[None]]] = {
+    "trained": trained,
+    "restarted": restarted,
+    "suspended": suspended,
+    "failed and swept": failed_and_swept,
+}
+ENDS = {
+    "trained": "Succeeded",
+    "restarted": "Succeeded",
+    "suspended": "Succeeded",
+    "failed and swept": "Failed",
+}
+
+
+@pytest.mark.parametrize("name", STORIES)
+async def test_the_operator_may_end_at_every_write(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def told(**kill: int) -> World:
+        there = World(Writes(**kill))
+        monkeypatch.setattr(polling, "_ask", there.ask)
+        monkeypatch.setattr(Server, "ensure_run", there.ensure_run)
+        monkeypatch.setattr(Server, "finish_run", there.finish_run)
+        monkeypatch.setattr(apply.FineTuneJobApplier, "_set_alias", there.set_alias)
+        await STORIES[name](there)
+        return there
+
+    undisturbed = await told()
+    expected, writes = undisturbed.outcome(), undisturbed.writes.count
+    assert undisturbed.kube.objects[KEY]["status"]["phase"] == ENDS[name]
+    for number in range(1, writes + 1):
+        for point in ("kill_before", "kill_after"):
+            there = await told(**{point: number})
+            where = f"{point} {number} of {writes}: {there.writes.log}"
+            assert there.killed, where
+            assert there.outcome() == expected, where
