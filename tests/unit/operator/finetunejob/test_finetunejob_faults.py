@@ -262,8 +262,8 @@ ENDS = {
 
 @pytest.mark.parametrize("name", STORIES)
 async def test_the_operator_may_end_at_every_write(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def told(**kill: int) -> World:
-        there = World(Writes(**kill))
+    async def told(*, before: int | None = None, after: int | None = None) -> World:
+        there = World(Writes(kill_before=before, kill_after=after))
         monkeypatch.setattr(polling, "_ask", there.ask)
         monkeypatch.setattr(Server, "ensure_run", there.ensure_run)
         monkeypatch.setattr(Server, "finish_run", there.finish_run)
@@ -275,8 +275,8 @@ async def test_the_operator_may_end_at_every_write(name: str, monkeypatch: pytes
     expected, writes = undisturbed.outcome(), undisturbed.writes.count
     assert undisturbed.kube.objects[KEY]["status"]["phase"] == ENDS[name]
     for number in range(1, writes + 1):
-        for point in ("kill_before", "kill_after"):
+        for point in ("before", "after"):
             there = await told(**{point: number})
-            where = f"{point} {number} of {writes}: {there.writes.log}"
+            where = f"{point} write {number} of {writes}: {there.writes.log}"
             assert there.killed, where
             assert there.outcome() == expected, where
