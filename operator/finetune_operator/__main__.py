@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import kopf
 import prometheus_client
@@ -38,7 +39,7 @@ log = logging.getLogger("finetune_operator")
 
 
 def main() -> int:
-    """Run until stopped; the exit code says whether the configuration was usable."""
+    """Run until stopped; the exit code is 64 when the configuration is wrong."""
     try:
         settings = Settings.from_environment()
     except SettingsError as error:
@@ -50,10 +51,38 @@ def main() -> int:
 
 
 async def run(settings: Settings) -> None:
-    """Everything the operator does, until SIGTERM or until one of its parts fails."""
+    """Run until SIGTERM, or until a part of the operator fails.
+
+    Raises:
+        Exception: the error of the part that failed.
+    """
     async with Kube() as kube:
-        # NB: MLflow's and Databricks' clients block a thread each, and one that waits must not hold up the others.
+        # NB: a call of MLflow's or Databricks' client blocks its thread; a slow server must not delay the other workers.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2 * settings.workers, "client"))
+        operator = Operator.of(kube, settings)
+        _measure(operator.queues)
+        if settings.metrics_port:
+            prometheus_client.start_http_server(settings.metrics_port)
+        log.info("watching %s", ", ".join(settings.namespaces) or "all namespaces")
+        await operator.run()
+
+
+@dataclass(frozen=True)
+class Operator:
+    """The parts of the operator, connected."""
+
+    settings: Settings
+    store: Store
+    queues: Queues
+    health: Health
+    resync: Resync
+    observer: FineTuneJobObserver
+    finetunejobs: FineTuneJobReconciler
+    promotions: ModelPromotionReconciler
+
+    @classmethod
+    def of(cls, kube: Kube, settings: Settings) -> Operator:
+        """Create the parts and connect them."""
         store = Store(children.owner)
         queues = Queues(WorkQueue(clock=time.monotonic), WorkQueue(clock=time.monotonic))
         health = Health(queues, settings.resync_seconds)
@@ -62,47 +91,22 @@ async def run(settings: Settings) -> None:
         finetunejobs = FineTuneJobReconciler(
             store, queues.finetunejobs, observer, FineTuneJobApplier(kube, store, observer, writer), settings
         )
-        promotions = _promotions(kube, store, queues, settings, writer)
-        resync = Resync(kube, store, queues, settings, health)
-        _measure(queues)
-        if settings.metrics_port:
-            prometheus_client.start_http_server(settings.metrics_port)
-
-        async def on_finetunejob(kind: str | None, body: Json) -> None:
-            meta = body["metadata"]
-            finetunejob_events.on_event(store, queues.finetunejobs, kind, body)
-            promotion_events.on_finetunejob(store, queues.promotions, meta["namespace"], meta["name"])
-            if kind == "DELETED":
-                await _close_run_of_deleted(observer, body)
-
-        async def on_modelpromotion(kind: str | None, body: Json) -> None:
-            promotion_events.on_event(store, queues.promotions, kind, body)
-
-        async def on_child(child: str, kind: str | None, body: Json) -> None:
-            finetunejob_events.on_child(store, queues.finetunejobs, child, kind, body)
-
-        async def workers() -> None:
-            await resync.first.wait()
-            async with asyncio.TaskGroup() as group:
-                for _ in range(settings.workers):
-                    group.create_task(work(queues.finetunejobs, finetunejobs.handle))
-                    group.create_task(work(queues.promotions, promotions.handle))
-
-        stop = asyncio.Event()
-        watching = asyncio.create_task(
-            kopf.operator(
-                registry=registry(health, Handlers(on_finetunejob, on_modelpromotion, on_child)),
-                standalone=True,
-                # NB: left to itself kopf asks for the user's name, and a pod's uid need not have one.
-                identity=socket.gethostname(),  # type: ignore[arg-type]
-                clusterwide=not settings.namespaces,
-                namespaces=list(settings.namespaces),
-                liveness_endpoint=settings.liveness,
-                stop_flag=stop,
-            )
+        return cls(
+            settings=settings,
+            store=store,
+            queues=queues,
+            health=health,
+            resync=Resync(kube, store, queues, settings, health),
+            observer=observer,
+            finetunejobs=finetunejobs,
+            promotions=_promotions(kube, store, queues, settings, writer),
         )
-        parts = {watching, asyncio.create_task(resync.run()), asyncio.create_task(workers())}
-        log.info("watching %s", ", ".join(settings.namespaces) or "all namespaces")
+
+    async def run(self) -> None:
+        """Watch, resync and work; the first part that ends stops the others."""
+        stop = asyncio.Event()
+        watching = asyncio.create_task(self._watch(stop))
+        parts = {watching, asyncio.create_task(self.resync.run()), asyncio.create_task(self._work())}
         # kopf handles SIGTERM and returns; any other part that ends has failed.
         done, running = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         stop.set()
@@ -112,14 +116,45 @@ async def run(settings: Settings) -> None:
         for part in done:
             part.result()
 
+    async def _watch(self, stop: asyncio.Event) -> None:
+        await kopf.operator(
+            registry=registry(self.health, Handlers(self._finetunejob, self._modelpromotion, self._child)),
+            standalone=True,
+            # NB: kopf's default is the user's name, which the uid of a pod need not have.
+            identity=socket.gethostname(),  # type: ignore[arg-type]
+            clusterwide=not self.settings.namespaces,
+            namespaces=list(self.settings.namespaces),
+            liveness_endpoint=self.settings.liveness,
+            stop_flag=stop,
+        )
+
+    async def _work(self) -> None:
+        """Start the workers once the store is complete."""
+        await self.resync.first.wait()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self.settings.workers):
+                group.create_task(work(self.queues.finetunejobs, self.finetunejobs.handle))
+                group.create_task(work(self.queues.promotions, self.promotions.handle))
+
+    async def _finetunejob(self, kind: str | None, body: Json) -> None:
+        meta = body["metadata"]
+        finetunejob_events.on_event(self.store, self.queues.finetunejobs, kind, body)
+        promotion_events.on_finetunejob(self.store, self.queues.promotions, meta["namespace"], meta["name"])
+        if kind == "DELETED":
+            await _close_run_of_deleted(self.observer, body)
+
+    async def _modelpromotion(self, kind: str | None, body: Json) -> None:
+        promotion_events.on_event(self.store, self.queues.promotions, kind, body)
+
+    async def _child(self, child: str, kind: str | None, body: Json) -> None:
+        finetunejob_events.on_child(self.store, self.queues.finetunejobs, child, kind, body)
+
 
 def _promotions(
     kube: Kube, store: Store, queues: Queues, settings: Settings, writer: AliasWriter
 ) -> ModelPromotionReconciler:
-    """The part that keeps aliases."""
-
     def moved(model: str) -> None:
-        # What takes its version from this alias need not wait for the next resync.
+        # Promotions whose source is this alias need not wait for the next resync.
         promotion_events.on_model(store, queues.promotions, model)
 
     observer = ModelPromotionObserver(kube, store, settings, clock=time.monotonic)
@@ -134,7 +169,7 @@ def _measure(queues: Queues) -> None:
 
 
 async def _close_run_of_deleted(observer: FineTuneJobObserver, body: Json) -> None:
-    """A job deleted before its end leaves its MLflow run open: close it, as far as MLflow can be reached."""
+    """Close the MLflow run of a job that was deleted before its end; if MLflow cannot be reached, the run stays open."""
     ftj = read_finetunejob(body)
     observer.poller.forget(ftj)
     run_id = ftj.status.mlflow.run_id if ftj.status.mlflow else None
