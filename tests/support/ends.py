@@ -24,7 +24,8 @@ T = TypeVar("T")
 Signal = Literal["TERM", "KILL"]
 RANKS = 2
 EVERY_STEPS = 3
-_PATIENCE = 180
+# As long as a pod of the tests may take to end.
+_PATIENCE = 300
 
 
 def tiny_gang(folder: Path, *, steps: int) -> Pod:
