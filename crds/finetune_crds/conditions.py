@@ -132,6 +132,7 @@ class ConditionReason(StrEnum):
     INTERNAL_ERROR = "InternalError"
     CONFLICT = "Conflict"
     REGISTRY_READY = "RegistryReady"
+    REGISTRY_CHANGED = "RegistryChanged"
     LEASE_HELD = "LeaseHeld"
     LEASE_REFUSED = "LeaseRefused"
     VERSION_NOT_READY = "VersionNotReady"

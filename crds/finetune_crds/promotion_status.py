@@ -141,6 +141,35 @@ class Withheld(ApiModel):
     """Why, in a sentence."""
 
 
+class VersionIdentity(ApiModel):
+    """What tells a version from one of the same number in another registry."""
+
+    version: _Version
+    """Its number."""
+    creation_time: datetime | None = None
+    """When it was created."""
+    run_id: Annotated[str, Field(max_length=256)] | None = None
+    """The run that made it."""
+
+
+class RegistryIdentity(ApiModel):
+    """What tells the registered model from one of the same name in another registry.
+
+    A registry has no identity of its own.
+    """
+
+    model_creation_time: datetime | None = None
+    """When the model was created."""
+    versions: Annotated[
+        list[VersionIdentity],
+        Field(
+            max_length=16,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["version"]},
+        ),
+    ] = Field(default_factory=list)
+    """The versions that this status names."""
+
+
 class ModelPromotionStatus(ApiModel):
     """What the operator reports."""
 
@@ -160,6 +189,8 @@ class ModelPromotionStatus(ApiModel):
     """The source of the candidate."""
     watched_since: datetime | None = None
     """Since when the operator watches the alias. A move by someone else after this time is drift."""
+    registry: RegistryIdentity | None = None
+    """The model and the versions that this status is about. If the registry holds others, the operator writes nothing."""
     gates: GatesStatus | None = None
     """The verdicts of the gates on the candidate."""
     approval: ApprovalStatus | None = None

@@ -162,7 +162,7 @@ def test_a_version_without_a_run(mlflow: Mlflow, registry: MlflowRegistry, run_i
     mlflow.post("registered-models/create", {"name": name})
     body = {"name": name, "source": "s3://bucket/model"}
     mlflow.post("model-versions/create", body if run_id is None else {**body, "run_id": run_id})
-    assert registry.version(name, "1") == ModelVersion("1", run_id=None)
+    assert registry.version(name, "1") == ModelVersion("1", run_id=run_id)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from finetune_operator.modelpromotion.decide.failed_action import failed_action
 from finetune_operator.modelpromotion.model import Promotion, PromotionAction, PromotionDecision
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver
 from finetune_operator.registry.base import MoveAlias
-from finetune_operator.registry.writer import AliasMoved, AliasWriter
+from finetune_operator.registry.writer import AliasMoved, AliasWriter, ModelReplaced
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class ModelPromotionApplier:
         for action in decision.actions:
             try:
                 await self._act(promotion, action, version)
-            except AliasMoved:
+            except (AliasMoved, ModelReplaced):
                 raise
             except ExternalError as error:
                 # NB: an alias that may not be written keeps no endpoint from going back, nor the other way round.

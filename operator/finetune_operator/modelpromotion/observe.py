@@ -261,8 +261,8 @@ def versions_needed(promotion: Promotion, spec: ModelPromotionSpec, observed: Ob
     status, holder = promotion.status, observed.alias(spec.alias)
     candidate = named_version(spec, observed)
     target = target_version(spec, status)
-    at_rest = target or candidate
-    if at_rest == holder == status.promoted and status.move is None and spec.serving is None:
+    at_rest = (target or candidate) == holder == status.promoted and status.move is None
+    if at_rest and spec.serving is None and not promotion.deleting and _is_identified(status):
         return set()
     wanted = {candidate, holder, target, status.promoted, status.move.to_version if status.move else None}
     if spec.serving:
@@ -270,6 +270,12 @@ def versions_needed(promotion: Promotion, spec: ModelPromotionSpec, observed: Ob
         back = status.withheld.back if status.withheld else None
         wanted |= {status.previous, back, main_version(saved or [])}
     return {version for version in wanted if version is not None}
+
+
+def _is_identified(status: ModelPromotionStatus) -> bool:
+    """Whether the status knows what tells its version from one of the same number; an older operator did not write it."""
+    known = status.registry.versions if status.registry else []
+    return status.promoted in {None, *(item.version for item in known)}
 
 
 def _read_versions(registry: Registry, model: str, versions: set[str]) -> dict[str, ModelVersion | None]:

@@ -19,7 +19,7 @@ from finetune_operator.modelpromotion.decide.ready import summarized
 from finetune_operator.modelpromotion.model import PromotionDecision
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver, read_promotion
 from finetune_operator.policy.status import with_condition
-from finetune_operator.registry.writer import AliasMoved
+from finetune_operator.registry.writer import AliasMoved, ModelReplaced
 from finetune_operator.serving.model import LogRequests
 from finetune_operator.settings import Settings
 
@@ -47,7 +47,7 @@ class ModelPromotionReconciler(Reconciler):
         decision = decide(promotion, observed, now, self.settings)
         try:
             await self.applier.apply(promotion, decision, now)
-        except (LeaseBusy, AliasMoved, StaleError):
+        except (LeaseBusy, AliasMoved, ModelReplaced, StaleError):
             # That is news, and no failure: the next pass looks at how things stand then.
             return BUSY_SECONDS
         except ExternalError as error:

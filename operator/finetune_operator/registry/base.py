@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Protocol
 
 from finetune_crds import contract
@@ -11,10 +12,14 @@ from finetune_crds import contract
 
 @dataclass(frozen=True)
 class RegisteredModel:
-    """A registered model, and the version that each of its aliases points at."""
+    """A registered model, and the version that each of its aliases points at.
+
+    `created` tells it from a model of the same name in another registry; None where the registry does not say.
+    """
 
     name: str
     aliases: Mapping[str, str] = field(default_factory=dict)
+    created: datetime | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -23,10 +28,11 @@ class ModelVersion:
 
     Attributes:
         ready: whether its files are complete.
-        run_id: the run that made it; None when it names none, or the run is gone.
+        run_id: the run that made it, whether that still exists or not; None when it names none.
         tags: its tags.
         metrics: newest value of each metric of its run; they may be NaN or infinite.
         evaluated_on: digest of the data that the run was evaluated on; None where nobody noted it.
+        created: when it was created; None where the registry does not say.
     """
 
     version: str
@@ -35,6 +41,7 @@ class ModelVersion:
     tags: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     evaluated_on: str | None = None
+    created: datetime | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -53,12 +60,19 @@ class MoveAlias:
     Attributes:
         source: the alias that the version came from, which must still point at it; None for no such condition.
         tags: tags that the version gets.
+        created: when the model was created that the move was decided on; None for any model of the name.
     """
 
     expected: str | None
     to: str | None
     source: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    created: datetime | None = None
+
+
+def from_milliseconds(stamp: object) -> datetime | None:
+    """A time as registries write it, in milliseconds since 1970; None for none."""
+    return datetime.fromtimestamp(int(str(stamp)) / 1000, UTC) if stamp else None
 
 
 def evaluated_on(tags: Mapping[str, str], run_tags: Mapping[str, str]) -> str | None:
@@ -86,7 +100,7 @@ class Registry(Protocol):
         """Point an alias at a version, whatever it points at now."""
 
     def delete_alias(self, name: str, alias: str) -> None:
-        """Remove an alias; one that is not there is well."""
+        """Remove an alias. Does nothing if it does not exist."""
 
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
         """Set tags of a version."""

@@ -11,7 +11,13 @@ from typing import Any, Self
 from finetune_operator.mlflow.host import ANONYMOUS, Credentials, Host, canonical
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server, get_run
-from finetune_operator.registry.base import ModelVersion, RegisteredModel, Version, evaluated_on
+from finetune_operator.registry.base import (
+    ModelVersion,
+    RegisteredModel,
+    Version,
+    evaluated_on,
+    from_milliseconds,
+)
 
 # NB: databases of MLflow hold versions in 32 bits, and PostgreSQL fails on more.
 _LARGEST_VERSION = 2**31 - 1
@@ -44,7 +50,9 @@ class MlflowRegistry:
         host = self._registry
         with host.problems():
             found = _unless_missing(lambda: host.registry().get_registered_model(name))
-            return RegisteredModel(name, _aliases(found)) if found else None
+            if found is None:
+                return None
+            return RegisteredModel(name, _aliases(found), from_milliseconds(found.creation_timestamp))
 
     def version(self, name: str, version: str) -> ModelVersion | None:
         """A version with its tags and the metrics of its run; None when it does not exist."""
@@ -60,10 +68,11 @@ class MlflowRegistry:
         return ModelVersion(
             version=str(found.version),
             ready=found.status == "READY",
-            run_id=run.run_id if run else None,
+            run_id=found.run_id or None,
             tags=tags,
             metrics={key: _unclamped(value) for key, value in run.metrics.items()} if run else {},
             evaluated_on=evaluated_on(tags, run.tags if run else {}),
+            created=from_milliseconds(found.creation_timestamp),
         )
 
     def find_version(self, name: str, run_id: str, aliases: Iterable[str]) -> Version | None:
@@ -91,7 +100,7 @@ class MlflowRegistry:
             host.registry().set_registered_model_alias(name, alias, version)
 
     def delete_alias(self, name: str, alias: str) -> None:
-        """Remove an alias; one that is not there is well."""
+        """Remove an alias. Does nothing if it does not exist."""
         host = self._registry
         with host.problems():
             _unless_missing(lambda: host.registry().delete_registered_model_alias(name, alias))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.databricks.workspace import problems
 from finetune_operator.errors import ExternalError, Problem
-from finetune_operator.registry.base import ModelVersion, RegisteredModel, evaluated_on
+from finetune_operator.registry.base import ModelVersion, RegisteredModel, evaluated_on, from_milliseconds
 from finetune_operator.settings import UNITY_CATALOG
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class UnityRegistry:
             except NotFound:
                 return None
             aliases = {str(item.alias_name): str(item.version_num) for item in found.aliases or []}
-            return RegisteredModel(name, aliases)
+            return RegisteredModel(name, aliases, from_milliseconds(found.created_at))
 
     def version(self, name: str, version: str) -> ModelVersion | None:
         """A version with its tags and the metrics of its run; None when it does not exist."""
@@ -80,10 +80,11 @@ class UnityRegistry:
             return ModelVersion(
                 version=version,
                 ready=found.get("status", "READY") == "READY",
-                run_id=run.info.run_id if run and run.info else None,
+                run_id=found.get("run_id") or None,
                 tags=tags,
                 metrics=_metrics(run),
                 evaluated_on=evaluated_on(tags, _run_tags(run)),
+                created=from_milliseconds(found.get("creation_timestamp")),
             )
 
     def set_alias(self, name: str, alias: str, version: str) -> None:
@@ -93,7 +94,7 @@ class UnityRegistry:
             self.workspace.registered_models.set_alias(name, alias, int(version))
 
     def delete_alias(self, name: str, alias: str) -> None:
-        """Remove an alias; one that is not there is well."""
+        """Remove an alias. Does nothing if it does not exist."""
         from databricks.sdk.errors import NotFound
 
         _check(name)

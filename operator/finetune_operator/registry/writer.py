@@ -22,7 +22,7 @@ from finetune_operator.kube import Kube, KubeError
 from finetune_operator.registry.base import MoveAlias, Registry
 from finetune_operator.settings import UNITY_CATALOG, Settings
 
-__all__ = ["ANYWHERE", "AliasMoved", "AliasWriter", "LeaseBusy", "VersionNotReady"]
+__all__ = ["ANYWHERE", "AliasMoved", "AliasWriter", "LeaseBusy", "ModelReplaced", "VersionNotReady"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -53,6 +53,14 @@ class AliasMoved(ExternalError):  # noqa: N818
         super().__init__(Problem(ConditionReason.ALIAS_MOVED, message))
         self.alias = alias
         self.found = found
+
+
+class ModelReplaced(ExternalError):  # noqa: N818
+    """The registry holds another model of the same name than the one that the move was decided on."""
+
+    def __init__(self, model: str) -> None:
+        message = f"registered model {model} was created anew, or the spec leads to another registry"
+        super().__init__(Problem(ConditionReason.REGISTRY_CHANGED, message))
 
 
 class VersionNotReady(ExternalError):  # noqa: N818
@@ -108,6 +116,7 @@ class AliasWriter:
         Raises:
             LeaseBusy: another process writes to the model; come back in about a second.
             AliasMoved: the alias, or the one that the version comes from, points elsewhere.
+            ModelReplaced: the model is not the one that the move was decided on.
             VersionNotReady: the version does not exist, or its files are not complete.
             ExternalError: the registry, or the Lease, could not be read or written.
         """
@@ -186,7 +195,10 @@ class _Turn:
 async def _move(turn: _Turn, registry: Registry, alias: str, move: MoveAlias) -> None:
     """Read, compare, write, and read again."""
     model = turn.model
-    aliases = await _aliases(registry, model)
+    held = await asyncio.to_thread(registry.model, model)
+    if held and move.created and held.created not in (None, move.created):
+        raise ModelReplaced(model)
+    aliases = dict(held.aliases) if held else {}
     found = aliases.get(alias)
     if found != move.to and move.expected not in (ANYWHERE, found):
         raise AliasMoved(model, alias, found, move.expected)
@@ -201,15 +213,11 @@ async def _move(turn: _Turn, registry: Registry, alias: str, move: MoveAlias) ->
         if found == move.to:
             return
         await turn.write(registry.set_alias, model, alias, move.to)
-    after = (await _aliases(registry, model)).get(alias)
+    written = await asyncio.to_thread(registry.model, model)
+    after = written.aliases.get(alias) if written else None
     if after != move.to:
         raise AliasMoved(model, alias, after, move.to)
     log.info("alias %s of %s %s, and %s before", alias, model, _points(after), _pointed(found))
-
-
-async def _aliases(registry: Registry, model: str) -> dict[str, str]:
-    found = await asyncio.to_thread(registry.model, model)
-    return dict(found.aliases) if found else {}
 
 
 async def _tag(turn: _Turn, registry: Registry, move: MoveAlias) -> None:

@@ -15,6 +15,7 @@ from databricks.sdk.service.ml import Metric, Run, RunData, RunInfo, RunTag
 from standins.databricks.endpoints import Endpoints
 
 Json = dict[str, Any]
+_CREATED = 1_782_864_000_000
 
 
 class Refusal(Exception):  # noqa: N818
@@ -45,6 +46,8 @@ class Version:
     run_id: str = ""
     status: str = "READY"
     tags: dict[str, str] = field(default_factory=dict)
+    created: int = _CREATED
+    """Milliseconds since 1970."""
 
 
 @dataclass
@@ -53,6 +56,8 @@ class Model:
 
     aliases: dict[str, int] = field(default_factory=dict)
     versions: dict[int, Version] = field(default_factory=dict)
+    created: int = _CREATED
+    """Milliseconds since 1970."""
 
 
 @dataclass
@@ -191,6 +196,7 @@ class Workspace:
             schema_name=schema,
             name=short,
             aliases=held if aliases else None,
+            created_at=found.created,
         ).as_dict()
 
     def describe_version(self, name: str, version: str) -> Json:
@@ -202,6 +208,7 @@ class Workspace:
             "version": version,
             "run_id": found.run_id,
             "status": found.status,
+            "creation_timestamp": found.created,
             "tags": tags,
         }
 

@@ -10,6 +10,7 @@ from finetune_operator.modelpromotion.decide import (
     approval,
     drift,
     gates,
+    identity,
     move,
     promote,
     reach,
@@ -27,6 +28,7 @@ from finetune_operator.settings import Settings
 POLICIES = (
     accept.accept,
     reach.reach,
+    identity.recognize,
     move.finish_move,
     reach.suspend,
     source.resolve,
@@ -57,6 +59,7 @@ def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Se
             break
     move.give_up(draft)
     _serve(draft)
+    identity.remember(draft)
     draft.status = ready.summarized(promotion, draft.status, draft.now)
     return draft.conclude()
 
@@ -70,6 +73,9 @@ def _serve(draft: Draft) -> None:
     if promotion.spec.serving is None:
         draft.unset(ConditionType.SERVED)
         draft.update(serving=None)
+    elif draft.observed.model is None and draft.status.registry:
+        # The model may come back, or the spec lead to another registry for a time.
+        return
     elif draft.holds(ConditionType.SUSPENDED) or not (
         draft.holds(ConditionType.ACCEPTED) and draft.holds(ConditionType.REGISTRY_READY)
     ):

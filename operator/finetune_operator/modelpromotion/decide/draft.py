@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -11,6 +12,7 @@ from finetune_crds.promotion_status import ModelPromotionStatus, Move, Withheld
 from finetune_operator.modelpromotion.decide.terms import terms_digest
 from finetune_operator.modelpromotion.model import Observed, Promotion, PromotionAction, PromotionDecision
 from finetune_operator.policy.status import StatusBuilder
+from finetune_operator.registry.base import MoveAlias
 from finetune_operator.settings import Settings
 
 _MAX_SENTENCE = 4096
@@ -86,6 +88,13 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
         )
         self.update(withheld=failed)
         self.requeue_after(0)
+
+    def move_alias(
+        self, to: str | None, source: str | None = None, tags: Mapping[str, str] | None = None
+    ) -> MoveAlias:
+        """A move of the alias from where it is, in the registry as it was observed."""
+        model = self.observed.model
+        return MoveAlias(self.holder, to, source, tags or {}, created=model.created if model else None)
 
     def watch_from_now(self) -> None:
         """What the alias points at now is where things start."""

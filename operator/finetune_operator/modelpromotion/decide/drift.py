@@ -20,17 +20,22 @@ def notice(draft: Draft) -> bool:
         draft.unset(ConditionType.DRIFTED)
         return True
     if arrived_late(draft):
-        return _repair(draft, f"a move to version {draft.holder} that was given up came late")
+        late = f"a move to version {draft.holder} that was given up came late"
+        return _leave(draft, late) if draft.status.promoted is None else _repair(draft, late)
     if draft.spec.on_drift == "Warn":
         return _warn(draft)
     if (draft.spec.on_drift == "Adopt" and draft.spec.rollback_to is None) or _is_way_out(draft):
         return _adopt(draft)
-    return _repair(draft, _what(draft)[1])
+    what = _what(draft)[1]
+    return _leave(draft, what) if draft.status.promoted is None else _repair(draft, what)
 
 
 def _is_way_out(draft: Draft) -> bool:
     """Whether a hand chose a version that rightly had the alias before, when the one that had it was deleted."""
-    had = {move.to_version for move in draft.status.history if move.reason != "Overtaken"}
+    history = draft.status.history
+    had = {move.to_version for move in history if move.reason != "Overtaken"}
+    # What the alias was found at, and moved on from, had it by right too.
+    had |= {move.from_version for move in history if move.reason in ("Promoted", "Reverted", "Adopted")}
     return draft.lost is not None and draft.holder is not None and draft.holder in had
 
 
@@ -52,6 +57,17 @@ def _what(draft: Draft) -> tuple[ConditionReason, str]:
         ConditionReason.ALIAS_MOVED,
         f"somebody else moved alias {alias} from version {promoted} to version {holder}",
     )
+
+
+def _leave(draft: Draft, what: str) -> bool:
+    """With no version to move the alias back to, leave it and say so: a repair never removes an alias."""
+    message = (
+        f"{what}, and there is no version to move it back to: set spec.rollbackTo to {draft.holder}, or spec.onDrift to "
+        "Adopt, to keep it there, or remove the alias"
+    )
+    draft.set(ConditionType.DRIFTED, True, ConditionReason.ALIAS_MOVED, message)
+    draft.stop(ConditionReason.ALIAS_MOVED, message)
+    return False
 
 
 def _warn(draft: Draft) -> bool:

@@ -13,7 +13,6 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import Move, MoveReason
 from finetune_operator import names
 from finetune_operator.modelpromotion.decide.draft import Draft, cut
-from finetune_operator.registry.base import MoveAlias
 from finetune_operator.text import stamp
 
 MAX_HISTORY = 20
@@ -24,6 +23,10 @@ _MAY_STILL_ARRIVE = timedelta(minutes=10)
 def finish_move(draft: Draft) -> bool:
     """Take the journal out of the status; a move in it that was made goes into the history. Never ends the pass."""
     move = draft.status.move
+    if draft.observed.model is None:
+        # Nobody can tell whether the move was made.
+        draft.update(current=None)
+        return True
     draft.journal = move
     draft.update(current=draft.holder, move=None)
     if move is not None and draft.holder != move.from_version:
@@ -121,7 +124,7 @@ def begin(
     source = draft.spec.source.alias if reason == "Promoted" else None
     tags = {} if reason == "Repaired" else {**draft.spec.tags, **_tags(draft, before)}
     announce(draft, f"moving {draft.spec.alias}: {message}")
-    draft.actions.append(MoveAlias(expected=draft.holder, to=to, source=source, tags=tags))
+    draft.actions.append(draft.move_alias(to, source, tags))
     return False
 
 

@@ -21,6 +21,7 @@ _WHILE_NOT_PROMOTED: dict[str, PromotionPhase] = {
     ConditionReason.PROMOTING: "Promoting",
     ConditionReason.MOVE_DELAYED: "Promoting",
     ConditionReason.MOVE_REFUSED: "Failed",
+    ConditionReason.REGISTRY_CHANGED: "Drifted",
     ConditionReason.ALIAS_MOVED: "Drifted",
     ConditionReason.ALIAS_REMOVED: "Drifted",
 }

@@ -13,9 +13,6 @@ def reach(draft: Draft) -> bool:
         draft.set(ConditionType.REGISTRY_READY, False, problem.reason, problem.message)
         draft.requeue_after(_patience(draft))
         return False
-    draft.set(
-        ConditionType.REGISTRY_READY, True, ConditionReason.REGISTRY_READY, "the model registry answers"
-    )
     return True
 
 

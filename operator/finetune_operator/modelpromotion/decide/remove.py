@@ -5,8 +5,8 @@ from __future__ import annotations
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator import names
 from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.modelpromotion.decide.identity import find_difference
 from finetune_operator.modelpromotion.decide.move import announce
-from finetune_operator.registry.base import MoveAlias
 
 
 def guard(draft: Draft) -> None:
@@ -41,12 +41,12 @@ def remove(draft: Draft) -> None:
         )
         draft.set(ConditionType.REGISTRY_READY, False, problem.reason, message)
         draft.requeue_after(draft.settings.poll_seconds)
-    elif draft.holder is None or draft.holder not in _ours(draft):
-        # Gone, or moved by somebody else, whose it is now.
+    elif draft.holder is None or draft.holder not in _ours(draft) or find_difference(draft):
+        # Gone, or moved by somebody else, whose it is now, or in another registry.
         draft.finalizer = False
     else:
         announce(draft, f"removing alias {spec.alias} of {spec.model}")
-        draft.actions.append(MoveAlias(expected=draft.holder, to=None))
+        draft.actions.append(draft.move_alias(None))
 
 
 def _ours(draft: Draft) -> set[str | None]:

@@ -47,13 +47,19 @@ def resolve(draft: Draft) -> bool:
 
 
 def has_model(draft: Draft) -> bool:
-    """End the pass while the model does not exist. One that comes back under its name is another model."""
+    """End the pass while the model does not exist.
+
+    NB: it is not taken for deleted: the spec may lead to another registry for a time. `identity` tells whether a model
+    that appears is the same.
+    """
     if draft.observed.model is not None:
         return True
     forget_waits(draft)
-    draft.update(promoted=None, previous=None, candidate=None, watched_since=None, withheld=None)
-    draft.update(rollback=None, abandoned=None, gates=None)
-    draft.unset(ConditionType.DRIFTED, ConditionType.GATES_PASSED)
+    if draft.status.registry is None:
+        # An older version of the operator wrote the status: nobody could tell.
+        draft.update(promoted=None, previous=None, candidate=None, watched_since=None, withheld=None)
+        draft.update(rollback=None, abandoned=None, gates=None, move=None)
+        draft.unset(ConditionType.DRIFTED, ConditionType.GATES_PASSED)
     found = draft.condition(ConditionType.SOURCE_READY)
     draft.stop(ConditionReason.WAITING_FOR_MODEL, found.message if found else "the model does not exist")
     return False

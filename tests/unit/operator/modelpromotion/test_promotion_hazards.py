@@ -30,6 +30,17 @@ async def world(**spec: Any) -> World:
     return made
 
 
+async def found_at(version: str, **spec: Any) -> World:
+    """The alias points at this version when the promotion first sees it."""
+    made = await world(source={"version": version}, suspend=True)
+    made.remove()
+    made.registry.aliases["champion"] = version
+    made.submit(**{"source": {"version": version}} | spec)
+    await made.settle()
+    assert made.moves() == []
+    return made
+
+
 async def then(there: World, **spec: Any) -> World:
     """Change the spec, and let everything come to rest."""
     there.edit(**spec)
@@ -88,14 +99,47 @@ async def test_the_version_that_a_hand_chose_for_a_deleted_one_stays_if_it_was_t
     assert there.moves()[-2:] == [("VersionDeleted", "2", None), ("Adopted", None, "1")]
 
 
-async def test_a_version_that_never_passed_is_taken_off_and_the_deleted_one_is_remembered() -> None:
+async def test_the_version_that_the_alias_was_found_at_is_right_when_a_hand_chooses_it_for_a_deleted_one() -> (
+    None
+):
+    """The repair removed it: the history knew it only as where the alias came from."""
+    there = await found_at("4")
+    await then(there, source={"version": "5"})
+    there.registry.delete("5")
+    there.registry.aliases["champion"] = "4"
+    await there.settle()
+    assert there.registry.aliases["champion"] == "4"
+    assert there.moves()[-2:] == [("VersionDeleted", "5", None), ("Adopted", None, "4")]
+
+
+async def test_a_repair_removes_no_alias() -> None:
+    there = await world(
+        source={"version": "5"}, gates=[{"name": "loss", "metric": {"name": "loss", "max": 5}}]
+    )
+    assert (there.status().phase, "champion" in there.registry.aliases) == ("Refused", False)
+    there.registry.aliases["champion"] = "3"
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("Drifted", "3")
+    assert there.says("Drifted") == (
+        "AliasMoved",
+        "somebody else pointed alias champion at version 3, and there is no version to move it back to: set "
+        "spec.rollbackTo to 3, or spec.onDrift to Adopt, to keep it there, or remove the alias",
+    )
+    await then(there, onDrift="Adopt")
+    assert (there.status().promoted, there.registry.aliases["champion"]) == ("3", "3")
+
+
+async def test_a_version_that_never_passed_is_left_and_said_when_the_deleted_one_cannot_come_back() -> None:
     there = await world(source={"version": "2"}, gates=NO_WORSE)
     await then(there, source={"version": "5"})
     there.registry.aliases["champion"] = "5"
     there.registry.delete("2")
     await there.settle()
-    assert (there.status().phase, there.registry.aliases) == ("Evaluating", {"staging": "1"})
-    assert there.moves()[-2:] == [("VersionDeleted", "2", None), ("Repaired", "5", None)]
+    assert (there.status().phase, there.registry.aliases) == ("Drifted", {"staging": "1", "champion": "5"})
+    assert there.moves()[-1] == ("VersionDeleted", "2", None)
+    await then(there, rollbackTo="3")
+    await then(there, rollbackTo=None)
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("Refused", "3")
 
 
 @pytest.mark.parametrize("on_drift", ["Warn", "Adopt"])
@@ -222,25 +266,6 @@ async def test_a_long_name_of_data_is_cut() -> None:
     there.registry.aliases["staging"] = "2"
     await there.settle()
     assert there.status().phase == "Evaluating"
-
-
-async def test_a_model_that_comes_back_under_its_name_knows_nothing_of_the_one_before() -> None:
-    there = await world()
-    there.registry.aliases["staging"] = "2"
-    await there.settle()
-    await then(there, rollbackTo="Previous")
-    there.registry.exists = False
-    there.registry.aliases.clear()
-    await there.settle()
-    there.registry.exists = True
-    there.registry.versions.clear()
-    there.registry.add("1", loss=99.0)
-    await there.settle()
-    assert there.registry.aliases == {}
-    assert there.says("Promoted") == (
-        "NothingToRollBackTo",
-        "spec.rollbackTo is Previous, but no version before is known: name one by its number",
-    )
 
 
 @pytest.mark.parametrize(("safe", "end"), [("yes", "Promoted"), ("no", "Refused")])

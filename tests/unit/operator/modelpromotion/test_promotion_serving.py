@@ -188,6 +188,21 @@ async def test_a_failed_version_that_a_person_sets_again_is_adopted(state: Works
     assert there.moves()[2:] == [("Withdrawn", "2", "1"), ("Adopted", "1", "2")]
 
 
+async def test_neither_alias_nor_endpoint_follows_another_registry(state: Workspace) -> None:
+    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await there.stage(1)
+    await there.stage(2)
+    writes = len(state.writes())
+    state.models[MODEL].created += 1
+    state.add_version(MODEL, 2, {"error_rate": 0.5})
+    await there.later(20)
+    assert there.now == ("Drifted", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
+    assert len(state.writes()) == writes
+    said = there.says("RegistryReady")
+    assert said
+    assert said[0] == "RegistryChanged"
+
+
 async def test_alias_and_endpoint_go_back_to_the_version_that_proved_itself(state: Workspace) -> None:
     """Version 2 is overtaken in its canary by 3, which fails: 2 is not what things go back to."""
     there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})

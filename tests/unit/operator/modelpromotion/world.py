@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from finetune_crds.conditions import ConditionType
@@ -84,6 +85,13 @@ class Memory:
     """Called just before an alias is written."""
 
     before_reading: Callable[[], None] = lambda: None
+    number: int = 1
+    """Another registry has another number, and other times of creation for that reason."""
+
+    @property
+    def created(self) -> datetime:
+        """When the model was created."""
+        return datetime(2026, 7, self.number, tzinfo=UTC)
 
     def _ask(self) -> None:
         self.asked += 1
@@ -93,7 +101,9 @@ class Memory:
 
     def model(self, name: str) -> RegisteredModel | None:
         self._ask()
-        return RegisteredModel(name, dict(self.aliases)) if name == MODEL and self.exists else None
+        return (
+            RegisteredModel(name, dict(self.aliases), self.created) if name == MODEL and self.exists else None
+        )
 
     def version(self, name: str, version: str) -> ModelVersion | None:
         self._ask()
@@ -124,7 +134,9 @@ class Memory:
         self, version: str, data: str | None = "d1", tags: Mapping[str, str] | None = None, **metrics: float
     ) -> None:
         """Register a version with metrics, evaluated on this data."""
-        self.versions[version] = ModelVersion(version, True, f"r{version}", tags or {}, metrics, data)
+        created = self.created + timedelta(seconds=int(version))
+        run = f"r{version}-{self.number}"
+        self.versions[version] = ModelVersion(version, True, run, tags or {}, metrics, data, created)
 
     def delete(self, version: str) -> None:
         """Delete a version, and with it what points at it, as MLflow does."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 
 import pytest
 from databricks.sdk import WorkspaceClient
@@ -102,6 +103,18 @@ def test_a_version(databricks: Workspace) -> None:
     )
 
 
+def test_when_a_model_and_its_version_were_created(databricks: Workspace) -> None:
+    databricks.add_version(MODEL, 1)
+    databricks.models[MODEL].created = 1_782_864_000_123
+    model, version = registry(databricks).model(MODEL), registry(databricks).version(MODEL, "1")
+    assert model
+    assert version
+    assert (model.created, version.created) == (
+        datetime(2026, 7, 1, 0, 0, 0, 123000, tzinfo=UTC),
+        datetime(2026, 7, 1, tzinfo=UTC),
+    )
+
+
 def test_the_data_noted_on_the_version_come_before_those_of_its_run(databricks: Workspace) -> None:
     databricks.add_version(MODEL, 1, {}, {"finetune.dev/eval-data": "d1"})
     registry(databricks).set_tags(MODEL, "1", {"finetune.dev/eval-data": "d2"})
@@ -113,7 +126,7 @@ def test_the_data_noted_on_the_version_come_before_those_of_its_run(databricks: 
 def test_a_run_that_is_gone(databricks: Workspace) -> None:
     databricks.add_version(MODEL, 1, {"eval_loss": 1.5})
     databricks.runs.clear()
-    assert registry(databricks).version(MODEL, "1") == ModelVersion(version="1")
+    assert registry(databricks).version(MODEL, "1") == ModelVersion(version="1", run_id=f"run-{MODEL}-1")
 
 
 def test_a_version_whose_files_are_not_complete(databricks: Workspace) -> None:

@@ -1,0 +1,134 @@
+"""Whether the registry still holds the model and the versions that the status is about.
+
+A registry has no identity of its own. The same spec leads to another one when the chart's URI, the host in a Secret or
+the database behind an address changes; the versions of that one have the same numbers and never passed the gates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.promotion_status import (
+    ModelPromotionStatus,
+    Move,
+    RegistryIdentity,
+    VersionIdentity,
+)
+from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.modelpromotion.decide.drift import SOMEBODY
+from finetune_operator.modelpromotion.decide.move import record
+from finetune_operator.modelpromotion.decide.reach import suspend
+
+
+def recognize(draft: Draft) -> bool:
+    """End the pass where the registry holds another model, or another version of a known number.
+
+    A person decides then: `onDrift: Adopt` starts anew, as a new promotion does.
+    """
+    difference = find_difference(draft)
+    if difference is None:
+        draft.set(
+            ConditionType.REGISTRY_READY, True, ConditionReason.REGISTRY_READY, "the model registry answers"
+        )
+        return True
+    if draft.spec.on_drift == "Adopt" and not draft.spec.suspend:
+        _start_anew(draft, difference)
+        return True
+    message = (
+        f"{difference}: the spec leads to another registry, or to a restored database, and nothing is written; undo that, "
+        "or set spec.onDrift to Adopt to start from where the alias is now"
+    )
+    draft.set(ConditionType.REGISTRY_READY, False, ConditionReason.REGISTRY_CHANGED, message)
+    draft.stop(ConditionReason.REGISTRY_CHANGED, message)
+    suspend(draft)
+    return False
+
+
+def find_difference(draft: Draft) -> str | None:
+    """What the registry holds in the place of what the status knows, in words; None where they are the same.
+
+    What is not known of either, such as a model that does not exist, does not differ.
+    """
+    known, model = draft.status.registry, draft.observed.model
+    if known is None or model is None:
+        return None
+    if _differ(known.model_creation_time, model.created):
+        return (
+            f"registered model {model.name} was created at {_stamp(model.created)}, the one that this promotion knows at "
+            f"{_stamp(known.model_creation_time)}"
+        )
+    for identity in known.versions:
+        found = draft.observed.versions.get(identity.version)
+        if found is None:
+            continue
+        if _differ(identity.creation_time, found.created) or _differ(identity.run_id, found.run_id):
+            return (
+                f"version {found.version} of {model.name} {_origin(found.created, found.run_id)}, the one that this "
+                f"promotion knows {_origin(identity.creation_time, identity.run_id)}"
+            )
+    return None
+
+
+def remember(draft: Draft) -> None:
+    """Note what tells the model, and each version that the status names, from others."""
+    model = draft.observed.model
+    if model is None or not draft.holds(ConditionType.REGISTRY_READY):
+        return
+    before = draft.status.registry or RegistryIdentity()
+    known = {item.version: item for item in before.versions}
+    for version in named_versions(draft.status):
+        found = draft.observed.versions.get(version)
+        if found and version not in known:
+            known[version] = VersionIdentity(
+                version=version, creation_time=found.created, run_id=found.run_id
+            )
+    named = sorted(named_versions(draft.status) & known.keys(), key=int)
+    draft.update(
+        registry=RegistryIdentity(
+            model_creation_time=before.model_creation_time or model.created,
+            versions=[known[version] for version in named],
+        )
+    )
+
+
+def named_versions(status: ModelPromotionStatus) -> set[str]:
+    """The versions that a status names, and that the alias may be moved to because of that."""
+    return set(_named(status))
+
+
+def _named(status: ModelPromotionStatus) -> Iterator[str]:
+    move, withheld, rollback = status.move, status.withheld, status.rollback
+    named = [status.promoted, status.previous, status.candidate]
+    named += [move.from_version, move.to_version] if move else []
+    named += [withheld.version, withheld.back] if withheld else []
+    named += [rollback.version] if rollback else []
+    yield from (version for version in named if version is not None)
+
+
+def _start_anew(draft: Draft, difference: str) -> None:
+    """Forget everything but what the first pass over a new promotion would know as well."""
+    kept = (ConditionType.ACCEPTED, ConditionType.REGISTRY_READY, ConditionType.SUSPENDED)
+    message = f"{difference}: spec.onDrift is Adopt, so things start anew from where the alias is"
+    draft.status = ModelPromotionStatus(
+        conditions=[item for item in draft.status.conditions if item.type in kept]
+    )
+    draft.set(ConditionType.REGISTRY_READY, True, ConditionReason.REGISTRY_READY, message)
+    draft.watch_from_now()
+    if draft.holder is not None:
+        adopted = Move(to_version=draft.holder, reason="Adopted", message=message, by=SOMEBODY, at=draft.now)
+        record(draft, adopted)
+
+
+def _differ(known: object, found: object) -> bool:
+    return known is not None and found is not None and known != found
+
+
+def _origin(created: datetime | None, run_id: str | None) -> str:
+    return f"was created at {_stamp(created)} by {f'run {run_id}' if run_id else 'no run'}"
+
+
+def _stamp(time: datetime | None) -> str:
+    """NB: two registries may be created in the same second."""
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z") if time else "an unknown time"

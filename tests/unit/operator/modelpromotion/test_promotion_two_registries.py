@@ -1,0 +1,94 @@
+"""Two real MLflow servers with models and versions of the same names, and a promotion that is led from one to the other."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from finetune_operator.registry.mlflow import MlflowRegistry
+from support.mlflow_server import Mlflow
+from support.process import running
+from unit.operator.modelpromotion.world import MODEL, World
+
+# NB: MLflow's own imports warn.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Mlflow, Mlflow]]:
+    """Two servers."""
+    with ExitStack() as stack:
+        made = [Mlflow(tmp_path_factory.mktemp(f"mlflow-{number}")) for number in (1, 2)]
+        for server in made:
+            stack.enter_context(running(server))
+        yield made[0], made[1]
+
+
+def register(server: Mlflow, model: str, versions: int) -> MlflowRegistry:
+    """A model with versions, each made by a run of its own."""
+    for _ in range(versions):
+        run = server.post("runs/create", {"experiment_id": "0"})["run"]["info"]["run_id"]
+        server.register(model, str(run))
+    return MlflowRegistry(server.uri, server.uri)
+
+
+async def promoted(registry: MlflowRegistry) -> World:
+    """Champion is version 2 of three."""
+    there = World()
+    there.registry = registry  # type: ignore[assignment]
+    there.submit(source={"version": "2"})
+    await there.settle()
+    assert there.status().phase == "Promoted"
+    return there
+
+
+def aliases(registry: MlflowRegistry) -> dict[str, str]:
+    held = registry.model(MODEL)
+    return dict(held.aliases) if held else {}
+
+
+async def test_a_promotion_is_led_to_another_server_and_back(servers: tuple[Mlflow, Mlflow]) -> None:
+    one, other = (register(server, MODEL, 3) for server in servers)
+    other.set_alias(MODEL, "champion", "1")
+    there = await promoted(one)
+    there.registry = other  # type: ignore[assignment]
+    for rollback in (None, "3"):
+        there.edit(rollbackTo=rollback)
+        await there.settle()
+        said = there.says("RegistryReady")
+        assert said
+        assert (said[0], aliases(other)) == ("RegistryChanged", {"champion": "1"})
+    assert [getattr(other.version(MODEL, number), "tags", None) for number in ("1", "2", "3")] == [{}, {}, {}]
+    there.registry = one  # type: ignore[assignment]
+    there.edit(rollbackTo=None)
+    await there.settle()
+    assert (there.status().phase, aliases(one)) == ("Promoted", {"champion": "2"})
+
+
+async def test_a_database_that_was_restored(tmp_path: Path) -> None:
+    server = Mlflow(tmp_path / "mlflow")
+    backup = tmp_path / "backup.db"
+    with running(server):
+        registry = register(server, MODEL, 1)
+        registry.set_alias(MODEL, "champion", "1")
+    shutil.copyfile(server.folder / "mlflow.db", backup)
+    with running(server):
+        register(server, MODEL, 1)
+        there = await promoted(registry)
+    shutil.copyfile(backup, server.folder / "mlflow.db")
+    with running(server):
+        # Somebody registers a version anew, which gets the number of the one that passed.
+        register(server, MODEL, 1)
+        await there.settle()
+        said = there.says("RegistryReady")
+        assert said
+        assert (said[0], aliases(registry)) == ("RegistryChanged", {"champion": "1"})
+        assert "version 2 of support-llama was created at" in said[1]
+        there.edit(onDrift="Adopt")
+        await there.settle()
+        assert (there.status().phase, aliases(registry)) == ("Promoted", {"champion": "2"})
+        assert there.moves() == [("Adopted", None, "1"), ("Promoted", "1", "2")]
