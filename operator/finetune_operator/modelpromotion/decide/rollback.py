@@ -41,23 +41,19 @@ def roll_back(draft: Draft) -> bool:
 
 
 def _arrive(draft: Draft, target: str) -> None:
-    """The alias is there; whoever had passed over a version meanwhile has nothing to say once the source counts again."""
+    """Record that the alias is at the target, also where a hand moved it there; forget a version that was passed over."""
     left = draft.status.promoted
-    if left not in (None, target):
-        message = f"{_says(draft, target)}, where somebody else had moved it"
-        by = draft.promotion.editor
-        record(
-            draft,
-            Move(
-                from_version=left,
-                to_version=target,
-                reason="RolledBack",
-                message=message,
-                by=by,
-                at=draft.now,
-            ),
+    if left != target:
+        moved = Move(
+            from_version=left,
+            to_version=target,
+            reason="RolledBack",
+            message=f"{_says(draft, target)}, where somebody else had moved it",
+            by=draft.promotion.editor,
+            at=draft.now,
         )
-        draft.update(previous=left)
+        record(draft, moved)
+        draft.update(previous=left or draft.status.previous)
     draft.update(promoted=target)
     if draft.status.withheld and draft.status.withheld.reason == "Adopted":
         draft.update(withheld=None)

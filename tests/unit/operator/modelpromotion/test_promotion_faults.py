@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 
 import pytest
 
@@ -114,6 +115,28 @@ async def test_the_operator_may_die_at_every_write(story: Story) -> None:
             assert there.registry.moves == undisturbed.registry.moves, where
 
 
+_replica = ContextVar("_replica", default="")
+
+
+async def _named(replica: Operator) -> None:
+    """One pass, whose writes are the replica's."""
+    _replica.set(replica.name)
+    await replica.look("champion")
+
+
+def _count_writers(there: World) -> set[str]:
+    """The replicas that try to write to the API server from now on."""
+    seen: set[str] = set()
+    apply = type(there.kube).apply
+
+    async def noted(body: Json, *, subresource: str = "") -> Json:
+        seen.add(_replica.get())
+        return await apply(there.kube, body, subresource=subresource)
+
+    there.kube.apply = noted  # type: ignore[method-assign]
+    return seen
+
+
 async def test_two_replicas_that_race_make_each_move_once() -> None:
     there = World()
     for version, loss in (("1", 2.4), ("2", 2.2)):
@@ -121,9 +144,15 @@ async def test_two_replicas_that_race_make_each_move_once() -> None:
     there.submit(gates=GATES)
     there.registry.aliases["staging"] = "2"
     replicas = [Operator(there, name) for name in ("one", "other", "third")]
+    raced: set[str] = set()
+    wrote: set[str] = set()
     for _ in range(12):
         there.seconds += there.settings.poll_seconds
-        await asyncio.gather(*(replica.look("champion") for replica in replicas))
+        writers = _count_writers(there)
+        await asyncio.gather(*(_named(replica) for replica in replicas))
+        raced, wrote = raced | (writers if len(writers) > 1 else set()), wrote | writers
+    # A replica that does nothing leaves the others with nobody to race.
+    assert raced == wrote == {"one", "other", "third"}
     assert (there.registry.moves, there.moves()) == ([("champion", "2")], [("Promoted", None, "2")])
     assert there.status().phase == "Promoted"
 
