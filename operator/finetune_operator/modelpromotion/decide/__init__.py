@@ -22,9 +22,10 @@ from finetune_operator.modelpromotion.decide import (
 )
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.model import Observed, Promotion, PromotionDecision
+from finetune_operator.policy.outcome import Stop
 from finetune_operator.settings import Settings
 
-# In this order; a policy that returns False ends the pass.
+# In this order; a policy that returns Stop ends the pass.
 POLICIES = (
     accept.accept,
     reach.reach,
@@ -55,7 +56,7 @@ def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Se
         return draft.conclude()
     remove.guard(draft)
     for policy in POLICIES:
-        if not policy(draft):
+        if policy(draft) is Stop:
             break
     move.give_up(draft)
     _serve(draft)

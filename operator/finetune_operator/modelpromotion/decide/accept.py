@@ -8,12 +8,13 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.policy.address import passwords
+from finetune_operator.policy.outcome import Continue, Outcome, Stop
 from finetune_operator.settings import UNITY_CATALOG, Settings
 
 DATABRICKS = "databricks"
 
 
-def accept(draft: Draft) -> bool:
+def accept(draft: Draft) -> Outcome:
     """Accept the promotion, or say everything that is wrong with it in one message."""
     if draft.promotion.spec is None:
         return _refuse(
@@ -34,13 +35,13 @@ def accept(draft: Draft) -> bool:
         message = f"{draft.observed.loop}: let one of them take it from somewhere else"
         return _refuse(draft, ConditionReason.CONFLICT, message)
     draft.set(ConditionType.ACCEPTED, True, ConditionReason.ACCEPTED, "the spec can be carried out")
-    return True
+    return Continue
 
 
-def _refuse(draft: Draft, reason: ConditionReason, message: str) -> bool:
+def _refuse(draft: Draft, reason: ConditionReason, message: str) -> Outcome:
     draft.set(ConditionType.ACCEPTED, False, reason, message)
     draft.stop(reason, message)
-    return False
+    return Stop
 
 
 def mistakes(spec: ModelPromotionSpec, settings: Settings) -> Iterator[str]:

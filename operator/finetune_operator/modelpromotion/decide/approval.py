@@ -7,10 +7,11 @@ from datetime import datetime, timedelta
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import ApprovalStatus, SoakStatus
 from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.policy.outcome import Continue, Outcome, Stop
 from finetune_operator.text import stamp
 
 
-def await_approval(draft: Draft) -> bool:
+def await_approval(draft: Draft) -> Outcome:
     """End the pass until a person has approved the candidate, where that is asked for."""
     wanted = draft.spec.approval
     version = draft.status.candidate or ""
@@ -18,7 +19,7 @@ def await_approval(draft: Draft) -> bool:
     if wanted is None or not wanted.required:
         draft.update(approval=None)
         draft.unset(ConditionType.APPROVED)
-        return True
+        return Continue
     stands = _approval(draft, version)
     if wanted.version == version:
         return _approve(draft, stands)
@@ -35,7 +36,7 @@ def await_approval(draft: Draft) -> bool:
     )
     draft.set(ConditionType.APPROVED, False, ConditionReason.AWAITING_APPROVAL, message)
     draft.stop(ConditionReason.AWAITING_APPROVAL, message)
-    return False
+    return Stop
 
 
 def _approval(draft: Draft, version: str) -> ApprovalStatus:
@@ -51,7 +52,7 @@ def _is_late(stands: ApprovalStatus, now: datetime) -> bool:
     return stands.expires_at is not None and now >= stands.expires_at
 
 
-def _approve(draft: Draft, stands: ApprovalStatus) -> bool:
+def _approve(draft: Draft, stands: ApprovalStatus) -> Outcome:
     # NB: the operator may have been away when it was given.
     given = min(draft.promotion.edited or draft.now, draft.now)
     if stands.approved_at is None and _is_late(stands, given):
@@ -63,25 +64,25 @@ def _approve(draft: Draft, stands: ApprovalStatus) -> bool:
     draft.set(
         ConditionType.APPROVED, True, ConditionReason.APPROVED, f"version {stands.version} was approved{who}"
     )
-    return True
+    return Continue
 
 
-def _time_out(draft: Draft, stands: ApprovalStatus) -> bool:
+def _time_out(draft: Draft, stands: ApprovalStatus) -> Outcome:
     message = (
         f"version {stands.version} was not approved before {stamp(stands.expires_at)}: give it more time with "
         "spec.approval.timeoutSeconds, or promote another version"
     )
     draft.set(ConditionType.APPROVED, False, ConditionReason.APPROVAL_TIMED_OUT, message)
     draft.stop(ConditionReason.APPROVAL_TIMED_OUT, message)
-    return False
+    return Stop
 
 
-def soak(draft: Draft) -> bool:
+def soak(draft: Draft) -> Outcome:
     """End the pass until the soak is over."""
     stands = draft.status.soak
     if stands is None:
         draft.unset(ConditionType.SOAKED)
-        return True
+        return Continue
     approval = draft.spec.approval
     if approval and approval.bypass_soak and draft.holds(ConditionType.APPROVED):
         draft.set(
@@ -90,17 +91,17 @@ def soak(draft: Draft) -> bool:
             ConditionReason.SOAK_BYPASSED,
             "the approval does without the rest of the soak",
         )
-        return True
+        return Continue
     left = (stands.until - draft.now).total_seconds()
     if left > 0:
         message = f"version {stands.version} passed its gates and soaks until {stamp(stands.until)}"
         draft.set(ConditionType.SOAKED, False, ConditionReason.SOAKING, message)
         draft.stop(ConditionReason.SOAKING, message)
         draft.requeue_after(left)
-        return False
+        return Stop
     message = f"version {stands.version} soaked for {draft.spec.soak_seconds} s"
     draft.set(ConditionType.SOAKED, True, ConditionReason.SOAKED, message)
-    return True
+    return Continue
 
 
 def _start_soak(draft: Draft, version: str) -> None:

@@ -7,18 +7,19 @@ from finetune_crds.promotion_status import Move, Withheld
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.move import arrived_late, begin, record
 from finetune_operator.modelpromotion.decide.terms import terms_digest
+from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
 SOMEBODY = "somebody else, in the registry"
 
 
-def notice(draft: Draft) -> bool:
+def notice(draft: Draft) -> Outcome:
     """Compare the alias with where it should be: repair, warn or adopt; the pass ends where it must not move on."""
     promoted = draft.status.promoted
     if promoted and draft.observed.lacks(promoted):
         _lose(draft, promoted)
     if draft.status.promoted == draft.holder:
         draft.unset(ConditionType.DRIFTED)
-        return True
+        return Continue
     if arrived_late(draft):
         late = f"a move to version {draft.holder} that was given up came late"
         return _leave(draft, late) if draft.status.promoted is None else _repair(draft, late)
@@ -59,7 +60,7 @@ def _what(draft: Draft) -> tuple[ConditionReason, str]:
     )
 
 
-def _leave(draft: Draft, what: str) -> bool:
+def _leave(draft: Draft, what: str) -> Outcome:
     """With no version to move the alias back to, leave it and say so: a repair never removes an alias."""
     message = (
         f"{what}, and there is no version to move it back to: set spec.rollbackTo to {draft.holder}, or spec.onDrift to "
@@ -67,10 +68,10 @@ def _leave(draft: Draft, what: str) -> bool:
     )
     draft.set(ConditionType.DRIFTED, True, ConditionReason.ALIAS_MOVED, message)
     draft.stop(ConditionReason.ALIAS_MOVED, message)
-    return False
+    return Stop
 
 
-def _warn(draft: Draft) -> bool:
+def _warn(draft: Draft) -> Outcome:
     reason, what = _what(draft)
     back = "remove it" if draft.status.promoted is None else "move it back"
     message = (
@@ -79,10 +80,10 @@ def _warn(draft: Draft) -> bool:
     )
     draft.set(ConditionType.DRIFTED, True, reason, message)
     draft.stop(reason, message)
-    return False
+    return Stop
 
 
-def _adopt(draft: Draft) -> bool:
+def _adopt(draft: Draft) -> Outcome:
     """Take it as it is. The candidate of that time is passed over: it would take the alias straight back."""
     _, what = _what(draft)
     spec, status, holder = draft.spec, draft.status, draft.holder
@@ -114,10 +115,10 @@ def _adopt(draft: Draft) -> bool:
             message=f"{message}: version {status.candidate} is passed over until the source names another",
         )
         draft.update(withheld=passed_over)
-    return True
+    return Continue
 
 
-def _repair(draft: Draft, what: str) -> bool:
+def _repair(draft: Draft, what: str) -> Outcome:
     draft.set(ConditionType.DRIFTED, True, _what(draft)[0], f"{what}: putting it back")
     return begin(draft, draft.status.promoted, "Repaired", f"{what}: put back", by=names_of(draft))
 

@@ -13,16 +13,17 @@ from finetune_crds.promotion_status import GatesStatus, GateVerdict, Verdict
 from finetune_operator.modelpromotion.decide.approval import forget_waits
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.terms import gates_digest
+from finetune_operator.policy.outcome import Continue, Outcome, Stop
 from finetune_operator.registry.base import ModelVersion
 
 _ROUNDING = 1e-9
 
 
-def check_gates(draft: Draft) -> bool:
+def check_gates(draft: Draft) -> Outcome:
     """Judge the candidate; the pass ends unless every gate passes."""
     candidate = draft.observed.versions.get(draft.status.candidate or "")
     if candidate is None:
-        return False
+        return Stop
     holder = draft.observed.versions.get(draft.holder or "")
     verdicts = judge(draft.spec.gates, candidate, holder, lost=draft.lost)
     passed = sum(item.verdict == "Passed" for item in verdicts)
@@ -38,7 +39,7 @@ def check_gates(draft: Draft) -> bool:
     return _conclude(draft, verdicts)
 
 
-def _conclude(draft: Draft, verdicts: Sequence[GateVerdict]) -> bool:
+def _conclude(draft: Draft, verdicts: Sequence[GateVerdict]) -> Outcome:
     version = draft.status.candidate
     failed = [item for item in verdicts if item.verdict == "Failed"]
     unclear = [item for item in verdicts if item.verdict == "Inconclusive"]
@@ -60,8 +61,8 @@ def _conclude(draft: Draft, verdicts: Sequence[GateVerdict]) -> bool:
     if failed or unclear:
         # What soaked has to pass all the time.
         forget_waits(draft)
-        return False
-    return True
+        return Stop
+    return Continue
 
 
 def _all(verdicts: Sequence[GateVerdict]) -> str:

@@ -20,9 +20,10 @@ from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.drift import SOMEBODY
 from finetune_operator.modelpromotion.decide.move import record
 from finetune_operator.modelpromotion.decide.reach import suspend
+from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
 
-def recognize(draft: Draft) -> bool:
+def recognize(draft: Draft) -> Outcome:
     """End the pass where the registry holds another model, or another version of a known number.
 
     A person decides then: `onDrift: Adopt` starts anew, as a new promotion does.
@@ -32,10 +33,10 @@ def recognize(draft: Draft) -> bool:
         draft.set(
             ConditionType.REGISTRY_READY, True, ConditionReason.REGISTRY_READY, "the model registry answers"
         )
-        return True
+        return Continue
     if draft.spec.on_drift == "Adopt" and not draft.spec.suspend:
         _start_anew(draft, difference)
-        return True
+        return Continue
     message = (
         f"{difference}: the spec leads to another registry, or to a restored database, and nothing is written; undo that, "
         "or set spec.onDrift to Adopt to start from where the alias is now"
@@ -43,7 +44,7 @@ def recognize(draft: Draft) -> bool:
     draft.set(ConditionType.REGISTRY_READY, False, ConditionReason.REGISTRY_CHANGED, message)
     draft.stop(ConditionReason.REGISTRY_CHANGED, message)
     suspend(draft)
-    return False
+    return Stop
 
 
 def find_difference(draft: Draft) -> str | None:

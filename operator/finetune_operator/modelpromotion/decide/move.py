@@ -13,6 +13,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import Move, MoveReason
 from finetune_operator import names
 from finetune_operator.modelpromotion.decide.draft import Draft, cut
+from finetune_operator.policy.outcome import Continue, Outcome, Stop
 from finetune_operator.text import stamp
 
 MAX_HISTORY = 20
@@ -20,13 +21,13 @@ MAX_HISTORY = 20
 _MAY_STILL_ARRIVE = timedelta(minutes=10)
 
 
-def finish_move(draft: Draft) -> bool:
+def finish_move(draft: Draft) -> Outcome:
     """Take the journal out of the status; a move in it that was made goes into the history. Never ends the pass."""
     move = draft.status.move
     if draft.observed.model is None:
         # Nobody can tell whether the move was made.
         draft.update(current=None)
-        return True
+        return Continue
     draft.journal = move
     draft.update(current=draft.holder, move=None)
     if move is not None and draft.holder != move.from_version:
@@ -37,7 +38,7 @@ def finish_move(draft: Draft) -> bool:
             # NB: it was made, or overtaken; nobody can tell, so it is not left out.
             overtaken = cut(f"{move.message}; somebody else moved the alias to {draft.holder} since")
             record(draft, move.model_copy(update={"message": overtaken, "reason": "Overtaken"}))
-    return True
+    return Continue
 
 
 def _complete(draft: Draft, move: Move) -> None:
@@ -100,7 +101,7 @@ def begin(
     by: str,
     gates: str | None = None,
     approved: bool | None = None,
-) -> bool:
+) -> Outcome:
     """Have the alias moved: journal first; once that is written, the move. Ends the pass."""
     before = draft.journal
     wanted = (draft.holder, to, reason)
@@ -118,14 +119,14 @@ def begin(
         draft.update(move=move)
         draft.stop(ConditionReason.PROMOTING, f"moving {draft.spec.alias}: {message}")
         draft.requeue_after(0)
-        return False
+        return Stop
     draft.update(move=before)
     # NB: what the version came from is read again just before the write; a rollback comes from nowhere.
     source = draft.spec.source.alias if reason == "Promoted" else None
     tags = {} if reason == "Repaired" else {**draft.spec.tags, **_tags(draft, before)}
     announce(draft, f"moving {draft.spec.alias}: {message}")
     draft.actions.append(draft.move_alias(to, source, tags))
-    return False
+    return Stop
 
 
 def announce(draft: Draft, message: str) -> None:

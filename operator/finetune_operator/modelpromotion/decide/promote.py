@@ -10,28 +10,29 @@ from finetune_operator.modelpromotion.decide.drift import names_of
 from finetune_operator.modelpromotion.decide.gates import judge
 from finetune_operator.modelpromotion.decide.move import begin
 from finetune_operator.modelpromotion.decide.terms import gates_digest, terms_digest
+from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
 
-def withdraw(draft: Draft) -> bool:
+def withdraw(draft: Draft) -> Outcome:
     """Move or remove the alias of a version whose endpoint failed, and do not promote what is withheld."""
     held = draft.status.withheld
     if held is None:
-        return True
+        return Continue
     if _is_over(draft, held):
         draft.update(withheld=None)
-        return True
+        return Continue
     has_alias = draft.status.promoted == held.version
     back = held.back or draft.status.previous
     if held.reason == "Withdrawn" and has_alias:
         return _take_back(draft, held, back)
     if draft.status.candidate not in (None, held.version):
-        return True
+        return Continue
     forget_waits(draft)
     if held.reason == "Adopted":
         draft.set(ConditionType.PROMOTED, True, ConditionReason.ADOPTED, held.message)
     else:
         draft.stop(ConditionReason.WITHDRAWN, held.message)
-    return False
+    return Stop
 
 
 def _is_over(draft: Draft, held: Withheld) -> bool:
@@ -40,18 +41,18 @@ def _is_over(draft: Draft, held: Withheld) -> bool:
     return another or (held.reason == "Withdrawn" and held.digest != terms_digest(draft.spec))
 
 
-def _take_back(draft: Draft, held: Withheld, back: str | None) -> bool:
+def _take_back(draft: Draft, held: Withheld, back: str | None) -> Outcome:
     if back is not None and draft.observed.versions.get(back) is None:
         message = f"{held.message}; version {back}, which was there before, does not exist"
         draft.stop(ConditionReason.WITHDRAWN, message)
-        return False
+        return Stop
     return begin(draft, back, "Withdrawn", held.message, by=names_of(draft))
 
 
-def settle(draft: Draft) -> bool:
+def settle(draft: Draft) -> Outcome:
     """End the pass when the alias is where it should be."""
     if draft.status.candidate != draft.status.promoted:
-        return True
+        return Continue
     forget_waits(draft)
     if draft.status.gates and draft.status.gates.version != draft.holder:
         draft.update(gates=None)
@@ -66,16 +67,16 @@ def settle(draft: Draft) -> bool:
         draft.set(ConditionType.PROMOTED, True, ConditionReason.IN_PLACE, message)
     else:
         draft.set(ConditionType.PROMOTED, True, ConditionReason(last.reason), last.message)
-    return False
+    return Stop
 
 
-def revert(draft: Draft) -> bool:
+def revert(draft: Draft) -> Outcome:
     """Go back at once to a version, named by its number, that had the alias before on the same gates: a git revert."""
     version = draft.spec.source.version
     gates = gates_digest(draft.spec.gates)
     passed = _passed_before(draft, gates)
     if version is None or passed is None or not _still_passes(draft, version):
-        return True
+        return Continue
     forget_waits(draft)
     message = f"version {version} passed the same gates on {passed.at:%Y-%m-%d}, and had the alias then"
     draft.set(ConditionType.GATES_PASSED, True, ConditionReason.PASSED_BEFORE, message)
@@ -110,7 +111,7 @@ def _may_go_back(draft: Draft, move: Move, gates: str) -> bool:
     return passed and move.to_version == draft.spec.source.version and since is not None and move.at >= since
 
 
-def promote(draft: Draft) -> bool:
+def promote(draft: Draft) -> Outcome:
     """Have the alias moved to the candidate, which met everything that was asked of it."""
     version = draft.status.candidate or ""
     gates = draft.status.gates

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
 
-def reach(draft: Draft) -> bool:
+def reach(draft: Draft) -> Outcome:
     """End the pass while the registry cannot be asked: nothing is forgotten, and nothing decided."""
     problem = draft.observed.problem
     if problem:
         draft.set(ConditionType.REGISTRY_READY, False, problem.reason, problem.message)
         draft.requeue_after(_patience(draft))
-        return False
-    return True
+        return Stop
+    return Continue
 
 
 def _patience(draft: Draft) -> float:
@@ -23,12 +24,12 @@ def _patience(draft: Draft) -> float:
     return max(draft.settings.poll_seconds, min(away / 2, draft.settings.resync_seconds))
 
 
-def suspend(draft: Draft) -> bool:
+def suspend(draft: Draft) -> Outcome:
     """End the pass while the promotion is suspended. A move that was only journalled is not made."""
     if draft.spec.suspend:
         message = "spec.suspend is true: no alias is moved, and no endpoint changed"
         draft.set(ConditionType.SUSPENDED, True, ConditionReason.SUSPENDED, message)
-        return False
+        return Stop
     if draft.condition(ConditionType.SUSPENDED):
         draft.set(ConditionType.SUSPENDED, False, ConditionReason.RESUMED, "spec.suspend is false")
-    return True
+    return Continue

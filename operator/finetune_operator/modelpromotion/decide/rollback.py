@@ -8,9 +8,10 @@ from finetune_crds.promotion_status import ModelPromotionStatus, Move, RollbackS
 from finetune_operator.modelpromotion.decide.approval import forget_waits
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.move import begin, record
+from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
 
-def roll_back(draft: Draft) -> bool:
+def roll_back(draft: Draft) -> Outcome:
     """Roll back where that is asked for, and end the pass: the source counts for nothing meanwhile.
 
     It comes first of what looks at the alias, so what the alias points at in its first pass is where things start.
@@ -20,7 +21,7 @@ def roll_back(draft: Draft) -> bool:
     wanted = draft.spec.rollback_to
     if wanted is None:
         draft.update(rollback=None)
-        return True
+        return Continue
     forget_waits(draft)
     target = target_version(draft.spec, draft.status)
     if target is None:
@@ -31,12 +32,12 @@ def roll_back(draft: Draft) -> bool:
         _arrive(draft, target)
         draft.set(ConditionType.PROMOTED, True, ConditionReason.ROLLED_BACK, _says(draft, target))
         draft.unset(ConditionType.DRIFTED)
-        return False
+        return Stop
     if wrong := _unusable(draft, target):
         return _impossible(draft, f"spec.rollbackTo: {wrong}: name another")
     if draft.status.promoted == target:
         # It was rolled back before, and somebody else moved the alias since.
-        return True
+        return Continue
     return begin(draft, target, "RolledBack", _says(draft, target), by=draft.promotion.editor)
 
 
@@ -59,9 +60,9 @@ def _arrive(draft: Draft, target: str) -> None:
         draft.update(withheld=None)
 
 
-def hold(draft: Draft) -> bool:
+def hold(draft: Draft) -> Outcome:
     """End the pass while spec.rollbackTo is set, whatever the source says."""
-    return draft.spec.rollback_to is None
+    return Continue if draft.spec.rollback_to is None else Stop
 
 
 def target_version(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> str | None:
@@ -84,6 +85,6 @@ def _says(draft: Draft, target: str) -> str:
     return f"{draft.spec.alias} is held at version {target} by spec.rollbackTo: {draft.spec.rollback_to}"
 
 
-def _impossible(draft: Draft, message: str) -> bool:
+def _impossible(draft: Draft, message: str) -> Outcome:
     draft.stop(ConditionReason.NOTHING_TO_ROLL_BACK_TO, message)
-    return False
+    return Stop

@@ -7,6 +7,7 @@ from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_operator.modelpromotion.decide.approval import forget_waits
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.model import Observed, SourceJob
+from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
 
 def named_version(spec: ModelPromotionSpec, observed: Observed) -> str | None:
@@ -19,7 +20,7 @@ def named_version(spec: ModelPromotionSpec, observed: Observed) -> str | None:
     return job.version if job and job.phase == "Succeeded" and job.model == spec.model else None
 
 
-def resolve(draft: Draft) -> bool:
+def resolve(draft: Draft) -> Outcome:
     """Set the candidate, and say what the source waits for. Never ends the pass."""
     spec, observed = draft.spec, draft.observed
     version = named_version(spec, observed)
@@ -43,17 +44,17 @@ def resolve(draft: Draft) -> bool:
             ConditionReason.SOURCE_RESOLVED,
             f"{_names(spec)} is version {version}",
         )
-    return True
+    return Continue
 
 
-def has_model(draft: Draft) -> bool:
+def has_model(draft: Draft) -> Outcome:
     """End the pass while the model does not exist.
 
     NB: it is not taken for deleted: the spec may lead to another registry for a time. `identity` tells whether a model
     that appears is the same.
     """
     if draft.observed.model is not None:
-        return True
+        return Continue
     forget_waits(draft)
     if draft.status.registry is None:
         # An older version of the operator wrote the status: nobody could tell.
@@ -62,13 +63,13 @@ def has_model(draft: Draft) -> bool:
         draft.unset(ConditionType.DRIFTED, ConditionType.GATES_PASSED)
     found = draft.condition(ConditionType.SOURCE_READY)
     draft.stop(ConditionReason.WAITING_FOR_MODEL, found.message if found else "the model does not exist")
-    return False
+    return Stop
 
 
-def has_source(draft: Draft) -> bool:
+def has_source(draft: Draft) -> Outcome:
     """End the pass while there is no candidate, unless the alias is where the source last wanted it."""
     if draft.holds(ConditionType.SOURCE_READY):
-        return True
+        return Continue
     found = draft.condition(ConditionType.SOURCE_READY)
     status = draft.status
     settled = status.promoted is not None and status.promoted == status.candidate
@@ -79,8 +80,8 @@ def has_source(draft: Draft) -> bool:
     ):
         forget_waits(draft)
         draft.stop(ConditionReason(found.reason), found.message)
-        return False
-    return True
+        return Stop
+    return Continue
 
 
 def _wait(draft: Draft, reason: ConditionReason, message: str) -> None:
