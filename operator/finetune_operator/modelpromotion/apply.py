@@ -1,4 +1,4 @@
-"""apply: carry out a decision about a promotion. Status first: nothing is written elsewhere that it does not know of."""
+"""apply: carry out a decision about a promotion. The status is written first and records every other write."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ModelPromotionApplier:
             except (AliasMoved, ModelReplaced):
                 raise
             except ExternalError as error:
-                # NB: an alias that may not be written keeps no endpoint from going back, nor the other way round.
+                # NB: a refused alias write must not keep the endpoint from going back, nor the other way round.
                 decision = failed_action(promotion, decision, action, error.problem, now=now)
                 failed = failed or error
         if failed:
@@ -91,7 +91,7 @@ class ModelPromotionApplier:
         self.moved(spec.model)
 
     async def _refuse_stale(self, promotion: Promotion, version: str) -> None:
-        """NB: a replica that slept, or waited for others, would else make a move that was decided on long ago."""
+        """Raise unless the promotion is unchanged. NB: a replica that slept would otherwise carry out an outdated decision."""
         held = await self.kube.get(KIND, promotion.namespace, promotion.name)
         if held is None or held["metadata"]["resourceVersion"] != version:
             raise StaleError(f"{promotion.key} changed meanwhile")
@@ -99,7 +99,7 @@ class ModelPromotionApplier:
     async def _status(
         self, promotion: Promotion, decision: PromotionDecision, now: datetime, *, onto: Json | None = None
     ) -> Json | None:
-        """Write the status if it changed; the resource as it is then, or None."""
+        """Write the status if it changed. Returns the resource as written, or None."""
         if decision.status == promotion.status and onto is None:
             return None
         about = EventTarget(KIND, promotion.name, promotion.namespace, promotion.uid)

@@ -8,7 +8,7 @@ from finetune_operator.controller.workqueue import WorkQueue
 
 
 def on_event(store: Store, queue: WorkQueue, kind: str | None, body: Json) -> None:
-    """Take in what a watch says of a ModelPromotion, and queue a pass where there is something to do.
+    """Store what a watch delivers about a ModelPromotion, and queue a reconcile where there is something to do.
 
     NB: a status alone is no news. The operator writes it, and requeues by itself; a pass for each of its own writes
     would never back off after a failure whose message differs each time.
@@ -17,7 +17,7 @@ def on_event(store: Store, queue: WorkQueue, kind: str | None, body: Json) -> No
     key = f"{meta['namespace']}/{meta['name']}"
     if kind == "DELETED":
         store.drop("ModelPromotion", body)
-        # An alias that it kept may be another's now.
+        # Another promotion may keep the alias now.
         on_model(store, queue, body["spec"].get("model"))
         queue.add(key)
         return

@@ -43,9 +43,9 @@ class Promotion:
 
 @dataclass(frozen=True)
 class SourceJob:
-    """What a FineTuneJob that is the source says: its phase, and the version it registered.
+    """The FineTuneJob that is the source: its phase, and the version it registered.
 
-    `elsewhere` is the job's registry when it is another one than the promotion's; its versions are not told then.
+    `elsewhere` is the job's registry if it differs from the promotion's; `version` is None then.
     """
 
     phase: str = "Pending"
@@ -90,7 +90,7 @@ PromotionAction = MoveAlias | EndpointAction
 
 @dataclass(frozen=True)
 class PromotionDecision:
-    """What has to be done, and what the status is to say.
+    """The new status, and the actions to take.
 
     Attributes:
         finalizer: whether the resource must have our finalizer; None to leave it as it is.

@@ -30,7 +30,7 @@ from finetune_operator.serving.choose import open_serving
 from finetune_operator.serving.model import Endpoint, Serving
 from finetune_operator.settings import Settings
 
-# For how many polls a model is remembered that nobody asks for any more.
+# A model that no promotion asks for leaves the cache after this many polls.
 _KEPT_POLLS = 10
 
 _USER = re.compile(r"//[^/]*@")
@@ -89,7 +89,7 @@ class _Held:
 
 @dataclass
 class ModelPromotionObserver:
-    """Looks at the world on behalf of one promotion at a time."""
+    """Reads the store, the registry and the serving endpoint for one promotion at a time."""
 
     kube: Kube
     store: Store
@@ -98,19 +98,19 @@ class ModelPromotionObserver:
     open: Open = open_registry
     open_serving: Callable[[Settings, Mapping[str, str] | None], Serving] = open_serving
     _models: dict[tuple[str, str, str], _Held] = field(default_factory=dict)
-    """By registry, model and credentials: what one may read is nobody else's business."""
+    """By registry, model and credentials: one reader's view is not shown to another."""
     _turns: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _written: int = 0
-    """The turn of the last write: what was read before it may be older than the write."""
+    """The turn of the last write. Reads that started before it may be stale."""
     _pruned: float = 0.0
     _down: dict[tuple[str, str, str], tuple[float, Problem]] = field(default_factory=dict)
-    """By registry, tracking server and credentials: until when none of them is asked again, and why."""
+    """By registry, tracking server and credentials: until when it is not contacted again, and why."""
 
     def __post_init__(self) -> None:
         self._rivals = Rivals(self.kube, self.store, self.settings)
 
     async def observe(self, promotion: Promotion) -> Observed:
-        """Everything `decide` needs to know.
+        """Read everything that `decide` needs.
 
         Raises:
             KubeError: the API server could not be asked.
@@ -153,7 +153,7 @@ class ModelPromotionObserver:
         return await asyncio.to_thread(self.open_serving, self.settings, secret)
 
     def forget(self, registry_uri: str, model: str) -> None:
-        """The model was written to: what was known of it no longer counts, nor what is being read now."""
+        """Drop what is cached of a model that was written to, and ignore reads that are in flight."""
         self._written = next(self._turns)
         for key in [key for key in self._models if key[:2] == (registry_uri, model)]:
             del self._models[key]
@@ -179,7 +179,7 @@ class ModelPromotionObserver:
                 ConditionReason.MLFLOW_UNREACHABLE,
                 ConditionReason.DATABRICKS_UNREACHABLE,
             ):
-                # Other promotions need not wait for the same time-out.
+                # Other promotions must not wait for the same timeout.
                 now = self.clock()
                 self._down = {key: held for key, held in self._down.items() if now < held[0]}
                 self._down[asked] = (now + self.settings.poll_seconds, error.problem)
@@ -199,7 +199,7 @@ class ModelPromotionObserver:
         return model
 
     def _keep(self, key: tuple[str, str, str], read: _Held) -> None:
-        """NB: a slow read may end after a newer one, or after a write that it knows nothing of."""
+        """Cache a read. NB: a slow read may end after a newer one, or after a write that it did not see."""
         held = self._models.get(key)
         if read.turn < self._written or (held and read.turn < held.turn):
             return
@@ -257,7 +257,7 @@ def _is_settled(promotion: Promotion, spec: ModelPromotionSpec, model: Registere
 
 
 def versions_needed(promotion: Promotion, spec: ModelPromotionSpec, observed: Observed) -> set[str]:
-    """The versions that have to be looked at: none while the alias is where it should be and nothing is served."""
+    """The versions that must be read: none while the alias is where it should be and nothing is served."""
     status, holder = promotion.status, observed.alias(spec.alias)
     candidate = named_version(spec, observed)
     target = target_version(spec, status)

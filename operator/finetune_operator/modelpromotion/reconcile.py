@@ -48,19 +48,19 @@ class ModelPromotionReconciler(Reconciler):
         try:
             await self.applier.apply(promotion, decision, now)
         except (LeaseBusy, AliasMoved, ModelReplaced, StaleError):
-            # That is news, and no failure: the next pass looks at how things stand then.
+            # Not a failure: something changed, and the next reconcile reads it.
             return BUSY_SECONDS
         except ExternalError as error:
             if error.problem.reason != ConditionReason.ENDPOINT_BUSY:
                 raise
             # Somebody else changes the endpoint, which takes minutes.
             return self.settings.poll_seconds
-        # What was written is read back at once.
+        # Reconcile at once to read back what was written.
         changed = any(not isinstance(action, LogRequests) for action in decision.actions)
         return 0.0 if changed else decision.requeue_seconds
 
     async def complain(self, body: Json, error: Exception) -> None:
-        """Say on the promotion that it cannot be looked at."""
+        """Report in the status that the promotion cannot be reconciled."""
         try:
             promotion, now = read_promotion(body), self.now().replace(microsecond=0)
             message = f"a pass failed, which is a mistake of the operator's: {type(error).__name__}; its log says more"

@@ -1,4 +1,4 @@
-"""Promotions that want the same alias, or the same endpoint: the oldest has it, the others say so and wait."""
+"""Promotions of the same alias or endpoint: the oldest keeps it, the others report a conflict and wait."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ AskMetastore = Callable[..., str | None]
 
 
 class Claim(NamedTuple):
-    """The alias that a promotion keeps, written as everybody would who means the same one."""
+    """The alias that a promotion keeps, in a normal form."""
 
     registry: str
     model: str
@@ -170,7 +170,7 @@ class Rivals:
         return mine == theirs
 
     async def _one_metastore(self, both: tuple[Secret, Secret], other: Other) -> bool:
-        """Whether two workspaces have one metastore, as far as is known: who is not sure waits."""
+        """Whether two workspaces share a metastore. Unknown counts as shared, so that the younger promotion waits."""
         mine = await asyncio.to_thread(self.metastore, self.settings, both[0])
         if mine is None:
             return True

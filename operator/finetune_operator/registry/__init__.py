@@ -1,1 +1,1 @@
-"""Registered models, wherever they are: one interface, and one writer of their aliases."""
+"""Model registries: one interface, and one writer of aliases."""

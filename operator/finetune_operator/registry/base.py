@@ -1,4 +1,4 @@
-"""What a model registry can be asked, whatever it is."""
+"""The interface of a model registry."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Registry(Protocol):
 
     @property
     def uri(self) -> str:
-        """Names the registry: the same for everybody who means the same one."""
+        """A name of the registry in normal form, equal for every promotion of the same registry."""
 
     def model(self, name: str) -> RegisteredModel | None:
         """A registered model; None when there is none of the name."""

@@ -42,7 +42,7 @@ class MlflowRegistry:
 
     @property
     def uri(self) -> str:
-        """Names the registry: the same for everybody who means the same one."""
+        """A name of the registry in normal form, equal for every promotion of the same registry."""
         return canonical(self.registry_uri)
 
     def model(self, name: str) -> RegisteredModel | None:

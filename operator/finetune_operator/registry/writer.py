@@ -1,7 +1,7 @@
-"""The one writer of aliases. No other code of this operator sets an alias, or the tags that go with it.
+"""The only writer of aliases and of the tags that are set with them.
 
-An MLflow registry overwrites an alias without looking at what it was. So whoever moves one holds the Lease of its
-registered model meanwhile: it reads, compares, writes, and reads again.
+MLflow overwrites an alias without comparing. The writer therefore holds a Lease of the registered model while it reads,
+compares, writes and reads again.
 """
 
 from __future__ import annotations
@@ -150,11 +150,11 @@ def lease_name(registry_uri: str, model: str) -> str:
 
 @dataclass
 class _Turn:
-    """Our time at a model: calls to the registry, and the Lease under which they are made.
+    """Calls to the registry for one model, and the Lease under which they are made.
 
     Attributes:
         still: raises where the move is no longer wanted.
-        unanswered: whether a write was sent of which nobody knows what became.
+        unanswered: whether a write was sent and its result is unknown.
     """
 
     leases: Leases
@@ -221,7 +221,7 @@ async def _move(turn: _Turn, registry: Registry, alias: str, move: MoveAlias) ->
 
 
 async def _tag(turn: _Turn, registry: Registry, move: MoveAlias) -> None:
-    """See that the version is fit to be pointed at, and give it the tags that it lacks."""
+    """Check that the version exists and is ready, and set the tags that it lacks."""
     assert move.to is not None  # noqa: S101 - an alias that is removed has no version
     model = turn.model
     version = await asyncio.to_thread(registry.version, model, move.to)

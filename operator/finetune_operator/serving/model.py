@@ -1,4 +1,4 @@
-"""What is known of a serving endpoint, and what can be done to it."""
+"""The state of a serving endpoint, and the actions on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a promotion can be carried out at all: its spec, and whether the alias is its own."""
+"""Whether the promotion can be carried out: its spec is valid, and no other promotion keeps its alias."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def accept(draft: Draft) -> Outcome:
             f"ModelPromotion {draft.observed.rival} is older and keeps the alias {draft.spec.alias} of "
             f"{draft.spec.model}: delete one of the two"
         )
-        # What the older one does with the alias is no drift: once it is gone, things start from where the alias is.
+        # Moves by the older promotion are not drift: once it is deleted, this one starts from where the alias is.
         draft.update(promoted=None, current=None, move=None, abandoned=None, watched_since=None)
         return _refuse(draft, ConditionReason.CONFLICT, message)
     if draft.observed.loop:

@@ -1,4 +1,4 @@
-"""Approval and soak: the time between a version's passing and the alias's moving. Both clocks start together."""
+"""Approval and soak: the wait between passing the gates and moving the alias. Both clocks start together."""
 
 from __future__ import annotations
 
@@ -116,6 +116,6 @@ def _start_soak(draft: Draft, version: str) -> None:
 
 
 def forget_waits(draft: Draft) -> None:
-    """There is no candidate that waits: its clocks stop, and start anew for the next one."""
+    """Clear approval and soak: no candidate waits, and the next one starts its own clocks."""
     draft.update(approval=None, soak=None)
     draft.unset(ConditionType.APPROVED, ConditionType.SOAKED)

@@ -36,7 +36,7 @@ def is_possible(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
 
 
 def main_version(routes: Sequence[Route]) -> str | None:
-    """The version that gets the most."""
+    """The version with the largest share."""
     return max(routes, key=lambda route: route.percent).version if routes else None
 
 

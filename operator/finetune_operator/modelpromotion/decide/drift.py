@@ -13,7 +13,7 @@ SOMEBODY = "somebody else, in the registry"
 
 
 def notice(draft: Draft) -> Outcome:
-    """Compare the alias with where it should be: repair, warn or adopt; the pass ends where it must not move on."""
+    """Compare the alias with where it should be, and repair, warn or adopt. Stop unless it is in place or adopted."""
     promoted = draft.status.promoted
     if promoted and draft.observed.lacks(promoted):
         _lose(draft, promoted)
@@ -84,7 +84,7 @@ def _warn(draft: Draft) -> Outcome:
 
 
 def _adopt(draft: Draft) -> Outcome:
-    """Take it as it is. The candidate of that time is passed over: it would take the alias straight back."""
+    """Keep the alias where it is. The present candidate is withheld: it would move the alias straight back."""
     _, what = _what(draft)
     spec, status, holder = draft.spec, draft.status, draft.holder
     message = f"{what}, and spec.onDrift is Adopt"
@@ -124,5 +124,5 @@ def _repair(draft: Draft, what: str) -> Outcome:
 
 
 def names_of(draft: Draft) -> str:
-    """Who acts when nobody told the operator to: the resource itself."""
+    """Who acts when no person asked for the move: the resource itself."""
     return f"ModelPromotion {draft.promotion.key}"

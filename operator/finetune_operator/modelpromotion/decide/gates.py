@@ -1,4 +1,4 @@
-"""Gates: whether a version may have the alias, with the numbers it was judged by."""
+"""Gates: whether a version may get the alias, with the numbers behind each verdict."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _conclude(draft: Draft, verdicts: Sequence[GateVerdict]) -> Outcome:
             ConditionType.GATES_PASSED, True, ConditionReason.NO_GATES, f"version {version}: no gates are set"
         )
     if failed or unclear:
-        # What soaked has to pass all the time.
+        # A version must pass throughout its soak.
         forget_waits(draft)
         return Stop
     return Continue

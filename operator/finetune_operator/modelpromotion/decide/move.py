@@ -35,7 +35,7 @@ def finish_move(draft: Draft) -> Outcome:
         if draft.holder == move.to_version:
             _complete(draft, move)
         else:
-            # NB: it was made, or overtaken; nobody can tell, so it is not left out.
+            # NB: the move was made and then overwritten, or never made. Both look alike, so it is recorded.
             overtaken = cut(f"{move.message}; somebody else moved the alias to {draft.holder} since")
             record(draft, move.model_copy(update={"message": overtaken, "reason": "Overtaken"}))
     return Continue
@@ -102,7 +102,7 @@ def begin(
     gates: str | None = None,
     approved: bool | None = None,
 ) -> Outcome:
-    """Have the alias moved: journal first; once that is written, the move. Ends the pass."""
+    """Begin a move of the alias: write the journal in this reconcile, and the alias in the next. Stops."""
     before = draft.journal
     wanted = (draft.holder, to, reason)
     if before is None or (before.from_version, before.to_version, before.reason) != wanted:

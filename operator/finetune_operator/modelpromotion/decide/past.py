@@ -1,4 +1,4 @@
-"""What the history says of a version: how it came to have the alias, and whether it may have it again."""
+"""Questions about the history of a version: how it got the alias, and whether it may get it again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GIVEN_BACK = ("Withdrawn", "Repaired", "Overtaken")
 
 
 def is_at_once(draft: Draft, version: str) -> bool:
-    """Whether the version gets its traffic without a canary: it was there before, and what is there now must go."""
+    """Whether the version skips the canary: it was served before, and the version served now must be replaced."""
     last = next(iter(draft.status.history), None)
     given = last is not None and last.to_version == version and last.reason in _AT_ONCE
     return given or left_a_bad_one(draft, version)
@@ -38,10 +38,10 @@ def left_a_bad_one(draft: Draft, version: str) -> bool:
 def heir(draft: Draft, version: str, saved: Sequence[Route]) -> str | None:
     """The version that gets the alias of one that failed: the one that the endpoint goes back to, if it ever had it.
 
-    NB: not simply the version before. That one may have been overtaken in its canary, and never proved itself.
+    NB: not simply the previous version, which may have been overtaken during its canary.
     """
     main, previous = canary.main_version(saved), draft.status.previous
-    # A change that is not of the version, such as another size of machine, is not the version's fault.
+    # A change of something else, such as the machine size, is not the fault of the version.
     if main in (None, version) or draft.spec.rollback_to is not None:
         return None
     found = main if _had_alias(draft, main) else previous

@@ -50,7 +50,7 @@ def _take_back(draft: Draft, held: Withheld, back: str | None) -> Outcome:
 
 
 def settle(draft: Draft) -> Outcome:
-    """End the pass when the alias is where it should be."""
+    """Stop if the alias is where it should be."""
     if draft.status.candidate != draft.status.promoted:
         return Continue
     forget_waits(draft)
@@ -112,7 +112,7 @@ def _may_go_back(draft: Draft, move: Move, gates: str) -> bool:
 
 
 def promote(draft: Draft) -> Outcome:
-    """Have the alias moved to the candidate, which met everything that was asked of it."""
+    """Move the alias to the candidate, which met every requirement."""
     version = draft.status.candidate or ""
     gates = draft.status.gates
     passed = f", which passed {gates.summary} gates" if gates and gates.verdicts else ""

@@ -1,4 +1,4 @@
-"""The registry and spec.suspend: what has to be so before an alias is looked at."""
+"""Preconditions of every other policy: the registry answers, and the promotion is not suspended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
 
 def reach(draft: Draft) -> Outcome:
-    """End the pass while the registry cannot be asked: nothing is forgotten, and nothing decided."""
+    """Stop while the registry cannot be read: the status is kept, and nothing is decided."""
     problem = draft.observed.problem
     if problem:
         draft.set(ConditionType.REGISTRY_READY, False, problem.reason, problem.message)
@@ -18,7 +18,7 @@ def reach(draft: Draft) -> Outcome:
 
 
 def _patience(draft: Draft) -> float:
-    """Half as long again as the registry has been away, between a poll and a resync."""
+    """Half the time that the registry has been away, but at least a poll and at most a resync."""
     found = draft.condition(ConditionType.REGISTRY_READY)
     away = (draft.now - found.last_transition_time).total_seconds() if found else 0.0
     return max(draft.settings.poll_seconds, min(away / 2, draft.settings.resync_seconds))

@@ -1,4 +1,4 @@
-"""Deletion: by default the alias stays; with onDelete RemoveAlias a finalizer holds the resource until it is gone."""
+"""Deletion: by default the alias stays; with `onDelete: RemoveAlias` a finalizer holds the resource until it is removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""spec.rollbackTo: back at once, without gates, and there to stay until the spec says otherwise."""
+"""spec.rollbackTo: move the alias at once, without gates, and hold it there while the field is set."""
 
 from __future__ import annotations
 
