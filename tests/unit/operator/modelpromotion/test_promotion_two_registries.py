@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -67,28 +65,3 @@ async def test_a_promotion_is_led_to_another_server_and_back(servers: tuple[Mlfl
     there.edit(rollbackTo=None)
     await there.settle()
     assert (there.status().phase, aliases(one)) == ("Promoted", {"champion": "2"})
-
-
-async def test_a_database_that_was_restored(tmp_path: Path) -> None:
-    server = Mlflow(tmp_path / "mlflow")
-    backup = tmp_path / "backup.db"
-    with running(server):
-        registry = register(server, MODEL, 1)
-        registry.set_alias(MODEL, "champion", "1")
-    shutil.copyfile(server.folder / "mlflow.db", backup)
-    with running(server):
-        register(server, MODEL, 1)
-        there = await promoted(registry)
-    shutil.copyfile(backup, server.folder / "mlflow.db")
-    with running(server):
-        # Somebody registers a version anew, which gets the number of the one that passed.
-        register(server, MODEL, 1)
-        await there.settle()
-        said = there.says("RegistryReady")
-        assert said
-        assert (said[0], aliases(registry)) == ("RegistryChanged", {"champion": "1"})
-        assert "version 2 of support-llama was created at" in said[1]
-        there.edit(onDrift="Adopt")
-        await there.settle()
-        assert (there.status().phase, aliases(registry)) == ("Promoted", {"champion": "2"})
-        assert there.moves() == [("Adopted", None, "1"), ("Promoted", "1", "2")]
