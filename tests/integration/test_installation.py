@@ -130,30 +130,18 @@ def test_an_upgrade_and_an_uninstall_leave_a_running_job_alone(
     tenant.submit(splits_given())
     tenant.run_pods("tune-train-1", 2)
     tenant.wait_phase("tune", "Training")
-    before = tenant.versions()
+    before = tenant.settle(installation.operator)
 
     installation.install(*values(tenant, "image.trainer=trainer:2"))
-    settle(installation)
-    assert tenant.versions() == before
+    assert tenant.settle(installation.operator) == before
     installation.uninstall()
     assert tenant.api.get("Deployment", SYSTEM, RELEASE) is None
     assert all(tenant.api.get("CustomResourceDefinition", "", name) for name in CRDS)
     assert tenant.versions() == before
 
     installation.install(*values(tenant, "image.trainer=trainer:2"))
-    settle(installation)
-    assert tenant.versions() == before
+    assert tenant.settle(installation.operator) == before
     finish(tenant)
-
-
-def settle(installation: Installation) -> None:
-    """Wait until an operator that was started has taken passes over a FineTuneJob."""
-    wait_for("the operator is healthy", installation.healthy)
-    wait_for(
-        "passes over a FineTuneJob",
-        lambda: metric(installation.operator, "finetune_reconcile_seconds_count", kind="FineTuneJob") > 1,
-        120,
-    )
 
 
 def found_in(api: Api, kind: str, name: str) -> Json:
@@ -196,7 +184,7 @@ def test_prometheus_finds_the_operators_metrics(installation: Installation, tena
     )
     installation.install(*values(tenant, "metrics.serviceMonitor.enabled=true"))
     tenant.submit(splits_given())
-    settle(installation)
+    wait_for("the operator is healthy", installation.healthy)
 
     monitor, service, deployment = (
         found_in(tenant.api, kind, name)

@@ -91,9 +91,9 @@ def test_killing_the_operator_at_every_phase_loses_and_repeats_nothing(own_world
     own_world.restart()
     own_world.run_pods("tune-train-1", 2)
     own_world.wait_phase("tune", "Training")
-    settled = own_world.settle()
+    settled = own_world.settle(own_world.operator)
     own_world.restart()
-    assert own_world.settle() == settled
+    assert own_world.settle(own_world.operator) == settled
     own_world.operator.kill()
     own_world.end_pods("tune-train-1", [0, 0], [TRAINED, None])
     own_world.operator.start()
@@ -103,9 +103,9 @@ def test_killing_the_operator_at_every_phase_loses_and_repeats_nothing(own_world
     own_world.wait_phase("tune", "Succeeded")
     own_world.restart()
     own_world.wait_condition("tune", "Tracked", "RunFinished")
-    settled = own_world.settle()
+    settled = own_world.settle(own_world.operator)
     own_world.restart()
-    assert own_world.settle() == settled
+    assert own_world.settle(own_world.operator) == settled
 
     uid = own_world.job("tune")["metadata"]["uid"]
     assert len(own_world.mlflow.runs_of(uid)) == 1

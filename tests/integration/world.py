@@ -54,6 +54,19 @@ class World:
             for item in self.api.list(kind, self.namespace)
         }
 
+    def settle(self, operator: Process) -> dict[str, str]:
+        """Wait until the operator takes passes over a FineTuneJob that write nothing; the versions of everything then."""
+
+        def passes() -> float:
+            return metric(operator, "finetune_reconcile_seconds_count", kind="FineTuneJob")
+
+        def settled() -> dict[str, str] | None:
+            before, begun = self.versions(), passes()
+            wait_for("more passes", lambda: passes() > begun + 1)
+            return before if before == self.versions() else None
+
+        return wait_for("nothing more is written", settled)
+
     def delete_all(self) -> None:
         """Delete the test's resources, so that the operator has no more work with them."""
         for kind in ("FineTuneJob", "ModelPromotion"):
@@ -176,16 +189,3 @@ class OwnWorld(World):
         """Kill the operator and start it again."""
         self.operator.kill()
         self.operator.start()
-
-    def settle(self) -> dict[str, str]:
-        """Wait until passes over a FineTuneJob write nothing more; the versions of everything then."""
-
-        def settled() -> dict[str, str] | None:
-            before, passes = self.versions(), self._passes()
-            wait_for("more passes", lambda: self._passes() > passes + 1)
-            return before if before == self.versions() else None
-
-        return wait_for("nothing more is written", settled)
-
-    def _passes(self) -> float:
-        return metric(self.operator, "finetune_reconcile_seconds_count", kind="FineTuneJob")
