@@ -45,8 +45,8 @@ demo-down: ## Take the demo away and leave the machine as it was
 test: lint test-unit test-integration test-e2e ## Run every tier of tests
 	@printf '\n== all tiers passed\n'
 
-# Tests that share something costly (Spark, a trained model, Argo CD) are a group, and a group stays in one worker.
-PARALLEL = --numprocesses $(1) --dist loadgroup --durations 25
+# A module's tests stay in one worker. NB: loadgroup of pytest-xdist 3.8 groups nothing with pytest 9.2.
+PARALLEL = --numprocesses $(1) --dist loadfile --durations 25
 
 .PHONY: test-unit
 test-unit: venv jars ## Run the unit tests: no root, no cluster

@@ -21,8 +21,6 @@ from support.process import running
 from support.waiting import wait_for
 
 Json = dict[str, Any]
-# One Argo CD for the tier: its tests run in one worker.
-pytestmark = pytest.mark.xdist_group("argocd")
 KEYS = [f"resource.customizations.health.finetune.dev_{kind}" for kind in ("FineTuneJob", "ModelPromotion")]
 
 

@@ -23,8 +23,6 @@ from support.waiting import wait_for
 
 Json = dict[str, Any]
 CRDS = ("finetunejobs.finetune.dev", "modelpromotions.finetune.dev")
-# A release takes the whole cluster: it has one of its own, and its tests run in one worker.
-pytestmark = pytest.mark.xdist_group("installation")
 
 
 @pytest.fixture(scope="module")

@@ -34,9 +34,7 @@ from support.process import running
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-@pytest.fixture(
-    scope="module", params=["SQLite", pytest.param("PostgreSQL", marks=pytest.mark.xdist_group("postgres"))]
-)
+@pytest.fixture(scope="module", params=["SQLite", "PostgreSQL"])
 def mlflow(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mlflow]:
     """A real MLflow server on each database."""
     if request.param == "SQLite":
