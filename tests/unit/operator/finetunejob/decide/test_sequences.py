@@ -95,6 +95,13 @@ class World:
         for action in decision.actions:
             self._act(action)
 
+    def pass_over(self) -> None:
+        """A whole pass."""
+        decision = self.decide()
+        check(self, decision)
+        self.carry_out(decision)
+        self.status = decision.status
+
     def _delete(self, item: Deletion) -> None:
         """In the foreground: the Job stays until its pods are gone."""
         body = self.jobs.get(item.name)
@@ -250,16 +257,18 @@ STORIES = st.lists(
 )
 
 
-@settings(
-    max_examples=300,
+Story = list[tuple[tuple[str, Json], list[str]]]
+QUICK = settings(
     deadline=None,
     derandomize=True,
     database=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example],
 )
-@given(parts=JOBS, story=STORIES)
-def test_whatever_happens(parts: Json, story: list[tuple[tuple[str, Json], list[str]]]) -> None:
+
+
+def told(parts: Json, story: Story) -> World:
+    """The world after a story; what must hold at every step is checked."""
     world = World(parts)
     older = [world.status]
     for (name, arguments), looks in [(("pods_run", {"ready": True}), ["whole", "whole"]), *story]:
@@ -275,6 +284,55 @@ def test_whatever_happens(parts: Json, story: list[tuple[tuple[str, Json], list[
     for status in older:
         # A status that is no longer true: the API server refuses what is written on top of it.
         decide(dataclasses.replace(world.ftj(), status=status), world.observed(), world.now, SETTINGS)
+    return world
+
+
+@settings(QUICK, max_examples=300)
+@given(parts=JOBS, story=STORIES)
+def test_whatever_happens(parts: Json, story: Story) -> None:
+    told(parts, story)
+
+
+@settings(QUICK, max_examples=50)
+@given(parts=JOBS, story=STORIES)
+def test_a_job_comes_to_its_end_whatever_happened(parts: Json, story: Story) -> None:
+    check_it_comes_to_its_end(told(parts, story))
+
+
+def check_it_comes_to_its_end(world: World) -> None:
+    """When nothing goes wrong any more, the job succeeds, unless what went wrong before ends it."""
+    world.away, world.suspend = False, False
+    for _ in range(6):
+        world.pods_vanish(all_of_them=False)
+        world.pass_over()
+    if is_over(world.status):
+        return
+    for _ in range(8):
+        world.time_passes(seconds=wait_for_restart(world))
+        world.pass_over()
+        world.pods_run(ready=True)
+        world.pass_over()
+        world.pods_end(codes=(0, 0), speaks=True, evicted=False, registers=True)
+        trained = any(
+            item.type == ConditionType.TRAINED and item.status == "True" for item in world.status.conditions
+        )
+        if trained and world.version is None:
+            world.version = Version("m", "1")
+        for _ in range(3):
+            world.pods_vanish(all_of_them=False)
+            world.pass_over()
+        if is_over(world.status):
+            break
+    reasons = [item.reason for item in ends(world.status) if item.status == "True"]
+    limited = world.parts["runPolicy"]["activeDeadlineSeconds"] is not None
+    assert reasons == [ConditionReason.SUCCEEDED] or (
+        limited and reasons == [ConditionReason.DEADLINE_EXCEEDED]
+    ), f"it never succeeds: {world.status}"
+
+
+def wait_for_restart(world: World) -> int:
+    at = world.status.restart_at
+    return max(int((at - world.now).total_seconds()) + 1, 1) if at else 1
 
 
 def check(world: World, decision: Decision) -> None:
