@@ -121,7 +121,7 @@ def answers(model: Any, pod: Pod) -> Iterator[tuple[torch.Tensor, torch.Tensor]]
     split = split_of(pod, "validation")
     for begin, end in zip(split.offsets[:-1], split.offsets[1:], strict=True):
         tokens = torch.from_numpy(split.tokens[begin:end].copy()).long()
-        learned = torch.from_numpy(split.learned[begin:end].copy())[1:]
+        learned = torch.from_numpy(split.loss_mask[begin:end].copy())[1:]
         with torch.no_grad():
             # Virtual tokens come first, and have logits too.
             logits = model.eval()(input_ids=tokens.unsqueeze(0)).logits[0, -len(tokens) : -1].float()

@@ -171,7 +171,7 @@ def test_one_rank_trains_as_plain_torch_does(base: Path, on_one: dict[str, list[
         for example in (example for row in rows for example in row):
             part = slice(*split.offsets[example : example + 2])
             ids = torch.from_numpy(split.tokens[part]).long()
-            learned = torch.from_numpy(split.learned[part])[1:]
+            learned = torch.from_numpy(split.loss_mask[part])[1:]
             logits = model(ids.unsqueeze(0)).logits[0, :-1]
             losses.append(
                 torch.nn.functional.cross_entropy(logits[learned], ids[1:][learned], reduction="none")

@@ -88,7 +88,7 @@ def test_files_give_the_same_examples_in_the_same_order(
     from_table = tokenized(Splits(format="Delta", path=str(table)), encoder, tmp_path / "b")
     assert from_files is not None
     assert from_table is not None
-    for name in ("tokens", "learned", "offsets"):
+    for name in ("tokens", "loss_mask", "offsets"):
         np.testing.assert_array_equal(getattr(from_files, name), getattr(from_table, name))
 
 
@@ -156,10 +156,12 @@ def test_tokens_are_those_of_the_encoder_in_the_order_of_their_fingerprints(
     ]
     examples.sort(key=lambda example: example.fingerprint)
     np.testing.assert_array_equal(split.tokens, np.concatenate([example.tokens for example in examples]))
-    np.testing.assert_array_equal(split.learned, np.concatenate([example.learned for example in examples]))
+    np.testing.assert_array_equal(
+        split.loss_mask, np.concatenate([example.loss_mask for example in examples])
+    )
     assert split.lengths.tolist() == [len(example.tokens) for example in examples]
-    kinds = {name: getattr(split, name).dtype.name for name in ("tokens", "learned", "offsets")}
-    assert kinds == {"tokens": "int32", "learned": "bool", "offsets": "int64"}
+    kinds = {name: getattr(split, name).dtype.name for name in ("tokens", "loss_mask", "offsets")}
+    assert kinds == {"tokens": "int32", "loss_mask": "bool", "offsets": "int64"}
     assert isinstance(split.tokens, np.memmap)
 
 

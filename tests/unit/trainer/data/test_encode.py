@@ -38,7 +38,7 @@ def encoder(tokenizer: PreTrainedTokenizerBase, columns: Columns, **changes: Any
 
 def learned_text(tokenizer: PreTrainedTokenizerBase, example: encode.Encoded) -> str:
     """The part of an example on which the loss is taken."""
-    chosen = [token for token, learned in zip(example.tokens, example.learned, strict=True) if learned]
+    chosen = [token for token, learned in zip(example.tokens, example.loss_mask, strict=True) if learned]
     return str(tokenizer.decode(chosen))
 
 
@@ -143,7 +143,7 @@ def pairs_of(
             [
                 (
                     tokenizer.decode(example.tokens[begin:end]),
-                    tokenizer.decode(example.tokens[begin:end][example.learned[begin:end]]),
+                    tokenizer.decode(example.tokens[begin:end][example.loss_mask[begin:end]]),
                 )
                 for begin, end in zip(ends - example.lengths, ends, strict=True)
             ]

@@ -54,9 +54,9 @@ def test_a_batch_holds_positions_and_next_tokens_of_each_example_apart() -> None
         [12, 13, ignored, ignored, ignored, ignored],
     ]
     assert batch.owners.tolist() == [[0, 0, 0, 0, 1, 1], [2, 2, 2, 0, 0, 0]]
-    assert batch.documents.tolist() == [0, 4, 6, 9, 12]
+    assert batch.cu_seqlens.tolist() == [0, 4, 6, 9, 12]
     assert batch.examples.tolist() == [0, 1, 2]
-    assert (batch.longest, batch.tokens, batch.targets_count) == (4, 9, 5)
+    assert (batch.max_seqlen, batch.tokens, batch.targets_count) == (4, 9, 5)
     kinds = {name: value.dtype for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
     assert batch.target_at.tolist() == [1, 2, 4, 6, 7]
     assert (batch.attended, batch.reference) == (16 + 4 + 9, None)
@@ -71,7 +71,7 @@ def test_a_batch_can_be_of_a_given_width() -> None:
     assert batch.input_ids.tolist() == [[5, 6, 7, 1, 1], [9, 10, 1, 1, 1]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1], [0, 1, 0, 1, 2]]
     # Shapes that stay: empty documents up to the next power of two, and the longest there can be.
-    assert (batch.documents.tolist(), batch.longest) == ([0, 3, 5, 7, 10, 10, 10, 10], 5)
+    assert (batch.cu_seqlens.tolist(), batch.max_seqlen) == ([0, 3, 5, 7, 10, 10, 10, 10], 5)
     with pytest.raises(ValueError, match="a sequence of 3 tokens does not fit a width of 2"):
         pack.collate(split, [[0]], pad_id=1, width=2)
 
@@ -80,18 +80,18 @@ def test_a_batch_can_be_of_a_given_width() -> None:
 def test_a_rank_without_sequences_has_a_row_of_padding(width: int | None) -> None:
     batch = pack.collate(split_of(([5, 6, 7], 1)), [], pad_id=1, width=width)
     assert batch.input_ids.tolist() == [[1] * (width or 1)]
-    assert (batch.documents.tolist(), batch.examples.tolist()) == ([0, width or 1], [])
+    assert (batch.cu_seqlens.tolist(), batch.examples.tolist()) == ([0, width or 1], [])
     assert (batch.tokens, batch.targets_count) == (0, 0)
 
 
 def test_a_pair_is_two_documents_of_one_example() -> None:
     pairs = split_of(([5, 6, 7], 1), ([5, 8], 1), ([9, 10], 1), ([9, 11, 12], 1))
-    split = Split(pairs.tokens, pairs.learned, pairs.offsets, documents=2)
+    split = Split(pairs.tokens, pairs.loss_mask, pairs.offsets, documents=2)
     assert (len(split), split.lengths.tolist()) == (2, [5, 5])
     batch = pack.collate(split, [[1], [0]], pad_id=1, width=6)
     assert batch.input_ids.tolist() == [[9, 10, 9, 11, 12, 1], [5, 6, 7, 5, 8, 1]]
     assert batch.owners.tolist() == [[0, 0, 1, 1, 1, 0], [2, 2, 2, 3, 3, 0]]
-    assert batch.documents.tolist() == [0, 2, 5, 6, 9, 11, 12, 12]
+    assert batch.cu_seqlens.tolist() == [0, 2, 5, 6, 9, 11, 12, 12]
     assert batch.examples.tolist() == [1, 0]
 
 
@@ -131,7 +131,7 @@ def test_a_batch_is_what_a_loop_over_its_tokens_makes(
                 for at in range(first, end):
                     ids.append(int(split.tokens[at]))
                     positions.append(at - first)
-                    follows = at + 1 < end and split.learned[at + 1]
+                    follows = at + 1 < end and split.loss_mask[at + 1]
                     targets.append(int(split.tokens[at + 1]) if follows else pack.IGNORED)
                     owners.append(owner)
                 documents.append(len(ids))
@@ -147,10 +147,10 @@ def test_a_batch_is_what_a_loop_over_its_tokens_makes(
     assert batch.position_ids.flatten().tolist() == positions
     assert batch.targets.flatten().tolist() == targets
     assert batch.owners.flatten().tolist() == owners
-    assert list(dict.fromkeys(batch.documents.tolist())) == documents
-    assert batch.longest == width
+    assert list(dict.fromkeys(batch.cu_seqlens.tolist())) == documents
+    assert batch.max_seqlen == width
     tight = pack.collate(split, rows, pad_id=1)
-    assert tight.longest == max(np.diff(tight.documents))
+    assert tight.max_seqlen == max(np.diff(tight.cu_seqlens))
     assert batch.examples.tolist() == [example for row in rows for example in row]
 
 
@@ -159,7 +159,7 @@ def test_a_batch_moves_to_a_device_whole() -> None:
     moved = batch.to(torch.device("meta"))
     devices = {value.device.type for value in vars(moved).values() if isinstance(value, torch.Tensor)}
     assert devices == {"meta"}
-    assert (moved.longest, moved.tokens, moved.targets_count) == (3, 3, 2)
+    assert (moved.max_seqlen, moved.tokens, moved.targets_count) == (3, 3, 2)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -175,8 +175,8 @@ def test_isolated_attention_is_attention_under_a_mask_of_blocks(
         None,
         scaling=0.3,
         sliding_window=window,
-        documents=begins,
-        longest=max(lengths),
+        cu_seqlens=begins,
+        max_seqlen=max(lengths),
     )
     assert none is None
     expected = masked_reference(states[0], states[1], states[2], lengths, window)
@@ -201,7 +201,7 @@ def test_a_packed_row_gives_what_its_documents_give_alone(
     assert together.dtype == torch.float32
     # Eager attention is the model's own arithmetic, soft caps and all.
     alone = made(config, isolated=False)
-    ids, begins = batch.input_ids.flatten(), batch.documents.tolist()
+    ids, begins = batch.input_ids.flatten(), batch.cu_seqlens.tolist()
     parts = [alone(input_ids=ids[begin:end].unsqueeze(0)).logits[0] for begin, end in pairwise(begins)]
     torch.testing.assert_close(together.flatten(0, 1), torch.cat(parts).float(), rtol=1e-4, atol=1e-4)
 

@@ -66,7 +66,7 @@ def padded(split: Split, documents: list[int]) -> tuple[torch.Tensor, torch.Tens
     """A row a document as other trainers have them: ids, whether a token is learned, and whether it is there."""
     parts = [slice(*split.offsets[number : number + 2]) for number in documents]
     ids = [torch.from_numpy(split.tokens[part]).long() for part in parts]
-    learned = [torch.from_numpy(split.learned[part]) for part in parts]
+    learned = [torch.from_numpy(split.loss_mask[part]) for part in parts]
     there = [torch.ones_like(row) for row in ids]
     padded_rows = [torch.nn.utils.rnn.pad_sequence(rows, batch_first=True) for rows in (ids, learned, there)]
     return padded_rows[0], padded_rows[1], padded_rows[2]

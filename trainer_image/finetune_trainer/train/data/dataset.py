@@ -29,7 +29,7 @@ class Split:
     """Tokenised examples, one after the other, each of one document or of two (chosen, then rejected).
 
     tokens: token ids, int32 [tokens].
-    learned: whether the loss is taken on the token, bool [tokens].
+    loss_mask: whether the token is a target of the loss, bool [tokens].
     offsets: where each document begins, and where the last ends, int64 [examples * documents + 1].
     documents: documents an example.
     reference: the reference's log-probabilities of each example's two documents, fp32 [examples, 2], where they are
@@ -38,7 +38,7 @@ class Split:
     """
 
     tokens: np.ndarray
-    learned: np.ndarray
+    loss_mask: np.ndarray
     offsets: np.ndarray
     documents: int = 1
     reference: np.ndarray | None = None
@@ -55,11 +55,11 @@ class Split:
     @classmethod
     def load(cls, folder: Path) -> Split:
         """Map the arrays that `tokenize` left in `folder` into memory, shared by all ranks of the pod."""
-        tokens, learned, offsets = (
-            np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("tokens", "learned", "offsets")
+        tokens, loss_mask, offsets = (
+            np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("tokens", "loss_mask", "offsets")
         )
         documents, digest = int(np.load(folder / "documents.npy")), (folder / "digest").read_text("ascii")
-        return cls(tokens, learned, offsets, documents, digest=digest)
+        return cls(tokens, loss_mask, offsets, documents, digest=digest)
 
 
 def tokenize(splits: Splits, name: str, encoder: Encoder, folder: Path) -> bool:
@@ -103,14 +103,14 @@ def _spool(splits: Splits, name: str, encoder: Encoder, folder: Path) -> None:
     wanted = [column for column in encoder.columns.to_json().values() if column]
     with (
         (folder / "tokens").open("wb") as tokens,
-        (folder / "learned").open("wb") as learned,
+        (folder / "loss_mask").open("wb") as loss_mask,
         (folder / "lengths").open("wb") as lengths,
         (folder / "fingerprints").open("wb") as fingerprints,
     ):
         for rows in read(splits, name, wanted):
             for example in encoder.encode(rows):
                 tokens.write(example.tokens.data)
-                learned.write(example.learned.data)
+                loss_mask.write(example.loss_mask.data)
                 lengths.write(example.lengths.data)
                 fingerprints.write(example.fingerprint)
 
@@ -128,7 +128,7 @@ def _put_in_order(unordered: Path, folder: Path, documents: int) -> None:
     np.save(folder / "offsets.npy", offsets)
     np.save(folder / "documents.npy", np.array(documents, np.int64))
     parts = list(_parts(offsets[::documents]))
-    for name, kind in (("tokens", np.int32), ("learned", np.bool_)):
+    for name, kind in (("tokens", np.int32), ("loss_mask", np.bool_)):
         source = np.asarray(np.memmap(unordered / name, kind, mode="r"))
         with (folder / f"{name}.npy").open("wb") as file:
             header = {"descr": np.dtype(kind).str, "fortran_order": False, "shape": (len(source),)}

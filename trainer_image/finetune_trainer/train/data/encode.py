@@ -38,11 +38,11 @@ class Document(NamedTuple):
     """A text that the model reads from its beginning: token ids, and whether the loss is taken on each."""
 
     tokens: list[int]
-    learned: list[bool]
+    loss_mask: list[bool]
 
     def first(self, count: int) -> Document:
         """The document cut off after `count` tokens."""
-        return Document(self.tokens[:count], self.learned[:count])
+        return Document(self.tokens[:count], self.loss_mask[:count])
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Encoded:
     """One tokenised example.
 
     tokens: token ids of its documents, one after the other, int32 [tokens].
-    learned: whether the loss is taken on the token, bool [tokens].
+    loss_mask: whether the token is a target of the loss, bool [tokens].
     lengths: tokens in each document, int32 [documents]: one document, or the chosen and the rejected one.
     """
 
     tokens: np.ndarray
-    learned: np.ndarray
+    loss_mask: np.ndarray
     lengths: np.ndarray
 
     @classmethod
@@ -63,14 +63,14 @@ class Encoded:
         """The documents as arrays."""
         return cls(
             np.array([token for document in documents for token in document.tokens], np.int32),
-            np.array([learned for document in documents for learned in document.learned], np.bool_),
+            np.array([target for document in documents for target in document.loss_mask], np.bool_),
             np.array([len(document.tokens) for document in documents], np.int32),
         )
 
     @property
     def fingerprint(self) -> bytes:
         """A hash of all that the example is, 16 bytes."""
-        parts = (self.lengths, self.tokens, self.learned)
+        parts = (self.lengths, self.tokens, self.loss_mask)
         return hashlib.blake2b(b"".join(part.tobytes() for part in parts), digest_size=16).digest()
 
 
@@ -133,7 +133,7 @@ class Encoder:
             documents = self._fit(whole)
             if documents is None:
                 continue
-            if not all(any(document.learned[1:]) for document in documents):
+            if not all(any(document.loss_mask[1:]) for document in documents):
                 self.counts["without an answer"] += 1
             elif len(documents) == 2 and documents[0].tokens == documents[1].tokens:
                 self.counts["without a difference"] += 1
@@ -239,11 +239,11 @@ class Encoder:
         text = self._render(messages)
         ids = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         answers = self._answer_spans(messages, given, text) if answers_only else [(0, len(text))]
-        learned = [
+        loss_mask = [
             any(begin < answer_end and end > answer_begin for answer_begin, answer_end in answers)
             for begin, end in ids["offset_mapping"]
         ]
-        return Document(ids["input_ids"], learned)
+        return Document(ids["input_ids"], loss_mask)
 
     def _answer_spans(self, messages: list[dict[str, Any]], given: int, text: str) -> list[tuple[int, int]]:
         """Where in the rendered conversation the assistant speaks, as (begin, end) in characters."""

@@ -33,14 +33,14 @@ class Batch:
     targets: the token that comes next in the same document, or IGNORED, int64 [rows, length].
     owners: number of the token's document among the documents that are no padding, in order; 0 for padding, int64
         [rows, length].
-    documents: where each document begins in the flattened rows, padding included, and at last rows * length, int32
-        [documents + 1]: what variable-length attention calls cu_seqlens.
+    cu_seqlens: where each document begins in the flattened rows, padding included, and at last rows * length, int32
+        [documents + 1], as variable-length attention takes it.
     examples: the examples' numbers in the split, in the order of their documents, int64 [examples]: with two
         documents an example, documents 2i and 2i + 1 are those of examples[i].
     target_at: where in the flattened rows there is a target, ascending, int64 [targets].
     reference: the reference's log-probabilities of both documents of `examples`, fp32 [examples, 2], where the split
         has them.
-    longest: tokens in the longest of `documents`.
+    max_seqlen: tokens in the longest document.
     tokens: tokens that are no padding.
     targets_count: targets that are not IGNORED.
     attended: the sum of the squares of the lengths of the documents that are no padding.
@@ -50,11 +50,11 @@ class Batch:
     position_ids: torch.Tensor
     targets: torch.Tensor
     owners: torch.Tensor
-    documents: torch.Tensor
+    cu_seqlens: torch.Tensor
     examples: torch.Tensor
     target_at: torch.Tensor
     reference: torch.Tensor | None
-    longest: int
+    max_seqlen: int
     tokens: int
     targets_count: int
     attended: int
@@ -178,7 +178,7 @@ def collate(split: Split, rows: Sequence[Sequence[int]], *, pad_id: int, width: 
     """The tensors of some sequences, padded on the right to `width` tokens, or to the longest of them.
 
     No sequences make one row of padding, with which a rank keeps the others company. With a `width`, shapes hardly
-    change from batch to batch, so that what is compiled stays so: `documents` ends in empty ones, and `longest` is
+    change from batch to batch, so that what is compiled stays so: `cu_seqlens` ends in empty documents, and `max_seqlen` is
     as much as a row can have.
 
     Raises:
@@ -201,9 +201,9 @@ def collate(split: Split, rows: Sequence[Sequence[int]], *, pad_id: int, width: 
     padding_above = np.cumsum(width - filled) - (width - filled)
     starts = before + padding_above[row_of]
     places, sources = spans(starts, sizes), spans(begins, sizes)
-    tokens, learned = split.tokens[sources], split.learned[sources]
+    tokens, loss_mask = split.tokens[sources], split.loss_mask[sources]
     following = np.full(len(tokens), IGNORED, np.int64)
-    following[:-1] = np.where(learned[1:], tokens[1:], IGNORED)
+    following[:-1] = np.where(loss_mask[1:], tokens[1:], IGNORED)
     following[before + sizes - 1] = IGNORED
 
     ids = np.full(height * width, pad_id, np.int64)
@@ -215,22 +215,22 @@ def collate(split: Split, rows: Sequence[Sequence[int]], *, pad_id: int, width: 
     target_at = np.flatnonzero(targets != IGNORED)
     owners = np.zeros(height * width, np.int64)
     owners[places] = np.repeat(np.arange(len(sizes)), sizes)
-    documents = np.append(np.flatnonzero(positions == 0), height * width).astype(np.int32)
-    longest = int(np.diff(documents).max())
+    cu_seqlens = np.append(np.flatnonzero(positions == 0), height * width).astype(np.int32)
+    max_seqlen = int(np.diff(cu_seqlens).max())
     if fixed:
-        longest = width
-        empty = (1 << (len(documents) - 1).bit_length()) - len(documents)
-        documents = np.append(documents, np.full(empty, height * width, np.int32))
+        max_seqlen = width
+        empty = (1 << (len(cu_seqlens) - 1).bit_length()) - len(cu_seqlens)
+        cu_seqlens = np.append(cu_seqlens, np.full(empty, height * width, np.int32))
     return Batch(
         input_ids=torch.from_numpy(ids.reshape(height, width)),
         position_ids=torch.from_numpy(positions.reshape(height, width)),
         targets=torch.from_numpy(targets.reshape(height, width)),
         owners=torch.from_numpy(owners.reshape(height, width)),
-        documents=torch.from_numpy(documents),
+        cu_seqlens=torch.from_numpy(cu_seqlens),
         examples=torch.from_numpy(examples),
         target_at=torch.from_numpy(target_at),
         reference=None if split.reference is None else torch.from_numpy(split.reference[examples]),
-        longest=longest,
+        max_seqlen=max_seqlen,
         tokens=len(tokens),
         targets_count=len(target_at),
         attended=int((sizes**2).sum()),

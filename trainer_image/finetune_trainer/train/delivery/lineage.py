@@ -135,13 +135,13 @@ def source_tags(recipe: Recipe, splits: Splits, eval_data: str | None) -> dict[s
 
 
 def version_tags(lineage: Lineage) -> dict[str, str]:
-    """Tags of the registered version: the recipe's own, lineage and figures."""
+    """Tags of the registered version: the recipe's own, lineage and metrics."""
     recipe, result = lineage.recipe, lineage.result
-    figures = {contract.TAG_EVAL_LOSS: result.eval_loss, contract.TAG_PERPLEXITY: result.perplexity}
+    metrics = {contract.TAG_EVAL_LOSS: result.eval_loss, contract.TAG_PERPLEXITY: result.perplexity}
     return {
         **(recipe.register_.tags if recipe.register_ else {}),
         **source_tags(recipe, lineage.splits, lineage.eval_data),
-        **{name: f"{value:.6g}" for name, value in figures.items() if value is not None},
+        **{name: f"{value:.6g}" for name, value in metrics.items() if value is not None},
     }
 
 
@@ -149,7 +149,7 @@ def model_card(lineage: Lineage) -> str:
     """The README of the model: what it was made from, how, and how well it does."""
     recipe, result, splits = lineage.recipe, lineage.result, lineage.splits
     source = str(splits.train) if splits.path is None else f"{splits.path} version {splits.version}"
-    figures = {
+    metrics = {
         "Evaluation loss before training": result.base_eval_loss,
         "Evaluation loss": result.eval_loss,
         "Perplexity": result.perplexity,
@@ -161,7 +161,7 @@ def model_card(lineage: Lineage) -> str:
         f"{recipe.model.base}, fine-tuned ({recipe.method.type}, {recipe.objective.type}) by the FineTuneJob "
         f"{recipe.job.namespace}/{recipe.job.name}: {result.step} steps on {source}.\n",
         _table(
-            "", ("", ""), [(name, f"{value:.4f}") for name, value in figures.items() if value is not None]
+            "", ("", ""), [(name, f"{value:.4f}") for name, value in metrics.items() if value is not None]
         ),
         _table(
             "## Data\n\n",

@@ -96,8 +96,8 @@ def isolated_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
-    documents: torch.Tensor,
-    longest: int,
+    cu_seqlens: torch.Tensor,
+    max_seqlen: int,
     **_others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention of each document with itself.
@@ -107,12 +107,12 @@ def isolated_attention(
         query: [rows, heads, length, size].
         key: [rows, key heads, length, size].
         value: like key.
-        attention_mask: None; `documents` says it all.
+        attention_mask: None; `cu_seqlens` replaces it.
         scaling: factor of the scores.
         dropout: probability with which a weight is dropped.
         sliding_window: how many tokens back a token sees, itself included.
-        documents: where each document begins in the flattened rows, int32 [documents + 1].
-        longest: tokens in the longest document.
+        cu_seqlens: where each document begins in the flattened rows, int32 [documents + 1].
+        max_seqlen: tokens in the longest document.
 
     Returns:
         [rows, length, heads, size], and None for the weights, which are never made.
@@ -122,18 +122,18 @@ def isolated_attention(
     flat = [states.transpose(1, 2).flatten(0, 1) for states in (query, key, value)]
     groups = getattr(module, "num_key_value_groups", 1)
     if query.is_cuda:
-        out = _on_gpu(flat, groups, documents, longest, scaling=scaling, window=sliding_window)
+        out = _on_gpu(flat, groups, cu_seqlens, max_seqlen, scaling=scaling, window=sliding_window)
     else:
         options = {"scale": scaling, "dropout_p": dropout, "enable_gqa": groups > 1}
-        out = _on_cpu(flat, documents, sliding_window, options)
+        out = _on_cpu(flat, cu_seqlens, sliding_window, options)
     return out.view(rows, length, heads, -1), None
 
 
 def _on_gpu(
     states: list[torch.Tensor],
     groups: int,
-    documents: torch.Tensor,
-    longest: int,
+    cu_seqlens: torch.Tensor,
+    max_seqlen: int,
     *,
     scaling: float | None,
     window: int | None,
@@ -144,16 +144,25 @@ def _on_gpu(
         key, value = (shared.repeat_interleave(groups, dim=1) for shared in (key, value))
     reach = (-1 if window is None else window - 1, 0)
     out: torch.Tensor = varlen_attention()(
-        query, key, value, documents, documents, longest, longest, scale=scaling, window_size=reach, **options
+        query,
+        key,
+        value,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        scale=scaling,
+        window_size=reach,
+        **options,
     )
     return out
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _on_cpu(
-    states: list[torch.Tensor], documents: torch.Tensor, window: int | None, options: dict[str, Any]
+    states: list[torch.Tensor], cu_seqlens: torch.Tensor, window: int | None, options: dict[str, Any]
 ) -> torch.Tensor:
-    lengths = [length for length in documents.diff().tolist() if length]
+    lengths = [length for length in cu_seqlens.diff().tolist() if length]
     parts = []
     for document in zip(*(each.split(lengths) for each in states), strict=True):
         # [1, heads, tokens, size]

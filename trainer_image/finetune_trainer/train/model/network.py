@@ -121,7 +121,7 @@ class Network(nn.Module):
                 input_ids=batch.input_ids,
                 position_ids=batch.position_ids,
                 use_cache=False,
-                **self._known_documents(batch),
+                **self._attention_arguments(batch),
             ).last_hidden_state
         if isinstance(prompt, torch.Tensor):
             words = self.base.get_input_embeddings()(batch.input_ids)
@@ -134,7 +134,7 @@ class Network(nn.Module):
     def own_logits(self, batch: Batch) -> torch.Tensor:
         """The logits by the model's own forward pass [rows, length, vocabulary], where a row is one document."""
         model: Any = self.model
-        return model(input_ids=batch.input_ids, use_cache=False, **self._known_documents(batch)).logits
+        return model(input_ids=batch.input_ids, use_cache=False, **self._attention_arguments(batch)).logits
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The logits of some hidden states, fp32 [tokens, vocabulary], as the model's own forward makes them."""
@@ -162,10 +162,10 @@ class Network(nn.Module):
         finally:
             self.reshard()
 
-    def _known_documents(self, batch: Batch) -> dict[str, Any]:
+    def _attention_arguments(self, batch: Batch) -> dict[str, Any]:
         """What isolated attention asks of a batch; other attention sees documents by their position ids."""
         isolated = self.base.config._attn_implementation == attention.NAME  # noqa: SLF001
-        return {"documents": batch.documents, "longest": batch.longest} if isolated else {}
+        return {"cu_seqlens": batch.cu_seqlens, "max_seqlen": batch.max_seqlen} if isolated else {}
 
     def _soft_prompt(self, rows: int) -> Any:
         """The virtual tokens of prompt tuning [rows, tokens, width], the cache of prefix tuning, or None."""

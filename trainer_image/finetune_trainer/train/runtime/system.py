@@ -57,9 +57,9 @@ def logged(
             last = done.wait(interval_seconds)
             number += 1
             with suppress(psutil.Error, OSError):
-                figures = sampler.sample()
+                sample = sampler.sample()
                 tracker.metrics(
-                    number, {f"system/rank-{rank}/{name}": value for name, value in figures.items()}
+                    number, {f"system/rank-{rank}/{name}": value for name, value in sample.items()}
                 )
 
     thread = threading.Thread(target=watch, name="system", daemon=True)
