@@ -42,7 +42,7 @@ demo-down: ## Take the demo away and leave the machine as it was
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -m demo down; else echo "there is no $(VENV): nothing of the demo runs"; fi
 
 .PHONY: test
-test: lint test-unit test-integration test-e2e ## Run every tier of tests
+test: lint test-unit test-trainer test-integration test-e2e ## Run every tier of tests
 	@printf '\n== all tiers passed\n'
 
 # A module's tests stay in one worker. NB: loadgroup of pytest-xdist 3.8 groups nothing with pytest 9.2.
@@ -51,6 +51,10 @@ PARALLEL = --numprocesses $(1) --dist loadfile --durations 25
 .PHONY: test-unit
 test-unit: venv jars ## Run the unit tests: no root, no cluster
 	$(call timed,unit tests,$(BIN)/python -m pytest tests/unit $(call PARALLEL,2) $(PYTEST))
+
+.PHONY: test-trainer
+test-trainer: venv ## Run the trainer's heavy tests: many ranks, compiled layers, whole runs
+	$(call timed,trainer tests,$(BIN)/python -m pytest tests/trainer $(call PARALLEL,2) $(PYTEST))
 
 .PHONY: test-integration
 test-integration: venv ## Run the operator against a real API server and MLflow server

@@ -99,12 +99,11 @@ def on_ranks(size: int, rendezvous: Path, work: Callable[[World, Any], None], ar
     Raises:
         torch.multiprocessing.ProcessRaisedException: one of them failed.
     """
-    import multiprocessing
-
     from torch.multiprocessing.spawn import start_processes
 
-    # The processes are forked off one that has imported what takes long.
-    multiprocessing.set_forkserver_preload(["torch", "transformers.models.llama.modeling_llama", "peft"])
+    from support.forks import preloaded
+
+    preloaded()
     start_processes(_rank, (size, str(rendezvous), work, argument), nprocs=size, start_method="forkserver")
 
 

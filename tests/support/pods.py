@@ -16,6 +16,8 @@ import pytest
 import yaml
 
 from finetune_crds.contract import TerminationMessage
+from finetune_trainer.train.runtime import scratch
+from support.forks import run_workers
 from support.ports import free_port
 
 _WORDS = ("red", "blue", "green", "small", "large", "old", "new", "warm", "cold", "quiet")
@@ -211,31 +213,43 @@ class Pod:
     def run_here(self, capsys: pytest.CaptureFixture[str]) -> Outcome:
         """Run the pod's only rank in this process: the launcher left out, nothing else."""
         from finetune_trainer.train import worker
-        from finetune_trainer.train.runtime import scratch as shared
 
-        recipe = self.folder / "recipe.yaml"
-        recipe.write_text(yaml.safe_dump(self.recipe))
         on_sigterm = signal.getsignal(signal.SIGTERM)
-        with tempfile.TemporaryDirectory(dir=self.folder) as scratch, pytest.MonkeyPatch.context() as patch:
-            environment = {
-                "HYPERPARAMETERS_PATH": str(recipe),
-                "HF_HUB_OFFLINE": "1",
-                shared.ENV_SCRATCH: scratch,
-                **dict.fromkeys(("RANK", "LOCAL_RANK"), "0"),
-                "WORLD_SIZE": "1",
-                "MASTER_ADDR": "localhost",
-                "MASTER_PORT": str(free_port()),
-                **self.env,
-            }
-            for name, value in environment.items():
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder, pytest.MonkeyPatch.context() as patch:
+            for name, value in self._of_rank(0, 1, folder, free_port()).items():
                 patch.setenv(name, value)
             try:
                 code = worker.main()
             finally:
                 signal.signal(signal.SIGTERM, on_sigterm)
-            told = shared.said(Path(scratch), 0)
+            told = scratch.said(Path(folder), 0)
         assert told is not None
         return Outcome(code, capsys.readouterr().out, told.message)
+
+    def run_forked(self, ranks: int) -> Outcome:
+        """Run the pod's ranks as forks of a process that has imported torch: the launcher left out, nothing else."""
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            port, log = free_port(), Path(folder) / "log"
+            codes = run_workers([self._of_rank(rank, ranks, folder, port) for rank in range(ranks)], log)
+            told = scratch.said(Path(folder), 0)
+            output = log.read_text(encoding="utf-8")
+        assert told is not None, output
+        return Outcome(max(codes), output, told.message)
+
+    def _of_rank(self, rank: int, ranks: int, folder: str, port: int) -> dict[str, str]:
+        """The environment of a rank, as torchrun makes it."""
+        recipe = self.folder / "recipe.yaml"
+        recipe.write_text(yaml.safe_dump(self.recipe))
+        return {
+            "HYPERPARAMETERS_PATH": str(recipe),
+            "HF_HUB_OFFLINE": "1",
+            scratch.ENV_SCRATCH: folder,
+            **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),
+            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks)),
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(port),
+            **self.env,
+        }
 
     @property
     def _termination(self) -> Path:

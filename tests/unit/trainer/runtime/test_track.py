@@ -15,7 +15,7 @@ from finetune_trainer.train.runtime.track import Tracker
 if TYPE_CHECKING:
     import pytest
 
-    from unit.trainer.conftest import Mlflow
+    from support.training import Mlflow
 
 
 class Door:

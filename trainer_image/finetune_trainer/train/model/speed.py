@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import resource
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -61,4 +61,6 @@ def peak_memory(device: torch.device) -> int:
     """The most memory that this rank has held, in bytes: of the GPU, or of the process where there is none."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # NB: not ru_maxrss, which starts from the peak of the process that started this one.
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))

@@ -1,9 +1,10 @@
-"""Every method with every objective: trained, exported, registered, loaded again as anyone would, and asked."""
+"""The table of methods and objectives, and what is checked of each of its cells."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,24 +12,20 @@ import torch
 from torch.nn import functional
 
 from finetune_crds import contract
-from finetune_crds.recipe import Recipe
-from unit.trainer.conftest import new_mlflow, new_run
-from unit.trainer.test_end_to_end import eval_loss_of, history, split_of
+from support.training import Mlflow, eval_loss_of, history, split_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from support.pods import Outcome, Pod
-    from unit.trainer.conftest import Mlflow, Trained
 
-pytestmark = [
+# What peft and generation say whenever they run; for a module's pytestmark.
+WARNINGS = (
     # peft reads a property that transformers is about to rename.
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+    "ignore:`is_gradient_checkpointing`:FutureWarning",
     # What peft says whenever it generates behind a prompt.
-    pytest.mark.filterwarnings("ignore:Position ids are not supported:UserWarning"),
-    pytest.mark.usefixtures("mlflow_imported"),
-]
+    "ignore:Position ids are not supported:UserWarning",
+)
 BETA, TEMPERATURE, WEIGHT = 0.5, 2.0, 0.7
 PROMPT = "What is the red house? "
 
@@ -72,20 +69,6 @@ TABLE = [
     Cell("PrefixTuning", "SFT", changes=SOFT),
     Cell("PromptTuning", "SFT", changes={**SOFT, "method.softPrompt.initText": "The house is red."}),
 ]
-
-
-@pytest.fixture
-def mlflow_of_test(
-    tmp_path: Path, mlflow_template: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Trained | None], Mlflow]:
-    """MLflow for the pod and for this process: a new one, or that of a run before."""
-
-    def make(before: Trained | None) -> Mlflow:
-        made = new_run(before.mlflow.uri, tmp_path) if before else new_mlflow(tmp_path, mlflow_template)
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", made.uri)
-        return made
-
-    return make
 
 
 def pod_of(cell: Cell, pod: Pod, preferences: Path, teacher: str) -> Pod:
@@ -162,52 +145,6 @@ def exported(pod: Pod, name: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("cell", TABLE, ids=str)
-def test_what_is_trained_is_what_is_loaded_again(
-    *,
-    cell: Cell,
-    pod: Pod,
-    base_model: Path,
-    preferences: Path,
-    teacher: Path,
-    mlflow_of_test: Callable[[Trained | None], Mlflow],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    import mlflow
-    from transformers import AutoModelForCausalLM
-
-    pod = pod_of(cell, pod, preferences, str(teacher))
-    tracked = mlflow_of_test(None)
-    pod.env |= tracked.env
-    outcome = pod.run() if cell.ranks > 1 else pod.run_here(capsys)
-    assert outcome.code == 0, outcome.output
-    assert_learned(cell, outcome, tracked)
-
-    parts = mlflow.transformers.load_model("models:/cell/1", return_type="components")
-    base = AutoModelForCausalLM.from_pretrained(base_model)
-    taught = AutoModelForCausalLM.from_pretrained(teacher)
-    reported = eval_loss_of(outcome)
-    tolerance = cell.tolerance
-    assert loss_of(parts["model"], cell, pod, base, taught) == pytest.approx(reported, rel=tolerance)
-    question = parts["tokenizer"](PROMPT, return_tensors="pt")
-    said = parts["model"].generate(
-        input_ids=question.input_ids,
-        attention_mask=question.attention_mask,
-        max_new_tokens=4,
-        do_sample=False,
-    )
-    assert said.shape[1] > question.input_ids.shape[1]
-
-    if cell.method != "Full":
-        adapted, its_base = with_adapter(cell, pod, base)
-        assert loss_of(adapted, cell, pod, its_base, taught) == pytest.approx(reported, rel=1e-4)
-    if cell.merge:
-        merged = AutoModelForCausalLM.from_pretrained(exported(pod, "model"))
-        assert not hasattr(parts["model"], "peft_config")
-        assert not [name for name, _ in merged.named_modules() if "lora" in name]
-        assert loss_of(merged, cell, pod, base, taught) == pytest.approx(reported, rel=tolerance)
-
-
 def assert_learned(cell: Cell, outcome: Outcome, tracked: Mlflow) -> None:
     """The loss fell, on what is trained on and on what is held out, and so did what the objective is about."""
     assert outcome.message is not None
@@ -256,54 +193,54 @@ def with_adapter(cell: Cell, pod: Pod, base: Any) -> tuple[Any, Any]:
     return models
 
 
-def test_a_registered_model_teaches(
-    *,
-    pod: Pod,
-    preferences: Path,
-    base_model: Path,
-    trained: Trained,
-    mlflow_of_test: Callable[[Trained | None], Mlflow],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The teacher is a version in MLflow."""
+@dataclass(frozen=True)
+class Models:
+    """Folders of what a cell trains from."""
+
+    base: Path
+    preferences: Path
+    teacher: Path
+
+
+def check(cell: Cell, pod: Pod, models: Models, tracked: Mlflow, capsys: pytest.CaptureFixture[str]) -> None:
+    """Train a cell, load what it registered as anyone would, and ask it.
+
+    Args:
+        cell: what to train.
+        pod: the pod that tests change.
+        models: what it trains from.
+        tracked: MLflow, which this process uses too.
+        capsys: takes the output of a pod with one rank.
+    """
+    import mlflow
     from transformers import AutoModelForCausalLM
 
-    cell = Cell("LoRA", "Distillation")
-    pod = pod_of(cell, pod, preferences, "models:/tiny/1").but({"register": None})
-    pod.env |= mlflow_of_test(trained).env
-    outcome = pod.run_here(capsys)
-    assert outcome.code == 0, outcome
-    taught = AutoModelForCausalLM.from_pretrained(exported(trained.pod, "model"))
-    base = AutoModelForCausalLM.from_pretrained(base_model)
-    assert outcome.message is not None
-    assert outcome.message.train is not None
-    before = outcome.message.train.base_eval_loss
-    assert before is not None
-    assert before == pytest.approx(loss_of(base, cell, pod, base, taught), rel=1e-4)
-    assert eval_loss_of(outcome) < before - 0.02
+    pod = pod_of(cell, pod, models.preferences, str(models.teacher))
+    pod.env |= tracked.env
+    outcome = pod.run_forked(cell.ranks) if cell.ranks > 1 else pod.run_here(capsys)
+    assert outcome.code == 0, outcome.output
+    assert_learned(cell, outcome, tracked)
 
+    parts = mlflow.transformers.load_model("models:/cell/1", return_type="components")
+    base = AutoModelForCausalLM.from_pretrained(models.base)
+    taught = AutoModelForCausalLM.from_pretrained(models.teacher)
+    reported = eval_loss_of(outcome)
+    tolerance = cell.tolerance
+    assert loss_of(parts["model"], cell, pod, base, taught) == pytest.approx(reported, rel=tolerance)
+    question = parts["tokenizer"](PROMPT, return_tensors="pt")
+    said = parts["model"].generate(
+        input_ids=question.input_ids,
+        attention_mask=question.attention_mask,
+        max_new_tokens=4,
+        do_sample=False,
+    )
+    assert said.shape[1] > question.input_ids.shape[1]
 
-def test_the_table_is_the_whole_of_what_the_schema_lets_through() -> None:
-    from typing import get_args
-
-    from finetune_crds.training import MethodType, ObjectiveType
-    from finetune_trainer.train.runtime.recipe import refusals
-
-    let_through = set()
-    for method in get_args(MethodType):
-        for objective in get_args(ObjectiveType):
-            columns = {"prompt": "p", "chosen": "c", "rejected": "r"} if objective == "DPO" else {"text": "t"}
-            spec = {"distillation": {"teacher": "/teacher"}} if objective == "Distillation" else {}
-            recipe = Recipe.model_validate(
-                {
-                    "job": {"name": "a", "namespace": "b", "uid": "c"},
-                    "model": {"base": "/base"},
-                    "method": {"type": method},
-                    "objective": {"type": objective, **spec},
-                    "training": {"packing": False},
-                    "data": {"columns": columns, "splits": {"format": "Delta", "path": "/data"}},
-                }
-            )
-            if not refusals(recipe):
-                let_through.add((method, objective))
-    assert let_through == {(cell.method, cell.objective) for cell in TABLE}
+    if cell.method != "Full":
+        adapted, its_base = with_adapter(cell, pod, base)
+        assert loss_of(adapted, cell, pod, its_base, taught) == pytest.approx(reported, rel=1e-4)
+    if cell.merge:
+        merged = AutoModelForCausalLM.from_pretrained(exported(pod, "model"))
+        assert not hasattr(parts["model"], "peft_config")
+        assert not [name for name, _ in merged.named_modules() if "lora" in name]
+        assert loss_of(merged, cell, pod, base, taught) == pytest.approx(reported, rel=tolerance)

@@ -5,22 +5,32 @@ from __future__ import annotations
 import errno
 import re
 import sys
-import threading
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from finetune_crds import contract
+from finetune_crds.training import Training
+from finetune_trainer.train.checkpoint.checkpointer import Progress
 from finetune_trainer.train.checkpoint.folder import CheckpointFolder
+from finetune_trainer.train.data import pack
 from finetune_trainer.train.loop import Loop
+from finetune_trainer.train.model import attention
+from finetune_trainer.train.model.network import Network
+from finetune_trainer.train.model.optimizer import Optimizer
 from finetune_trainer.train.model.schedule import Schedule
-from unit.trainer.test_end_to_end import error_of, eval_loss_of, history, validation_loss
+from finetune_trainer.train.objectives.sft import Sft
+from finetune_trainer.train.reporter import Reporter
+from support import networks
+from support.training import error_of, eval_loss_of, history, validation_loss
 
 if TYPE_CHECKING:
     from support.pods import Outcome, Pod
-    from unit.trainer.conftest import Mlflow
+    from support.training import Mlflow
 
 EVALUATION = re.compile(r"evaluation at step (\d+): loss ([\d.]+)")
 
@@ -134,49 +144,93 @@ def test_the_run_says_while_checkpoints_cannot_be_written(
     assert told() == ""
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_step_never_waits_for_the_gpu(
     pod: Pod, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing in a step asks for a tensor's value, but where it is on the host: what the ranks tell each other."""
-    asked: set[str] = set()
-    stepping = threading.local()
-
-    def noting(name: str) -> None:
-        call = getattr(torch.Tensor, name)
-
-        def asking(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
-            if getattr(stepping, "now", False):
-                asked.add(Path(sys._getframe(1).f_code.co_filename).name)
-            return call(tensor, *args, **options)
-
-        monkeypatch.setattr(torch.Tensor, name, asking)
-
-    for name in (
-        "item",
-        "tolist",
-        "cpu",
-        "numpy",
-        "nonzero",
-        "__bool__",
-        "__float__",
-        "__int__",
-        "__index__",
-    ):
-        noting(name)
     step: Any = Loop._train_step
 
     def watched(loop: Loop) -> bool:
-        stepping.now = True
+        torch.cuda.set_sync_debug_mode("error")
         try:
             return bool(step(loop))
         finally:
-            stepping.now = False
+            torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(Loop, "_train_step", watched)
     outcome = pod.but({"training.maxSteps": 3, "training.gradientAccumulation": 2}).run_here(capsys)
     assert outcome.code == 0, outcome
-    # Attention has a way of its own on the CPU.
-    assert asked == {"distributed.py", "attention.py"}
+
+
+class Alone:
+    """Stands for the ranks: one, without a process group."""
+
+    rank, size, leads, device = 0, 1, True, torch.device("cpu")
+
+    def total(self, *values: float) -> list[float]:
+        return [float(value) for value in values]
+
+
+class Batches:
+    """Stands for the feed: the same batches in each step."""
+
+    def __init__(self, batches: list[pack.Batch]) -> None:
+        self.batches, self.max_steps = batches, 10
+
+    def of_step(self, _step: int) -> list[pack.Batch]:
+        return self.batches
+
+
+def one_document(states: list[torch.Tensor], *_: Any) -> torch.Tensor:
+    """Attention over flat rows as a GPU's kernel computes it, which reads no lengths on the host."""
+    query, key, value = (each.transpose(0, 1).unsqueeze(0) for each in states)
+    found = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, enable_gqa=True
+    )
+    return found[0].transpose(0, 1)
+
+
+def test_a_step_reads_no_value_of_a_tensor(base_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fake tensors have no values: what would wait for a GPU to read one fails here without a GPU."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    monkeypatch.setattr(attention, "_on_cpu", one_document)
+    config = AutoConfig.from_pretrained(base_model)
+    collated = pack.collate(networks.random_split(examples=4, vocabulary=200), [[0, 1], [2, 3]], pad_id=0)
+    unused: Any = None
+    world: Any = Alone()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.register())
+        network = Network(model, Sft())
+        values = {name: value for name, value in vars(collated).items() if isinstance(value, torch.Tensor)}
+        batch = replace(collated, **{name: mode.from_tensor(value) for name, value in values.items()})
+        feed: Any = Batches([batch, batch])
+        progress = Progress()
+        loop = Loop(
+            world=world,
+            network=network,
+            optimizer=Optimizer(network, Training(), 10),
+            feed=feed,
+            evaluator=unused,
+            reporter=Reporter(
+                world=world,
+                network=network,
+                tracker=unused,
+                max_steps=10,
+                log_steps=1,
+                progress=progress,
+                started=0.0,
+            ),
+            checkpointer=None,
+            preemption=SimpleNamespace(requested=False),  # type: ignore[arg-type]
+            progress=progress,
+            seed=1,
+        )
+        assert [loop._train_step() for _ in range(2)] == [False, False]
+        assert loop.progress.step == 2
+        with pytest.raises(DataDependentOutputException):
+            loop.optimizer.grad_norm()
 
 
 def test_compiled_kernels_are_never_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

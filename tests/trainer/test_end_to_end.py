@@ -7,9 +7,8 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import fsspec
 import pytest
@@ -18,15 +17,15 @@ import torch
 from finetune_crds import contract
 from finetune_crds.contract import PodError
 from finetune_crds.recipe import Recipe
-from finetune_trainer.train.data import dataset, encode, pack
+from finetune_trainer.train.data import pack
 from finetune_trainer.train.model.network import Network
 from finetune_trainer.train.objectives.sft import Sft
 from support.ports import free_port
-from unit.trainer.conftest import new_run
+from support.training import error_of, eval_loss_of, history, new_run, split_of, validation_loss
 
 if TYPE_CHECKING:
-    from support.pods import Outcome, Pod
-    from unit.trainer.conftest import Mlflow, Trained
+    from support.pods import Pod
+    from support.training import Mlflow, Trained
 
 _ANSWER = """
 import json, sys, mlflow
@@ -48,45 +47,6 @@ def answer(mlflow: Mlflow, uri: str, prompt: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip().splitlines()[-1]
-
-
-def history(mlflow: Mlflow, name: str) -> dict[int, float]:
-    found = mlflow.client().get_metric_history(mlflow.run_id, name)
-    return {metric.step: metric.value for metric in found}
-
-
-def error_of(outcome: Outcome) -> PodError:
-    assert outcome.message is not None, outcome.output
-    assert outcome.message.error is not None, outcome.output
-    return outcome.message.error
-
-
-def split_of(pod: Pod, name: str) -> dataset.Split:
-    """The tokens of one of the pod's splits."""
-    from transformers import AutoTokenizer
-
-    recipe = Recipe.model_validate(pod.recipe)
-    encoder = encode.Encoder.of(recipe, AutoTokenizer.from_pretrained(recipe.model.base))
-    assert recipe.data.splits is not None
-    with tempfile.TemporaryDirectory() as folder:
-        assert dataset.tokenize(recipe.data.splits, name, encoder, Path(folder))
-        return dataset.Split.load(Path(folder))
-
-
-def validation_loss(model: Any, pod: Pod) -> float:
-    """The mean loss over the validation split, one example at a time, without any sharding or packing."""
-    split = split_of(pod, "validation")
-    batches = [pack.collate(split, [[example]], pad_id=0) for example in range(len(split))]
-    with torch.no_grad():
-        total = sum(Network(model.eval(), Sft())(batch)[0].item() for batch in batches)
-    return float(total / sum(batch.targets_count for batch in batches))
-
-
-def eval_loss_of(outcome: Outcome) -> float:
-    assert outcome.message is not None, outcome.output
-    assert outcome.message.train is not None, outcome.output
-    assert outcome.message.train.eval_loss is not None
-    return outcome.message.train.eval_loss
 
 
 def test_a_run_trains_evaluates_and_registers(trained: Trained, table: Path) -> None:

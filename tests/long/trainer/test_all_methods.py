@@ -1,0 +1,39 @@
+"""The whole table of methods and objectives, each cell on one rank and on two."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.cells import TABLE, WARNINGS, Cell, Models, check
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from support.pods import Pod
+    from support.training import Mlflow, Trained
+
+pytestmark = [
+    *(pytest.mark.filterwarnings(warning) for warning in WARNINGS),
+    pytest.mark.usefixtures("mlflow_imported"),
+]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("cell", TABLE, ids=str)
+def test_what_is_trained_is_what_is_loaded_again(
+    *,
+    cell: Cell,
+    ranks: int,
+    pod: Pod,
+    base_model: Path,
+    preferences: Path,
+    teacher: Path,
+    mlflow_of_test: Callable[[Trained | None], Mlflow],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    models = Models(base_model, preferences, teacher)
+    check(replace(cell, ranks=ranks), pod, models, mlflow_of_test(None), capsys)

@@ -1,0 +1,108 @@
+"""Methods with objectives: trained, exported, registered, loaded again as anyone would, and asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, get_args
+
+import pytest
+
+from finetune_crds.recipe import Recipe
+from finetune_crds.training import MethodType, ObjectiveType
+from support.cells import TABLE, WARNINGS, Cell, Models, check, exported, loss_of, pod_of
+from support.training import eval_loss_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from support.pods import Pod
+    from support.training import Mlflow, Trained
+
+pytestmark = [
+    *(pytest.mark.filterwarnings(warning) for warning in WARNINGS),
+    pytest.mark.usefixtures("mlflow_imported"),
+]
+# Each method is trained, each kind of method (full, low rank, four bits, virtual tokens) with each number of ranks that
+# makes a difference to it, and each objective with full weights or adapters, merged and not. `make test-long` trains
+# the whole table, each cell on one rank and on two.
+CHOSEN = (
+    "Full-DPO",
+    "LoRA-DPO",
+    "LoRA-Distillation",
+    "DoRA-SFT",
+    "QLoRA-SFT",
+    "PrefixTuning-SFT",
+    "PromptTuning-SFT",
+)
+
+
+@pytest.mark.parametrize("cell", [cell for cell in TABLE if str(cell) in CHOSEN], ids=str)
+def test_what_is_trained_is_what_is_loaded_again(
+    *,
+    cell: Cell,
+    pod: Pod,
+    base_model: Path,
+    preferences: Path,
+    teacher: Path,
+    mlflow_of_test: Callable[[Trained | None], Mlflow],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    check(cell, pod, Models(base_model, preferences, teacher), mlflow_of_test(None), capsys)
+
+
+def test_each_method_and_each_objective_is_chosen() -> None:
+    chosen = [cell for cell in TABLE if str(cell) in CHOSEN]
+    assert len(chosen) == len(CHOSEN)
+    assert {cell.method for cell in chosen} == set(get_args(MethodType))
+    assert {cell.objective for cell in chosen} == set(get_args(ObjectiveType))
+    assert {(cell.ranks, cell.merge) for cell in chosen} == {(1, False), (1, True), (2, False), (2, True)}
+
+
+def test_a_registered_model_teaches(
+    *,
+    pod: Pod,
+    preferences: Path,
+    base_model: Path,
+    trained: Trained,
+    mlflow_of_test: Callable[[Trained | None], Mlflow],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The teacher is a version in MLflow."""
+    from transformers import AutoModelForCausalLM
+
+    cell = Cell("LoRA", "Distillation")
+    pod = pod_of(cell, pod, preferences, "models:/tiny/1").but({"register": None})
+    pod.env |= mlflow_of_test(trained).env
+    outcome = pod.run_here(capsys)
+    assert outcome.code == 0, outcome
+    taught = AutoModelForCausalLM.from_pretrained(exported(trained.pod, "model"))
+    base = AutoModelForCausalLM.from_pretrained(base_model)
+    assert outcome.message is not None
+    assert outcome.message.train is not None
+    before = outcome.message.train.base_eval_loss
+    assert before is not None
+    assert before == pytest.approx(loss_of(base, cell, pod, base, taught), rel=1e-4)
+    assert eval_loss_of(outcome) < before - 0.02
+
+
+def test_the_table_is_the_whole_of_what_the_schema_lets_through() -> None:
+    from finetune_trainer.train.runtime.recipe import refusals
+
+    let_through = set()
+    for method in get_args(MethodType):
+        for objective in get_args(ObjectiveType):
+            columns = {"prompt": "p", "chosen": "c", "rejected": "r"} if objective == "DPO" else {"text": "t"}
+            spec = {"distillation": {"teacher": "/teacher"}} if objective == "Distillation" else {}
+            recipe = Recipe.model_validate(
+                {
+                    "job": {"name": "a", "namespace": "b", "uid": "c"},
+                    "model": {"base": "/base"},
+                    "method": {"type": method},
+                    "objective": {"type": objective, **spec},
+                    "training": {"packing": False},
+                    "data": {"columns": columns, "splits": {"format": "Delta", "path": "/data"}},
+                }
+            )
+            if not refusals(recipe):
+                let_through.add((method, objective))
+    assert let_through == {(cell.method, cell.objective) for cell in TABLE}

@@ -1,0 +1,31 @@
+"""Pods of a gang that do not find each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from finetune_crds.contract import PodError
+
+if TYPE_CHECKING:
+    from support.pods import Pod
+
+
+@pytest.mark.parametrize(("node", "hint"), [("0", "1 s"), ("1", "1 s")])
+def test_a_gang_that_does_not_come_together_says_so(pod: Pod, node: str, hint: str) -> None:
+    lonely = pod.but({"distributed.rendezvousTimeoutSeconds": 1, "distributed.nodes": 2})
+    lonely.env = {
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": node,
+        "PET_MASTER_ADDR": "localhost",
+        "PET_MASTER_PORT": "29777",
+    }
+    outcome = lonely.run()
+    assert outcome.code == 1, outcome.output
+    assert outcome.message is not None
+    assert outcome.message.error == PodError(
+        reason="RendezvousTimeout",
+        message=f"the 2 pods did not find each other at localhost:29777 in {hint}: look whether all of them are "
+        "running and may reach that port",
+    )
