@@ -24,7 +24,7 @@ from support.ports import free_port
 from support.training import error_of, eval_loss_of, history, new_run, split_of, validation_loss
 
 if TYPE_CHECKING:
-    from support.pods import Pod
+    from support.pods import Outcome, Pod
     from support.training import Mlflow, Trained
 
 _ANSWER = """
