@@ -222,7 +222,7 @@ class Pod:
                 code = worker.main()
             finally:
                 signal.signal(signal.SIGTERM, on_sigterm)
-            told = scratch.said(Path(folder), 0)
+            told = scratch.read_outcome(Path(folder), 0)
         assert told is not None
         return Outcome(code, capsys.readouterr().out, told.message)
 
@@ -231,7 +231,7 @@ class Pod:
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             port, log = free_port(), Path(folder) / "log"
             codes = run_workers([self._of_rank(rank, ranks, folder, port) for rank in range(ranks)], log)
-            told = scratch.said(Path(folder), 0)
+            told = scratch.read_outcome(Path(folder), 0)
             output = log.read_text(encoding="utf-8")
         assert told is not None, output
         return Outcome(max(codes), output, told.message)

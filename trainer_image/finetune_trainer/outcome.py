@@ -1,4 +1,4 @@
-"""How a pod ends: its exit code and its termination message."""
+"""The outcome of a pod: its exit code and its termination message."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ ENV_TERMINATION_PATH = "FINETUNE_TERMINATION_PATH"
 _MESSAGE_MAX_CHARS = 2048
 
 
-class PodFailure(Exception):  # noqa: N818 - not every end is an error: preemption is one too
-    """An end that the operator is told about: an exit code, a CamelCase reason and one sentence."""
+class PodFailure(Exception):  # noqa: N818 - preemption is an outcome, not an error
+    """An outcome that is reported to the operator: an exit code, a CamelCase reason and one sentence."""
 
     exit_code = EXIT_FAILED
 
@@ -43,7 +43,7 @@ class PodFailure(Exception):  # noqa: N818 - not every end is an error: preempti
 
 
 class RecipeRefusedError(PodFailure):
-    """The recipe is wrong, or asks for what is not available: no attempt can succeed."""
+    """The recipe is invalid, or requires what is not available: no attempt can succeed."""
 
     exit_code = EXIT_RECIPE
 
@@ -52,17 +52,17 @@ class RecipeRefusedError(PodFailure):
 
 
 class DataError(PodFailure):
-    """The data is wrong: no attempt can succeed before it changes."""
+    """The data is invalid: no attempt can succeed until it changes."""
 
     exit_code = EXIT_DATA
 
 
 class TrainingError(PodFailure):
-    """Something that another attempt may get past."""
+    """A failure that another attempt may not repeat."""
 
 
 class PreemptedError(PodFailure):
-    """Stopped on request; `checkpoint_step` is where the next attempt goes on."""
+    """Stopped on request; the next attempt resumes from `checkpoint_step`."""
 
     exit_code = EXIT_PREEMPTED
 
@@ -71,13 +71,13 @@ class PreemptedError(PodFailure):
         self.checkpoint_step = checkpoint_step
 
 
-def tell_kubernetes(code: int, message: TerminationMessage | None) -> None:  # noqa: ARG001 - it sees the code itself
-    """Leave the message where Kubernetes picks it up, and an error's sentence in the log."""
+def write_termination_message(code: int, message: TerminationMessage | None) -> None:  # noqa: ARG001 - Kubernetes reads the exit code of the process
+    """Write the message where Kubernetes reads it, and print the sentence of an error."""
     if message is None:
         return
     if message.error is not None:
         print(f"{message.error.reason}: {message.error.message}", file=sys.stderr, flush=True)
-    # Outside a pod that place may not exist.
+    # Outside a pod the path may not exist.
     with contextlib.suppress(OSError):
         path = Path(os.environ.get(ENV_TERMINATION_PATH, TERMINATION_PATH))
         path.write_text(message.dump(), encoding="utf-8")
@@ -85,27 +85,27 @@ def tell_kubernetes(code: int, message: TerminationMessage | None) -> None:  # n
 
 def run(
     main: Callable[[], TerminationMessage | None],
-    tell: Callable[[int, TerminationMessage | None], None] = tell_kubernetes,
+    report: Callable[[int, TerminationMessage | None], None] = write_termination_message,
 ) -> int:
-    """Run `main`, tell how it ended, and return the exit code for it.
+    """Run `main`, report its outcome, and return its exit code.
 
-    RecipeError and RecipeRefusedError give 64, DataError 65, PreemptedError 75, and anything else 1. Only what
-    nobody expected shows its traceback.
+    RecipeError and RecipeRefusedError give 64, DataError 65, PreemptedError 75, and any other error 1. Only an
+    unexpected error prints its traceback.
     """
     try:
         code, message = EXIT_OK, main()
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else EXIT_FAILED
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the operator is told
+    except BaseException as error:  # noqa: BLE001 - every error is reported to the operator
         code, message = describe(error)
         if not isinstance(error, PodFailure | RecipeError | KeyboardInterrupt):
             traceback.print_exc()
-    tell(code, message)
+    report(code, message)
     return code
 
 
 def describe(error: BaseException) -> tuple[int, TerminationMessage]:
-    """The exit code and the message that stand for an exception."""
+    """Return the exit code and the termination message of an exception."""
     rank = step = None
     if isinstance(error, PodFailure):
         code, reason, sentence = error.exit_code, error.reason, error.message
@@ -118,5 +118,5 @@ def describe(error: BaseException) -> tuple[int, TerminationMessage]:
         first_line = next(iter(str(error).strip().splitlines()), "")
         code, reason = EXIT_FAILED, type(error).__name__
         sentence = f"{reason}: {first_line}" if first_line else reason
-    told = PodError(reason=reason[:64], message=sentence[:_MESSAGE_MAX_CHARS], rank=rank)
-    return code, TerminationMessage(error=told, checkpoint_step=step)
+    pod_error = PodError(reason=reason[:64], message=sentence[:_MESSAGE_MAX_CHARS], rank=rank)
+    return code, TerminationMessage(error=pod_error, checkpoint_step=step)

@@ -14,7 +14,7 @@ from finetune_crds.recipe import Recipe
 from finetune_trainer.outcome import describe
 from finetune_trainer.train import launch
 from finetune_trainer.train.launch import Gang, first_failure
-from finetune_trainer.train.runtime.scratch import say
+from finetune_trainer.train.runtime.scratch import write_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def told(folder: Path, rank: int, *, code: int, reason: str, when: int, origin: int | None = None) -> None:
     """Leave a rank's message, as if said at `when`."""
     error = PodError(reason=reason, message=f"{reason}!", rank=origin)
-    say(folder, rank, code, TerminationMessage(error=error))
+    write_outcome(folder, rank, code, TerminationMessage(error=error))
     os.utime(folder / f"rank-{rank}.json", (when, when))
 
 

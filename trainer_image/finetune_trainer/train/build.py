@@ -65,7 +65,7 @@ def network(
         made = Network(adapted, made.objective)
     shard.recompute_activations(adapted, recompute, compiled=training.compile)
     shard.shard(
-        made, shard.mesh(recipe.distributed.strategy, world), training.precision, frozen_whole=quantised
+        made, shard.mesh(recipe.distributed.strategy, world), training.precision, replicate_frozen=quantised
     )
     load.fill(adapted, recipe, source, world, tokenizer)
     if teacher is not None:

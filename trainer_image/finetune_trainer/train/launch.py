@@ -1,4 +1,4 @@
-"""Start one worker a rank in this pod with torchrun's machinery, and end as the rank ended that failed first."""
+"""Start the workers of this pod with torchrun's elastic launcher, and report the rank that failed first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from finetune_crds.contract import EXIT_PREEMPTED, PodError, TerminationMessage
 from finetune_trainer import outcome
 from finetune_trainer.outcome import PodFailure, PreemptedError, TrainingError
 from finetune_trainer.train.runtime import scratch
-from finetune_trainer.train.runtime.preemption import NOT_STARTED, on_sigterm_at_once
+from finetune_trainer.train.runtime.preemption import NOT_STARTED, on_sigterm
 from finetune_trainer.train.runtime.recipe import load_recipe
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _WORKER = ("-m", "finetune_trainer.train.worker")
 
 @dataclass(frozen=True)
 class Gang:
-    """This pod's place in the gang, as torchrun's environment tells it; alone by default."""
+    """This pod's place in the gang, from torchrun's environment; by default the only pod."""
 
     nodes: int
     processes: int
@@ -53,34 +53,34 @@ class Gang:
 
 
 def launch() -> TerminationMessage | None:
-    """Run the workers to their end; the message of rank 0 where it ran in this pod.
+    """Run the workers of this pod, and return the message of rank 0 where it ran here.
 
     Raises:
-        PodFailure: as the first rank that failed; or the gang did not come together.
+        PodFailure: the outcome of the first rank that failed, or the rendezvous timed out.
     """
-    # NB: the first process of a container ignores SIGTERM by default.
+    # NB: PID 1 of a container ignores SIGTERM by default.
     signal.signal(signal.SIGTERM, _stop_before_workers)
     recipe = load_recipe()
     gang = Gang.of(os.environ, recipe)
-    with tempfile.TemporaryDirectory(prefix="finetune-") as folder, on_sigterm_at_once(_leave_rendezvous):
+    with tempfile.TemporaryDirectory(prefix="finetune-") as folder, on_sigterm(_end_in_rendezvous):
         os.environ[scratch.ENV_SCRATCH] = folder
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cpus() // gang.processes)))
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         _run_workers(gang, recipe, Path(folder))
-        first = scratch.said(Path(folder), 0)
+        first = scratch.read_outcome(Path(folder), 0)
         return first.message if first is not None else None
 
 
 def _stop_before_workers(_signal: int, _frame: object) -> None:
-    """End the launcher; once it has started workers, a handler of torchrun's stands here."""
+    """End the launcher; torchrun installs its own handler when it starts workers."""
     raise PreemptedError(NOT_STARTED, None)
 
 
-def _leave_rendezvous() -> None:
-    """End a launcher that waits for other pods, where no handler of Python's runs and nothing is there to lose."""
+def _end_in_rendezvous() -> None:
+    """End a launcher that waits for other pods: Python runs no signal handler there, and no work is lost."""
     if signal.getsignal(signal.SIGTERM) is not _stop_before_workers:
         return
-    outcome.tell_kubernetes(*outcome.describe(PreemptedError(NOT_STARTED, None)))
+    outcome.write_termination_message(*outcome.describe(PreemptedError(NOT_STARTED, None)))
     shutil.rmtree(os.environ[scratch.ENV_SCRATCH], ignore_errors=True)
     os._exit(EXIT_PREEMPTED)
 
@@ -101,7 +101,7 @@ def _run_workers(gang: Gang, recipe: Recipe, folder: Path) -> None:
         rdzv_backend="static",
         rdzv_endpoint=f"{gang.address}:{gang.port}",
         rdzv_configs={"rank": gang.node_rank, "timeout": timeout},
-        # The operator starts the whole gang again; a rank alone never comes back.
+        # The operator restarts the whole gang, never a single rank.
         max_restarts=0,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
     )
@@ -120,24 +120,27 @@ def _run_workers(gang: Gang, recipe: Recipe, folder: Path) -> None:
 
 
 def first_failure(failures: Mapping[int, ProcessFailure], folder: Path) -> PodFailure:
-    """The failure that the others followed from: what the rank said, or what ended it.
+    """Return the failure that caused the others: the outcome that the rank wrote, or its exit code or signal.
 
     Args:
-        failures: by global rank, as torchrun saw them.
-        folder: where the ranks left their messages.
+        failures: torchrun's, by global rank.
+        folder: where the ranks wrote their outcomes.
     """
 
     def order(rank: int) -> tuple[bool, float]:
-        told = scratch.said(folder, rank)
-        if told is None:
+        ended = scratch.read_outcome(folder, rank)
+        if ended is None:
             return False, failures[rank].timestamp
-        return told.message.error is not None and told.message.error.reason == scratch.PEER_LOST, told.when
+        return (
+            ended.message.error is not None and ended.message.error.reason == scratch.PEER_LOST,
+            ended.when,
+        )
 
     rank = min(failures, key=order)
-    told = scratch.said(folder, rank)
-    if told is not None and told.message.error is not None:
-        return _as_said(rank, told.code, told.message.error, told.message.checkpoint_step)
-    # NB: torchrun stops the other ranks, so that their exit codes say nothing.
+    ended = scratch.read_outcome(folder, rank)
+    if ended is not None and ended.message.error is not None:
+        return _as_written(rank, ended.code, ended.message.error, ended.message.checkpoint_step)
+    # NB: torchrun stops the other ranks, so their exit codes carry no information.
     code = failures[rank].exitcode
     if code >= 0:
         failure = PodFailure(
@@ -152,19 +155,19 @@ def first_failure(failures: Mapping[int, ProcessFailure], folder: Path) -> PodFa
     return failure
 
 
-def _as_said(rank: int, code: int, error: PodError, checkpoint_step: int | None) -> PodFailure:
+def _as_written(rank: int, code: int, error: PodError, checkpoint_step: int | None) -> PodFailure:
     failure = PodFailure(error.reason, error.message, rank=rank if error.rank is None else error.rank)
     failure.exit_code, failure.checkpoint_step = code, checkpoint_step
     return failure
 
 
 def _stopped(gang: Gang, folder: Path, received: signal.Signals) -> PodFailure:
-    """What to report after the pod was asked to stop and the workers had their time to save."""
+    """Return the outcome of a pod that received SIGTERM, after its workers had time to save."""
     first_rank = gang.node_rank * gang.processes
     for rank in range(first_rank, first_rank + gang.processes):
-        told = scratch.said(folder, rank)
-        if told is not None and told.message.error is not None and told.code == EXIT_PREEMPTED:
-            return PreemptedError(told.message.error.message, told.message.checkpoint_step)
+        ended = scratch.read_outcome(folder, rank)
+        if ended is not None and ended.message.error is not None and ended.code == EXIT_PREEMPTED:
+            return PreemptedError(ended.message.error.message, ended.message.checkpoint_step)
     if not scratch.is_training(folder):
         return PreemptedError(NOT_STARTED, None)
     failure = PodFailure("Stopped", f"stopped by {received.name} before a checkpoint could be written")
@@ -179,7 +182,7 @@ def _free_port() -> int:
 
 
 def _cpus() -> int:
-    """CPUs that this container may use: those it may run on, within its cgroup's quota."""
+    """Return the number of CPUs of this container: its CPU affinity, limited by the quota of its cgroup."""
     cpus = len(os.sched_getaffinity(0))
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()

@@ -30,7 +30,7 @@ from finetune_trainer.train.model.optimizer import Optimizer
 from finetune_trainer.train.reporter import Reporter
 from finetune_trainer.train.runtime import scratch, system
 from finetune_trainer.train.runtime.distributed import World, is_loss_of_peer, joined
-from finetune_trainer.train.runtime.preemption import Preemption, on_sigterm_at_once
+from finetune_trainer.train.runtime.preemption import Preemption, on_sigterm
 from finetune_trainer.train.runtime.recipe import load_recipe, row_tokens
 from finetune_trainer.train.runtime.track import Tracker
 
@@ -51,7 +51,9 @@ def main() -> int:
     """Train as one rank, and leave the outcome for the launcher."""
     quiet_libraries()
     rank = int(os.environ["RANK"])
-    return outcome.run(work, tell=lambda code, message: scratch.say(scratch.path(), rank, code, message))
+    return outcome.run(
+        work, report=lambda code, message: scratch.write_outcome(scratch.path(), rank, code, message)
+    )
 
 
 def quiet_libraries() -> None:
@@ -72,7 +74,7 @@ def work() -> TerminationMessage | None:
     started = time.monotonic()
     recipe = load_recipe()
     with ExitStack() as stack:
-        with on_sigterm_at_once(lambda: leave_rendezvous(preemption)):
+        with on_sigterm(lambda: end_in_rendezvous(preemption)):
             if preemption.requested:
                 raise preemption.error()
             timeout = recipe.distributed.collective_timeout_seconds
@@ -106,10 +108,10 @@ def system_metrics(recipe: Recipe, world: World, tracker: Tracker) -> Iterator[N
             own.close(_CLOSE_SECONDS)
 
 
-def leave_rendezvous(preemption: Preemption) -> None:
+def end_in_rendezvous(preemption: Preemption) -> None:
     """End a rank that waits for the others to join: no Python signal handler runs there, and nothing can be lost."""
     code, message = outcome.describe(preemption.error())
-    scratch.say(scratch.path(), int(os.environ["RANK"]), code, message)
+    scratch.write_outcome(scratch.path(), int(os.environ["RANK"]), code, message)
     os._exit(code)
 
 
@@ -153,7 +155,7 @@ class Run:
             checkpointer=checkpointer,
             progress=resumed or Progress(recipe=recipe.digest(), data_version=data.splits.version),
         )
-        scratch.note_first_step(scratch.path())
+        scratch.mark_training(scratch.path())
         eval_loss = loop.run()
         loop.feed.close()
         weights = export.gather(network.model, source, recipe, world)

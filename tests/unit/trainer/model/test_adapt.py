@@ -190,7 +190,7 @@ def test_a_prompt_begins_with_words(base_model: Path, world: World, text: str | 
     prompt = {"virtualTokens": 30, **({"initText": text} if text else {})}
     recipe = networks.recipe(base_model, method={"type": "PromptTuning", "softPrompt": prompt}, packing=False)
     tokenizer = load_tokenizer(recipe.model, base_model)
-    words = adapt.first_words(SoftPrompt.model_validate(prompt), tokenizer, recipe.training.seed)
+    words = adapt.prompt_tokens(SoftPrompt.model_validate(prompt), tokenizer, recipe.training.seed)
     embedding = AutoModelForCausalLM.from_pretrained(base_model).get_input_embeddings().weight
     (found,) = values(networks.build(recipe, base_model, world), "prompt_encoder").values()
     torch.testing.assert_close(found, embedding[words].detach().float())
@@ -199,7 +199,7 @@ def test_a_prompt_begins_with_words(base_model: Path, world: World, text: str | 
         assert words.tolist() == (ids * 30)[:30]
     else:
         assert len(set(words.tolist())) > 15
-        assert not torch.equal(words, adapt.first_words(SoftPrompt(virtual_tokens=30), tokenizer, 1))
+        assert not torch.equal(words, adapt.prompt_tokens(SoftPrompt(virtual_tokens=30), tokenizer, 1))
 
 
 def test_a_prefix_begins_small(base_model: Path, world: World) -> None:

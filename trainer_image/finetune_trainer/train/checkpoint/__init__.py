@@ -1,1 +1,1 @@
-"""Sharded checkpoints: `checkpointer` saves and loads, `folder` publishes by a marker, `shards` are DCP's files."""
+"""Sharded checkpoints: `checkpointer` saves and loads, `folder` publishes with a marker, `shards` writes DCP files."""

@@ -1,4 +1,4 @@
-"""Checkpoints: written in shards by all ranks while training goes on, published by a marker, found again by it."""
+"""Checkpoints: all ranks write shards while training continues, and a marker publishes the complete checkpoint."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from finetune_trainer.train.checkpoint.shards import (
     options_of,
     stager,
     trained_state,
+    training_state,
     unreadable,
-    whole_state,
 )
 from finetune_trainer.train.runtime import storage
 
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands; with the weights and the optimizer, all that the next attempt needs.
+    """The state of a run beside weights and optimizer: all that the next attempt needs.
 
-    The order of the data, the learning rate and every random draw are functions of the seed and the step.
+    Data order, learning rate and random numbers are functions of the seed and the step.
     """
 
     step: int = 0
@@ -53,14 +53,14 @@ class Progress:
     base_eval_loss: float | None = None
     best_eval_loss: float | None = None
     best_step: int | None = None
-    """Step of the checkpoint that was saved as the best so far, and is kept."""
+    """Step of the checkpoint with the least evaluation loss, which is kept."""
     best_step_loss: float | None = None
-    """Evaluation loss of that checkpoint; `best_eval_loss` is less where a better one could not be written."""
+    """Evaluation loss of that checkpoint; above `best_eval_loss` where a later save failed."""
     evals_without_gain: int = 0
     evaluated_step: int = 0
     """Step of the newest evaluation."""
     productive_seconds: float = 0.0
-    """Spent in the steps that count, in all attempts."""
+    """In steps whose result is kept, of all attempts."""
     elapsed_seconds: float = 0.0
     """From the start of each attempt to its newest checkpoint."""
 
@@ -68,14 +68,14 @@ class Progress:
 class Checkpointer:
     """The checkpoints of one job.
 
-    A storage that fails never stops training: `failure` says what happened until a later save succeeds. What the
-    ranks decide here they decide together, so that every attribute is the same on all of them.
+    A storage failure never stops training: `failure` has the reason until a later save succeeds. Every attribute is
+    the same on all ranks.
 
     Args:
-        recipe: one with a place for checkpoints.
-        world: the ranks, all of which make one.
-        on_published: called on rank 0 with the step of each checkpoint that counts from now on.
-        on_failed: called on rank 0 with the step of each one that could not be written, and the sentence.
+        recipe: with `checkpoint` set.
+        world: the ranks, each of which constructs a Checkpointer.
+        on_published: called on rank 0 with the step of each published checkpoint.
+        on_failed: called on rank 0 with the step of each failed save, and the reason.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Checkpointer:
         on_published: Callable[[int], None] = lambda _step: None,
         on_failed: Callable[[int, str], None] = lambda _step, _sentence: None,
     ) -> None:
-        assert recipe.checkpoint is not None  # noqa: S101 - the worker makes one only then
+        assert recipe.checkpoint is not None  # noqa: S101 - the caller checks it
         self.folder = contract.checkpoint_folder(
             recipe.checkpoint.uri, namespace=recipe.job.namespace, name=recipe.job.name, uid=recipe.job.uid
         )
@@ -93,11 +93,11 @@ class Checkpointer:
         self.published: int | None = None
         """Step of the newest complete checkpoint."""
         self.best_step: int | None = None
-        """Step of the complete checkpoint that was saved as the best."""
+        """Step of the checkpoint with the least evaluation loss."""
         self.best_step_loss: float | None = None
         """Its evaluation loss."""
         self.failure: str | None = None
-        """Why the newest save failed; None after one that did not."""
+        """Why the last save failed; None after a successful one."""
         self._keep = recipe.checkpoint.keep
         self._asynchronous = recipe.checkpoint.asynchronous
         self._digest = recipe.digest()
@@ -106,19 +106,19 @@ class Checkpointer:
         self._on_published = on_published
         self._on_failed = on_failed
         self._checkpoints = CheckpointFolder(self.folder)
-        # NB: an asynchronous save runs collectives in another thread; on a group of its own they cannot be
-        # taken for the loop's.
+        # NB: an asynchronous save runs collectives in another thread; a separate group keeps them apart from those
+        # of the loop.
         timeout = timedelta(seconds=recipe.distributed.collective_timeout_seconds)
         self._group = dist.new_group(backend="gloo", timeout=timeout)
         self._stager = stager(pinned=world.device.type == "cuda")
         self._in_flight: Future[None] | None = None
 
     def newest(self) -> Progress | None:
-        """The newest complete checkpoint that is not damaged, the same for all ranks.
+        """Return the progress of the newest complete, undamaged checkpoint, the same on all ranks.
 
         Raises:
-            RecipeRefusedError: it was made by another recipe, or there are only damaged ones.
-            TrainingError: the storage does not answer.
+            RecipeRefusedError: it belongs to another recipe, or all are damaged.
+            TrainingError: the storage failed.
         """
         found = self._world.agree(lambda: self._find_newest() if self._world.leads else None)
         newest = self._world.broadcast(found)
@@ -128,7 +128,7 @@ class Checkpointer:
         return newest
 
     def _find_newest(self) -> Progress | None:
-        with self._answering():
+        with self._storage_errors():
             damaged: list[str] = []
             for step in reversed(self._checkpoints.marked()):
                 try:
@@ -155,7 +155,7 @@ class Checkpointer:
             raise DamagedError(f"it was written by another version of the trainer: {error}") from error
 
     def _checked(self, progress: Progress) -> Progress:
-        """A checkpoint of this recipe; without the best one, where that is gone."""
+        """Return the progress after checking that it belongs to this recipe; without an unusable best checkpoint."""
         if progress.recipe != self._digest:
             raise RecipeRefusedError(
                 f"the checkpoint {self._checkpoints.uri_of(progress.step)} was made by recipe {progress.recipe}, and "
@@ -169,24 +169,24 @@ class Checkpointer:
             self._checkpoints.read(best)
         except (DamagedError, FileNotFoundError) as error:
             uri = self._checkpoints.uri_of(best)
-            print(f"the best checkpoint {uri} cannot be used any more ({error})", flush=True)
+            print(f"the best checkpoint {uri} is unusable ({error})", flush=True)
             return replace(progress, best_step=None, best_step_loss=None)
         return progress
 
     def load(self, progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Put a checkpoint's weights and optimizer state in place, whatever the number of ranks it came from.
+        """Load weights and optimizer state; the checkpoint may come from another number of ranks.
 
         Raises:
-            RecipeRefusedError: it is damaged, or of another model.
-            TrainingError: the storage does not answer.
+            RecipeRefusedError: the checkpoint is damaged, or belongs to another model.
+            TrainingError: the storage failed.
         """
-        state = whole_state(model, optimizer)
+        state = training_state(model, optimizer)
         self._read(progress.step, state)
         set_model_state_dict(model, state["model"], options=TRAINED_ONLY)
         set_optimizer_state_dict(model, optimizer, state["optimizer"], options=TRAINED_ONLY)
 
     def load_weights(self, step: int, model: nn.Module) -> None:
-        """Put the weights of a complete checkpoint in place, and leave its optimizer state; errors as in `load`."""
+        """Load only the weights of a complete checkpoint; errors as in `load`."""
         self.drain()
         state = {"model": trained_state(model)}
         self._read(step, state)
@@ -205,7 +205,7 @@ class Checkpointer:
             raise unreadable(uri, cause) from error
 
     def _check_model(self, uri: str, reader: FsspecReader, weights: dict[str, torch.Tensor]) -> None:
-        """Compare names and shapes; the loader's own messages are long, and come once for each weight."""
+        """Compare names and shapes: DCP's own errors repeat a long message for each weight."""
         try:
             stored = reader.read_metadata().state_dict_metadata
         except Exception as error:
@@ -227,17 +227,17 @@ class Checkpointer:
                 )
 
     @contextmanager
-    def _answering(self) -> Iterator[None]:
+    def _storage_errors(self) -> Iterator[None]:
         try:
             yield
         except PodFailure:
             raise
         except Exception as error:
-            said = storage.failure(error)
-            if said is None:
+            reason = storage.failure(error)
+            if reason is None:
                 raise
             raise TrainingError(
-                "CheckpointUnreadable", f"the checkpoints in {self.folder} cannot be read: {said}"
+                "CheckpointUnreadable", f"the checkpoints in {self.folder} cannot be read: {reason}"
             ) from error
 
     def save(
@@ -249,17 +249,17 @@ class Checkpointer:
         wait: bool = False,
         best: bool = False,
     ) -> None:
-        """Write a checkpoint; unless told to wait, and where the recipe allows, while training goes on.
+        """Write a checkpoint, asynchronously unless `wait` is set or the recipe says otherwise.
 
-        A save that is still in flight is finished first. Where the storage fails, `failure` says so, `published`
-        stays as it was, and the next save tries again.
+        The previous save finishes first. When the storage fails, `failure` has the reason and `published` does not
+        change.
 
         Args:
-            progress: where the run stands; its `best_step` and `best_step_loss` are set here.
+            progress: of the run; this method sets its `best_step` and `best_step_loss`.
             model: the sharded model.
             optimizer: its optimizer.
-            wait: return when the checkpoint counts, or could not be written.
-            best: keep it until a better one is saved.
+            wait: return after the checkpoint is published or has failed.
+            best: keep it until a better checkpoint is saved.
         """
         self.drain()
         written = self.published == progress.step
@@ -270,11 +270,11 @@ class Checkpointer:
             best_step=progress.step if best else self.best_step,
             best_step_loss=progress.best_eval_loss if best else self.best_step_loss,
         )
-        state = None if written else whole_state(model, optimizer)
+        state = None if written else training_state(model, optimizer)
         if wait or not self._asynchronous:
             self._write(progress, state)
         else:
-            # NB: without a copy, the next steps would change what is being written.
+            # NB: the next steps change the tensors in place, so the save writes a copy.
             staged = None if state is None else self._stager.stage(state)
             self._in_flight = _in_thread(lambda: self._write(progress, staged))
 
@@ -285,11 +285,11 @@ class Checkpointer:
             in_flight.result()
 
     def _write(self, progress: Progress, state: dict[str, Any] | None) -> None:
-        """Write the shards, unless they are there, and publish as soon as all are: the run may be killed any time."""
+        """Write the shards unless they exist, and publish as soon as all are complete."""
         step = progress.step
         problem = None
         if state is not None:
-            # Left from an attempt that died: its shards must never be taken for some of these.
+            # A killed attempt may have left shards of the same step.
             problem = self._on_leader(lambda: self._checkpoints.remove(step))
             problem = problem or self._write_shards(step, state)
         problem = problem or self._on_leader(lambda: self._checkpoints.publish(step, asdict(progress)))
@@ -303,37 +303,37 @@ class Checkpointer:
             self._failed(step, problem, half_written=state is not None)
 
     def _write_shards(self, step: int, state: dict[str, Any]) -> str | None:
-        """Write every rank's shards; what the first storage that failed says, on all ranks."""
+        """Write the shards of every rank; returns the first storage error, on all ranks."""
         uri = self._checkpoints.uri_of(step)
         try:
             dcp.save(state, storage_writer=Writer(uri, **options_of(uri)), process_group=self._group)
         except CheckpointException as error:
             rank, cause = first_failure(error)
-            said = storage.failure(cause)
-            if said is None:
+            reason = storage.failure(cause)
+            if reason is None:
                 raise cause from error
-            return f"rank {rank}: {said}"
+            return f"rank {rank}: {reason}"
         return None
 
     def _on_leader(self, call: Callable[[], None]) -> str | None:
-        """Do something on rank 0 for all ranks; what the storage said when it failed, on all of them."""
-        said: str | None = None
+        """Call on rank 0; returns its storage error, if any, on all ranks."""
+        reason: str | None = None
         unexpected: Exception | None = None
         if self._world.leads:
             try:
                 call()
-            except Exception as error:  # noqa: BLE001 - all ranks end as this one does
-                said = storage.failure(error)
-                unexpected = error if said is None else None
-        told = [said, None if unexpected is None else repr(unexpected)]
-        dist.broadcast_object_list(told, src=0, group=self._group)
+            except Exception as error:  # noqa: BLE001 - raised on all ranks
+                reason = storage.failure(error)
+                unexpected = error if reason is None else None
+        errors = [reason, None if unexpected is None else repr(unexpected)]
+        dist.broadcast_object_list(errors, src=0, group=self._group)
         if unexpected is not None:
             raise unexpected
-        if told[1] is not None:
+        if errors[1] is not None:
             raise TrainingError(
-                "CheckpointFailed", f"rank 0 could not publish a checkpoint: {told[1]}", rank=0
+                "CheckpointFailed", f"rank 0 could not publish a checkpoint: {errors[1]}", rank=0
             )
-        return told[0] if told[0] is None else f"rank 0: {told[0]}"
+        return errors[0] if errors[0] is None else f"rank 0: {errors[0]}"
 
     def _failed(self, step: int, problem: str, *, half_written: bool) -> None:
         newest = (
@@ -347,13 +347,13 @@ class Checkpointer:
             return
         print(self.failure, flush=True)
         if half_written:
-            # What cannot be deleted now has no marker, and goes when the step is saved again.
+            # Files that remain have no marker; the next save of this step deletes them.
             with suppress(Exception):
                 self._checkpoints.remove(step)
         self._on_failed(step, self.failure)
 
     def _remove_old(self, newest: int) -> None:
-        """Keep the newest complete ones and the best, and delete what is older."""
+        """Delete all checkpoints but the newest `keep` and the best."""
         try:
             complete = [step for step in self._checkpoints.marked() if step <= newest]
             kept = {*complete[-self._keep :], self.best_step}
@@ -361,11 +361,11 @@ class Checkpointer:
                 if step not in kept and step < newest:
                     self._checkpoints.remove(step)
         except Exception as error:
-            said = storage.failure(error)
-            if said is None:
+            reason = storage.failure(error)
+            if reason is None:
                 raise
             print(
-                f"old checkpoints in {self.folder} could not be deleted, which is tried again: {said}",
+                f"old checkpoints in {self.folder} could not be deleted, which is tried again: {reason}",
                 flush=True,
             )
 

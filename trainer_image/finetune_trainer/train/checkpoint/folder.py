@@ -1,4 +1,4 @@
-"""The folder of a job's checkpoints: which of them are complete, and which are damaged."""
+"""The folder of a job's checkpoints: finds complete and damaged ones, publishes and deletes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _STEP_FOLDER = re.compile(r"step-(\d{8})$")
 
 
 class DamagedError(Exception):
-    """A checkpoint has its marker and cannot be used; the message says what is wrong with it."""
+    """A checkpoint is published but damaged; the message has the reason."""
 
 
 class CheckpointFolder:
     """Folders `step-<8 digits>`, on a volume or in an object store.
 
-    One counts once its marker is there, which is written last and lists the folder's files with their sizes. Whatever
-    has no marker is left from an attempt that died. Every method but `uri_of` raises the storage's errors.
+    A checkpoint is complete when it has its marker, which is written last and lists all files with their sizes. A
+    folder without a marker was left by a killed attempt. All methods but `uri_of` raise storage errors.
     """
 
     def __init__(self, uri: str) -> None:
@@ -30,11 +30,11 @@ class CheckpointFolder:
         self._files, self._path = storage.filesystem(uri)
 
     def uri_of(self, step: int) -> str:
-        """Where the checkpoint of a step is."""
+        """Return the URI of the checkpoint of a step."""
         return contract.checkpoint_uri(self.uri, step)
 
     def steps(self) -> list[int]:
-        """The steps that have a folder, complete or not, in order."""
+        """Return the steps with a folder, complete or not, in ascending order."""
         try:
             names = self._files.ls(self._path, detail=False)
         except FileNotFoundError:
@@ -43,21 +43,21 @@ class CheckpointFolder:
         return sorted(int(match.group(1)) for match in matches if match)
 
     def marked(self) -> list[int]:
-        """The steps whose checkpoint has its marker, in order."""
+        """Return the steps with a marker, in ascending order."""
         return [step for step in self.steps() if self._files.exists(self._marker(step))]
 
     def publish(self, step: int, progress: dict[str, Any]) -> None:
-        """Make a checkpoint whose files are all written count."""
+        """Write the marker of a checkpoint whose files are all written."""
         text = json.dumps({"progress": progress, "files": self._sizes(step)})
         temporary = f"{self._marker(step)}.tmp"
         self._files.pipe_file(temporary, text.encode())
         self._files.mv(temporary, self._marker(step))
 
     def read(self, step: int) -> dict[str, Any]:
-        """The progress that a marked checkpoint was published with.
+        """Return the progress in the marker of a checkpoint.
 
         Raises:
-            DamagedError: its marker cannot be read, or its files are not all there in their sizes.
+            DamagedError: the marker is unreadable, or a file is missing or has another size.
         """
         try:
             marker = json.loads(self._files.cat_file(self._marker(step)))
@@ -74,13 +74,13 @@ class CheckpointFolder:
         return progress
 
     def remove(self, step: int) -> None:
-        """Delete what there is of a checkpoint; from the first moment on it does not count any more."""
+        """Delete a checkpoint, the marker first."""
         for path, everything in ((self._marker(step), False), (self._folder(step), True)):
             with suppress(FileNotFoundError):
                 self._files.rm(path, recursive=everything)
 
     def _sizes(self, step: int) -> dict[str, int]:
-        """The files of a checkpoint but its marker, with their sizes in bytes."""
+        """Return the files of a checkpoint but the marker, with their sizes in bytes."""
         entries = self._files.ls(self._folder(step), detail=True)
         sizes = {str(entry["name"]).rsplit("/", 1)[-1]: int(entry["size"] or 0) for entry in entries}
         return {name: size for name, size in sizes.items() if name and not name.startswith(MARKER)}

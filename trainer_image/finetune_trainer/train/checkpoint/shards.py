@@ -1,4 +1,4 @@
-"""The shards of a checkpoint: what goes into them, how they are written, and what is said when that fails."""
+"""The shards of a checkpoint: the state they hold, the DCP writer, and their errors."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True, strict=False)
 
 
 class Writer(FsspecWriter):
-    """Tells storage errors in a form that can be sent to the other ranks: those of some clients cannot be pickled."""
+    """Raises storage errors as OSError: the errors of some clients cannot be pickled for the other ranks."""
 
     def prepare_local_plan(self, plan: Any) -> Any:
-        """Make the folder."""
+        """Create the folder."""
         with _plain_errors():
             return super().prepare_local_plan(plan)
 
@@ -41,7 +41,7 @@ class Writer(FsspecWriter):
             return super().write_data(plan, planner)
 
     def finish(self, metadata: Any, results: Any) -> None:
-        """Write which shards there are."""
+        """Write the metadata of all shards."""
         with _plain_errors():
             super().finish(metadata, results)
 
@@ -51,23 +51,23 @@ def _plain_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = storage.failure(error)
-        if said is None:
+        reason = storage.failure(error)
+        if reason is None:
             raise
-        raise OSError(said) from None
+        raise OSError(reason) from None
 
 
 def first_failure(error: CheckpointException) -> tuple[int, BaseException]:
-    """The first rank that failed, and its error."""
+    """Return the first rank that failed, and its error."""
     rank = min(error.failures)
     return rank, error.failures[rank][0]
 
 
 def unreadable(uri: str, cause: BaseException) -> PodFailure:
-    """What to end with after a checkpoint could not be read: it is damaged, or its storage is away."""
-    said = storage.failure(cause)
-    if said is not None and not isinstance(cause, FileNotFoundError):
-        return TrainingError("CheckpointUnreadable", f"the checkpoint {uri} cannot be read: {said}")
+    """Return the error for an unreadable checkpoint: it is damaged, or its storage failed."""
+    reason = storage.failure(cause)
+    if reason is not None and not isinstance(cause, FileNotFoundError):
+        return TrainingError("CheckpointUnreadable", f"the checkpoint {uri} cannot be read: {reason}")
     first_line = next(iter(str(cause).strip().splitlines()), type(cause).__name__)[:300]
     return RecipeRefusedError(
         f"the checkpoint {uri} is damaged ({first_line}): delete this folder to go on from an older checkpoint, or "
@@ -77,8 +77,8 @@ def unreadable(uri: str, cause: BaseException) -> PodFailure:
 
 
 def trained_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The weights that are trained, by name, each rank its shards; every rank must take part."""
-    # NB: torch leaves out one name of a frozen weight: tied embeddings, the largest of all, would stay in.
+    """Return this rank's shards of the trained weights, by name; all ranks must take part."""
+    # NB: ignore_frozen_params drops only one name of a tied weight, and keeps the other.
     frozen = {
         name for name, weight in model.named_parameters(remove_duplicate=False) if not weight.requires_grad
     }
@@ -86,8 +86,8 @@ def trained_state(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in state.items() if name not in frozen}
 
 
-def whole_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What a checkpoint holds: the trained weights and what the optimizer knows of them."""
+def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the state that a checkpoint holds: the trained weights and their optimizer state."""
     return {
         "model": trained_state(model),
         "optimizer": get_optimizer_state_dict(model, optimizer, options=TRAINED_ONLY),
@@ -95,11 +95,11 @@ def whole_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
 
 
 def stager(*, pinned: bool) -> DefaultStager:
-    """Copies the state to the host; pinned memory, which is kept from save to save, takes GPU copies much faster."""
+    """Return a stager that copies the state to the host; pinned memory makes copies from a GPU faster."""
     options = StagingOptions(
         use_pinned_memory=pinned,
         use_shared_memory=False,
-        # The optimizer changes tensors in place, so the next step has to wait for the copy anyway.
+        # The optimizer changes tensors in place, so the next step must wait for the copy.
         use_async_staging=False,
         use_non_blocking_copy=pinned,
     )
@@ -107,5 +107,5 @@ def stager(*, pinned: bool) -> DefaultStager:
 
 
 def options_of(uri: str) -> dict[str, Any]:
-    """How readers and writers open a place."""
+    """Return the fsspec options of a checkpoint's URI."""
     return {"use_listings_cache": False} if storage.is_object_store(uri) else {}

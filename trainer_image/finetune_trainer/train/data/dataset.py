@@ -1,4 +1,4 @@
-"""From the splits to token ids on disk, in an order that depends on the examples alone."""
+"""Tokenises splits into memory-mapped arrays on disk, in an order that depends only on the examples."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ if TYPE_CHECKING:
     from finetune_trainer.train.data.encode import Encoder
 
 _FINGERPRINT = np.dtype("S16")
-# Tokens that are put in order at once.
+# Tokens that are written at once.
 _CHUNK_TOKENS = 1 << 17
 
 
 @dataclass(frozen=True)
 class Split:
-    """Tokenised examples, one after the other, each of one document or of two (chosen, then rejected).
+    """Tokenised examples, concatenated; an example has one document, or two (chosen, then rejected).
 
     tokens: token ids, int32 [tokens].
     loss_mask: whether the token is a target of the loss, bool [tokens].
     offsets: where each document begins, and where the last ends, int64 [examples * documents + 1].
-    documents: documents an example.
-    reference: the reference's log-probabilities of each example's two documents, fp32 [examples, 2], where they are
-        known.
-    digest: of its examples in whatever order they came, token ids and loss labels; empty where nobody computed it.
+    documents: documents per example.
+    reference: log-probabilities of both documents under the DPO reference, fp32 [examples, 2], once computed.
+    digest: of token ids and loss masks, independent of the order of the input; empty where not computed.
     """
 
     tokens: np.ndarray
@@ -49,12 +48,12 @@ class Split:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens in each example, those of its documents together, int64 [examples]."""
+        """Tokens per example, over all its documents, int64 [examples]."""
         return np.diff(self.offsets[:: self.documents])
 
     @classmethod
     def load(cls, folder: Path) -> Split:
-        """Map the arrays that `tokenize` left in `folder` into memory, shared by all ranks of the pod."""
+        """Memory-map the arrays that `tokenize` wrote to `folder`; the ranks of a pod share the pages."""
         tokens, loss_mask, offsets = (
             np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("tokens", "loss_mask", "offsets")
         )
@@ -63,17 +62,15 @@ class Split:
 
 
 def tokenize(splits: Splits, name: str, encoder: Encoder, folder: Path) -> bool:
-    """Read and tokenise a split into `folder`, for `Split.load`; False, and no folder, when there is no such split.
+    """Read and tokenise a split into `folder`, for `Split.load`; False, and no folder, without such a split.
 
-    Examples come in the order of their hash: it depends on nothing but the examples themselves, not on the files
-    they were in. Tokens go to disk as they are made; while the examples are put in order, memory holds at most
-    64 bytes for each of them (a fingerprint of 16, the order, lengths and offsets), 96 where they are pairs. The
-    disk holds the tokens twice for that time, at 5 bytes each.
+    Examples are sorted by their hash, so the order does not depend on the input files. Tokens stream to disk; sorting
+    takes 64 bytes of memory per example (a fingerprint of 16, order, lengths and offsets), 96 per pair, and disk space
+    for the tokens twice, at 5 bytes per token.
 
     Raises:
-        DataError: data is missing or broken, or nothing is left to train on (an error only for `train`, or when
-            rows were read).
-        RecipeRefusedError: examples are conversations, and nothing says how to render them.
+        DataError: data is missing or corrupt, or no example is left (for `train`, or when rows were read).
+        RecipeRefusedError: examples are conversations, and the tokenizer has no chat template.
     """
     encoder.counts.clear()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +96,7 @@ def _nothing_left(splits: Splits, name: str, encoder: Encoder) -> str:
 
 
 def _spool(splits: Splits, name: str, encoder: Encoder, folder: Path) -> None:
-    """Append the examples to files as they come."""
+    """Append the examples to files, in input order."""
     wanted = [column for column in encoder.columns.to_json().values() if column]
     with (
         (folder / "tokens").open("wb") as tokens,
@@ -116,7 +113,7 @@ def _spool(splits: Splits, name: str, encoder: Encoder, folder: Path) -> None:
 
 
 def _put_in_order(unordered: Path, folder: Path, documents: int) -> None:
-    """Write the arrays of a Split, its examples in the order of their fingerprints, a part at a time."""
+    """Write the arrays of a Split in the order of the fingerprints, in chunks."""
     order, digest = _order(unordered)
     (folder / "digest").write_text(digest, "ascii")
     lengths = np.fromfile(unordered / "lengths", np.int32).reshape(-1, documents)
@@ -138,14 +135,14 @@ def _put_in_order(unordered: Path, folder: Path, documents: int) -> None:
 
 
 def _order(unordered: Path) -> tuple[np.ndarray, str]:
-    """The order of the fingerprints, and a digest of them in this order: the same in whatever order they came."""
+    """Return the sort order of the fingerprints, and the digest of the sorted fingerprints."""
     fingerprints = np.fromfile(unordered / "fingerprints", _FINGERPRINT)
     order = np.argsort(fingerprints, kind="stable")
     return order, hashlib.blake2b(fingerprints[order].view(np.uint8).data, digest_size=16).hexdigest()
 
 
 def _parts(offsets: np.ndarray) -> Iterator[slice]:
-    """The examples in parts of about `_CHUNK_TOKENS` tokens."""
+    """Yield slices of examples with about `_CHUNK_TOKENS` tokens each."""
     begin, last = 0, len(offsets) - 1
     while begin < last:
         end = int(np.searchsorted(offsets, offsets[begin] + _CHUNK_TOKENS))
@@ -155,6 +152,6 @@ def _parts(offsets: np.ndarray) -> Iterator[slice]:
 
 
 def spans(begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """begins[0], begins[0] + 1 and so on for sizes[0] numbers, then the same for each of the others, int64."""
+    """Concatenate the ranges begins[i], ..., begins[i] + sizes[i] - 1 of all i, int64."""
     ends = np.cumsum(sizes)
     return np.repeat(begins - (ends - sizes), sizes) + np.arange(ends[-1] if len(ends) else 0)

@@ -1,4 +1,4 @@
-"""From rows to token ids: what of an example the model reads, and on which tokens the loss is taken."""
+"""Encodes rows as token ids with a loss mask."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from finetune_crds.recipe import Recipe
 
-# What is counted, and the end of its metric's name.
-_FIGURES = {
+# Counters, and the suffix of the metric of each.
+_METRIC_SUFFIXES = {
     "read": "rows_read",
     "kept": "rows_kept",
     "too long": "rows_too_long",
@@ -35,13 +35,13 @@ _FIGURES = {
 
 
 class Document(NamedTuple):
-    """A text that the model reads from its beginning: token ids, and whether the loss is taken on each."""
+    """Token ids of one independent text, and whether each is a target of the loss."""
 
     tokens: list[int]
     loss_mask: list[bool]
 
     def first(self, count: int) -> Document:
-        """The document cut off after `count` tokens."""
+        """Return the document truncated to `count` tokens."""
         return Document(self.tokens[:count], self.loss_mask[:count])
 
 
@@ -49,7 +49,7 @@ class Document(NamedTuple):
 class Encoded:
     """One tokenised example.
 
-    tokens: token ids of its documents, one after the other, int32 [tokens].
+    tokens: token ids of its documents, concatenated, int32 [tokens].
     loss_mask: whether the token is a target of the loss, bool [tokens].
     lengths: tokens in each document, int32 [documents]: one document, or the chosen and the rejected one.
     """
@@ -60,7 +60,7 @@ class Encoded:
 
     @classmethod
     def of(cls, *documents: Document) -> Encoded:
-        """The documents as arrays."""
+        """Make an example of some documents."""
         return cls(
             np.array([token for document in documents for token in document.tokens], np.int32),
             np.array([target for document in documents for target in document.loss_mask], np.bool_),
@@ -69,14 +69,14 @@ class Encoded:
 
     @property
     def fingerprint(self) -> bytes:
-        """A hash of all that the example is, 16 bytes."""
+        """Hash of the whole example, 16 bytes."""
         parts = (self.lengths, self.tokens, self.loss_mask)
         return hashlib.blake2b(b"".join(part.tobytes() for part in parts), digest_size=16).digest()
 
 
 @dataclass
 class Encoder:
-    """Turns rows into tokens, and counts what becomes of them."""
+    """Encodes rows, and counts which are kept, truncated and dropped."""
 
     tokenizer: PreTrainedTokenizerBase
     columns: Columns
@@ -87,10 +87,10 @@ class Encoder:
 
     @classmethod
     def of(cls, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Encoder:
-        """The encoder that a recipe describes.
+        """Make the encoder of a recipe.
 
         Raises:
-            RecipeRefusedError: examples are conversations, and nothing says how to render them.
+            RecipeRefusedError: examples are conversations, and the tokenizer has no chat template.
         """
         encoder = cls(
             tokenizer=tokenizer,
@@ -105,14 +105,14 @@ class Encoder:
 
     @property
     def documents(self) -> int:
-        """Documents an example: two where one answer is preferred to another."""
+        """Documents per example: two for preferences."""
         return 1 if self.columns.chosen is None else 2
 
     def check_template(self, what: str, base: str) -> None:
-        """See that the tokenizer knows how to render a conversation.
+        """Check that the tokenizer has a chat template.
 
         Raises:
-            RecipeRefusedError: it does not.
+            RecipeRefusedError: it has none.
         """
         if self.tokenizer.chat_template is None:
             raise RecipeRefusedError(
@@ -120,12 +120,12 @@ class Encoder:
             )
 
     def encode(self, rows: dict[str, list[Any]]) -> Iterator[Encoded]:
-        """The examples of a batch of columns; those above the maximum length as the recipe says.
+        """Yield the examples of a batch of columns; training.overlong decides about overlong ones.
 
-        Left out and counted: what has no token to learn, and pairs whose two documents are the same.
+        Examples without a target, and pairs of equal documents, are dropped and counted.
 
         Raises:
-            DataError: a row is not of the shape its column should have, or too long and overlong is Fail.
+            DataError: a row does not have the type of its column, or is overlong and training.overlong is Fail.
             RecipeRefusedError: an answer is a list of messages, and the tokenizer has no chat template.
         """
         for whole in self._encode_whole(rows):
@@ -142,12 +142,12 @@ class Encoder:
                 yield Encoded.of(*documents)
 
     def summary(self) -> str:
-        """What became of the examples of the last split, for people."""
+        """Return the counts of the last split as text."""
         return ", ".join(f"{number:,} {what}" for what, number in self.counts.items())
 
     def metrics(self, split_name: str) -> dict[str, float]:
-        """What became of the examples of the last split, by name of a metric such as train_rows_kept."""
-        return {f"{split_name}_{name}": float(self.counts[what]) for what, name in _FIGURES.items()}
+        """Return the counts of the last split by metric, such as train_rows_kept."""
+        return {f"{split_name}_{name}": float(self.counts[what]) for what, name in _METRIC_SUFFIXES.items()}
 
     def _encode_whole(self, rows: dict[str, list[Any]]) -> Iterator[tuple[Document, ...]]:
         columns = self.columns
@@ -178,7 +178,7 @@ class Encoder:
     def _preferences(
         self, prompts: list[Any], chosen: list[Any], rejected: list[Any]
     ) -> Iterator[tuple[Document, ...]]:
-        """Two documents an example: the prompt with the chosen answer, and with the rejected one."""
+        """Yield two documents per example: the prompt with the chosen answer, and with the rejected one."""
         rows = zip(prompts, chosen, rejected, strict=True)
         for is_text, run in groupby(rows, key=lambda row: all(isinstance(value, str) for value in row)):
             pairs = self._text_pairs if is_text else self._conversation_pairs
@@ -189,7 +189,7 @@ class Encoder:
         replies = [self._replies([row[which] for row in rows]) for which in (1, 2)]
         for row, prompt, *pair in zip(rows, given, *replies, strict=True):
             yield tuple(
-                # Nothing of an empty answer is learned, not even its end.
+                # An empty answer has no targets, not even its end of text.
                 Document([*prompt, *answer], [False] * len(prompt) + [bool(text.strip())] * len(answer))
                 for text, answer in zip(row[1:], pair, strict=True)
             )
@@ -198,9 +198,9 @@ class Encoder:
         return (self._conversation_pair(row) for row in rows)
 
     def _conversation_pair(self, row: tuple[Any, Any, Any]) -> tuple[Document, ...]:
-        """The pair of a row in which the prompt or the answers are messages.
+        """Encode a pair in which the prompt or the answers are messages.
 
-        A prompt that is text is the user's message. Answers may repeat the prompt before they go on.
+        A text prompt is the user's message. Answers may start with the messages of the prompt.
         """
         columns = self.columns
         self.check_template("a preference with lists of {role, content}", "model.base")
@@ -225,7 +225,7 @@ class Encoder:
         )
 
     def _given(self, prompts: list[str]) -> list[list[int]]:
-        # NB: prompt and answer are tokenised apart, so that the prompt has the tokens it has at inference.
+        # NB: prompt and answer are tokenised separately: the prompt gets the same tokens as at inference.
         return [self._without_end(ids) for ids in self.tokenizer(prompts)["input_ids"]]
 
     def _replies(self, responses: list[str]) -> list[list[int]]:
@@ -233,7 +233,7 @@ class Encoder:
         return [[*answer, self.tokenizer.eos_token_id] for answer in ids]
 
     def _conversation(self, messages: list[dict[str, Any]], given: int, answers_only: bool) -> Document:
-        """A rendered conversation, with the loss on what the assistant says after the first `given` messages."""
+        """Render a conversation; assistant messages after the first `given` messages are the targets."""
         if not messages:
             return Document([], [])
         text = self._render(messages)
@@ -246,7 +246,7 @@ class Encoder:
         return Document(ids["input_ids"], loss_mask)
 
     def _answer_spans(self, messages: list[dict[str, Any]], given: int, text: str) -> list[tuple[int, int]]:
-        """Where in the rendered conversation the assistant speaks, as (begin, end) in characters."""
+        """Return the spans of assistant messages in the rendered text, (begin, end) in characters."""
         spans = []
         for turn, message in enumerate(messages):
             if turn < given or message["role"] != "assistant":
@@ -267,7 +267,7 @@ class Encoder:
             text = self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=add_generation_prompt
             )
-        # A template is a program that runs over the data: it can fail in any of these ways.
+        # A template is a program that runs over the data; it can raise any of these.
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise DataError(
                 "ChatTemplate", f"the chat template does not take a conversation of the data: {error}"
@@ -278,7 +278,7 @@ class Encoder:
         return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
 
     def _fit(self, documents: tuple[Document, ...]) -> tuple[Document, ...] | None:
-        """What becomes of an example with a document above the maximum length; None: it is left out."""
+        """Apply training.overlong; None: the example is dropped."""
         longest = max(len(document.tokens) for document in documents)
         if longest <= self.max_length:
             return documents

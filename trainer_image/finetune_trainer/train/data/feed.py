@@ -1,4 +1,4 @@
-"""The batches of a step, made ready while the step before is computed."""
+"""The batches of each step, prefetched during the previous step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Examples:
-    """A split, and the sequences that its examples stand in."""
+    """A split, and the sequences that its examples are packed into."""
 
     split: Split
     sequences: Sequence[Sequence[int]]
@@ -26,11 +26,11 @@ class Examples:
 
 @dataclass(frozen=True)
 class Collator:
-    """Makes this rank's batches of some sequences.
+    """Collates this rank's batches.
 
     world: which rank this is.
-    pad_id: the token that fills rows up.
-    width: tokens in each row; None: as many as the longest row of the batch has.
+    pad_id: the padding token.
+    width: tokens per row; None: the longest row of the batch.
     """
 
     world: World
@@ -38,7 +38,7 @@ class Collator:
     width: int | None
 
     def batches(self, examples: Examples, batch_size: int) -> Iterator[pack.Batch]:
-        """As many batches as every other rank has, on the host."""
+        """Yield this rank's batches, on the host; every rank gets the same number."""
         ranks = self.world.size
         for rows in pack.shares(examples.sequences, rank=self.world.rank, ranks=ranks, batch_size=batch_size):
             yield pack.collate(examples.split, rows, pad_id=self.pad_id, width=self.width)
@@ -49,7 +49,7 @@ class Feed:
 
     def __init__(self, collator: Collator, split: Split, plan: pack.Plan, batch_size: int) -> None:
         self.waited = 0.0
-        """Seconds that steps waited for their batches."""
+        """Seconds for which steps waited for their batches."""
         self._collator = collator
         self._split = split
         self._plan = plan
@@ -63,7 +63,7 @@ class Feed:
         return self._plan.max_steps
 
     def of_step(self, step: int) -> list[pack.Batch]:
-        """This rank's batches of a step, as many as every other rank has, on the rank's device."""
+        """Return this rank's batches of a step, on its device; every rank gets the same number."""
         began = time.monotonic()
         batches = self._made(step)
         if step + 1 < self._plan.max_steps:
@@ -73,7 +73,7 @@ class Feed:
         return on_device
 
     def close(self) -> None:
-        """Make no more batches."""
+        """Stop prefetching."""
         self._worker.shutdown(cancel_futures=True)
 
     def _made(self, step: int) -> list[pack.Batch]:

@@ -1,4 +1,4 @@
-"""Which examples share a sequence, which sequences make a step, and the tensors of a batch."""
+"""Packs examples into sequences, plans the sequences of each step, and collates batches."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 
     from finetune_trainer.train.data.dataset import Split
 
-# Label of a token on which no loss is taken.
+# Label of a token without loss, as torch's cross_entropy ignores it.
 IGNORED = -100
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a rank puts through the model at once.
+    """The input of one forward pass on one rank.
 
     input_ids: token ids, int64 [rows, length].
-    position_ids: position of each token in its own document, int64 [rows, length]; the padding at the end of a row
-        is a document of its own. The model's attention mask follows from it: a position that does not go on by one
-        begins another document.
-    targets: the token that comes next in the same document, or IGNORED, int64 [rows, length].
-    owners: number of the token's document among the documents that are no padding, in order; 0 for padding, int64
+    position_ids: position of each token in its document, int64 [rows, length]; the padding at the end of a row is a
+        separate document. transformers derives the attention mask from it: a position that is not its predecessor
+        plus one starts a document.
+    targets: the next token of the same document, or IGNORED, int64 [rows, length].
+    owners: index of the token's document among the documents that are not padding; 0 for padding, int64
         [rows, length].
     cu_seqlens: where each document begins in the flattened rows, padding included, and at last rows * length, int32
         [documents + 1], as variable-length attention takes it.
-    examples: the examples' numbers in the split, in the order of their documents, int64 [examples]: with two
-        documents an example, documents 2i and 2i + 1 are those of examples[i].
-    target_at: where in the flattened rows there is a target, ascending, int64 [targets].
+    examples: indices of the examples in the split, in the order of their documents, int64 [examples]; with two
+        documents per example, documents 2i and 2i + 1 belong to examples[i].
+    target_at: indices of the targets in the flattened rows, ascending, int64 [targets].
     reference: the reference's log-probabilities of both documents of `examples`, fp32 [examples, 2], where the split
         has them.
     max_seqlen: tokens in the longest document.
-    tokens: tokens that are no padding.
+    tokens: tokens that are not padding.
     targets_count: targets that are not IGNORED.
-    attended: the sum of the squares of the lengths of the documents that are no padding.
+    attended: the sum of the squared lengths of the documents that are not padding.
     """
 
     input_ids: torch.Tensor
@@ -60,7 +60,7 @@ class Batch:
     attended: int
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on a device; a copy to a GPU goes through pinned memory and is not waited for."""
+        """Return the batch on a device; a copy to a GPU is asynchronous, from pinned memory."""
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
         if device.type == "cuda":
             tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
@@ -71,16 +71,16 @@ class Batch:
 
 
 def sequences(lengths: np.ndarray, *, max_length: int, packing: bool) -> list[list[int]]:
-    """Share examples out over sequences of at most `max_length` tokens; each example is in exactly one.
+    """Distribute examples over sequences of at most `max_length` tokens; each example is in exactly one sequence.
 
-    With packing, best-fit decreasing: the longest first, each into the fullest sequence that still has room, and of
-    those the one begun first. An example longer than `max_length` stands alone.
+    Packing is best-fit decreasing: the longest example first, into the fullest sequence with enough room, and the
+    oldest of equally full ones. An example longer than `max_length` has a sequence to itself.
     """
     if not packing:
         return [[example] for example in range(len(lengths))]
     packs: list[list[int]] = []
-    # Sequences by the tokens still free in them, a heap for each number; `rooms` has the bit of each number that
-    # has a sequence, so that the least room which suffices is the lowest bit from there.
+    # Sequences by their free tokens, a heap per number; `rooms` has a bit per number with a sequence, so the best fit
+    # is the lowest bit at or above the length.
     by_room: dict[int, list[int]] = {}
     rooms = 0
     order = np.argsort(-lengths, kind="stable")
@@ -106,8 +106,8 @@ def sequences(lengths: np.ndarray, *, max_length: int, packing: bool) -> list[li
 class Plan:
     """Which sequences each step trains on.
 
-    Sequences stand in one long line, epoch after epoch, each epoch in an order of its own that depends on the
-    seed and the epoch alone. A step takes the next `global_batch` of them, whatever the number of ranks.
+    The plan is the concatenation of all epochs, each in an order that depends only on the seed and the epoch. A step
+    takes the next `global_batch` sequences, on any number of ranks.
     """
 
     sequences: Sequence[Sequence[int]]
@@ -115,7 +115,7 @@ class Plan:
     seed: int
     max_steps: int
     total: int
-    """Sequences in all steps together; the last step may have fewer than the others."""
+    """Sequences in all steps; the last step may have fewer than the others."""
 
     @classmethod
     def of(
@@ -127,30 +127,30 @@ class Plan:
         epochs: float | None,
         max_steps: int | None,
     ) -> Plan:
-        """A plan for a number of epochs (by default one) or of steps."""
+        """Make a plan of a number of epochs (by default one) or of steps."""
         if max_steps is not None:
             return cls(rows, global_batch, seed, max_steps, max_steps * global_batch)
         total = math.ceil((epochs or 1.0) * len(rows))
         return cls(rows, global_batch, seed, math.ceil(total / global_batch), total)
 
     def order(self, epoch: int) -> np.ndarray:
-        """The order of the sequences in an epoch, int64 [sequences]."""
+        """Return the order of the sequences in an epoch, int64 [sequences]."""
         return _order(self.seed, epoch, len(self.sequences))
 
     def rest(self, step: int) -> list[Sequence[int]]:
-        """The sequences of all steps from `step` on, each once."""
+        """Return the sequences of all steps from `step` on, without repeats."""
         begin = min(step * self.global_batch, self.total)
-        # Two epochs' worth of the line, wherever it begins, have all of them.
+        # Two epochs' worth of positions contain every sequence, whatever the start.
         positions = range(begin, min(self.total, begin + 2 * len(self.sequences)))
         return [self.sequences[row] for row in dict.fromkeys(self._at(position) for position in positions)]
 
     def _at(self, position: int) -> int:
-        """Which sequence stands somewhere in the line."""
+        """Return the sequence at a position of the plan."""
         epoch, at = divmod(position, len(self.sequences))
         return int(self.order(epoch)[at])
 
     def of_step(self, step: int) -> list[Sequence[int]]:
-        """The sequences of a step, from 0."""
+        """Return the sequences of a step, from 0."""
         begin = step * self.global_batch
         positions = range(begin, min(begin + self.global_batch, self.total))
         return [self.sequences[self._at(position)] for position in positions]
@@ -164,10 +164,9 @@ def _order(seed: int, epoch: int, count: int) -> np.ndarray:
 def shares(
     rows: Sequence[Sequence[int]], *, rank: int, ranks: int, batch_size: int
 ) -> Iterator[Sequence[Sequence[int]]]:
-    """A rank's share of some sequences, as rounds of at most `batch_size`.
+    """Yield a rank's share of some sequences, in rounds of at most `batch_size`.
 
-    Every rank gets the same number of rounds, so that all take part in the same collectives; where there are not
-    enough sequences, a round is empty.
+    Every rank gets the same number of rounds, because every rank runs the same collectives; a round may be empty.
     """
     for begin in range(0, len(rows), ranks * batch_size):
         mine = begin + rank * batch_size
@@ -175,11 +174,11 @@ def shares(
 
 
 def collate(split: Split, rows: Sequence[Sequence[int]], *, pad_id: int, width: int | None = None) -> Batch:
-    """The tensors of some sequences, padded on the right to `width` tokens, or to the longest of them.
+    """Collate some sequences, padded on the right to `width` tokens, or to the longest.
 
-    No sequences make one row of padding, with which a rank keeps the others company. With a `width`, shapes hardly
-    change from batch to batch, so that what is compiled stays so: `cu_seqlens` ends in empty documents, and `max_seqlen` is
-    as much as a row can have.
+    Without sequences, the batch is one row of padding, so that the rank takes part in the collectives. With a `width`,
+    shapes rarely change between batches, which avoids recompilation: `cu_seqlens` ends in empty documents, and `max_seqlen` is
+    the width.
 
     Raises:
         ValueError: a sequence has more than `width` tokens.
@@ -196,7 +195,7 @@ def collate(split: Split, rows: Sequence[Sequence[int]], *, pad_id: int, width: 
     if filled.max() > width:
         raise ValueError(f"a sequence of {filled.max()} tokens does not fit a width of {width}")
 
-    # A document's place in the flattened rows: what stands before it, and the padding of the rows above.
+    # A document starts after the tokens before it and the padding of the rows above it.
     before = np.cumsum(sizes) - sizes
     padding_above = np.cumsum(width - filled) - (width - filled)
     starts = before + padding_above[row_of]

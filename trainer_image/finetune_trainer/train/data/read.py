@@ -1,4 +1,4 @@
-"""The rows of a split, streamed from a Delta table, Parquet or JSON lines."""
+"""Streams the rows of a split from a Delta table, Parquet or JSON lines."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Rows = dict[str, list[Any]]
 
 
 def read(splits: Splits, name: str, columns: list[str]) -> Iterator[Rows]:
-    """Stream the rows of a split as columns; nothing when the recipe names no files for it.
+    """Yield the rows of a split as batches of columns; nothing when the recipe names no files for it.
 
-    Memory holds a batch of rows and read buffers, however large the corpus. Files whose name, or whose folder's
-    name below the given one, begins with `_` or `.` are ignored.
+    Memory holds one batch of rows and the read buffers. Files and subfolders whose name starts with `_` or `.` are
+    ignored.
 
     Raises:
-        DataError: the table, a file or a column is missing or broken, or a value is null.
+        DataError: the table, a file or a column is missing or corrupt, or a value is null.
     """
     if splits.format == "Delta":
         yield from _delta(splits, name, columns)
@@ -56,16 +56,16 @@ def read(splits: Splits, name: str, columns: list[str]) -> Iterator[Rows]:
 
 
 def delta_version(splits: Splits) -> int | None:
-    """The version of the Delta table that is to be read; None for files.
+    """Return the version of the Delta table to read; None for files.
 
     Raises:
-        DataError: there is no such table or version, or its log is broken.
+        DataError: the table or its version does not exist, or its log is corrupt.
     """
     return _delta_table(splits).version() if splits.format == "Delta" else None
 
 
 def _visible_files(files: AbstractFileSystem, path: str) -> list[str]:
-    """The files at a path, sorted, without those that Spark and others leave beside the data."""
+    """Return the files at a path, sorted, without the hidden files that Spark writes."""
     root = files._strip_protocol(path)  # noqa: SLF001 - fsspec has no public name for it
     return sorted(
         file
@@ -137,9 +137,9 @@ def _parquet(files: AbstractFileSystem, file: str, columns: list[str]) -> Iterat
 def _parquet_batches(
     opening: Callable[[], Any], columns: list[str], where: str, remedy: str, only: str | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Some columns of a Parquet file; `only` the rows of a split, if the file has a column that says which.
+    """Yield some columns of a Parquet file; `only`: the rows of this split, if the file has a split column.
 
-    A Delta table that is partitioned by a column leaves it out of its files.
+    Files of a Delta table omit the columns that it is partitioned by.
     """
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
@@ -147,7 +147,7 @@ def _parquet_batches(
     with (
         _corruption_named(where, remedy, lambda: _read_through(opening())),
         opening() as opened,
-        # NB: a scan of a pyarrow.dataset would hold a whole row group, which can be of any size.
+        # NB: a scan of a pyarrow.dataset holds a whole row group, of any size.
         pq.ParquetFile(opened, buffer_size=_BUFFER_BYTES, pre_buffer=False) as parquet,
     ):
         _require(parquet.schema_arrow, columns, where)
@@ -169,7 +169,7 @@ def _columns_of(batch: pa.RecordBatch, where: str) -> Iterator[Rows]:
 
 
 def _json_lines(files: AbstractFileSystem, file: str, columns: list[str]) -> Iterator[Rows]:
-    """The rows of a file with a JSON object on each line, compressed as its name ends."""
+    """Yield the rows of a JSON lines file; its extension selects the compression."""
     where = files.unstrip_protocol(file).removeprefix("file://")
     with files.open(file, "rb", compression="infer") as opened:
         rows = _objects(opened, where)
@@ -207,16 +207,16 @@ def _objects(lines: BinaryIO, where: str) -> Iterator[dict[str, Any]]:
 def _corruption_named(
     where: str, remedy: str, read_through: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Tell a file whose content is broken or gone, which no attempt can read, from a storage that fails for now.
+    """Raise DataError for a corrupt or missing file; storage failures, which a retry may solve, pass through.
 
-    read_through: reads every byte of the file; raises where the storage is at fault.
+    read_through: reads every byte of the file; raises the storage's error, if any.
     """
     try:
         yield
     except FileNotFoundError as error:
         raise DataError("CorruptData", f"{where} is missing from the storage: {remedy}") from error
     except (ValueError, OSError) as error:
-        # NB: Arrow has one OSError for pages that do not decode and for reads that fail.
+        # NB: Arrow raises OSError both for corrupt pages and for failed reads.
         if isinstance(error, OSError):
             read_through()
         raise DataError("CorruptData", f"{where} cannot be read ({_first_line(error)}): {remedy}") from error

@@ -92,7 +92,7 @@ def initial(name: str, shape: torch.Size, seed: int) -> torch.Tensor:
     return torch.empty(shape).normal_(0.0, _PREFIX_DEVIATION, generator=generator)
 
 
-def first_words(prompt: SoftPrompt, tokenizer: PreTrainedTokenizerBase, seed: int) -> torch.Tensor:
+def prompt_tokens(prompt: SoftPrompt, tokenizer: PreTrainedTokenizerBase, seed: int) -> torch.Tensor:
     """Which words' embeddings prompt tuning begins with, int64 [virtual tokens].
 
     Those of initText, again and again; without it, some of the vocabulary, drawn by the seed (Lester et al.,

@@ -31,7 +31,7 @@ _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
 @contextmanager
-def telling_what_is_wrong(model: Model, field: str = "model.base") -> Iterator[None]:
+def load_errors(model: Model, field: str = "model.base") -> Iterator[None]:
     """Turn what the libraries raise into a sentence about the recipe.
 
     Raises:
@@ -60,7 +60,7 @@ def skeleton(recipe: Recipe, source: Path, world: World, field: str = "model.bas
 
     half = recipe.training.precision == "BF16"
     soft = recipe.method.type in SOFT_PROMPTS
-    with telling_what_is_wrong(recipe.model, field):
+    with load_errors(recipe.model, field):
         config = AutoConfig.from_pretrained(str(source), trust_remote_code=recipe.model.trust_remote_code)
         _check_context(config, recipe, field)
         dtype = torch.bfloat16 if half and recipe.method.type != "Full" else torch.float32
@@ -117,7 +117,7 @@ def quantised(recipe: Recipe, source: Path, world: World, like: PreTrainedModel)
         bnb_4bit_use_double_quant=quantization.double_quantization,
         bnb_4bit_compute_dtype=compute,
     )
-    with telling_what_is_wrong(recipe.model):
+    with load_errors(recipe.model):
         model = AutoModelForCausalLM.from_pretrained(
             str(source),
             trust_remote_code=recipe.model.trust_remote_code,
@@ -176,7 +176,9 @@ def fill(
     if recipe.method.type == "DoRA":
         _set_magnitudes(model)
     if recipe.method.type == "PromptTuning":
-        words = adapt.first_words(recipe.method.soft_prompt or SoftPrompt(), tokenizer, recipe.training.seed)
+        words = adapt.prompt_tokens(
+            recipe.method.soft_prompt or SoftPrompt(), tokenizer, recipe.training.seed
+        )
         _begin_prompt_with(model, words)
 
 
@@ -200,7 +202,7 @@ def read_weights(
     wanted = _of_base(model)
 
     def try_to_read() -> bool:
-        with telling_what_is_wrong(spec, field):
+        with load_errors(spec, field):
             files = _files(source)
             if not set(wanted) <= set(files):
                 return False
@@ -275,7 +277,7 @@ def _hand_out(wanted: dict[str, torch.Tensor], spec: Model, source: Path, world:
     def load() -> dict[str, torch.Tensor]:
         if not world.leads:
             return {}
-        with telling_what_is_wrong(spec, field):
+        with load_errors(spec, field):
             found = dict(whole(spec, source).state_dict())
             for name, weight in wanted.items():
                 if name not in found or found[name].shape != weight.shape:

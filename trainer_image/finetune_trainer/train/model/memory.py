@@ -137,8 +137,8 @@ def _stored_bytes(network: Network) -> float:
     stored = 0.0
     for weight in network.base.parameters():
         if not weight.requires_grad:
-            to_come = weight.is_meta and id(weight) in products
-            stored += weight.numel() * (_FOUR_BITS if to_come else weight.element_size())
+            pending = weight.is_meta and id(weight) in products
+            stored += weight.numel() * (_FOUR_BITS if pending else weight.element_size())
     return stored
 
 

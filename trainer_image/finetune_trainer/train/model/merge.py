@@ -65,7 +65,7 @@ def into(base: Path, adapter: Path, spec: Model, to: Path, field: str = "model.b
     """
     import peft
 
-    with load.telling_what_is_wrong(spec, field):
+    with load.load_errors(spec, field):
         config = peft.PeftConfig.from_pretrained(str(adapter))
         if config.is_prompt_learning:
             raise RecipeRefusedError(

@@ -29,7 +29,7 @@ def mesh(strategy: str, world: World) -> DeviceMesh:
     return init_device_mesh(kind, (world.size // shards, shards), mesh_dim_names=("replicate", "shard"))
 
 
-def shard(network: Network, over: DeviceMesh, precision: str, *, frozen_whole: bool = False) -> Network:
+def shard(network: Network, over: DeviceMesh, precision: str, *, replicate_frozen: bool = False) -> Network:
     """Shard a network, a decoder layer at a time.
 
     Parameters stay in the type they have, gradients are reduced in fp32; with precision BF16 layers compute in bf16.
@@ -39,14 +39,14 @@ def shard(network: Network, over: DeviceMesh, precision: str, *, frozen_whole: b
         network: the network, also on the meta device.
         over: from `mesh`.
         precision: BF16 or FP32.
-        frozen_whole: keep what is not trained as it is on each rank: four-bit weights cannot be sharded.
+        replicate_frozen: keep what is not trained as it is on each rank: four-bit weights cannot be sharded.
     """
     compute = torch.bfloat16 if precision == "BF16" else torch.float32
     # NB: by default FSDP2 casts what a forward pass gets, also the fp32 tensors inside dataclasses: a batch's reference
     # log-probabilities would be rounded to bf16. Hidden states have the type of the embedding, which is cast.
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
     ignored = (
-        {weight for weight in network.parameters() if not weight.requires_grad} if frozen_whole else None
+        {weight for weight in network.parameters() if not weight.requires_grad} if replicate_frozen else None
     )
     for layer in decoder_layers(network):
         fully_shard(layer, mesh=over, mp_policy=policy, ignored_params=ignored)
@@ -83,11 +83,11 @@ def recompute_activations(model: Any, kind: str, *, compiled: bool = False) -> N
     if kind == "Selective":
         from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-        options["context_fn"] = lambda: create_selective_checkpoint_contexts(_keeping_the_dear())
+        options["context_fn"] = lambda: create_selective_checkpoint_contexts(_save_expensive_operations())
     model.activation_checkpointing_enable(options)
 
 
-def _keeping_the_dear() -> Any:
+def _save_expensive_operations() -> Any:
     """A policy for one layer's pass; it counts, so that forward and recomputation decide alike."""
     from torch.utils.checkpoint import CheckpointPolicy
 

@@ -1,4 +1,4 @@
-"""The gang of ranks: who this process is, and how all of them come to the same decision."""
+"""The ranks of a job: this process's rank, and decisions that all ranks take together."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ class World:
     device: torch.device
     preemption: Preemption | None = None
     host: dist.ProcessGroup | None = None
-    """For what takes as long as it takes: a rank that downloads a model is not lost."""
+    """For steps without a deadline, such as downloading a model."""
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0, which alone prints, tracks, exports and registers."""
+        """Whether this is rank 0: only rank 0 prints, tracks, exports and registers."""
         return self.rank == 0
 
     @property
     def leads_pod(self) -> bool:
-        """Whether this is its pod's first rank, which alone downloads and tokenises."""
+        """Whether this is the first rank of its pod: only that rank downloads and tokenises."""
         return self.local_rank == 0
 
     def say(self, line: str) -> None:
-        """Print a line once, whatever the number of ranks."""
+        """Print a line, on rank 0 only."""
         if self.leads:
             print(line, flush=True)
 
     def agree(self, step: Callable[[], T]) -> T:
-        """Run `step` on every rank; when it fails on any, every rank raises the first failing rank's error.
+        """Run `step` on every rank and return its result; when any rank fails, every rank raises that rank's error.
 
-        So all pods end with the same exit code and sentence, and no rank waits for one that is gone. SIGTERM to any
-        rank ends `step` there, and is such an error too: `step` takes part in no collective.
+        All pods then end with the same exit code and sentence, and no rank waits for a rank that failed. SIGTERM to
+        any rank interrupts its `step` and counts as a failure, so `step` must not run collectives.
         """
         result: T | None = None
         failure: tuple[int, str, str] | None = None
@@ -64,9 +64,9 @@ class World:
             with self.preemption.interrupting() if self.preemption else nullcontext():
                 result = step()
         except Exception as error:  # noqa: BLE001 - raised again below, on every rank
-            code, told = describe(error)
-            assert told.error is not None  # noqa: S101 - describe() always tells
-            failure = (code, told.error.reason, told.error.message)
+            code, described = describe(error)
+            assert described.error is not None  # noqa: S101 - describe() always sets it
+            failure = (code, described.error.reason, described.error.message)
             if not isinstance(error, PodFailure):
                 traceback.print_exc()
         for rank, found in enumerate(self.gather(failure)):
@@ -82,43 +82,43 @@ class World:
         return result  # type: ignore[return-value]
 
     def agree_in_pod(self, step: Callable[[], T]) -> T:
-        """Run `step` on the first rank of each pod, and have its result on all of them; errors as in `agree`."""
+        """Run `step` on the first rank of each pod, and return its result on all ranks; errors as in `agree`."""
         found = self.agree(lambda: step() if self.leads_pod else None)
         # torchrun numbers the ranks pod by pod.
         return self.gather(found)[self.rank - self.local_rank]  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, in the order of the ranks."""
+        """Return the value of every rank, in rank order."""
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self.host)
         return values
 
     def broadcast(self, value: T) -> T:
-        """Rank 0's value, on every rank."""
+        """Return rank 0's value, on every rank."""
         box = [value]
         dist.broadcast_object_list(box, src=0, group=self.host)
         return box[0]
 
     def part(self) -> None:
-        """End the gang, all ranks together: rank 0 may have minutes of work yet, the others are done."""
+        """Destroy the process group, on all ranks together: only rank 0 has work left."""
         self.gather(None)
         dist.destroy_process_group()
 
     def total(self, *values: float) -> list[float]:
-        """The sums of small host-side numbers over all ranks; never waits for a GPU."""
+        """Return the sums of host-side numbers over all ranks; never waits for the GPU."""
         summed = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(summed)
         return [float(value) for value in summed]
 
     def greatest(self, value: float) -> float:
-        """The greatest of a small host-side number over all ranks; never waits for a GPU."""
+        """Return the maximum of a host-side number over all ranks; never waits for the GPU."""
         greatest = torch.tensor(value, dtype=torch.float64)
         dist.all_reduce(greatest, dist.ReduceOp.MAX)
         return float(greatest)
 
 
 def is_loss_of_peer(error: BaseException) -> bool:
-    """Whether a collective failed because another rank is gone, which is never the cause but its consequence."""
+    """Whether a collective failed because another rank ended: a consequence, never the cause."""
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and ("gloo" in str(error) or "NCCL" in str(error))
     )
@@ -126,10 +126,10 @@ def is_loss_of_peer(error: BaseException) -> bool:
 
 @contextmanager
 def joined(*, timeout_seconds: int, preemption: Preemption | None = None) -> Iterator[World]:
-    """Join the process group that the launcher's environment describes, and leave it at the end.
+    """Join the process group of the launcher's environment, and leave it at the end.
 
-    Collectives on host tensors go over gloo, those on CUDA tensors over NCCL; each may take `timeout_seconds`, but
-    for decisions, before which a rank may have hours of work. A rank that dies is noticed at once in any case.
+    Collectives on host tensors use gloo, on CUDA tensors NCCL, with `timeout_seconds` each. Decisions (`agree`) have
+    no such timeout: a rank may work for hours before one. The end of a rank is detected at once in any case.
     """
     cuda = torch.cuda.is_available()
     local_rank = int(os.environ["LOCAL_RANK"])

@@ -1,4 +1,4 @@
-"""SIGTERM: noted everywhere, acted on where all ranks can act on it alike, or at once where nothing can be lost."""
+"""SIGTERM: recorded at any time, handled where all ranks can stop together, or at once where no work is lost."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ NOT_STARTED = "stopped by SIGTERM before the first step"
 
 
 class Preemption:
-    """Notes SIGTERM; the ranks ask at safe points, so that all of them stop after the same step."""
+    """Records SIGTERM; the ranks check it at safe points and stop after the same step."""
 
     def __init__(self) -> None:
         self.requested = False
         self.checkpoint_step: int | None = None
-        """Step of the newest complete checkpoint, where one is known before training begins."""
+        """Step of the newest complete checkpoint, once known."""
         self._sentence: str | None = None
         signal.signal(signal.SIGTERM, self._note)
 
     @contextmanager
     def interrupting(self, sentence: str = NOT_STARTED) -> Iterator[None]:
-        """What stands inside is work of this rank alone, and ends at once when SIGTERM comes or has come.
+        """While inside, SIGTERM interrupts this rank at once; for work without collectives.
 
         Raises:
-            PreemptedError: it did.
+            PreemptedError: SIGTERM arrived, now or earlier.
         """
         self._sentence = sentence
         try:
@@ -42,7 +42,7 @@ class Preemption:
             self._sentence = None
 
     def error(self, sentence: str = NOT_STARTED) -> PreemptedError:
-        """The end that SIGTERM asks for."""
+        """Return the error that ends this rank after SIGTERM."""
         return PreemptedError(sentence, self.checkpoint_step)
 
     def _note(self, _signal: int, _frame: object) -> None:
@@ -52,7 +52,7 @@ class Preemption:
 
 
 def stopped_after(step: int, *, published: int | None, failure: str | None) -> PreemptedError:
-    """The end of a loop that stops after a step.
+    """Return the error that ends a loop after a step.
 
     Args:
         step: the last step; 0: none was taken.
@@ -69,11 +69,11 @@ def stopped_after(step: int, *, published: int | None, failure: str | None) -> P
 
 
 @contextmanager
-def on_sigterm_at_once(end: Callable[[], None]) -> Iterator[None]:
-    """While inside, SIGTERM calls `end` in a thread of its own.
+def on_sigterm(end: Callable[[], None]) -> Iterator[None]:
+    """While inside, SIGTERM calls `end` in a separate thread.
 
-    Python runs a signal's handler only between two steps of the main thread: never, while that waits in native code
-    for a peer that does not come.
+    Python runs signal handlers between bytecodes of the main thread: never while that thread blocks in native code,
+    as in a rendezvous.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

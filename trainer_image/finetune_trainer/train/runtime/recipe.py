@@ -1,4 +1,4 @@
-"""The recipe, and what in it contradicts itself."""
+"""The recipe, and its validation."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from finetune_trainer.outcome import RecipeRefusedError
 
 
 def load_recipe() -> Recipe:
-    """The recipe at HYPERPARAMETERS_PATH.
+    """Load the recipe at HYPERPARAMETERS_PATH.
 
     Raises:
         RecipeError: it cannot be read or does not fit the schema.
-        RecipeRefusedError: it contradicts itself.
+        RecipeRefusedError: fields contradict each other.
     """
     recipe = Recipe.load(os.environ.get("HYPERPARAMETERS_PATH", RECIPE_PATH))
     refused = refusals(recipe)
@@ -26,9 +26,9 @@ def load_recipe() -> Recipe:
 
 
 def refusals(recipe: Recipe) -> list[str]:
-    """What is wrong with the recipe, a sentence each.
+    """Return the contradictions in a recipe, one sentence each.
 
-    The API server refuses the same earlier; this is for recipes that came another way.
+    The API server rejects the same FineTuneJobs; this covers recipes that are written by hand.
     """
     method, objective, training = recipe.method, recipe.objective, recipe.training
     low_rank = method.type in LOW_RANK
@@ -102,7 +102,7 @@ def refusals(recipe: Recipe) -> list[str]:
 
 
 def example_columns(data: Data) -> Columns:
-    """Where training finds an example: a prepared table has columns of its own making."""
+    """Return the columns that training reads: the preparation names the columns of its table itself."""
     if data.prepare is None:
         return data.columns
     if data.columns.chosen is not None:

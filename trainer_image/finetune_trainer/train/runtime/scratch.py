@@ -1,4 +1,4 @@
-"""The folder that the ranks of a pod share with their launcher: how each rank ended, and whether training began."""
+"""The folder that the ranks of a pod share with their launcher: the outcome of each rank, and a training marker."""
 
 from __future__ import annotations
 
@@ -15,43 +15,45 @@ _TRAINING = "training"
 
 
 def path() -> Path:
-    """The folder that the ranks of a pod share, gone when the pod ends."""
+    """Return the folder that the ranks of a pod share; the launcher deletes it at the end."""
     return Path(os.environ[ENV_SCRATCH])
 
 
 @dataclass(frozen=True)
-class Said:
-    """How a rank says it ended, and when (seconds since the epoch)."""
+class RankOutcome:
+    """The exit code and message of a rank, and when it wrote them (seconds since the epoch)."""
 
     code: int
     message: TerminationMessage
     when: float
 
 
-def say(folder: Path, rank: int, code: int, message: TerminationMessage | None) -> None:
-    """Leave a rank's end for the launcher, in the folder that its pod's ranks share."""
+def write_outcome(folder: Path, rank: int, code: int, message: TerminationMessage | None) -> None:
+    """Write the outcome of a rank for the launcher."""
     text = {"code": code, "message": (message or TerminationMessage()).dump()}
-    _said_path(folder, rank).write_text(json.dumps(text), encoding="utf-8")
+    _outcome_path(folder, rank).write_text(json.dumps(text), encoding="utf-8")
 
 
-def said(folder: Path, rank: int) -> Said | None:
-    """How a rank says it ended; None: it had no time to."""
-    path = _said_path(folder, rank)
+def read_outcome(folder: Path, rank: int) -> RankOutcome | None:
+    """Return the outcome of a rank; None: it ended without writing one."""
+    path = _outcome_path(folder, rank)
     if not path.exists():
         return None
     text = json.loads(path.read_text(encoding="utf-8"))
-    return Said(text["code"], TerminationMessage.model_validate_json(text["message"]), path.stat().st_mtime)
+    return RankOutcome(
+        text["code"], TerminationMessage.model_validate_json(text["message"]), path.stat().st_mtime
+    )
 
 
-def _said_path(folder: Path, rank: int) -> Path:
+def _outcome_path(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.json"
 
 
-def note_first_step(folder: Path) -> None:
-    """Tell the launcher that from now on there is something to lose."""
+def mark_training(folder: Path) -> None:
+    """Mark that training starts: from now on a stopped pod loses work."""
     (folder / _TRAINING).touch()
 
 
 def is_training(folder: Path) -> bool:
-    """Whether a rank noted its first step."""
+    """Whether a rank marked the start of training."""
     return (folder / _TRAINING).exists()

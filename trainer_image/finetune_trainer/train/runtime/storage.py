@@ -1,4 +1,4 @@
-"""Folders that may be on a volume or in an object store."""
+"""Folders on a volume or in an object store."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
     from fsspec import AbstractFileSystem
 
-# Clients of object stores raise their own errors beside OSError.
+# Clients of object stores raise errors that are not OSError.
 _CLIENTS = frozenset({"aiobotocore", "aiohttp", "botocore", "s3fs"})
 
 
 def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
     """The file system of a URI, and the path in it.
 
-    Object stores are found through AWS_ENDPOINT_URL, AWS_REGION and AWS's credentials in the environment.
+    Object stores use AWS_ENDPOINT_URL, AWS_REGION and the AWS credentials of the environment.
     """
     import fsspec
 
-    # NB: s3fs remembers listings; another rank, pod or attempt writes here too.
+    # NB: s3fs caches listings, and other ranks, pods and attempts write here too.
     options = {"use_listings_cache": False, "skip_instance_cache": True} if is_object_store(uri) else {}
     found, path = fsspec.url_to_fs(uri, **options)
     return found, path
@@ -42,9 +42,9 @@ def delta_options(uri: str) -> dict[str, str]:
 
 
 def failure(error: BaseException) -> str | None:
-    """What a storage says in an error: no space, no permission, no connection; None: the error is about something else.
+    """Return the message of a storage error (no space, no permission, no connection); None for any other error.
 
-    An error that hides another one tells what that says: torch's archives fail over a file that could not be written.
+    Causes count: torch's archives raise an error of their own when a file cannot be written.
     """
     for found in _chain(error):
         if isinstance(found, OSError):
@@ -55,7 +55,7 @@ def failure(error: BaseException) -> str | None:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those that it came from, the newest first."""
+    """An error and its causes, the newest first."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -1,4 +1,4 @@
-"""What a rank takes of its machine, logged beside the steps while the recipe asks for it."""
+"""System metrics of a rank: CPU, memory and GPU, logged at intervals."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _INTERVAL_SECONDS = 10.0
 
 
 class Sampler:
-    """Reads what this process and its GPU do."""
+    """Samples the CPU, memory and GPU use of this process."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._process = psutil.Process()
-        # The first reading only begins the time that the next one is of.
+        # The first call starts the interval that the next call measures.
         self._process.cpu_percent()
 
     def sample(self) -> dict[str, float]:
-        """CPU in percent of one core since the sample before, memory in bytes, and the GPU's where there is one."""
+        """Return CPU in percent of one core since the last sample, memory in bytes, and the same of the GPU, if any."""
         found = {
             "cpu_percent": self._process.cpu_percent(),
             "memory_bytes": float(self._process.memory_info().rss),
@@ -35,7 +35,7 @@ class Sampler:
         if self._device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self._device)
             found["gpu_memory_bytes"] = float(total - free)
-            # NB: torch asks a package that the image may not have, and a driver that a container may not reach.
+            # NB: this needs a package that the image may lack, and a driver that a container may not reach.
             with suppress(Exception):
                 found["gpu_percent"] = float(torch.cuda.utilization(self._device))
         return found
@@ -45,7 +45,7 @@ class Sampler:
 def logged(
     tracker: Tracker, rank: int, device: torch.device, *, interval_seconds: float = _INTERVAL_SECONDS
 ) -> Iterator[None]:
-    """While inside, log `system/rank-<rank>/...` every so often, and once at the end.
+    """While inside, log `system/rank-<rank>/...` at intervals, and once at the end.
 
     The step of such a metric is the number of the sample, from 1.
     """

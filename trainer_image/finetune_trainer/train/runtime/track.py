@@ -1,7 +1,7 @@
-"""The MLflow run: metrics, parameters and lineage, logged from a thread of their own.
+"""The MLflow run: metrics, parameters and lineage, logged from a background thread.
 
-Tracking never costs a step and never stops training: while MLflow is away entries wait, and when it is back they
-follow with the times at which they were made.
+Tracking never blocks a step and never stops training. While MLflow is unreachable, entries are queued; they keep their
+timestamps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MAX_WAITING = 20_000
 _MAX_METRICS_A_CALL = 500
 _LONGEST_PAUSE_SECONDS = 15.0
-# Answers that stay the same however often one asks.
+# Error codes for which a retry cannot succeed.
 _FINAL_CODES = frozenset(
     {
         "INVALID_PARAMETER_VALUE",
@@ -40,7 +40,7 @@ Call = Callable[["MlflowClient"], object]
 
 
 def client() -> MlflowClient:
-    """A client of the tracking server and registry in the environment, that fails fast instead of hanging."""
+    """Return a client of the tracking server and registry of the environment; it fails fast and does not retry."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
@@ -51,22 +51,22 @@ def client() -> MlflowClient:
 
 
 def patience_seconds(default: float) -> float:
-    """How long to wait at the end for an MLflow that is away: FINETUNE_MLFLOW_PATIENCE_SECONDS, or `default`."""
+    """Return how long to wait for an unreachable MLflow: FINETUNE_MLFLOW_PATIENCE_SECONDS, or `default`."""
     return float(os.environ.get("FINETUNE_MLFLOW_PATIENCE_SECONDS", default))
 
 
 def is_final(error: Exception) -> bool:
-    """Whether asking MLflow again cannot help."""
+    """Whether a retry of the request cannot succeed."""
     return getattr(error, "error_code", None) in _FINAL_CODES
 
 
 class Tracker:
-    """Logs to the run MLFLOW_RUN_ID; without one, to nowhere.
+    """Logs to an MLflow run; without one, discards what it gets.
 
     Args:
         run_id: the run; None or empty: nothing is tracked.
         connect: makes the client, in the tracker's own thread.
-        quiet: say nothing of an MLflow that is away: another rank does.
+        quiet: print nothing about an unreachable MLflow: another rank does.
     """
 
     def __init__(
@@ -88,36 +88,36 @@ class Tracker:
             self._thread.start()
 
     def metrics(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Log metrics; None values are left out."""
+        """Log metrics; None values are omitted."""
         now = int(time.time() * 1000)
         entries = [(name, float(value), now, step) for name, value in values.items() if value is not None]
         self._enqueue(lambda: self._metrics.extend(entries))
 
     def describe(self, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
-        """Log parameters and tags. Parameters that the run has already, from an earlier attempt, stay."""
+        """Log parameters and tags; parameters that an earlier attempt logged stay unchanged."""
         self._enqueue(
             lambda: self._calls.append(lambda mlflow: self._log_params_and_tags(mlflow, params, tags))
         )
 
     def tags(self, tags: Mapping[str, str]) -> None:
-        """Set tags; those that the run has already get the new value."""
+        """Set tags, and overwrite existing ones."""
         self._enqueue(lambda: self._calls.append(lambda mlflow: self._log_tags(mlflow, tags)))
 
     def dataset(self, path: str, *, name: str, digest: str, version: int | None = None) -> None:
-        """Name what the run was trained on: a version of a Delta table, or files where `version` is None."""
+        """Log the training data: a version of a Delta table, or files where `version` is None."""
         self._enqueue(
             lambda: self._calls.append(lambda mlflow: self._log_dataset(mlflow, path, name, digest, version))
         )
 
     def flush(self, seconds: float) -> bool:
-        """Wait until everything is logged; False when MLflow stayed away for `seconds`."""
+        """Wait until the queue is empty; False when it is not after `seconds`."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: not (self._busy or self._metrics or self._calls), timeout=seconds
             )
 
     def close(self, seconds: float | None = None) -> None:
-        """Log what is left, waiting at most `seconds` (by default a minute) for an MLflow that is away."""
+        """Log the rest of the queue, in at most `seconds` (by default a minute), and stop."""
         if self._thread is None:
             return
         if seconds is None:
@@ -149,7 +149,7 @@ class Tracker:
                 self._changed.notify_all()
 
     def _take(self) -> Call | None:
-        """What to log next; waits for it. None: the tracker is closed."""
+        """Wait for the next entry to log and return it; None: the tracker is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closing or self._metrics or self._calls)
             if self._closing:
@@ -236,5 +236,5 @@ class Tracker:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error, for a sentence of ours."""
+    """Return the first line of an error message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]

@@ -1,4 +1,4 @@
-"""Whether training still goes well: what is broken must not become the newest checkpoint."""
+"""Detects divergence before it reaches a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from finetune_trainer.outcome import TrainingError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A loss is running away when two reports in a row are so much above the least one: times, and nats.
+# Training diverges when two consecutive reports exceed the minimum loss by this factor and by this many nats.
 _RUNAWAY_TIMES, _RUNAWAY_NATS = 3.0, 2.0
 
 
 class Watch:
-    """Looks at losses and norms that are the same on all ranks, so that all of them stop alike.
+    """Checks losses and gradient norms that are the same on all ranks, so that all ranks stop together.
 
     Args:
-        before_the_end: called before an error is raised, so that the last good checkpoint is seen through.
+        before_the_end: called before an error is raised, to finish the save of the last good checkpoint.
     """
 
     def __init__(self, before_the_end: Callable[[], None]) -> None:
@@ -26,13 +26,13 @@ class Watch:
         self._least_loss = math.inf
         self._runaway_reports = 0
 
-    def check_finite(self, step: int, figure: float) -> None:
-        """Stop at the first sign of a broken model.
+    def check_finite(self, step: int, value: float) -> None:
+        """Stop when a loss or a gradient norm is not finite.
 
         Raises:
-            TrainingError: the figure is not finite.
+            TrainingError: `value` is not finite.
         """
-        if not math.isfinite(figure):
+        if not math.isfinite(value):
             self._before_the_end()
             raise TrainingError(
                 "NonFiniteLoss",
@@ -41,10 +41,10 @@ class Watch:
             )
 
     def check_runaway(self, step: int, loss: float) -> None:
-        """Stop a model that gets worse and worse, before its checkpoints push out the good ones.
+        """Stop a diverging model before its checkpoints replace the good ones.
 
         Raises:
-            TrainingError: the second reported loss in a row is far above the least.
+            TrainingError: the loss of two consecutive reports is far above the minimum.
         """
         self._least_loss = min(self._least_loss, loss)
         limit = max(_RUNAWAY_TIMES * self._least_loss, self._least_loss + _RUNAWAY_NATS)
