@@ -1,4 +1,4 @@
-"""The model's tokenizer, the same for the preparation that counts tokens and the trainer that reads them."""
+"""The model's tokenizer, which the preparation and the trainer share."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
-    """The model's tokenizer, with the recipe's chat template when there is one.
+    """Load the model's tokenizer, with the recipe's chat template, if any.
 
     Raises:
-        RecipeRefusedError: there is none, or it has no end-of-text token.
+        RecipeRefusedError: it cannot be loaded, or has no end-of-text token.
     """
     from transformers import AutoTokenizer
 
@@ -35,25 +35,25 @@ def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
         )
     if model.chat_template is not None:
         tokenizer.chat_template = model.chat_template
-    # NB: it warns above this length; the recipe's maxTokens and maxLength decide on that.
+    # NB: it warns about longer texts; maxTokens and maxLength of the recipe decide about those.
     tokenizer.model_max_length = int(1e30)
     return tokenizer
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The token that fills up rows: padding, or the end of text where the tokenizer knows no padding.
+    """Return the padding token, or the end-of-text token where the tokenizer has none.
 
-    Nothing is learned from padding and nothing attends to it, so any token does.
+    Padding has no loss and nothing attends to it, so any token will do.
     """
     found = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     return int(found)
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows_of_embedding: int, base: str) -> None:
-    """See that the embedding has a row for each of the tokenizer's tokens; it may have more.
+    """Check that the embedding has a row for each token of the tokenizer; it may have more.
 
     Raises:
-        RecipeRefusedError: it has not.
+        RecipeRefusedError: it has fewer.
     """
     last = max(tokenizer.get_vocab().values())
     if last >= rows_of_embedding:
@@ -68,13 +68,13 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows_of_embedding: int,
 def check_same_vocabulary(
     tokenizer: PreTrainedTokenizerBase, teacher_tokenizer: PreTrainedTokenizerBase, base: str, teacher: str
 ) -> None:
-    """See that an id means the same token to a model and to its teacher.
+    """Check that each id means the same token to a model and to its teacher.
 
-    Tokens that one of them alone has, at ids that the other does not use, are no contradiction; whether the
-    teacher's embedding reaches them, `check_vocabulary` tells.
+    Either may have tokens at ids that the other does not use; `check_vocabulary` checks the size of the teacher's
+    embedding.
 
     Raises:
-        RecipeRefusedError: it does not.
+        RecipeRefusedError: an id or a token differs.
     """
     ours, theirs = tokenizer.get_vocab(), teacher_tokenizer.get_vocab()
     known_to_teacher = {number: token for token, number in theirs.items()}

@@ -1,1 +1,1 @@
-"""The preparation: a corpus becomes one Delta table of training, validation and test examples, on Spark."""
+"""The preparation: makes one Delta table of training, validation and test examples from a corpus, on Spark."""

@@ -1,4 +1,4 @@
-"""What Spark and Hadoop throw, as ends of the pod that say what to do."""
+"""Turns exceptions of Spark and Hadoop into errors of the pod with a remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from finetune_trainer.prep.plan import Plan
 
-# What a row can do to an expression of the recipe under ANSI SQL.
+# Errors that a row can cause in an expression of the recipe, in ANSI mode.
 _BAD_ROW = (
     "CAST_INVALID_INPUT",
     "CAST_OVERFLOW",
@@ -25,7 +25,7 @@ _BAD_ROW = (
     "ARITHMETIC_OVERFLOW",
 )
 _UNREADABLE = ("FAILED_READ_FILE", "CANNOT_READ_FILE_FOOTER")
-# What Hadoop's file systems throw.
+# Exceptions of Hadoop's file systems.
 _FORBIDDEN = ("java.nio.file.AccessDeniedException",)
 _MISSING = ("org.apache.hadoop.fs.s3a.UnknownStoreException", "java.io.FileNotFoundException")
 _UNREACHABLE = (
@@ -37,7 +37,7 @@ _UNREACHABLE = (
 
 @contextmanager
 def telling(plan: Plan) -> Iterator[None]:
-    """Turn an exception of the JVM that has a known cause into one sentence.
+    """Raise an error with one sentence for a JVM exception with a known cause.
 
     Raises:
         DataError: a row that the filter cannot take, a file that is none, a bucket that is not there or not open.
@@ -58,7 +58,7 @@ def telling(plan: Plan) -> Iterator[None]:
 
 
 def first_line(error: object) -> str:
-    """The first line of a message that says something."""
+    """Return the first line of a message that is not empty."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
 
 
@@ -93,13 +93,13 @@ def _of_hadoop(causes: list[tuple[str, str]]) -> PodFailure | None:
 
 
 def _place(detail: str) -> str:
-    """The object that a message of Hadoop's is about, as the recipe names it, or else the message."""
+    """Return the path in a message of Hadoop, as the recipe names it, or the message."""
     found = re.search(r"s3a://[^\s'`:]+", detail)
     return found.group().replace("s3a://", "s3://", 1) if found else detail
 
 
 def _causes(error: Py4JJavaError) -> list[tuple[str, str]]:
-    """The class and the first line of the message of an exception of the JVM and of each of its causes."""
+    """Return class and first line of the message of a JVM exception and of each of its causes."""
     found: list[tuple[str, str]] = []
     cause = error.java_exception
     while cause is not None and len(found) < 32:

@@ -1,4 +1,4 @@
-"""The table: one commit for each run of a recipe, found again by what the commit says about itself."""
+"""The output table: one commit per run of a recipe, identified by its metadata."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
     from finetune_crds.recipe import Recipe
 
-# A file of this many tokens has some 50 MB: few files for a small corpus, and enough of them to share out for a
-# great one.
+# A file of this many tokens has about 50 MB: few files for a small corpus, and enough for parallel reads of a large
+# one.
 _TOKENS_A_FILE = 16_000_000
-# A pod that is tried again looks this far back for the commit of the one before.
+# How many commits a restarted pod searches for that of its predecessor.
 _COMMITS_LOOKED_AT = 100
 
 
 def find(spark: SparkSession, recipe: Recipe, path: str) -> PrepResult | None:
-    """The result that this job and recipe committed to the table at `path` before, if there is one."""
+    """Return the result that this job and recipe already committed to the table at `path`, if any."""
     from delta.tables import DeltaTable
 
     place = spark_path(path)
@@ -57,7 +57,7 @@ def _token(recipe: Recipe) -> dict[str, str]:
 
 
 def commit(frame: DataFrame, recipe: Recipe, result: PrepResult) -> PrepResult:
-    """Write the table as one new version and return the result with that version.
+    """Write the table as one new version, and return the result with that version.
 
     Delta skips the write when this job and recipe have committed before; the result is then the earlier one's.
     """
@@ -65,12 +65,12 @@ def commit(frame: DataFrame, recipe: Recipe, result: PrepResult) -> PrepResult:
     metadata = json.dumps({**token, "result": result.to_json()})
     tokens = result.tokens.train + result.tokens.validation + result.tokens.test
     files = math.ceil(max(tokens, 1) / _TOKENS_A_FILE)
-    # The order is that of split and id, so the same examples make the same files.
+    # Sorted by split and id: equal examples make equal files.
     ordered = frame.repartition(files, ID).sortWithinPartitions(SPLIT, ID)
     writer = ordered.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     writer = writer.option("userMetadata", metadata)
     writer = writer.option("txnAppId", "/".join(token.values())).option("txnVersion", 1)
-    # NB: readers without a JVM cannot all read deletion vectors.
+    # NB: not every reader without a JVM supports deletion vectors.
     writer = writer.option("delta.enableDeletionVectors", "false")
     writer.save(spark_path(result.path))
     committed = find(frame.sparkSession, recipe, result.path)

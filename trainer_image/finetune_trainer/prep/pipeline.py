@@ -1,4 +1,4 @@
-"""The preparation from source to table."""
+"""The preparation, from source to table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Counts:
-    """What a preparation kept and dropped.
+    """Counts of kept and dropped rows.
 
     examples: rows of the source. dropped: by step, in order. rows, tokens: of each split.
     """
@@ -42,7 +42,7 @@ class Counts:
 
 
 def run(recipe: Recipe, plan: Plan) -> PrepResult:
-    """Prepare what the recipe asks for, in a Spark session of its own.
+    """Run the preparation of a recipe in a new Spark session.
 
     Raises:
         RecipeRefusedError: the recipe, its filter, its templates or its tokenizer are wrong.
@@ -53,7 +53,7 @@ def run(recipe: Recipe, plan: Plan) -> PrepResult:
 
 
 def prepare(spark: SparkSession, recipe: Recipe, plan: Plan, tokenizer: Path) -> PrepResult:
-    """Make the table that the recipe asks for, or find the version that this job made of it before.
+    """Write the table of a recipe, or find the version that this job already wrote.
 
     Args:
         tokenizer: folder with the model's tokenizer.
@@ -92,7 +92,7 @@ def _make(corpus: source.Corpus, recipe: Recipe, plan: Plan, tokenizer: Path) ->
 
 
 class Observed:
-    """Row counts taken along the way, in the one pass that makes the table."""
+    """Row counts, observed in the pass that writes the table."""
 
     def __init__(self) -> None:
         self.filtered, self.unique, self.short = (
@@ -124,7 +124,7 @@ def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen
 
 
 def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
-    """Run the plan and count what it kept and dropped."""
+    """Run the plan, and count kept and dropped rows."""
     totals = prepared.groupBy(steps.SPLIT).agg(
         sf.count(sf.lit(1)).alias("rows"), sf.sum(steps.TOKENS).alias("tokens")
     )
@@ -144,7 +144,7 @@ def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
 
 
 def check(found: Counts, plan: Plan) -> None:
-    """See to it that there is something to train on.
+    """Check that training examples are left.
 
     Raises:
         DataError: no rows are left, or none for the training or validation split.
@@ -170,7 +170,7 @@ def check(found: Counts, plan: Plan) -> None:
 
 @contextmanager
 def _tokenizer(recipe: Recipe) -> Iterator[Path]:
-    """The folder with the model's tokenizer, which is known to load."""
+    """Fetch the model's tokenizer, check that it loads, and return its folder."""
     model = recipe.model
     with tempfile.TemporaryDirectory(prefix="finetune-tokenizer-") as folder:
         found = artifacts.fetch_tokenizer(model.base, Path(folder), revision=model.revision)
@@ -190,7 +190,7 @@ def _spark(plan: Plan) -> Iterator[SparkSession]:
 
 
 def report(result: PrepResult) -> None:
-    """Print what each step left, and what the splits hold."""
+    """Print the rows after each step, and the sizes of the splits."""
     rows, held = result.rows.to_json(), result.tokens.to_json()
     left = sum(rows.values()) + sum(result.dropped.values())
     say(f"{'step':<12} {'dropped':>10} {'left':>10}")
@@ -205,5 +205,5 @@ def report(result: PrepResult) -> None:
 
 
 def say(line: str) -> None:
-    """A line of the pod's log."""
+    """Print a line of the pod's log."""
     print(line, flush=True)

@@ -1,4 +1,4 @@
-"""What a recipe asks of the preparation: what is refused, and what an example is made of."""
+"""Validates the preparation of a recipe, and derives the columns of an example."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
 
 @dataclass(frozen=True)
 class Form:
-    """What an example is made of, and the columns it has in the table.
+    """The source columns of an example, and its columns in the table.
 
     required: source columns that may not be null or blank.
     content: source columns whose text is the example: its length, and what makes it a duplicate.
@@ -33,7 +33,7 @@ class Form:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The table's columns that hold the example."""
+        """The columns of the example in the table."""
         return (MESSAGES,) if self.messages else tuple(self.rendered)
 
 
@@ -52,7 +52,7 @@ class Plan:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Every source column that the recipe names, but for those in the SQL filter."""
+        """Every source column that the recipe names, except in the SQL filter."""
         prepare = self.prepare
         named = [*self.form.required, *self.form.content, *prepare.not_null]
         named += [prepare.quality_column] if prepare.min_quality is not None else []
@@ -61,7 +61,7 @@ class Plan:
 
 
 def plan(recipe: Recipe) -> Plan:
-    """The preparation that a recipe asks for.
+    """Return the preparation of a recipe.
 
     Raises:
         RecipeRefusedError: it asks for nothing, for what is not available, or contradicts itself.
@@ -148,7 +148,7 @@ def _form(data: Data, prepare: Prepare) -> Form:
 
 
 def _preferences(prompt: str, chosen: str, rejected: str, prepare: Prepare) -> Form:
-    """A prompt with two answers; a template renders the prompt alone."""
+    """A prompt with two answers; a template renders only the prompt."""
     template = Template.of_column(prompt)
     if prepare.prompt_template is not None:
         template = Template.parse(prepare.prompt_template, "data.prepare.promptTemplate")

@@ -23,12 +23,12 @@ DEFAULT_JARS = "/opt/finetune/jars"
 _CGROUP = Path("/sys/fs/cgroup")
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
-# NB: these rules cut an empty part out of a plan together with the row counts taken in it, and the message that says
-# which step dropped everything needs them.
+# NB: these optimizer rules remove empty parts of a plan with the row counts observed in them; the message about a step
+# that dropped everything needs those.
 _EXCLUDED_RULES = "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyRelation"
 _EXCLUDED_ADAPTIVE_RULES = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
 
-# Settings of which there can be several values: the recipe's are put behind ours.
+# Settings with several values: the recipe's values follow ours.
 _JOINED = {
     "spark.sql.optimizer.excludedRules": ",",
     "spark.sql.adaptive.optimizer.excludedRules": ",",
@@ -36,7 +36,7 @@ _JOINED = {
     "spark.driver.extraJavaOptions": " ",
     "spark.driver.extraClassPath": os.pathsep,
 }
-# Settings that the recipe has a field for, or that make the session what it is.
+# Settings that the recipe has a field for, or that the session depends on.
 _OWNED = {
     "spark.master": "data.prepare.spark.mode",
     "spark.driver.memory": "data.prepare.spark.driverMemory",
@@ -44,7 +44,7 @@ _OWNED = {
 
 
 def start(spark: Spark) -> SparkSession:
-    """Start Spark in this pod, on the cores it may use.
+    """Start Spark in this pod, on its available cores.
 
     Raises:
         RecipeRefusedError: the recipe's conf sets what it has a field for.
@@ -52,10 +52,10 @@ def start(spark: Spark) -> SparkSession:
     """
     from pyspark.sql import SparkSession
 
-    # NB: Python workers inherit the environment of the JVM, and the JVM inherits this one.
+    # NB: Python workers inherit this environment through the JVM.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # NB: without it Spark looks its host name up, which not every network can answer.
+    # NB: without it Spark resolves its host name, which fails in some networks.
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ.pop("SPARK_LOCAL_DIRS", None)
     chosen = settings(
@@ -72,7 +72,7 @@ def start(spark: Spark) -> SparkSession:
 
 
 def jars_folder() -> Path:
-    """The folder with the jars of Delta and S3A."""
+    """Return the folder with the jars of Delta and S3A."""
     folder = Path(os.environ.get(ENV_JARS, DEFAULT_JARS))
     if not any(folder.glob("delta-spark_*.jar")):
         raise TrainingError(
@@ -83,12 +83,12 @@ def jars_folder() -> Path:
 
 
 def available_cores(cgroup: Path = _CGROUP) -> int:
-    """Cores that this process may use: its affinity, cut to the pod's CPU limit; at least 1."""
+    """Return the number of available cores: CPU affinity, limited by the pod's CPU limit; at least 1."""
     return max(1, min(len(os.sched_getaffinity(0)), _cpu_quota(cgroup)))
 
 
 def _cpu_quota(cgroup: Path) -> int:
-    """The CPU limit in cores, rounded up, from cgroup v2 or v1; a great number when there is none."""
+    """Return the CPU limit in cores, rounded up, from cgroup v2 or v1; a large number without a limit."""
     unlimited = sys.maxsize
     try:
         if (cgroup / "cpu.max").exists():
@@ -106,7 +106,7 @@ def _cpu_quota(cgroup: Path) -> int:
 def settings(
     spark: Spark, *, jars: Path, scratch: Path, cores: int, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Spark's settings: ours, then S3's from the environment, then the recipe's conf.
+    """Return Spark's settings: ours, then S3's from the environment, then the recipe's conf.
 
     Raises:
         RecipeRefusedError: the conf sets what the recipe has a field for.
@@ -145,7 +145,7 @@ def settings(
 
 
 def s3_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """S3A's settings from the variables that the AWS tools read; credentials stay in the environment."""
+    """Return S3A's settings from the environment variables of AWS tools; credentials stay in the environment."""
     found = {
         "fs.s3a.aws.credentials.provider": "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
     }
@@ -164,5 +164,5 @@ def s3_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def spark_path(uri: str) -> str:
-    """A path as Spark reads it: Hadoop calls its S3 client s3a."""
+    """Return a path for Spark: Hadoop's S3 client has the scheme s3a."""
     return uri.replace("s3://", "s3a://", 1) if uri.startswith("s3://") else uri

@@ -1,4 +1,4 @@
-"""The raw corpus: its version pinned, and read."""
+"""Reads the raw corpus at a pinned version."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The source as a frame, and the version it has when it is a Delta table."""
+    """The source as a DataFrame, and its version where it is a Delta table."""
 
     frame: DataFrame
     version: int | None
 
 
 def read(spark: SparkSession, plan: Plan) -> Corpus:
-    """Read the source at one version, so that every later read sees the same rows.
+    """Read the source at one version, so that every pass reads the same rows.
 
     Raises:
         DataError: the source, its version or a column that the recipe names is missing.
@@ -39,7 +39,7 @@ def read(spark: SparkSession, plan: Plan) -> Corpus:
 
 
 def has(frame: DataFrame) -> str:
-    """The columns there are, for a message."""
+    """Return the available columns, for a message."""
     return f"it has {_and(sorted(frame.columns))}"
 
 

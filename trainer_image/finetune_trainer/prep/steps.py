@@ -1,4 +1,4 @@
-"""The steps on the frame: filters, duplicates, templates, limit and split.
+"""The steps on a DataFrame: filters, deduplication, templates, limit and split.
 
 Each step is a plan of the JVM's; none of them runs anything. A row's fate depends on the row and the seed alone,
 never on partitions or order.
@@ -34,7 +34,7 @@ _CONVERSATION = ArrayType(
 
 
 def with_conversation(frame: DataFrame, form: Form) -> DataFrame:
-    """Conversations as lists of {role, content}, also where the source has them as JSON text.
+    """Parse conversations into lists of {role, content}; the source may have them as JSON text.
 
     Text that is no such list becomes null.
 
@@ -71,7 +71,7 @@ def _is_conversation(kind: DataType) -> bool:
 
 
 def flagged(frame: DataFrame, plan: Plan) -> DataFrame:
-    """The frame with the name of the first filter that a row does not pass, or null, in `dropped_by`.
+    """Add the column `dropped_by`: the first filter that a row fails, or null.
 
     Raises:
         RecipeRefusedError: data.prepare.filter is no SQL condition.
@@ -80,12 +80,12 @@ def flagged(frame: DataFrame, plan: Plan) -> DataFrame:
     verdict = None
     for name, fails in _filters(frame, plan):
         verdict = sf.when(fails, name) if verdict is None else verdict.when(fails, name)
-    assert verdict is not None  # noqa: S101 - there is always notNull
+    assert verdict is not None  # noqa: S101 - notNull always applies
     return _checked(frame, plan, verdict.alias(DROPPED_BY))
 
 
 def filter_names(prepare: Prepare) -> list[str]:
-    """The filters in use, in order, by the recipe's names for them."""
+    """Return the filters of the recipe, in order, by field name."""
     wanted = {
         "notNull": True,
         "minQuality": prepare.min_quality is not None,
@@ -99,7 +99,7 @@ def filter_names(prepare: Prepare) -> list[str]:
 def _filters(frame: DataFrame, plan: Plan) -> list[tuple[str, Column]]:
     prepare, form = plan.prepare, plan.form
     characters = _characters(form)
-    # NB: scores come as text, as NaN, as nothing; under ANSI a plain cast fails, and NaN is above every number.
+    # NB: scores may be text, NaN or null; in ANSI mode a plain cast fails, and NaN is greater than every number.
     score = sf.expr(f"try_cast({quoted(prepare.quality_column)} AS double)")
     good = score.isNotNull() & ~sf.isnan(score) & (score >= sf.lit(prepare.min_quality or 0.0))
     condition = sf.expr(prepare.filter) if prepare.filter else sf.lit(True)
@@ -129,7 +129,7 @@ def _any_blank(frame: DataFrame, plan: Plan) -> Column:
 
 
 def _characters(form: Form) -> Column:
-    """Length of an example in characters, without what a template adds."""
+    """Return the length of an example in characters, without the text of templates."""
     if form.messages is not None:
         lengths = sf.transform(sf.col(quoted(form.messages)), lambda turn: sf.length(turn["content"]))
         return sf.aggregate(lengths, sf.lit(0), lambda total, length: total + length)
@@ -137,7 +137,7 @@ def _characters(form: Form) -> Column:
 
 
 def _texts(form: Form) -> list[Column]:
-    """What an example says, as texts."""
+    """Return the texts of an example."""
     if form.messages is not None:
         turns = sf.transform(
             sf.col(quoted(form.messages)), lambda turn: sf.concat_ws("\n", turn["role"], turn["content"])
@@ -167,7 +167,7 @@ def _checked(frame: DataFrame, plan: Plan, verdict: Column) -> DataFrame:
 
 
 def identified(frame: DataFrame, plan: Plan) -> DataFrame:
-    """What passed the filters, with what tells examples apart, and the columns that examples are made of.
+    """Select the rows that pass the filters, with a fingerprint and the source columns of an example.
 
     id: a hash of the example as it is. fingerprint: the same but for case and white space. group: the text that
     decides on the split.
@@ -196,25 +196,25 @@ def _rendered(form: Form) -> list[Column]:
 
 
 def without_duplicates(frame: DataFrame) -> DataFrame:
-    """One example of each fingerprint: the one with the least id, so it is the same one every time."""
-    # NB: dropDuplicates keeps whichever row comes first.
+    """Keep one example per fingerprint, the one with the least id: the choice is deterministic."""
+    # NB: dropDuplicates keeps an arbitrary row.
     kept = sf.min_by(sf.struct("*"), sf.col(ID)).alias("kept")
     return frame.groupBy(FINGERPRINT).agg(kept).select("kept.*")
 
 
 def limited(frame: DataFrame, limit: int | None, seed: int) -> DataFrame:
-    """At most `limit` examples: those with the least seeded hash."""
+    """Keep at most `limit` examples, those with the least seeded hash."""
     if limit is None:
         return frame
     order = (_hash(seed, "limit", ID), sf.col(ID))
-    # NB: Spark holds the first rows of a sort in memory, and a sort of all partitions runs what is before it twice.
+    # NB: orderBy with limit keeps all rows in memory, and a global sort runs its input twice.
     few = limit <= _MOST_ROWS_HELD
     ordered = frame.orderBy(*order) if few else frame.repartition(1).sortWithinPartitions(*order)
     return ordered.limit(limit)
 
 
 def with_split(frame: DataFrame, ratios: SplitRatios) -> DataFrame:
-    """The frame with `split`, by the seeded hash of the example's group."""
+    """Add the column `split`, by the seeded hash of the example's group."""
     bucket = sf.pmod(_hash(ratios.seed, "split", GROUP), sf.lit(_BUCKETS))
     train, validation = (
         round(share * _BUCKETS) for share in (ratios.train, ratios.train + ratios.validation)

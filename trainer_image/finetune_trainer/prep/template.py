@@ -1,4 +1,4 @@
-"""Templates: text with {column} where a column's value goes, rendered by the JVM."""
+"""Templates: text with {column} placeholders, rendered in the JVM."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Template:
-    """A parsed template: pairs of literal text and the column that follows it, if one does."""
+    """A parsed template: pairs of literal text and the column after it, if any."""
 
     parts: tuple[tuple[str, str | None], ...]
 
     @classmethod
     def of_column(cls, name: str) -> Template:
-        """The template that is a column's value and nothing else."""
+        """Make the template that is a column's value."""
         return cls((("", name),))
 
     @classmethod
     def parse(cls, text: str, field: str) -> Template:
-        """Parse what the recipe has in `field`.
+        """Parse the template in a field of the recipe.
 
         Raises:
             RecipeRefusedError: a brace stands alone, or a placeholder is more than a column's name.
@@ -47,11 +47,11 @@ class Template:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns it names, in order."""
+        """The columns of the placeholders, in order."""
         return tuple(dict.fromkeys(column for _, column in self.parts if column is not None))
 
     def render(self) -> Column:
-        """The text as an expression; a null renders as nothing."""
+        """Return the template as a Spark expression; null renders as the empty string."""
         from pyspark.sql import functions as sf
 
         pieces = []
@@ -64,6 +64,6 @@ class Template:
 
 
 def quoted(column: str) -> str:
-    """A column's name quoted for Spark, with any characters."""
+    """Quote a column name for Spark."""
     escaped = column.replace("`", "``")
     return f"`{escaped}`"

@@ -1,4 +1,4 @@
-"""Token counts: each example's length as training will see it."""
+"""Token counts of examples, as training encodes them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def with_tokens(frame: DataFrame, model: Model, folder: Path, columns: tuple[str, ...]) -> DataFrame:
-    """The frame with `tokens`: the length of the example in `columns`."""
+    """Add the column `tokens`: the length of the example in `columns`."""
     schema = StructType([*frame.schema.fields, StructField(TOKENS, IntegerType(), nullable=False)])
     return frame.mapInArrow(partial(_count_batches, model=model, folder=folder, columns=columns), schema)
 
@@ -41,7 +41,7 @@ def _count_batches(
 
 
 def count(tokenizer: PreTrainedTokenizerBase, examples: dict[str, list[Any]]) -> list[int]:
-    """The length of each example in tokens, as training encodes it.
+    """Return the length of each example in tokens, as training encodes it.
 
     A conversation as its chat template renders it; a text, or a prompt followed by its response, with the end of
     text behind it. A preference counts twice: its prompt followed by either answer.
@@ -64,7 +64,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str], *, special: bo
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return list(tokenizer(texts, add_special_tokens=special)["input_ids"])
-    # NB: a tokenizer.json may bring truncation and padding along, which would hide an example's length.
+    # NB: a tokenizer.json may enable truncation and padding, which would hide the length of an example.
     backend.no_truncation()
     backend.no_padding()
     return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=special)]

@@ -1,1 +1,1 @@
-"""From trained weights to a model version: `export` writes files, `lineage` documents them, `register` names them."""
+"""From trained weights to a model version: `export` writes, `lineage` documents, `deliver` uploads and registers."""

@@ -1,4 +1,4 @@
-"""From exported files to a registered version, once for each run, for any number of attempts."""
+"""Uploads and registers the model, once per run, over all attempts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def deliver(
     write: Callable[[Path], None],
     say: Callable[[str], None],
 ) -> TrainResult:
-    """Upload the model to its MLflow run and register it; where an earlier attempt did, find its version.
+    """Upload the model to its MLflow run and register it, unless an earlier attempt did.
 
     Args:
-        origin: where the model comes from.
+        origin: the lineage of the model.
         run_id: the MLflow run; None: the model is not uploaded.
         folder: a new folder for the files of the model.
         write: writes them.
@@ -34,7 +34,7 @@ def deliver(
         The result of the training, with name and version where the model is registered.
 
     Raises:
-        TrainingError: MLflow refused the model, or did not answer for too long.
+        TrainingError: MLflow rejected the model, or was unreachable for too long.
     """
     recipe, result = origin.recipe, origin.result
     if run_id is None:

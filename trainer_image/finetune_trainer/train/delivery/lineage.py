@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Counts:
-    """How much of a split was used."""
+    """Examples and tokens of a split."""
 
     examples: int
     tokens: int
 
     @classmethod
     def of(cls, split: Split) -> Counts:
-        """Those of a tokenised split."""
+        """Count a tokenised split."""
         return cls(len(split), int(split.offsets[-1]))
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """Where a model comes from, and how well it does."""
+    """The origin of a model and its evaluation."""
 
     recipe: Recipe
     splits: Splits
@@ -43,14 +43,14 @@ class Lineage:
     counts: Mapping[str, Counts] = field(default_factory=dict)
     """By name of the split."""
     eval_data: str | None = None
-    """What the losses of evaluation can be compared on (`eval_data`); None where there is no validation split."""
+    """Identifies the evaluation (`eval_data`); None without a validation split."""
 
 
 def eval_data(recipe: Recipe, validation: Split | None) -> str | None:
-    """What a loss of evaluation can be compared on; None where there is no validation split.
+    """Return an identifier of the evaluation: losses with the same one are comparable. None without a validation split.
 
-    The digest of the tokenised split; where the loss is no cross-entropy of it alone, also of what the objective
-    measures against: the reference of DPO, the teacher of Distillation, their weights.
+    It is the digest of the tokenised split; for DPO and Distillation also of the reference or the teacher, and of the
+    parameters of the loss.
     """
     objective = recipe.objective
     if validation is None:
@@ -66,7 +66,7 @@ def eval_data(recipe: Recipe, validation: Split | None) -> str | None:
 
 
 def run_params(recipe: Recipe, corpus: Corpus) -> dict[str, object]:
-    """The parameters of a run, by their names in MLflow."""
+    """Return the parameters of a run, by their names in MLflow."""
     training, plan = recipe.training, corpus.plan
     return {
         "base_model": recipe.model.base,
@@ -89,7 +89,7 @@ def run_params(recipe: Recipe, corpus: Corpus) -> dict[str, object]:
 
 
 def method_params(recipe: Recipe) -> dict[str, object]:
-    """The parameters of the recipe's method and objective, defaults included, by their names in MLflow."""
+    """Return the parameters of method and objective, with defaults, by their names in MLflow."""
     method, objective = recipe.method, recipe.objective
     params: dict[str, object] = {}
     if method.type in LOW_RANK:
@@ -122,7 +122,7 @@ def method_params(recipe: Recipe) -> dict[str, object]:
 
 
 def source_tags(recipe: Recipe, splits: Splits, eval_data: str | None) -> dict[str, str]:
-    """Tags that say what a run, or a version, was made from and evaluated on."""
+    """Return the tags with the sources of a run or a version, and its evaluation data."""
     tags = {
         contract.TAG_RECIPE: recipe.digest(),
         contract.TAG_DATA_PATH: splits.path or splits.train or "",
@@ -135,7 +135,7 @@ def source_tags(recipe: Recipe, splits: Splits, eval_data: str | None) -> dict[s
 
 
 def version_tags(lineage: Lineage) -> dict[str, str]:
-    """Tags of the registered version: the recipe's own, lineage and metrics."""
+    """Return the tags of the registered version: those of the recipe, lineage and metrics."""
     recipe, result = lineage.recipe, lineage.result
     metrics = {contract.TAG_EVAL_LOSS: result.eval_loss, contract.TAG_PERPLEXITY: result.perplexity}
     return {
@@ -179,7 +179,7 @@ def model_card(lineage: Lineage) -> str:
 
 
 def _table(title: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """A Markdown table under a title; nothing where there are no rows."""
+    """Render a Markdown table under a title; empty without rows."""
     if not rows:
         return ""
     lines = [head, ("---",) * len(head), *rows]

@@ -1,4 +1,4 @@
-"""From files to a registered version: uploaded and registered once for each run, for any number of attempts."""
+"""Uploads and registers a model in MLflow, idempotent per run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _LONGEST_PAUSE_SECONDS = 15.0
 
 
 class Registry:
-    """The MLflow run's model and the version made from it.
+    """The logged model of an MLflow run, and its registered version.
 
-    Aliases and promotion are the operator's: nothing here sets them.
+    Only the operator sets aliases.
     """
 
     def __init__(
@@ -39,27 +39,27 @@ class Registry:
         self._patience = patience_seconds or track.patience_seconds(_PATIENCE_SECONDS)
 
     def version_of_run(self, model: str) -> str | None:
-        """The version of `model` that an earlier attempt of the same run registered."""
-        return self._patiently(lambda mlflow: self._find_version(mlflow, model))
+        """Return the version of `model` that an earlier attempt of this run registered, if any."""
+        return self._with_retries(lambda mlflow: self._find_version(mlflow, model))
 
     def upload(self, folder: Path) -> str:
-        """Upload the exported folder as the run's logged model and return its id; done already: the same id."""
-        return self._patiently(lambda mlflow: self._log(mlflow, folder))
+        """Upload the exported folder as the run's logged model, unless it exists, and return its id."""
+        return self._with_retries(lambda mlflow: self._log(mlflow, folder))
 
     def register(self, model: str, model_id: str, tags: Mapping[str, str]) -> str:
-        """Register the logged model as a version of `model` with tags, and return the version's number."""
-        return self._patiently(
+        """Register the logged model as a version of `model`, unless it is, and return the version number."""
+        return self._with_retries(
             lambda mlflow: self._find_version(mlflow, model) or self._create(mlflow, model, model_id, tags)
         )
 
-    def _patiently(self, call: Callable[[MlflowClient], T]) -> T:
-        """Call MLflow, again and again while it is away.
+    def _with_retries(self, call: Callable[[MlflowClient], T]) -> T:
+        """Call MLflow, with retries while it is unreachable.
 
         Raises:
-            TrainingError: it refused, or stayed away too long.
+            TrainingError: MLflow rejected the call, or was unreachable for too long.
         """
         deadline = time.monotonic() + self._patience
-        pause, told = 0.5, False
+        pause, printed = 0.5, False
         while True:
             try:
                 return call(self._connect())
@@ -72,14 +72,14 @@ class Registry:
                         "MlflowUnreachable",
                         f"the model is trained but MLflow was not reachable for {self._patience:.0f} s: {line}",
                     ) from error
-                if not told:
+                if not printed:
                     print(f"waiting for MLflow to register the model: {line}", flush=True)
-                    told = True
+                    printed = True
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _find_version(self, mlflow: MlflowClient, model: str) -> str | None:
-        # NB: Unity Catalog can filter by name alone, so the run is compared here.
+        # NB: Unity Catalog filters only by name, so compare the run here.
         versions = _all(lambda token: mlflow.search_model_versions(f"name='{model}'", page_token=token))
         return next((str(found.version) for found in versions if found.run_id == self._run_id), None)
 
@@ -92,7 +92,7 @@ class Registry:
         return next((found for found in models if found.source_run_id == self._run_id), None)
 
     def _log(self, mlflow: MlflowClient, folder: Path) -> str:
-        """Upload the folder, unless it is there; what an interrupted upload left is taken up again."""
+        """Upload the folder unless it exists; continues an interrupted upload."""
         from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 
         experiment = mlflow.get_run(self._run_id).info.experiment_id
@@ -120,7 +120,7 @@ class Registry:
 
 
 def _all(search: Callable[[str | None], Any]) -> Iterator[Any]:
-    """Every result of a search that answers in pages."""
+    """Yield every result of a paginated search."""
     token: str | None = None
     while True:
         page = search(token)

@@ -1,4 +1,4 @@
-"""What a method trains: everything, adapters in the layers, or virtual tokens before them."""
+"""Applies a method to a model: full fine-tuning, adapters, or virtual tokens."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     from finetune_crds.training import Method
 
-# Standard deviation of a new prefix: small enough not to drown the model's own keys.
+# Standard deviation of a new prefix: small beside the model's own keys.
 _PREFIX_DEVIATION = 0.02
 
 
 def adapt(model: PreTrainedModel, method: Method, base: str) -> nn.Module:
-    """Put on the model what the method trains, and freeze the rest.
+    """Add the parameters of the method to the model, and freeze the rest.
 
-    The values of what is new come later, by `initial`: the model may still be on the meta device.
+    `initial` gives new parameters their values later: the model may be on the meta device.
 
     Raises:
         RecipeRefusedError: method.lora.targetModules names a layer that the model does not have.
@@ -40,7 +40,7 @@ def adapt(model: PreTrainedModel, method: Method, base: str) -> nn.Module:
     else:
         config = _lora_config(model, method)
     adapted = peft.get_peft_model(model, config)
-    # The adapter is of no use without its base: name the one that people know, not a folder of this pod.
+    # An adapter needs its base: record the name in the recipe, not a folder of this pod.
     adapted.peft_config["default"].base_model_name_or_path = base
     return adapted
 
@@ -72,14 +72,14 @@ def _check_targets(model: nn.Module, wanted: list[str]) -> None:
 
 
 def initial(name: str, shape: torch.Size, seed: int) -> torch.Tensor:
-    """The first value of a parameter that the method adds, fp32; the same for any number of ranks.
+    """Return the initial value of a parameter that the method adds, fp32; it does not depend on the number of ranks.
 
-    LoRA's A is uniform in +-1/sqrt(inputs), as peft draws it (He et al. with a = sqrt(5)), and B zero, so that the
-    adapted model begins as its base. A prefix is normal.
+    LoRA's A is uniform in +-1/sqrt(inputs), as in peft (He et al. with a = sqrt(5)), and B zero, so that the adapted
+    model starts equal to its base. A prefix is normal.
 
     Args:
         name: the parameter's name in the model.
-        shape: its whole shape.
+        shape: its unsharded shape.
         seed: the recipe's seed.
     """
     if ".lora_B." in name:
@@ -93,9 +93,9 @@ def initial(name: str, shape: torch.Size, seed: int) -> torch.Tensor:
 
 
 def prompt_tokens(prompt: SoftPrompt, tokenizer: PreTrainedTokenizerBase, seed: int) -> torch.Tensor:
-    """Which words' embeddings prompt tuning begins with, int64 [virtual tokens].
+    """Return the tokens whose embeddings initialise prompt tuning, int64 [virtual tokens].
 
-    Those of initText, again and again; without it, some of the vocabulary, drawn by the seed (Lester et al.,
+    They are those of initText, repeated; without it, a sample of the vocabulary, by the seed (Lester et al.,
     arXiv:2104.08691, section 3.2, find both better than random values).
     """
     if prompt.init_text:

@@ -1,4 +1,4 @@
-"""Attention inside documents: packed rows are never multiplied with each other's tokens, not even to be masked."""
+"""Variable-length attention: each document of a packed row attends only to itself, without a mask."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NAME = "isolated"
-# Kinds of layers, as configurations name them, in which a token sees others by attention alone.
+# Layer types of configurations in which tokens interact only through attention.
 _ATTENDING = {"full_attention", "sliding_attention"}
-# Models that make their mask without the position ids (transformers 5.23), so that it knows no documents.
+# Models that build their mask without position ids (transformers 5.23), so that it ignores documents.
 _MASK_WITHOUT_POSITIONS = {"afmoe", "gpt_oss", "opt"}
 
 
 def register() -> str:
-    """Make `isolated_attention` known to transformers, and return the name that models select it by."""
+    """Register `isolated_attention` with transformers, and return its name."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, isolated_attention)
@@ -29,19 +29,19 @@ def register() -> str:
 
 
 def isolate(model: PreTrainedModel, *, cuda: bool, half: bool, soft_prompt: bool) -> bool:
-    """Give a model `isolated_attention` where that computes the same as the model's own, and tell whether it does.
+    """Select `isolated_attention` where it computes the same as the model's own attention; returns whether it does.
 
-    Otherwise the model keeps its own, under a mask of blocks that transformers derives from the position ids.
+    Other models keep their attention, with the block-diagonal mask that transformers derives from the position ids.
 
     Args:
         model: the model, also on the meta device.
         cuda: whether it runs on a GPU.
-        half: whether it computes in bf16, the only type for which GPUs have variable-length kernels.
-        soft_prompt: whether virtual tokens stand before the documents, which isolation would hide.
+        half: whether it computes in bf16, the only dtype of the variable-length kernels on GPUs.
+        soft_prompt: whether virtual tokens precede the documents, which would not attend to them.
     """
     config = model.config.get_text_config()
     odd = ("attn_logit_softcapping", "attn_temperature_tuning", "v_head_dim" if cuda else "")
-    # NB: sinks and soft caps are what keeps a model from plain SDPA, and it is how models tell of them.
+    # NB: models with attention sinks or soft caps do not support SDPA.
     plain = model._supports_sdpa and not any(getattr(config, name, None) for name in odd)  # noqa: SLF001
     kernel = not cuda or (half and _gpu_can(config))
     chosen = plain and kernel and not soft_prompt and _attends_alone(model)
@@ -51,12 +51,12 @@ def isolate(model: PreTrainedModel, *, cuda: bool, half: bool, soft_prompt: bool
 
 
 def masks_documents(model: PreTrainedModel) -> bool:
-    """Whether documents can share a row under the attention of the model's own."""
+    """Whether the model's own attention keeps the documents of a row apart."""
     return _attends_alone(model) and model.config.model_type not in _MASK_WITHOUT_POSITIONS
 
 
 def _attends_alone(model: PreTrainedModel) -> bool:
-    """Whether tokens see each other by the library's attention alone, and not by recurrent layers."""
+    """Whether tokens interact only through transformers' attention interface, not through recurrent layers."""
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
     recurrent = getattr(model, "_is_stateful", False) or not kinds <= _ATTENDING
     return bool(model._supports_attention_backend) and not recurrent  # noqa: SLF001
@@ -64,7 +64,7 @@ def _attends_alone(model: PreTrainedModel) -> bool:
 
 @cache
 def varlen_attention() -> Any:
-    """Torch's variable-length flash attention; None where this version of torch cannot do it with a causal window."""
+    """Return torch's variable-length flash attention; None where it does not support a causal window."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -74,12 +74,12 @@ def varlen_attention() -> Any:
 
 @cache
 def _groups_heads() -> bool:
-    """Whether the kernel takes fewer heads of keys than of queries (torch 2.12 and later)."""
+    """Whether the kernel supports grouped-query attention (torch 2.12 and later)."""
     return "enable_gqa" in inspect.signature(varlen_attention()).parameters
 
 
 def _gpu_can(config: Any) -> bool:
-    """Whether the kernel runs on this GPU and for this model: it drops nothing and knows heads of 256 at most."""
+    """Whether the kernel supports this GPU and model: no dropout, and a head size of at most 256."""
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     recent = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
     drops = bool(getattr(config, "attention_dropout", None))
@@ -100,24 +100,24 @@ def isolated_attention(
     max_seqlen: int,
     **_others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention of each document with itself.
+    """Compute causal attention within each document.
 
     Args:
-        module: the layer's attention, which knows how many query heads share a key.
+        module: the attention layer, which has the number of query heads per key head.
         query: [rows, heads, length, size].
         key: [rows, key heads, length, size].
         value: like key.
         attention_mask: None; `cu_seqlens` replaces it.
-        scaling: factor of the scores.
-        dropout: probability with which a weight is dropped.
-        sliding_window: how many tokens back a token sees, itself included.
+        scaling: of the scores.
+        dropout: probability of attention dropout.
+        sliding_window: tokens that a token attends to, itself included.
         cu_seqlens: where each document begins in the flattened rows, int32 [documents + 1].
         max_seqlen: tokens in the longest document.
 
     Returns:
-        [rows, length, heads, size], and None for the weights, which are never made.
+        [rows, length, heads, size], and None: attention weights are not computed.
     """
-    assert attention_mask is None  # noqa: S101 - transformers makes none for an attention it does not know
+    assert attention_mask is None  # noqa: S101 - transformers builds no mask for a custom attention
     rows, heads, length, _ = query.shape
     flat = [states.transpose(1, 2).flatten(0, 1) for states in (query, key, value)]
     groups = getattr(module, "num_key_value_groups", 1)
@@ -177,7 +177,7 @@ def _on_cpu(
 
 
 def _window_mask(tokens: int, window: int) -> torch.Tensor:
-    """Which tokens each token of a document sees, bool [tokens, tokens]."""
+    """Return the mask of a causal sliding window, bool [tokens, tokens]."""
     positions = torch.arange(tokens)
     back = positions[:, None] - positions[None, :]
     return (back >= 0) & (back < window)

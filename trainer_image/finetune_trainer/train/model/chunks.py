@@ -1,8 +1,8 @@
-"""Losses over the vocabulary without the whole matrix of logits.
+"""Losses over the vocabulary that compute logits in chunks.
 
 Logits are the largest tensor of a training step: 2,048 tokens of a vocabulary of 128,000 take 1 GB in fp32, and
-their gradient as much again. Here they exist for one chunk of tokens at a time, and the gradient of a chunk is made
-together with its loss, so that nothing is computed twice (the idea of Hsu et al., arXiv:2410.10989).
+their gradient as much again. Here they exist for one chunk of tokens at a time. The gradient of a chunk is computed
+with its loss, so nothing is computed twice (as in Hsu et al., arXiv:2410.10989).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     Score = Callable[[torch.Tensor, slice], torch.Tensor]
-    """The summed loss, an fp32 scalar, of a chunk: its hidden states [chunk, width], and which tokens they are."""
+    """The summed loss, an fp32 scalar, of a chunk: its hidden states [chunk, width], and its slice of the tokens."""
 
-# Numbers in a chunk of logits: 128 MB in fp32.
+# Elements of a chunk of logits: 128 MB in fp32.
 CHUNK_NUMBERS = 32 * 2**20
 
 
 def slices(tokens: int, vocabulary: int) -> Iterator[slice]:
-    """The chunks of a number of tokens."""
+    """Yield the chunks of a number of tokens."""
     size = max(1, CHUNK_NUMBERS // vocabulary)
     for begin in range(0, tokens, size):
         yield slice(begin, min(begin + size, tokens))
@@ -32,13 +32,13 @@ def slices(tokens: int, vocabulary: int) -> Iterator[slice]:
 def summed(
     score: Score, hidden: torch.Tensor, parameters: Sequence[torch.Tensor], vocabulary: int
 ) -> torch.Tensor:
-    """The sum of `score` over all chunks, an fp32 scalar that hidden states and parameters get a gradient from.
+    """Return the sum of `score` over all chunks, an fp32 scalar, differentiable in hidden states and parameters.
 
     Args:
         score: the loss of a chunk.
         hidden: last hidden states [tokens, width].
-        parameters: what `score` uses and trains beside the hidden states: those of the output layer.
-        vocabulary: how many logits a token has.
+        parameters: of the output layer, which `score` uses.
+        vocabulary: number of logits per token.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if torch.is_grad_enabled() and (hidden.requires_grad or trained):
@@ -55,7 +55,7 @@ class _Summed(torch.autograd.Function):
     ) -> torch.Tensor:
         total = hidden.new_zeros((), dtype=torch.float32)
         hidden_gradient = torch.zeros_like(hidden)
-        # NB: chunks add up in fp32; in bf16 the small ones would be lost in the sum.
+        # NB: the sum over chunks is fp32; bf16 would lose small terms.
         sums = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
         for chunk in slices(len(hidden), vocabulary):
             with torch.enable_grad():
@@ -74,7 +74,7 @@ class _Summed(torch.autograd.Function):
     def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (scale,) = gradients
         hidden, *sums = context.saved_tensors
-        # NB: scaled in fp32 and rounded once; a rounded scale would bend the whole gradient.
+        # NB: scaled in fp32 and rounded once; a rounded scale would bias the gradient.
         parameters = (sums[at].mul_(scale).to(kind) for at, kind in enumerate(context.kinds))
         return None, None, (hidden * scale).to(hidden.dtype), *parameters
 
@@ -85,7 +85,7 @@ def log_probabilities(
     targets: torch.Tensor,
     vocabulary: int,
 ) -> torch.Tensor:
-    """The log-probability of each target, in nats, fp32 [tokens]; no gradient."""
+    """Return the log-probability of each target, in nats, fp32 [tokens], without a gradient."""
     with torch.no_grad():
         parts = [
             -functional.cross_entropy(logits(hidden[chunk]), targets[chunk], reduction="none")

@@ -34,20 +34,20 @@ _FEED_FORWARD_WIDTHS = {"None": 4.0, "Selective": 2.0, "Full": 0.0}
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one rank holds at its peak, in bytes."""
+    """Peak memory of one rank, in bytes."""
 
     weights: float
     gradients: float
     optimizer: float
     activations: float
     layer: float
-    """The weights that are gathered for the layer at work and the next one, and those of the root."""
+    """Gathered weights of the current layer, the next one and the root."""
     loss: float
-    """A chunk of logits with its gradients, and the gradients of the output layer."""
+    """A chunk of logits with its gradient, and the gradient of the output layer."""
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The sum of all parts."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.layer + self.loss
 
     def __str__(self) -> str:
@@ -59,13 +59,13 @@ class Estimate:
             ("gathered layers", self.layer),
             ("loss", self.loss),
         )
-        told = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in parts)
-        return f"{self.total / _GIB:.1f} GiB a rank ({told})"
+        listed = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in parts)
+        return f"{self.total / _GIB:.1f} GiB a rank ({listed})"
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What an estimate needs to know of a model."""
+    """The sizes of a model that an estimate depends on."""
 
     parameters: int
     trained: int
@@ -73,7 +73,7 @@ class Shape:
     """Parameters that are not sharded: a four-bit base."""
     whole_bytes: float
     teacher: int
-    """Parameters of the teacher that a rank holds: its part, with one layer and the root gathered."""
+    """Parameters of the teacher on a rank: its shard, with one layer and the root gathered."""
     layers: int
     width: int
     feed_forward: int
@@ -85,13 +85,13 @@ class Shape:
 
     @classmethod
     def of(cls, network: Network, teacher: Network | None, *, quantised: bool, ranks: int = 1) -> Shape:
-        """The shape of a network before it is sharded, also of one without weights.
+        """Return the sizes of a network before sharding, also on the meta device.
 
         Args:
-            network: what is trained.
-            teacher: what it learns from.
-            quantised: whether what is frozen is, or will be, in four bits and whole on each rank.
-            ranks: over how many ranks a teacher is sharded.
+            network: the network to train.
+            teacher: of a distillation.
+            quantised: whether frozen weights are in four bits, and unsharded on each rank.
+            ranks: over which the teacher is sharded.
         """
         config = network.base.config.get_text_config()
         frozen = [weight for weight in network.base.parameters() if not weight.requires_grad]
@@ -125,7 +125,7 @@ def _held_of_teacher(teacher: Network, ranks: int) -> int:
 
 
 def _stored_bytes(network: Network) -> float:
-    """What a frozen base takes in four bits: as it is, or on the meta device as it will be.
+    """Return the bytes of a frozen base in four bits; on the meta device, after quantisation.
 
     Four bits a number and an fp32 constant every 64, which double quantisation makes less (Dettmers et al.,
     arXiv:2305.14314, section 3); the embedding and the output layer are not quantised.
@@ -143,16 +143,16 @@ def _stored_bytes(network: Network) -> float:
 
 
 def estimate(shape: Shape, recipe: Recipe, *, shards: int, row_tokens: int, recompute: str) -> Estimate:
-    """What one rank holds at its peak.
+    """Estimate the peak memory of one rank.
 
-    Trained weights are fp32, with an fp32 gradient and two fp32 moments of AdamW; frozen ones have the precision
-    they compute in.
+    Trained weights are fp32, with an fp32 gradient and two fp32 moments of AdamW; frozen weights have the
+    dtype that they compute in.
 
     Args:
         shape: the model.
         recipe: precision, method and batch size.
-        shards: over how many ranks parameters are sharded.
-        row_tokens: tokens in a row of a batch.
+        shards: number of ranks over which parameters are sharded.
+        row_tokens: tokens per row of a batch.
         recompute: None, Selective or Full.
     """
     compute = 2 if recipe.training.precision == "BF16" else 4
@@ -164,7 +164,7 @@ def estimate(shape: Shape, recipe: Recipe, *, shards: int, row_tokens: int, reco
         * compute
         * (_ATTENTION_WIDTHS[recompute] * shape.width + _FEED_FORWARD_WIDTHS[recompute] * shape.feed_forward)
     )
-    # One layer is computed in full in any case.
+    # The backward pass recomputes one layer in full.
     working = (
         tokens
         * compute
@@ -185,7 +185,7 @@ def estimate(shape: Shape, recipe: Recipe, *, shards: int, row_tokens: int, reco
 
 
 def available(world: World) -> float:
-    """The memory that one rank may use, in bytes: of its GPU, or its share of the pod's."""
+    """Return the memory limit of one rank in bytes: of its GPU, or its share of the pod's."""
     if world.device.type == "cuda":
         return float(torch.cuda.get_device_properties(world.device).total_memory)
     limits = []
@@ -198,10 +198,10 @@ def available(world: World) -> float:
 
 
 def choose(network: Network, recipe: Recipe, world: World, row_tokens: int, teacher: Network | None) -> str:
-    """What to recompute: as the recipe says, or for Auto the least that fits; the estimate is logged.
+    """Choose the activation checkpointing: the recipe's, or for Auto the least that fits; logs the estimate.
 
     Raises:
-        RecipeRefusedError: even so it cannot fit; the sentence has the numbers, and what would fit.
+        RecipeRefusedError: the job does not fit; the message has the numbers, and what would fit.
     """
     shape = Shape.of(network, teacher, quantised=recipe.method.type == "QLoRA", ranks=world.size)
     asked = recipe.training.activation_checkpointing
@@ -227,7 +227,7 @@ def _shards(recipe: Recipe, world: World) -> int:
 
 
 def _what_would_fit(shape: Shape, recipe: Recipe, world: World, row_tokens: int, limit: float) -> str:
-    """The nearest changes of the recipe with which the estimate fits."""
+    """Describe the smallest changes of the recipe that make the estimate fit."""
     training, found = recipe.training, []
 
     def fits(shards: int, *, shape: Shape = shape, batch_size: int = training.batch_size) -> bool:
@@ -258,5 +258,5 @@ def _what_would_fit(shape: Shape, recipe: Recipe, world: World, row_tokens: int,
 
 
 def _adapted(shape: Shape) -> Shape:
-    """The shape of the same model under an adapter, which is about a hundredth of it."""
+    """Return the shape of the model with an adapter of about a hundredth of its parameters."""
     return replace(shape, trained=shape.parameters // 100)

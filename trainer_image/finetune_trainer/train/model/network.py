@@ -1,4 +1,4 @@
-"""A language model as the loop sees it: a batch goes in, a loss comes out."""
+"""The network that the loop trains: a model and an objective, from a batch to a loss."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class Objective(Protocol):
 
 
 class Network(nn.Module):
-    """The model and what it learns, in one forward pass.
+    """A model and its objective in one forward pass.
 
-    It is the root of sharding: the output layer is whole while the loss, which takes it chunk by chunk, is computed,
-    whatever the version of torch and whether or not the embedding is the same tensor.
+    It is the root FSDP module, so that the output layer stays unsharded while the loss applies it in chunks, also
+    where it is tied to the embedding.
 
     Args:
         model: a causal language model, with or without peft's adapters.
-        objective: what is computed of a batch.
+        objective: computes the loss of a batch.
     """
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:
@@ -92,12 +92,12 @@ class Network(nn.Module):
 
     @property
     def base(self) -> PreTrainedModel:
-        """The model without peft's wrapper; adapters inside its layers stay."""
+        """The model without peft's wrapper; its layers keep their adapters."""
         return base_of(self.model)
 
     @property
     def vocabulary(self) -> int:
-        """How many logits a token has."""
+        """The number of logits per token."""
         return int(self.base.config.get_text_config().vocab_size)
 
     @property
@@ -106,14 +106,14 @@ class Network(nn.Module):
         return list(self.base.get_output_embeddings().parameters())
 
     def at_targets(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The last hidden states where there is something to predict [targets, width], and what [targets]."""
+        """Return the last hidden states at the targets [targets, width], and the targets [targets]."""
         hidden = self.hidden(batch).flatten(0, 1)
         return hidden.index_select(0, batch.target_at), batch.targets.flatten().index_select(
             0, batch.target_at
         )
 
     def hidden(self, batch: Batch) -> torch.Tensor:
-        """The last hidden states of a batch [rows, length, width]."""
+        """Return the last hidden states of a batch [rows, length, width]."""
         decoder = self.base.get_decoder()
         prompt = self._soft_prompt(len(batch.input_ids))
         if prompt is None:
@@ -127,23 +127,23 @@ class Network(nn.Module):
             words = self.base.get_input_embeddings()(batch.input_ids)
             states = decoder(inputs_embeds=torch.cat([prompt.to(words.dtype), words], dim=1), use_cache=False)
             return states.last_hidden_state[:, prompt.shape[1] :]
-        # NB: without position ids the tokens' positions go on behind the prefix, as they do when text is generated.
+        # NB: without position ids the positions continue after the prefix, as in generation.
         states = decoder(input_ids=batch.input_ids, past_key_values=prompt, use_cache=False)
         return states.last_hidden_state
 
     def own_logits(self, batch: Batch) -> torch.Tensor:
-        """The logits by the model's own forward pass [rows, length, vocabulary], where a row is one document."""
+        """Return the logits of the model's own forward pass [rows, length, vocabulary]; each row must be one document."""
         model: Any = self.model
         return model(input_ids=batch.input_ids, use_cache=False, **self._attention_arguments(batch)).logits
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The logits of some hidden states, fp32 [tokens, vocabulary], as the model's own forward makes them."""
+        """Return the logits of some hidden states, fp32 [tokens, vocabulary], scaled as the model's own forward does."""
         logits = self.base.get_output_embeddings()(hidden).float()
         config = self.base.config.get_text_config()
         factors = [getattr(config, name, None) for name in ("logit_scale", "lm_head_multiplier")]
         divisor = getattr(config, "logits_scaling", None)
         if divisor is not None:
-            # HyperCLOVA X multiplies by what others divide by.
+            # HyperCLOVA X multiplies where other models divide.
             factors.append(divisor if config.model_type == "hyperclovax" else 1 / divisor)
         for factor in factors:
             logits = logits if factor is None else logits * factor
@@ -163,12 +163,12 @@ class Network(nn.Module):
             self.reshard()
 
     def _attention_arguments(self, batch: Batch) -> dict[str, Any]:
-        """What isolated attention asks of a batch; other attention sees documents by their position ids."""
+        """Arguments of isolated attention; other implementations derive documents from the position ids."""
         isolated = self.base.config._attn_implementation == attention.NAME  # noqa: SLF001
         return {"cu_seqlens": batch.cu_seqlens, "max_seqlen": batch.max_seqlen} if isolated else {}
 
     def _soft_prompt(self, rows: int) -> Any:
-        """The virtual tokens of prompt tuning [rows, tokens, width], the cache of prefix tuning, or None."""
+        """Return the embeddings of prompt tuning [rows, tokens, width], the cache of prefix tuning, or None."""
         config = getattr(self.model, "peft_config", {}).get("default")
         if config is None or not config.is_prompt_learning:
             return None
@@ -179,13 +179,13 @@ class Network(nn.Module):
 
 
 def base_of(model: nn.Module) -> PreTrainedModel:
-    """A model without peft's wrapper."""
+    """Return a model without peft's wrapper."""
     wrapped: Any = model
     return wrapped.get_base_model() if hasattr(model, "get_base_model") else wrapped
 
 
 def decoder_layers(network: Network) -> list[nn.Module]:
-    """The decoder's repeated blocks."""
+    """Return the layers of the decoder."""
     decoder = network.base.get_decoder()
     layers = getattr(decoder, "layers", None)
     if isinstance(layers, nn.ModuleList):
@@ -195,5 +195,5 @@ def decoder_layers(network: Network) -> list[nn.Module]:
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that are trained."""
+    """Return the trainable parameters."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]

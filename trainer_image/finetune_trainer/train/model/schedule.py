@@ -1,4 +1,4 @@
-"""The learning rate: a function of the step alone, so that resuming needs no state."""
+"""The learning rate schedule, a function of the step: resuming needs no state."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Schedule:
 
     @classmethod
     def of(cls, training: Training, max_steps: int) -> Schedule:
-        """The schedule of a recipe that takes `max_steps` steps."""
+        """Make the schedule of a recipe for `max_steps` steps."""
         ratio = _DEFAULT_WARMUP_RATIO if training.warmup_ratio is None else training.warmup_ratio
         steps = training.warmup_steps if training.warmup_steps is not None else math.ceil(ratio * max_steps)
         return cls(training.scheduler, training.learning_rate, steps, max_steps)
 
     def at(self, step: int) -> float:
-        """The learning rate of a step, from 0."""
+        """Return the learning rate of a step, from 0."""
         if step < self.warmup_steps:
             return self.peak * (step + 1) / (self.warmup_steps + 1)
         done = (step - self.warmup_steps) / max(1, self.max_steps - self.warmup_steps)

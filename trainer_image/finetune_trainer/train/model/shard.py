@@ -1,4 +1,4 @@
-"""How a network is spread over the ranks, what it recomputes, and what it compiles."""
+"""Sharding, activation checkpointing and compilation of a network."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def mesh(strategy: str, world: World) -> DeviceMesh:
-    """The ranks as replicas times shards.
+    """Make the device mesh of the ranks, replicas times shards.
 
-    FSDP shards over all of them, HSDP over those of a pod, and with DDP each holds everything.
+    FSDP shards over all ranks, HSDP over the ranks of a pod; with DDP every rank has all parameters.
     """
     kind = world.device.type
     if strategy == "FSDP":
@@ -30,28 +30,28 @@ def mesh(strategy: str, world: World) -> DeviceMesh:
 
 
 def shard(network: Network, over: DeviceMesh, precision: str, *, replicate_frozen: bool = False) -> Network:
-    """Shard a network, a decoder layer at a time.
+    """Shard a network, one FSDP group per decoder layer.
 
-    Parameters stay in the type they have, gradients are reduced in fp32; with precision BF16 layers compute in bf16.
+    Parameters keep their dtype, gradients are reduced in fp32; with precision BF16 layers compute in bf16.
     Gradients are summed over the ranks, not averaged: the loop divides the loss by the global count.
 
     Args:
         network: the network, also on the meta device.
         over: from `mesh`.
         precision: BF16 or FP32.
-        replicate_frozen: keep what is not trained as it is on each rank: four-bit weights cannot be sharded.
+        replicate_frozen: keep frozen parameters unsharded on each rank: four-bit weights cannot be sharded.
     """
     compute = torch.bfloat16 if precision == "BF16" else torch.float32
-    # NB: by default FSDP2 casts what a forward pass gets, also the fp32 tensors inside dataclasses: a batch's reference
-    # log-probabilities would be rounded to bf16. Hidden states have the type of the embedding, which is cast.
+    # NB: by default FSDP2 casts forward inputs, also the fp32 tensors inside dataclasses: it would round a batch's
+    # reference log-probabilities to bf16. Hidden states have the dtype of the embedding, which is cast.
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
     ignored = (
         {weight for weight in network.parameters() if not weight.requires_grad} if replicate_frozen else None
     )
     for layer in decoder_layers(network):
         fully_shard(layer, mesh=over, mp_policy=policy, ignored_params=ignored)
-    # NB: the embedding and the output layer may be one tensor, and the loss takes the output layer in chunks: both
-    # stay in the root's group, which is whole from the beginning of the forward pass to the end of the backward.
+    # NB: the embedding and the output layer may be tied, and the loss applies the output layer in chunks: both stay in
+    # the root's group, which is unsharded from the start of the forward pass to the end of the backward.
     fully_shard(network, mesh=over, mp_policy=policy, ignored_params=ignored, reshard_after_forward=False)
     for module in sharded(network):
         module.set_gradient_divide_factor(1.0)
@@ -61,16 +61,16 @@ def shard(network: Network, over: DeviceMesh, precision: str, *, replicate_froze
 
 
 def sharded(network: nn.Module) -> list[FSDPModule]:
-    """The modules that are sharded, each with a group of parameters of its own."""
+    """Return the FSDP modules of a network, the root included."""
     return [module for module in network.modules() if isinstance(module, FSDPModule)]
 
 
 def recompute_activations(model: Any, kind: str, *, compiled: bool = False) -> None:
-    """Make each decoder layer compute again in the backward pass what it did not keep.
+    """Enable activation checkpointing for each decoder layer.
 
-    Full keeps a layer's input alone; Selective also keeps what is dear to compute: attention, and every other matrix
-    product (as torchtitan does). Random draws are repeated, so dropout drops the same. In compiled layers the
-    compiler chooses what is cheapest to compute again, until half is left.
+    Full saves only the input of a layer. Selective also saves the outputs of attention and of every other matrix
+    product, as torchtitan does. The RNG state is restored, so that dropout repeats. In compiled layers, Selective is
+    the compiler's memory budget of one half.
     """
     if kind == "None":
         return
@@ -88,7 +88,7 @@ def recompute_activations(model: Any, kind: str, *, compiled: bool = False) -> N
 
 
 def _save_expensive_operations() -> Any:
-    """A policy for one layer's pass; it counts, so that forward and recomputation decide alike."""
+    """Return a policy for one layer; it counts operations, so that forward and recomputation agree."""
     from torch.utils.checkpoint import CheckpointPolicy
 
     products = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
@@ -118,13 +118,12 @@ def _save_expensive_operations() -> Any:
 
 
 def compile_layers(network: Network) -> None:
-    """Compile each decoder layer by itself: they are alike, so one compilation serves all.
+    """Compile each decoder layer separately: the layers are alike, so they share one compilation.
 
-    It is the forward pass alone that is compiled, after sharding: the hooks which gather and free weights stay
-    outside.
+    Call this after sharding: only the forward pass is compiled, without FSDP's hooks that gather and free weights.
 
     Raises:
-        RecipeRefusedError: there is no compiler in the image.
+        RecipeRefusedError: the image has no C++ compiler.
     """
     if not any(shutil.which(name) for name in ("cc", "gcc", "c++", "g++", "clang")):
         raise RecipeRefusedError(
@@ -136,6 +135,6 @@ def compile_layers(network: Network) -> None:
 
 
 def only_last_reduces(network: nn.Module, *, last: bool) -> None:
-    """Between the passes of one step, leave out the all-reduce between replicas: gradients add up in the shards."""
+    """Skip the all-reduce between replicas in all but the last pass of a step: gradients accumulate in the shards."""
     for module in sharded(network):
         module.set_requires_all_reduce(last)

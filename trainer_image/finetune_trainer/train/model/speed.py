@@ -1,4 +1,4 @@
-"""How well the machine is used: model FLOPs and memory."""
+"""Model FLOPs, peak FLOP/s of GPUs, and peak memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PEAKS = {
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """What the chip can do in dense bf16, in FLOP/s; None: it is not known."""
+    """Return the peak of the GPU in dense bf16, in FLOP/s; None where it is unknown."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -32,8 +32,8 @@ def peak_flops(device: torch.device) -> float | None:
 class Flops:
     """Model FLOPs by 6 N tokens + 12 L H x attended (Chowdhery et al., arXiv:2204.02311, appendix B).
 
-    N is the number of parameters, L of layers, H the width, and a token attends to its own document, all of it. As
-    is usual, adapters are counted like full training, although the gradients of frozen weights are never made.
+    N is the number of parameters, L of layers, H the width; a token attends to all of its document. As is usual,
+    adapters count like full training, although the gradients of frozen weights are not computed.
     """
 
     def __init__(self, network: Network) -> None:
@@ -42,23 +42,23 @@ class Flops:
         self._a_pair: float = 12.0 * config.num_hidden_layers * config.hidden_size
 
     def of(self, tokens: float, attended: float) -> float:
-        """The FLOPs of a step's forward and backward passes.
+        """Return the FLOPs of the forward and backward passes.
 
         Args:
-            tokens: how many.
+            tokens: number of tokens.
             attended: the sum of the squares of the documents' lengths.
         """
         return self._a_token * tokens + self._a_pair * attended
 
 
 def numbers(weight: torch.Tensor) -> int:
-    """How many numbers a weight has; four-bit ones are packed, two in a byte."""
+    """Return the number of elements of a weight, also of a four-bit one, which packs two per byte."""
     state = getattr(weight, "quant_state", None)
     return int(weight.numel() if state is None else state.shape.numel())
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most memory that this rank has held, in bytes: of the GPU, or of the process where there is none."""
+    """Return the peak memory of this rank in bytes: of the GPU, or of the process without one."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     # NB: not ru_maxrss, which starts from the peak of the process that started this one.

@@ -1,1 +1,1 @@
-"""What the loss is, one file an objective; `network.Objective` is what they have in common."""
+"""Objectives, one module each; they implement `network.Objective`."""

@@ -1,4 +1,4 @@
-"""Distillation: the student learns the teacher's probabilities beside the data (Hinton et al., arXiv:1503.02531)."""
+"""Distillation: cross-entropy, and divergence from a teacher (Hinton et al., arXiv:1503.02531)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Distillation(Objective):
     """weight x T^2 x KL(teacher || student) + (1 - weight) x cross-entropy, in nats; one loss a target.
 
-    Both distributions of the divergence are softened by the temperature T. T^2 keeps its gradient as large as that
-    of the cross-entropy (section 2 of the paper).
+    The temperature T softens both distributions of the divergence. T^2 keeps the scale of its gradient (section 2 of
+    the paper).
 
     Args:
         spec: temperature and weight.
@@ -34,7 +34,7 @@ class Distillation(Objective):
         self.teacher = teacher
 
     def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The summed loss, an fp32 scalar, and the sum of its divergences."""
+        """Return the summed loss, an fp32 scalar, and the sum of its divergences."""
         hidden, targets = network.at_targets(batch)
         with torch.no_grad():
             taught, _ = self.teacher(batch)
@@ -58,8 +58,8 @@ class Distillation(Objective):
 
 
 class TeacherStates(Objective):
-    """The objective of a teacher: nothing to learn, and its hidden states at a batch's targets [targets, width]."""
+    """The computation of a teacher: its hidden states at a batch's targets [targets, width]."""
 
     def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The hidden states at the targets, and the targets."""
+        """Return the hidden states at the targets, and the targets."""
         return network.at_targets(batch)

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 class Dpo(Objective):
     """-log sigmoid(beta x ((chosen - rejected) - (reference's chosen - rejected))); one loss a pair.
 
-    The reference is the model before its first step. Its log-probabilities never change, so they are computed once,
-    before the first step (by `prepare`), and come with the batches: no second model is held in memory.
+    The reference is the model before its first step. `prepare` computes its log-probabilities once, and the batches
+    carry them: no second model stays in memory.
 
     Args:
-        beta: how strongly the model is held to the reference.
+        beta: strength of the penalty for leaving the reference.
     """
 
     metrics: ClassVar[tuple[str, ...]] = (contract.METRIC_REWARD_MARGIN, contract.METRIC_REWARD_ACCURACY)
@@ -40,7 +40,7 @@ class Dpo(Objective):
         self.beta = beta
 
     def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The summed loss, an fp32 scalar, and the sums of reward margins and of pairs that are ranked right."""
+        """Return the summed loss, an fp32 scalar, and the sums of reward margins and of correctly ranked pairs."""
         hidden, targets, owners = _answers(network, batch)
         answers = _log_probabilities(network, hidden, targets, owners, pairs=len(batch.examples))
         assert batch.reference is not None  # noqa: S101 - `prepare` computes it
@@ -51,7 +51,7 @@ class Dpo(Objective):
         if not torch.is_grad_enabled():
             return loss, metrics
 
-        # The loss depends on a token's log-probability by this factor alone, so the gradient needs no whole logits.
+        # The gradient of the loss by the log-probability of a token: a loss in chunks needs no more.
         slope = -self.beta * torch.sigmoid(-margins)
         slopes = torch.stack([slope, -slope], dim=-1).flatten()[owners]
 
@@ -74,14 +74,14 @@ class Dpo(Objective):
 
 
 def _reference(network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """The log-probabilities of a batch's answers, fp32 [pairs, 2], and no metrics."""
+    """Return the log-probabilities of a batch's answers, fp32 [pairs, 2], and no metrics."""
     hidden, targets, owners = _answers(network, batch)
     answers = _log_probabilities(network, hidden, targets, owners, pairs=len(batch.examples))
     return answers, answers.new_zeros(0)
 
 
 def _answers(network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Hidden states at the targets [targets, width], the targets, and which document each is of [targets]."""
+    """Return the hidden states at the targets [targets, width], the targets, and their documents [targets]."""
     hidden, targets = network.at_targets(batch)
     return hidden, targets, batch.owners.flatten().index_select(0, batch.target_at)
 
@@ -89,7 +89,7 @@ def _answers(network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor
 def _log_probabilities(
     network: Network, hidden: torch.Tensor, targets: torch.Tensor, owners: torch.Tensor, *, pairs: int
 ) -> torch.Tensor:
-    """The log-probabilities of each pair's chosen and rejected answer, fp32 [pairs, 2]; no gradient."""
+    """Return the log-probabilities of each pair's chosen and rejected answer, fp32 [pairs, 2], without a gradient."""
     each = chunks.log_probabilities(network.logits, hidden.detach(), targets, network.vocabulary)
     return each.new_zeros(2 * pairs).index_add_(0, owners, each).view(pairs, 2)
 

@@ -20,7 +20,7 @@ class Sft(Objective):
     cross_entropy: ClassVar[bool] = True
 
     def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The summed cross-entropy, an fp32 scalar; it has no metrics."""
+        """Return the summed cross-entropy, an fp32 scalar, and no metrics."""
         hidden, targets = network.at_targets(batch)
 
         def score(states: torch.Tensor, chunk: slice) -> torch.Tensor:
