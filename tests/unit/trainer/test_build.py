@@ -32,7 +32,7 @@ def test_a_model_that_makes_its_logits_in_an_unknown_way_is_refused(
         networks.build(networks.recipe(base_model), base_model, world)
     assert refused.value.message == (
         f"model.base {base_model} is a llama, which makes its logits in a way that is not known here (they differ by "
-        "50%): choose another model, or train it with a script of your own"
+        "50%): choose another model, or train it with your own script"
     )
 
 

@@ -151,7 +151,7 @@ def check(found: Counts, plan: Plan) -> None:
     """
     left = sum(found.rows.values())
     if not found.examples:
-        raise DataError("NoRows", f"{plan.source_name} has no rows: look at what was written to it")
+        raise DataError("NoRows", f"{plan.source_name} has no rows: check what was written to it")
     if not left:
         losses = ", ".join(f"{name} dropped {number}" for name, number in found.dropped.items() if number)
         raise DataError(

@@ -93,5 +93,5 @@ def _table(spark: SparkSession, plan: Plan) -> DeltaTable:
         field = "path" if source.path else "table"
         raise DataError(
             "MissingSource",
-            f"data.source.{field} {plan.source_name} is no Delta table: correct it, or set another format",
+            f"data.source.{field} {plan.source_name} is not a Delta table: correct it, or set another format",
         ) from error

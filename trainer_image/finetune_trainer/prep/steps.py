@@ -74,7 +74,7 @@ def flagged(frame: DataFrame, plan: Plan) -> DataFrame:
     """Add the column `dropped_by`: the first filter that a row fails, or null.
 
     Raises:
-        RecipeRefusedError: data.prepare.filter is no SQL condition.
+        RecipeRefusedError: data.prepare.filter is not an SQL condition.
         DataError: it names a column that the source does not have.
     """
     verdict = None
@@ -151,7 +151,7 @@ def _checked(frame: DataFrame, plan: Plan, verdict: Column) -> DataFrame:
         return frame.select("*", verdict)
     except ParseException as error:
         raise RecipeRefusedError(
-            f"data.prepare.filter `{plan.prepare.filter}` is no SQL condition: {first_line(error)}"
+            f"data.prepare.filter `{plan.prepare.filter}` is not an SQL condition: {first_line(error)}"
         ) from error
     except AnalysisException as error:
         condition = error.getCondition() or ""

@@ -40,7 +40,7 @@ class Template:
         for _, column, specification, conversion in parts:
             if column == "" or specification or conversion:
                 raise RecipeRefusedError(
-                    f"{field} has a placeholder that is no column's name: write {{column}}, and {{{{ and }}}} for "
+                    f"{field} has a placeholder that is not a column name: write {{column}}, and {{{{ and }}}} for "
                     "braces"
                 )
         return cls(tuple((literal, column) for literal, column, _, _ in parts))

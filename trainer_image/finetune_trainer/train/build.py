@@ -101,7 +101,7 @@ def check_way_to_logits(network: Network, world: World, base: str) -> None:
     if not worst < _TOLERANCE:
         raise RecipeRefusedError(
             f"model.base {base} is a {network.base.config.model_type}, which makes its logits in a way that is not "
-            f"known here (they differ by {worst:.0%}): choose another model, or train it with a script of your own",
+            f"known here (they differ by {worst:.0%}): choose another model, or train it with your own script",
             reason="ModelNotSupported",
         )
 

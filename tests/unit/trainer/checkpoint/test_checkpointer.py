@@ -286,7 +286,7 @@ def test_old_checkpoints_that_cannot_be_deleted_do_no_harm(
         run.train_and_save(1)
     assert (run.checkpointer.failure, run.published, folders(run)) == (None, [1, 2, 3], [1, 2, 3])
     assert capsys.readouterr().out == (
-        f"old checkpoints in {run.steps} could not be deleted, which is tried again: Permission denied\n"
+        f"old checkpoints in {run.steps} could not be deleted, and the next save retries: Permission denied\n"
     )
     run.train_and_save(1)
     assert folders(run) == [3, 4]
@@ -372,7 +372,7 @@ def test_a_damaged_checkpoint_is_skipped_and_never_in_silence(
     assert (code, reason) == (64, "CheckpointDamaged")
     assert f"is damaged ({sentence}" in message
     assert message.endswith(
-        f"there is no older one: bring its files back, or delete the folder {run.steps} to start over"
+        f"there is no older one: restore its files, or delete the folder {run.steps} to start over"
     )
     assert folders(run) == [1, 2]
 
@@ -395,7 +395,7 @@ def test_a_checkpoint_of_another_model_is_refused(run: Run) -> None:
         64,
         "ForeignCheckpoint",
         f"the checkpoint {run.steps}/step-00000001 was made from another model than model.base /models/tiny is now: "
-        "0.bias is 32 there and 64 here; bring that model back, or delete the folder "
+        "0.bias is 32 there and 64 here; restore that model, or delete the folder "
         f"{run.steps} to start over",
     )
 

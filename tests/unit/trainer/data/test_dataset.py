@@ -130,10 +130,10 @@ def test_bad_data_is_refused_in_a_sentence(
         "numbers": "ColumnType: column response of the Delta table /numbers holds int64: examples are text, or "
         "lists of {role, content}",
         "no training rows": "EmptySplit: /no training rows has no rows of the split train: "
-        "look at how the splits were made",
+        "check how the splits were written",
         "all too long": "EmptySplit: no example of the split train in /all too long is left "
-        "(1 read, 1 too long): raise training.maxLength above 64, or look at the data",
-        "nowhere": "MissingTable: data.splits.path /nowhere is no Delta table: correct the path",
+        "(1 read, 1 too long): raise training.maxLength above 64, or check the data",
+        "nowhere": "MissingTable: data.splits.path /nowhere is not a Delta table: correct the path",
     }
     missing_version = sentence(Splits(format="Delta", path=str(table), version=7)).replace(str(table), "T")
     assert missing_version == "MissingVersion: the Delta table T has no version 7: name one that it has"
@@ -396,7 +396,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         "null": "NullValue: column response has rows without a value in /null.jsonl: filter them out",
         "other columns": "MissingColumn: /other.jsonl has no column prompt: it has question",
         "broken gzip": "CorruptData: line 1 of /broken.gz cannot be read (...): correct it, or write the file again",
-        "nothing": "MissingFile: /nothing has no files: look at how the splits were made",
+        "nothing": "MissingFile: /nothing has no files: check how the splits were written",
         "no footer": "CorruptData: /no-footer cannot be read (...): write it again",
         "bad page": "CorruptData: /bad-page cannot be read (...): write it again",
         "damaged": "CorruptData: PART of the Delta table /damaged cannot be read (...): restore the table",

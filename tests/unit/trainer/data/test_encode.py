@@ -82,7 +82,7 @@ def test_a_conversation_that_the_template_refuses_is_bad_data(
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
     messages = [{"role": "user", "content": "a"}]
-    with pytest.raises(DataError, match="does not take a conversation of the data: roles must alternate"):
+    with pytest.raises(DataError, match="cannot render a conversation of the data: roles must alternate"):
         list(encoder(tokenizer, Columns(messages="messages")).encode({"messages": [messages]}))
 
 
@@ -245,7 +245,7 @@ def test_a_fingerprint_tells_examples_apart_by_all_that_they_are() -> None:
 
 
 MESSAGES = Columns(messages="chat")
-SHAPE = "MessageShape: a row of column chat is no list of {role, content}, "
+SHAPE = "MessageShape: a row of column chat is not a list of {role, content}, "
 
 
 @pytest.mark.parametrize(

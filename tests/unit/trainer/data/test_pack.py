@@ -62,7 +62,7 @@ def test_a_batch_holds_positions_and_next_tokens_of_each_example_apart() -> None
     assert (batch.attended, batch.reference) == (16 + 4 + 9, None)
     integers = ("input_ids", "position_ids", "targets", "owners", "examples", "target_at")
     whole = dict.fromkeys(integers, torch.int64)
-    assert kinds == {**whole, "documents": torch.int32}
+    assert kinds == {**whole, "cu_seqlens": torch.int32}
 
 
 def test_a_batch_can_be_of_a_given_width() -> None:

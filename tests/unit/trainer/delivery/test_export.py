@@ -219,7 +219,7 @@ def test_an_unknown_target_module_is_refused_with_the_known_names(
     with pytest.raises(RecipeRefusedError) as refused:
         adapt.adapt(model, recipe.method, recipe.model.base)
     assert refused.value.message == (
-        "method.lora.targetModules qkv is no linear layer of the model: it has down_proj, gate_proj, k_proj, "
+        "method.lora.targetModules qkv is not a linear layer of the model: it has down_proj, gate_proj, k_proj, "
         "lm_head, o_proj, q_proj, up_proj, v_proj"
     )
 

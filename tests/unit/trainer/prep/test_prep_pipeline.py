@@ -252,13 +252,13 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "no Delta table",
         {"source": {"format": "Delta", "path": "{corpus}/parquet"}},
         "MissingSource",
-        "data.source.path {corpus}/parquet is no Delta table: correct it, or set another format",
+        "data.source.path {corpus}/parquet is not a Delta table: correct it, or set another format",
     ),
     (
         "no table of that name",
         {"source": {"format": "Delta", "table": "nowhere"}},
         "MissingSource",
-        "data.source.table nowhere is no Delta table: correct it, or set another format",
+        "data.source.table nowhere is not a Delta table: correct it, or set another format",
     ),
     (
         "missing version",
@@ -270,7 +270,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "source without rows",
         {"source": {"format": "Delta", "path": "{corpus}/delta"}},
         "NoRows",
-        "{corpus}/delta has no rows: look at what was written to it",
+        "{corpus}/delta has no rows: check what was written to it",
     ),
     (
         "missing columns",

@@ -173,13 +173,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "placeholder without a name",
         {"promptTemplate": "{question}", "responseTemplate": "{}"},
-        "data.prepare.responseTemplate has a placeholder that is no column's name: write {column}, and {{ and }} for "
+        "data.prepare.responseTemplate has a placeholder that is not a column name: write {column}, and {{ and }} for "
         "braces",
     ),
     (
         "placeholder with a format",
         {"promptTemplate": "{question:>10}"},
-        "data.prepare.promptTemplate has a placeholder that is no column's name: write {column}, and {{ and }} for "
+        "data.prepare.promptTemplate has a placeholder that is not a column name: write {column}, and {{ and }} for "
         "braces",
     ),
     (

@@ -153,7 +153,7 @@ WRONG: list[tuple[str, dict[str, Any], type[PodFailure], str]] = [
         "filter is no SQL",
         {"filter": "language = = 'en'"},
         RecipeRefusedError,
-        "data.prepare.filter `language = = 'en'` is no SQL condition: [PARSE_SYNTAX_ERROR] Syntax error at or near '='. "
+        "data.prepare.filter `language = = 'en'` is not an SQL condition: [PARSE_SYNTAX_ERROR] Syntax error at or near '='. "
         "SQLSTATE: 42601 (line 1, pos 11)",
     ),
     (

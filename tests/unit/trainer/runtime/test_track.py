@@ -57,7 +57,7 @@ def test_metrics_wait_for_mlflow_and_keep_their_times(
     assert began - 1 <= min(times) / 1000 <= max(times) / 1000 <= away_until + 1
     said = capsys.readouterr().out.splitlines()
     assert said == [
-        "MLflow is not reachable, training goes on: connection refused",
+        "MLflow is unreachable, training continues: connection refused",
         "MLflow is reachable again",
     ]
 
@@ -71,7 +71,7 @@ def test_an_mlflow_that_stays_away_holds_nobody_up(
     tracker.close(0.2)
     assert time.monotonic() - began < 5
     assert capsys.readouterr().out.splitlines() == [
-        "MLflow is not reachable, training goes on: connection refused",
+        "MLflow is unreachable, training continues: connection refused",
         "MLflow was not reachable for 0 s: the last metrics are lost",
     ]
 
@@ -95,7 +95,7 @@ def test_what_mlflow_refuses_is_left_out_and_the_rest_follows(
     tracker.metrics(3, {"loss": 0.5})
     tracker.close(30)
     assert history(mlflow, "loss") == [(3, 0.5)]
-    assert "MLflow refused an entry, which is left out: " in capsys.readouterr().out
+    assert "MLflow rejected an entry, which is dropped: " in capsys.readouterr().out
 
 
 def test_without_a_run_nothing_is_tracked() -> None:

@@ -43,5 +43,5 @@ def test_what_is_not_finite_stops_at_once(figure: float) -> None:
     with pytest.raises(TrainingError) as stopped:
         watch.check_finite(2, figure)
     assert stopped.value.message == (
-        "loss or gradients are not finite at step 2: lower training.learningRate, or look for broken examples"
+        "loss or gradients are not finite at step 2: lower training.learningRate, or check the data for broken examples"
     )

@@ -141,7 +141,7 @@ class Checkpointer:
                 return self._checked(progress)
         if damaged:
             raise RecipeRefusedError(
-                f"{damaged[0]} and there is no older one: bring its files back, or delete the folder "
+                f"{damaged[0]} and there is no older one: restore its files, or delete the folder "
                 f"{self.folder} to start over",
                 reason="CheckpointDamaged",
             )
@@ -221,7 +221,7 @@ class Checkpointer:
             if there.get(name) != here.get(name):
                 raise RecipeRefusedError(
                     f"the checkpoint {uri} was made from another model than model.base {self._base} is now: {name} "
-                    f"is {_shape(there.get(name))} there and {_shape(here.get(name))} here; bring that model back, "
+                    f"is {_shape(there.get(name))} there and {_shape(here.get(name))} here; restore that model, "
                     f"or delete the folder {self.folder} to start over",
                     reason="ForeignCheckpoint",
                 )
@@ -365,7 +365,7 @@ class Checkpointer:
             if reason is None:
                 raise
             print(
-                f"old checkpoints in {self.folder} could not be deleted, which is tried again: {reason}",
+                f"old checkpoints in {self.folder} could not be deleted, and the next save retries: {reason}",
                 flush=True,
             )
 

@@ -88,10 +88,10 @@ def tokenize(splits: Splits, name: str, encoder: Encoder, folder: Path) -> bool:
 def _nothing_left(splits: Splits, name: str, encoder: Encoder) -> str:
     place = splits.path or getattr(splits, name)
     if not encoder.counts["read"]:
-        return f"{place} has no rows of the split {name}: look at how the splits were made"
+        return f"{place} has no rows of the split {name}: check how the splits were written"
     return (
         f"no example of the split {name} in {place} is left ({encoder.summary()}): raise training.maxLength "
-        f"above {encoder.max_length}, or look at the data"
+        f"above {encoder.max_length}, or check the data"
     )
 
 

@@ -270,7 +270,7 @@ class Encoder:
         # A template is a program that runs over the data; it can raise any of these.
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise DataError(
-                "ChatTemplate", f"the chat template does not take a conversation of the data: {error}"
+                "ChatTemplate", f"the chat template cannot render a conversation of the data: {error}"
             ) from error
         return str(text)
 
@@ -313,7 +313,7 @@ def _messages(value: Any, column: str) -> list[dict[str, Any]]:
     if wrong is not None:
         raise DataError(
             "MessageShape",
-            f"a row of column {column} is no list of {{role, content}}, {wrong}: correct such rows or filter them out",
+            f"a row of column {column} is not a list of {{role, content}}, {wrong}: correct such rows or filter them out",
         )
     return list(value)
 

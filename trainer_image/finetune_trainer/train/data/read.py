@@ -49,7 +49,7 @@ def read(splits: Splits, name: str, columns: list[str]) -> Iterator[Rows]:
         raise DataError("MissingFile", f"{place} does not exist: mount the volume or correct data.splits")
     found = _visible_files(files, path)
     if not found:
-        raise DataError("MissingFile", f"{place} has no files: look at how the splits were made")
+        raise DataError("MissingFile", f"{place} has no files: check how the splits were written")
     rows_of = _parquet if splits.format == "Parquet" else _json_lines
     for file in found:
         yield from rows_of(files, file, columns)
@@ -87,7 +87,7 @@ def _delta_table(splits: Splits) -> Any:
         return DeltaTable(path, version=splits.version, storage_options=storage.delta_options(path))
     except TableNotFoundError as error:
         raise DataError(
-            "MissingTable", f"data.splits.path {splits.path} is no Delta table: correct the path"
+            "MissingTable", f"data.splits.path {splits.path} is not a Delta table: correct the path"
         ) from error
     except Exception as error:
         if splits.version is not None and "version" in str(error).lower():
@@ -193,7 +193,7 @@ def _objects(lines: BinaryIO, where: str) -> Iterator[dict[str, Any]]:
             if line.strip():
                 row = json.loads(line)
                 if not isinstance(row, dict):
-                    raise TypeError("it is no JSON object")  # noqa: TRY301
+                    raise TypeError("it is not a JSON object")  # noqa: TRY301
                 yield row
     except (ValueError, TypeError, RecursionError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(

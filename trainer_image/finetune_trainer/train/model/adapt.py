@@ -67,7 +67,7 @@ def _check_targets(model: nn.Module, wanted: list[str]) -> None:
         if not any(name == target or name.endswith(f".{target}") for name in linear):
             known = sorted({name.rsplit(".", 1)[-1] for name in linear})
             raise RecipeRefusedError(
-                f"method.lora.targetModules {target} is no linear layer of the model: it has {', '.join(known)}"
+                f"method.lora.targetModules {target} is not a linear layer of the model: it has {', '.join(known)}"
             )
 
 

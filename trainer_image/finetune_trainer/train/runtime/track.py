@@ -168,7 +168,7 @@ class Tracker:
                 call(self._client)
             except Exception as error:  # noqa: BLE001 - tracking never stops training
                 if is_final(error):
-                    self._say(f"MLflow refused an entry, which is left out: {first_line(error)}")
+                    self._say(f"MLflow rejected an entry, which is dropped: {first_line(error)}")
                     return
                 self._wait_for_mlflow(error, pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
@@ -181,7 +181,7 @@ class Tracker:
     def _wait_for_mlflow(self, error: Exception, pause: float) -> None:
         if not self._away:
             self._away = True
-            self._say(f"MLflow is not reachable, training goes on: {first_line(error)}")
+            self._say(f"MLflow is unreachable, training continues: {first_line(error)}")
         with self._changed:
             self._changed.wait_for(lambda: self._closing, timeout=pause)
 

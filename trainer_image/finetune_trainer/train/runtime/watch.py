@@ -36,7 +36,7 @@ class Watch:
             self._before_the_end()
             raise TrainingError(
                 "NonFiniteLoss",
-                f"loss or gradients are not finite at step {step}: lower training.learningRate, or look for broken "
+                f"loss or gradients are not finite at step {step}: lower training.learningRate, or check the data for broken "
                 "examples",
             )
 
