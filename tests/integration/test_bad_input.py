@@ -60,7 +60,7 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     "args without command": (job(trainer={"args": ["--fast"]}), "trainer.args needs trainer.command"),
     "revision of a path": (
         job(model={"base": "/models/base", "revision": "main"}),
-        "revision is of a Hub model",
+        "revision applies to Hub models only",
     ),
     "no answer to take the loss on": (
         job(data=prepared(promptTemplate="{text}"), objective={"lossOn": "Answer"}),
@@ -77,7 +77,7 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     ),
     "reserved alias": (
         job(register={"model": "m", "aliases": ["v3"]}),
-        "MLflow keeps the aliases latest and v<number> for itself",
+        "MLflow reserves the aliases latest and v<number>: choose another",
     ),
     "code without command": (
         job(trainer={"code": {"configMap": "c"}}),

@@ -382,7 +382,7 @@ CHANGES: dict[str, tuple[Json, Json, str | None]] = {
     "the alias of the source": (
         promotion(),
         {"source": {"alias": "champion"}},
-        "source.alias is the alias itself",
+        "source.alias is the alias of this promotion",
     ),
     "tracking that was not there, taken away": (promotion(), {"tracking": None}, None),
     "source": (promotion(), {"source": {"alias": None, "version": 4}}, None),

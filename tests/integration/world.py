@@ -13,6 +13,7 @@ import yaml
 from kubernetes import client
 
 from finetune_crds.contract import TerminationMessage
+from finetune_operator import names
 from support.api import Api
 from support.mlflow_server import Mlflow
 from support.operator_process import metric
@@ -21,6 +22,14 @@ from support.waiting import PATIENCE, wait_for
 
 Json = dict[str, Any]
 INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+def _version(kind: str, meta: Json) -> str:
+    """The resourceVersion; of a Job or a Pod, whose controllers write its status, what the operator wrote of it alone."""
+    if kind not in ("Job", "Pod"):
+        return str(meta["resourceVersion"])
+    ours = [item for item in meta.get("managedFields", ()) if item["manager"] == names.FIELD_MANAGER]
+    return f"{meta['uid']} {meta.get('deletionTimestamp')} {ours}"
 
 
 @dataclass
@@ -46,10 +55,10 @@ class World:
         )
 
     def versions(self) -> dict[str, str]:
-        """The resourceVersion of everything in the namespace that the operator writes, by kind and name."""
+        """What changes with each write of the operator to anything in the namespace, by kind and name."""
         kinds = ("FineTuneJob", "ModelPromotion", "Job", "Pod", "Service", "ConfigMap", "Event")
         return {
-            f"{kind}/{item['metadata']['name']}": item["metadata"]["resourceVersion"]
+            f"{kind}/{item['metadata']['name']}": _version(kind, item["metadata"])
             for kind in kinds
             for item in self.api.list(kind, self.namespace)
         }

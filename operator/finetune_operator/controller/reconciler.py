@@ -6,6 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import ClassVar
 
 from finetune_crds.base import Json
@@ -52,7 +53,15 @@ class Reconciler(ABC):
             delay = self.queue.retry(key)
             metrics.reconcile_errors.labels(self.kind).inc()
             if isinstance(error, self.expected):
-                log.warning("%s: %s; trying again in %.1f s", key, error, delay)
+                # A conflict means that another client wrote after the pass began: the next pass reads what is new.
+                conflict = isinstance(error, KubeError) and error.status == HTTPStatus.CONFLICT
+                log.log(
+                    logging.INFO if conflict else logging.WARNING,
+                    "%s: %s; trying again in %.1f s",
+                    key,
+                    error,
+                    delay,
+                )
             else:
                 log.exception("%s: unexpected; trying again in %.1f s", key, delay)
                 await self.complain(body, error)

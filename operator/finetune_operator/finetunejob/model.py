@@ -117,7 +117,7 @@ class Decision:
         delete: child Jobs that must go.
         sweep: the other children must go too.
         actions: writes to MLflow.
-        requeue_seconds: when to look again even if nothing happens; None for the next resync.
+        requeue_seconds: when the next pass is due if no event comes before; None for the next resync.
     """
 
     status: FineTuneJobStatus

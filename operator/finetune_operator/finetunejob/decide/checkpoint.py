@@ -11,7 +11,7 @@ from finetune_operator.finetunejob.decide.draft import Draft
 
 
 def note(draft: Draft, mine: list[Json]) -> None:
-    """The newest checkpoint that MLflow, or a pod of the attempt at its end, told of; and what went wrong since."""
+    """The newest checkpoint that MLflow, or a pod of the attempt at its end, reported; and what failed since."""
     if draft.spec.checkpoint is None:
         return
     run = draft.observed.mlflow.run if draft.observed.mlflow else None

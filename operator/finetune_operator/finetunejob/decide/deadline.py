@@ -30,7 +30,7 @@ def deadline(draft: Draft) -> Outcome:
 
 
 def _is_trained(draft: Draft) -> bool:
-    """Whether training is over, be it that nobody was there to write it down in time."""
+    """Whether training is complete, also where no pass has written that into the status yet."""
     child = draft.observed.jobs.get(names.train_name(draft.ftj.name, draft.status.attempt or 1))
     return draft.holds(ConditionType.TRAINED) or (
         child is not None and job_condition(child, "Complete") is not None

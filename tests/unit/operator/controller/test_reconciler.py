@@ -1,0 +1,61 @@
+"""What the log says of a pass that failed, and that the pass is repeated."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason
+from finetune_operator.controller.reconciler import Reconciler
+from finetune_operator.controller.store import Store
+from finetune_operator.controller.workqueue import WorkQueue
+from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.kube import KubeError
+
+BODY: Json = {"metadata": {"namespace": "team", "name": "tune", "resourceVersion": "1"}}
+
+
+@dataclass
+class Failing(Reconciler):
+    """Fails each pass with the same error."""
+
+    kind: ClassVar[str] = "FineTuneJob"
+
+    error: Exception
+    complaints: int = 0
+
+    async def reconcile(self, body: Json) -> float | None:
+        raise self.error
+
+    async def complain(self, body: Json, error: Exception) -> None:
+        self.complaints += 1
+
+
+ERRORS: dict[str, tuple[Exception, int, int]] = {
+    "another client wrote meanwhile": (KubeError(409, "the object has been modified"), logging.INFO, 0),
+    "the API server refuses": (KubeError(403, "forbidden"), logging.WARNING, 0),
+    "MLflow is away": (
+        ExternalError(Problem(ConditionReason.MLFLOW_UNREACHABLE, "away")),
+        logging.WARNING,
+        0,
+    ),
+    "a mistake of the operator": (KeyError("spec"), logging.ERROR, 1),
+}
+
+
+@pytest.mark.parametrize(("error", "level", "complaints"), ERRORS.values(), ids=ERRORS)
+async def test_a_pass_that_fails(
+    error: Exception, level: int, complaints: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, queue = Store(), WorkQueue(clock=lambda: 0.0)
+    store.put("FineTuneJob", BODY)
+    failing = Failing(store, queue, error)
+    with caplog.at_level(logging.DEBUG):
+        await failing.handle("team/tune")
+    assert [record.levelno for record in caplog.records] == [level]
+    assert failing.complaints == complaints
+    assert list(queue._due) == ["team/tune"]
