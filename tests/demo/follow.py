@@ -15,7 +15,7 @@ BAR = 24
 SECONDS_BETWEEN_LINES = 10
 ENDS = ("Succeeded", "Failed")
 # Conditions that are false for a while in every run.
-EXPECTED = {"Prepared", "Trained", "Registered", "Succeeded", "Failed", "Suspended"}
+EXPECTED = {"Ready", "Prepared", "Trained", "Registered", "Succeeded", "Failed", "Suspended"}
 
 
 def follow(

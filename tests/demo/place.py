@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster import backends, binaries, registry
+from cluster import backends, binaries, builder
 from cluster.paths import ClusterError
 from demo.kubectl import DemoError, Kubectl
 from support.cache import cache
+from support.waiting import WaitError
 
 if TYPE_CHECKING:
     from demo.terminal import Terminal
@@ -49,14 +50,14 @@ def up(name: str, terminal: Terminal) -> Place:
     """
     if backends.choose()[0] == "local":
         disk = shutil.disk_usage(_existing(cache()))
-        check_disk(disk.total, disk.free, first_time=not registry.storage().exists())
+        check_disk(disk.total, disk.free, first_time=not builder.folder().exists())
     with terminal.stage("Kubernetes: a control plane and two nodes"), ThreadPoolExecutor(1) as aside:
         # While the programs of the cluster are built, the first time, the images' packages come over the network.
         preparing = aside.submit(backends.BACKENDS[backends.choose()[0]].prepare_images)
         kubectl = Kubectl(binaries.path("kubectl"), Path(_cluster("up", name).split()[-1]))
         try:
             preparing.result()
-        except ClusterError as error:
+        except (ClusterError, WaitError) as error:
             raise DemoError(str(error)) from error
     with terminal.stage("images: operator, preparation, trainer"):
         images = dict(line.split("=", 1) for line in _cluster("images", name).splitlines() if "=" in line)

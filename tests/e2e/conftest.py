@@ -66,7 +66,7 @@ def run(installation: Installation) -> Run:
     return Run(job, statuses)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def hand(run: Run, installation: Installation) -> Iterator[Hand]:
     """A person's hand in MLflow and in the object store, once the quickstart has run."""
     with reaching(installation) as found:

@@ -53,8 +53,10 @@ def test_promotions_tell_the_demos_story(
 
     text = "\n".join(promotions.summary(installation))
     header, *rows = text.partition("The promotions\n")[2].splitlines()[:3]
-    assert header.split()[:5] == ["NAME", "MODEL", "ALIAS", "PHASE", "CURRENT"]
-    assert [row.split()[:5] for row in rows] == [
+    columns = ["NAME", "MODEL", "ALIAS", "PHASE", "REASON", "CURRENT"]
+    assert header.split()[:6] == columns
+    cells = [dict(zip(columns, row.split(), strict=False)) for row in rows]
+    assert [[row[name] for name in columns if name != "REASON"] for row in cells] == [
         ["staging", MODEL, "staging", "Refused", good],
         ["champion", MODEL, "champion", "RolledBack", good],
     ]

@@ -8,7 +8,7 @@ import pytest
 
 from demo.kubectl import Json
 from e2e.hand import Hand
-from e2e.jobs import Jobs, on_prepared_splits, sample
+from e2e.jobs import Jobs, Run, on_prepared_splits, sample
 
 STEPS = 20
 
@@ -32,10 +32,10 @@ def applied(jobs: Jobs) -> Jobs:
     return jobs
 
 
-def test_adapters_come_merged_into_a_model_that_has_learned(applied: Jobs, hand: Hand) -> None:
+def test_adapters_come_merged_into_a_model_that_has_learned(applied: Jobs, run: Run, hand: Hand) -> None:
     status = applied.follow("lora")["status"]
     assert status["progress"]["step"] == STEPS
-    model, data = status["model"], status["data"]
+    model, data = status["model"], run.status["data"]
     assert model["name"] == "docstring-llama-lora"
     assert model["evalLoss"] < model["baseEvalLoss"]
     loss = hand.loss_of(f"models:/{model['name']}/{model['version']}", data["path"], data["version"])

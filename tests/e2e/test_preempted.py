@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from e2e.jobs import Jobs, condition, on_prepared_splits, steps
 
-STEPS = 60
+STEPS = 120
 
 
 def test_goes_on_from_where_it_was_stopped(jobs: Jobs) -> None:

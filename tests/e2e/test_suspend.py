@@ -6,7 +6,7 @@ import json
 
 from e2e.jobs import Jobs, on_prepared_splits, steps
 
-STEPS = 40
+STEPS = 100
 
 
 def suspend(jobs: Jobs, name: str, *, value: bool) -> None:

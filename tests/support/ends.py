@@ -94,16 +94,16 @@ class Attempt:
         gets its turn, if this one was published before they stood still.
         """
         ranks = self.ranks()
-        while True:
-            self._wait("a save begins", lambda: self._unpublished() is not None, pause=0.0005)
-            for rank in ranks:
-                os.kill(rank, signal.SIGSTOP)
-            self._wait("the ranks stand still", lambda: all(_stands_still(rank) for rank in ranks))
-            step = self._unpublished()
-            if step is not None:
-                break
-            _let_go(ranks)
         try:
+            while True:
+                self._wait("a save begins", lambda: self._unpublished() is not None, pause=0.0005)
+                for rank in ranks:
+                    os.kill(rank, signal.SIGSTOP)
+                self._wait("the ranks stand still", lambda: all(_stands_still(rank) for rank in ranks))
+                step = self._unpublished()
+                if step is not None:
+                    break
+                _let_go(ranks)
             yield step
         finally:
             _let_go(ranks)

@@ -202,7 +202,11 @@ class Pod:
 
     def wait(self, process: subprocess.Popen[str], already_read: str = "") -> Outcome:
         """How a started pod ends."""
-        output, _ = process.communicate(timeout=300)
+        try:
+            output, _ = process.communicate(timeout=300)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
         told = self._termination.read_text() if self._termination.exists() else None
         return Outcome(process.returncode, already_read + output, TerminationMessage.parse(told))
 
@@ -234,7 +238,8 @@ class Pod:
             told = scratch.read_outcome(Path(folder), 0)
             output = log.read_text(encoding="utf-8")
         assert told is not None, output
-        return Outcome(max(codes), output, told.message)
+        # NB: the code of a rank that a signal ended is negative.
+        return Outcome(next((code for code in codes if code), 0), output, told.message)
 
     def _of_rank(self, rank: int, ranks: int, folder: str, port: int) -> dict[str, str]:
         """The environment of a rank, as torchrun makes it."""

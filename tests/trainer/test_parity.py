@@ -218,7 +218,6 @@ def test_one_rank_trains_as_plain_torch_does(base: Path, on_one: dict[str, list[
     assert difference(on_one["Full SFT"], found) is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", WAYS)
 def test_many_ranks_train_as_one(
     size: int, base: Path, tmp_path: Path, on_one: dict[str, list[Step]]

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import pytest
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -51,7 +49,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 def test_a_rank_holds_no_more_than_its_part_while_it_reads(tmp_path: Path) -> None:
     """Anonymous memory, as a share of a model of about 200 MB: file pages that the kernel can drop do not count."""
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -50,6 +50,7 @@ def condition(kind: str, status: str, reason: str) -> Json:
 
 def test_complaints_are_what_is_wrong_and_not_what_is_yet_to_come() -> None:
     conditions = [
+        condition("Ready", "False", "Running"),
         condition("Accepted", "True", "Accepted"),
         condition("Tracked", "False", "MlflowUnreachable"),
         condition("Prepared", "False", "Preparing"),
