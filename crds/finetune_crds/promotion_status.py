@@ -163,7 +163,7 @@ class RegistryIdentity(ApiModel):
     versions: Annotated[
         list[VersionIdentity],
         Field(
-            max_length=16,
+            max_length=64,
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["version"]},
         ),
     ] = Field(default_factory=list)

@@ -105,6 +105,8 @@ def _named(status: ModelPromotionStatus) -> Iterator[str]:
     named += [move.from_version, move.to_version] if move else []
     named += [withheld.version, withheld.back] if withheld else []
     named += [rollback.version] if rollback else []
+    # NB: a version that had the alias gets it again without approval and soak: see `promote.revert`.
+    named += [version for move in status.history for version in (move.from_version, move.to_version)]
     yield from (version for version in named if version is not None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.promotion_status import Move, Withheld
+from finetune_crds.promotion_status import Move, MoveReason, Withheld
 from finetune_operator.modelpromotion.decide.approval import forget_waits
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.drift import names_of
@@ -11,6 +11,9 @@ from finetune_operator.modelpromotion.decide.gates import judge
 from finetune_operator.modelpromotion.decide.move import begin
 from finetune_operator.modelpromotion.decide.terms import gates_digest, terms_digest
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
+
+# A version that left the alias so is judged anew. NB: a deleted version may be another one when it is back.
+_FORFEITS: tuple[MoveReason, ...] = ("Withdrawn", "RolledBack", "VersionDeleted")
 
 
 def withdraw(draft: Draft) -> Outcome:
@@ -89,7 +92,7 @@ def revert(draft: Draft) -> Outcome:
 def _passed_before(draft: Draft, gates: str) -> Move | None:
     """The move that promoted the source's version, unless it had to leave since: then it is judged anew."""
     for move in draft.status.history:
-        if move.from_version == draft.spec.source.version and move.reason in ("Withdrawn", "RolledBack"):
+        if move.from_version == draft.spec.source.version and move.reason in _FORFEITS:
             return None
         if _may_go_back(draft, move, gates):
             return move

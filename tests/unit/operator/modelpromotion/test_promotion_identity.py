@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -128,6 +129,45 @@ async def test_a_restored_database_whose_versions_were_registered_again() -> Non
         "version 2 of support-llama was created at 2026-07-01T00:00:02.000Z by run another, the one that this promotion "
         "knows was created at 2026-07-01T00:00:02.000Z by run r2-1: "
     )
+
+
+async def approved_and_lost() -> World:
+    """Version 2 was approved and promoted; then a restored database knows only version 1."""
+    there = World()
+    for version in ("1", "2"):
+        there.registry.add(version, loss=2.0)
+    there.submit(source={"version": "1"})
+    await there.settle()
+    await then(there, source={"version": "2"}, approval={"required": True, "version": "2"})
+    await then(there, approval={"required": True})
+    assert there.moves() == [("Promoted", None, "1"), ("Promoted", "1", "2")]
+    there.registry.versions.pop("2")
+    there.registry.aliases["champion"] = "1"
+    await there.settle()
+    assert there.moves()[2:] == [("VersionDeleted", "2", None), ("Adopted", None, "1")]
+    return there
+
+
+async def test_a_version_of_the_history_is_known_after_it_was_lost() -> None:
+    there = await approved_and_lost()
+    there.registry.add("2", loss=2.0)
+    added = there.registry.versions["2"]
+    assert added.created
+    there.registry.versions["2"] = replace(added, run_id="another", created=added.created + timedelta(days=9))
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases) == ("Drifted", {"champion": "1"})
+    said = there.says("RegistryReady")
+    assert said
+    assert said[0] == "RegistryChanged"
+
+
+async def test_a_version_that_was_deleted_is_approved_anew() -> None:
+    """The registry tells neither when the version was created nor by which run."""
+    there = await approved_and_lost()
+    there.registry.add("2", loss=2.0)
+    there.registry.versions["2"] = replace(there.registry.versions["2"], run_id=None, created=None)
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases) == ("AwaitingApproval", {"champion": "1"})
 
 
 async def test_a_status_of_an_older_operator_takes_over_what_is_there() -> None:
