@@ -201,7 +201,7 @@ class ModelPromotionStatus(ApiModel):
     """The journal: the move in progress."""
     abandoned: Move | None = None
     """A move that was recorded and then given up, `at` that time. If its write still arrives, the operator moves the alias
-    back."""
+    back, unless there is no version to move it back to."""
     rollback: RollbackStatus | None = None
     """The target of spec.rollbackTo."""
     withheld: Withheld | None = None

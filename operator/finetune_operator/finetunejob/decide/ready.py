@@ -50,3 +50,4 @@ def _explanations(word: Phase, known: dict[str, Condition]) -> Iterator[Conditio
     if word not in _SETTLED:
         yield from (known[kind] for kind in _OBSTACLES if kind in known and known[kind].status != "True")
     yield from (known[kind] for kind in _EXPLAINS[word] if kind in known)
+    yield from known.values()

@@ -53,6 +53,8 @@ def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Se
     draft = Draft(promotion, observed, now.replace(microsecond=0), settings)
     if promotion.deleting:
         remove.remove(draft)
+        if draft.status.conditions:
+            draft.status = ready.summarized(promotion, draft.status, draft.now)
         return draft.conclude()
     remove.guard(draft)
     for policy in POLICIES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import Move, Withheld
 from finetune_operator.modelpromotion.decide.draft import Draft
-from finetune_operator.modelpromotion.decide.move import arrived_late, begin, record
+from finetune_operator.modelpromotion.decide.move import arrived_late, begin, complete, record
 from finetune_operator.modelpromotion.decide.terms import terms_digest
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
@@ -20,9 +20,15 @@ def notice(draft: Draft) -> Outcome:
     if draft.status.promoted == draft.holder:
         draft.unset(ConditionType.DRIFTED)
         return Continue
-    if arrived_late(draft):
-        late = f"a move to version {draft.holder} that was given up came late"
-        return _leave(draft, late) if draft.status.promoted is None else _repair(draft, late)
+    abandoned = draft.status.abandoned
+    if abandoned is not None and arrived_late(draft):
+        if draft.status.promoted is not None:
+            return _repair(draft, f"a move to version {draft.holder} that was given up came late")
+        # The version met every requirement when the move was recorded, and there is none to move the alias back to.
+        complete(draft, abandoned)
+        draft.update(abandoned=None)
+        draft.unset(ConditionType.DRIFTED)
+        return Continue
     if draft.spec.on_drift == "Warn":
         return _warn(draft)
     if (draft.spec.on_drift == "Adopt" and draft.spec.rollback_to is None) or _is_way_out(draft):

@@ -26,7 +26,8 @@ from finetune_operator.policy.outcome import Continue, Outcome, Stop
 def recognize(draft: Draft) -> Outcome:
     """End the pass where the registry holds another model, or another version of a known number.
 
-    A person decides then: `onDrift: Adopt` starts anew, as a new promotion does.
+    A person decides then: with `onDrift: Adopt`, a change of the spec that is made after the status says so starts anew,
+    as a new promotion does. An Adopt that was set before is about drift, and is no answer.
     """
     difference = find_difference(draft)
     if difference is None:
@@ -34,17 +35,29 @@ def recognize(draft: Draft) -> Outcome:
             ConditionType.REGISTRY_READY, True, ConditionReason.REGISTRY_READY, "the model registry answers"
         )
         return Continue
-    if draft.spec.on_drift == "Adopt" and not draft.spec.suspend:
+    adopts = draft.spec.on_drift == "Adopt"
+    if adopts and not draft.spec.suspend and _is_answered(draft):
         _start_anew(draft, difference)
         return Continue
+    answer = "Warn and then to Adopt again" if adopts else "Adopt"
     message = (
         f"{difference}: the spec leads to another registry, or to a restored database, and nothing is written; undo that, "
-        "or set spec.onDrift to Adopt to start from where the alias is now"
+        f"or set spec.onDrift to {answer} to start from where the alias is now"
     )
     draft.set(ConditionType.REGISTRY_READY, False, ConditionReason.REGISTRY_CHANGED, message)
     draft.stop(ConditionReason.REGISTRY_CHANGED, message)
     suspend(draft)
     return Stop
+
+
+def _is_answered(draft: Draft) -> bool:
+    """Whether the spec changed since the status says that the registry is another one."""
+    said = draft.condition(ConditionType.REGISTRY_READY)
+    return (
+        said is not None
+        and said.reason == ConditionReason.REGISTRY_CHANGED
+        and (said.observed_generation or 0) < draft.generation
+    )
 
 
 def find_difference(draft: Draft) -> str | None:

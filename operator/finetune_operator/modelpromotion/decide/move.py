@@ -33,7 +33,7 @@ def finish_move(draft: Draft) -> Outcome:
     if move is not None and draft.holder != move.from_version:
         draft.journal = None
         if draft.holder == move.to_version:
-            _complete(draft, move)
+            complete(draft, move)
         else:
             # NB: the move was made and then overwritten, or never made. Both look alike, so it is recorded.
             overtaken = cut(f"{move.message}; somebody else moved the alias to {draft.holder} since")
@@ -41,7 +41,8 @@ def finish_move(draft: Draft) -> Outcome:
     return Continue
 
 
-def _complete(draft: Draft, move: Move) -> None:
+def complete(draft: Draft, move: Move) -> None:
+    """Put a move that was made into the history, and note where the alias is now."""
     known = draft.status.previous
     previous = {
         "Promoted": move.from_version,

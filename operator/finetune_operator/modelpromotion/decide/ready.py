@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 
-from finetune_crds.conditions import Condition, ConditionType
+from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_crds.promotion_status import ModelPromotionStatus, MoveReason, PromotionPhase
 from finetune_operator.modelpromotion.decide.phase import phase
@@ -73,14 +73,28 @@ def _explanations(known: Mapping[str, Condition]) -> Iterator[Condition]:
     yield from (known[kind] for kind in others if kind in known and known[kind].status != "True")
     done = (ConditionType.PROMOTED, ConditionType.REGISTRY_READY, ConditionType.ACCEPTED)
     yield from (known[kind] for kind in done if kind in known)
+    yield from known.values()
 
 
 def _holds(promotion: Promotion, status: ModelPromotionStatus) -> bool:
     """Whether the alias is at a version that passed."""
+    if _is_elsewhere(status):
+        return False
     word = phase(status.conditions)
     if promotion.spec is None or word in (*_READY, *_NOT_READY):
         return word in _READY
     return _stays(promotion.spec, status) and _passed(promotion.status, status)
+
+
+def _is_elsewhere(status: ModelPromotionStatus) -> bool:
+    """Whether the registry was another one when it was last read."""
+    known = {item.type: item for item in status.conditions}
+    registry, promoted = known.get(ConditionType.REGISTRY_READY), known.get(ConditionType.PROMOTED)
+    if registry is None or registry.status == "True":
+        return False
+    # NB: while the registry is away, only Promoted still says what was found there.
+    reasons = {item.reason for item in (registry, promoted) if item}
+    return ConditionReason.REGISTRY_CHANGED in reasons
 
 
 def _stays(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> bool:

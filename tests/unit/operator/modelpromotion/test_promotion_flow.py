@@ -345,9 +345,22 @@ async def test_deletion_removes_the_alias_when_asked_and_waits_for_the_registry(
         "deletion waits for the registry, to remove alias champion of support-llama: "
         f"{AWAY.message}; or set spec.onDelete to KeepAlias",
     )
+    ready = there.says("Ready")
+    assert ready
+    assert ready[0] == "MlflowUnreachable"
     there.registry.problem = None
     await there.settle()
     assert (there.names(), there.registry.aliases) == ([], {"staging": "2"})
+
+
+async def test_a_promotion_that_is_deleted_before_its_first_pass_goes() -> None:
+    there = world(onDelete="RemoveAlias")
+    await there.settle()
+    body = there.kube.objects["ModelPromotion", "team", "champion"]
+    there.kube.keep({key: value for key, value in body.items() if key != "status"})
+    there.remove()
+    await there.settle()
+    assert there.names() == []
 
 
 async def test_the_registry_being_away_changes_nothing_but_what_is_said_of_it() -> None:

@@ -156,6 +156,24 @@ async def test_a_write_that_comes_late_is_taken_back_whatever_becomes_of_drift(o
     assert "was given up came late" in there.status().history[0].message
 
 
+async def test_the_first_move_that_comes_late_is_a_move() -> None:
+    """The alias did not exist before: there is nothing to move it back to."""
+    there = World()
+    for version in ("1", "2"):
+        there.registry.add(version, loss=2.0)
+    there.submit(source={"version": "1"})
+    await without_answer(there, soakSeconds=0)
+    await then(there, source={"version": "2"}, approval={"required": True})
+    assert (there.status().phase, there.status().move) == ("AwaitingApproval", None)
+    there.registry.refusal = None
+    there.registry.aliases["champion"] = "1"
+    await there.settle()
+    assert (there.status().phase, there.moves()) == ("AwaitingApproval", [("Promoted", None, "1")])
+    assert (there.status().abandoned, there.says("Drifted")) == (None, None)
+    await then(there, approval={"required": True, "version": "2"})
+    assert (there.status().phase, there.registry.aliases) == ("Promoted", {"champion": "2"})
+
+
 async def test_a_hand_is_a_hand_again_when_no_write_can_come_any_more() -> None:
     there = await world(source={"version": "1"}, onDrift="Adopt")
     await without_answer(there, source={"version": "5"})

@@ -92,6 +92,7 @@ async def test_nothing_is_rolled_back_or_promoted_in_another_registry(spec: dict
 async def test_adopt_starts_anew_in_the_other_registry() -> None:
     there = await world(gates=[{"name": "loss", "metric": {"name": "loss", "max": 5}}])
     _, other = exchange(there)
+    await there.settle()
     await then(there, onDrift="Adopt")
     status = there.status()
     assert (status.phase, status.promoted, status.previous, status.candidate) == ("Refused", "1", None, "2")
@@ -103,6 +104,36 @@ async def test_adopt_starts_anew_in_the_other_registry() -> None:
     other.add("4", loss=4.0)
     await then(there, source={"version": "4"}, onDrift="Repair")
     assert (there.status().phase, other.aliases) == ("Promoted", {"champion": "4"})
+
+
+async def test_adopt_that_stood_before_is_no_answer() -> None:
+    there = await world(onDrift="Adopt")
+    memory = there.status()
+    before, other = exchange(there)
+    await there.settle()
+    assert (there.status().phase, there.status().history, other.moves) == ("Drifted", memory.history, [])
+    assert all(not version.tags for version in other.versions.values())
+    said = there.says("RegistryReady")
+    assert said == (
+        "RegistryChanged",
+        CHANGED.replace("spec.onDrift to Adopt", "spec.onDrift to Warn and then to Adopt again"),
+    )
+    there.registry = before
+    await there.settle()
+    assert (there.status().phase, before.aliases) == ("Promoted", {"champion": "2"})
+    there.registry = other
+    await there.settle()
+    await then(there, onDrift="Warn")
+    assert (there.status().phase, other.moves) == ("Drifted", [])
+    await then(there, onDrift="Adopt")
+    assert (there.moves()[0], other.moves) == (("Adopted", None, "1"), [("champion", "2")])
+
+
+async def test_an_edit_before_the_difference_was_said_is_no_answer() -> None:
+    there = await world()
+    _, other = exchange(there)
+    await then(there, onDrift="Adopt")
+    assert (there.status().phase, other.moves) == ("Drifted", [])
 
 
 async def test_a_promotion_that_is_made_anew_goes_on_in_the_other_registry() -> None:
@@ -241,9 +272,10 @@ async def test_a_move_in_the_journal_waits_for_its_registry() -> None:
 async def test_a_suspended_promotion_adopts_no_other_registry() -> None:
     there = await world(onDrift="Adopt")
     await then(there, suspend=True)
-    before, other = exchange(there)
+    before, other = exchange(there, "2")
     await there.settle()
     assert (there.status().phase, there.status().promoted, other.moves) == ("Suspended", "2", [])
+    assert not there.holds("Ready")
     there.registry = before
     await then(there, suspend=False)
     assert (there.status().phase, there.status().promoted, len(there.moves())) == ("Promoted", "2", 2)

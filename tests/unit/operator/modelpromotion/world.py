@@ -210,9 +210,9 @@ class Operator:
 
 
 def check_ready(world: World, name: str) -> None:
-    """Ready contradicts neither the phase nor the alias. A promotion that is being deleted keeps what it said."""
+    """Ready contradicts neither the phase, nor the alias, nor the registry."""
     body = world.kube.objects.get(("ModelPromotion", "team", name))
-    if body is None or "deletionTimestamp" in body["metadata"] or "status" not in body:
+    if body is None or not (body.get("status") or {}).get("conditions"):
         return
     status = world.status(name)
     ready = next(item for item in status.conditions if item.type == ConditionType.READY)
@@ -222,6 +222,7 @@ def check_ready(world: World, name: str) -> None:
         assert ready.status == "False"
     if ready.status == "True":
         assert status.current == status.promoted
+        assert (world.says("RegistryReady", name) or ("",))[0] != "RegistryChanged"
     others = [item for item in status.conditions if item.type != ConditionType.READY]
     assert any(item.reason == ready.reason and ready.message.endswith(item.message) for item in others)
 
@@ -312,6 +313,10 @@ class World:
             if item.type == kind:
                 return item.reason, item.message
         return None
+
+    def holds(self, kind: str, name: str = "champion") -> bool:
+        """Whether a condition is True."""
+        return any(item.type == kind and item.status == "True" for item in self.status(name).conditions)
 
     def moves(self, name: str = "champion") -> list[tuple[str, str | None, str | None]]:
         """The history, oldest first: reason, from, to."""

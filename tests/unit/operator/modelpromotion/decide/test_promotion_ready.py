@@ -16,6 +16,7 @@ from unit.operator.modelpromotion.decide.rollout import NOW, promotion
 ACCEPTED = condition(ConditionType.ACCEPTED, "True", ConditionReason.ACCEPTED)
 SUSPENDED = condition(ConditionType.SUSPENDED, "True", ConditionReason.SUSPENDED)
 AWAY = condition(ConditionType.REGISTRY_READY, "False", ConditionReason.MLFLOW_UNREACHABLE)
+REACHED = condition(ConditionType.REGISTRY_READY, "True", ConditionReason.REGISTRY_READY)
 PROMOTED = condition(ConditionType.PROMOTED, "True", ConditionReason.PROMOTED)
 CANARY = condition(ConditionType.SERVED, "False", ConditionReason.CANARY)
 SERVED = condition(ConditionType.SERVED, "True", ConditionReason.ENDPOINT_READY)
@@ -50,6 +51,8 @@ class Case:
 MOVING = not_promoted(ConditionReason.PROMOTING)
 CONFLICT = condition(ConditionType.ACCEPTED, "False", ConditionReason.CONFLICT)
 MOVED_BY_HAND = not_promoted(ConditionReason.ALIAS_MOVED)
+CHANGED = condition(ConditionType.REGISTRY_READY, "False", ConditionReason.REGISTRY_CHANGED)
+STOPPED_BY_CHANGE = not_promoted(ConditionReason.REGISTRY_CHANGED)
 INTERNAL = condition(ConditionType.ACCEPTED, "Unknown", ConditionReason.INTERNAL_ERROR)
 FOUND_AT_3 = AT_3 | {"history": []}
 BACK_TO_2 = RollbackStatus(requested="2", version="2")
@@ -110,6 +113,15 @@ CASES: dict[str, Case] = {
     "suspended": Case([ACCEPTED, SUSPENDED, PROMOTED], SUSPENDED, holds=True),
     "suspended, and moved by hand": Case(
         [ACCEPTED, SUSPENDED, PROMOTED], SUSPENDED, holds=False, status=AT_3 | {"current": "4"}
+    ),
+    "suspended, and the registry is another one": Case(
+        [ACCEPTED, SUSPENDED, CHANGED, STOPPED_BY_CHANGE], SUSPENDED, holds=False
+    ),
+    "suspended, and the registry was another one before it went away": Case(
+        [ACCEPTED, SUSPENDED, AWAY, STOPPED_BY_CHANGE], SUSPENDED, holds=False
+    ),
+    "suspended, and the registry is the same again": Case(
+        [ACCEPTED, SUSPENDED, REACHED, STOPPED_BY_CHANGE], SUSPENDED, holds=True
     ),
     "suspended before a rollback": Case(
         [ACCEPTED, SUSPENDED, PROMOTED], SUSPENDED, holds=False, spec={"rollbackTo": "2"}
