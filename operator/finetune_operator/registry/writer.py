@@ -16,13 +16,11 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from finetune_crds.conditions import ConditionReason
-from finetune_operator.controller.leases import Held, LeaseBusy, Leases
+from finetune_operator.controller.leases import Held, Leases
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.registry.base import MoveAlias, Registry
 from finetune_operator.settings import UNITY_CATALOG, Settings
-
-__all__ = ["ANYWHERE", "AliasMoved", "AliasWriter", "LeaseBusy", "ModelReplaced", "VersionNotReady"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -47,9 +45,7 @@ class AliasMoved(ExternalError):  # noqa: N818
     """
 
     def __init__(self, model: str, alias: str, found: str | None, expected: str | None) -> None:
-        message = (
-            f"alias {alias} of {model} {_points(found)}, and {_pointed(expected)} expected: looking again"
-        )
+        message = f"alias {alias} of {model} {_points(found)}, and {_pointed(expected)} expected: the next pass reads it again"
         super().__init__(Problem(ConditionReason.ALIAS_MOVED, message))
         self.alias = alias
         self.found = found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,12 +15,20 @@ from finetune_operator.controller.leases import LeaseBusy
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.kube import KubeError
 from finetune_operator.registry.base import ModelVersion, MoveAlias, RegisteredModel
-from finetune_operator.registry.writer import ANYWHERE, AliasMoved, AliasWriter, VersionNotReady, lease_name
+from finetune_operator.registry.writer import (
+    ANYWHERE,
+    AliasMoved,
+    AliasWriter,
+    ModelReplaced,
+    VersionNotReady,
+    lease_name,
+)
 from finetune_operator.settings import Settings
 from standins.kube import StandIn
 
 LEASE = lease_name("http://r", "m")
 AWAY = ExternalError(Problem(ConditionReason.MLFLOW_UNREACHABLE, "away"))
+CREATED = datetime(2026, 7, 1, tzinfo=UTC)
 BROKEN = ExternalError(Problem(ConditionReason.MLFLOW_ERROR, "broken"))
 
 
@@ -46,7 +55,7 @@ class Memory:
 
     def model(self, name: str) -> RegisteredModel | None:
         self._call("model")
-        return RegisteredModel(name, dict(self.aliases)) if name == "m" else None
+        return RegisteredModel(name, dict(self.aliases), CREATED) if name == "m" else None
 
     def version(self, name: str, version: str) -> ModelVersion | None:
         self._call("version")
@@ -98,6 +107,7 @@ DONE: dict[str, tuple[dict[str, Any], list[tuple[str, ...]]]] = {
     "with its source": ({"source": "candidate"}, [SET]),
     "tags first": ({"tags": {"by": "me"}}, [("set_tags", "5", "by=me"), SET]),
     "tags that it has are not written": ({"tags": {"team": "a"}}, [SET]),
+    "in the same model": ({"created": CREATED}, [SET]),
     "as wanted already": ({"expected": "3", "to": "4"}, []),
     "as wanted already, but for a tag": (
         {"expected": "3", "to": "4", "tags": {"by": "me"}},
@@ -121,31 +131,41 @@ async def test_an_alias_that_is_not_there_need_not_be_removed() -> None:
     assert world.registry.wrote == []
 
 
+REASONS = {
+    AliasMoved: ConditionReason.ALIAS_MOVED,
+    ModelReplaced: ConditionReason.REGISTRY_CHANGED,
+    VersionNotReady: ConditionReason.VERSION_NOT_READY,
+}
 REFUSED: dict[str, tuple[dict[str, Any], type[ExternalError], str]] = {
     "it was moved": (
         {"expected": "3"},
         AliasMoved,
-        "alias champion of m points at version 4, and version 3 was expected: looking again",
+        "alias champion of m points at version 4, and version 3 was expected: the next pass reads it again",
     ),
     "there should be none": (
         {"expected": None},
         AliasMoved,
-        "alias champion of m points at version 4, and no alias was expected: looking again",
+        "alias champion of m points at version 4, and no alias was expected: the next pass reads it again",
     ),
     "it was moved, and is not removed": (
         {"expected": "3", "to": None},
         AliasMoved,
-        "alias champion of m points at version 4, and version 3 was expected: looking again",
+        "alias champion of m points at version 4, and version 3 was expected: the next pass reads it again",
+    ),
+    "the model was created anew": (
+        {"created": CREATED - timedelta(days=1)},
+        ModelReplaced,
+        "registered model m was created anew, or the spec leads to another registry",
     ),
     "its source was moved": (
         {"source": "candidate", "to": "6"},
         AliasMoved,
-        "alias candidate of m points at version 5, and version 6 was expected: looking again",
+        "alias candidate of m points at version 5, and version 6 was expected: the next pass reads it again",
     ),
     "its source is gone": (
         {"source": "staging"},
         AliasMoved,
-        "alias staging of m does not exist, and version 5 was expected: looking again",
+        "alias staging of m does not exist, and version 5 was expected: the next pass reads it again",
     ),
     "no such version": (
         {"to": "9"},
@@ -163,10 +183,9 @@ REFUSED: dict[str, tuple[dict[str, Any], type[ExternalError], str]] = {
 @pytest.mark.parametrize(("move", "kind", "message"), REFUSED.values(), ids=REFUSED)
 async def test_what_is_not_written(move: dict[str, Any], kind: type[ExternalError], message: str) -> None:
     world = World()
-    reason = ConditionReason.ALIAS_MOVED if kind is AliasMoved else ConditionReason.VERSION_NOT_READY
     with pytest.raises(kind) as raised:
         await world.move(**move)
-    assert raised.value.problem == Problem(reason, message)
+    assert raised.value.problem == Problem(REASONS[kind], message)
     assert (world.registry.wrote, world.holder) == ([], None)
 
 

@@ -58,7 +58,7 @@ end
 message = message or status.phase
 
 local registry = conditions.RegistryReady
-if registry ~= nil and registry.status == "False" then
+if registry ~= nil and registry.status == "False" and registry.message ~= message then
   message = message .. " (the registry is not ready: " .. registry.message .. ")"
 end
 
