@@ -43,7 +43,7 @@ def answer(mlflow: Mlflow, uri: str, prompt: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip().splitlines()[-1]

