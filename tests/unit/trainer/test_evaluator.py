@@ -150,6 +150,7 @@ def test_the_best_saved_weights_are_loaded_at_the_end(
         (Best(4, 1e3), [], 50.0, kept),
         (Best(None, None), [], 50.0, kept),
     ]
+    capsys.readouterr()  # what the network says when it is built
     for best, loaded, expected, line in cases:
         assert judge.load_best(best, 50.0) == pytest.approx(expected)
         assert (best.loaded, capsys.readouterr().out.strip()) == (loaded, line)

@@ -366,7 +366,7 @@ def run(pod: dict[str, str]) -> tuple[int, str, TerminationMessage | None]:
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=200,
+        timeout=280,
     )
     message = Path(pod[outcome.ENV_TERMINATION_PATH])
     return (
