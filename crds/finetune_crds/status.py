@@ -75,6 +75,18 @@ class Nodes(ApiModel):
     """Both, as ready/desired."""
 
 
+class JobUids(ApiModel):
+    """The uids of the batch Jobs that the operator created last; they may be gone.
+
+    The operator writes and reads them. They tell whose the pods are that outlive their Job.
+    """
+
+    prep: str | None = None
+    """Job of the preparation."""
+    train: str | None = None
+    """Job of the training."""
+
+
 class MlflowStatus(ApiModel):
     """The MLflow run."""
 
@@ -158,6 +170,8 @@ class FineTuneJobStatus(ApiModel):
     """When the job was suspended; absent when it is not."""
     suspended_seconds: NonNegative | None = None
     """Time in earlier suspensions. It does not count against the deadline."""
+    jobs: JobUids | None = None
+    """The uids of the current Jobs, by which the operator finds their pods."""
     data: DataStatus | None = None
     """The result of the preparation."""
     progress: Progress | None = None

@@ -39,21 +39,31 @@ def _nobody(kind: str, body: Json) -> Owner | None:
     """No Job and no Pod belongs to anything."""
 
 
+def _none(_: Json) -> set[Owner]:
+    """No FineTuneJob records a Job."""
+    return set()
+
+
 @dataclass
 class Store:
     """The operator's own copy of what exists. Single-threaded: it belongs to the event loop.
 
     Attributes:
         owner_of: the FineTuneJob of a Job, or the Job of a Pod; None for a foreign object, which is not kept.
+        recorded_jobs: the Jobs that a FineTuneJob records. Their pods belong to it also when a Job is gone: the operator
+            may not have run when it went.
     """
 
     owner_of: Callable[[str, Json], Owner | None] = _nobody
+    recorded_jobs: Callable[[Json], set[Owner]] = _none
     _held: dict[str, dict[Key, Json]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
     _by_owner: dict[str, dict[Owner, set[Key]]] = field(
         default_factory=lambda: {kind: defaultdict(set) for kind in CHILDREN}
     )
     _jobs: set[Owner] = field(default_factory=set)
     """The Jobs that are there, as their Pods name them."""
+    _recorded: dict[Owner, set[Owner]] = field(default_factory=dict)
+    """By FineTuneJob: the Jobs that it records."""
     _past: dict[Owner, dict[Owner, int]] = field(default_factory=dict)
     """By FineTuneJob: its Jobs that are gone, and the versions at which they went. Their pods may outlive them."""
     _gone: dict[str, dict[Key, int]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
@@ -83,7 +93,8 @@ class Store:
 
     def pods_of(self, ftj: Owner) -> list[Json]:
         """The Pods of a FineTuneJob's Jobs, and of Jobs of it that are gone."""
-        jobs = (*map(_identity, self.jobs_of(ftj)), *self._past.get(ftj, ()))
+        present = map(_identity, self.jobs_of(ftj))
+        jobs = {*present, *self._past.get(ftj, ()), *self._recorded.get(ftj, ())}
         keys = {key for job in jobs for key in self._by_owner["Pod"].get(job, ())}
         return [self._held["Pod"][key] for key in sorted(keys)]
 
@@ -130,10 +141,11 @@ class Store:
         self._listed[kind] = version
         if kind == "Pod":
             self._forget_past(version)
-            known = self._jobs.union(*self._past.values())
-            self._drop_strangers("Pod", known, self._listed["Job"])
         elif kind == "FineTuneJob":
             self._drop_strangers("Job", set(map(_identity, self.finetunejobs.values())), version)
+            # NB: not when the Pods are listed. They come first, and FineTuneJobs record Jobs that are gone.
+            known = self._jobs.union(*self._past.values(), *self._recorded.values())
+            self._drop_strangers("Pod", known, self._listed["Job"])
 
     def _put(self, kind: str, body: Json) -> None:
         key = _key(body)
@@ -150,6 +162,10 @@ class Store:
             self._by_owner[kind][owner].add(key)
             if kind == "Job":
                 self._jobs.add(_identity(body))
+        if kind == "FineTuneJob":
+            if held:
+                self._recorded.pop(_identity(held), None)
+            self._recorded[_identity(body)] = self.recorded_jobs(body)
         self._held[kind][key] = _slim(kind, body)
 
     def _keep_tombstone(self, kind: str, body: Json) -> None:
@@ -163,6 +179,8 @@ class Store:
 
     def _remove(self, kind: str, key: Key, version: int) -> None:
         body = self._held[kind].pop(key, None)
+        if body and kind == "FineTuneJob":
+            self._recorded.pop(_identity(body), None)
         owner = self.owner_of(kind, body) if body and kind in CHILDREN else None
         if body is None or owner is None:
             return

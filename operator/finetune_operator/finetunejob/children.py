@@ -38,6 +38,12 @@ def is_child(body: Json, ftj: FineTuneJob) -> bool:
     return owner("Job", body) == Owner(ftj.namespace, ftj.uid)
 
 
+def recorded_jobs(body: Json) -> set[tuple[str, str]]:
+    """The Jobs that a FineTuneJob's status names, as their pods name them; they may be gone."""
+    uids: Json = (body.get("status") or {}).get("jobs") or {}
+    return {Owner(body["metadata"]["namespace"], uid) for uid in uids.values()}
+
+
 def _controller(body: Json) -> Json | None:
     """The ownerReference of an object's controller, of which there is one at most."""
     references = body["metadata"].get("ownerReferences") or []

@@ -10,6 +10,7 @@ from finetune_operator.finetunejob.decide import (
     finish,
     prepare,
     ready,
+    record,
     register,
     suspend,
     track,
@@ -22,6 +23,7 @@ from finetune_operator.settings import Settings
 
 # In this order; a policy that returns Stop ends the pass.
 POLICIES = (
+    record.record,
     accept.accept,
     track.track,
     suspend.suspend,

@@ -27,6 +27,11 @@ def owner_of(kind: str, body: Json) -> tuple[str, str] | None:
     return (body["metadata"]["namespace"], owner) if owner else None
 
 
+def recorded_jobs(body: Json) -> set[tuple[str, str]]:
+    """The Jobs of this FineTuneJob: what its `jobs` says."""
+    return {(body["metadata"]["namespace"], uid) for uid in body.get("jobs", [])}
+
+
 def child(version: int, name: str = "tune-train-1", owner: str | None = "u1", uid: str = "j1") -> Json:
     meta = {"namespace": "team", "name": name, "uid": uid, "owner": owner, "resourceVersion": str(version)}
     return {"metadata": meta}
@@ -133,6 +138,34 @@ STORIES: dict[str, tuple[list[Step], Json]] = {
         ],
         {"pod": 4, "tune": 2},
     ),
+    "after a restart, a pod outlives the Job that its FineTuneJob records": (
+        [
+            ("replace", "Job", [], 9),
+            ("replace", "Pod", [pod(4)], 10),
+            ("replace", "FineTuneJob", [ftj(2, jobs=["j1"])], 11),
+        ],
+        {"pod": 4, "tune": 2},
+    ),
+    "a pod that comes after its Job is gone belongs to the FineTuneJob that records the Job": (
+        [("replace", "Job", [], 9), ("put", "FineTuneJob", ftj(2, jobs=["j1"])), ("put", "Pod", pod(4))],
+        {"pod": 4, "tune": 2},
+    ),
+    "a Job that a FineTuneJob no longer records is forgotten": (
+        [
+            ("put", "FineTuneJob", ftj(2, jobs=["j1"])),
+            ("put", "Pod", pod(4)),
+            ("put", "FineTuneJob", ftj(5, jobs=["j2"])),
+        ],
+        {"tune": 5},
+    ),
+    "a FineTuneJob made again does not have the Jobs that the one before recorded": (
+        [
+            ("put", "FineTuneJob", ftj(2, jobs=["j1"])),
+            ("put", "Pod", pod(4)),
+            ("put", "FineTuneJob", ftj(5, uid="u2")),
+        ],
+        {"tune": 5},
+    ),
     "a pod of an earlier Job of the same name is known too": (
         [
             ("put", "Job", child(3)),
@@ -163,14 +196,14 @@ STORIES: dict[str, tuple[list[Step], Json]] = {
 
 @pytest.mark.parametrize(("steps", "expected"), STORIES.values(), ids=STORIES)
 def test_story(steps: list[Step], expected: Json) -> None:
-    store = Store(owner_of)
+    store = Store(owner_of, recorded_jobs)
     for name, *arguments in steps:
         getattr(store, name)(*arguments)
     assert held(store) == expected
 
 
 def test_children_are_those_of_one_job_by_name() -> None:
-    store = Store(owner_of)
+    store = Store(owner_of, recorded_jobs)
     for name, owner in (("b", "u1"), ("a", "u1"), ("c", "u2")):
         store.put("Job", child(1, name, owner, uid=f"uid-of-{name}"))
         store.put("Pod", pod(2, owner=f"uid-of-{name}", name=f"{name}-0"))
@@ -180,23 +213,23 @@ def test_children_are_those_of_one_job_by_name() -> None:
 
 
 def test_nothing_is_kept_of_jobs_that_are_gone() -> None:
-    store = Store(owner_of)
-    store.put("FineTuneJob", ftj(1))
+    store = Store(owner_of, recorded_jobs)
+    store.put("FineTuneJob", ftj(1, jobs=["j1"]))
     store.put("Job", child(2))
     store.put("Pod", pod(2))
-    store.drop("FineTuneJob", ftj(3))
+    store.drop("FineTuneJob", ftj(3, jobs=["j1"]))
     store.drop("Job", child(4))
     store.drop("Pod", pod(4))
     for kind in ("Job", "Pod", "FineTuneJob", "ModelPromotion"):
         store.replace(kind, [], 5)
-    empty = Store(owner_of)
+    empty = Store(owner_of, recorded_jobs)
     empty._listed = dict.fromkeys(empty._listed, 5)
     assert store == empty
 
 
 def test_nothing_is_kept_of_foreign_objects() -> None:
     """Neither of those without an owner, nor of those that name one which is not there."""
-    store = Store(owner_of)
+    store = Store(owner_of, recorded_jobs)
     store.drop("Job", child(2, owner=None))
     store.drop("Pod", pod(2, owner=None))
     store.put("Job", child(3))
@@ -211,7 +244,7 @@ def test_nothing_is_kept_of_foreign_objects() -> None:
 
 def test_children_are_listed_before_what_owns_them_and_stay() -> None:
     """A Job made after the list of Jobs, and its pod, which the list of Pods has already."""
-    store = Store(owner_of)
+    store = Store(owner_of, recorded_jobs)
     store.replace("Job", [], 5)
     store.replace("Pod", [pod(8)], 9)
     store.replace("FineTuneJob", [ftj(2)], 10)
@@ -239,7 +272,7 @@ TOMBSTONES: dict[str, tuple[list[Step], list[int]]] = {
 def test_a_pod_that_failed_and_is_gone_is_remembered_with_its_job(
     steps: list[Step], expected: list[int]
 ) -> None:
-    store = Store(owner_of)
+    store = Store(owner_of, recorded_jobs)
     store.put("Job", child(1))
     for name, *arguments in steps:
         getattr(store, name)(*arguments)

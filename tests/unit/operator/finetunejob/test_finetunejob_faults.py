@@ -14,7 +14,7 @@ from finetune_operator.controller.store import KINDS, Store
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.finetunejob import apply, polling
 from finetune_operator.finetunejob.apply import FineTuneJobApplier
-from finetune_operator.finetunejob.children import job_ended, owner
+from finetune_operator.finetunejob.children import job_ended, owner, recorded_jobs
 from finetune_operator.finetunejob.model import Mlflow, SetAlias
 from finetune_operator.finetunejob.observe import FineTuneJobObserver
 from finetune_operator.finetunejob.reconcile import FineTuneJobReconciler
@@ -57,7 +57,7 @@ class World:
 
     def restart(self) -> None:
         """An operator that knows nothing but what is written down."""
-        self.store = Store(owner)
+        self.store = Store(owner, recorded_jobs)
         observer = FineTuneJobObserver(self.kube, self.store, SETTINGS, clock=lambda: self.seconds)
         writer = AliasWriter(self.kube, SETTINGS, "operator")
         applier = FineTuneJobApplier(self.kube, self.store, observer, writer)

@@ -9,7 +9,7 @@ import pytest
 
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.controller.store import Store
-from finetune_operator.finetunejob.children import owner
+from finetune_operator.finetunejob.children import owner, recorded_jobs
 from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
 from finetune_operator.settings import Settings
 from standins.kube import StandIn
@@ -37,7 +37,7 @@ class World:
     """An observer, what it stands on, and a clock that moves when told."""
 
     kube: StandIn = field(default_factory=StandIn)
-    store: Store = field(default_factory=lambda: Store(owner))
+    store: Store = field(default_factory=lambda: Store(owner, recorded_jobs))
     settings: Settings = NO_MLFLOW
     clock: float = 0.0
 

@@ -37,6 +37,7 @@ from unit.operator.finetunejob.decide.make import (
     controller,
     ftj,
     later,
+    pod,
     said,
 )
 
@@ -68,7 +69,7 @@ class World:
 
     def restart(self) -> None:
         """An operator that knows nothing yet."""
-        self.store = Store(children.owner)
+        self.store = Store(children.owner, children.recorded_jobs)
         self.queue = WorkQueue(clock=lambda: self.seconds)
         observer = FineTuneJobObserver(self.kube, self.store, self.settings, clock=lambda: self.seconds)
         writer = AliasWriter(self.kube, self.settings, "operator-1")
@@ -79,7 +80,7 @@ class World:
 
     def watch(self) -> None:
         """The watches deliver everything, also what is gone."""
-        for kind in ("FineTuneJob", "Job"):
+        for kind in ("Job", "Pod", "FineTuneJob"):
             found = [
                 body
                 for (held, _, _), body in self.kube.objects.items()
@@ -160,6 +161,28 @@ async def test_a_pass_that_was_cut_short_is_made_up_for() -> None:
     await world.look()
     assert (world.status["phase"], world.status["attempt"]) == ("Starting", 1)
     assert [name for _, _, name in world.kube.objects if name.startswith("tune-train-")] == ["tune-train-1"]
+
+
+async def test_after_a_restart_no_second_gang_starts_beside_pods_whose_job_a_person_deleted() -> None:
+    world = World()
+    await world.look()
+    await world.look()
+    job = world.kube.objects.pop(("Job", "team", "tune-train-1"))
+    left = pod("tune-train-1", owner=job["metadata"]["uid"])
+    world.kube.keep({"kind": "Pod", **left})
+    world.restart()
+    world.watch()
+    await world.look()
+    assert [kind for verb, kind, _ in world.kube.asked if verb in ("create", "apply", "delete")] == ["Event"]
+    name = left["metadata"]["name"]
+    assert world.condition(ConditionType.TRAINED) == (
+        ConditionReason.RESTARTING,
+        f"attempt 1 starts when pod {name} of the one before has stopped",
+    )
+    del world.kube.objects["Pod", "team", name]
+    world.watch()
+    await world.look()
+    assert "Job/tune-train-1" in world.kube.done("create")
 
 
 TAKEN: dict[str, tuple[Json, str]] = {
