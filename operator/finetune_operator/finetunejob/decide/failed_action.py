@@ -8,6 +8,7 @@ from datetime import datetime
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.decide.ready import summarized
 from finetune_operator.finetunejob.model import Action, Decision, FineTuneJob, Observed, SetAlias
 from finetune_operator.settings import Settings
 
@@ -30,4 +31,4 @@ def failed_action(
         draft.set(ConditionType.REGISTERED, False, ConditionReason.REGISTERING, message)
     else:
         draft.set(ConditionType.TRACKED, False, problem.reason, problem.message)
-    return dataclasses.replace(decision, status=draft.status)
+    return dataclasses.replace(decision, status=summarized(ftj, draft.status, draft.now))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ from finetune_operator.finetunejob.polling import RunPoller
 from finetune_operator.finetunejob.reconcile import FineTuneJobReconciler
 from finetune_operator.kube import KubeError
 from finetune_operator.mlflow.runs import Server
+from finetune_operator.policy.status import with_condition
 from finetune_operator.registry.writer import AliasWriter, lease_name
 from standins.kube import StandIn
 from unit.operator.finetunejob.decide.make import (
@@ -338,6 +340,25 @@ def test_a_write_that_failed_is_in_the_status(
     assert (found.apply, found.status.phase) == (decision.apply, decision.status.phase)
 
 
+def test_ready_says_which_write_failed() -> None:
+    decision = conclude(ftj())
+    trained = with_condition(
+        decision.status.conditions,
+        ConditionType.TRAINED,
+        True,
+        ConditionReason.TRAINED,
+        "done",
+        now=NOW,
+        generation=1,
+    )
+    decision = dataclasses.replace(
+        decision, status=decision.status.model_copy(update={"conditions": trained})
+    )
+    action = SetAlias("m", "candidate", "4")
+    found = failed_action(ftj(), decision, action, PROBLEM, now=NOW, settings=SETTINGS)
+    assert said(found, ConditionType.READY) == said(found, ConditionType.REGISTERED)
+
+
 async def test_mlflow_that_refuses_a_write_does_not_keep_the_status_from_being_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -374,7 +395,8 @@ async def test_an_alias_waits_for_another_replica_without_a_complaint(
     monkeypatch.setattr(RunPoller, "_ask", no_answer)
     with caplog.at_level(logging.INFO):
         await world.look()
-    assert (caplog.records, world.next_look()) == ([], world.seconds + BUSY_SECONDS)
+    complaints = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert (complaints, world.next_look()) == ([], world.seconds + BUSY_SECONDS)
     message = f"alias a of m cannot be set: Lease default/{name} is held by somebody: trying again"
     assert world.condition(ConditionType.REGISTERED) == (ConditionReason.REGISTERING, message)
 
