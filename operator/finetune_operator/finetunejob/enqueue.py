@@ -10,20 +10,20 @@ from finetune_operator.finetunejob.children import owner
 
 
 def on_event(store: Store, queue: WorkQueue, kind: str | None, body: Json) -> None:
-    """Take in what a watch says of a FineTuneJob, and queue a pass."""
-    _take_in(store, "FineTuneJob", kind, body)
+    """Store a FineTuneJob that a watch delivers, and queue a pass."""
+    _store(store, "FineTuneJob", kind, body)
     queue.add(f"{body['metadata']['namespace']}/{body['metadata']['name']}")
 
 
 def on_child(store: Store, queue: WorkQueue, child: str, kind: str | None, body: Json) -> None:
-    """Take in what a watch says of a Job or a Pod, and queue a pass over the FineTuneJob that its label names."""
-    _take_in(store, child, kind, body)
+    """Store a Job or a Pod that a watch delivers, and queue a pass over the FineTuneJob that its label names."""
+    _store(store, child, kind, body)
     meta = body["metadata"]
     if owner(child, body):
         queue.add(f"{meta['namespace']}/{meta['labels'].get(names.LABEL_JOB)}")
 
 
-def _take_in(store: Store, resource: str, kind: str | None, body: Json) -> None:
+def _store(store: Store, resource: str, kind: str | None, body: Json) -> None:
     if kind == "DELETED":
         store.drop(resource, body)
     else:

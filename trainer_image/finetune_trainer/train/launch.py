@@ -114,7 +114,7 @@ def _run_workers(gang: Gang, recipe: Recipe, folder: Path) -> None:
     except DistError as error:
         raise TrainingError(
             "RendezvousTimeout",
-            f"the {gang.nodes} pods did not find each other at {gang.address}:{gang.port} in {timeout} s: look "
+            f"the {gang.nodes} pods did not find each other at {gang.address}:{gang.port} in {timeout} s: check "
             "whether all of them are running and may reach that port",
         ) from error
 

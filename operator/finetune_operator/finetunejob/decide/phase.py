@@ -1,4 +1,4 @@
-"""The one word for where a job stands, derived from its conditions alone."""
+"""The phase of a FineTuneJob, derived from its conditions alone."""
 
 from __future__ import annotations
 

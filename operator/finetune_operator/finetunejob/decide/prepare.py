@@ -18,7 +18,7 @@ _BACKOFF_LIMIT = 2
 
 
 def prepare(draft: Draft) -> Outcome:
-    """See to it that the splits exist; the pass ends while they do not."""
+    """Create the splits; the pass ends until they exist."""
     if draft.holds(ConditionType.PREPARED):
         return Continue
     if draft.spec.data.splits:
@@ -79,7 +79,7 @@ def _finish(draft: Draft, child: Json, mine: list[Json]) -> Outcome:
             ConditionType.PREPARED,
             False,
             ConditionReason.PREPARING,
-            "the prep pod's result was lost with its node: asking again",
+            "the prep pod's result was lost with its node: the preparation runs again and finds its version",
         )
         return Stop
     result = results[-1]

@@ -1,6 +1,6 @@
 """Registration: the trainer makes the version, the operator alone writes its aliases.
 
-An alias that a ModelPromotion keeps is left to that: two writers would move it to and fro.
+A ModelPromotion writes the aliases that it keeps: two writers would overwrite each other's moves.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _KEPT_ATTEMPTS = 3
 
 
 def train(draft: Draft) -> Outcome:
-    """See to it that an attempt runs to its end; the pass ends while it does not."""
+    """Run an attempt to its end; the pass ends until it is complete."""
     if draft.holds(ConditionType.TRAINED):
         return Continue
     if not track.may_train(draft):

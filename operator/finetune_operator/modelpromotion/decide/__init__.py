@@ -68,7 +68,7 @@ def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Se
 
 
 def _serve(draft: Draft) -> None:
-    """The endpoint follows the alias, whatever becomes of the candidate; it goes back even while the alias cannot."""
+    """The endpoint follows the alias, independent of the candidate; it goes back also while the alias cannot be written."""
     promotion = draft.promotion
     if promotion.spec is None:
         # What is known of the endpoint still counts once the spec can be read again.

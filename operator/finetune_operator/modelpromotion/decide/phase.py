@@ -1,4 +1,4 @@
-"""The one word for where a promotion stands, derived from its conditions alone."""
+"""The phase of a ModelPromotion, derived from its conditions alone."""
 
 from __future__ import annotations
 

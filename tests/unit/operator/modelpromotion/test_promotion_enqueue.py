@@ -41,7 +41,7 @@ NEWS: dict[str, tuple[Json, bool]] = {
     "its first status": (promotion(LATER | {"managedFields": []}, status={"phase": "Promoted"}), False),
     "who wrote it": (promotion(LATER | {"managedFields": [{"manager": "argocd"}]}), False),
     "its spec": (promotion(LATER | {"generation": 2}, spec={"model": "other"}), True),
-    "its spec, to and fro": (promotion(LATER | {"generation": 3}), True),
+    "its spec, changed and changed back": (promotion(LATER | {"generation": 3}), True),
     "that it is being deleted": (promotion(LATER | {"deletionTimestamp": "2026-08-01T12:00:00Z"}), True),
     "a finalizer": (promotion(LATER | {"finalizers": ["finetune.dev/alias"]}), True),
     "a label": (promotion(LATER | {"labels": {"team": "a"}}), True),

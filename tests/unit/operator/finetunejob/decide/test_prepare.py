@@ -144,7 +144,7 @@ def test_a_result_that_went_with_its_pod_is_asked_for_again() -> None:
     assert said(lost, ConditionType.PREPARED) == (
         "False",
         ConditionReason.PREPARING,
-        "the prep pod's result was lost with its node: asking again",
+        "the prep pod's result was lost with its node: the preparation runs again and finds its version",
     )
     assert applied(prepare()) == ["ConfigMap/tune-prep", "Job/tune-prep"]
 
