@@ -5,12 +5,11 @@ Each kind decides in its own `decide/ready.py` when it is ready, and which condi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from finetune_crds.conditions import Condition, ConditionType
-from finetune_operator.policy.status import with_condition
+from finetune_crds.conditions import ConditionType
+from finetune_operator.policy.status import Status, with_condition
 
 
 class Readiness(NamedTuple):
@@ -21,11 +20,12 @@ class Readiness(NamedTuple):
     message: str
 
 
-def with_ready(
-    conditions: Sequence[Condition], readiness: Readiness, *, now: datetime, generation: int
-) -> list[Condition]:
-    """The conditions with Ready set; its transition time moves only when its status does."""
+def summarized(status: Status, readiness: Readiness, phase: str, *, now: datetime, generation: int) -> Status:
+    """The status with what follows from its other conditions: the phase, Ready, and the generation they are about."""
     holds, reason, message = readiness
-    return with_condition(
-        conditions, ConditionType.READY, holds, reason, message, now=now, generation=generation
+    conditions = with_condition(
+        status.conditions, ConditionType.READY, holds, reason, message, now=now, generation=generation
+    )
+    return status.model_copy(
+        update={"conditions": conditions, "phase": phase, "observed_generation": generation}
     )

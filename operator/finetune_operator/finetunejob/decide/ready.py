@@ -9,7 +9,8 @@ from finetune_crds.conditions import Condition, ConditionType
 from finetune_crds.status import FineTuneJobStatus, Phase
 from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.model import FineTuneJob
-from finetune_operator.policy.ready import Readiness, with_ready
+from finetune_operator.policy.ready import Readiness
+from finetune_operator.policy.ready import summarized as summarize
 
 # For each phase: the conditions that explain it, the most specific first.
 _EXPLAINS: dict[Phase, tuple[ConditionType, ...]] = {
@@ -29,14 +30,8 @@ _OBSTACLES = (ConditionType.ACCEPTED, ConditionType.PODS_HEALTHY)
 
 def summarized(ftj: FineTuneJob, status: FineTuneJobStatus, now: datetime) -> FineTuneJobStatus:
     """The status with what follows from its conditions: the phase, Ready, and the generation they are about."""
-    conditions = with_ready(status.conditions, ready(status.conditions), now=now, generation=ftj.generation)
-    return status.model_copy(
-        update={
-            "conditions": conditions,
-            "phase": phase(conditions),
-            "observed_generation": ftj.generation,
-        }
-    )
+    conditions = status.conditions
+    return summarize(status, ready(conditions), phase(conditions), now=now, generation=ftj.generation)
 
 
 def ready(conditions: Sequence[Condition]) -> Readiness:

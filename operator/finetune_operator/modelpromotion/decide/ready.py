@@ -13,7 +13,8 @@ from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_crds.promotion_status import ModelPromotionStatus, MoveReason, PromotionPhase
 from finetune_operator.modelpromotion.decide.phase import phase
 from finetune_operator.modelpromotion.model import Promotion
-from finetune_operator.policy.ready import Readiness, with_ready
+from finetune_operator.policy.ready import Readiness
+from finetune_operator.policy.ready import summarized as summarize
 
 _READY: tuple[PromotionPhase, ...] = ("Promoted", "RolledBack")
 # The spec cannot be carried out, or the alias is not where it should be.
@@ -25,14 +26,8 @@ _RIGHTFUL: tuple[MoveReason, ...] = ("Promoted", "Reverted", "RolledBack", "With
 def summarized(promotion: Promotion, status: ModelPromotionStatus, now: datetime) -> ModelPromotionStatus:
     """The status with what follows from it: the phase, Ready, and the generation that both are about."""
     readiness = ready(promotion, status)
-    conditions = with_ready(status.conditions, readiness, now=now, generation=promotion.generation)
-    return status.model_copy(
-        update={
-            "conditions": conditions,
-            "phase": phase(conditions),
-            "observed_generation": promotion.generation,
-        }
-    )
+    word = phase(status.conditions)
+    return summarize(status, readiness, word, now=now, generation=promotion.generation)
 
 
 def ready(promotion: Promotion, status: ModelPromotionStatus) -> Readiness:
