@@ -247,3 +247,21 @@ def eval_loss_of(outcome: Outcome) -> float:
     assert outcome.message.train is not None, outcome.output
     assert outcome.message.train.eval_loss is not None
     return outcome.message.train.eval_loss
+
+
+@pytest.fixture(scope="session")
+def one_layer(base_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The base with its first layer alone, and with biases."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from finetune_trainer.tokenizer import load_tokenizer
+    from support import networks
+
+    folder = tmp_path_factory.mktemp("one-layer")
+    config = LlamaConfig.from_pretrained(base_model)
+    config.num_hidden_layers, config.attention_bias = 1, True
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    load_tokenizer(networks.recipe(base_model).model, base_model).save_pretrained(folder)
+    return folder

@@ -11,6 +11,7 @@ from support.training import (  # noqa: F401 - pytest finds fixtures in a confte
     mlflow_imported,
     mlflow_of_test,
     mlflow_template,
+    one_layer,
     pod,
     preferences,
     recipe,

@@ -31,22 +31,6 @@ def world() -> Iterator[World]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def one_layer(base_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The base with its first layer alone, and with biases."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from finetune_trainer.tokenizer import load_tokenizer
-
-    folder = tmp_path_factory.mktemp("one-layer")
-    config = LlamaConfig.from_pretrained(base_model)
-    config.num_hidden_layers, config.attention_bias = 1, True
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    load_tokenizer(networks.recipe(base_model).model, base_model).save_pretrained(folder)
-    return folder
-
-
 def learned(network: Any, batch: pack.Batch) -> tuple[float, list[torch.Tensor]]:
     loss, _ = network(batch)
     loss.backward()

@@ -7,6 +7,7 @@ from support.training import (  # noqa: F401 - pytest finds fixtures in a confte
     mlflow,
     mlflow_imported,
     mlflow_template,
+    one_layer,
     pod,
     preferences,
     recipe,

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.train.model import shard
@@ -25,22 +24,6 @@ pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_W
 def world() -> Iterator[World]:
     with networks.alone() as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def one_layer(base_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The base with its first layer alone, and with biases."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from finetune_trainer.tokenizer import load_tokenizer
-
-    folder = tmp_path_factory.mktemp("one-layer")
-    config = LlamaConfig.from_pretrained(base_model)
-    config.num_hidden_layers, config.attention_bias = 1, True
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    load_tokenizer(networks.recipe(base_model).model, base_model).save_pretrained(folder)
-    return folder
 
 
 def test_compilation_needs_a_compiler(
