@@ -28,6 +28,11 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
+def internal_error(error: Exception) -> str:
+    """What a status says about an error that the operator does not know."""
+    return f"the operator failed on this resource ({type(error).__name__}), and tries again: read its log"
+
+
 @dataclass
 class Reconciler(ABC):
     """Handles keys of a work queue, one kind of resource: a pass each, and again later when it fails."""
@@ -64,7 +69,7 @@ class Reconciler(ABC):
                 )
             else:
                 log.exception("%s: unexpected; trying again in %.1f s", key, delay)
-                await self.complain(body, error)
+                await self._complain(key, body, error)
             return
         self.queue.forget(key)
         if requeue is not None:
@@ -74,5 +79,12 @@ class Reconciler(ABC):
     async def reconcile(self, body: Json) -> float | None:
         """Reconcile once; the seconds until the next reconcile, or None for the next resync."""
 
-    async def complain(self, body: Json, error: Exception) -> None:  # noqa: B027 - jobs have no place for it
-        """Say on the resource itself that a pass failed for no known reason, where its status has a place for that."""
+    @abstractmethod
+    async def complain(self, body: Json, error: Exception) -> None:
+        """Report in the status that the resource cannot be reconciled, for a reason that the operator does not know."""
+
+    async def _complain(self, key: str, body: Json, error: Exception) -> None:
+        try:
+            await self.complain(body, error)
+        except Exception:
+            log.exception("%s: its status could not be written either", key)

@@ -67,13 +67,13 @@ class FineTuneJobApplier:
                 await self._act(ftj, action)
             except (ExternalError, LeaseBusy) as error:
                 failure = error
-                decision = self._undone(ftj, decision, action, error, now)
+                decision = self._failed(ftj, decision, action, error, now)
                 break
         await self._status(ftj, decision, now)
         if failure:
             raise failure
 
-    def _undone(
+    def _failed(
         self,
         ftj: FineTuneJob,
         decision: Decision,
@@ -84,9 +84,9 @@ class FineTuneJobApplier:
         problem = (
             error.problem
             if isinstance(error, ExternalError)
-            else Problem(ConditionReason.LEASE_HELD, f"{error}: trying again")
+            else Problem(ConditionReason.MOVE_DELAYED, f"{error}: trying again")
         )
-        return failed_action(ftj, decision, action, problem, now=now, settings=self.observer.settings)
+        return failed_action(ftj, decision, action, problem, now=now)
 
     async def _delete(self, ftj: FineTuneJob, decision: Decision) -> None:
         if decision.sweep:

@@ -11,12 +11,11 @@ from typing import ClassVar
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.controller.leases import LeaseBusy
-from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, utc_now
+from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, internal_error, utc_now
 from finetune_operator.finetunejob.apply import FineTuneJobApplier, NameTaken
 from finetune_operator.finetunejob.decide import decide
-from finetune_operator.finetunejob.decide.draft import Draft
-from finetune_operator.finetunejob.decide.ready import summarized
-from finetune_operator.finetunejob.model import Decision, FineTuneJob, Observed
+from finetune_operator.finetunejob.decide.ready import restated
+from finetune_operator.finetunejob.model import Decision, FineTuneJob
 from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
 from finetune_operator.kube import KubeError
 from finetune_operator.settings import Settings
@@ -55,6 +54,15 @@ class FineTuneJobReconciler(Reconciler):
         # What was written to MLflow is read back at once.
         return 0.0 if decision.actions else decision.requeue_seconds
 
+    async def complain(self, body: Json, error: Exception) -> None:
+        """Report in the status that the job cannot be reconciled; the status of a finished job stays."""
+        ftj, now = read_finetunejob(body), self.now()
+        if ftj.is_finished:
+            return
+        kind, reason = ConditionType.ACCEPTED, ConditionReason.INTERNAL_ERROR
+        status = restated(ftj, ftj.status, kind, reason, internal_error(error), holds=None, now=now)
+        await self.applier.apply(ftj, Decision(status=status), now)
+
     async def _report(self, ftj: FineTuneJob, error: KubeError | NameTaken) -> None:
         """Say on the resource itself why its children cannot be made."""
         if isinstance(error, NameTaken):
@@ -63,10 +71,9 @@ class FineTuneJobReconciler(Reconciler):
             kind, reason = ConditionType.PODS_HEALTHY, ConditionReason.POD_REJECTED
         else:
             return
-        draft = Draft(ftj, Observed(), self.now().replace(microsecond=0), self.settings)
-        draft.set(kind, False, reason, str(error))
-        draft.status = summarized(ftj, draft.status, draft.now)
+        now = self.now()
+        status = restated(ftj, ftj.status, kind, reason, str(error), now=now)
         try:
-            await self.applier.apply(ftj, Decision(status=draft.status), self.now())
+            await self.applier.apply(ftj, Decision(status=status), now)
         except KubeError as second:
             log.warning("%s: its status could not be written: %s", ftj.key, second)

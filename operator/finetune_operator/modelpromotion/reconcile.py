@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,19 +10,16 @@ from typing import ClassVar
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.controller.leases import LeaseBusy
-from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, utc_now
+from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, internal_error, utc_now
 from finetune_operator.errors import ExternalError
 from finetune_operator.modelpromotion.apply import ModelPromotionApplier, StaleError
 from finetune_operator.modelpromotion.decide import decide
-from finetune_operator.modelpromotion.decide.ready import summarized
+from finetune_operator.modelpromotion.decide.ready import restated
 from finetune_operator.modelpromotion.model import PromotionDecision
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver, read_promotion
-from finetune_operator.policy.status import with_condition
 from finetune_operator.registry.writer import AliasMoved, ModelReplaced
 from finetune_operator.serving.model import LogRequests
 from finetune_operator.settings import Settings
-
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -61,20 +57,9 @@ class ModelPromotionReconciler(Reconciler):
 
     async def complain(self, body: Json, error: Exception) -> None:
         """Report in the status that the promotion cannot be reconciled."""
-        try:
-            promotion, now = read_promotion(body), self.now().replace(microsecond=0)
-            message = f"a pass failed, which is a mistake of the operator's: {type(error).__name__}; its log says more"
-            conditions = with_condition(
-                promotion.status.conditions,
-                ConditionType.ACCEPTED,
-                None,
-                ConditionReason.INTERNAL_ERROR,
-                message,
-                now=now,
-                generation=promotion.generation,
-            )
-            said = promotion.status.model_copy(update={"conditions": conditions})
-            said = summarized(promotion, said, now)
-            await self.applier.apply(promotion, PromotionDecision(status=said), now)
-        except Exception:
-            log.exception("%s: nor could that be said in its status", body["metadata"].get("name"))
+        promotion, now = read_promotion(body), self.now()
+        kind, reason = ConditionType.ACCEPTED, ConditionReason.INTERNAL_ERROR
+        status = restated(
+            promotion, promotion.status, kind, reason, internal_error(error), holds=None, now=now
+        )
+        await self.applier.apply(promotion, PromotionDecision(status=status), now)

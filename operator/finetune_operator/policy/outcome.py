@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from enum import Enum
+from typing import TypeVar
+
+Draft = TypeVar("Draft")
 
 
 class Outcome(Enum):
@@ -14,3 +18,10 @@ class Outcome(Enum):
 
 Continue = Outcome.CONTINUE
 Stop = Outcome.STOP
+
+
+def run_policies(policies: Iterable[Callable[[Draft], Outcome]], draft: Draft) -> None:
+    """Run policies in order, until one of them returns Stop."""
+    for policy in policies:
+        if policy(draft) is Stop:
+            return

@@ -66,7 +66,7 @@ class VersionNotReady(ExternalError):  # noqa: N818
         message = (
             f"no alias can be pointed at version {version} of {model}, which {why}: name another version"
         )
-        super().__init__(Problem(ConditionReason.VERSION_NOT_READY, message))
+        super().__init__(Problem(ConditionReason.MOVE_REFUSED, message))
 
 
 @dataclass
@@ -242,5 +242,5 @@ def _no_lease(namespace: str, name: str, model: str, error: KubeError) -> Extern
     message = (
         f"aliases of {model} are not written without Lease {namespace}/{name}, which cannot be had: {error}"
     )
-    reason = ConditionReason.LEASE_REFUSED if error.status in _NOT_ALLOWED else ConditionReason.MLFLOW_ERROR
+    reason = ConditionReason.MOVE_REFUSED if error.status in _NOT_ALLOWED else ConditionReason.MLFLOW_ERROR
     return ExternalError(Problem(reason, message))

@@ -18,7 +18,7 @@ from finetune_operator.finetunejob.decide import (
 )
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.model import Decision, FineTuneJob, Observed
-from finetune_operator.policy.outcome import Stop
+from finetune_operator.policy.outcome import run_policies
 from finetune_operator.settings import Settings
 
 # In this order; a policy that returns Stop ends the pass.
@@ -39,9 +39,7 @@ def decide(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settin
     """What has to be done for a job, and what its status is to say."""
     draft = Draft(ftj, observed, now.replace(microsecond=0), settings)
     if not finish.is_finished(draft):
-        for policy in POLICIES:
-            if policy(draft) is Stop:
-                break
+        run_policies(POLICIES, draft)
     if finish.is_finished(draft):
         finish.after_the_end(draft)
     draft.status = ready.summarized(ftj, draft.status, draft.now)

@@ -51,10 +51,10 @@ def _leave_alone(draft: Draft) -> Outcome:
 
 
 def _was_at_work(draft: Draft) -> bool:
-    """Whether the job was accepted before its spec became unreadable: children exist only of accepted jobs."""
+    """Whether the job was accepted before Accepted became Unknown: children exist only of accepted jobs."""
     accepted = draft.condition(ConditionType.ACCEPTED)
-    unreadable = accepted is not None and accepted.reason == ConditionReason.SPEC_UNREADABLE
-    return unreadable and draft.status.start_time is not None
+    unknown = accepted is not None and accepted.status == "Unknown"
+    return unknown and draft.status.start_time is not None
 
 
 def _refuse(draft: Draft, reason: ConditionReason, message: str) -> Outcome:

@@ -7,28 +7,17 @@ from datetime import datetime
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.decide.draft import Draft
-from finetune_operator.finetunejob.decide.ready import summarized
-from finetune_operator.finetunejob.model import Action, Decision, FineTuneJob, Observed, SetAlias
-from finetune_operator.settings import Settings
+from finetune_operator.finetunejob.decide.ready import restated
+from finetune_operator.finetunejob.model import Action, Decision, FineTuneJob, SetAlias
 
 
 def failed_action(
-    ftj: FineTuneJob,
-    decision: Decision,
-    action: Action,
-    problem: Problem,
-    *,
-    now: datetime,
-    settings: Settings,
+    ftj: FineTuneJob, decision: Decision, action: Action, problem: Problem, *, now: datetime
 ) -> Decision:
     """The decision, whose status now says which write failed and why."""
-    draft = Draft(
-        dataclasses.replace(ftj, status=decision.status), Observed(), now.replace(microsecond=0), settings
-    )
+    kind, reason, message = ConditionType.TRACKED, problem.reason, problem.message
     if isinstance(action, SetAlias):
+        kind, reason = ConditionType.REGISTERED, ConditionReason.REGISTERING
         message = f"alias {action.alias} of {action.model} cannot be set: {problem.message}"
-        draft.set(ConditionType.REGISTERED, False, ConditionReason.REGISTERING, message)
-    else:
-        draft.set(ConditionType.TRACKED, False, problem.reason, problem.message)
-    return dataclasses.replace(decision, status=summarized(ftj, draft.status, draft.now))
+    status = restated(ftj, decision.status, kind, reason, message, now=now)
+    return dataclasses.replace(decision, status=status)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from finetune_crds.conditions import Condition, ConditionType
+from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus, Phase
 from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.policy.ready import Readiness
 from finetune_operator.policy.ready import summarized as summarize
+from finetune_operator.policy.status import with_condition
 
 # For each phase: the conditions that explain it, the most specific first.
 _EXPLAINS: dict[Phase, tuple[ConditionType, ...]] = {
@@ -32,6 +33,24 @@ def summarized(ftj: FineTuneJob, status: FineTuneJobStatus, now: datetime) -> Fi
     """The status with what follows from its conditions: the phase, Ready, and the generation they are about."""
     conditions = status.conditions
     return summarize(status, ready(conditions), phase(conditions), now=now, generation=ftj.generation)
+
+
+def restated(
+    ftj: FineTuneJob,
+    status: FineTuneJobStatus,
+    kind: ConditionType,
+    reason: ConditionReason,
+    message: str,
+    *,
+    holds: bool | None = False,
+    now: datetime,
+) -> FineTuneJobStatus:
+    """The status of a decision after one more condition is set, because the decision could not be carried out."""
+    now = now.replace(microsecond=0)
+    conditions = with_condition(
+        status.conditions, kind, holds, reason, message, now=now, generation=ftj.generation
+    )
+    return summarized(ftj, status.model_copy(update={"conditions": conditions}), now)
 
 
 def ready(conditions: Sequence[Condition]) -> Readiness:

@@ -22,7 +22,7 @@ from finetune_operator.modelpromotion.decide import (
 )
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.model import Observed, Promotion, PromotionDecision
-from finetune_operator.policy.outcome import Stop
+from finetune_operator.policy.outcome import run_policies
 from finetune_operator.settings import Settings
 
 # In this order; a policy that returns Stop ends the pass.
@@ -57,9 +57,7 @@ def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Se
             draft.status = ready.summarized(promotion, draft.status, draft.now)
         return draft.conclude()
     remove.guard(draft)
-    for policy in POLICIES:
-        if policy(draft) is Stop:
-            break
+    run_policies(POLICIES, draft)
     move.give_up(draft)
     _serve(draft)
     identity.remember(draft)

@@ -7,9 +7,8 @@ from datetime import datetime
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.errors import Problem
-from finetune_operator.modelpromotion.decide.ready import summarized
+from finetune_operator.modelpromotion.decide.ready import restated
 from finetune_operator.modelpromotion.model import Promotion, PromotionAction, PromotionDecision
-from finetune_operator.policy.status import with_condition
 from finetune_operator.registry.base import MoveAlias
 
 # Problems that pass without a change by people.
@@ -37,9 +36,5 @@ def failed_action(
         message = f"{what} cannot be moved: {problem.message}"
     else:
         kind, reason, message = ConditionType.SERVED, problem.reason, problem.message
-    now = now.replace(microsecond=0)
-    conditions = with_condition(
-        status.conditions, kind, False, reason, message, now=now, generation=promotion.generation
-    )
-    said = status.model_copy(update={"conditions": conditions})
-    return dataclasses.replace(decision, status=summarized(promotion, said, now))
+    status = restated(promotion, status, kind, reason, message, now=now)
+    return dataclasses.replace(decision, status=status)

@@ -15,6 +15,7 @@ from finetune_operator.modelpromotion.decide.phase import phase
 from finetune_operator.modelpromotion.model import Promotion
 from finetune_operator.policy.ready import Readiness
 from finetune_operator.policy.ready import summarized as summarize
+from finetune_operator.policy.status import with_condition
 
 _READY: tuple[PromotionPhase, ...] = ("Promoted", "RolledBack")
 # The spec cannot be carried out, or the alias is not where it should be.
@@ -28,6 +29,24 @@ def summarized(promotion: Promotion, status: ModelPromotionStatus, now: datetime
     readiness = ready(promotion, status)
     word = phase(status.conditions)
     return summarize(status, readiness, word, now=now, generation=promotion.generation)
+
+
+def restated(
+    promotion: Promotion,
+    status: ModelPromotionStatus,
+    kind: ConditionType,
+    reason: ConditionReason,
+    message: str,
+    *,
+    holds: bool | None = False,
+    now: datetime,
+) -> ModelPromotionStatus:
+    """The status of a decision after one more condition is set, because the decision could not be carried out."""
+    now = now.replace(microsecond=0)
+    conditions = with_condition(
+        status.conditions, kind, holds, reason, message, now=now, generation=promotion.generation
+    )
+    return summarized(promotion, status.model_copy(update={"conditions": conditions}), now)
 
 
 def ready(promotion: Promotion, status: ModelPromotionStatus) -> Readiness:

@@ -43,7 +43,7 @@ ERRORS: dict[str, tuple[Exception, int, int]] = {
         logging.WARNING,
         0,
     ),
-    "a mistake of the operator": (KeyError("spec"), logging.ERROR, 1),
+    "an error of the operator": (KeyError("spec"), logging.ERROR, 1),
 }
 
 

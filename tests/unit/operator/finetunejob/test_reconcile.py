@@ -256,6 +256,25 @@ async def test_children_that_the_api_server_refuses_are_said() -> None:
     )
 
 
+async def test_an_error_of_the_operator_is_in_the_status_until_a_pass_succeeds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World()
+    await world.look()
+    accepted = world.condition(ConditionType.ACCEPTED)
+    with monkeypatch.context() as broken, caplog.at_level(logging.CRITICAL):
+        broken.setattr("finetune_operator.finetunejob.reconcile.decide", lambda *_: 1 // 0)
+        for _ in range(2):
+            await world.look()
+    assert world.condition(ConditionType.ACCEPTED) == (
+        ConditionReason.INTERNAL_ERROR,
+        "the operator failed on this resource (ZeroDivisionError), and tries again: read its log",
+    )
+    assert world.status["phase"] == "Starting"
+    await world.look()
+    assert world.condition(ConditionType.ACCEPTED) == accepted
+
+
 async def test_delays_grow_while_it_fails_and_the_key_goes_with_the_job() -> None:
     world = World()
     world.kube.refuse["create", "Job"] = KubeError(0, "away")
@@ -285,7 +304,10 @@ async def test_nothing_unexpected_ends_a_worker(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.ERROR):
         await world.look()
     assert world.next_look() is not None
-    assert [record.getMessage().split(";")[0] for record in caplog.records] == ["team/tune: unexpected"]
+    assert [record.getMessage().split(";")[0] for record in caplog.records] == [
+        "team/tune: unexpected",
+        "team/tune: its status could not be written either",
+    ]
 
 
 async def test_an_event_that_cannot_be_written_does_not_fail_the_pass() -> None:
@@ -335,7 +357,7 @@ def test_a_write_that_failed_is_in_the_status(
     action: EnsureRun | FinishRun | SetAlias, kind: ConditionType, expected: tuple[str, str, str]
 ) -> None:
     decision = conclude(ftj())
-    found = failed_action(ftj(), decision, action, PROBLEM, now=NOW, settings=SETTINGS)
+    found = failed_action(ftj(), decision, action, PROBLEM, now=NOW)
     assert said(found, kind) == expected
     assert (found.apply, found.status.phase) == (decision.apply, decision.status.phase)
 
@@ -355,7 +377,7 @@ def test_ready_says_which_write_failed() -> None:
         decision, status=decision.status.model_copy(update={"conditions": trained})
     )
     action = SetAlias("m", "candidate", "4")
-    found = failed_action(ftj(), decision, action, PROBLEM, now=NOW, settings=SETTINGS)
+    found = failed_action(ftj(), decision, action, PROBLEM, now=NOW)
     assert said(found, ConditionType.READY) == said(found, ConditionType.REGISTERED)
 
 

@@ -238,6 +238,6 @@ async def test_a_mistake_of_the_operators_own_is_said_once(caplog: pytest.LogCap
             await there.operator.reconciler.handle("team/champion")
     assert there.says("Accepted") == (
         "InternalError",
-        "a pass failed, which is a mistake of the operator's: ZeroDivisionError; its log says more",
+        "the operator failed on this resource (ZeroDivisionError), and tries again: read its log",
     )
     assert there.writes.log == ["status ModelPromotion", "create Event"]

@@ -134,7 +134,7 @@ async def test_an_alias_that_is_not_there_need_not_be_removed() -> None:
 REASONS = {
     AliasMoved: ConditionReason.ALIAS_MOVED,
     ModelReplaced: ConditionReason.REGISTRY_CHANGED,
-    VersionNotReady: ConditionReason.VERSION_NOT_READY,
+    VersionNotReady: ConditionReason.MOVE_REFUSED,
 }
 REFUSED: dict[str, tuple[dict[str, Any], type[ExternalError], str]] = {
     "it was moved": (
@@ -352,7 +352,7 @@ async def test_leases_that_the_api_server_refuses(verb: str, caplog: pytest.LogC
         return
     with pytest.raises(ExternalError) as raised:
         await world.move()
-    assert raised.value.problem == without_lease(ConditionReason.LEASE_REFUSED, "leases is forbidden")
+    assert raised.value.problem == without_lease(ConditionReason.MOVE_REFUSED, "leases is forbidden")
 
 
 def without_lease(reason: ConditionReason, why: str) -> Problem:
@@ -410,5 +410,5 @@ async def test_a_lease_that_cannot_be_renewed() -> None:
     world.kube.refuse["apply", "Lease"] = KubeError(403, "leases is forbidden")
     with pytest.raises(ExternalError) as raised:
         await world.move()
-    refused = without_lease(ConditionReason.LEASE_REFUSED, "leases is forbidden")
+    refused = without_lease(ConditionReason.MOVE_REFUSED, "leases is forbidden")
     assert (raised.value.problem, world.registry.wrote) == (refused, [])

@@ -28,7 +28,7 @@ MOVED = {
         ConditionReason.MOVE_REFUSED,
         "Failed",
     ),
-    "no permission for its Lease": (ConditionReason.LEASE_REFUSED, ConditionReason.MOVE_REFUSED, "Failed"),
+    "no permission for its Lease": (ConditionReason.MOVE_REFUSED, ConditionReason.MOVE_REFUSED, "Failed"),
     "a version that is not there": (
         VersionNotReady("m", "3", "is not READY").problem.reason,
         ConditionReason.MOVE_REFUSED,

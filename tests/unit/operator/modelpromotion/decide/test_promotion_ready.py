@@ -127,7 +127,7 @@ CASES: dict[str, Case] = {
         [ACCEPTED, SUSPENDED, PROMOTED], SUSPENDED, holds=False, spec={"rollbackTo": "2"}
     ),
     "another promotion has the alias": Case([CONFLICT, PROMOTED], CONFLICT, holds=False),
-    "a mistake of the operator": Case([INTERNAL, PROMOTED], INTERNAL, holds=True),
+    "an error of the operator": Case([INTERNAL, PROMOTED], INTERNAL, holds=True),
 }
 
 
