@@ -10,12 +10,13 @@ from typing import NamedTuple
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import Tracking
 from finetune_operator import names, secrets
-from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob.model import FineTuneJob, Mlflow
 from finetune_operator.kube import Kube
 from finetune_operator.mlflow.host import Credentials
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.registry.mlflow import MlflowRegistry
+from finetune_operator.registry.outages import Outages
 from finetune_operator.settings import Settings
 
 
@@ -47,8 +48,9 @@ class RunPoller:
     clock: Callable[[], float]
     _answers: dict[str, _Answer] = field(default_factory=dict)
     """By the FineTuneJob's uid."""
-    _away: dict[str, tuple[float, Problem]] = field(default_factory=dict)
-    """By the server's address: until when it is not asked, and why."""
+
+    def __post_init__(self) -> None:
+        self._outages = Outages(self.clock, self.settings.poll_seconds)
 
     async def poll(self, ftj: FineTuneJob) -> Mlflow | None:
         """MLflow's answer, at most a poll interval old; None when there is nothing to ask, or nobody.
@@ -94,14 +96,12 @@ class RunPoller:
             return Mlflow(problem=error.problem)
         if server is None:
             return None
-        away = self._away.get(server.uri)
-        if away and self.clock() < away[0]:
-            return Mlflow(problem=away[1])
+        away = self._outages.of(server.uri)
+        if away:
+            return Mlflow(problem=away)
         answer = await asyncio.to_thread(_ask, server, ftj, question.want_version)
-        self._away.pop(server.uri, None)
-        if answer.problem and answer.problem.reason == ConditionReason.MLFLOW_UNREACHABLE:
-            # The time-out of one job is enough for all jobs of this server.
-            self._away[server.uri] = (self.clock() + self.settings.poll_seconds, answer.problem)
+        if answer.problem:
+            self._outages.note(server.uri, answer.problem)
         return answer
 
 

@@ -26,6 +26,7 @@ from finetune_operator.modelpromotion.model import Observed, Promotion, SourceJo
 from finetune_operator.modelpromotion.rivals import Rivals
 from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry
 from finetune_operator.registry.choose import open_registry, registry_of
+from finetune_operator.registry.outages import Outages
 from finetune_operator.serving.choose import open_serving
 from finetune_operator.serving.model import Endpoint, Serving
 from finetune_operator.settings import Settings
@@ -103,10 +104,9 @@ class ModelPromotionObserver:
     _written: int = 0
     """The turn of the last write. Reads that started before it may be stale."""
     _pruned: float = 0.0
-    _down: dict[tuple[str, str, str], tuple[float, Problem]] = field(default_factory=dict)
-    """By registry, tracking server and credentials: until when it is not contacted again, and why."""
 
     def __post_init__(self) -> None:
+        self._outages = Outages(self.clock, self.settings.poll_seconds)
         self._rivals = Rivals(self.kube, self.store, self.settings)
 
     async def observe(self, promotion: Promotion) -> Observed:
@@ -164,9 +164,9 @@ class ModelPromotionObserver:
         # NB: a version is read from its tracking server too, and a server may turn away one Secret alone.
         server, named = (canonical(uri) for uri in self.settings.servers(spec.tracking))
         asked = (named, server, _reader(promotion, spec))
-        down = self._down.get(asked)
-        if down and self.clock() < down[0]:
-            raise ExternalError(down[1])
+        outage = self._outages.of(asked)
+        if outage:
+            raise ExternalError(outage)
         try:
             registry = await self.registry(promotion)
             model = await self._model(promotion, spec, registry)
@@ -175,14 +175,7 @@ class ModelPromotionObserver:
                 return model, {}
             return model, await asyncio.to_thread(_read_versions, registry, spec.model, wanted)
         except ExternalError as error:
-            if error.problem.reason in (
-                ConditionReason.MLFLOW_UNREACHABLE,
-                ConditionReason.DATABRICKS_UNREACHABLE,
-            ):
-                # Other promotions must not wait for the same timeout.
-                now = self.clock()
-                self._down = {key: held for key, held in self._down.items() if now < held[0]}
-                self._down[asked] = (now + self.settings.poll_seconds, error.problem)
+            self._outages.note(asked, error.problem)
             raise
 
     async def _model(
