@@ -1,96 +1,10 @@
-"""Fixtures of the integration tier. Workers of pytest-xdist share the control plane and MLflow."""
+"""The fixtures of the integration tier."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from integration.operators import SharedOperator, new_namespace
-from integration.servers import Plane
-from integration.world import OwnWorld, World
-from support.api import Api
-from support.mlflow_server import Mlflow
-from support.operator_process import operator_process
-from support.process import running
-from support.shared import shared
+# What the worlds assert is shown as what a test asserts is.
+pytest.register_assert_rewrite("worlds")
 
-
-@pytest.fixture(scope="session")
-def shared_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that all workers of this run of pytest see."""
-    own = tmp_path_factory.getbasetemp()
-    return own.parent if hasattr(request.config, "workerinput") else own
-
-
-@pytest.fixture(scope="session")
-def plane(shared_folder: Path) -> Iterator[Plane]:
-    """etcd, kube-apiserver and kube-controller-manager, with our CRDs."""
-    with shared(shared_folder, "integration.servers:control_plane") as found:
-        yield Plane(Path(found["kubeconfig"]), Path(found["kubectl"]))
-
-
-@pytest.fixture(scope="session")
-def kubeconfig(plane: Plane) -> Path:
-    """The administrator's kubeconfig."""
-    return plane.kubeconfig
-
-
-@pytest.fixture(scope="session")
-def api(kubeconfig: Path) -> Api:
-    """The API server with our CRDs."""
-    return Api(kubeconfig)
-
-
-@pytest.fixture(scope="session")
-def mlflow_server(shared_folder: Path) -> Iterator[Mlflow]:
-    """A real MLflow server."""
-    with shared(shared_folder, "integration.servers:mlflow_server") as found:
-        yield Mlflow(Path(found["folder"]), port=found["port"])
-
-
-@pytest.fixture(scope="session")
-def shared_operator(
-    api: Api, kubeconfig: Path, mlflow_server: Mlflow, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SharedOperator]:
-    """The operator of the tests that do not end it."""
-    settings = {"FINETUNE_TRACKING_URI": mlflow_server.uri, "FINETUNE_REGISTRATION_PATIENCE_SECONDS": "5"}
-    found = SharedOperator(api, kubeconfig, tmp_path_factory.mktemp("operator"), settings)
-    yield found
-    found.stop()
-
-
-@pytest.fixture
-def namespace(api: Api) -> str:
-    """A namespace of the test's own, which no operator watches unless the test starts one."""
-    return new_namespace(api)
-
-
-@pytest.fixture
-def world(api: Api, mlflow_server: Mlflow, shared_operator: SharedOperator) -> Iterator[World]:
-    """A namespace of the test's own, watched by the operator that this worker's tests share."""
-    namespace = shared_operator.namespace()
-    log = shared_operator.log()
-    before = log.stat().st_size
-    found = World(api, mlflow_server, namespace)
-    yield found
-    found.delete_all()
-    print(log.read_text(encoding="utf-8")[before:])
-
-
-@pytest.fixture
-def own_world(
-    api: Api, kubeconfig: Path, mlflow_server: Mlflow, namespace: str, tmp_path: Path
-) -> Iterator[OwnWorld]:
-    """A namespace and an operator of the test's own, which the test may end."""
-    log = tmp_path / "operator.log"
-    environment = {
-        "FINETUNE_TRACKING_URI": mlflow_server.uri,
-        "FINETUNE_NAMESPACES": namespace,
-        "FINETUNE_RESYNC_SECONDS": "1",
-    }
-    operator = operator_process(kubeconfig, log, environment)
-    with running(operator):
-        yield OwnWorld(api, mlflow_server, namespace, operator)
-    print(log.read_text(encoding="utf-8"))
+from worlds.processes.fixtures import *  # noqa: E402, F403 - pytest finds fixtures in a conftest

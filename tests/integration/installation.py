@@ -12,11 +12,11 @@ import requests
 import yaml
 
 from integration.chart import CHART, environment_of, helm
-from integration.servers import Plane
 from support.api import Api
 from support.operator_process import operator_process
 from support.ports import free_port
 from support.process import Process
+from worlds.processes.servers import Plane
 
 Json = dict[str, Any]
 RELEASE, SYSTEM = "finetune-operator", "finetune-system"

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from kubernetes.dynamic.exceptions import DynamicApiError
 
-from integration.jobs import PREPARED, TRAINED, error, job, splits_given
-from integration.world import World
 from support.api import Api
 from support.mlflow_server import Mlflow
 from support.operator_process import operator_process
 from support.ports import free_port
 from support.process import running
 from support.waiting import wait_for
+from worlds.processes.jobs import PREPARED, TRAINED, error, job, splits_given
+from worlds.processes.world import World
 
 Json = dict[str, Any]
 

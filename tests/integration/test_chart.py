@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from integration.chart import CHART, KUBE_VERSION, environment, helm, objects, parts, rendered
-from integration.servers import Plane
+from worlds.processes.servers import Plane
 
 RESOURCES = ("finetunejobs", "modelpromotions")
 Json = dict[str, Any]

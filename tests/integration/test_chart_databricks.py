@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from integration.chart import environment, objects, rendered
-from integration.servers import Plane
+from worlds.processes.servers import Plane
 
 WORKSPACE = (
     "databricks.host=https://example.cloud.databricks.com",

@@ -11,15 +11,15 @@ import pytest
 
 from cluster.controlplane import ControlPlane
 from integration.installation import RELEASE, SYSTEM, Installation
-from integration.jobs import TRAINED, splits_given
-from integration.operators import new_namespace
-from integration.servers import Plane
-from integration.world import World
 from support.api import Api
 from support.mlflow_server import Mlflow
 from support.operator_process import metric
 from support.process import running
 from support.waiting import wait_for
+from worlds.processes.jobs import TRAINED, splits_given
+from worlds.processes.operators import new_namespace
+from worlds.processes.servers import Plane
+from worlds.processes.world import World
 
 Json = dict[str, Any]
 CRDS = ("finetunejobs.finetune.dev", "modelpromotions.finetune.dev")

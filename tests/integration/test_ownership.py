@@ -11,14 +11,14 @@ import pytest
 
 from finetune_crds.contract import PrepResult, TerminationMessage
 from finetune_crds.status import SplitCounts
-from integration.jobs import PREPARED, TRAINED, job, splits_given
-from integration.operators import new_namespace
-from integration.world import World
 from support.api import Api
 from support.mlflow_server import Mlflow
 from support.operator_process import operator_process
 from support.process import running
 from support.waiting import wait_for
+from worlds.processes.jobs import PREPARED, TRAINED, job, splits_given
+from worlds.processes.operators import new_namespace
+from worlds.processes.world import World
 
 Json = dict[str, Any]
 FORGED_SPLITS = TerminationMessage(

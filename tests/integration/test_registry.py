@@ -25,10 +25,10 @@ from finetune_operator.registry.mlflow import MlflowRegistry
 from finetune_operator.registry.writer import ANYWHERE, AliasMoved, AliasWriter, lease_name
 from finetune_operator.settings import Settings
 from integration.postgres import postgres
-from integration.proxy import Failure, Proxy, proxy
 from support.api import Api
 from support.mlflow_server import Mlflow
 from support.process import running
+from worlds.processes.proxy import Failure, Proxy, proxy
 
 # NB: MLflow's own imports warn.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -15,8 +15,8 @@ from finetune_crds.gates import ComparisonGate, Gate
 from finetune_crds.modelpromotion import Source
 from finetune_crds.serving import DatabricksServing
 from finetune_crds.training import MethodType, ObjectiveType
-from integration.servers import Plane
 from support.api import Api
+from worlds.processes.servers import Plane
 
 Json = dict[str, Any]
 SAMPLES = sorted((Path(__file__).parents[2] / "crds" / "samples").glob("*.yaml"))

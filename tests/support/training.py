@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import warnings
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from support.cache import cache
 from support.pods import (
     Outcome,
     Pod,
@@ -27,6 +29,27 @@ if TYPE_CHECKING:
     from finetune_crds.contract import PodError
     from finetune_trainer.train.data.dataset import Split
     from finetune_trainer.train.runtime.distributed import World
+
+
+# The fixtures, which a conftest takes all together.
+__all__ = [
+    "base_model",
+    "mlflow",
+    "mlflow_imported",
+    "mlflow_of_test",
+    "mlflow_template",
+    "one_layer",
+    "pod",
+    "preferences",
+    "recipe",
+    "table",
+    "teacher",
+    "trained",
+    "world",
+]
+
+# Kernels that the compiler made are kept for the next run.
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache() / "inductor"))
 
 
 @pytest.fixture(scope="session")

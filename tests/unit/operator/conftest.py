@@ -8,6 +8,9 @@ import pytest
 
 from standins.databricks import Workspace, running
 
+# What the worlds assert is shown as what a test asserts is.
+pytest.register_assert_rewrite("worlds")
+
 
 @pytest.fixture
 def databricks() -> Iterator[Workspace]:

@@ -6,7 +6,7 @@ import pytest
 
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_operator.controller import events
-from unit.operator.finetunejob.decide.make import (
+from worlds.memory.decisions import (
     ACCEPTED,
     FAILED,
     NOW,

@@ -8,7 +8,7 @@ import pytest
 
 from finetune_operator.controller.store import Store
 from finetune_operator.finetunejob.aliases import promoted_aliases
-from unit.operator.finetunejob.decide.make import SETTINGS, ftj
+from worlds.memory.decisions import SETTINGS, ftj
 
 Json = dict[str, Any]
 

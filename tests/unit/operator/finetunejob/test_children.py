@@ -12,7 +12,7 @@ from finetune_operator.controller.store import Store
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.finetunejob import enqueue
 from finetune_operator.finetunejob.children import Owner, Sorted, is_child, owner, sort
-from unit.operator.finetunejob.decide.make import UID, child, controller, ended, ftj, pod
+from worlds.memory.decisions import UID, child, controller, ended, ftj, pod
 
 Json = dict[str, Any]
 OWNED, OF_A_JOB = controller(API_VERSION, "FineTuneJob", UID), controller("batch/v1", "Job", "j1")

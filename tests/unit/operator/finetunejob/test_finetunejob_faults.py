@@ -23,8 +23,8 @@ from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.registry.base import Version
 from finetune_operator.registry.writer import AliasWriter
-from unit.operator.finetunejob.decide.make import NODES, SETTINGS, SOURCE, UID, child, ended, later, pod
-from unit.operator.modelpromotion.world import ApiServer, KilledError, Writes
+from worlds.memory.decisions import NODES, SETTINGS, SOURCE, UID, child, ended, later, pod
+from worlds.memory.promotions import ApiServer, KilledError, Writes
 
 Json = dict[str, Any]
 KEY = ("FineTuneJob", "team", "tune")

@@ -13,7 +13,7 @@ from finetune_operator.finetunejob.children import owner, recorded_jobs
 from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
 from finetune_operator.settings import Settings
 from standins.kube import StandIn
-from unit.operator.finetunejob.decide.make import (
+from worlds.memory.decisions import (
     FAILED,
     NO_MLFLOW,
     PREPARED,

@@ -21,7 +21,7 @@ from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.settings import Settings
 from standins.kube import StandIn
-from unit.operator.finetunejob.decide.make import (
+from worlds.memory.decisions import (
     FAILED,
     NO_MLFLOW,
     PREPARED,

@@ -29,7 +29,7 @@ from finetune_operator.mlflow.runs import Server
 from finetune_operator.policy.status import with_condition
 from finetune_operator.registry.writer import AliasWriter, lease_name
 from standins.kube import StandIn
-from unit.operator.finetunejob.decide.make import (
+from worlds.memory.decisions import (
     NO_MLFLOW,
     NOW,
     SETTINGS,

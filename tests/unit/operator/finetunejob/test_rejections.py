@@ -9,7 +9,7 @@ import pytest
 from finetune_operator.finetunejob.rejections import rejections
 from finetune_operator.kube import KubeError
 from standins.kube import StandIn
-from unit.operator.finetunejob.decide.make import child, ftj, later, pod
+from worlds.memory.decisions import child, ftj, later, pod
 
 Json = dict[str, Any]
 JOB = "tune-train-1"

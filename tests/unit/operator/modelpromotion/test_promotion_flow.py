@@ -9,7 +9,7 @@ import pytest
 from finetune_crds.conditions import ConditionReason
 from finetune_operator import names
 from finetune_operator.errors import Problem
-from unit.operator.modelpromotion.world import World
+from worlds.memory.promotions import World
 
 GATES = [
     {"name": "loss", "metric": {"name": "eval_loss", "max": 2.5}},

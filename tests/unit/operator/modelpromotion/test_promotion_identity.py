@@ -11,7 +11,7 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.errors import Problem
-from unit.operator.modelpromotion.world import Memory, World
+from worlds.memory.promotions import Memory, World
 
 DIFFERENCE = (
     "registered model support-llama was created at 2026-07-02T00:00:00.000Z, the one that this promotion knows at "

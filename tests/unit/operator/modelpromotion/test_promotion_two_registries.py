@@ -10,7 +10,7 @@ import pytest
 from finetune_operator.registry.mlflow import MlflowRegistry
 from support.mlflow_server import Mlflow
 from support.process import running
-from unit.operator.modelpromotion.world import MODEL, World
+from worlds.memory.promotions import MODEL, World
 
 # NB: MLflow's own imports warn.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

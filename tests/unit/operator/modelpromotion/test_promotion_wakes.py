@@ -15,8 +15,8 @@ from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.modelpromotion import enqueue
 from standins.databricks import Workspace, running
 from unit.operator.modelpromotion.test_promotion_faults import STORIES, Story, outcome
-from unit.operator.modelpromotion.test_promotion_serving import GATE, MODEL, STEPS, Databricks
-from unit.operator.modelpromotion.world import Json, World
+from worlds.memory.promotions import Json, World
+from worlds.memory.serving import GATE, MODEL, STEPS, Databricks
 
 # Far less than any test needs that does not go round in circles.
 MOST = 200

@@ -12,7 +12,7 @@ from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.finetunejob.decide.accept import mistakes, not_implemented
 from finetune_operator.finetunejob.model import Decision
 from finetune_operator.settings import Settings
-from unit.operator.finetunejob.decide.make import (
+from worlds.memory.decisions import (
     NO_MLFLOW,
     NOW,
     PREPARED,

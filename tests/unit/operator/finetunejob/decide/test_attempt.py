@@ -10,7 +10,7 @@ import pytest
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import PodError, TerminationMessage
 from finetune_operator.finetunejob.model import Observed
-from unit.operator.finetunejob.decide.make import (
+from worlds.memory.decisions import (
     EVICTED,
     NOW,
     applied,

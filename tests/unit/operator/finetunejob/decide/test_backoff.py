@@ -10,7 +10,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import CheckpointStatus, FineTuneJobStatus, LastFailure
 from finetune_operator.finetunejob.decide.backoff import Attempt, idle_restarts, wait_seconds
 from finetune_operator.finetunejob.model import Observed
-from unit.operator.finetunejob.decide.make import (
+from worlds.memory.decisions import (
     applied,
     child,
     conclude,

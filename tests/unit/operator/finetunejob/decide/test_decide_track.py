@@ -11,7 +11,7 @@ from finetune_crds.status import FineTuneJobStatus, MlflowStatus, ModelStatus, P
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import EnsureRun, Mlflow
 from finetune_operator.settings import Settings
-from unit.operator.finetunejob.decide.make import (
+from worlds.memory.decisions import (
     NOW,
     SETTINGS,
     SOURCE,

@@ -8,7 +8,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.finetunejob.children import job_ended
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.model import Deletion
-from unit.operator.finetunejob.decide.make import (
+from worlds.memory.decisions import (
     NOW,
     SETTINGS,
     child,

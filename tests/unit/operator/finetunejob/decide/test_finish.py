@@ -10,7 +10,7 @@ from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus, MlflowStatus
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import FinishRun, Mlflow, Observed
-from unit.operator.finetunejob.decide.make import (
+from worlds.memory.decisions import (
     ACCEPTED,
     FAILED,
     NOW,

@@ -9,7 +9,7 @@ import yaml
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import DataStatus
 from finetune_operator.settings import Settings
-from unit.operator.finetunejob.decide.make import (
+from worlds.memory.decisions import (
     SOURCE,
     UID,
     conclude,

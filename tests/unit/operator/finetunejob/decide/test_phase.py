@@ -8,7 +8,7 @@ import pytest
 
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_operator.finetunejob.decide.phase import phase
-from unit.operator.finetunejob.decide.make import (
+from worlds.memory.decisions import (
     ACCEPTED,
     FAILED,
     PREPARED,

@@ -11,7 +11,7 @@ from finetune_crds.contract import PodError, TerminationMessage
 from finetune_crds.status import LastFailure
 from finetune_operator.finetunejob.children import of_job
 from finetune_operator.finetunejob.decide import pods
-from unit.operator.finetunejob.decide.make import (
+from worlds.memory.decisions import (
     EVICTED,
     child,
     conclude,

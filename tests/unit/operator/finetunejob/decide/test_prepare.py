@@ -11,7 +11,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import PodError, PrepResult, TerminationMessage
 from finetune_crds.status import DataStatus, SplitCounts
 from finetune_operator import names
-from unit.operator.finetunejob.decide.make import (
+from worlds.memory.decisions import (
     NOW,
     SETTINGS,
     SOURCE,

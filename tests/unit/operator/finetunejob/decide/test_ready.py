@@ -8,7 +8,7 @@ from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.decide.ready import ready, summarized
-from unit.operator.finetunejob.decide.make import (
+from worlds.memory.decisions import (
     ACCEPTED,
     FAILED,
     NOW,

@@ -11,7 +11,7 @@ from finetune_crds.status import MlflowStatus, ModelStatus
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import FinishRun, Mlflow, SetAlias
 from finetune_operator.registry.base import Version
-from unit.operator.finetunejob.decide.make import (
+from worlds.memory.decisions import (
     ACCEPTED,
     NOW,
     PREPARED,

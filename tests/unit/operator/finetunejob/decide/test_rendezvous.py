@@ -9,7 +9,7 @@ import pytest
 from finetune_crds.env import RESERVED_ENV
 from finetune_crds.training import Distributed
 from finetune_operator.finetunejob.decide.rendezvous import rendezvous_env, run_env
-from unit.operator.finetunejob.decide.make import SETTINGS, conclude, ftj, observed, tracked
+from worlds.memory.decisions import SETTINGS, conclude, ftj, observed, tracked
 
 Json = dict[str, Any]
 INDEX = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}

@@ -9,7 +9,7 @@ import pytest
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import Nodes
 from finetune_operator.finetunejob.model import Observed
-from unit.operator.finetunejob.decide.make import (
+from worlds.memory.decisions import (
     NOW,
     PREPARED,
     SOURCE,

@@ -8,7 +8,7 @@ import pytest
 
 from finetune_operator import names
 from finetune_operator.finetunejob.decide.template import merge
-from unit.operator.finetunejob.decide.make import UID, conclude, ftj
+from worlds.memory.decisions import UID, conclude, ftj
 
 Json = dict[str, Any]
 

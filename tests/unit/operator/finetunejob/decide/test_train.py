@@ -9,7 +9,7 @@ import pytest
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import TerminationMessage, TrainResult
 from finetune_crds.status import ModelStatus, Nodes, Progress
-from unit.operator.finetunejob.decide.make import (
+from worlds.memory.decisions import (
     ACCEPTED,
     NOW,
     PREPARED,

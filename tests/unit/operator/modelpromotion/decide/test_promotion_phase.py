@@ -9,7 +9,7 @@ import pytest
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.promotion_status import PromotionPhase
 from finetune_operator.modelpromotion.decide.phase import phase
-from unit.operator.finetunejob.decide.make import condition
+from worlds.memory.decisions import condition
 
 ACCEPTED = condition(ConditionType.ACCEPTED, "True", ConditionReason.ACCEPTED)
 IN_PLACE = condition(ConditionType.PROMOTED, "True", ConditionReason.PROMOTED)

@@ -10,8 +10,8 @@ import pytest
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.promotion_status import ModelPromotionStatus, Move, MoveReason, RollbackStatus, Withheld
 from finetune_operator.modelpromotion.decide.ready import ready
-from unit.operator.finetunejob.decide.make import condition
 from unit.operator.modelpromotion.decide.rollout import NOW, promotion
+from worlds.memory.decisions import condition
 
 ACCEPTED = condition(ConditionType.ACCEPTED, "True", ConditionReason.ACCEPTED)
 SUSPENDED = condition(ConditionType.SUSPENDED, "True", ConditionReason.SUSPENDED)

@@ -6,13 +6,12 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from finetune_crds.promotion_status import ModelPromotionStatus, Move
 from standins.databricks import Workspace, running
-from unit.operator.modelpromotion.test_promotion_serving import ALIASES, GATE, MODEL, STEPS, Databricks
-from unit.operator.modelpromotion.world import KilledError
+from worlds.memory.promotions import KilledError
+from worlds.memory.serving import ALIASES, GATE, MODEL, STEPS, Databricks
 
 Json = dict[str, Any]
 GOOD, BAD = 0.001, 0.5
@@ -176,11 +175,3 @@ def check(on_drift: str, steps: list[tuple[Any, ...]]) -> None:
                 await model.step(*step)
 
     asyncio.run(all_of_it())
-
-
-@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-@given(EDITS["onDrift"], SEQUENCES)
-@example("Warn", [("seize", "3"), ("judge", "2", BAD)])
-@example("Repair", [("stage", "3"), ("wait", 1), ("judge", "2", BAD), ("judge", "3", BAD)])
-def test_alias_and_endpoint_are_always_right(on_drift: str, steps: list[tuple[Any, ...]]) -> None:
-    check(on_drift, steps)

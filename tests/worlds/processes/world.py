@@ -1,4 +1,4 @@
-"""The integration tier's world: a real API server, the operator as a process, a real MLflow server.
+"""A namespace of a real API server that an operator watches, and a real MLflow server.
 
 There is no kubelet: a test plays it by writing pod statuses, and kube-controller-manager does the rest.
 """

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
@@ -31,7 +30,7 @@ from finetune_operator.finetunejob.model import (
 )
 from finetune_operator.mlflow.model import Run
 from finetune_operator.registry.base import Version
-from unit.operator.finetunejob.decide.make import (
+from worlds.memory.decisions import (
     EVICTED,
     NODES,
     SETTINGS,
@@ -258,13 +257,6 @@ STORIES = st.lists(
 
 
 Story = list[tuple[tuple[str, Json], list[str]]]
-QUICK = settings(
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example],
-)
 
 
 def told(parts: Json, story: Story) -> World:
@@ -285,18 +277,6 @@ def told(parts: Json, story: Story) -> World:
         # A status that is no longer true: the API server refuses what is written on top of it.
         decide(dataclasses.replace(world.ftj(), status=status), world.observed(), world.now, SETTINGS)
     return world
-
-
-@settings(QUICK, max_examples=300)
-@given(parts=JOBS, story=STORIES)
-def test_whatever_happens(parts: Json, story: Story) -> None:
-    told(parts, story)
-
-
-@settings(QUICK, max_examples=50)
-@given(parts=JOBS, story=STORIES)
-def test_a_job_comes_to_its_end_whatever_happened(parts: Json, story: Story) -> None:
-    check_it_comes_to_its_end(told(parts, story))
 
 
 def check_it_comes_to_its_end(world: World) -> None:

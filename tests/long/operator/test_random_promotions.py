@@ -6,18 +6,18 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 
-from unit.operator.modelpromotion import test_promotion_sequences, test_promotion_serving_sequences
+from worlds.memory import promotion_sequences, serving_sequences
 
 Json = dict[str, Any]
 
 
 @settings(max_examples=3000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(test_promotion_sequences.SPECS, test_promotion_sequences.SEQUENCES)
+@given(promotion_sequences.SPECS, promotion_sequences.SEQUENCES)
 def test_the_alias_is_always_right(spec: Json, steps: list[tuple[Any, ...]]) -> None:
-    test_promotion_sequences.check(spec, steps)
+    promotion_sequences.check(spec, steps)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(test_promotion_serving_sequences.EDITS["onDrift"], test_promotion_serving_sequences.SEQUENCES)
+@given(serving_sequences.EDITS["onDrift"], serving_sequences.SEQUENCES)
 def test_alias_and_endpoint_are_always_right(on_drift: str, steps: list[tuple[Any, ...]]) -> None:
-    test_promotion_serving_sequences.check(on_drift, steps)
+    serving_sequences.check(on_drift, steps)

@@ -16,7 +16,7 @@ from support.mlflow_server import Mlflow
 from support.process import running
 from support.waiting import wait_for
 
-CRDS = Path(__file__).parents[2] / "crds" / "manifests"
+CRDS = Path(__file__).parents[3] / "crds" / "manifests"
 
 
 @dataclass(frozen=True)

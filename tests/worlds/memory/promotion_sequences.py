@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from finetune_crds.conditions import ConditionReason
@@ -14,7 +13,7 @@ from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_crds.promotion_status import ModelPromotionStatus, Move
 from finetune_operator.errors import Problem
 from finetune_operator.modelpromotion.decide.terms import gates_digest
-from unit.operator.modelpromotion.world import KilledError, World
+from worlds.memory.promotions import KilledError, World
 
 Json = dict[str, Any]
 AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "away")
@@ -290,13 +289,3 @@ def check(spec: Json, steps: list[tuple[Any, ...]]) -> None:
         await model.promote_at_last()
 
     asyncio.run(all_of_it())
-
-
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-@given(SPECS, SEQUENCES)
-@example(
-    {"rollbackTo": "4", "onDrift": "Repair"},
-    [("look",), ("register", 3.0, "d1"), ("seize", "4"), ("look",), ("seize", "1"), ("settle",)],
-)
-def test_the_alias_is_always_right(spec: Json, steps: list[tuple[Any, ...]]) -> None:
-    check(spec, steps)

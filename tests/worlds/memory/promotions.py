@@ -25,7 +25,7 @@ from finetune_operator.registry.base import ModelVersion, RegisteredModel
 from finetune_operator.registry.writer import AliasWriter
 from finetune_operator.settings import Settings
 from standins.kube import StandIn
-from unit.operator.finetunejob.decide.make import later
+from worlds.memory.decisions import later
 
 Json = dict[str, Any]
 MODEL = "support-llama"

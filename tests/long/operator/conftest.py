@@ -1,0 +1,10 @@
+"""The fixtures of the operator's long tests."""
+
+from __future__ import annotations
+
+import pytest
+
+# What the worlds assert is shown as what a test asserts is.
+pytest.register_assert_rewrite("worlds")
+
+from worlds.processes.fixtures import *  # noqa: E402, F403 - pytest finds fixtures in a conftest

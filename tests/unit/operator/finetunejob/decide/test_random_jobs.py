@@ -1,0 +1,27 @@
+"""Whatever happens to a job, in whatever order: a fixed few sequences of the thousands of `make test-long`."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, Phase, given, settings
+
+from worlds.memory.finetunejob_sequences import JOBS, STORIES, Json, Story, check_it_comes_to_its_end, told
+
+QUICK = settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example],
+)
+
+
+@settings(QUICK, max_examples=300)
+@given(parts=JOBS, story=STORIES)
+def test_whatever_happens(parts: Json, story: Story) -> None:
+    told(parts, story)
+
+
+@settings(QUICK, max_examples=50)
+@given(parts=JOBS, story=STORIES)
+def test_a_job_comes_to_its_end_whatever_happened(parts: Json, story: Story) -> None:
+    check_it_comes_to_its_end(told(parts, story))

@@ -1,0 +1,17 @@
+"""Whatever happens to a promotion with an endpoint: a fixed few sequences of the hundreds of `make test-long`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, example, given, settings
+
+from worlds.memory.serving_sequences import BAD, EDITS, SEQUENCES, check
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(EDITS["onDrift"], SEQUENCES)
+@example("Warn", [("seize", "3"), ("judge", "2", BAD)])
+@example("Repair", [("stage", "3"), ("wait", 1), ("judge", "2", BAD), ("judge", "3", BAD)])
+def test_alias_and_endpoint_are_always_right(on_drift: str, steps: list[tuple[Any, ...]]) -> None:
+    check(on_drift, steps)
