@@ -86,6 +86,8 @@ class Model:
     """Versions that were promoted, each with the digest of the gates that it passed."""
     rightful: set[str | None] = field(default_factory=set)
     """Where the alias may be: where it was found, and where it was moved with good reason."""
+    found: str | None = None
+    """Where the alias was at the first look."""
     deleted: int = 0
 
     def __post_init__(self) -> None:
@@ -212,7 +214,8 @@ class Model:
     def _find(self) -> None:
         """What is there at the first look is where things start."""
         if self.world.status().watched_since is None:
-            self.rightful.add(self.world.registry.aliases.get("champion"))
+            self.found = self.world.registry.aliases.get("champion")
+            self.rightful.add(self.found)
 
     async def die(self, writes: int, before: bool) -> None:
         """The operator will die at a write that comes soon."""
@@ -267,6 +270,11 @@ class Model:
             assert status.gates.version == held
         if status.phase == "RolledBack":
             assert held == (status.rollback.version if status.rollback else None)
+        if status.phase in ("Promoted", "RolledBack"):
+            last = next(
+                (move.to_version for move in status.history if move.reason != "Overtaken"), self.found
+            )
+            assert held == last, "a move, by the promotion or by hand, that history does not have"
         if len(status.history) < 20:
             history = iter([move.to_version for move in reversed(status.history)])
             made = [version for alias, version in self.world.registry.moves if alias == "champion"]
