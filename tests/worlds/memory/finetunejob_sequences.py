@@ -68,6 +68,8 @@ class World:
     away: bool = False
     run: Run | None = None
     version: Version | None = None
+    ran: set[str] = field(default_factory=set)
+    """Jobs whose every pod ended well."""
 
     @property
     def now(self) -> datetime:
@@ -154,6 +156,7 @@ class World:
                 known = self._identity(name)
                 self.pods.append(ended(name, index, code, said, container=container, **known, **more))
             failed = any(codes[: size(name)])
+            self.ran |= set() if failed else {name}
             uid = self.jobs[name]["metadata"]["uid"]
             meta: Json = {"deletionTimestamp": "t"} if is_leaving(self.jobs[name]) else {}
             self.jobs[name] = child(name, "Failed" if failed else "Complete", "it ended", uid=uid, **meta)
@@ -325,6 +328,9 @@ def check(world: World, decision: Decision) -> None:
     if is_over(before):
         assert decision.apply == ()
         assert ends(after) == ends(before)
+    elif after.phase == "Succeeded":
+        assert names.train_name("tune", after.attempt or 0) in world.ran, "it succeeds without training"
+        assert world.version or not world.parts["register"], "it succeeds without a version"
     made = {body["metadata"]["name"] for body in decision.apply if body["kind"] == "Job"}
     going = {item.name for item in decision.delete}
     training = [name for name in {*world.at_work(), *made} - going if size(name) > 1]

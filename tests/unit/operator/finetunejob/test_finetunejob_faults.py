@@ -177,7 +177,11 @@ class World:
         numbers = {
             name: status.get(name) for name in ("phase", "attempt", "restarts", "data", "model", "nodes")
         }
-        there = sorted(f"{kind}/{name}" for kind, _, name in self.kube.objects if kind != "Event")
+        there = {
+            f"{kind}/{name}": {part: body.get(part) for part in ("spec", "data")}
+            for (kind, _, name), body in self.kube.objects.items()
+            if kind != "Event"
+        }
         return numbers, said, there, self.runs, self.version
 
 
