@@ -17,11 +17,12 @@ from deltalake import DeltaTable
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from demo.install import NAMESPACE, RELEASE, SYSTEM, Installation
+from demo.install import NAMESPACE, RELEASE, SCRIPTS, SYSTEM, Installation
 from demo.kubectl import Kubectl
 from support.waiting import wait_for
 
 JUDGE = Path(__file__).parent / "judge.py"
+ASK = SCRIPTS / "ask.py"
 _OF_ANOTHER_JOB = ("finetune.dev/uid", "finetune.dev/job", "finetune.dev/attempt")
 
 
@@ -82,13 +83,29 @@ class Hand:
 
     def loss_of(self, model_uri: str, table: str, version: int) -> float:
         """The loss of a registered model on the validation split of a table, without the trainer's code."""
-        environment = {**os.environ, **self.storage, "MLFLOW_TRACKING_URI": self.tracking_uri}
-        command = [sys.executable, str(JUDGE), model_uri, table, str(version)]
+        return float(self._run(JUDGE, model_uri, table, str(version)).rpartition("LOSS ")[2])
+
+    def answer_of(self, model_uri: str, question: str) -> str:
+        """What a registered model answers on this machine."""
+        return self._run(ASK, model_uri, question).partition("ANSWER ")[2].strip()
+
+    def _run(self, script: Path, *arguments: str) -> str:
+        """What a script prints that loads a model from MLflow."""
+        # NB: MLflow's client would fetch the files from the object store itself, at an address inside the cluster.
+        settings = {
+            "MLFLOW_TRACKING_URI": self.tracking_uri,
+            "MLFLOW_ENABLE_PROXY_MULTIPART_DOWNLOAD": "false",
+        }
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False, timeout=600
+            [sys.executable, str(script), *arguments],
+            env={**os.environ, **self.storage, **settings},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
         )
         assert done.returncode == 0, done.stderr
-        return float(done.stdout.rpartition("LOSS ")[2])
+        return done.stdout
 
 
 @contextmanager

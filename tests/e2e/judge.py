@@ -18,8 +18,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 def main(arguments: list[str]) -> int:
     """Load the model and the split, and print the loss."""
     uri, table, version = arguments
-    # NB: MLflow's client would fetch the files from the object store itself, at an address inside the cluster.
-    os.environ["MLFLOW_ENABLE_PROXY_MULTIPART_DOWNLOAD"] = "false"
     storage = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     rows = (
         DeltaTable(table, version=int(version), storage_options=storage)

@@ -61,8 +61,10 @@ def test_registered_model_loads_by_its_alias_and_has_learned(run: Run, hand: Han
     assert loss == pytest.approx(model["evalLoss"], rel=0.02)
 
 
-def test_registered_model_answers_in_a_pod(run: Run, installation: Installation) -> None:
-    assert results.ask(installation, run.job)
+def test_registered_model_answers_in_a_pod(run: Run, hand: Hand, installation: Installation) -> None:
+    """As the version does whose loss is judged above."""
+    answer = results.ask(installation, run.job)
+    assert answer == hand.answer_of(run.status["model"]["uri"], results.QUESTION)
 
 
 def test_nothing_but_the_job_says_how_it_went(run: Run, installation: Installation) -> None:
