@@ -14,7 +14,7 @@ import pytest
 from finetune_operator.registry.writer import lease_name
 from support.api import Api
 from support.mlflow_server import Mlflow
-from support.operator_process import operator_process
+from support.operator_process import metric, operator_process
 from support.process import Process, running
 from support.waiting import PATIENCE, wait_for
 from worlds.processes.registry import DATA, GATES, NO_WORSE, Registry
@@ -144,22 +144,43 @@ def _reached(registry: Registry, version: str, how_far: int) -> bool:
 
 
 def test_two_replicas_that_race_make_each_move_once(registry: Registry, replicas: Replicas) -> None:
-    versions = [registry.version(2.0) for _ in range(4)]
+    """Both are at work, and either does without the other."""
     aliases = ["champion", "shadow", "canary"]
+    versions: list[str] = []
+    lease = lease_name(registry.mlflow.uri, registry.model)
+    both = [replicas.start(name, registry.mlflow) for name in ("one", "other")]
     for alias in aliases:
         registry.apply(alias, gates=GATES)
-    for name in ("one", "other"):
-        replicas.start(name, registry.mlflow)
-    for version in versions:
-        registry.point("staging", version)
+
+    def promote() -> None:
+        versions.append(registry.version(2.0))
+        registry.point("staging", versions[-1])
         for alias in aliases:
-            registry.wait("Promoted", version, alias)
+            registry.wait("Promoted", versions[-1], alias)
+        wait_for("the Lease was given back", lambda: registry.api.get("Lease", "default", lease) is None)
+
+    for _ in range(4):
+        before = [_passes(replica) for replica in both]
+        promote()
+        wait_for("passes of both", partial(_went_on, both, before), PATIENCE, *both)
+    for replica in both:
+        replica.kill()
+        promote()
+        replica.start()
     expected = [
         ("Promoted", before, after) for before, after in zip([None, *versions], versions, strict=False)
     ]
     assert {alias: registry.moves(alias) for alias in aliases} == dict.fromkeys(aliases, expected)
-    mine = lease_name(registry.mlflow.uri, registry.model)
-    wait_for("the Lease was given back", lambda: registry.api.get("Lease", "default", mine) is None)
+
+
+def _went_on(operators: list[Process], before: list[float]) -> bool:
+    """Whether each took passes since it had taken so many."""
+    return all(_passes(operator) > passes for operator, passes in zip(operators, before, strict=True))
+
+
+def _passes(operator: Process) -> float:
+    """How many passes over promotions it has taken."""
+    return metric(operator, "finetune_reconcile_seconds_count", kind="ModelPromotion")
 
 
 def test_deletion_with_the_alias_waits_for_a_registry_that_is_away(
