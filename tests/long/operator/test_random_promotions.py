@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 @settings(max_examples=3000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(promotion_sequences.SPECS, promotion_sequences.SEQUENCES)
-def test_the_alias_is_always_right(spec: Json, steps: list[tuple[Any, ...]]) -> None:
+def test_the_alias_is_always_right(spec: Json, steps: list[tuple[tuple[Any, ...], int]]) -> None:
     promotion_sequences.check(spec, steps)
 
 

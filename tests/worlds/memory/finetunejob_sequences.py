@@ -331,6 +331,10 @@ def check(world: World, decision: Decision) -> None:
     elif after.phase == "Succeeded":
         assert names.train_name("tune", after.attempt or 0) in world.ran, "it succeeds without training"
         assert world.version or not world.parts["register"], "it succeeds without a version"
+    if any(
+        (item.reason, item.status) == (ConditionReason.MAX_RESTARTS_REACHED, "True") for item in ends(after)
+    ):
+        assert after.restarts == MAX_RESTARTS, "it fails before it was restarted as often as it may be"
     made = {body["metadata"]["name"] for body in decision.apply if body["kind"] == "Job"}
     going = {item.name for item in decision.delete}
     training = [name for name in {*world.at_work(), *made} - going if size(name) > 1]

@@ -26,31 +26,28 @@ STRICT = [
     },
 ]
 LOOSE = [{"name": "loss", "metric": {"name": "loss", "max": 2 * LIMIT}}]
-VERSIONS = st.integers(1, 4).map(str)
+# What happens often, and what lets a version be promoted, stands here more than once.
+VERSIONS = st.sampled_from([*"111222334567"])
+APPROVED = [{"required": True, "version": version} for version in "123"]
 EDITS: dict[str, st.SearchStrategy[Any]] = {
-    "gates": st.sampled_from([STRICT, LOOSE, None]),
+    "gates": st.sampled_from([STRICT, STRICT, LOOSE, None]),
     "source": st.one_of(st.just({"alias": "staging"}), VERSIONS.map(lambda version: {"version": version})),
-    "approval": st.one_of(
-        st.none(),
-        st.just({"required": True}),
-        VERSIONS.map(lambda version: {"required": True, "version": version}),
-    ),
-    "soakSeconds": st.sampled_from([0, 60]),
-    "rollbackTo": st.one_of(st.none(), st.just("Previous"), VERSIONS),
+    "approval": st.sampled_from([*[None] * 6, {"required": True}, {"required": True}, *APPROVED]),
+    "soakSeconds": st.sampled_from([0, 0, 60]),
+    "rollbackTo": st.sampled_from([*[None] * 6, "Previous", "Previous", "1", "3", "7"]),
     "onDrift": st.sampled_from(["Repair", "Warn", "Adopt"]),
-    "suspend": st.booleans(),
+    "suspend": st.sampled_from([False, False, True]),
 }
 EDIT = st.sampled_from(sorted(EDITS)).flatmap(
     lambda part: st.tuples(st.just("edit"), st.fixed_dictionaries({part: EDITS[part]}))
 )
 LOSSES = st.sampled_from([2.0, 2.0, 3.0, 4.5, 6.0, 11.0, float("nan")])
-# What happens often comes often, and most that happens lets a version be promoted.
 STEPS = st.one_of(
     st.tuples(st.just("register"), LOSSES, st.sampled_from(["d1", "d1", "d1", "d2", None])),
     st.tuples(st.just("stage"), VERSIONS),
     st.tuples(st.just("stage"), VERSIONS),
     st.tuples(st.just("approve")),
-    st.tuples(st.just("look")),
+    st.tuples(st.just("approve")),
     st.tuples(st.just("seize"), VERSIONS),
     st.tuples(st.just("unset")),
     st.tuples(st.just("delete"), VERSIONS),
@@ -58,17 +55,20 @@ STEPS = st.one_of(
     EDIT,
     st.tuples(st.just("wait"), st.sampled_from([1, 30, 120])),
     st.tuples(st.just("away"), st.booleans()),
-    st.tuples(st.just("look")),
     st.tuples(st.just("die"), st.integers(1, 12), st.booleans()),
     st.tuples(st.just("settle")),
     st.tuples(st.just("settle")),
 )
 
 
+# Two versions that STRICT lets through, one that no gate does and one that LOOSE does, and two that cannot be compared.
 BEGIN: list[tuple[Any, ...]] = [
     ("register", 3.0, "d1"),
     ("register", 2.0, "d1"),
-    ("register", 4.5, "d1"),
+    ("register", 11.0, "d1"),
+    ("register", 6.0, "d1"),
+    ("register", 2.0, "d2"),
+    ("register", float("nan"), "d1"),
     ("stage", "1"),
 ]
 
@@ -194,7 +194,11 @@ class Model:
     async def away(self, is_away: bool) -> None:
         self.world.registry.problem = AWAY if is_away else None
 
-    async def look(self) -> None:
+    async def look(self, passes: int) -> None:
+        for _ in range(passes):
+            await self._pass()
+
+    async def _pass(self) -> None:
         self.world.seconds += 5
         self._find()
         before = self.world.status().history
@@ -203,6 +207,9 @@ class Model:
         except KilledError:
             self.world.restart()
         self._check_new(before)
+        if self.world.status().phase in ("Refused", "Evaluating"):
+            # A version must pass throughout its soak.
+            self.named_since = self.world.seconds
 
     def _check_new(self, before: list[Move]) -> None:
         """A pass that wrote a rollback into the history was asked for one."""
@@ -258,7 +265,8 @@ class Model:
         assert status.current == held
         assert status.move is None
         spec = self.spec
-        target = status.rollback.version if status.rollback and spec.rollback_to else None
+        rollback = status.rollback
+        target = rollback.version if rollback and rollback.requested == spec.rollback_to else None
         if target in self.world.registry.versions and not spec.suspend and status.phase != "Drifted":
             assert (status.phase, held) == ("RolledBack", target), "a rollback that was not made"
         asked_for = {status.rollback.version} if status.rollback else set()
@@ -284,16 +292,20 @@ class Model:
 SPECS = st.fixed_dictionaries(
     {part: EDITS[part] for part in ("gates", "approval", "onDrift", "soakSeconds", "rollbackTo")}
 )
-SEQUENCES = st.lists(STEPS, min_size=3, max_size=30)
+# Each thing that happens, and how many passes follow it.
+SEQUENCES = st.lists(st.tuples(STEPS, st.integers(0, 4)), min_size=6, max_size=30)
 
 
-def check(spec: Json, steps: list[tuple[Any, ...]]) -> None:
+def check(spec: Json, steps: list[tuple[tuple[Any, ...], int]]) -> None:
     """Let it all happen to a promotion, and demand that the next good version is promoted."""
 
     async def all_of_it() -> None:
         model = Model(spec)
-        for step in [*BEGIN, *steps]:
+        for step in BEGIN:
             await model.step(*step)
+        for step, passes in steps:
+            await model.step(*step)
+            await model.look(passes)
         await model.promote_at_last()
 
     asyncio.run(all_of_it())

@@ -6,14 +6,30 @@ from typing import Any
 
 from hypothesis import HealthCheck, example, given, settings
 
-from worlds.memory.promotion_sequences import SEQUENCES, SPECS, Json, check
+from worlds.memory.promotion_sequences import LOOSE, SEQUENCES, SPECS, STRICT, Json, check
 
 
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(SPECS, SEQUENCES)
 @example(
-    {"rollbackTo": "4", "onDrift": "Repair"},
-    [("look",), ("register", 3.0, "d1"), ("seize", "4"), ("look",), ("seize", "1"), ("settle",)],
+    {"rollbackTo": "7", "onDrift": "Repair"},
+    [
+        (("wait", 1), 1),
+        (("register", 3.0, "d1"), 0),
+        (("seize", "7"), 1),
+        (("seize", "1"), 0),
+        (("settle",), 0),
+    ],
 )
-def test_the_alias_is_always_right(spec: Json, steps: list[tuple[Any, ...]]) -> None:
+@example(
+    {"gates": LOOSE, "soakSeconds": 60},
+    [
+        (("stage", "4"), 3),
+        (("wait", 30), 1),
+        (("edit", {"gates": STRICT}), 2),
+        (("edit", {"gates": LOOSE}), 2),
+        (("wait", 30), 4),
+    ],
+)
+def test_the_alias_is_always_right(spec: Json, steps: list[tuple[tuple[Any, ...], int]]) -> None:
     check(spec, steps)
