@@ -31,5 +31,17 @@ from worlds.memory.promotion_sequences import LOOSE, SEQUENCES, SPECS, STRICT, J
         (("wait", 30), 4),
     ],
 )
+@example(
+    {},
+    [
+        (("stage", "1"), 4),
+        (("stage", "2"), 4),
+        (("edit", {"rollbackTo": "Previous"}), 4),
+        (("settle",), 0),
+        (("edit", {"rollbackTo": "3"}), 4),
+        (("stage", "4"), 4),
+        (("settle",), 0),
+    ],
+)
 def test_the_alias_is_always_right(spec: Json, steps: list[tuple[tuple[Any, ...], int]]) -> None:
     check(spec, steps)
