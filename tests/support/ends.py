@@ -18,6 +18,7 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from finetune_crds.contract import EXIT_PREEMPTED
+from support.forks import ForkedPod, children
 from support.pods import Outcome, Pod, save_base_model, save_table, tiny_recipe
 
 T = TypeVar("T")
@@ -32,7 +33,7 @@ def tiny_gang(folder: Path, *, steps: int) -> Pod:
     """A pod of two ranks that train a tiny model with dropout, and save every third step while they go on."""
     save_base_model(folder / "base", attention_dropout=0.1)
     save_table(folder / "corpus")
-    return Pod(folder, tiny_recipe(folder / "base", folder / "corpus")).but(
+    return Pod(folder, tiny_recipe(folder / "base", folder / "corpus"), forked=True).but(
         {
             "distributed.processesPerNode": RANKS,
             "training.batchSize": 2,
@@ -55,7 +56,7 @@ class Attempt:
     """A started pod, whose output is read only as far as a test needs it."""
 
     pod: Pod
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | ForkedPod
     read: str = ""
     began: float = field(default_factory=time.time)
 
@@ -138,11 +139,7 @@ class Attempt:
         return next((step for step in begun if step > published), None)
 
     def _workers(self) -> list[int]:
-        # NB: the launcher starts the ranks in their order, and process ids rise.
-        children = "".join(
-            path.read_text() for path in Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        )
-        return sorted(pid for pid in map(int, children.split()) if _is_worker(pid))
+        return [pid for pid in children(self.process.pid) if _is_worker(pid)]
 
     def _catches(self, number: int) -> bool:
         return bool(_mask(self.process.pid, "SigCgt") >> (number - 1) & 1)
@@ -242,7 +239,8 @@ def _step(folder: Path) -> int:
 
 def _is_worker(pid: int) -> bool:
     with suppress(OSError):
-        return b"finetune_trainer.train.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        # A rank leads a session of its own; a launcher may have other children.
+        return os.getsid(pid) == pid
     return False
 
 

@@ -17,7 +17,7 @@ import yaml
 
 from finetune_crds.contract import TerminationMessage
 from finetune_trainer.train.runtime import scratch
-from support.forks import run_workers
+from support.forks import ForkedPod, run_workers
 from support.ports import free_port
 
 _WORDS = ("red", "blue", "green", "small", "large", "old", "new", "warm", "cold", "quiet")
@@ -166,6 +166,8 @@ class Pod:
     folder: Path
     recipe: dict[str, Any]
     env: dict[str, str] = field(default_factory=dict)
+    forked: bool = False
+    """Whether its processes are forks of one that has imported torch."""
 
     def but(self, changes: dict[str, Any]) -> Pod:
         """The same pod with some of the recipe's values changed, by dotted path."""
@@ -176,9 +178,9 @@ class Pod:
             for parent in parents:
                 part = part.setdefault(parent, {})
             part[last] = value
-        return Pod(self.folder, recipe, dict(self.env))
+        return Pod(self.folder, recipe, dict(self.env), self.forked)
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self) -> subprocess.Popen[str] | ForkedPod:
         """Start the pod's process; the caller waits for it."""
         recipe = self.folder / "recipe.yaml"
         recipe.write_text(yaml.safe_dump(self.recipe))
@@ -192,6 +194,8 @@ class Pod:
             "TMPDIR": str(self.folder),
             **self.env,
         }
+        if self.forked:
+            return ForkedPod(environment, self.folder / "output")
         return subprocess.Popen(
             [sys.executable, "-m", "finetune_trainer.train"],
             env=environment,
@@ -200,7 +204,7 @@ class Pod:
             text=True,
         )
 
-    def wait(self, process: subprocess.Popen[str], already_read: str = "") -> Outcome:
+    def wait(self, process: subprocess.Popen[str] | ForkedPod, already_read: str = "") -> Outcome:
         """How a started pod ends."""
         try:
             output, _ = process.communicate(timeout=300)
@@ -208,6 +212,7 @@ class Pod:
             process.kill()
             raise
         told = self._termination.read_text() if self._termination.exists() else None
+        assert process.returncode is not None
         return Outcome(process.returncode, already_read + output, TerminationMessage.parse(told))
 
     def run(self) -> Outcome:

@@ -203,7 +203,7 @@ def test_a_second_attempt_registers_no_second_version(
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(trained: Trained, tmp_path: Path) -> None:
     """Trap 12: with the same number of ranks, every loss is that of the run that was not stopped."""
     pod = trained.pod.but({"checkpoint.uri": str(tmp_path / "checkpoints"), "register": None})
-    pod.folder, pod.env = tmp_path, {}
+    pod.folder, pod.env, pod.forked = tmp_path, {}, True
     process = pod.start()
     assert process.stdout is not None
     read = ""
@@ -328,7 +328,7 @@ def test_an_unmerged_adapter_on_a_volume_is_base_and_teacher_of_two_ranks(
         }
     )
     second.env |= new_run(mlflow.uri, pod.folder / "second").env
-    outcome = second.run()
+    outcome = second.run_forked(ranks=2)
     assert outcome.code == 0, outcome.output
     # Half of the loss is the divergence from the teacher, and the student begins as its teacher.
     assert base_eval_loss_of(outcome) == pytest.approx(0.5 * learned, rel=1e-5)
@@ -402,6 +402,7 @@ def test_all_pods_of_a_gang_end_with_the_same_sentence(pod: Pod, tmp_path: Path,
     for rank, member in enumerate(gang):
         member.folder = tmp_path / str(rank)
         member.folder.mkdir()
+        member.forked = True
         member.env |= {
             "PET_NNODES": "2",
             "PET_NPROC_PER_NODE": "1",
