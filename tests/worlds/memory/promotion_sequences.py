@@ -212,11 +212,14 @@ class Model:
             self.named_since = self.world.seconds
 
     def _check_new(self, before: list[Move]) -> None:
-        """A pass that wrote a rollback into the history was asked for one."""
+        """A pass that wrote a rollback, or a move by hand that stays, into the history was asked for one."""
         status = self.world.status()
         for move in status.history[: len(status.history) - len(before)]:
             if move.reason == "RolledBack":
                 assert self.spec.rollback_to in (move.to_version, "Previous")
+            if move.reason == "Adopted":
+                deleted = any(item.reason == "VersionDeleted" for item in status.history)
+                assert self.spec.on_drift == "Adopt" or deleted, "a move by hand that nobody adopts"
 
     def _find(self) -> None:
         """What is there at the first look is where things start."""
@@ -276,6 +279,8 @@ class Model:
         assert status.previous in {None} | self.rightful | self.accepted(status) | asked_for
         if status.phase == "Promoted" and status.gates and not status.withheld:
             assert status.gates.version == held
+        if status.phase == "Drifted":
+            assert spec.on_drift == "Warn" or status.promoted is None, "a drift that was not repaired"
         if status.phase == "RolledBack":
             assert held == (status.rollback.version if status.rollback else None)
         if status.phase in ("Promoted", "RolledBack"):
