@@ -66,8 +66,13 @@ test-e2e: venv ## Run the chart and the images in a whole cluster
 	$(call timed,end-to-end tests,$(BIN)/python -m pytest tests/e2e --capture=no --verbose --durations 25 $(PYTEST))
 
 .PHONY: test-long
-test-long: venv compiler ## Run what is long by nature, before a release: CI does not
-	$(call timed,long tests,$(BIN)/python -m pytest tests/long --capture=no --verbose --durations 25 $(PYTEST))
+test-long: long-tests bench-promotions bench-trainer ## Run what is long by nature, before a release: CI does not
+
+# NB: the limit is for one test.
+.PHONY: long-tests
+long-tests: venv compiler ## Run the long tests without the benchmarks: kills, outages, random sequences, all methods
+	$(call timed,programs,$(BIN)/python -m cluster programs --only kube)
+	$(call timed,long tests,$(BIN)/python -m pytest tests/long --capture=no --verbose --durations 25 --timeout 14400 $(PYTEST))
 
 .PHONY: bench-trainer
 bench-trainer: venv ## Measure the trainer beside a padded script and TRL

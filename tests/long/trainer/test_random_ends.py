@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+from long.amounts import ENDS, SEED
 from support.ends import (
     RANKS,
     Attempt,
@@ -17,9 +18,7 @@ from support.ends import (
     tiny_gang,
 )
 
-ENDS = 20
-STEPS = 160
-SEED = random.SystemRandom().randrange(1_000_000)
+STEPS = 8 * ENDS
 
 
 def ends(dice: random.Random) -> Iterator[tuple[Signal, int, float]]:
@@ -30,7 +29,7 @@ def ends(dice: random.Random) -> Iterator[tuple[Signal, int, float]]:
         yield "TERM" if end % 2 else "KILL", step, dice.uniform(0, 6.0 if early else 0.1)
 
 
-def test_a_run_that_is_ended_twenty_times_is_the_run_that_nobody_touched(tmp_path: Path) -> None:
+def test_a_run_that_is_ended_again_and_again_is_the_run_that_nobody_touched(tmp_path: Path) -> None:
     untouched = tiny_gang(tmp_path, steps=STEPS)
     wanted = untouched.run()
     assert wanted.code == 0, wanted.output

@@ -6,7 +6,7 @@ There is no kubelet: a test plays it by writing pod statuses, and kube-controlle
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -39,6 +39,8 @@ class World:
     api: Api
     mlflow: Mlflow
     namespace: str
+    patience: float = field(default=PATIENCE, kw_only=True)
+    """How many seconds each thing may take that is waited for."""
 
     @property
     def model(self) -> str:
@@ -71,10 +73,10 @@ class World:
 
         def settled() -> dict[str, str] | None:
             before, begun = self.versions(), passes()
-            wait_for("more passes", lambda: passes() > begun + 1)
+            wait_for("more passes", lambda: passes() > begun + 1, self.patience)
             return before if before == self.versions() else None
 
-        return wait_for("nothing more is written", settled)
+        return wait_for("nothing more is written", settled, self.patience)
 
     def delete_all(self) -> None:
         """Delete the test's resources, so that the operator has no more work with them."""
@@ -96,19 +98,21 @@ class World:
                 return dict(item)
         return {}
 
-    def wait_phase(self, name: str, phase: str, seconds: float = PATIENCE) -> Json:
+    def wait_phase(self, name: str, phase: str) -> Json:
         def seen() -> Json | None:
             status = self.status(name)
             return status if status.get("phase") == phase else None
 
-        return wait_for(f"{name} is {phase}", seen, seconds, instead=lambda: self._dumped(name))
+        return wait_for(f"{name} is {phase}", seen, self.patience, instead=lambda: self._dumped(name))
 
-    def wait_condition(self, name: str, kind: str, reason: str, seconds: float = PATIENCE) -> Json:
+    def wait_condition(self, name: str, kind: str, reason: str) -> Json:
         def seen() -> Json | None:
             found = self.condition(name, kind)
             return found if found.get("reason") == reason else None
 
-        return wait_for(f"{name} has {kind} {reason}", seen, seconds, instead=lambda: self._dumped(name))
+        return wait_for(
+            f"{name} has {kind} {reason}", seen, self.patience, instead=lambda: self._dumped(name)
+        )
 
     def _dumped(self, name: str) -> str:
         return str(yaml.safe_dump(self.status(name)))
@@ -120,7 +124,7 @@ class World:
             found = self.api.list("Pod", self.namespace, f"batch.kubernetes.io/job-name={job}")
             return found if len(found) == count else None
 
-        pods = wait_for(f"{count} pods of Job {job}", seen)
+        pods = wait_for(f"{count} pods of Job {job}", seen, self.patience)
         return sorted(pods, key=lambda pod: pod["metadata"].get("annotations", {}).get(INDEX, ""))
 
     def run_pods(self, job: str, count: int) -> list[Json]:
