@@ -15,7 +15,7 @@ from demo.install import NAMESPACE, SAMPLES, Installation
 from demo.kubectl import Json, Kubectl
 
 SPLITS = "s3://finetune/splits/docstrings"
-STEPS = 160
+STEPS = 90
 
 
 def quickstart(**training: Any) -> Json:
