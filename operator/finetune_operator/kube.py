@@ -144,9 +144,13 @@ class Kube:
                 method, url, headers=headers, body=body, _request_timeout=_TIMEOUT_SECONDS
             )
             text = await response.read()
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        except TimeoutError as error:
             raise KubeError(
-                0, f"the API server cannot be reached: {error or type(error).__name__}"
+                0, f"the API server cannot be reached: no answer in {_TIMEOUT_SECONDS} s"
+            ) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise KubeError(
+                0, f"the API server cannot be reached: {str(error) or type(error).__name__}"
             ) from error
         if response.status >= 300:
             raise _error(response.status, text)

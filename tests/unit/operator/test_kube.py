@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,21 @@ async def test_an_api_server_that_is_away_has_no_status(kube: Kube, server: Serv
         await kube.get("Secret", "team", "s")
     assert raised.value.status == 0
     assert str(raised.value).startswith("the API server cannot be reached: ")
+
+
+async def test_an_api_server_that_does_not_answer_is_said_to_be_late(
+    kube: Kube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("finetune_operator.kube._TIMEOUT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert kube._api is not None
+        kube._api.configuration.host = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(KubeError) as raised:
+            await kube.get("Secret", "team", "s")
+    assert (raised.value.status, str(raised.value)) == (
+        0,
+        "the API server cannot be reached: no answer in 0.2 s",
+    )
 
 
 async def test_it_is_used_inside_of_its_context() -> None:
