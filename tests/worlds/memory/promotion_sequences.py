@@ -82,6 +82,8 @@ class Model:
     named: str | None = None
     """The version that the source names, and since when."""
     named_since: float = 0.0
+    seen: tuple[str | None, float] = (None, 0.0)
+    """Both, at the last pass that surely read the source: the operator cannot know what changed back unseen."""
     passed: set[tuple[str, str]] = field(default_factory=set)
     """Versions that were promoted, each with the digest of the gates that it passed."""
     rightful: set[str | None] = field(default_factory=set)
@@ -149,7 +151,8 @@ class Model:
         source, registry = self.spec.source, self.world.registry
         named = source.version or registry.aliases.get(source.alias or "")
         if named != self.named:
-            self.named, self.named_since = named, self.world.seconds
+            version, since = self.seen
+            self.named, self.named_since = named, since if named == version else self.world.seconds
 
     async def approve(self) -> None:
         """A person approves what waits."""
@@ -202,14 +205,24 @@ class Model:
         self.world.seconds += 5
         self._find()
         before = self.world.status().history
+        killed = False
         try:
             await self.world.operator.look("champion")
         except KilledError:
+            killed = True
             self.world.restart()
         self._check_new(before)
         if self.world.status().phase in ("Refused", "Evaluating"):
             # A version must pass throughout its soak.
             self.named_since = self.world.seconds
+        if not killed:
+            self._see()
+
+    def _see(self) -> None:
+        """A pass is over: if nothing kept the operator from it, it read the source."""
+        spec = self.spec
+        if not (spec.suspend or spec.rollback_to or self.world.registry.problem):
+            self.seen = self.named, self.named_since
 
     def _check_new(self, before: list[Move]) -> None:
         """A pass that wrote a rollback, or a move by hand that stays, into the history was asked for one."""
@@ -238,6 +251,7 @@ class Model:
         self.world.restart()
         self._find()
         await self.world.settle(rounds=60)
+        self._see()
         self.check_at_rest(self.world.status())
 
     @staticmethod

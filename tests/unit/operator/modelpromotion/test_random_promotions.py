@@ -12,6 +12,16 @@ from worlds.memory.promotion_sequences import LOOSE, SEQUENCES, SPECS, STRICT, J
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(SPECS, SEQUENCES)
 @example(
+    {"soakSeconds": 60},
+    [
+        (("wait", 1), 4),
+        (("wait", 30), 0),
+        (("stage", "2"), 0),
+        (("stage", "1"), 0),
+        (("wait", 30), 4),
+    ],
+)
+@example(
     {"rollbackTo": "7", "onDrift": "Repair"},
     [
         (("wait", 1), 1),
