@@ -11,7 +11,7 @@ from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.errors import Problem
 from finetune_operator.mlflow.model import Run
-from finetune_operator.registry.base import Version
+from finetune_operator.registry.base import RegisteredVersion
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Mlflow:
     """What MLflow says of a job. `problem` set: nothing else is known."""
 
     run: Run | None = None
-    version: Version | None = None
+    version: RegisteredVersion | None = None
     problem: Problem | None = None
 
 

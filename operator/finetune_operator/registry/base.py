@@ -45,7 +45,7 @@ class ModelVersion:
 
 
 @dataclass(frozen=True)
-class Version:
+class RegisteredVersion:
     """A version of a registered model, and the aliases among those asked for that point at it."""
 
     name: str

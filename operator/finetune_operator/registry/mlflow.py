@@ -14,7 +14,7 @@ from finetune_operator.mlflow.runs import Server, get_run
 from finetune_operator.registry.base import (
     ModelVersion,
     RegisteredModel,
-    Version,
+    RegisteredVersion,
     evaluated_on,
     from_milliseconds,
 )
@@ -75,7 +75,7 @@ class MlflowRegistry:
             created=from_milliseconds(found.creation_timestamp),
         )
 
-    def find_version(self, name: str, run_id: str, aliases: Iterable[str]) -> Version | None:
+    def find_version(self, name: str, run_id: str, aliases: Iterable[str]) -> RegisteredVersion | None:
         """The version that a run registered, the newest if there are several, and which of `aliases` point at it."""
         host = self._registry
         with host.problems():
@@ -91,7 +91,7 @@ class MlflowRegistry:
             newest = max(found, key=lambda item: int(item.version))
             held = _aliases(store.get_registered_model(name))
             pointing = {alias for alias in aliases if held.get(alias) == str(newest.version)}
-            return Version(name, str(newest.version), frozenset(pointing))
+            return RegisteredVersion(name, str(newest.version), frozenset(pointing))
 
     def set_alias(self, name: str, alias: str, version: str) -> None:
         """Point an alias at a version, whatever it points at now."""

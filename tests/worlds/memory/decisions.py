@@ -15,7 +15,7 @@ from finetune_operator import names
 from finetune_operator.finetunejob.decide import decide, gang
 from finetune_operator.finetunejob.model import Decision, FineTuneJob, Mlflow, Observed
 from finetune_operator.mlflow.model import Run
-from finetune_operator.registry.base import Version
+from finetune_operator.registry.base import RegisteredVersion
 from finetune_operator.settings import Settings
 
 Json = dict[str, Any]
@@ -209,7 +209,7 @@ def observed(
 
 
 def tracked(
-    version: Version | None = None,
+    version: RegisteredVersion | None = None,
     *,
     state: str = "RUNNING",
     metrics: dict[str, float] | None = None,

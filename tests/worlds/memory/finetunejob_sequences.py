@@ -29,7 +29,7 @@ from finetune_operator.finetunejob.model import (
     SetAlias,
 )
 from finetune_operator.mlflow.model import Run
-from finetune_operator.registry.base import Version
+from finetune_operator.registry.base import RegisteredVersion
 from worlds.memory.decisions import (
     EVICTED,
     NODES,
@@ -67,7 +67,7 @@ class World:
     pods: list[Json] = field(default_factory=list)
     away: bool = False
     run: Run | None = None
-    version: Version | None = None
+    version: RegisteredVersion | None = None
     ran: set[str] = field(default_factory=set)
     """Jobs whose every pod ended well."""
 
@@ -161,7 +161,7 @@ class World:
             meta: Json = {"deletionTimestamp": "t"} if is_leaving(self.jobs[name]) else {}
             self.jobs[name] = child(name, "Failed" if failed else "Complete", "it ended", uid=uid, **meta)
             if size(name) > 1 and not failed and registers:
-                self.version = Version("m", "1")
+                self.version = RegisteredVersion("m", "1")
 
     def _identity(self, name: str) -> Json:
         component = names.TRAIN if size(name) > 1 else names.PREP
@@ -300,7 +300,7 @@ def check_it_comes_to_its_end(world: World) -> None:
             item.type == ConditionType.TRAINED and item.status == "True" for item in world.status.conditions
         )
         if trained and world.version is None:
-            world.version = Version("m", "1")
+            world.version = RegisteredVersion("m", "1")
         for _ in range(3):
             world.pods_vanish(all_of_them=False)
             world.pass_over()

@@ -13,7 +13,7 @@ from finetune_crds.status import ModelStatus
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.model import SetAlias
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
-from finetune_operator.registry.base import Version
+from finetune_operator.registry.base import RegisteredVersion
 
 
 def register(draft: Draft) -> Outcome:
@@ -49,7 +49,7 @@ def register(draft: Draft) -> Outcome:
     return Continue
 
 
-def _registered(wanted: Register, version: Version, owned: Mapping[str, str]) -> str:
+def _registered(wanted: Register, version: RegisteredVersion, owned: Mapping[str, str]) -> str:
     own = [alias for alias in wanted.aliases if alias not in owned]
     left = [
         f"alias {alias} is left to ModelPromotion {owned[alias]}"
@@ -82,7 +82,7 @@ def _wait_for_version(draft: Draft, wanted: Register) -> Outcome:
     return Stop
 
 
-def _copy(draft: Draft, version: Version) -> None:
+def _copy(draft: Draft, version: RegisteredVersion) -> None:
     before = draft.status.model or ModelStatus()
     draft.update(
         model=before.model_copy(

@@ -21,7 +21,7 @@ from finetune_operator.finetunejob.reconcile import FineTuneJobReconciler
 from finetune_operator.kube import KubeError
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
-from finetune_operator.registry.base import Version
+from finetune_operator.registry.base import RegisteredVersion
 from finetune_operator.registry.writer import AliasWriter
 from worlds.memory.decisions import NODES, SETTINGS, SOURCE, UID, child, ended, later, pod
 from worlds.memory.promotions import ApiServer, KilledError, Writes
@@ -50,7 +50,7 @@ class World:
         self.kube = Cluster(writes)
         self.seconds = 0.0
         self.runs: list[Run] = []
-        self.version: Version | None = None
+        self.version: RegisteredVersion | None = None
         self.made: list[str] = []
         self.killed = False
         self.restart()
@@ -154,7 +154,7 @@ class World:
             status = child(name, "Failed" if code else "Complete", "it ended")["status"]
             self.kube.keep({**job, "status": status})
             if size(job) > 1 and not code:
-                self.version = self.version or Version("m", "1")
+                self.version = self.version or RegisteredVersion("m", "1")
 
     def _set_pods(self, job: Json, pods: list[Json]) -> None:
         if not job_ended(job):

@@ -17,7 +17,7 @@ from finetune_operator.errors import ExternalError
 from finetune_operator.mlflow.host import Credentials
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
-from finetune_operator.registry.base import Version
+from finetune_operator.registry.base import RegisteredVersion
 from finetune_operator.registry.mlflow import MlflowRegistry
 from support.http_server import Answer, Request, serving
 
@@ -270,7 +270,7 @@ def test_the_newest_version_of_a_run_counts_and_the_aliases_at_it(mlflow: Answer
     model = {"registered_model": {"name": "it's mine", "aliases": aliases}}
     mlflow.by_path["registered-models/get"] = (200, model)
     registry = MlflowRegistry("http://127.0.0.1:1", mlflow.uri)
-    assert registry.find_version("it's mine", "r1", ["candidate", "champion"]) == Version(
+    assert registry.find_version("it's mine", "r1", ["candidate", "champion"]) == RegisteredVersion(
         "it's mine", "10", frozenset({"candidate"})
     )
 

@@ -10,7 +10,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import MlflowStatus, ModelStatus
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import FinishRun, Mlflow, SetAlias
-from finetune_operator.registry.base import Version
+from finetune_operator.registry.base import RegisteredVersion
 from worlds.memory.decisions import (
     ACCEPTED,
     NOW,
@@ -44,11 +44,11 @@ def register(mlflow: Mlflow | None, seconds: float = 0, aliases: list[str] | Non
 
 
 def test_aliases_are_set_once() -> None:
-    missing = register(tracked(Version("tuned", "4", frozenset({"b"}))), aliases=["a", "b", "c"])
+    missing = register(tracked(RegisteredVersion("tuned", "4", frozenset({"b"}))), aliases=["a", "b", "c"])
     assert missing.actions == (SetAlias("tuned", "a", "4"), SetAlias("tuned", "c", "4"))
     assert said(missing, ConditionType.REGISTERED) == ("False", ConditionReason.REGISTERING, "setting a, c")
     assert missing.status.phase == "Registering"
-    there = register(tracked(Version("tuned", "4", frozenset("abc"))), aliases=["a", "b", "c"])
+    there = register(tracked(RegisteredVersion("tuned", "4", frozenset("abc"))), aliases=["a", "b", "c"])
     assert there.actions == (FinishRun("r1", "FINISHED"),)
     assert said(there, ConditionType.REGISTERED) == (
         "True",
@@ -59,7 +59,7 @@ def test_aliases_are_set_once() -> None:
 
 
 def test_the_version_becomes_the_status() -> None:
-    decision = register(tracked(Version("tuned", "4", frozenset({"candidate"}))))
+    decision = register(tracked(RegisteredVersion("tuned", "4", frozenset({"candidate"}))))
     assert decision.status.model == ModelStatus(
         name="tuned",
         version="4",
@@ -88,14 +88,14 @@ OWNED: dict[str, tuple[list[str], frozenset[str], str]] = {
 def test_an_alias_that_a_promotion_keeps_is_left_to_it(
     aliases: list[str], pointing: frozenset[str], message: str
 ) -> None:
-    version = Version("tuned", "4", pointing)
+    version = RegisteredVersion("tuned", "4", pointing)
     decision = register(tracked(version), aliases=aliases, owned={"champion": "team/prod"})
     assert said(decision, ConditionType.REGISTERED) == ("True", ConditionReason.REGISTERED, message)
     assert decision.actions == (FinishRun("r1", "FINISHED"),)
 
 
 def test_no_alias_need_be_asked_for() -> None:
-    decision = register(tracked(Version("tuned", "4")), aliases=[])
+    decision = register(tracked(RegisteredVersion("tuned", "4")), aliases=[])
     assert said(decision, ConditionType.REGISTERED) == ("True", ConditionReason.REGISTERED, "tuned version 4")
     assert decision.status.model.aliases is None
 
