@@ -207,7 +207,7 @@ def trained(
     """One whole run on two ranks, registered, which several tests look at."""
     folder = tmp_path_factory.mktemp("trained")
     mlflow = new_mlflow(folder, mlflow_template)
-    pod = Pod(folder, recipe).but(
+    pod = Pod(folder, recipe, forked=True).but(
         {
             "distributed.processesPerNode": 2,
             "training.batchSize": 2,

@@ -3,118 +3,21 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import resource
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import botocore.exceptions
 import pytest
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
-from finetune_crds.recipe import Recipe
 from finetune_trainer.outcome import PodFailure
-from finetune_trainer.train.checkpoint.checkpointer import Checkpointer, Progress
 from finetune_trainer.train.checkpoint.folder import MARKER, CheckpointFolder
 from finetune_trainer.train.runtime import storage
 from finetune_trainer.train.runtime.distributed import World
 from support import networks
-
-WIDTH = 32
-
-
-def recipe_for(folder: Path, **checkpoint: Any) -> Recipe:
-    return Recipe.model_validate(
-        {
-            "job": {"name": "tiny", "namespace": "tests", "uid": "0123456789abcdef"},
-            "model": {"base": "/models/tiny"},
-            "data": {
-                "columns": {"text": "text"},
-                "splits": {"format": "Delta", "path": "/corpus", "version": 0},
-            },
-            "checkpoint": {"uri": str(folder), "everySteps": 1, **checkpoint},
-        }
-    )
-
-
-@dataclass
-class Run:
-    """A sharded model in training, and its checkpoints; made anew, as the next attempt does."""
-
-    folder: Path
-    world: World
-    options: dict[str, Any] = field(default_factory=dict)
-    width: int = WIDTH
-    published: list[int] = field(default_factory=list)
-    failed: list[tuple[int, str]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        recipe = recipe_for(self.folder, **self.options)
-        torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(16, self.width), nn.Linear(self.width, 8))
-        fully_shard(self.model, mesh=init_device_mesh("cpu", (self.world.size,)))
-        self.model.set_force_sum_reduction_for_comms(True)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
-        self.checkpointer = Checkpointer(
-            recipe,
-            self.world,
-            on_published=self.published.append,
-            on_failed=lambda step, sentence: self.failed.append((step, sentence)),
-        )
-        self.progress = Progress(recipe=recipe.digest())
-
-    @property
-    def steps(self) -> Path:
-        """Where the folders of the steps are."""
-        return Path(self.checkpointer.folder)
-
-    def train(self) -> None:
-        """One step, the same for any number of ranks."""
-        step = self.progress.step
-        torch.manual_seed(step)
-        self.model(torch.randn(4, 16)).pow(2).mean().backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.progress = replace(self.progress, step=step + 1)
-
-    def save(self, *, wait: bool = True, best: bool = False) -> None:
-        self.checkpointer.save(self.progress, self.model, self.optimizer, wait=wait, best=best)
-
-    def train_and_save(self, steps: int, *, best: int | None = None) -> None:
-        for _ in range(steps):
-            self.train()
-            self.save(best=self.progress.step == best)
-
-    def resume(self) -> Progress:
-        newest = self.checkpointer.newest()
-        assert newest is not None
-        self.checkpointer.load(newest, self.model, self.optimizer)
-        self.progress = newest
-        return newest
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """Weights and the optimizer's moments, whole, by name."""
-        found: dict[str, torch.Tensor] = {}
-        for name, parameter in self.model.named_parameters():
-            found[name] = parameter.full_tensor().detach().clone()
-            for moment, value in self.optimizer.state[parameter].items():
-                whole = value.full_tensor() if hasattr(value, "full_tensor") else value
-                found[f"{name} {moment}"] = whole.clone()
-        return found
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    """Whether two states are the same, bit for bit."""
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+from support.checkpoints import Run, same
 
 
 @pytest.fixture
@@ -207,44 +110,6 @@ def test_training_goes_on_while_the_disk_is_full(
     again = Run(small_disk, world)
     assert again.resume().step == 3
     assert same(again.state(), run.state())
-
-
-def one_of_two(rank: int, folder: Path, told: Any) -> None:
-    """A rank that may write no large file for a while, and one that may."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    run = Run(folder, World(rank, 2, rank, 2, torch.device("cpu")))
-    failures = []
-    for step in range(1, 6):
-        limited = rank == 1 and step in (2, 4)
-        resource.setrlimit(
-            resource.RLIMIT_FSIZE, (1000 if limited else resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-        )
-        run.train()
-        run.save(wait=step >= 4)
-        run.checkpointer.drain()
-        failures.append(run.checkpointer.failure is not None)
-    state = {name: value.numpy() for name, value in run.state().items()}
-    told.put((rank, (failures, run.published, [step for step, _ in run.failed], state)))
-    dist.destroy_process_group()
-
-
-def test_all_ranks_know_that_one_of_them_could_not_write(tmp_path: Path, world: World) -> None:
-    processes = multiprocessing.get_context("spawn")
-    told: Any = processes.SimpleQueue()
-    ranks = [processes.Process(target=one_of_two, args=(rank, tmp_path, told)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    found = dict(told.get() for _ in ranks)
-    for rank in ranks:
-        rank.join(60)
-    failures = [False, True, False, True, False]
-    assert found[0][:3] == (failures, [1, 3, 5], [2, 4])
-    assert found[1][:3] == (failures, [], [])
-    again = Run(tmp_path, world)
-    assert again.resume().step == 5
-    assert same(again.state(), {name: torch.from_numpy(value) for name, value in found[0][3].items()})
 
 
 @pytest.mark.parametrize("part", ["remove", "publish"])
@@ -391,7 +256,7 @@ def test_a_file_of_the_right_size_that_cannot_be_read_is_damage_too(run: Run, na
 
 def test_a_checkpoint_of_another_model_is_refused(run: Run) -> None:
     run.train_and_save(1)
-    assert refusal(Run(run.folder, run.world, width=2 * WIDTH).resume) == (
+    assert refusal(Run(run.folder, run.world, width=2 * run.width).resume) == (
         64,
         "ForeignCheckpoint",
         f"the checkpoint {run.steps}/step-00000001 was made from another model than model.base /models/tiny is now: "

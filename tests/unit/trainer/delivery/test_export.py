@@ -23,7 +23,6 @@ from finetune_trainer.train.delivery import export
 from finetune_trainer.train.delivery.lineage import Counts, Lineage, model_card, version_tags
 from finetune_trainer.train.model import adapt, load, merge
 from finetune_trainer.train.model.network import Network, Objective, trained
-from support import networks
 
 if TYPE_CHECKING:
     from finetune_trainer.train.runtime.distributed import World
@@ -126,26 +125,6 @@ def test_weights_go_back_into_the_type_of_the_base(
     folder = pod.folder / "export"
     written(Recipe.model_validate(pod.but({"model.base": str(half)}).recipe), folder, half, world)
     assert AutoModelForCausalLM.from_pretrained(folder / "model").dtype == torch.bfloat16
-
-
-def gathered_in_half(world: World, half: Path) -> None:
-    recipe = networks.recipe(half)
-    network = networks.build(recipe, half, world)
-    found = export.gather(network.model, half, recipe, world)
-    # A tied weight is listed once here.
-    masters = {name: weight.full_tensor() for name, weight in network.base.named_parameters()}
-    assert {weight.dtype for weight in masters.values()} == {torch.float32}
-    expected = {name: weight.bfloat16() for name, weight in masters.items()} if world.leads else {}
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
-def test_rank_0_gathers_the_trained_weights_in_the_type_of_the_base(base_model: Path, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    half = tmp_path / "half"
-    AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.bfloat16).save_pretrained(half)
-    AutoTokenizer.from_pretrained(base_model).save_pretrained(half)
-    networks.on_ranks(2, tmp_path / "rendezvous", gathered_in_half, half)
 
 
 def test_the_model_card_tells_where_the_model_comes_from(pod: Pod, table: Path, base_model: Path) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from finetune_trainer.outcome import PodFailure, RecipeRefusedError
-from finetune_trainer.tokenizer import load_tokenizer
 from support import networks
+from support.model_files import KINDS, READ_BY_RANK_0, saved, whole_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,61 +27,6 @@ def world() -> Iterator[World]:
         yield found
 
 
-def saved(
-    base: Path, folder: Path, *, tied: bool = True, pieces: str = "5GB", dtype: Any = torch.float32
-) -> Path:
-    """The base, saved another way."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
-    if not tied:
-        model.config.tie_word_embeddings = False
-        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
-    model.save_pretrained(folder, max_shard_size=pieces)
-    load_tokenizer(networks.recipe(base).model, base).save_pretrained(folder)
-    return folder
-
-
-def as_pickle(base: Path, folder: Path) -> Path:
-    """The base as it was saved before there were safetensors."""
-    from safetensors.torch import load_file
-
-    saved(base, folder)
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    return folder
-
-
-def without_prefix(base: Path, folder: Path) -> Path:
-    """The base with the weights' names of the decoder alone, which transformers knows to rename."""
-    from safetensors.torch import load_file, save_file
-
-    saved(base, folder)
-    weights = load_file(folder / "model.safetensors")
-    renamed = {name.removeprefix("model."): value for name, value in weights.items()}
-    save_file(renamed, folder / "model.safetensors", {"format": "pt"})
-    return folder
-
-
-KINDS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
-    "one file": (saved, {}),
-    "several files": (saved, {"pieces": "20KB"}),
-    "untied": (saved, {"tied": False}),
-    "untied in several files": (saved, {"tied": False, "pieces": "20KB"}),
-    "stored in half": (saved, {"dtype": torch.bfloat16}),
-    "a pickle": (as_pickle, {}),
-    "other names": (without_prefix, {}),
-}
-READ_BY_RANK_0 = {"a pickle", "other names"}
-
-
-def network_weights(network: Any) -> dict[str, torch.Tensor]:
-    return {
-        name: (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach()
-        for name, weight in network.base.named_parameters()
-    }
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_are_those_of_from_pretrained(
     kind: str, base_model: Path, tmp_path: Path, world: World, capsys: pytest.CaptureFixture[str]
@@ -94,7 +39,7 @@ def test_weights_are_those_of_from_pretrained(
     network = networks.build(networks.recipe(folder), folder, world)
     expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     torch.testing.assert_close(
-        network_weights(network),
+        whole_weights(network),
         {name: weight.detach() for name, weight in expected.named_parameters()},
         rtol=0,
         atol=0,
@@ -106,25 +51,6 @@ def test_weights_are_those_of_from_pretrained(
     buffers = dict(network.base.named_buffers())
     torch.testing.assert_close(buffers, dict(expected.named_buffers()), rtol=0, atol=0)
     assert any("inv_freq" in name for name in buffers)
-
-
-def each_rank_has_its_part(world: World, folders: dict[str, str]) -> None:
-    from transformers import AutoModelForCausalLM
-
-    for folder in map(Path, folders.values()):
-        network = networks.build(networks.recipe(folder), folder, world)
-        local = sum(weight.to_local().numel() for weight in network.parameters())
-        assert local < 0.6 * sum(weight.numel() for weight in network.parameters())
-        expected = dict(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).named_parameters())
-        for name, weight in network_weights(network).items():
-            assert torch.equal(weight, expected[name]), (folder.name, name)
-
-
-def test_two_ranks_have_all_weights_together(base_model: Path, tmp_path: Path) -> None:
-    folders = {
-        kind: str(save(base_model, tmp_path / kind, **options)) for kind, (save, options) in KINDS.items()
-    }
-    networks.on_ranks(2, tmp_path / "rendezvous", each_rank_has_its_part, folders)
 
 
 @pytest.mark.parametrize(

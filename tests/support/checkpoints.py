@@ -1,0 +1,102 @@
+"""A small sharded model in training, and its checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from finetune_crds.recipe import Recipe
+from finetune_trainer.train.checkpoint.checkpointer import Checkpointer, Progress
+from finetune_trainer.train.runtime.distributed import World
+
+
+def recipe_for(folder: Path, **checkpoint: Any) -> Recipe:
+    """A recipe that checkpoints each step, with other options."""
+    return Recipe.model_validate(
+        {
+            "job": {"name": "tiny", "namespace": "tests", "uid": "0123456789abcdef"},
+            "model": {"base": "/models/tiny"},
+            "data": {
+                "columns": {"text": "text"},
+                "splits": {"format": "Delta", "path": "/corpus", "version": 0},
+            },
+            "checkpoint": {"uri": str(folder), "everySteps": 1, **checkpoint},
+        }
+    )
+
+
+@dataclass
+class Run:
+    """A sharded model in training, and its checkpoints; made anew, as the next attempt does."""
+
+    folder: Path
+    world: World
+    options: dict[str, Any] = field(default_factory=dict)
+    width: int = 32
+    published: list[int] = field(default_factory=list)
+    failed: list[tuple[int, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        recipe = recipe_for(self.folder, **self.options)
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(16, self.width), nn.Linear(self.width, 8))
+        fully_shard(self.model, mesh=init_device_mesh("cpu", (self.world.size,)))
+        self.model.set_force_sum_reduction_for_comms(True)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.checkpointer = Checkpointer(
+            recipe,
+            self.world,
+            on_published=self.published.append,
+            on_failed=lambda step, sentence: self.failed.append((step, sentence)),
+        )
+        self.progress = Progress(recipe=recipe.digest())
+
+    @property
+    def steps(self) -> Path:
+        """Where the folders of the steps are."""
+        return Path(self.checkpointer.folder)
+
+    def train(self) -> None:
+        """One step, the same for any number of ranks."""
+        step = self.progress.step
+        torch.manual_seed(step)
+        self.model(torch.randn(4, 16)).pow(2).mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.progress = replace(self.progress, step=step + 1)
+
+    def save(self, *, wait: bool = True, best: bool = False) -> None:
+        self.checkpointer.save(self.progress, self.model, self.optimizer, wait=wait, best=best)
+
+    def train_and_save(self, steps: int, *, best: int | None = None) -> None:
+        for _ in range(steps):
+            self.train()
+            self.save(best=self.progress.step == best)
+
+    def resume(self) -> Progress:
+        newest = self.checkpointer.newest()
+        assert newest is not None
+        self.checkpointer.load(newest, self.model, self.optimizer)
+        self.progress = newest
+        return newest
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Weights and the optimizer's moments, whole, by name."""
+        found: dict[str, torch.Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            found[name] = parameter.full_tensor().detach().clone()
+            for moment, value in self.optimizer.state[parameter].items():
+                whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+                found[f"{name} {moment}"] = whole.clone()
+        return found
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Whether two states are the same, bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
