@@ -181,6 +181,8 @@ class ModelPromotionStatus(ApiModel):
     """The version that the alias points at, as last read from the registry."""
     promoted: _Version | None = None
     """The version that the alias should point at: where the operator last moved, found or accepted it."""
+    passed: _Version | None = None
+    """`promoted`, if that version passed its gates or a person chose it."""
     previous: _Version | None = None
     """The version before `promoted`: the target of rollbackTo: Previous."""
     candidate: _Version | None = None

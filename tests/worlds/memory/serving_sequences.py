@@ -15,6 +15,7 @@ from worlds.memory.serving import ALIASES, GATE, MODEL, STEPS, Databricks
 
 Json = dict[str, Any]
 GOOD, BAD = 0.001, 0.5
+_SECONDS_OF_A_STEP = min(step["minutes"] for step in STEPS) * 60
 VERSIONS = st.integers(1, 3).map(str)
 # Most that can go wrong does so during a canary.
 BEGIN: list[tuple[Any, ...]] = [("stage", "1"), ("settle",), ("stage", "2"), ("wait", 1)]
@@ -50,6 +51,8 @@ class Model:
     """Versions that were taken back from, and that nobody has asked for since."""
     proved: set[str | None] = field(default_factory=set)
     """Versions that had all of the traffic."""
+    shares: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """The share of the traffic that a version has, in percent, and since when."""
     seen: list[Move] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -69,6 +72,17 @@ class Model:
         except KilledError:
             self.world.restart()
         self._read_history()
+        self._read_shares()
+
+    def _read_shares(self) -> None:
+        """A version that never had all of the traffic has each share for its minutes before it gets the next one."""
+        shares, now = self.shares, self.world.seconds
+        self.shares = {}
+        for version, percent in self.routes.items():
+            before, since = shares.get(version, (0, now))
+            if percent > before > 0 and version not in self.proved:
+                assert now - since >= _SECONDS_OF_A_STEP, "a step that was too short"
+            self.shares[version] = percent, since if percent == before else now
         self.proved |= {version for version, percent in self.routes.items() if percent == 100}
 
     def _read_history(self) -> None:
@@ -160,6 +174,9 @@ class Model:
         assert not failed & set(self.routes), "what failed has traffic"
         if status.phase != "Drifted":
             assert self.holder not in failed, "what failed has the alias"
+            assert not self.routes or self.holder in self.routes, (
+                "the alias stays where the endpoint went back"
+            )
 
     async def promote_at_last(self) -> None:
         """A good version is promoted and served in the end, whatever happened before."""

@@ -25,7 +25,8 @@ _RIGHTFUL: tuple[MoveReason, ...] = ("Promoted", "Reverted", "RolledBack", "With
 
 
 def summarized(promotion: Promotion, status: ModelPromotionStatus, now: datetime) -> ModelPromotionStatus:
-    """The status with what follows from it: the phase, Ready, and the generation that both are about."""
+    """The status with what follows from it: `passed`, the phase, Ready, and the generation that they are about."""
+    status = status.model_copy(update={"passed": _passed(status)})
     readiness = ready(promotion, status)
     word = phase(status.conditions)
     return summarize(status, readiness, word, now=now, generation=promotion.generation)
@@ -97,7 +98,7 @@ def _holds(promotion: Promotion, status: ModelPromotionStatus) -> bool:
     word = phase(status.conditions)
     if promotion.spec is None or word in (*_READY, *_NOT_READY):
         return word in _READY
-    return _stays(promotion.spec, status) and _passed(promotion.status, status)
+    return _stays(promotion.spec, status) and status.passed == status.promoted
 
 
 def _is_elsewhere(status: ModelPromotionStatus) -> bool:
@@ -122,12 +123,15 @@ def _stays(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> bool:
     return withheld is None or (withheld.reason, withheld.version) != ("Withdrawn", status.current)
 
 
-def _passed(before: ModelPromotionStatus, status: ModelPromotionStatus) -> bool:
-    """Whether the version that the alias is at passed its gates, or a person chose it.
+def _passed(status: ModelPromotionStatus) -> str | None:
+    """The version that the alias should be at, if it passed its gates or a person chose it.
 
-    NB: no move of the history leads to a version that was in place from the start: there the Ready of the status before
-    counts, for as long as the version stays.
+    NB: no move of the history leads to a version that was in place from the start, and the history has an end: what the
+    status said before counts, for as long as the version stays.
     """
+    promoted = any(
+        item.type == ConditionType.PROMOTED and item.status == "True" for item in status.conditions
+    )
     rightful = (move.to_version for move in status.history if move.reason in _RIGHTFUL)
-    was_ready = any(item.type == ConditionType.READY and item.status == "True" for item in before.conditions)
-    return status.promoted in rightful or (was_ready and before.promoted == status.promoted)
+    known = promoted or status.promoted in rightful or status.passed == status.promoted
+    return status.promoted if known else None

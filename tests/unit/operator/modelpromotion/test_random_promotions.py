@@ -53,5 +53,16 @@ from worlds.memory.promotion_sequences import LOOSE, SEQUENCES, SPECS, STRICT, J
         (("settle",), 0),
     ],
 )
+@example({"gates": STRICT}, [(("stage", "6"), 4), (("settle",), 0)])
+@example(
+    {"gates": None},
+    [
+        (("register", 2.0, None), 0),
+        (("stage", "8"), 4),
+        (("edit", {"gates": STRICT}), 2),
+        (("stage", "2"), 4),
+        (("settle",), 0),
+    ],
+)
 def test_the_alias_is_always_right(spec: Json, steps: list[tuple[tuple[Any, ...], int]]) -> None:
     check(spec, steps)

@@ -9,7 +9,7 @@ import pytest
 
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.promotion_status import ModelPromotionStatus, Move, MoveReason, RollbackStatus, Withheld
-from finetune_operator.modelpromotion.decide.ready import ready
+from finetune_operator.modelpromotion.decide.ready import summarized
 from unit.operator.modelpromotion.decide.rollout import NOW, promotion
 from worlds.memory.decisions import condition
 
@@ -20,7 +20,6 @@ REACHED = condition(ConditionType.REGISTRY_READY, "True", ConditionReason.REGIST
 PROMOTED = condition(ConditionType.PROMOTED, "True", ConditionReason.PROMOTED)
 CANARY = condition(ConditionType.SERVED, "False", ConditionReason.CANARY)
 SERVED = condition(ConditionType.SERVED, "True", ConditionReason.ENDPOINT_READY)
-WAS_READY = condition(ConditionType.READY, "True", ConditionReason.IN_PLACE)
 
 
 def not_promoted(reason: ConditionReason) -> Condition:
@@ -45,7 +44,6 @@ class Case:
     holds: bool
     status: dict[str, Any] = field(default_factory=lambda: AT_3)
     spec: dict[str, Any] = field(default_factory=dict)
-    before: dict[str, Any] = field(default_factory=dict)
 
 
 MOVING = not_promoted(ConditionReason.PROMOTING)
@@ -76,15 +74,13 @@ CASES: dict[str, Case] = {
         [ACCEPTED, REFUSED],
         REFUSED,
         holds=True,
-        status=FOUND_AT_3,
-        before={"promoted": "3", "conditions": [WAS_READY]},
+        status=FOUND_AT_3 | {"passed": "3"},
     ),
     "refused, and another version was in place": Case(
         [ACCEPTED, REFUSED],
         REFUSED,
         holds=False,
-        status=FOUND_AT_3,
-        before={"promoted": "2", "conditions": [WAS_READY]},
+        status=FOUND_AT_3 | {"passed": "2"},
     ),
     "refused, and the move to the alias's version was overtaken": Case(
         [ACCEPTED, REFUSED], REFUSED, holds=False, status=AT_3 | {"history": [moved("3", "Overtaken")]}
@@ -133,11 +129,26 @@ CASES: dict[str, Case] = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_ready(case: Case) -> None:
-    found = ready(
-        promotion(ModelPromotionStatus(**case.before), **case.spec),
-        ModelPromotionStatus(conditions=case.conditions, **case.status),
-    )
+    status = ModelPromotionStatus(conditions=case.conditions, **case.status)
+    found = summarized(promotion(ModelPromotionStatus(), **case.spec), status, NOW)
     message = case.explanation.message
     if case.holds and case.explanation != PROMOTED:
         message = f"champion is at version 3, which passed; {message}"
-    assert found == (case.holds, case.explanation.reason, message)
+    (said,) = (item for item in found.conditions if item.type == ConditionType.READY)
+    assert (said.status, said.reason, said.message) == (str(case.holds), case.explanation.reason, message)
+
+
+def test_a_version_that_was_in_place_stays_one_that_passed_while_another_is_judged() -> None:
+    found = summarized(
+        promotion(ModelPromotionStatus()),
+        in_place := ModelPromotionStatus(
+            conditions=[ACCEPTED, condition(ConditionType.PROMOTED, "True", ConditionReason.IN_PLACE)],
+            **FOUND_AT_3,
+        ),
+        NOW,
+    )
+    assert (in_place.passed, found.passed) == (None, "3")
+    refused = found.model_copy(update={"conditions": [ACCEPTED, REFUSED]})
+    elsewhere = refused.model_copy(update={"promoted": "2", "current": "2"})
+    kept = [summarized(promotion(found), status, NOW).passed for status in (refused, elsewhere)]
+    assert kept == ["3", None]
