@@ -108,11 +108,13 @@ def check_way_to_logits(network: Network, world: World, base: str) -> None:
 
 def _objective(recipe: Recipe, teacher: Network | None) -> Sft | Dpo | Distillation:
     objective = recipe.objective
+    if objective.type == "SFT":
+        return Sft()
     if objective.type == "DPO":
         return Dpo((objective.dpo or DpoSpec()).beta)
     if objective.distillation is not None and teacher is not None:
         return Distillation(objective.distillation, teacher)
-    return Sft()
+    raise ValueError(f"objective {objective.type} has no loss")
 
 
 @dataclass(frozen=True)

@@ -94,15 +94,17 @@ def judge(
         which: what the holder is, for the messages.
     """
     beside = _Beside(holder, lost, which)
-    verdicts = []
-    for gate in gates:
-        if gate.metric:
-            verdicts.append(_metric(gate.name, gate.metric, candidate))
-        elif gate.tag:
-            verdicts.append(_tag(gate.name, gate.tag, candidate))
-        elif gate.comparison:
-            verdicts.append(_comparison(gate.name, gate.comparison, candidate, beside))
-    return verdicts
+    return [_verdict(gate, candidate, beside) for gate in gates]
+
+
+def _verdict(gate: Gate, candidate: ModelVersion, beside: _Beside) -> GateVerdict:
+    if gate.metric:
+        return _metric(gate.name, gate.metric, candidate)
+    if gate.tag:
+        return _tag(gate.name, gate.tag, candidate)
+    if gate.comparison:
+        return _comparison(gate.name, gate.comparison, candidate, beside)
+    raise ValueError(f"the gate {gate.name} is of a kind that cannot be judged")
 
 
 def _metric(name: str, gate: MetricGate, candidate: ModelVersion) -> GateVerdict:

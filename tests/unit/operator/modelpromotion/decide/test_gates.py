@@ -243,3 +243,9 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
 def test_judge(gate: Json, candidate: ModelVersion, holder: ModelVersion | None, expected: Expected) -> None:
     [found] = judge([Gate.model_validate({"name": "g", **gate})], candidate, holder)
     assert (found.verdict, found.value, found.limit, found.holder, found.message) == expected
+
+
+def test_a_gate_of_a_kind_that_has_no_verdict_lets_nothing_pass() -> None:
+    unknown = Gate.model_construct(name="new", metric=None, tag=None, comparison=None)
+    with pytest.raises(ValueError, match="the gate new is of a kind that cannot be judged"):
+        judge([unknown], version("2", loss=1.0), HOLDER)
