@@ -99,13 +99,18 @@ def system_metrics(recipe: Recipe, world: World, tracker: Tracker) -> Iterator[N
     if not recipe.tracking.system_metrics:
         yield
         return
-    own = tracker if world.leads else Tracker(os.environ.get("MLFLOW_RUN_ID"), quiet=True)
+    if world.leads:
+        with system.logged(tracker, world.rank, world.device):
+            yield
+        return
+    own = Tracker(os.environ.get("MLFLOW_RUN_ID"), quiet=True)
     try:
         with system.logged(own, world.rank, world.device):
             yield
-    finally:
-        if own is not tracker:
-            own.close(_CLOSE_SECONDS)
+    except BaseException:
+        own.close(_CLOSE_SECONDS)
+        raise
+    own.close()
 
 
 def end_in_rendezvous(preemption: Preemption) -> None:
