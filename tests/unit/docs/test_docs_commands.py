@@ -94,6 +94,8 @@ def _kubectl(words: Words) -> Problems:
     verb, named = rest[0], rest[1:]
     if verb in ("get", "describe", "patch", "delete", "wait"):
         yield from _resources(named[0])
+        if "," in named[0] and "--watch" in words:
+            yield f"kubectl watches one kind at a time: {named[0]}"
     elif verb == "explain":
         kind, *path = named[0].split(".")
         yield from _resources(kind)
@@ -241,7 +243,8 @@ BROKEN = {
     "make lint TESTS=1": "the Makefile reads no TESTS",
     "make bench-trainer BENCH='--round 5'": "no benchmark has the option --round",
     "kubectl get ftjs": "kubectl knows no resource ftjs",
-    "kubectl get ftj,mpp --watch": "kubectl knows no resource mpp",
+    "kubectl get ftj,mpp": "kubectl knows no resource mpp",
+    "kubectl get ftj,mp --watch": "kubectl watches one kind at a time: ftj,mp",
     "kubectl show ftj": "kubectl has no verb ['show']",
     "kubectl explain finetunejob.spec.prepare": "finetunejob has no field spec.prepare",
     "kubectl get ftj a -o jsonpath='{.status.failure}'": "ftj has no field status.failure",

@@ -1,4 +1,4 @@
-"""docs/operations/settings.md names every setting with its default, and every metric with its labels."""
+"""docs/operations/settings.md names every setting with its default and chart value, and every metric with its labels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from prometheus_client.metrics import MetricWrapperBase
 from finetune_operator import metrics
 from finetune_operator.settings import Settings
 
-PAGE = (Path(__file__).parents[3] / "docs" / "operations" / "settings.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "operations" / "settings.md").read_text(encoding="utf-8")
+DEPLOYMENT = ROOT / "charts" / "finetune-operator" / "templates" / "deployment.yaml"
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -27,7 +29,12 @@ def shown(value: object) -> str:
 
 def test_settings() -> None:
     known = {f"FINETUNE_{name.upper()}": shown(value) for name, value in vars(Settings()).items()}
-    assert {name: default for name, default, _ in rows("Settings")} == known
+    assert {name: default for name, default, *_ in rows("Settings")} == known
+
+
+def test_settings_that_the_chart_sets() -> None:
+    in_chart = re.findall(r"- name: (FINETUNE_\w+)", DEPLOYMENT.read_text(encoding="utf-8"))
+    assert {name for name, _, value, _ in rows("Settings") if value} == {*in_chart}
 
 
 def test_metrics() -> None:
