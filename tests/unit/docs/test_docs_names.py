@@ -21,6 +21,7 @@ BASES = (
     "",
     "operator/finetune_operator/",
     "operator/finetune_operator/finetunejob/",
+    "operator/finetune_operator/modelpromotion/",
     "trainer_image/finetune_trainer/",
     "trainer_image/finetune_trainer/train/",
     "tests/cluster/",
