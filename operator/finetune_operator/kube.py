@@ -1,7 +1,6 @@
 """The Kubernetes API as this operator uses it: plain JSON, server-side apply, deletion by uid.
 
-The generated model classes are left alone: they cost more time than the requests, and forget fields that
-they do not know.
+The generated model classes are not used: they take more time than the requests, and drop unknown fields.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class KubeError(Exception):
 
 
 class Listing(NamedTuple):
-    """The objects of a list, and the resource version at which it was true."""
+    """The objects of a list, and the resource version of the list."""
 
     objects: list[Json]
     version: int
@@ -70,7 +69,7 @@ class Kube:
             await self._api.close()
 
     async def get(self, kind: str, namespace: str, name: str) -> Json | None:
-        """An object, or None when there is none."""
+        """An object; None when it does not exist."""
         try:
             return await self._request("GET", path(kind, namespace, name))
         except KubeError as error:
@@ -98,7 +97,7 @@ class Kube:
         return await self._request("POST", path(kind, namespace), query=query, body=body)
 
     async def apply(self, body: Json, *, subresource: str = "") -> Json:
-        """Server-side apply: the fields in `body` become as they are there, and ours.
+        """Server-side apply: set the fields in `body`, and take over their ownership.
 
         A uid and a resource version in its metadata are preconditions: KubeError 409 when they no longer hold.
         """
@@ -114,7 +113,7 @@ class Kube:
 
         Args:
             version: the resource version that it must have too; empty for any.
-            foreground: keep the object until what it owns is gone.
+            foreground: keep the object until what it owns is deleted.
         """
         preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
         policy = "Foreground" if foreground else "Background"
@@ -158,9 +157,7 @@ class Kube:
             return dict(json.loads(text))
         except ValueError as error:
             what = text.decode(errors="replace")[:500]
-            raise KubeError(
-                response.status, f"the API server answered with something else than JSON: {what}"
-            ) from error
+            raise KubeError(response.status, f"the response of the API server is not JSON: {what}") from error
 
 
 def path(kind: str, namespace: str | None, name: str = "", subresource: str = "") -> str:
@@ -171,7 +168,7 @@ def path(kind: str, namespace: str | None, name: str = "", subresource: str = ""
     """
     base, plural = RESOURCES[kind]
     scope = f"/namespaces/{quote(namespace)}" if namespace else ""
-    # NB: people choose names, and one like ../../other/secrets/theirs would lead out of their namespace.
+    # NB: users choose names. A name like ../../other/secrets/theirs would lead out of their namespace.
     if "/" in name or name in (".", ".."):
         raise KubeError(400, f"{kind} {name}: no object can have this name")
     parts = "".join(f"/{quote(part)}" for part in (name, subresource) if part)

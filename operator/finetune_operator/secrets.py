@@ -1,4 +1,4 @@
-"""Reads the Secrets that resources name for credentials."""
+"""Reads the Secrets with credentials that resources refer to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from finetune_crds.env import LocalReference
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.kube import Kube, KubeError
 
-# A Secret may hold other keys, which need not be text.
+# A Secret may hold other keys, whose values need not be text.
 _OURS = ("MLFLOW_TRACKING_", "DATABRICKS_")
 
 

@@ -16,19 +16,19 @@ UNITY_CATALOG = "databricks-uc"
 
 
 class SettingsError(ValueError):
-    """The environment of the operator is wrong."""
+    """The operator's environment is invalid."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How this installation of the operator behaves.
+    """The configuration of an installation of the operator.
 
     Attributes:
-        prep_image: image of preparation pods that name none.
-        trainer_image: image of training pods that name none.
+        prep_image: default image of preparation pods.
+        trainer_image: default image of training pods.
         image_pull_policy: pull policy of both.
-        tracking_uri: MLflow server of jobs that name none; empty for none.
-        registry_uri: model registry of jobs that name none; empty for the tracking server.
+        tracking_uri: default MLflow server; empty for none.
+        registry_uri: default model registry; empty for the tracking server.
         tracking_public_url: URL of the default MLflow server for a browser; empty for `tracking_uri`.
         namespace: the operator's own namespace, where it keeps its Leases.
         databricks_host: Databricks workspace of resources that name no Secret; empty for none.
@@ -68,7 +68,7 @@ class Settings:
     def servers(self, tracking: Tracking | PromotionTracking) -> tuple[str, str]:
         """The MLflow server and the model registry of a job; both empty for none.
 
-        The default registry belongs to the default server: a job that names its own server has its registry there.
+        The default registry belongs to the default server: the default of a job with its own server is that server.
         """
         server = tracking.uri or self.tracking_uri
         default = self.registry_uri if not tracking.uri else ""

@@ -269,7 +269,7 @@ async def test_a_holder_that_died_is_replaced(
     model = new_model(mlflow)
     writer = await writer_of("operator-2")
     dead = Leases(writer.kube, namespace, "operator-1", 2, time.monotonic)
-    held = await dead.take(lease_name(registry.uri, model), "aliases")
+    held = await dead.acquire(lease_name(registry.uri, model), "aliases")
     spec = api.list("Lease", namespace)[0]["spec"]
     assert (spec["holderIdentity"], spec["leaseDurationSeconds"]) == ("operator-1", 2)
     assert await moved(writer, registry, model, MoveAlias(None, "1")) > 0
@@ -283,12 +283,12 @@ async def test_a_holder_that_comes_back_keeps_its_lease_and_gives_back_no_other(
     api: Api, namespace: str, writer_of: Writers
 ) -> None:
     first = Leases((await writer_of("a")).kube, namespace, "operator-1", 2, time.monotonic)
-    held = await first.take("one", "aliases")
+    held = await first.acquire("one", "aliases")
     renewed = await first.renew(held)
-    await first.give_back(held)
+    await first.release(held)
     spec = api.list("Lease", namespace)[0]["spec"]
     assert (spec["holderIdentity"], spec["acquireTime"]) == ("operator-1", held.body["spec"]["acquireTime"])
-    await first.give_back(renewed)
+    await first.release(renewed)
     assert api.list("Lease", namespace) == []
     with pytest.raises(LeaseBusy):
         await first.renew(renewed)

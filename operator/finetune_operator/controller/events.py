@@ -13,7 +13,7 @@ from finetune_operator import names
 from finetune_operator.text import stamp
 
 _MAX_MESSAGE = 1024
-# Conditions whose being False is bad news; for the others it means "not yet".
+# Conditions for which False is a failure; for the others it means "not yet".
 _WARN_WHEN_FALSE = {
     ConditionType.ACCEPTED,
     ConditionType.TRACKED,
@@ -51,9 +51,9 @@ _SILENT = {
     ConditionReason.NO_GATES,
     ConditionReason.IN_PLACE,
 }
-# What says a job's end, or why an alias is not where it should be, has often been said by another condition.
+# Conditions that often repeat the reason and message of another condition.
 _SUMMARIES = {ConditionType.FAILED, ConditionType.PROMOTED}
-# A new message is news too: it is about another version.
+# For these, a new message is a change too: it is about another version.
 _BY_MESSAGE = {
     ConditionType.SOURCE_READY,
     ConditionType.GATES_PASSED,
@@ -74,21 +74,21 @@ class EventTarget:
 
 
 def changes(before: Sequence[Condition], after: Sequence[Condition]) -> list[Condition]:
-    """The conditions that say something new, each thing once: what made a job fail is said by Failed alone."""
+    """The conditions that changed, without repetition: only Failed reports the cause of a failure."""
     known = {item.type: item for item in before}
-    new = [item for item in after if _is_news(known.get(item.type), item)]
+    new = [item for item in after if _is_new(known.get(item.type), item)]
     failed = {(item.reason, item.message) for item in new if item.type == ConditionType.FAILED}
-    told = {(item.reason, item.message) for item in new if item.type not in _SUMMARIES}
+    reported = {(item.reason, item.message) for item in new if item.type not in _SUMMARIES}
     return [
         item
         for item in new
         if item.type == ConditionType.FAILED
-        or (item.type == ConditionType.PROMOTED and (item.reason, item.message) not in told)
+        or (item.type == ConditionType.PROMOTED and (item.reason, item.message) not in reported)
         or (item.type not in _SUMMARIES and (item.reason, item.message) not in failed)
     ]
 
 
-def _is_news(before: Condition | None, after: Condition) -> bool:
+def _is_new(before: Condition | None, after: Condition) -> bool:
     if after.type == ConditionType.READY:
         return False  # a summary of the other conditions, each of which has its own Event
     if after.reason in _SILENT or (after.type == ConditionType.ACCEPTED and after.status == "True"):

@@ -1,7 +1,7 @@
-"""A Lease of the API server, held for as long as something is written: one holder among all replicas.
+"""Leases: of all replicas of the operator, only the holder of a Lease writes.
 
-Clocks of replicas differ, so no replica trusts the timestamps of another: a Lease has expired when it was not renewed for its
-duration as measured by the clock of whoever looks at it.
+The clocks of replicas differ, so a replica does not rely on the timestamps of another: it considers a Lease expired after it
+has seen no renewal for the Lease's duration on its own clock.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class LeaseBusy(Exception):  # noqa: N818
     """Another replica holds the Lease: retry in about a second."""
 
 
-class Held(NamedTuple):
-    """A Lease of ours, and until when on our own clock."""
+class HeldLease(NamedTuple):
+    """A Lease that this process holds, and when it expires on this process's clock."""
 
     body: Json
     until: float
@@ -34,12 +34,12 @@ class Held(NamedTuple):
 
 @dataclass
 class Leases:
-    """Takes, renews and gives back Leases of one namespace.
+    """Acquires, renews and releases Leases in one namespace.
 
     Attributes:
-        identity: of this process, and of no other.
-        seconds: how long a Lease is good for without being renewed.
-        clock: seconds that only grow.
+        identity: unique name of this process.
+        seconds: duration of a Lease that is not renewed.
+        clock: monotonic seconds.
     """
 
     kube: Kube
@@ -50,18 +50,18 @@ class Leases:
     _seen: dict[str, tuple[tuple[str, str], float]] = field(default_factory=dict)
     """By name: uid and version of a Lease that another replica holds, and when this one first saw them."""
 
-    async def take(self, name: str, about: str) -> Held:
-        """Make the Lease, or take over one whose holder let it expire.
+    async def acquire(self, name: str, about: str) -> HeldLease:
+        """Create the Lease, or take over one that has expired.
 
         Raises:
             LeaseBusy: another replica holds it.
             KubeError: the API server refused, or could not be reached.
         """
-        # NB: the time counts from before the request, which is no later than for any replica that reads the Lease.
+        # NB: the time counts from before the request, so that the Lease expires here no later than for other replicas.
         until = self.clock() + self.seconds
         wanted = self._body(name, about)
         try:
-            held = Held(await self.kube.create(wanted), until)
+            held = HeldLease(await self.kube.create(wanted), until)
         except KubeError as error:
             if error.status != 409:
                 raise
@@ -69,11 +69,11 @@ class Leases:
         self._seen.pop(name, None)
         return held
 
-    async def renew(self, held: Held) -> Held:
-        """The Lease with its whole time again.
+    async def renew(self, held: HeldLease) -> HeldLease:
+        """Renew the Lease for its full duration.
 
         Raises:
-            LeaseBusy: it expired, and another replica took it.
+            LeaseBusy: it expired, and another replica acquired it.
             KubeError: the API server refused, or could not be reached.
         """
         meta = held.body["metadata"]
@@ -81,7 +81,7 @@ class Leases:
         wanted["spec"]["acquireTime"] = held.body["spec"]["acquireTime"]
         return await self._replace(held.body, wanted)
 
-    async def give_back(self, held: Held) -> None:
+    async def release(self, held: HeldLease) -> None:
         """Delete the Lease, unless another replica took it over. If it cannot be deleted, it expires."""
         meta = held.body["metadata"]
         try:
@@ -90,19 +90,19 @@ class Leases:
             )
         except KubeError as error:
             log.warning(
-                "Lease %s/%s was not deleted, it runs out in %d s: %s",
+                "Lease %s/%s could not be deleted, and expires in %d s: %s",
                 self.namespace,
                 meta["name"],
                 self.seconds,
                 error,
             )
 
-    async def _take_over(self, wanted: Json) -> Held:
+    async def _take_over(self, wanted: Json) -> HeldLease:
         name = wanted["metadata"]["name"]
         found = await self.kube.get("Lease", self.namespace, name)
         if found is None:
             self._seen.pop(name, None)
-            raise LeaseBusy(f"Lease {self.namespace}/{name} was just given back")
+            raise LeaseBusy(f"Lease {self.namespace}/{name} was just released")
         state = (found["metadata"]["uid"], found["metadata"]["resourceVersion"])
         now = self.clock()
         before, since = self._seen.get(name, (None, now))
@@ -116,17 +116,19 @@ class Leases:
         log.warning("took over Lease %s/%s, which %s let expire", self.namespace, name, holder)
         return await self._replace(found, wanted)
 
-    async def _replace(self, found: Json, wanted: Json) -> Held:
-        """Write the Lease if it is still the one that was found."""
+    async def _replace(self, found: Json, wanted: Json) -> HeldLease:
+        """Write the Lease if it is unchanged since it was read."""
         meta = found["metadata"]
         until = self.clock() + self.seconds
         wanted["metadata"] |= {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
         try:
-            return Held(await self.kube.apply(wanted), until)
+            return HeldLease(await self.kube.apply(wanted), until)
         except KubeError as error:
             if error.status not in (404, 409):
                 raise
-            raise LeaseBusy(f"Lease {self.namespace}/{meta['name']} was taken by another replica") from error
+            raise LeaseBusy(
+                f"Lease {self.namespace}/{meta['name']} was acquired by another replica"
+            ) from error
 
     def _body(self, name: str, about: str) -> Json:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -16,7 +16,7 @@ class UnreadableStatusError(ValueError):
 
 
 def read_spec(kind: type[Part], body: Json) -> tuple[Part | None, str | None]:
-    """The spec and None or, when it does not fit the schema, None and why; never raised."""
+    """The spec and None; when it does not fit the schema, None and the reason. Raises nothing."""
     try:
         return kind.model_validate(body.get("spec") or {}), None
     except ValidationError as error:
@@ -28,8 +28,8 @@ def read_status(kind: type[Part], body: Json, what: str) -> Part:
     """The status; `what` it is the status of, for the message.
 
     Raises:
-        UnreadableStatusError: a newer version of the operator wrote it. Without its memory work would be done twice,
-            so the resource is left alone.
+        UnreadableStatusError: a newer version of the operator wrote it. Without it work would be repeated, so the
+            operator does not act on the resource.
     """
     try:
         return kind.model_validate(body.get("status") or {})

@@ -1,4 +1,4 @@
-"""What every kind's reconciler shares: a key of the work queue becomes a pass, which is repeated when it fails."""
+"""The base of both reconcilers: takes a key from the work queue, reconciles the resource, and retries on failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.errors import ExternalError
 from finetune_operator.kube import KubeError
 
-# How soon to come back while another replica writes to the same registered model.
+# Delay of the next pass while another replica writes to the same registered model.
 BUSY_SECONDS = 1.0
 
 log = logging.getLogger(__name__)
@@ -35,11 +35,11 @@ def internal_error(error: Exception) -> str:
 
 @dataclass
 class Reconciler(ABC):
-    """Handles keys of a work queue, one kind of resource: a pass each, and again later when it fails."""
+    """Reconciles the resources of one kind whose keys are in a work queue."""
 
     kind: ClassVar[str]
     expected: ClassVar[tuple[type[Exception], ...]] = (KubeError, ExternalError, UnreadableStatusError)
-    """Errors whose message says enough; the log shows the traceback of any other."""
+    """Errors whose message suffices; the log shows the traceback of any other."""
 
     store: Store
     queue: WorkQueue

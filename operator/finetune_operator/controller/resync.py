@@ -43,7 +43,7 @@ class Resync:
 
     async def once(self) -> None:
         """Replace the store's content by what exists now, and put every resource on its queue."""
-        # NB: children first. A job listed without its children would have them made again.
+        # NB: children first. A job that is listed without its children would get them created again.
         for kind in KINDS:
             selector = {"labelSelector": names.LABEL_UID} if kind in CHILDREN else {}
             lists = [

@@ -1,4 +1,4 @@
-"""Statuses of both kinds: written onto the resource that was decided on and no other, and told in Events."""
+"""Writes the status of a resource of either kind, and an Event for each change in it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ async def write(
     after: Status,
     now: datetime,
 ) -> Json:
-    """Write a status, then an Event for each thing that is new in it; the resource as it is then.
+    """Write a status, then an Event for each change in it. Returns the resource as written.
 
     Args:
-        version: the resource version that was decided on.
+        version: the resource version that the decision is based on.
 
     Raises:
         KubeError: the resource changed meanwhile (409), or the API server refused or could not be reached.
@@ -39,7 +39,7 @@ async def write(
     body: Json = {
         "apiVersion": API_VERSION,
         "kind": about.kind,
-        # NB: uid and version are preconditions: this status is about the resource as it was when it was decided on.
+        # NB: uid and version are preconditions: the status is valid only for the state that the decision is based on.
         "metadata": {
             "name": about.name,
             "namespace": about.namespace,

@@ -1,7 +1,7 @@
-"""What the watches delivered: FineTuneJobs and ModelPromotions, and the Jobs and Pods that belong to the former.
+"""The operator's cache: FineTuneJobs with their Jobs and Pods, and ModelPromotions.
 
-Three streams write here, and none waits for the others: the watches, the periodic lists, and our own writes. So
-resource versions decide what is news: nothing replaces what is newer, and nothing that was deleted comes back.
+Three sources write to it independently: the watches, the periodic lists, and the operator's own writes. Resource versions
+order them: an older object never replaces a newer one, and a deleted object does not return.
 """
 
 from __future__ import annotations
@@ -28,48 +28,48 @@ def _version(body: Json) -> int:
 
 
 def _slim(kind: str, body: Json) -> Json:
-    """Without managedFields, which are most of an object's size; those of a promotion tell who changed it."""
+    """Without managedFields, which are most of an object's size. A promotion keeps them: they name who changed it."""
     if kind == "ModelPromotion":
         return body
     meta = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
     return {**body, "metadata": meta}
 
 
-def _nobody(kind: str, body: Json) -> Owner | None:
-    """No Job and no Pod belongs to anything."""
+def _no_owner(kind: str, body: Json) -> Owner | None:
+    """The default of `owner_of`: every Job and Pod is foreign."""
 
 
-def _none(_: Json) -> set[Owner]:
-    """No FineTuneJob records a Job."""
+def _no_jobs(_: Json) -> set[Owner]:
+    """The default of `recorded_jobs`: none."""
     return set()
 
 
 @dataclass
 class Store:
-    """The operator's own copy of what exists. Single-threaded: it belongs to the event loop.
+    """The cache. Not thread-safe: use it on the event loop only.
 
     Attributes:
         owner_of: the FineTuneJob of a Job, or the Job of a Pod; None for a foreign object, which is not kept.
-        recorded_jobs: the Jobs that a FineTuneJob records. Their pods belong to it also when a Job is gone: the operator
-            may not have run when it went.
+        recorded_jobs: the Jobs that a FineTuneJob's status records. Their pods belong to it even after a Job is deleted,
+            which may happen while the operator is down.
     """
 
-    owner_of: Callable[[str, Json], Owner | None] = _nobody
-    recorded_jobs: Callable[[Json], set[Owner]] = _none
+    owner_of: Callable[[str, Json], Owner | None] = _no_owner
+    recorded_jobs: Callable[[Json], set[Owner]] = _no_jobs
     _held: dict[str, dict[Key, Json]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
     _by_owner: dict[str, dict[Owner, set[Key]]] = field(
         default_factory=lambda: {kind: defaultdict(set) for kind in CHILDREN}
     )
     _jobs: set[Owner] = field(default_factory=set)
-    """The Jobs that are there, as their Pods name them."""
+    """The Jobs that exist."""
     _recorded: dict[Owner, set[Owner]] = field(default_factory=dict)
     """By FineTuneJob: the Jobs that it records."""
     _past: dict[Owner, dict[Owner, int]] = field(default_factory=dict)
-    """By FineTuneJob: its Jobs that are gone, and the versions at which they went. Their pods may outlive them."""
+    """By FineTuneJob: its deleted Jobs, and the versions at which they were deleted. Their pods may outlive them."""
     _gone: dict[str, dict[Key, int]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
     """Versions at which objects were deleted, since the last list."""
     _tombstones: dict[Owner, dict[Key, Json]] = field(default_factory=dict)
-    """Pods that failed and are gone, by their Job, for as long as it is there."""
+    """Failed pods that no longer exist, by their Job, while the Job exists."""
     _listed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     """Version of the last list of each kind."""
 
@@ -92,29 +92,29 @@ class Store:
         return [self._held["Job"][key] for key in sorted(self._by_owner["Job"].get(ftj, ()))]
 
     def pods_of(self, ftj: Owner) -> list[Json]:
-        """The Pods of a FineTuneJob's Jobs, and of Jobs of it that are gone."""
+        """The Pods of a FineTuneJob's Jobs, including its deleted Jobs."""
         present = map(_identity, self.jobs_of(ftj))
         jobs = {*present, *self._past.get(ftj, ()), *self._recorded.get(ftj, ())}
         keys = {key for job in jobs for key in self._by_owner["Pod"].get(job, ())}
         return [self._held["Pod"][key] for key in sorted(keys)]
 
     def tombstones(self, ftj: Owner) -> list[Json]:
-        """Pods of a FineTuneJob that failed and are gone, each as it last was.
+        """Failed pods of a FineTuneJob that no longer exist, each in its last state.
 
-        NB: when one pod of a gang is deleted, its Job deletes the others, and may be said to have failed when none is
-        left to tell why.
+        NB: when one pod of a gang is deleted, its Job deletes the others. By the time the Job is marked as failed, no pod
+        that explains the failure may exist.
         """
         jobs = (self._tombstones.get(_identity(job), {}) for job in self.jobs_of(ftj))
         return [pods[key] for pods in jobs for key in sorted(pods)]
 
     def put(self, kind: str, body: Json) -> None:
-        """An object as a watch, a list or our own write delivered it; old news is ignored."""
-        # What the last list did not have was gone by then, whatever a late watch says.
+        """Store an object from a watch, a list or the operator's own write; an outdated one is ignored."""
+        # An object that is not in the last list, and is older, was deleted: a late watch event does not restore it.
         if _key(body) in self._held[kind] or _version(body) > self._listed[kind]:
             self._put(kind, body)
 
     def drop(self, kind: str, body: Json) -> None:
-        """An object is gone, as its last state tells; one of the same name that came later stays."""
+        """Remove a deleted object, given its last state; a newer object of the same name stays."""
         key, version = _key(body), _version(body)
         held = self._held[kind].get(key)
         if held is None and kind in CHILDREN and self.owner_of(kind, body) is None:
@@ -125,10 +125,10 @@ class Store:
             self._gone[kind][key] = version
 
     def replace(self, kind: str, bodies: Iterable[Json], version: int) -> None:
-        """Everything of a kind, from a list of this version: what is not in it no longer exists.
+        """Replace the objects of a kind by a list of this version: what is not in the list no longer exists.
 
-        A watch that broke off never tells of what was deleted meanwhile. What the watches and our own writes
-        told while the list was under way is newer than the list, and stays.
+        A watch that was interrupted does not report deletions in the meantime. Objects that are newer than the list, from
+        watches and own writes, stay.
         """
         listed = {_key(body): body for body in bodies}
         for key, held in list(self._held[kind].items()):
@@ -142,10 +142,10 @@ class Store:
         if kind == "Pod":
             self._forget_past(version)
         elif kind == "FineTuneJob":
-            self._drop_strangers("Job", set(map(_identity, self.finetunejobs.values())), version)
-            # NB: not when the Pods are listed. They come first, and FineTuneJobs record Jobs that are gone.
+            self._drop_unowned("Job", set(map(_identity, self.finetunejobs.values())), version)
+            # NB: not when the Pods are listed. They come first, and FineTuneJobs record Jobs that no longer exist.
             known = self._jobs.union(*self._past.values(), *self._recorded.values())
-            self._drop_strangers("Pod", known, self._listed["Job"])
+            self._drop_unowned("Pod", known, self._listed["Job"])
 
     def _put(self, kind: str, body: Json) -> None:
         key = _key(body)
@@ -155,7 +155,7 @@ class Store:
         if kind in CHILDREN:
             owner = self.owner_of(kind, body)
             if held and (_identity(held), self.owner_of(kind, held)) != (_identity(body), owner):
-                # NB: made again; or orphaned, as `kubectl delete --cascade=orphan` leaves it.
+                # NB: recreated, or orphaned by `kubectl delete --cascade=orphan`.
                 self._remove(kind, key, _version(body))
             if owner is None:
                 return
@@ -169,7 +169,7 @@ class Store:
         self._held[kind][key] = _slim(kind, body)
 
     def _keep_tombstone(self, kind: str, body: Json) -> None:
-        """Keep what a pod said at its end while its Job is there; forget the pods of a Job that is gone."""
+        """Keep the last state of a failed pod while its Job exists; forget it when the Job is deleted."""
         if kind == "Job":
             self._tombstones.pop(_identity(body), None)
         elif kind == "Pod" and body.get("status", {}).get("phase") == "Failed":
@@ -193,20 +193,20 @@ class Store:
             self._past.setdefault(owner, {})[_identity(body)] = version
 
     def _forget_past(self, version: int) -> None:
-        """Forget the Jobs that went before this version of the Pods' list and have no Pods in it."""
+        """Forget the Jobs that were deleted before this version of the Pods' list and have no Pods in it."""
         for ftj, jobs in list(self._past.items()):
             left = {job: at for job, at in jobs.items() if at > version or job in self._by_owner["Pod"]}
             self._past[ftj] = left
             if not left:
                 del self._past[ftj]
 
-    def _drop_strangers(self, kind: str, owners: set[Owner], version: int) -> None:
-        """Drop the children whose owner was not there at a version at which it must have been: it came before them."""
+    def _drop_unowned(self, kind: str, owners: set[Owner], version: int) -> None:
+        """Drop the children that existed at the version of their owners' list and whose owner is not in it."""
         for key, body in list(self._held[kind].items()):
             if _version(body) <= version and self.owner_of(kind, body) not in owners:
                 self._remove(kind, key, version)
 
 
 def _identity(body: Json) -> Owner:
-    """An object, as those that it owns name it."""
+    """Namespace and uid of an object, by which its children refer to it."""
     return body["metadata"]["namespace"], str(body["metadata"].get("uid"))

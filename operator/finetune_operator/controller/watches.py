@@ -1,6 +1,6 @@
-"""kopf's part: watch streams, login and the liveness probe.
+"""The part that kopf runs: watch streams, login and the liveness probe.
 
-The handlers hold no logic, and nothing is remembered in annotations: an event says only that a resource needs a pass.
+The handlers hold no logic and store nothing in annotations: an event only triggers a pass over a resource.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STUCK_SECONDS = 300.0
 
 @dataclass
 class Health:
-    """When the operator last did what it must keep doing; the liveness probe fails when that is long ago."""
+    """When the operator last made progress; the liveness probe fails when that is too long ago."""
 
     queues: Queues
     resync_seconds: float
@@ -46,7 +46,7 @@ class Health:
 
 
 class Handlers(NamedTuple):
-    """What the kinds do with what a watch delivers: the type of the event (None in a list) and the object."""
+    """The handlers of watch events. They take the type of the event (None in a list) and the object."""
 
     finetunejob: Callable[[str | None, Json], Awaitable[None]]
     modelpromotion: Callable[[str | None, Json], Awaitable[None]]
@@ -67,7 +67,7 @@ def registry(health: Health, handlers: Handlers) -> kopf.OperatorRegistry:
         settings.watching.chunk_size = 500
         settings.watching.label_selectors["jobs"] = names.LABEL_UID
         settings.watching.label_selectors["pods"] = names.LABEL_UID
-        # NB: must be below the pod's grace period; nothing is lost, the next start lists everything.
+        # NB: must be shorter than the pod's grace period. Nothing is lost: the next start lists everything.
         settings.process.ultimate_exiting_timeout = 20
         settings.persistence.finalizer = f"{GROUP}/unused"
 
@@ -76,7 +76,7 @@ def registry(health: Health, handlers: Handlers) -> kopf.OperatorRegistry:
         info = kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
         if info is None:
             raise kopf.LoginError("neither a service account nor a kubeconfig was found")
-        # NB: kopf reads a rotated token only after a 401 (nolar/kopf#926): have it read before that.
+        # NB: kopf reads a rotated token only after a 401 (nolar/kopf#926). An expiry makes it read the token earlier.
         return _expiring(info) if info.token else info
 
     @kopf.on.event(GROUP, VERSION, FineTuneJob.PLURAL, registry=found)

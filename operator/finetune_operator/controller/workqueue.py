@@ -1,4 +1,4 @@
-"""A queue of keys: each key at most once in it, never handled twice at a time, with delays and backoff."""
+"""A work queue: no duplicate keys, at most one worker for each key, delays and backoff."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _BACKOFF_MOST = 60.0
 class WorkQueue:
     """Keys to be handled.
 
-    A key that is added while it is being handled is handled once more afterwards: what happened in between is
-    never missed, and two workers never hold the same key.
+    A key that is added while it is being handled is handled once more afterwards: no event is missed, and two workers
+    never hold the same key.
     """
 
     clock: Callable[[], float]
@@ -58,11 +58,11 @@ class WorkQueue:
         return delay
 
     def forget(self, key: str) -> None:
-        """The key was handled without failure: its next delay is the shortest again."""
+        """Reset the backoff of a key that was handled without failure."""
         self._failures.pop(key, None)
 
     def drop(self, key: str) -> None:
-        """The object is gone: no delay brings its key back."""
+        """Cancel the delays of a key whose object no longer exists."""
         self._failures.pop(key, None)
         self._due.pop(key, None)
 
@@ -108,7 +108,7 @@ class WorkQueue:
 
 @dataclass(frozen=True)
 class Queues:
-    """A queue for each kind of resource: a registry that is slow to answer holds up no training."""
+    """A queue for each kind of resource, so that a slow registry does not delay training."""
 
     finetunejobs: WorkQueue
     promotions: WorkQueue
@@ -123,7 +123,7 @@ class Queues:
 
 
 async def work(queue: WorkQueue, handle: Callable[[str], Awaitable[None]]) -> None:
-    """Handle keys for ever. `handle` sees to its own errors."""
+    """Handle keys until cancelled. `handle` must catch its own errors."""
     while True:
         key = await queue.take()
         try:

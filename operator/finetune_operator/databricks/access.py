@@ -95,7 +95,7 @@ def _checked(host: str, where: str) -> str:
     if wrong:
         # NB: the message does not show the host, which may hold a password.
         raise _not_configured(
-            f"{where} is no address of a workspace such as https://example.cloud.databricks.com"
+            f"{where} is not the address of a workspace, such as https://example.cloud.databricks.com"
         )
     return f"{parts.scheme}://{parts.netloc.rstrip('/')}"
 

@@ -15,7 +15,7 @@ from finetune_operator.controller.events import EventTarget
 from finetune_operator.controller.leases import LeaseBusy
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError, Problem
-from finetune_operator.finetunejob.children import is_child, is_leaving
+from finetune_operator.finetunejob.children import is_being_deleted, is_child
 from finetune_operator.finetunejob.decide.failed_action import failed_action
 from finetune_operator.finetunejob.model import (
     Action,
@@ -56,7 +56,7 @@ class FineTuneJobApplier:
             KubeError: the API server refused something, or could not be reached.
             NameTaken: a child's name belongs to something else.
             ExternalError: MLflow could not be written to; the status says so.
-            LeaseBusy: an alias waits for another replica's write; come back in about a second.
+            LeaseBusy: an alias waits for another replica's write; retry in about a second.
         """
         await self._delete(ftj, decision)
         for body in decision.apply:
@@ -100,7 +100,7 @@ class FineTuneJobApplier:
             await self._delete_job(ftj, item)
 
     async def _delete_job(self, ftj: FineTuneJob, item: Deletion) -> None:
-        # NB: the Job stays until its pods are gone: without it, nobody could tell whose pods they are.
+        # NB: foreground: the Job stays until its pods are deleted. Without it the owner of the pods would be unknown.
         await self.kube.delete("Job", ftj.namespace, item.name, item.uid, foreground=True)
         log.info("deleted Job %s/%s", ftj.namespace, item.name)
 
@@ -123,11 +123,11 @@ class FineTuneJobApplier:
             await self._adopt(ftj, body)
 
     async def _adopt(self, ftj: FineTuneJob, body: Json) -> None:
-        """A Job of this name exists: ours from a pass that was cut short, or somebody else's."""
+        """Use the existing Job of this name if it is the FineTuneJob's, from a pass that was interrupted."""
         held = await self.kube.get("Job", ftj.namespace, body["metadata"]["name"])
         if held is None:
-            raise KubeError(409, f"Job {body['metadata']['name']} came and went: trying again")
-        if not is_child(held, ftj) or is_leaving(held):
+            raise KubeError(409, f"Job {body['metadata']['name']} was deleted meanwhile: trying again")
+        if not is_child(held, ftj) or is_being_deleted(held):
             raise NameTaken(_taken(body, held))
         self.store.put("Job", held)
 
@@ -169,10 +169,10 @@ def _act(server: Server, ftj: FineTuneJob, action: EnsureRun | FinishRun) -> Non
 
 def _taken(body: Json, held: Json) -> str:
     kind, name = body["kind"], body["metadata"]["name"]
-    if is_leaving(held) or any(
+    if is_being_deleted(held) or any(
         owner["kind"] == "FineTuneJob" for owner in held["metadata"].get("ownerReferences") or []
     ):
-        return f"{kind} {name} of an earlier job is still being deleted: waiting for it to be gone"
+        return f"{kind} {name} of an earlier job is still being deleted: waiting until it no longer exists"
     return (
         f"{kind} {name} exists and belongs to something else: delete it, or give the FineTuneJob another name"
     )

@@ -1,4 +1,4 @@
-"""What the watches know of a FineTuneJob's children, read anew where two watches may disagree."""
+"""A FineTuneJob's children, from the cache, or from the API server where two watches may disagree."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class ChildCache:
     async def _read_ends(self, ftj: FineTuneJob, jobs: dict[str, Json]) -> None:
         """List the pods of a Job whose end is not yet in the status.
 
-        NB: two watches deliver Jobs and pods, and the end of a Job may arrive before the ends of its pods: its
-        result would seem lost, and its failure without a cause.
+        NB: Jobs and pods come from two watches, and the end of a Job may arrive before the ends of its pods. Its result
+        would seem lost, or its failure would have no cause.
         """
         for name, job in jobs.items():
             if job_ended(job) and _is_unread(ftj, name):
@@ -49,7 +49,7 @@ class ChildCache:
 
 
 def _is_unread(ftj: FineTuneJob, name: str) -> bool:
-    """Whether the status does not yet tell how the Job of this name ended."""
+    """Whether the status does not yet record how the Job of this name ended."""
     if ftj.is_finished:
         return False
     if name == names.prep_name(ftj.name):

@@ -1,7 +1,7 @@
-"""Which batch Jobs and pods belong to a FineTuneJob, and what they say of themselves.
+"""Which batch Jobs and pods belong to a FineTuneJob, and what state they are in.
 
 A child belongs to the job by its controller ownerReference, in the job's namespace: a Job by the FineTuneJob's uid, a
-pod through its Job's uid. Anybody can write labels, so they only find candidates.
+pod through its Job's uid. Labels only select candidates, since any user can write them.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def is_child(body: Json, ftj: FineTuneJob) -> bool:
 
 
 def recorded_jobs(body: Json) -> set[tuple[str, str]]:
-    """The Jobs that a FineTuneJob's status names, as their pods name them; they may be gone."""
+    """The Jobs that a FineTuneJob's status names, by namespace and uid; they may no longer exist."""
     uids: Json = (body.get("status") or {}).get("jobs") or {}
     return {Owner(body["metadata"]["namespace"], uid) for uid in uids.values()}
 
 
 def _controller(body: Json) -> Json | None:
-    """The ownerReference of an object's controller, of which there is one at most."""
+    """The ownerReference of an object's controller, of which there is at most one."""
     references = body["metadata"].get("ownerReferences") or []
     return next((dict(item) for item in references if item.get("controller") is True), None)
 
@@ -58,9 +58,9 @@ class Sorted(NamedTuple):
     pods: list[Json]
     """Its pods, by completion index."""
     ghosts: list[Json]
-    """Jobs of earlier attempts that are at work, and Jobs that are being deleted."""
+    """Jobs of earlier attempts that still run, and Jobs that are being deleted."""
     ghost_pods: list[Json]
-    """Pods of other Jobs that have not ended; their Jobs may be gone."""
+    """Pods of other Jobs that have not ended; their Jobs may no longer exist."""
     ended: list[Json]
     """Jobs of earlier attempts that are complete or failed."""
 
@@ -70,19 +70,19 @@ def sort(jobs: Mapping[str, Json], pods: Sequence[Json], component: str, name: s
 
     Args:
         jobs: its Jobs, by name.
-        pods: the pods of these Jobs, and of Jobs that were there before.
+        pods: the pods of these Jobs, and of Jobs that no longer exist.
         name: of the current Job, whether it exists or not.
     """
     known = [job for job in jobs.values() if _component(job) == component]
     # NB: a Job may fail because it is deleted; one that is complete keeps its result.
-    leaving = [job for job in known if is_leaving(job) and job_condition(job, "Complete") is None]
-    staying = [job for job in known if job not in leaving]
+    deleted = [job for job in known if is_being_deleted(job) and job_condition(job, "Complete") is None]
+    staying = [job for job in known if job not in deleted]
     current = next((job for job in staying if job["metadata"]["name"] == name), None)
     mine = of_job(pods, current) if current else []
     return Sorted(
         current=current,
         pods=mine,
-        ghosts=[*leaving, *(job for job in staying if job is not current and not job_ended(job))],
+        ghosts=[*deleted, *(job for job in staying if job is not current and not job_ended(job))],
         ghost_pods=[
             pod for pod in pods if _component(pod) == component and is_alive(pod) and pod not in mine
         ],
@@ -94,7 +94,7 @@ def _component(child: Json) -> str | None:
     return (child["metadata"].get("labels") or {}).get(names.LABEL_COMPONENT)
 
 
-def is_leaving(child: Json) -> bool:
+def is_being_deleted(child: Json) -> bool:
     """Whether an object is being deleted."""
     return "deletionTimestamp" in child["metadata"]
 

@@ -1,4 +1,4 @@
-"""What a reconcile works on: the job, what was observed of the world, and what was decided."""
+"""What a pass over a FineTuneJob works on: the resource, what was observed, and what was decided."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class FineTuneJob:
 
 @dataclass(frozen=True)
 class Mlflow:
-    """What MLflow says of a job. `problem` set: nothing else is known."""
+    """A job's run and version in MLflow. When `problem` is set, nothing else is known."""
 
     run: Run | None = None
     version: RegisteredVersion | None = None
@@ -57,7 +57,7 @@ class Mlflow:
 
 @dataclass(frozen=True)
 class Observed:
-    """What exists: the job's child Jobs by name, its pods, and MLflow's word.
+    """What exists: the job's child Jobs by name, its pods, and its run and version in MLflow.
 
     `rejections` are the messages of Jobs whose pods the API server refused to create, by Job name. `owned` are the
     aliases of the job's registered model that a ModelPromotion keeps: namespace/name of it, by alias.
@@ -72,7 +72,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class EnsureRun:
-    """Make the job's MLflow run, unless one with the job's uid exists."""
+    """Create the job's MLflow run, unless one with the job's uid exists."""
 
     experiment: str
     run_name: str
@@ -109,13 +109,13 @@ class Deletion:
 
 @dataclass(frozen=True)
 class Decision:
-    """What has to be done, and what the status is to say.
+    """The new status, and the actions to take.
 
     Attributes:
-        status: the whole status to be.
-        apply: children to create or bring up to date.
-        delete: child Jobs that must go.
-        sweep: the other children must go too.
+        status: the complete new status.
+        apply: children to create or update.
+        delete: child Jobs to delete.
+        sweep: whether to delete the other children too.
         actions: writes to MLflow.
         requeue_seconds: when the next pass is due if no event comes before; None for the next resync.
     """

@@ -21,7 +21,7 @@ from finetune_operator.settings import Settings
 
 
 def read_finetunejob(body: Json) -> FineTuneJob:
-    """A FineTuneJob from its JSON; a spec that does not fit the schema is noted, never raised.
+    """A FineTuneJob from its JSON. A spec that does not fit the schema raises nothing: `invalid` says why.
 
     Raises:
         UnreadableStatusError: a newer version of the operator wrote the status.
@@ -46,7 +46,7 @@ class FineTuneJobObserver:
     """Observes one FineTuneJob at a time.
 
     Attributes:
-        clock: seconds that only grow.
+        clock: monotonic seconds.
     """
 
     kube: Kube
@@ -64,7 +64,7 @@ class FineTuneJobObserver:
         """Everything that `decide` needs to know.
 
         Raises:
-            KubeError: the API server could not be asked.
+            KubeError: the API server could not be read.
         """
         mlflow = await self.poller.poll(ftj)
         jobs, pods = await self.cache.jobs_and_pods(ftj)

@@ -1,4 +1,4 @@
-"""What MLflow says of a FineTuneJob: asked once in a poll interval, and not at all while its server is away."""
+"""Reads a FineTuneJob's run and version from MLflow: once in a poll interval, and not while its server is unreachable."""
 
 from __future__ import annotations
 
@@ -20,59 +20,59 @@ from finetune_operator.registry.outages import Outages
 from finetune_operator.settings import Settings
 
 
-class _Question(NamedTuple):
-    """What MLflow is asked: the run of the job, by its id where that is known, and whether for the version too."""
+class _Query(NamedTuple):
+    """What to read: the run, by its id when that is known, and whether to read the version too."""
 
     run_id: str | None
     want_version: bool
 
 
-class _Answer(NamedTuple):
-    """What MLflow said to a question, and when."""
+class _Result(NamedTuple):
+    """The result of a query, and when it was read."""
 
     at: float
-    question: _Question
+    query: _Query
     mlflow: Mlflow | None
 
 
 @dataclass
 class RunPoller:
-    """Asks MLflow for the runs and versions of FineTuneJobs, off the event loop.
+    """Reads the runs and versions of FineTuneJobs, in threads beside the event loop.
 
     Attributes:
-        clock: seconds that only grow.
+        clock: monotonic seconds.
     """
 
     kube: Kube
     settings: Settings
     clock: Callable[[], float]
-    _answers: dict[str, _Answer] = field(default_factory=dict)
+    _results: dict[str, _Result] = field(default_factory=dict)
     """By the FineTuneJob's uid."""
 
     def __post_init__(self) -> None:
         self._outages = Outages(self.clock, self.settings.poll_seconds)
 
     async def poll(self, ftj: FineTuneJob) -> Mlflow | None:
-        """MLflow's answer, at most a poll interval old; None when there is nothing to ask, or nobody.
+        """The run and version, at most a poll interval old; None when there is nothing to read, or no server.
 
         Raises:
             KubeError: the Secret with the credentials could not be read.
         """
-        question = _question(ftj)
-        if question is None:
+        query = _query(ftj)
+        if query is None:
             self.forget(ftj)
             return None
         now = self.clock()
-        held = self._answers.get(ftj.uid)
-        if held and held.question == question and now - held.at < self.settings.poll_seconds * 0.8:
+        held = self._results.get(ftj.uid)
+        if held and held.query == query and now - held.at < self.settings.poll_seconds * 0.8:
             return held.mlflow
-        mlflow = await self._ask(ftj, question)
-        self._answers[ftj.uid] = _Answer(now, question, mlflow)
+        mlflow = await self._read(ftj, query)
+        self._results[ftj.uid] = _Result(now, query, mlflow)
         return mlflow
 
     def forget(self, ftj: FineTuneJob) -> None:
-        """MLflow was written to, or the job is gone: the last answer no longer counts."""
-        self._answers.pop(ftj.uid, None)
+        """Discard the last result: MLflow was written to, or the job was deleted."""
+        self._results.pop(ftj.uid, None)
 
     async def server(self, ftj: FineTuneJob) -> Server | None:
         """The MLflow server of a job, with its credentials; None when it has none.
@@ -89,7 +89,7 @@ class RunPoller:
         secret = await secrets.read(self.kube, ftj.namespace, reference, secrets.TRACKING)
         return Server(uri, registry, Credentials.of(secret))
 
-    async def _ask(self, ftj: FineTuneJob, question: _Question) -> Mlflow | None:
+    async def _read(self, ftj: FineTuneJob, query: _Query) -> Mlflow | None:
         try:
             server = await self.server(ftj)
         except ExternalError as error:
@@ -99,14 +99,14 @@ class RunPoller:
         away = self._outages.of(server.uri)
         if away:
             return Mlflow(problem=away)
-        answer = await asyncio.to_thread(_ask, server, ftj, question.want_version)
+        answer = await asyncio.to_thread(_read, server, ftj, query.want_version)
         if answer.problem:
             self._outages.note(server.uri, answer.problem)
         return answer
 
 
-def _question(ftj: FineTuneJob) -> _Question | None:
-    """What to ask MLflow; None when the status has all of it."""
+def _query(ftj: FineTuneJob) -> _Query | None:
+    """What to read from MLflow; None when the status has all of it."""
     closed = any(
         item.type == ConditionType.TRACKED and item.reason == ConditionReason.RUN_FINISHED
         for item in ftj.status.conditions
@@ -115,10 +115,10 @@ def _question(ftj: FineTuneJob) -> _Question | None:
     if ftj.spec is None or (ftj.is_finished and (run_id is None or closed)):
         return None
     unregistered = ftj.holds(ConditionType.TRAINED) and not ftj.holds(ConditionType.REGISTERED)
-    return _Question(run_id, unregistered and ftj.spec.register_ is not None)
+    return _Query(run_id, unregistered and ftj.spec.register_ is not None)
 
 
-def _ask(server: Server, ftj: FineTuneJob, want_version: bool) -> Mlflow:
+def _read(server: Server, ftj: FineTuneJob, want_version: bool) -> Mlflow:
     known = ftj.status.mlflow.run_id if ftj.status.mlflow else None
     if ftj.spec is None:
         return Mlflow()

@@ -1,4 +1,4 @@
-"""Why the API server refuses to create pods (quota, Pod Security): only Events tell."""
+"""Why the API server refuses to create pods (quota, Pod Security), which only Events report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from finetune_crds.base import Json
-from finetune_operator.finetunejob.children import is_leaving, job_ended, of_job
+from finetune_operator.finetunejob.children import is_being_deleted, job_ended, of_job
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.kube import Kube, KubeError
 
@@ -39,7 +39,7 @@ async def rejections(
 
 def _lacks_pods(job: Json, pods: Sequence[Json], now: datetime) -> bool:
     """Whether a Job that should run has had fewer pods than it wants for longer than it takes to create them."""
-    if job["spec"].get("suspend") or job_ended(job) or is_leaving(job):
+    if job["spec"].get("suspend") or job_ended(job) or is_being_deleted(job):
         return False
     age = now - datetime.fromisoformat(job["metadata"]["creationTimestamp"])
     return age >= _POD_PATIENCE and len(of_job(pods, job)) < job["spec"]["parallelism"]

@@ -27,7 +27,7 @@ KIND = "ModelPromotion"
 
 
 class StaleError(Exception):
-    """The promotion is no longer as it was when it was decided on."""
+    """The promotion has changed since the decision."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class ModelPromotionApplier:
             except (AliasMoved, ModelReplaced):
                 raise
             except ExternalError as error:
-                # NB: a refused alias write must not keep the endpoint from going back, nor the other way round.
+                # NB: a rejected write of the alias must not block the endpoint's rollback, nor the other way round.
                 decision = failed_action(promotion, decision, action, error.problem, now=now)
                 failed = failed or error
         if failed:
@@ -91,7 +91,7 @@ class ModelPromotionApplier:
         self.moved(spec.model)
 
     async def _refuse_stale(self, promotion: Promotion, version: str) -> None:
-        """Raise unless the promotion is unchanged. NB: a replica that slept would otherwise carry out an outdated decision."""
+        """Raise unless the promotion is unchanged. NB: a replica that was paused would otherwise carry out an outdated decision."""
         held = await self.kube.get(KIND, promotion.namespace, promotion.name)
         if held is None or held["metadata"]["resourceVersion"] != version:
             raise StaleError(f"{promotion.key} changed meanwhile")

@@ -8,10 +8,10 @@ from finetune_operator.controller.workqueue import WorkQueue
 
 
 def on_event(store: Store, queue: WorkQueue, kind: str | None, body: Json) -> None:
-    """Store what a watch delivers about a ModelPromotion, and queue a reconcile where there is something to do.
+    """Store a ModelPromotion from a watch, and queue a pass unless only its status changed.
 
-    NB: a status alone is no news. The operator writes it, and requeues by itself; a pass for each of its own writes
-    would never back off after a failure whose message differs each time.
+    NB: the operator writes the status itself. A pass for each of its own writes would bypass the backoff after a failure
+    whose message differs each time.
     """
     meta = body["metadata"]
     key = f"{meta['namespace']}/{meta['name']}"

@@ -59,13 +59,13 @@ class Observed:
     """What exists.
 
     Attributes:
-        problem: why the registry could not be asked; nothing else of it is known then.
+        problem: why the registry could not be read; then nothing else of it is known.
         model: the registered model; None when it does not exist.
-        versions: the versions that were asked for; None for those that do not exist.
-        job: the FineTuneJob that the source names; None when there is none.
+        versions: the versions that were read; None for those that do not exist.
+        job: the FineTuneJob that the source names; None when it does not exist.
         rival: namespace/name of an older ModelPromotion for the same alias.
-        loop: in words, the aliases that take their version from each other, this promotion's among them.
-        endpoint: the serving endpoint; None when it was not asked for.
+        loop: the cycle of aliases that take their version from each other, as text, if this promotion's is in one.
+        endpoint: the serving endpoint; None when it was not read.
     """
 
     problem: Problem | None = None
@@ -81,7 +81,7 @@ class Observed:
         return self.model.aliases.get(name) if self.model else None
 
     def lacks(self, version: str | None) -> bool:
-        """Whether the version was asked for and does not exist."""
+        """Whether the version was read and does not exist."""
         return version is not None and version in self.versions and self.versions[version] is None
 
 
@@ -93,7 +93,7 @@ class PromotionDecision:
     """The new status, and the actions to take.
 
     Attributes:
-        finalizer: whether the resource must have our finalizer; None to leave it as it is.
+        finalizer: whether the resource must have the operator's finalizer; None to leave it unchanged.
         requeue_seconds: when to reconcile again without an event; None for the next resync.
     """
 

@@ -31,7 +31,7 @@ from finetune_operator.serving.choose import open_serving
 from finetune_operator.serving.model import Endpoint, Serving
 from finetune_operator.settings import Settings
 
-# A model that no promotion asks for leaves the cache after this many polls.
+# A model that no promotion reads leaves the cache after this many polls.
 _KEPT_POLLS = 10
 
 _USER = re.compile(r"//[^/]*@")
@@ -40,7 +40,7 @@ Open = Callable[[Settings, PromotionTracking, Mapping[str, str] | None], Registr
 
 
 def read_promotion(body: Json) -> Promotion:
-    """A ModelPromotion from its JSON; a spec that does not fit the schema is noted, never raised.
+    """A ModelPromotion from its JSON. A spec that does not fit the schema raises nothing: `invalid` says why.
 
     Raises:
         UnreadableStatusError: a newer version of the operator wrote the status.
@@ -80,11 +80,11 @@ def last_edit(fields: Iterable[Json]) -> tuple[str, datetime | None]:
 
 
 @dataclass
-class _Held:
-    """A registered model as it was read, when, and in which turn of all reads and writes."""
+class _CachedModel:
+    """A registered model, when it was read, and the sequence number of the read among all reads and writes."""
 
     at: float
-    turn: int
+    number: int
     model: RegisteredModel | None
 
 
@@ -98,11 +98,11 @@ class ModelPromotionObserver:
     clock: Callable[[], float]
     open: Open = open_registry
     open_serving: Callable[[Settings, Mapping[str, str] | None], Serving] = open_serving
-    _models: dict[tuple[str, str, str], _Held] = field(default_factory=dict)
-    """By registry, model and credentials: one reader's view is not shown to another."""
-    _turns: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _models: dict[tuple[str, str, str], _CachedModel] = field(default_factory=dict)
+    """By registry, model and credentials: what one Secret may read is not shown to another."""
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _written: int = 0
-    """The turn of the last write. Reads that started before it may be stale."""
+    """The number of the last write. Reads that started before it may be stale."""
     _pruned: float = 0.0
 
     def __post_init__(self) -> None:
@@ -113,7 +113,7 @@ class ModelPromotionObserver:
         """Read everything that `decide` needs.
 
         Raises:
-            KubeError: the API server could not be asked.
+            KubeError: the API server could not be read.
         """
         spec = promotion.spec
         if spec is None:
@@ -153,15 +153,15 @@ class ModelPromotionObserver:
         return await asyncio.to_thread(self.open_serving, self.settings, secret)
 
     def forget(self, registry_uri: str, model: str) -> None:
-        """Drop what is cached of a model that was written to, and ignore reads that are in flight."""
-        self._written = next(self._turns)
+        """Drop a model that was written to from the cache, and ignore reads that are in flight."""
+        self._written = next(self._numbers)
         for key in [key for key in self._models if key[:2] == (registry_uri, model)]:
             del self._models[key]
 
     async def _registered(
         self, promotion: Promotion, spec: ModelPromotionSpec, job: SourceJob | None
     ) -> tuple[RegisteredModel | None, Mapping[str, ModelVersion | None]]:
-        # NB: a version is read from its tracking server too, and a server may turn away one Secret alone.
+        # NB: a version is read from its tracking server too, and a server may reject one Secret only.
         server, named = (canonical(uri) for uri in self.settings.servers(spec.tracking))
         asked = (named, server, _reader(promotion, spec))
         outage = self._outages.of(asked)
@@ -186,15 +186,15 @@ class ModelPromotionObserver:
         fresh = held is not None and self.clock() - held.at < self.settings.poll_seconds * 0.8
         if held and fresh and _is_settled(promotion, spec, held.model):
             return held.model
-        asked, turn = self.clock(), next(self._turns)
+        started, number = self.clock(), next(self._numbers)
         model = await asyncio.to_thread(registry.model, spec.model)
-        self._keep(key, _Held(asked, turn, model))
+        self._keep(key, _CachedModel(started, number, model))
         return model
 
-    def _keep(self, key: tuple[str, str, str], read: _Held) -> None:
+    def _keep(self, key: tuple[str, str, str], read: _CachedModel) -> None:
         """Cache a read. NB: a slow read may end after a newer one, or after a write that it did not see."""
         held = self._models.get(key)
-        if read.turn < self._written or (held and read.turn < held.turn):
+        if read.number < self._written or (held and read.number < held.number):
             return
         self._models[key] = read
         now, patience = self.clock(), self.settings.poll_seconds * _KEPT_POLLS
@@ -227,7 +227,7 @@ class ModelPromotionObserver:
         phase, model = status.get("phase") or "Pending", status.get("model") or {}
         registry = registry_of(self.settings, (body.get("spec") or {}).get("tracking") or {})
         if registry != canonical(self.settings.servers(spec.tracking)[1]):
-            # NB: a message may show it, and a job that was refused may have an address with a password.
+            # NB: a message may show it, and the address in a rejected job may hold a password.
             return SourceJob(phase, model.get("name"), elsewhere=_USER.sub("//", registry))
         return SourceJob(phase, model.get("name"), model.get("version"))
 
@@ -239,10 +239,10 @@ def _reader(promotion: Promotion, spec: ModelPromotionSpec) -> str:
 
 
 def _is_settled(promotion: Promotion, spec: ModelPromotionSpec, model: RegisteredModel | None) -> bool:
-    """Whether the alias is where the status says, and not on its way.
+    """Whether the alias points where the status says, and no move is in progress.
 
-    NB: another replica may have moved the alias and said so since the model was read here. What is remembered would
-    make that look like somebody else's work.
+    NB: another replica may have moved the alias and written the status since the model was cached here. Compared with the
+    cached model, that would look like drift.
     """
     status = promotion.status
     holder = model.aliases.get(spec.alias) if model else None
@@ -250,7 +250,7 @@ def _is_settled(promotion: Promotion, spec: ModelPromotionSpec, model: Registere
 
 
 def versions_needed(promotion: Promotion, spec: ModelPromotionSpec, observed: Observed) -> set[str]:
-    """The versions that must be read: none while the alias is where it should be and nothing is served."""
+    """The versions that must be read: none while the alias is at its target and nothing is served."""
     status, holder = promotion.status, observed.alias(spec.alias)
     candidate = named_version(spec, observed)
     target = target_version(spec, status)
@@ -266,7 +266,7 @@ def versions_needed(promotion: Promotion, spec: ModelPromotionSpec, observed: Ob
 
 
 def _is_identified(status: ModelPromotionStatus) -> bool:
-    """Whether the status knows what tells its version from one of the same number; an older operator did not write it."""
+    """Whether the status holds the identity of its version, which older versions of the operator did not write."""
     known = status.registry.versions if status.registry else []
     return status.promoted in {None, *(item.version for item in known)}
 

@@ -22,7 +22,7 @@ from finetune_operator.registry.choose import metastore, registry_of
 from finetune_operator.serving.choose import workspace_host
 from finetune_operator.settings import UNITY_CATALOG, Settings
 
-# Problems of a registry that block a promotion until a person solves them.
+# Problems of a registry that block a promotion until a user solves them.
 _SHUT_OUT = (
     ConditionReason.MLFLOW_FORBIDDEN,
     ConditionReason.DATABRICKS_FORBIDDEN,
@@ -34,7 +34,7 @@ AskMetastore = Callable[..., str | None]
 
 
 class Claim(NamedTuple):
-    """The alias that a promotion keeps, in a normal form."""
+    """The alias that a promotion manages, normalized."""
 
     registry: str
     model: str
@@ -42,7 +42,7 @@ class Claim(NamedTuple):
 
 
 class Other(NamedTuple):
-    """Another promotion; the lesser one is the older one."""
+    """Another promotion. The sort order is by age, the oldest first."""
 
     created: datetime
     key: str
@@ -56,7 +56,7 @@ class Other(NamedTuple):
 
 @dataclass(frozen=True)
 class Rivals:
-    """Finds them among all promotions that the operator sees."""
+    """Finds the rivals of a promotion among all promotions that the operator watches."""
 
     kube: Kube
     store: Store
@@ -71,7 +71,7 @@ class Rivals:
         """
         mine = self._claim(spec.model_dump(mode="json", by_alias=True))
         for other in self._older(promotion, lambda spec: self._keeps(spec, mine)):
-            if not _is_shut_out(other) and await self._one_registry(promotion, spec, other):
+            if not _is_shut_out(other) and await self._same_registry(promotion, spec, other):
                 return other.key
         return None
 
@@ -84,12 +84,12 @@ class Rivals:
         for other in self._older(promotion, lambda spec: _endpoint(spec) == wanted.endpoint):
             mine, theirs = wanted.secret_ref, _reference(other.spec["serving"]["databricks"])
             both = await self._secrets(promotion, mine, other, theirs, secrets.SERVING)
-            if both and self._one_host(both):
+            if both and self._same_host(both):
                 return other.key
         return None
 
     async def loop(self, promotion: Promotion, spec: ModelPromotionSpec) -> str | None:
-        """In words, the aliases that take their version from each other, this promotion's among them; None for none.
+        """The cycle of aliases that take their version from each other, as text, if this promotion's is in one.
 
         Raises:
             ExternalError: this promotion's workspace is not known, or cannot be reached.
@@ -107,7 +107,7 @@ class Rivals:
         whole = spec.model_dump(mode="json", by_alias=True)
         wanted = self._claim({**whole, "alias": alias})
         for other in self._others(promotion, lambda spec: self._keeps(spec, wanted)):
-            if await self._one_registry(promotion, spec, other):
+            if await self._same_registry(promotion, spec, other):
                 return (other.spec.get("source") or {}).get("alias")
         return None
 
@@ -119,33 +119,33 @@ class Rivals:
         return Claim(registry, model, alias)
 
     def _keeps(self, spec: Json, claim: Claim) -> bool:
-        # Most promotions concern other models, so their registry need not be read.
+        # Most promotions are about other aliases: their registry is not looked up.
         return str(spec.get("alias")).casefold() == claim.alias.casefold() and self._claim(spec) == claim
 
-    def _older(self, promotion: Promotion, is_like: Callable[[Json], bool]) -> list[Other]:
-        """Promotions whose spec is like it, which are older and stay, the oldest first."""
+    def _older(self, promotion: Promotion, matches: Callable[[Json], bool]) -> list[Other]:
+        """The other promotions that match and are older, the oldest first."""
         mine = (promotion.created, promotion.key)
-        return [other for other in self._others(promotion, is_like) if other[:2] < mine]
+        return [other for other in self._others(promotion, matches) if other[:2] < mine]
 
-    def _others(self, promotion: Promotion, is_like: Callable[[Json], bool]) -> list[Other]:
-        """Other promotions whose spec is like it, and which stay, the oldest first."""
+    def _others(self, promotion: Promotion, matches: Callable[[Json], bool]) -> list[Other]:
+        """The other promotions whose spec matches and whose deletion is not complete, the oldest first."""
         found = []
         for key, body in self.store.promotions.items():
             meta = body["metadata"]
-            if meta["uid"] == promotion.uid or _is_over(meta) or not is_like(body.get("spec") or {}):
+            if meta["uid"] == promotion.uid or _is_over(meta) or not matches(body.get("spec") or {}):
                 continue
             found.append(Other(datetime.fromisoformat(meta["creationTimestamp"]), "/".join(key), body))
         return sorted(found, key=lambda other: other[:2])
 
-    async def _one_registry(self, promotion: Promotion, spec: ModelPromotionSpec, other: Other) -> bool:
-        """Whether both mean the same registry, where both name it alike."""
+    async def _same_registry(self, promotion: Promotion, spec: ModelPromotionSpec, other: Other) -> bool:
+        """Whether both promotions use the same registry, given that both name it by the same URI."""
         tracking = other.spec.get("tracking") or {}
-        # NB: each metastore has a Unity Catalog, and all of them go by one name.
+        # NB: each metastore has its own Unity Catalog, and all of them have the same URI.
         if registry_of(self.settings, tracking) != UNITY_CATALOG:
             return True
         mine, theirs = spec.tracking.secret_ref, _reference(tracking)
         both = await self._secrets(promotion, mine, other, theirs, secrets.TRACKING)
-        return both is not None and (self._one_host(both) or await self._one_metastore(both, other))
+        return both is not None and (self._same_host(both) or await self._same_metastore(both, other))
 
     async def _secrets(
         self,
@@ -155,7 +155,7 @@ class Rivals:
         theirs: LocalReference | None,
         field: str,
     ) -> tuple[Secret, Secret] | None:
-        """What both log in with to Databricks; None where the other cannot log in to any workspace."""
+        """The Databricks credentials of both promotions; None when the other has none for any workspace."""
         own = await secrets.read(self.kube, promotion.namespace, mine, field)
         workspace_host(own, self.settings)
         try:
@@ -165,26 +165,26 @@ class Rivals:
             return None
         return own, secret
 
-    def _one_host(self, both: tuple[Secret, Secret]) -> bool:
+    def _same_host(self, both: tuple[Secret, Secret]) -> bool:
         mine, theirs = (workspace_host(secret, self.settings).casefold() for secret in both)
         return mine == theirs
 
-    async def _one_metastore(self, both: tuple[Secret, Secret], other: Other) -> bool:
+    async def _same_metastore(self, both: tuple[Secret, Secret], other: Other) -> bool:
         """Whether two workspaces share a metastore. Unknown counts as shared, so that the younger promotion waits."""
         mine = await asyncio.to_thread(self.metastore, self.settings, both[0])
         if mine is None:
             return True
-        # NB: do not wait for a workspace that, according to its own promotion, does not answer.
-        answers = condition(other.body, ConditionType.REGISTRY_READY)[0] != "False"
+        # NB: do not wait for a workspace that is unreachable according to its own promotion.
+        reachable = condition(other.body, ConditionType.REGISTRY_READY)[0] != "False"
         try:
-            theirs = await asyncio.to_thread(self.metastore, self.settings, both[1], ask=answers)
+            theirs = await asyncio.to_thread(self.metastore, self.settings, both[1], fetch=reachable)
         except ExternalError:
             return True
         return theirs is None or theirs == mine
 
 
 def condition(body: Json, kind: ConditionType) -> tuple[str | None, str | None]:
-    """Status and reason of a condition of a promotion; None for both where it has no such condition."""
+    """Status and reason of a promotion's condition; None for both when it has no such condition."""
     for item in (body.get("status") or {}).get("conditions") or ():
         if item.get("type") == kind:
             return item.get("status"), item.get("reason")
@@ -206,5 +206,5 @@ def _reference(part: Json) -> LocalReference | None:
 
 
 def _is_over(meta: Json) -> bool:
-    """Whether a resource is being deleted and has nothing more to do: one that still takes its alias away has."""
+    """Whether a promotion is being deleted and no finalizer holds it to remove its alias."""
     return "deletionTimestamp" in meta and names.FINALIZER not in (meta.get("finalizers") or ())

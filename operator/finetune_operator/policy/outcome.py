@@ -1,4 +1,4 @@
-"""What a policy returns: whether the policies after it run in this pass."""
+"""The result of a policy: whether the policies after it run in this pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Draft = TypeVar("Draft")
 
 
 class Outcome(Enum):
-    """`Continue`: the next policy runs. `Stop`: this policy settled the pass."""
+    """`Continue`: the next policy runs. `Stop`: the pass ends with this policy."""
 
     CONTINUE = "Continue"
     STOP = "Stop"

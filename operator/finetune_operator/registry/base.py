@@ -14,7 +14,7 @@ from finetune_crds import contract
 class RegisteredModel:
     """A registered model, and the version that each of its aliases points at.
 
-    `created` tells it from a model of the same name in another registry; None where the registry does not say.
+    `created` distinguishes it from a model of the same name in another registry; None when it is unknown.
     """
 
     name: str
@@ -28,11 +28,11 @@ class ModelVersion:
 
     Attributes:
         ready: whether its files are complete.
-        run_id: the run that made it, whether that still exists or not; None when it names none.
+        run_id: the run that created it, which may no longer exist; None when the version names no run.
         tags: its tags.
         metrics: newest value of each metric of its run; they may be NaN or infinite.
-        evaluated_on: digest of the data that the run was evaluated on; None where nobody noted it.
-        created: when it was created; None where the registry does not say.
+        evaluated_on: digest of the data that the run was evaluated on; None when it is not recorded.
+        created: creation time; None when it is unknown.
     """
 
     version: str
@@ -46,7 +46,7 @@ class ModelVersion:
 
 @dataclass(frozen=True)
 class RegisteredVersion:
-    """A version of a registered model, and the aliases among those asked for that point at it."""
+    """A version of a registered model, and which of the requested aliases point at it."""
 
     name: str
     version: str
@@ -55,12 +55,12 @@ class RegisteredVersion:
 
 @dataclass(frozen=True)
 class MoveAlias:
-    """Point the alias at a version, or remove it (None), if it still points where it is expected to.
+    """Point the alias at a version, or remove it (None), if it still points at the expected version.
 
     Attributes:
         source: the alias that the version came from, which must still point at it; None for no such condition.
-        tags: tags that the version gets.
-        created: when the model was created that the move was decided on; None for any model of the name.
+        tags: tags to set on the version.
+        created: creation time of the model that the decision is about; None for any model of the name.
     """
 
     expected: str | None
@@ -71,12 +71,12 @@ class MoveAlias:
 
 
 def from_milliseconds(stamp: object) -> datetime | None:
-    """A time as registries write it, in milliseconds since 1970; None for none."""
+    """A registry's time stamp, in milliseconds since 1970; None when it is missing."""
     return datetime.fromtimestamp(int(str(stamp)) / 1000, UTC) if stamp else None
 
 
 def evaluated_on(tags: Mapping[str, str], run_tags: Mapping[str, str]) -> str | None:
-    """The digest that a version's tags name, else that of its run's tags: a number is looked for in the same order."""
+    """The digest in a version's tags, otherwise in its run's tags. Gates look up numbers in the same order."""
     return tags.get(contract.TAG_EVAL_DATA) or run_tags.get(contract.TAG_EVAL_DATA) or None
 
 
@@ -88,16 +88,16 @@ class Registry(Protocol):
 
     @property
     def uri(self) -> str:
-        """A name of the registry in normal form, equal for every promotion of the same registry."""
+        """The normalized name of the registry, equal for all promotions of the same registry."""
 
     def model(self, name: str) -> RegisteredModel | None:
-        """A registered model; None when there is none of the name."""
+        """A registered model; None when it does not exist."""
 
     def version(self, name: str, version: str) -> ModelVersion | None:
         """A version with its tags and the metrics of its run; None when it does not exist."""
 
     def set_alias(self, name: str, alias: str, version: str) -> None:
-        """Point an alias at a version, whatever it points at now."""
+        """Point an alias at a version, regardless of where it points now."""
 
     def delete_alias(self, name: str, alias: str) -> None:
         """Remove an alias. Does nothing if it does not exist."""

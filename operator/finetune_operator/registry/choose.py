@@ -1,4 +1,4 @@
-"""Which registry a URI means."""
+"""Opens the registry that a URI names."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def open_registry(
     return MlflowRegistry(server, registry, Credentials.of(secret))
 
 
-def metastore(settings: Settings, secret: Mapping[str, str] | None, *, ask: bool = True) -> str | None:
-    """The metastore of a workspace, which holds the models of its Unity Catalog; None where it is not known.
+def metastore(settings: Settings, secret: Mapping[str, str] | None, *, fetch: bool = True) -> str | None:
+    """The metastore that holds the Unity Catalog models of a workspace; None when it is unknown.
 
-    It blocks, unless it is not to `ask` for what is not known yet.
+    Blocks. Without `fetch` it does not, and knows only metastores that were fetched before.
 
     Raises:
         ExternalError: the workspace is not known, or cannot be reached.
@@ -40,12 +40,12 @@ def metastore(settings: Settings, secret: Mapping[str, str] | None, *, ask: bool
     from finetune_operator.databricks.workspace import workspace
     from finetune_operator.registry.unity import metastore_of
 
-    return metastore_of(workspace(secret, settings), ask=ask)
+    return metastore_of(workspace(secret, settings), fetch=fetch)
 
 
 def registry_of(settings: Settings, tracking: Json) -> str:
     """The registry of a promotion or of a FineTuneJob with this spec.tracking."""
-    # NB: what another version of the operator let through may not fit this one's schema.
+    # NB: another version of the operator may have accepted a spec that does not fit this version's schema.
     known = PromotionTracking.model_construct(
         uri=tracking.get("uri"), registry_uri=tracking.get("registryUri")
     )

@@ -1,4 +1,4 @@
-"""MLflow's model registry, with credentials a call."""
+"""MLflow's model registry, with credentials for each call."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class MlflowRegistry:
 
     @property
     def uri(self) -> str:
-        """A name of the registry in normal form, equal for every promotion of the same registry."""
+        """The normalized name of the registry, equal for all promotions of the same registry."""
         return canonical(self.registry_uri)
 
     def model(self, name: str) -> RegisteredModel | None:
-        """A registered model; None when there is none of the name."""
+        """A registered model; None when it does not exist."""
         host = self._registry
         with host.problems():
             found = _unless_missing(lambda: host.registry().get_registered_model(name))
@@ -80,7 +80,7 @@ class MlflowRegistry:
         host = self._registry
         with host.problems():
             store = host.registry()
-            # NB: a model's name may hold quotes, which the filter's grammar cannot.
+            # NB: a model's name may hold quotes, which the filter's grammar cannot express.
             found = [
                 item
                 for item in store.search_model_versions(f"run_id = '{run_id}'")
@@ -94,7 +94,7 @@ class MlflowRegistry:
             return RegisteredVersion(name, str(newest.version), frozenset(pointing))
 
     def set_alias(self, name: str, alias: str, version: str) -> None:
-        """Point an alias at a version, whatever it points at now."""
+        """Point an alias at a version, regardless of where it points now."""
         host = self._registry
         with host.problems():
             host.registry().set_registered_model_alias(name, alias, version)
@@ -125,12 +125,12 @@ class MlflowRegistry:
             return get_run(host.tracking(), run_id)
 
 
-def _unless_missing(ask: Any) -> Any:
-    """What MLflow answers; None when it says that there is no such thing."""
+def _unless_missing(call: Any) -> Any:
+    """The result of a call; None when MLflow reports that the object does not exist."""
     from mlflow.exceptions import MlflowException
 
     try:
-        return ask()
+        return call()
     except MlflowException as error:
         if error.error_code == _MISSING:
             return None
@@ -142,5 +142,5 @@ def _aliases(model: Any) -> dict[str, str]:
 
 
 def _unclamped(value: float) -> float:
-    """The metric as it was logged: MLflow's database keeps the largest number in the place of infinity."""
+    """The metric as it was logged: MLflow's database stores infinity as the largest finite number."""
     return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else value

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
     from databricks.sdk.service.ml import Run
 
-# The SDK knows no tags of versions: MLflow's own client uses these paths.
+# The SDK has no methods for tags of versions. MLflow's client uses these paths.
 _VERSIONS = "/api/2.0/mlflow/unity-catalog/model-versions"
-# By workspace: its metastore, which it keeps for as long as it lives.
+# Metastores by the host of the workspace, which stays attached to its metastore.
 _metastores: dict[str, str] = {}
 _LEVELS = re.compile(r"[^./ ]+\.[^./ ]+\.[^./ ]+")
 
@@ -28,10 +28,10 @@ _LEVELS = re.compile(r"[^./ ]+\.[^./ ]+\.[^./ ]+")
 class UnityRegistry:
     """The models of a workspace's Unity Catalog, as `registry.base.Registry`.
 
-    Setting an alias needs the owner of the model, reading it EXECUTE, and tags APPLY TAG.
+    Reading a model requires EXECUTE, setting an alias ownership of the model, and setting tags APPLY TAG.
 
     Attributes:
-        metastore: the metastore that the workspace is attached to; None where it is not known.
+        metastore: the metastore that the workspace is attached to; None when it is unknown.
     """
 
     workspace: WorkspaceClient
@@ -48,11 +48,11 @@ class UnityRegistry:
 
     @property
     def uri(self) -> str:
-        """Names the metastore, which workspaces share; the workspace stands for one that is not known."""
+        """Names the metastore, which workspaces may share, or the workspace when the metastore is unknown."""
         return f"{UNITY_CATALOG}://{self.metastore or self.workspace.config.hostname}"
 
     def model(self, name: str) -> RegisteredModel | None:
-        """A registered model; None when there is none of the name."""
+        """A registered model; None when it does not exist."""
         from databricks.sdk.errors import NotFound
 
         _check(name)
@@ -71,7 +71,7 @@ class UnityRegistry:
         _check(name)
         with problems(self.workspace, f"read version {version} of the model {name}"):
             try:
-                answer = self._ask("GET", "get", {"name": name, "version": version})
+                answer = self._request("GET", "get", {"name": name, "version": version})
             except NotFound:
                 return None
             found = answer["model_version"]
@@ -88,7 +88,7 @@ class UnityRegistry:
             )
 
     def set_alias(self, name: str, alias: str, version: str) -> None:
-        """Point an alias at a version, whatever it points at now."""
+        """Point an alias at a version, regardless of where it points now."""
         _check(name)
         with problems(self.workspace, f"set the alias {alias} of the model {name}"):
             self.workspace.registered_models.set_alias(name, alias, int(version))
@@ -110,15 +110,15 @@ class UnityRegistry:
         with problems(self.workspace, f"set tags of version {version} of the model {name}"):
             for key, value in tags.items():
                 body = {"name": name, "version": version, "key": key, "value": value}
-                self._ask("POST", "set-tag", body)
+                self._request("POST", "set-tag", body)
 
-    def _ask(self, method: str, path: str, parts: Mapping[str, str]) -> dict[str, Any]:
+    def _request(self, method: str, path: str, fields: Mapping[str, str]) -> dict[str, Any]:
         held = self.workspace.config.workspace_id
         headers = {"Accept": "application/json"} | ({"X-Databricks-Workspace-Id": held} if held else {})
-        told: dict[str, Any] = {"query" if method == "GET" else "body": dict(parts)}
-        answer = self.workspace.api_client.do(method, f"{_VERSIONS}/{path}", headers=headers, **told)
+        payload: dict[str, Any] = {"query" if method == "GET" else "body": dict(fields)}
+        answer = self.workspace.api_client.do(method, f"{_VERSIONS}/{path}", headers=headers, **payload)
         if not isinstance(answer, dict):
-            raise TypeError(f"{path} answered with no object")
+            raise TypeError(f"the response of {path} is not a JSON object")
         return answer
 
     def _run(self, run_id: str | None) -> Run | None:
@@ -132,8 +132,10 @@ class UnityRegistry:
             return None
 
 
-def metastore_of(workspace: WorkspaceClient, *, ask: bool = True) -> str | None:
-    """The metastore that a workspace is attached to; None where we may not know, or need not `ask` and do not.
+def metastore_of(workspace: WorkspaceClient, *, fetch: bool = True) -> str | None:
+    """The metastore that a workspace is attached to; None when the credentials do not permit reading it.
+
+    Without `fetch` it knows only metastores that were fetched before.
 
     Raises:
         ExternalError: the workspace cannot be reached.
@@ -141,7 +143,7 @@ def metastore_of(workspace: WorkspaceClient, *, ask: bool = True) -> str | None:
     from databricks.sdk.errors import NotFound, PermissionDenied
 
     host = workspace.config.host
-    if host in _metastores or not ask:
+    if host in _metastores or not fetch:
         return _metastores.get(host)
     with problems(workspace, "read which metastore the workspace is attached to"):
         try:
@@ -156,7 +158,7 @@ def _check(name: str) -> None:
         raise ExternalError(
             Problem(
                 ConditionReason.DATABRICKS_ERROR,
-                f"model {name} has no name of three levels, as Unity Catalog asks for: write catalog.schema.name",
+                f"model {name} is not a three-level name, which Unity Catalog requires: use catalog.schema.name",
             )
         )
 

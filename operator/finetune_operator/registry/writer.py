@@ -16,7 +16,7 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from finetune_crds.conditions import ConditionReason
-from finetune_operator.controller.leases import Held, Leases
+from finetune_operator.controller.leases import HeldLease, Leases
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.registry.base import MoveAlias, Registry
@@ -26,36 +26,36 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ANYWHERE = "any"
-"""What `MoveAlias.expected` is where it does not matter what the alias points at now."""
+"""The value of `MoveAlias.expected` that matches whatever the alias points at."""
 
-# NB: MLflow's client gives up 10 s after it connected, and takes at most as long to connect.
+# NB: MLflow's client times out 10 s after it connects, and connecting takes at most 10 s.
 _WRITE_SECONDS = 25.0
 _LEASE_SECONDS = 60
 _UNANSWERED = (ConditionReason.MLFLOW_UNREACHABLE, ConditionReason.DATABRICKS_UNREACHABLE)
-# What the API server answers about a Lease, and goes on answering until somebody changes a role or a policy.
+# Responses of the API server about a Lease that repeat until a role or a policy changes.
 _NOT_ALLOWED = (400, 403, 404, 422)
 
 
 class AliasMoved(ExternalError):  # noqa: N818
-    """An alias does not point where it was expected to: somebody else moved it.
+    """An alias does not point at the expected version: another client moved it.
 
     Attributes:
-        alias: the alias: the one to be moved, or the one that the version comes from.
-        found: the version that it points at; None when there is no such alias.
+        alias: the alias to be moved, or the alias that the version comes from.
+        found: the version that it points at; None when the alias does not exist.
     """
 
     def __init__(self, model: str, alias: str, found: str | None, expected: str | None) -> None:
-        message = f"alias {alias} of {model} {_points(found)}, and {_pointed(expected)} expected: the next pass reads it again"
+        message = f"alias {alias} of {model} {_points(found)}, and {_expected(expected)} expected: the next pass reads it again"
         super().__init__(Problem(ConditionReason.ALIAS_MOVED, message))
         self.alias = alias
         self.found = found
 
 
 class ModelReplaced(ExternalError):  # noqa: N818
-    """The registry holds another model of the same name than the one that the move was decided on."""
+    """The registered model is not the one that the decision is about, but another one of the same name."""
 
     def __init__(self, model: str) -> None:
-        message = f"registered model {model} was created anew, or the spec leads to another registry"
+        message = f"registered model {model} was recreated, or the spec points to another registry"
         super().__init__(Problem(ConditionReason.REGISTRY_CHANGED, message))
 
 
@@ -74,10 +74,10 @@ class AliasWriter:
     """Moves aliases, one at a time for each registered model among all replicas of the operator.
 
     Attributes:
-        identity: of this process, and of no other.
-        clock: seconds that only grow.
-        lease_seconds: how long others wait for a holder that died.
-        write_seconds: the longest that one request to the registry takes.
+        identity: unique name of this process.
+        clock: monotonic seconds.
+        lease_seconds: how long other processes wait for a holder that died.
+        write_seconds: longest duration of one request to the registry.
     """
 
     kube: Kube
@@ -101,60 +101,60 @@ class AliasWriter:
         move: MoveAlias,
         still: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Point the alias at a version, or remove it, if everything still is as `move` says; tag the version first.
+        """Tag the version and point the alias at it, or remove the alias, if the registry still is as `move` expects.
 
-        May be repeated: what is as wanted is not written again. NB: tags go before the alias. A crash between the
-        two leaves the alias where it was, and the next pass does it all again.
+        Idempotent: tags and aliases that have the wanted value are not written again. NB: tags are written before the
+        alias. After a crash between the two the alias is unchanged, and the next pass repeats both.
 
-        `still` is called under the Lease before every write, and raises what it likes where the move is no longer
-        wanted; nothing more is written then.
+        `still` is called under the Lease before every write. It raises an exception when the move is no longer wanted;
+        then nothing more is written.
 
         Raises:
-            LeaseBusy: another process writes to the model; come back in about a second.
+            LeaseBusy: another process writes to the model; retry in about a second.
             AliasMoved: the alias, or the one that the version comes from, points elsewhere.
-            ModelReplaced: the model is not the one that the move was decided on.
+            ModelReplaced: the model is not the one that the decision is about.
             VersionNotReady: the version does not exist, or its files are not complete.
             ExternalError: the registry, or the Lease, could not be read or written.
         """
         name = lease_name(registry.uri, model)
         lock = self._locks.setdefault(name, asyncio.Lock())
         async with lock:
-            lease = await self._take(name, model)
-            turn = _Turn(self._leases, lease, self.clock, self.write_seconds, model, still)
+            lease = await self._acquire(name, model)
+            session = _Session(self._leases, lease, self.clock, self.write_seconds, model, still)
             try:
-                await _move(turn, registry, alias, move)
+                await _move(session, registry, alias, move)
             finally:
-                # NB: a write without an answer may still be carried out. Nobody else writes before it is over.
-                if not turn.unanswered:
-                    await self._leases.give_back(turn.lease)
+                # NB: a write without a response may still be executed. The Lease then blocks others until it expires.
+                if not session.unanswered:
+                    await self._leases.release(session.lease)
 
-    async def _take(self, name: str, model: str) -> Held:
+    async def _acquire(self, name: str, model: str) -> HeldLease:
         try:
-            return await self._leases.take(name, f"aliases of {model}")
+            return await self._leases.acquire(name, f"aliases of {model}")
         except KubeError as error:
             raise _no_lease(self._leases.namespace, name, model, error) from error
 
 
 def lease_name(registry_uri: str, model: str) -> str:
-    """Name of the Lease of a registered model. People choose names of models, so it is a hash."""
+    """Name of the Lease of a registered model: a hash, because the name of a model may hold any character."""
     if registry_uri.startswith(UNITY_CATALOG):
-        # NB: to Unity Catalog Main.llm.Support and main.llm.support are the same.
+        # NB: names in Unity Catalog are case-insensitive.
         model = model.casefold()
     digest = hashlib.sha256(f"{registry_uri}\0{model}".encode()).hexdigest()
     return f"finetune-aliases-{digest[:32]}"
 
 
 @dataclass
-class _Turn:
+class _Session:
     """Calls to the registry for one model, and the Lease under which they are made.
 
     Attributes:
-        still: raises where the move is no longer wanted.
+        still: raises an exception when the move is no longer wanted.
         unanswered: whether a write was sent and its result is unknown.
     """
 
     leases: Leases
-    lease: Held
+    lease: HeldLease
     clock: Callable[[], float]
     write_seconds: float
     model: str
@@ -162,11 +162,11 @@ class _Turn:
     unanswered: bool = False
 
     async def write(self, call: Callable[..., None], *arguments: object) -> None:
-        """Write to the registry, with enough time left that the answer comes while the Lease is ours.
+        """Write to the registry, after renewing the Lease if it could expire before the response.
 
         Raises:
-            LeaseBusy: the Lease ran out and somebody else took it; nothing was written.
-            ExternalError: the Lease could not be renewed, or the registry not written to.
+            LeaseBusy: the Lease expired and another process acquired it; nothing was written.
+            ExternalError: the Lease could not be renewed, or the registry could not be written to.
         """
         if self.still:
             await self.still()
@@ -188,9 +188,9 @@ class _Turn:
             raise _no_lease(self.leases.namespace, name, self.model, error) from error
 
 
-async def _move(turn: _Turn, registry: Registry, alias: str, move: MoveAlias) -> None:
+async def _move(session: _Session, registry: Registry, alias: str, move: MoveAlias) -> None:
     """Read, compare, write, and read again."""
-    model = turn.model
+    model = session.model
     held = await asyncio.to_thread(registry.model, model)
     if held and move.created and held.created not in (None, move.created):
         raise ModelReplaced(model)
@@ -201,25 +201,25 @@ async def _move(turn: _Turn, registry: Registry, alias: str, move: MoveAlias) ->
     if move.to is None:
         if found is None:
             return
-        await turn.write(registry.delete_alias, model, alias)
+        await session.write(registry.delete_alias, model, alias)
     else:
         if move.source is not None and aliases.get(move.source) != move.to:
             raise AliasMoved(model, move.source, aliases.get(move.source), move.to)
-        await _tag(turn, registry, move)
+        await _tag(session, registry, move)
         if found == move.to:
             return
-        await turn.write(registry.set_alias, model, alias, move.to)
+        await session.write(registry.set_alias, model, alias, move.to)
     written = await asyncio.to_thread(registry.model, model)
     after = written.aliases.get(alias) if written else None
     if after != move.to:
         raise AliasMoved(model, alias, after, move.to)
-    log.info("alias %s of %s %s, and %s before", alias, model, _points(after), _pointed(found))
+    log.info("alias %s of %s %s; before, it %s", alias, model, _points(after), _pointed(found))
 
 
-async def _tag(turn: _Turn, registry: Registry, move: MoveAlias) -> None:
+async def _tag(session: _Session, registry: Registry, move: MoveAlias) -> None:
     """Check that the version exists and is ready, and set the tags that it lacks."""
     assert move.to is not None  # noqa: S101 - an alias that is removed has no version
-    model = turn.model
+    model = session.model
     version = await asyncio.to_thread(registry.version, model, move.to)
     if version is None:
         raise VersionNotReady(model, move.to, "does not exist")
@@ -227,7 +227,7 @@ async def _tag(turn: _Turn, registry: Registry, move: MoveAlias) -> None:
         raise VersionNotReady(model, move.to, "is not READY")
     for key, value in move.tags.items():
         if version.tags.get(key) != value:
-            await turn.write(registry.set_tags, model, move.to, {key: value})
+            await session.write(registry.set_tags, model, move.to, {key: value})
 
 
 def _points(version: str | None) -> str:
@@ -235,12 +235,14 @@ def _points(version: str | None) -> str:
 
 
 def _pointed(version: str | None) -> str:
+    return f"pointed at version {version}" if version else "did not exist"
+
+
+def _expected(version: str | None) -> str:
     return f"version {version} was" if version else "no alias was"
 
 
 def _no_lease(namespace: str, name: str, model: str, error: KubeError) -> ExternalError:
-    message = (
-        f"aliases of {model} are not written without Lease {namespace}/{name}, which cannot be had: {error}"
-    )
+    message = f"aliases of {model} are written only under Lease {namespace}/{name}, which cannot be acquired: {error}"
     reason = ConditionReason.MOVE_REFUSED if error.status in _NOT_ALLOWED else ConditionReason.MLFLOW_ERROR
     return ExternalError(Problem(reason, message))

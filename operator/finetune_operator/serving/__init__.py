@@ -1,1 +1,1 @@
-"""Serving endpoints, as they are and as they are to be."""
+"""Serving endpoints: their state, and changes to them."""

@@ -21,13 +21,13 @@ class Databricks:
     workspace: WorkspaceClient
 
     def endpoint(self, wanted: DatabricksServing) -> Endpoint:
-        """The endpoint as it is."""
+        """The current state of the endpoint."""
         from finetune_operator.serving import databricks
 
         return databricks.endpoint(self.workspace, wanted)
 
     def act(self, action: EndpointAction) -> None:
-        """Begin a change; it goes on by itself."""
+        """Request a change, without waiting until it is complete."""
         from finetune_operator.serving import databricks
 
         databricks.act(self.workspace, action)

@@ -1,4 +1,4 @@
-"""Databricks Model Serving: what an endpoint is like, and changes of it. Nothing here waits for a change to end."""
+"""Databricks Model Serving: reads endpoints and requests changes. Nothing here waits until a change is complete."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OPERATOR = "finetune-operator"
 
 
 def endpoint(workspace: WorkspaceClient, spec: DatabricksServing) -> Endpoint:
-    """The endpoint as it is now. It never raises: `problem` says why Databricks could not be asked."""
+    """The current state of the endpoint. Never raises: `problem` says why it could not be read."""
     from databricks.sdk.errors import NotFound
 
     try:
@@ -45,11 +45,11 @@ def endpoint(workspace: WorkspaceClient, spec: DatabricksServing) -> Endpoint:
 
 
 def act(workspace: WorkspaceClient, action: EndpointAction) -> None:
-    """Ask Databricks for a change, and return as soon as it has taken it on.
+    """Request a change from Databricks, and return as soon as the request is accepted.
 
     Raises:
-        ExternalError: Databricks does not take it on. Its reason is EndpointBusy when another change is under way: that
-            is no error, only a reason to come back.
+        ExternalError: Databricks rejects the request. With the reason EndpointBusy another change is in progress: retry
+            after it.
     """
     from databricks.sdk.errors import ResourceConflict
 
@@ -63,7 +63,9 @@ def act(workspace: WorkspaceClient, action: EndpointAction) -> None:
                 _log_requests(workspace, action)
                 log.info("asked Databricks to log the requests of %s", name)
         except ResourceConflict:
-            busy = f"another change of the serving endpoint {name} is under way: waiting for its end"
+            busy = (
+                f"another change of the serving endpoint {name} is in progress: waiting until it is complete"
+            )
             raise ExternalError(Problem(ConditionReason.ENDPOINT_BUSY, busy)) from None
 
 
@@ -92,7 +94,7 @@ def _configure(workspace: WorkspaceClient, action: ConfigureEndpoint) -> None:
         config = api.EndpointCoreConfigInput(name, served_entities=entities, traffic_config=traffic)
         serving.create(name, config=config, tags=tags)
     else:
-        # NB: what is left out of this PUT is removed from the endpoint.
+        # NB: this PUT removes whatever it omits from the endpoint.
         serving.update_config(name, served_entities=entities, traffic_config=traffic)
 
 
@@ -162,7 +164,7 @@ def _endpoint(found: api.ServingEndpointDetailed, spec: DatabricksServing, host:
         api.EndpointStateConfigUpdate.UPDATE_CANCELED,
     )
     served = _served(found.config)
-    # NB: no address is given for endpoints that are reached by the workspace's own.
+    # NB: the API returns no URL for endpoints that are reached through the workspace's host.
     url = found.endpoint_url or f"{host}/serving-endpoints/{spec.endpoint}/invocations"
     return Endpoint(
         exists=True,
@@ -172,7 +174,7 @@ def _endpoint(found: api.ServingEndpointDetailed, spec: DatabricksServing, host:
         message=_failure(found) if failed else "",
         served=served,
         pending=_served(found.pending_config),
-        as_asked=_as_asked(found.config, spec),
+        matches_spec=_matches_spec(found.config, spec),
         inference_table=_is_logged(found.ai_gateway, spec),
         revision=None if found.last_updated_timestamp is None else str(found.last_updated_timestamp),
         url=url,
@@ -190,22 +192,22 @@ def _served(
     }
     everything = 100 if len(entities) == 1 and not routes else 0
     return tuple(
-        # An external or a foundation model has no name in a registry.
+        # External and foundation models have no name in a registry.
         ServedVersion(item.entity_name or "", item.entity_version or "", shares.get(item.name, everything))
         for item in entities
     )
 
 
-def _as_asked(config: api.EndpointCoreConfigOutput | None, spec: DatabricksServing) -> bool:
-    """Whether nothing that Databricks says of the served versions differs from the spec; it need not say all."""
+def _matches_spec(config: api.EndpointCoreConfigOutput | None, spec: DatabricksServing) -> bool:
+    """Whether every field that Databricks reports of the served versions is as in the spec; it may omit some."""
     for found in (config.served_entities if config else None) or []:
         item = ServedVersion(found.entity_name or "", found.entity_version or "")
         wanted: dict[str, Any] = (
             _reserved(spec, item) if spec.provisioned_throughput else _entity(spec, item)
         ).as_dict()
-        said = found.as_dict()
+        reported = found.as_dict()
         fields = set(wanted) - {"name"} | ({"environment_vars"} if not spec.provisioned_throughput else set())
-        if any(field in said and said[field] != wanted.get(field) for field in fields):
+        if any(field in reported and reported[field] != wanted.get(field) for field in fields):
             return False
     return True
 
@@ -226,7 +228,7 @@ def _is_logged(gateway: api.AiGatewayConfig | None, spec: DatabricksServing) -> 
 
 
 def _failure(found: api.ServingEndpointDetailed) -> str:
-    """What Databricks says of the served entities that it could not deploy."""
+    """Databricks' messages about the served entities that it could not deploy."""
     from databricks.sdk.service import serving as api
 
     ended = (

@@ -19,7 +19,7 @@ class Workload:
 
 
 def workload(spec: DatabricksServing) -> Workload:
-    """The machines that a spec asks for, defaults included."""
+    """The machines in a spec, with defaults."""
     return Workload(
         spec.workload_size or Workload.size,
         spec.workload_type or Workload.kind,
@@ -31,7 +31,7 @@ def workload(spec: DatabricksServing) -> Workload:
 class ServedVersion:
     """A version that the endpoint serves, and its share of the traffic in percent.
 
-    `model` is empty for what is no registered model, such as another provider's.
+    `model` is empty for an entity that is not a registered model, such as another provider's.
     """
 
     model: str
@@ -41,16 +41,16 @@ class ServedVersion:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A serving endpoint as Databricks last described it; `problem` set: nothing else is known.
+    """A serving endpoint as Databricks last reported it. When `problem` is set, nothing else is known.
 
     Attributes:
-        exists: whether there is one of the name.
+        exists: whether the endpoint exists.
         ready: whether it answers requests.
         updating: whether a change of its configuration is in progress, by this operator or by others.
         failed: whether the last change failed or was cancelled; `message` then says why.
         served: the configuration in force.
-        pending: the configuration that it is changing to, or failed to change to; empty where Databricks says nothing.
-        as_asked: whether what is in force has the size, the kind of machine and the environment of the spec.
+        pending: the configuration that it is changing to, or failed to change to; empty when Databricks reports none.
+        matches_spec: whether the configuration in force has the size, machine type and environment of the spec.
         inference_table: whether requests are logged as in the spec.
         revision: changes with every requested change.
         url: where requests go.
@@ -63,7 +63,7 @@ class Endpoint:
     message: str = ""
     served: tuple[ServedVersion, ...] = ()
     pending: tuple[ServedVersion, ...] = ()
-    as_asked: bool = True
+    matches_spec: bool = True
     inference_table: bool = True
     revision: str | None = None
     url: str | None = None
@@ -81,7 +81,7 @@ class ConfigureEndpoint:
 
 @dataclass(frozen=True)
 class LogRequests:
-    """Have the AI gateway log the endpoint's requests as the spec says."""
+    """Configure the AI gateway to log the endpoint's requests as in the spec."""
 
     spec: DatabricksServing
 
@@ -93,7 +93,7 @@ class Serving(Protocol):
     """A workspace with serving endpoints. Every method blocks, and raises ExternalError."""
 
     def endpoint(self, wanted: DatabricksServing) -> Endpoint:
-        """The endpoint as it is."""
+        """The current state of the endpoint."""
 
     def act(self, action: EndpointAction) -> None:
-        """Begin a change; it goes on by itself."""
+        """Request a change, without waiting until it is complete."""

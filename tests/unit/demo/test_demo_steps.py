@@ -113,7 +113,7 @@ def test_a_rollback_is_followed_to_its_end(demo: Recorded) -> None:
 
 
 def test_a_promotion_that_fails_ends_the_demo_with_the_operators_message(demo: Recorded) -> None:
-    ready = {"type": "Ready", "status": "False", "message": "no version before is known"}
+    ready = {"type": "Ready", "status": "False", "message": "no previous version is known"}
     demo.answer("modelpromotion", "champion", champion("Failed", "2", ready))
-    with pytest.raises(DemoError, match="champion is Failed: no version before is known"):
+    with pytest.raises(DemoError, match="champion is Failed: no previous version is known"):
         promotions.roll_back(demo.installation, "1")

@@ -165,10 +165,7 @@ async def test_a_success_that_is_no_json_is_an_error(kube: Kube, server: Server)
     server.answers = [(200, "<html>please log in</html>")]
     with pytest.raises(KubeError) as raised:
         await kube.get("Secret", "team", "s")
-    assert (
-        str(raised.value)
-        == "the API server answered with something else than JSON: <html>please log in</html>"
-    )
+    assert str(raised.value) == "the response of the API server is not JSON: <html>please log in</html>"
 
 
 async def test_an_api_server_that_is_away_has_no_status(kube: Kube, server: Server) -> None:

@@ -15,7 +15,7 @@ from finetune_crds.contract import TAG_CHECKPOINT_ERROR, PodError, PrepResult, T
 from finetune_crds.status import FineTuneJobStatus, SplitCounts
 from finetune_operator import names
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.children import is_alive, is_leaving, job_ended, owner
+from finetune_operator.finetunejob.children import is_alive, is_being_deleted, job_ended, owner
 from finetune_operator.finetunejob.decide import decide
 from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.model import (
@@ -114,7 +114,7 @@ class World:
     def _collect(self) -> None:
         """Remove the Jobs that are being deleted and have no pods left."""
         for name, body in list(self.jobs.items()):
-            if is_leaving(body) and not self.pods_of(name):
+            if is_being_deleted(body) and not self.pods_of(name):
                 del self.jobs[name]
 
     def _act(self, action: EnsureRun | FinishRun | SetAlias) -> None:
@@ -139,7 +139,7 @@ class World:
 
     def pods_run(self, *, ready: bool) -> None:
         for name in self.at_work():
-            if not self.pods_of(name) and not is_leaving(self.jobs[name]):
+            if not self.pods_of(name) and not is_being_deleted(self.jobs[name]):
                 known = self._identity(name)
                 self.pods += [pod(name, index, ready=ready, **known) for index in range(size(name))]
 
@@ -158,7 +158,7 @@ class World:
             failed = any(codes[: size(name)])
             self.ran |= set() if failed else {name}
             uid = self.jobs[name]["metadata"]["uid"]
-            meta: Json = {"deletionTimestamp": "t"} if is_leaving(self.jobs[name]) else {}
+            meta: Json = {"deletionTimestamp": "t"} if is_being_deleted(self.jobs[name]) else {}
             self.jobs[name] = child(name, "Failed" if failed else "Complete", "it ended", uid=uid, **meta)
             if size(name) > 1 and not failed and registers:
                 self.version = RegisteredVersion("m", "1")
@@ -169,7 +169,9 @@ class World:
 
     def pods_vanish(self, *, all_of_them: bool) -> None:
         """Pods without a Job stop; or every pod goes."""
-        uids = {("team", item["metadata"]["uid"]) for item in self.jobs.values() if not is_leaving(item)}
+        uids = {
+            ("team", item["metadata"]["uid"]) for item in self.jobs.values() if not is_being_deleted(item)
+        }
         self.pods = [item for item in self.pods if not all_of_them and owner("Pod", item) in uids]
         self._collect()
 

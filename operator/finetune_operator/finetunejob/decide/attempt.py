@@ -1,4 +1,4 @@
-"""What follows a failed attempt: another one, or the end of the job."""
+"""What follows a failed attempt: a restart, or the end of the job."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from finetune_crds.status import LastFailure
 from finetune_operator.finetunejob.decide import backoff, gang, pods
 from finetune_operator.finetunejob.decide.draft import Draft
 
-# How kube-controller-manager words which rule of the podFailurePolicy matched (pkg/controller/job, 1.34).
+# The message of kube-controller-manager names the rule of the podFailurePolicy (pkg/controller/job, 1.34).
 _RULE = re.compile(r"rule at index (\d+)")
 
 
 def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, failed: Json) -> None:
-    """Write down the failure, then restart the gang or fail the job.
+    """Record the failure, then restart the gang or fail the job.
 
     Args:
         mine: the pods of the attempt.
@@ -29,7 +29,7 @@ def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, fail
     if failure is None:
         failure = LastFailure(
             reason=failed.get("reason"),
-            message=f"no pod is left to tell why: {failed.get('message', '')}",
+            message=f"no pod is left to explain it: {failed.get('message', '')}",
             attempt=number,
         )
     before = draft.status.last_failure
@@ -37,9 +37,9 @@ def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, fail
     draft.update(last_failure=failure.model_copy(update={"checkpoint_step": step}))
     if was_preempted(failure, mine, child, failed, draft.spec.run_policy.fatal_exit_codes):
         ended = backoff.Attempt(
-            backoff.lived_seconds(child, draft.now), step, before.checkpoint_step if before else None
+            backoff.run_seconds(child, draft.now), step, before.checkpoint_step if before else None
         )
-        backoff.put_off(draft, ended)
+        backoff.delay(draft, ended)
         in_vain = " before it had a newer checkpoint" if draft.status.restart_at else ""
         _restart(draft, number + 1, counted=False, why=f"attempt {number} was preempted{in_vain}")
         return
@@ -63,7 +63,7 @@ def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, fail
 def was_preempted(
     failure: LastFailure, mine: list[Json], child: Json, failed: Json, fatal_codes: list[int]
 ) -> bool:
-    """Whether the gang was stopped from outside: a drained or lost node, or SIGTERM after a checkpoint."""
+    """Whether the gang was preempted: by a drained or lost node, or by SIGTERM after a checkpoint."""
     rule = _matched(child, failed)
     if "onPodConditions" in rule or any(ended.evicted for ended in pods.exits(mine, gang.CONTAINER)):
         return True
@@ -74,7 +74,7 @@ def was_preempted(
 
 
 def _matched(child: Json, failed: Json) -> Json:
-    """The rule that ended the attempt, of those its Job was made with: runPolicy may have changed since."""
+    """The rule that ended the attempt, from its Job, since runPolicy may have changed."""
     named = _RULE.search(failed.get("message", ""))
     rules = child.get("spec", {}).get("podFailurePolicy", {}).get("rules", [])
     index = int(named[1]) if named else len(rules)
@@ -105,6 +105,6 @@ def _restart(draft: Draft, number: int, *, counted: bool, why: str) -> None:
         ConditionType.TRAINED,
         False,
         ConditionReason.RESTARTING,
-        f"{why}; attempt {number} goes on from the newest checkpoint{when}",
+        f"{why}; attempt {number} resumes from the newest checkpoint{when}",
     )
     draft.requeue_after((at - draft.now).total_seconds() if at else 0.1)

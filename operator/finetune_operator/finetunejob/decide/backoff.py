@@ -1,4 +1,4 @@
-"""How long the next attempt waits when restarts that do not count bring nothing: preemptions are not limited."""
+"""The delay before the next attempt when preemptions, which are not limited in number, leave no progress."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from finetune_operator.finetunejob.decide.draft import Draft
 _FIRST_SECONDS = 10
 _MOST_SECONDS = 300
 _MOST_DOUBLINGS = 5
-# An attempt that lived this long was no empty one, checkpoint or not.
+# An attempt that ran this long counts as progress, with or without a checkpoint.
 _WORTHWHILE_SECONDS = 300
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What an attempt that was stopped from outside had come to.
+    """The progress of an attempt that was preempted.
 
-    seconds: how long it lived. step: of the newest checkpoint now. step_before: of the one at the failure before.
+    Attributes:
+        seconds: how long it ran.
+        step: step of the newest checkpoint.
+        step_before: step of the newest checkpoint at the failure before.
     """
 
     seconds: float
@@ -29,7 +32,7 @@ class Attempt:
 
     @property
     def progressed(self) -> bool:
-        """Whether starting again at once is worth it."""
+        """Whether the next attempt may start at once."""
         newer = self.step is not None and (self.step_before is None or self.step > self.step_before)
         return newer or self.seconds >= _WORTHWHILE_SECONDS
 
@@ -44,8 +47,8 @@ def wait_seconds(idle: int) -> int:
     return min(_FIRST_SECONDS * 2 ** min(idle - 1, _MOST_DOUBLINGS), _MOST_SECONDS) if idle else 0
 
 
-def lived_seconds(child: Json, now: datetime) -> float:
-    """How long the pods of a Job that failed could run: 0 when it does not say when it began."""
+def run_seconds(child: Json, now: datetime) -> float:
+    """How long a failed Job ran; 0 when its start time is unknown."""
     status, failed = child.get("status", {}), job_condition(child, "Failed") or {}
     began = _time(status.get("startTime") or child["metadata"].get("creationTimestamp"))
     ended = _time(failed.get("lastTransitionTime")) or now
@@ -56,15 +59,15 @@ def _time(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text else None
 
 
-def put_off(draft: Draft, attempt: Attempt) -> None:
-    """Write down when the next attempt may start."""
+def delay(draft: Draft, attempt: Attempt) -> None:
+    """Record when the next attempt may start."""
     idle = idle_restarts(draft.status.idle_restarts or 0, attempt)
     at = draft.now + timedelta(seconds=wait_seconds(idle)) if idle else None
     draft.update(idle_restarts=idle or None, restart_at=at)
 
 
 def may_start(draft: Draft) -> bool:
-    """Whether the wait of the present attempt is over; the pass ends and is taken up again while it is not."""
+    """Whether the delay of the current attempt is over; until then the job is requeued."""
     at = draft.status.restart_at
     left = (at - draft.now).total_seconds() if at else 0.0
     if left > 0:

@@ -1,4 +1,4 @@
-"""The newest checkpoint: where it is, and whether the trainer could write it."""
+"""The newest checkpoint: its location, and whether the trainer could write it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from finetune_operator.finetunejob.decide.draft import Draft
 
 
 def note(draft: Draft, mine: list[Json]) -> None:
-    """The newest checkpoint that MLflow, or a pod of the attempt at its end, reported; and what failed since."""
+    """Record the newest checkpoint that MLflow or a terminated pod of the attempt reports, or why saving fails."""
     if draft.spec.checkpoint is None:
         return
     run = draft.observed.mlflow.run if draft.observed.mlflow else None
-    told = [ended.message.checkpoint_step for ended in pods.exits(mine, gang.CONTAINER) if ended.message]
+    reported = [ended.message.checkpoint_step for ended in pods.exits(mine, gang.CONTAINER) if ended.message]
     logged = track.integer(run.metrics.get(contract.METRIC_CHECKPOINT_STEP)) if run else None
-    step = max((item for item in (*told, logged) if item is not None), default=None)
+    step = max((item for item in (*reported, logged) if item is not None), default=None)
     if step is not None:
         folder = contract.checkpoint_folder(
             draft.spec.checkpoint.uri, namespace=draft.ftj.namespace, name=draft.ftj.name, uid=draft.ftj.uid
@@ -27,7 +27,7 @@ def note(draft: Draft, mine: list[Json]) -> None:
     if error:
         draft.set(ConditionType.CHECKPOINT_STORED, False, ConditionReason.CHECKPOINT_FAILED, error)
     elif step is not None and (run is not None or not _failing(draft)):
-        # NB: while MLflow is away nobody knows whether what failed before has been made up for.
+        # NB: while MLflow is unreachable, it is unknown whether a save has succeeded after the failure.
         draft.set(
             ConditionType.CHECKPOINT_STORED,
             True,

@@ -1,4 +1,4 @@
-"""The decision while it is being made. Policies read the job and what was observed, and write here."""
+"""The decision in the making. Policies read the job and what was observed, and write to the draft."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import FineTuneJobStatus
-from finetune_operator.finetunejob.children import is_leaving, job_ended
+from finetune_operator.finetunejob.children import is_being_deleted, job_ended
 from finetune_operator.finetunejob.model import Action, Decision, Deletion, FineTuneJob, Observed
 from finetune_operator.policy.status import StatusBuilder
 from finetune_operator.settings import Settings
@@ -17,7 +17,7 @@ from finetune_operator.settings import Settings
 
 @dataclass
 class Draft(StatusBuilder[FineTuneJobStatus]):
-    """One pass over one job. `status` starts as it is and becomes what it is to be."""
+    """One pass over one job. `status` starts as the current status and becomes the new one."""
 
     ftj: FineTuneJob
     observed: Observed
@@ -46,25 +46,25 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
         return self.ftj.spec
 
     def note_start(self) -> None:
-        """The job's first child exists, or is about to be created."""
+        """Record the start time: the job's first child exists, or is about to be created."""
         if self.status.start_time is None:
             self.update(start_time=self.now)
 
     def fail(self, reason: ConditionReason, message: str) -> None:
-        """The job has failed for good."""
+        """Mark the job as failed, which is final."""
         self.set(ConditionType.FAILED, True, reason, message)
         self.update(completion_time=self.now)
 
     def stop_children(self) -> None:
-        """Delete every child Job still at work, and its pods."""
+        """Delete every child Job that still runs, and its pods."""
         for item in self.observed.jobs.values():
             if not job_ended(item):
                 self.remove(item)
 
     def remove(self, child: Json) -> None:
-        """Delete a child Job and its pods, unless that is under way."""
+        """Delete a child Job and its pods, unless it is being deleted."""
         item = Deletion(child["metadata"]["name"], child["metadata"]["uid"])
-        if not is_leaving(child) and item not in self.delete:
+        if not is_being_deleted(child) and item not in self.delete:
             self.delete.append(item)
 
     def conclude(self) -> Decision:

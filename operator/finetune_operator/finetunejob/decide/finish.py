@@ -11,14 +11,14 @@ from finetune_operator.policy.outcome import Continue, Outcome
 
 
 def is_finished(draft: Draft) -> bool:
-    """Whether the job has succeeded or failed, for good."""
+    """Whether the job has succeeded or failed, which is final."""
     return draft.holds(ConditionType.SUCCEEDED) or draft.holds(ConditionType.FAILED)
 
 
 def succeed(draft: Draft) -> Outcome:
-    """Everything asked for is there."""
+    """Mark the job as succeeded: all its steps are complete."""
     draft.set(
-        ConditionType.SUCCEEDED, True, ConditionReason.SUCCEEDED, "the job did everything it was asked for"
+        ConditionType.SUCCEEDED, True, ConditionReason.SUCCEEDED, "the job completed every step of its spec"
     )
     draft.update(completion_time=draft.now)
     return Continue
@@ -74,5 +74,5 @@ def _delete_children(draft: Draft) -> None:
     before = draft.condition(ConditionType.PODS_HEALTHY)
     message = f"the children were deleted {ttl} s after the end: runPolicy.ttlSecondsAfterFinished"
     draft.set(ConditionType.PODS_HEALTHY, None, ConditionReason.NO_PODS, message)
-    # The status is written after the deletions: a pass that was cut short is made up for.
+    # The status is written after the deletions, so a pass that was interrupted is repeated.
     draft.sweep = draft.condition(ConditionType.PODS_HEALTHY) != before

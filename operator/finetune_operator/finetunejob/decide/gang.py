@@ -11,8 +11,8 @@ from finetune_operator.finetunejob.decide.draft import Draft
 
 CONTAINER = "trainer"
 BUILT_IN_COMMAND = ["finetune-train"]
-# What torchrun itself needs of the grace period after its workers have ended.
-_FAREWELL_SECONDS = 10
+# The part of the grace period that torchrun needs after its workers have exited.
+_TORCHRUN_SECONDS = 10
 
 
 def service(draft: Draft) -> Json:
@@ -24,7 +24,7 @@ def service(draft: Draft) -> Json:
         "metadata": template.metadata(ftj, names.service_name(ftj.name), names.TRAIN),
         "spec": {
             "clusterIP": "None",
-            # NB: ranks look each other up before they are ready.
+            # NB: ranks resolve each other's names before they are ready.
             "publishNotReadyAddresses": True,
             "selector": {names.LABEL_UID: ftj.uid, names.LABEL_COMPONENT: names.TRAIN},
             "ports": [
@@ -35,7 +35,7 @@ def service(draft: Draft) -> Json:
 
 
 def recipe(draft: Draft) -> Json:
-    """The ConfigMap with the recipe; `data.splits` names what preparation made."""
+    """The ConfigMap with the recipe; `data.splits` names the output of preparation."""
     ftj, data = draft.ftj, draft.status.data
     reference = JobReference(name=ftj.name, namespace=ftj.namespace, uid=ftj.uid)
     content = Recipe.of(reference, draft.spec)
@@ -68,7 +68,7 @@ def job(draft: Draft, attempt: int) -> Json:
             "completions": nodes,
             "parallelism": nodes,
             "backoffLimit": 0,
-            # Kueue starts a queued Job by taking `suspend` away; the Job is made once and never applied again.
+            # Kueue starts a queued Job by removing `suspend`; the Job is created once and never applied again.
             **({"suspend": True} if queue else {}),
             "podFailurePolicy": {"rules": failure_rules(spec.run_policy.fatal_exit_codes)},
             "template": _pod_template(draft, attempt),
@@ -77,7 +77,7 @@ def job(draft: Draft, attempt: int) -> Json:
 
 
 def failure_rules(fatal: list[int]) -> list[Json]:
-    """The podFailurePolicy: whatever matches ends the whole gang, and the Job's message names the rule."""
+    """The podFailurePolicy: every rule fails the whole gang, and the Job's message names the rule that matched."""
 
     def on_exit_codes(codes: list[int]) -> Json:
         values = sorted(set(codes))
@@ -122,8 +122,8 @@ def _pod_template(draft: Draft, attempt: int) -> Json:
 
 
 def _seconds_to_save(user_template: Json | None) -> int:
-    """How long workers have after SIGTERM; by default torchrun kills them after 30 s, too soon for a large model."""
-    return max(template.grace_seconds(user_template) - _FAREWELL_SECONDS, 1)
+    """Time that workers have after SIGTERM; torchrun's default of 30 s is too short to save a large model."""
+    return max(template.grace_seconds(user_template) - _TORCHRUN_SECONDS, 1)
 
 
 def _spread(draft: Draft, attempt: int) -> Json:

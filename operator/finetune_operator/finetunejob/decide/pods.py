@@ -1,4 +1,4 @@
-"""What pods say: which are alive, what keeps them from running, which failure came first."""
+"""The state of pods: which are alive, what keeps them from running, which failure came first."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Exit:
 
     @property
     def message(self) -> TerminationMessage | None:
-        """The structured termination message, when the pod left one."""
+        """The structured termination message; None when the pod wrote none."""
         return TerminationMessage.parse(self.text)
 
 
@@ -40,7 +40,7 @@ def alive(pods: Iterable[Json]) -> list[Json]:
 
 
 def listed(pods: Sequence[Json]) -> str:
-    """The first of some pods, where it is, and how many more there are."""
+    """The first pod with its node, and the number of the others."""
     node = pods[0].get("spec", {}).get("nodeName")
     where = f" on node {node}" if node else ""
     more = f" and {len(pods) - 1} more" if len(pods) > 1 else ""
@@ -48,7 +48,7 @@ def listed(pods: Sequence[Json]) -> str:
 
 
 def listed_ghosts(found: children.Sorted) -> str:
-    """What an attempt waits for: pods of the one before, or its Job when the pods are gone."""
+    """What an attempt waits for: pods of the previous one, or its Job when it has no pods left."""
     return listed(found.ghost_pods) if found.ghost_pods else f"Job {found.ghosts[0]['metadata']['name']}"
 
 
@@ -60,12 +60,12 @@ def ready(pods: Iterable[Json]) -> int:
         is_ready = any(
             item["type"] == "Ready" and item["status"] == "True" for item in status.get("conditions") or []
         )
-        count += is_ready or status.get("phase") == "Succeeded" or _exited_well(status)
+        count += is_ready or status.get("phase") == "Succeeded" or _containers_succeeded(status)
     return count
 
 
-def _exited_well(status: Json) -> bool:
-    """Whether every container has ended with 0, which a kubelet reports a moment before the pod has succeeded."""
+def _containers_succeeded(status: Json) -> bool:
+    """Whether every container exited with 0, which the kubelet reports shortly before the phase Succeeded."""
     ended = [item.get("state", {}).get("terminated") or {} for item in status.get("containerStatuses") or []]
     return bool(ended) and all(item.get("exitCode") == 0 for item in ended)
 
@@ -94,7 +94,7 @@ def _exit(pod: Json, container: str) -> Exit | None:
             evicted=evicted,
         )
     if status.get("phase") == "Failed":
-        # No container ever ended: the node refused or evicted the pod.
+        # No container terminated: the node rejected or evicted the pod.
         return Exit(
             pod=pod["metadata"]["name"],
             node_rank=children.node_rank(pod),
@@ -132,22 +132,21 @@ def last_failure(pods: Iterable[Json], container: str, attempt: int) -> LastFail
 def first_failure(
     pods: Iterable[Json], container: str, attempt: int, ranks_per_node: int = 1
 ) -> LastFailure | None:
-    """The failure that brought an attempt down.
+    """The failure that ended an attempt.
 
-    When one rank fails the others lose their connections and fail too, often within the same second. So a
-    pod that explains itself outweighs one that only lost its peers, and then the earliest counts.
+    When one rank fails, the others lose their connections and fail too, often within the same second. So a pod that
+    reports its own error takes precedence over one that only lost its peers, and among these the earliest counts.
     """
     failed = [item for item in exits(pods, container) if item.code != 0]
     if not failed:
         return None
     explained = [item for item in failed if item.message and item.message.error]
-    # The ranks that only lost a peer say so.
-    own_fault = [
+    own_errors = [
         item
         for item in explained
         if item.message and item.message.error and item.message.error.reason != "PeerLost"
     ]
-    cause = (own_fault or [item for item in failed if item not in explained] or explained)[0]
+    cause = (own_errors or [item for item in failed if item not in explained] or explained)[0]
     return _failure(cause, attempt, ranks_per_node)
 
 
@@ -161,7 +160,7 @@ def _failure(cause: Exit, attempt: int, ranks_per_node: int) -> LastFailure:
         rank=rank,
         exit_code=cause.code,
         reason=error.reason if error else _reason(cause),
-        message=(error.message if error else _tail(cause.text)) or _without_words(cause),
+        message=(error.message if error else _tail(cause.text)) or _default_message(cause),
         attempt=attempt,
     )
 
@@ -170,23 +169,23 @@ def _reason(ended: Exit) -> str:
     return "Evicted" if ended.evicted and ended.reason == "Error" else ended.reason
 
 
-def _without_words(ended: Exit) -> str:
+def _default_message(ended: Exit) -> str:
     if ended.reason == "OOMKilled":
         return "the container used more memory than its limit: raise the limit or lower training.batchSize"
-    return f"the container ended with exit code {ended.code} and said nothing: see kubectl logs {ended.pod}"
+    return f"the container ended with exit code {ended.code} and no message: see kubectl logs {ended.pod}"
 
 
 def _tail(text: str, lines: int = 8, limit: int = 1000) -> str:
-    """The last lines of a log: where a Python traceback names its error."""
+    """The last lines of a log, where a Python traceback names its error."""
     return "\n".join(text.strip().splitlines()[-lines:])[-limit:]
 
 
 def report_health(draft: Draft, pods: Sequence[Json], job_name: str, *, wanted: int) -> None:
-    """Say in a condition what keeps pods from running, and which one."""
-    troubles = [trouble for pod in pods if (trouble := _trouble(pod)) is not None]
-    if troubles:
-        reason, message = min(troubles, key=lambda item: list(ConditionReason).index(item[0]))
-        more = f" ({len(troubles)} of {wanted} pods wait)" if len(troubles) > 1 else ""
+    """Report in a condition what keeps pods from running, and which one."""
+    problems = [problem for pod in pods if (problem := _problem(pod)) is not None]
+    if problems:
+        reason, message = min(problems, key=lambda item: list(ConditionReason).index(item[0]))
+        more = f" ({len(problems)} of {wanted} pods wait)" if len(problems) > 1 else ""
         draft.set(ConditionType.PODS_HEALTHY, False, reason, message + more)
     elif len(pods) < wanted and job_name in draft.observed.rejections:
         draft.set(
@@ -196,10 +195,10 @@ def report_health(draft: Draft, pods: Sequence[Json], job_name: str, *, wanted: 
             draft.observed.rejections[job_name],
         )
     elif pods:
-        draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is held up")
+        draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is blocked")
 
 
-def _trouble(pod: Json) -> tuple[ConditionReason, str] | None:
+def _problem(pod: Json) -> tuple[ConditionReason, str] | None:
     name = pod["metadata"]["name"]
     status = pod.get("status", {})
     for item in status.get("conditions") or []:

@@ -13,7 +13,7 @@ from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
 _CONTAINER = "prep"
-# A pod of preparation may fail this often for no fault of the recipe or the data (a crash of the JVM).
+# Retries after failures that neither the recipe nor the data caused, such as a crash of the JVM.
 _BACKOFF_LIMIT = 2
 
 
@@ -23,7 +23,10 @@ def prepare(draft: Draft) -> Outcome:
         return Continue
     if draft.spec.data.splits:
         draft.set(
-            ConditionType.PREPARED, True, ConditionReason.SPLITS_GIVEN, "the splits were prepared before"
+            ConditionType.PREPARED,
+            True,
+            ConditionReason.SPLITS_GIVEN,
+            "spec.data.splits names existing splits",
         )
         return Continue
     name = names.prep_name(draft.ftj.name)
@@ -41,12 +44,12 @@ def prepare(draft: Draft) -> Outcome:
         return Stop
     pods.report_health(draft, pods.alive(mine), name, wanted=1)
     _note_retry(draft, mine)
-    running = "Spark is at work" if pods.ready(mine) else "the prep pod is starting"
+    running = "Spark is running" if pods.ready(mine) else "the prep pod is starting"
     draft.set(
         ConditionType.PREPARED,
         False,
         ConditionReason.PREPARING,
-        f"{running}; kubectl logs job/{name} shows how far it is",
+        f"{running}; kubectl logs job/{name} shows its progress",
     )
     draft.requeue_after(draft.settings.poll_seconds)
     return Stop
@@ -73,7 +76,7 @@ def _finish(draft: Draft, child: Json, mine: list[Json]) -> Outcome:
         draft.fail(ConditionReason.PREPARATION_FAILED, message)
         return Stop
     if not results:
-        # The pod is gone and its result with it. Running it again finds the version it wrote and writes nothing.
+        # The pod no longer exists, nor does its result. A second run finds the version and writes nothing.
         draft.remove(child)
         draft.set(
             ConditionType.PREPARED,

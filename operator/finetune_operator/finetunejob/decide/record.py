@@ -1,7 +1,7 @@
-"""The uids of the current Jobs: they tell whose the pods are that outlive their Job.
+"""The uids of the current Jobs, which identify pods that outlive their Job.
 
-A person may delete a Job and leave its pods to the garbage collector, and a lost node keeps its pods. An operator that
-starts afterwards learns from the status alone that these pods still write to the job's folders.
+A user may delete a Job and leave its pods to the garbage collector, and a lost node keeps its pods. An operator that starts
+afterwards learns only from the status that these pods still write to the job's folders.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from finetune_operator.policy.outcome import Continue, Outcome
 def record(draft: Draft) -> Outcome:
     """Record the Job of the preparation and that of the current attempt; one that does not exist stays recorded.
 
-    NB: a Job is created only when no pod of the one before is left, so one uid of each kind suffices.
+    NB: a Job is created only after all pods of the previous one have ended, so one uid of each kind suffices.
     """
     jobs, name = draft.observed.jobs, draft.ftj.name
     current = {"prep": names.prep_name(name), "train": names.train_name(name, draft.status.attempt or 1)}

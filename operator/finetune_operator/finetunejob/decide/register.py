@@ -1,6 +1,6 @@
-"""Registration: the trainer makes the version, the operator alone writes its aliases.
+"""Registration: the trainer creates the version, and only the operator writes its aliases.
 
-A ModelPromotion writes the aliases that it keeps: two writers would overwrite each other's moves.
+Aliases that a ModelPromotion manages are left to it: two writers would overwrite each other's moves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The environment of the pods: torchrun's rendezvous, and what scripts of one's own expect to find."""
+"""The environment of the pods: torchrun's rendezvous, and the variables that users' scripts read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`spec.suspend`: stop the pods, keep the checkpoint, go on from it later with a new attempt."""
+"""`spec.suspend`: stop the pods, keep the checkpoint, and resume from it with a new attempt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import Nodes
 from finetune_operator import names
-from finetune_operator.finetunejob.children import is_leaving, job_ended
+from finetune_operator.finetunejob.children import is_being_deleted, job_ended
 from finetune_operator.finetunejob.decide import pods
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
@@ -24,14 +24,18 @@ def suspend(draft: Draft) -> Outcome:
 
 
 def _stop(draft: Draft) -> None:
-    # A Job that ended by itself stays: its result is read when the job goes on.
+    # A Job that ended by itself is kept: its result is read when the job is resumed.
     draft.stop_children()
     alive = pods.alive(draft.observed.pods)
     if draft.status.nodes:
         draft.update(nodes=Nodes(desired=0, ready=0, summary="0/0"))
     if not draft.status.suspended_at:
         draft.update(suspended_at=draft.now)
-    message = f"waiting for {pods.listed(alive)} to stop" if alive else "no pod runs; suspend: false goes on"
+    message = (
+        f"waiting for {pods.listed(alive)} to stop"
+        if alive
+        else "no pod runs; set suspend to false to resume"
+    )
     draft.set(ConditionType.SUSPENDED, True, ConditionReason.SUSPENDED, message)
     if draft.condition(ConditionType.PODS_HEALTHY):
         draft.set(
@@ -44,18 +48,18 @@ def _stop(draft: Draft) -> None:
 
 def _resume(draft: Draft, since: datetime) -> None:
     if draft.status.start_time:
-        # What passed before the start does not count against the deadline anyway.
+        # The time before the start does not count towards the deadline.
         so_far = draft.status.suspended_seconds or 0
         draft.update(suspended_seconds=so_far + int((draft.now - since).total_seconds()))
-    # Who resumes a job wants it to start: no restart before it puts that off.
+    # A resumed job starts at once, without the delay of an earlier preemption.
     draft.update(suspended_at=None, restart_at=None, idle_restarts=None)
     if draft.condition(ConditionType.PODS_HEALTHY):
-        draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is held up")
+        draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is blocked")
     attempt = draft.status.attempt
     if attempt and not draft.holds(ConditionType.TRAINED):
         child = draft.observed.jobs.get(names.train_name(draft.ftj.name, attempt))
-        if child is None or is_leaving(child) or not job_ended(child):
+        if child is None or is_being_deleted(child) or not job_ended(child):
             draft.update(attempt=attempt + 1)
     draft.set(
-        ConditionType.SUSPENDED, False, ConditionReason.RESUMED, "the job goes on from its newest checkpoint"
+        ConditionType.SUSPENDED, False, ConditionReason.RESUMED, "the job resumes from its newest checkpoint"
     )

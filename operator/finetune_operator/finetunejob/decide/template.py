@@ -1,4 +1,4 @@
-"""Pod templates: defaults, under what people put into podTemplate, under what the operator must own."""
+"""Pod templates: defaults, overridden by the user's podTemplate, overridden by the fields that the operator owns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from finetune_crds.env import EnvFromSource, EnvVar, LocalReference
 from finetune_operator import names
 from finetune_operator.finetunejob.model import FineTuneJob
 
-# Lists of a PodSpec whose items are told apart by a key (Kubernetes API reference, patchMergeKey).
+# Lists of a PodSpec whose items are identified by a key (Kubernetes API reference, patchMergeKey).
 _KEYS = {
     "containers": "name",
     "initContainers": "name",
@@ -20,9 +20,9 @@ _KEYS = {
     "volumeMounts": "mountPath",
     "imagePullSecrets": "name",
 }
-# Of these the items merge in turn. The others are replaced: a volume has one source, a variable one origin.
+# Lists whose items are merged. Items of the others are replaced: a volume has one source, a variable one origin.
 _DEEP = {"containers", "initContainers"}
-# Lists whose items stand beside each other.
+# Lists that are concatenated.
 _JOINED = {"envFrom"}
 _USER = 65532
 _GRACE_SECONDS = 120
@@ -32,8 +32,8 @@ _TMP = "/tmp"  # noqa: S108
 def merge(below: Any, above: Any, key: str = "") -> Any:
     """`above` over `below`: maps merge, keyed lists merge by their key, anything else is replaced.
 
-    People write `above`, and the API server has not looked into it: null counts as absent, and what does not
-    fit is left for the API server to refuse.
+    Users write `above`, and the API server has not validated it: null counts as absent, and what does not fit is left
+    for the API server to reject.
     """
     if above is None:
         return below
@@ -60,7 +60,7 @@ def _merge_keyed(below: list[Any], above: list[Any], key: str, *, deep: bool) ->
 
 
 def _identity(item: Any, key: str, position: int) -> str | int:
-    """What tells an item apart; its position when it lacks the key."""
+    """The key of an item, or its position when it has none."""
     found = item.get(key) if isinstance(item, dict) else None
     return found if isinstance(found, str) else position
 
@@ -124,7 +124,7 @@ def pod_template(
     Args:
         container: name of its main container.
         own_image: whether the image is one of the product's: its root filesystem can be read-only.
-        env: what people set; `contract_env` comes after it and wins.
+        env: the user's variables; `contract_env` takes precedence.
         secret: Secret whose keys also become environment.
         config_map: the ConfigMap with the recipe.
         subdomain: headless Service that names the pods.

@@ -1,4 +1,4 @@
-"""The MLflow run: made once for a job, found again by the job's uid, read for progress."""
+"""The MLflow run: created once for a job, found by the job's uid, and read for progress."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def tracking_uri(draft: Draft) -> str:
 
 
 def track(draft: Draft) -> Outcome:
-    """Have a run made when there is none, and carry what it says into the status.
+    """Create the run if it does not exist, and copy its metrics into the status.
 
-    MLflow being away never ends the pass: what needs no run goes on, and what runs goes on.
+    Never ends the pass: while MLflow is unreachable, whatever needs no run continues, and so does training.
     """
     if not tracking_uri(draft):
         draft.set(
             ConditionType.TRACKED,
             False,
             ConditionReason.MLFLOW_NOT_CONFIGURED,
-            "no MLflow server is set: progress and the model are in the pods' logs alone",
+            "no MLflow server is set: progress and the model are only in the pods' logs",
         )
         return Continue
     draft.requeue_after(draft.settings.poll_seconds)
@@ -80,7 +80,7 @@ def _copy(draft: Draft, run: Run) -> None:
 
 
 def note_goodput(draft: Draft, share: float | None) -> None:
-    """Share of the training time that counted, where it is known."""
+    """Record the share of the training time that was productive, if it is known."""
     known = rounded(share, 4)
     if known is not None:
         draft.update(goodput=min(max(known, 0.0), 1.0))
@@ -122,10 +122,10 @@ def _copy_evaluation(draft: Draft, run: Run) -> None:
 
 # NB: a diverged run has NaN and infinite metrics, which JSON, and so the status, cannot hold.
 def rounded(value: float | None, digits: int) -> float | None:
-    """The number as the status holds it; None when it is none."""
+    """The number for the status; None when it is not finite."""
     return round(value, digits) if value is not None and math.isfinite(value) else None
 
 
 def integer(value: float | None) -> int | None:
-    """The count as the status holds it; None when it is none."""
+    """The count for the status; None when it is not finite."""
     return max(int(value), 0) if value is not None and math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Training: one Indexed Job an attempt; if any rank fails the whole gang goes and the next attempt resumes."""
+"""Training: one Indexed Job for each attempt. If a rank fails, the whole gang ends and the next attempt resumes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from finetune_operator.finetunejob.decide import backoff, checkpoint, gang, pods
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
-# Attempts before the present one whose Jobs, and so their pods' logs, stay.
+# The number of earlier attempts whose Jobs, and with them the pods' logs, are kept.
 _KEPT_ATTEMPTS = 3
 
 
@@ -22,7 +22,7 @@ def train(draft: Draft) -> Outcome:
         return Continue
     if not track.may_train(draft):
         tracked = draft.condition(ConditionType.TRACKED)
-        why = tracked.message if tracked and tracked.status == "False" else "the MLflow run is being made"
+        why = tracked.message if tracked and tracked.status == "False" else "the MLflow run is being created"
         draft.set(ConditionType.TRAINED, False, ConditionReason.STARTING, f"training waits for MLflow: {why}")
         return Stop
     number = draft.status.attempt or 1
@@ -48,18 +48,18 @@ def train(draft: Draft) -> Outcome:
 
 
 def _start(draft: Draft, number: int, found: Sorted) -> None:
-    """Make the children of an attempt, once the pods of the one before are gone."""
+    """Create the children of an attempt, after the pods of the previous one have stopped."""
     if not backoff.may_start(draft):
         return
     _note_start(draft, number)
     for ghost in found.ghosts:
         draft.remove(ghost)
     if found.ghosts or found.ghost_pods:
-        message = f"attempt {number} starts when {pods.listed_ghosts(found)} of the one before has stopped"
+        message = f"attempt {number} starts when {pods.listed_ghosts(found)} of the previous one has stopped"
         draft.set(ConditionType.TRAINED, False, ConditionReason.RESTARTING, message)
         draft.requeue_after(draft.settings.poll_seconds)
         return
-    _clear_away(draft, number, found)
+    _delete_old_jobs(draft, number, found)
     draft.apply += [gang.service(draft), gang.recipe(draft), gang.job(draft, number)]
     nodes = draft.spec.distributed.nodes
     draft.update(nodes=Nodes(desired=nodes, ready=0, summary=f"0/{nodes}"))
@@ -73,8 +73,8 @@ def _note_start(draft: Draft, number: int) -> None:
     draft.update(attempt=number, restarts=draft.status.restarts or 0)
 
 
-def _clear_away(draft: Draft, number: int, found: Sorted) -> None:
-    """Delete the Jobs of attempts long past: preemptions are not limited in number."""
+def _delete_old_jobs(draft: Draft, number: int, found: Sorted) -> None:
+    """Delete the Jobs of older attempts, since preemptions are not limited in number."""
     kept = {names.train_name(draft.ftj.name, number - back) for back in range(_KEPT_ATTEMPTS + 1)}
     for child in found.ended:
         if child["metadata"]["name"] not in kept:
@@ -88,11 +88,11 @@ def _follow(draft: Draft, number: int, child: Json, mine: list[Json]) -> None:
     ready = draft.status.nodes.ready if draft.status.nodes else 0
     if ready == nodes:
         reason = ConditionReason.TRAINING
-        message = f"attempt {number} runs on {nodes} pods; kubectl logs job/{name} shows how far it is"
+        message = f"attempt {number} runs on {nodes} pods; kubectl logs job/{name} shows its progress"
     else:
         reason, message = ConditionReason.STARTING, f"attempt {number}: {ready} of {nodes} pods are ready"
     if job_condition(child, "FailureTarget") and alive:
-        # NB: a node that is lost keeps its pods, and so the attempt, from ending.
+        # NB: the pods of a lost node do not end, and neither does the attempt.
         message = f"attempt {number} has failed and ends when {pods.listed(alive)} has stopped"
     draft.set(ConditionType.TRAINED, False, reason, message)
     draft.requeue_after(draft.settings.poll_seconds)
@@ -124,9 +124,9 @@ def _finish(draft: Draft, mine: list[Json]) -> None:
             draft.update(model=before.model_copy(update=finite))
         track.note_goodput(draft, result.goodput)
         _complete_progress(draft, result.step)
-    draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "every pod ran to its end")
+    draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "every pod completed")
     draft.set(
-        ConditionType.TRAINED, True, ConditionReason.TRAINED, f"attempt {draft.status.attempt} ran to its end"
+        ConditionType.TRAINED, True, ConditionReason.TRAINED, f"attempt {draft.status.attempt} completed"
     )
 
 

@@ -12,7 +12,7 @@ from finetune_operator.text import stamp
 
 
 def await_approval(draft: Draft) -> Outcome:
-    """End the pass until a person has approved the candidate, where that is asked for."""
+    """End the pass until the candidate is approved, if the spec requires an approval."""
     wanted = draft.spec.approval
     version = draft.status.candidate or ""
     _start_soak(draft, version)
@@ -20,16 +20,16 @@ def await_approval(draft: Draft) -> Outcome:
         draft.update(approval=None)
         draft.unset(ConditionType.APPROVED)
         return Continue
-    stands = _approval(draft, version)
+    state = _approval(draft, version)
     if wanted.version == version:
-        return _approve(draft, stands)
-    draft.update(approval=stands.model_copy(update={"approved_at": None}))
-    if _is_late(stands, draft.now):
-        return _time_out(draft, stands)
-    if stands.expires_at:
-        draft.requeue_after((stands.expires_at - draft.now).total_seconds())
+        return _approve(draft, state)
+    draft.update(approval=state.model_copy(update={"approved_at": None}))
+    if _is_late(state, draft.now):
+        return _time_out(draft, state)
+    if state.expires_at:
+        draft.requeue_after((state.expires_at - draft.now).total_seconds())
     other = f"; approval.version {wanted.version} is not it" if wanted.version else ""
-    until = f", until {stamp(stands.expires_at)}" if stands.expires_at else ""
+    until = f", until {stamp(state.expires_at)}" if state.expires_at else ""
     message = (
         f"version {version} passed its gates and waits for approval{until}: set spec.approval.version to "
         f"{version}{other}"
@@ -48,28 +48,28 @@ def _approval(draft: Draft, version: str) -> ApprovalStatus:
     return known.model_copy(update={"expires_at": expires})
 
 
-def _is_late(stands: ApprovalStatus, now: datetime) -> bool:
-    return stands.expires_at is not None and now >= stands.expires_at
+def _is_late(state: ApprovalStatus, now: datetime) -> bool:
+    return state.expires_at is not None and now >= state.expires_at
 
 
-def _approve(draft: Draft, stands: ApprovalStatus) -> Outcome:
-    # NB: the operator may have been away when it was given.
+def _approve(draft: Draft, state: ApprovalStatus) -> Outcome:
+    # NB: the operator may have been down when the approval was given.
     given = min(draft.promotion.edited or draft.now, draft.now)
-    if stands.approved_at is None and _is_late(stands, given):
-        draft.update(approval=stands)
-        return _time_out(draft, stands)
-    draft.update(approval=stands.model_copy(update={"approved_at": stands.approved_at or draft.now}))
+    if state.approved_at is None and _is_late(state, given):
+        draft.update(approval=state)
+        return _time_out(draft, state)
+    draft.update(approval=state.model_copy(update={"approved_at": state.approved_at or draft.now}))
     by = draft.spec.approval.by if draft.spec.approval else None
     who = f" by {by}" if by else ""
     draft.set(
-        ConditionType.APPROVED, True, ConditionReason.APPROVED, f"version {stands.version} was approved{who}"
+        ConditionType.APPROVED, True, ConditionReason.APPROVED, f"version {state.version} was approved{who}"
     )
     return Continue
 
 
-def _time_out(draft: Draft, stands: ApprovalStatus) -> Outcome:
+def _time_out(draft: Draft, state: ApprovalStatus) -> Outcome:
     message = (
-        f"version {stands.version} was not approved before {stamp(stands.expires_at)}: give it more time with "
+        f"version {state.version} was not approved before {stamp(state.expires_at)}: give it more time with "
         "spec.approval.timeoutSeconds, or promote another version"
     )
     draft.set(ConditionType.APPROVED, False, ConditionReason.APPROVAL_TIMED_OUT, message)
@@ -79,8 +79,8 @@ def _time_out(draft: Draft, stands: ApprovalStatus) -> Outcome:
 
 def soak(draft: Draft) -> Outcome:
     """End the pass until the soak is over."""
-    stands = draft.status.soak
-    if stands is None:
+    state = draft.status.soak
+    if state is None:
         draft.unset(ConditionType.SOAKED)
         return Continue
     approval = draft.spec.approval
@@ -89,17 +89,17 @@ def soak(draft: Draft) -> Outcome:
             ConditionType.SOAKED,
             True,
             ConditionReason.SOAK_BYPASSED,
-            "the approval does without the rest of the soak",
+            "the approval skips the rest of the soak",
         )
         return Continue
-    left = (stands.until - draft.now).total_seconds()
+    left = (state.until - draft.now).total_seconds()
     if left > 0:
-        message = f"version {stands.version} passed its gates and soaks until {stamp(stands.until)}"
+        message = f"version {state.version} passed its gates and soaks until {stamp(state.until)}"
         draft.set(ConditionType.SOAKED, False, ConditionReason.SOAKING, message)
         draft.stop(ConditionReason.SOAKING, message)
         draft.requeue_after(left)
         return Stop
-    message = f"version {stands.version} soaked for {draft.spec.soak_seconds} s"
+    message = f"version {state.version} soaked for {draft.spec.soak_seconds} s"
     draft.set(ConditionType.SOAKED, True, ConditionReason.SOAKED, message)
     return Continue
 

@@ -1,4 +1,4 @@
-"""The canary: a new version gets its traffic in steps, which go forward on their own while its gates let them."""
+"""The canary: the traffic of a new version grows in steps, which are taken automatically while its gates pass."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from finetune_operator.text import stamp
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What the gates of the canary say; both empty when they let it go forward."""
+    """The verdicts of the canary's gates; both empty when all passed."""
 
     failed: str = ""
     unclear: str = ""
 
 
 def step(number: int | None) -> dict[str, Any]:
-    """Fields of the status for a step that is taken; its time begins once it is in force. None: none is."""
+    """Fields of status.serving for a step, whose time starts when it is in force; None for no step."""
     return {"step": number, "step_since": None, "next_step_at": None}
 
 
@@ -41,7 +41,7 @@ def main_version(routes: Sequence[Route]) -> str | None:
 
 
 def routes(draft: Draft, version: str) -> list[Route] | None:
-    """Who gets what in the step that is under way; None when there is none, or the spec has it no more."""
+    """The routes of the current step; None when there is no step, or no longer in the spec."""
     known, canary = known_of(draft), _canary(draft)
     base = main_version(known.saved or [])
     if canary is None or base is None or not known.step:
@@ -49,7 +49,7 @@ def routes(draft: Draft, version: str) -> list[Route] | None:
         return None
     last = len(canary.steps)
     if known.step > last:
-        # Removing steps must slow the new version down, not give it all traffic.
+        # Removing steps from the spec must not give all traffic to the new version.
         draft.update(serving=known.model_copy(update=step(last)))
     percent = canary.steps[min(known.step, last) - 1].percent
     draft.update(serving=known_of(draft).model_copy(update={"steps": last}))
@@ -57,7 +57,7 @@ def routes(draft: Draft, version: str) -> list[Route] | None:
 
 
 def judge_step(draft: Draft, version: str) -> Verdicts:
-    """What the gates say of the version now; nothing unless a step is under way."""
+    """The gates' verdicts on the version; empty when there is no step."""
     canary = _canary(draft)
     if canary is None or not known_of(draft).step or not canary.gates:
         return Verdicts()
@@ -65,16 +65,16 @@ def judge_step(draft: Draft, version: str) -> Verdicts:
     if candidate is None:
         return Verdicts(unclear=f"the registry has no version {version}")
     holder = draft.observed.versions.get(main_version(known_of(draft).saved or []) or "")
-    said = gates.judge(canary.gates, candidate, holder, which="which has the rest of the traffic")
+    judged = gates.judge(canary.gates, candidate, holder, which="which has the rest of the traffic")
 
     def listed(verdict: str) -> str:
-        return "; ".join(f"{item.name}: {item.message}" for item in said if item.verdict == verdict)
+        return "; ".join(f"{item.name}: {item.message}" for item in judged if item.verdict == verdict)
 
     return Verdicts(failed=listed("Failed"), unclear=listed("Inconclusive"))
 
 
-def go_forward(draft: Draft, verdicts: Verdicts) -> bool:
-    """With a step in force: start its time, wait for its end, or take the next one; whether it was taken."""
+def take_next_step(draft: Draft, verdicts: Verdicts) -> bool:
+    """Take the next step if the time of the step in force is over and its gates passed. Returns whether it was taken."""
     known, canary = known_of(draft), _canary(draft)
     if canary is None or not known.step:
         return False
@@ -85,24 +85,24 @@ def go_forward(draft: Draft, verdicts: Verdicts) -> bool:
         draft.update(serving=known.model_copy(update=step(None if last else known.step + 1)))
         return True
     draft.update(serving=known.model_copy(update={"step_since": since, "next_step_at": stamp(due)}))
-    said = so_far(draft)
+    current = step_in_words(draft)
     if verdicts.unclear:
-        message = f"{said}; no further step until it can be judged: {verdicts.unclear}"
+        message = f"{current}; no further step until it can be judged: {verdicts.unclear}"
         draft.set(ConditionType.SERVED, False, ConditionReason.CANARY_INCONCLUSIVE, message)
     else:
         draft.set(
             ConditionType.SERVED,
             False,
             ConditionReason.CANARY,
-            f"{said}; the next one is due at {stamp(due)}",
+            f"{current}; the next one is due at {stamp(due)}",
         )
     left, often = (due - draft.now).total_seconds(), draft.settings.poll_seconds
     draft.requeue_after(min(often, left) if left > 0 else often)
     return False
 
 
-def so_far(draft: Draft) -> str | None:
-    """Who gets what in the step that is under way, in words; None when there is none."""
+def step_in_words(draft: Draft) -> str | None:
+    """The share of traffic of the current step, as text; None when there is no step."""
     known, canary = known_of(draft), _canary(draft)
     if canary is None or not known.step or known.step > len(canary.steps):
         return None
@@ -116,5 +116,5 @@ def _canary(draft: Draft) -> Canary | None:
 
 
 def known_of(draft: Draft) -> ServingStatus:
-    """What the status says of the endpoint."""
+    """status.serving, empty when it is not set."""
     return draft.status.serving or ServingStatus()

@@ -25,7 +25,7 @@ def cut(message: str) -> str:
 
 @dataclass
 class Draft(StatusBuilder[ModelPromotionStatus]):
-    """One pass over one promotion. `status` starts as it is and becomes what it is to be."""
+    """One pass over one promotion. `status` starts as the current status and becomes the new one."""
 
     promotion: Promotion
     observed: Observed
@@ -60,7 +60,7 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
 
     @property
     def lost(self) -> str | None:
-        """The version whose deletion took the alias away, until the alias is somewhere again."""
+        """The version whose deletion removed the alias, until the alias is set again."""
         since = self.status.watched_since
         last = next(
             (move for move in self.status.history if (move.reason, move.to_version) != ("Repaired", None)),
@@ -71,7 +71,7 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
         return last.from_version
 
     def stop(self, reason: ConditionReason, message: str) -> None:
-        """The alias is not where it should be, for this reason."""
+        """Report why the alias is not at its target."""
         self.set(ConditionType.PROMOTED, False, reason, message)
 
     def withdraw(self, back: str | None, message: str) -> None:
@@ -97,12 +97,12 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
         return MoveAlias(self.holder, to, source, tags or {}, created=model.created if model else None)
 
     def watch_from_now(self) -> None:
-        """What the alias points at now is where things start."""
+        """Take the version that the alias points at now as the start."""
         self.update(promoted=self.holder, watched_since=self.now)
         self.unset(ConditionType.DRIFTED)
 
     def unset(self, *kinds: ConditionType) -> None:
-        """Take conditions away that say nothing any more."""
+        """Remove conditions that no longer apply."""
         self.update(conditions=[item for item in self.status.conditions if item.type not in kinds])
 
     def conclude(self) -> PromotionDecision:

@@ -1,4 +1,4 @@
-"""Drift: somebody else moved or removed the alias."""
+"""Drift: another client of the registry moved or removed the alias."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SOMEBODY = "somebody else, in the registry"
 
 
 def notice(draft: Draft) -> Outcome:
-    """Compare the alias with where it should be, and repair, warn or adopt. Stop unless it is in place or adopted."""
+    """Compare the alias with its target, and repair, warn or adopt. Stops unless it is in place or adopted."""
     promoted = draft.status.promoted
     if promoted and draft.observed.lacks(promoted):
         _lose(draft, promoted)
@@ -24,30 +24,30 @@ def notice(draft: Draft) -> Outcome:
     if abandoned is not None and arrived_late(draft):
         if draft.status.promoted is not None:
             return _repair(draft, f"a move to version {draft.holder} that was given up came late")
-        # The version met every requirement when the move was recorded, and there is none to move the alias back to.
+        # The version met every requirement when the move was recorded, and there is no version to move back to.
         complete(draft, abandoned)
         draft.update(abandoned=None)
         draft.unset(ConditionType.DRIFTED)
         return Continue
     if draft.spec.on_drift == "Warn":
         return _warn(draft)
-    if (draft.spec.on_drift == "Adopt" and draft.spec.rollback_to is None) or _is_way_out(draft):
+    if (draft.spec.on_drift == "Adopt" and draft.spec.rollback_to is None) or _replaces_lost_version(draft):
         return _adopt(draft)
     what = _what(draft)[1]
     return _leave(draft, what) if draft.status.promoted is None else _repair(draft, what)
 
 
-def _is_way_out(draft: Draft) -> bool:
-    """Whether a hand chose a version that rightly had the alias before, when the one that had it was deleted."""
+def _replaces_lost_version(draft: Draft) -> bool:
+    """Whether, after the promoted version was deleted, the alias was set to a version that had it before."""
     history = draft.status.history
     had = {move.to_version for move in history if move.reason != "Overtaken"}
-    # What the alias was found at, and moved on from, had it by right too.
+    # A version that the alias was found at, and moved away from, had it too.
     had |= {move.from_version for move in history if move.reason in ("Promoted", "Reverted", "Adopted")}
     return draft.lost is not None and draft.holder is not None and draft.holder in had
 
 
 def _lose(draft: Draft, version: str) -> None:
-    """The version that had the alias was deleted, and the alias with it: there is nothing to go back to."""
+    """Record that the promoted version was deleted, and the alias with it: there is no version to move back to."""
     message = f"version {version} was deleted, and with it alias {draft.spec.alias}"
     lost = Move(from_version=version, reason="VersionDeleted", message=message, by=SOMEBODY, at=draft.now)
     record(draft, lost)
@@ -67,7 +67,7 @@ def _what(draft: Draft) -> tuple[ConditionReason, str]:
 
 
 def _leave(draft: Draft, what: str) -> Outcome:
-    """With no version to move the alias back to, leave it and say so: a repair never removes an alias."""
+    """Without a version to move the alias back to, only report the drift: a repair never removes an alias."""
     message = (
         f"{what}, and there is no version to move it back to: set spec.rollbackTo to {draft.holder}, or spec.onDrift to "
         "Adopt, to keep it there, or remove the alias"
@@ -90,7 +90,7 @@ def _warn(draft: Draft) -> Outcome:
 
 
 def _adopt(draft: Draft) -> Outcome:
-    """Keep the alias where it is. The present candidate is withheld: it would move the alias straight back."""
+    """Keep the alias where it is. The current candidate is withheld, since it would move the alias back at once."""
     _, what = _what(draft)
     spec, status, holder = draft.spec, draft.status, draft.holder
     message = f"{what}, and spec.onDrift is Adopt"
@@ -130,5 +130,5 @@ def _repair(draft: Draft, what: str) -> Outcome:
 
 
 def names_of(draft: Draft) -> str:
-    """Who acts when no person asked for the move: the resource itself."""
+    """The actor of a move that no user requested: the promotion itself."""
     return f"ModelPromotion {draft.promotion.key}"

@@ -70,8 +70,8 @@ def _all(verdicts: Sequence[GateVerdict]) -> str:
 
 
 @dataclass(frozen=True)
-class _Beside:
-    """What a version is compared with; the arguments of `judge`."""
+class _Baseline:
+    """What a version is compared with; see the arguments of `judge`."""
 
     version: ModelVersion | None
     lost: str | None
@@ -86,24 +86,24 @@ def judge(
     lost: str | None = None,
     which: str = "which has the alias",
 ) -> list[GateVerdict]:
-    """What each gate says of a version.
+    """The verdict of each gate on a version.
 
     Args:
         holder: what it is compared with, such as the version that has the alias; None when there is none.
         lost: the version that had the alias until it was deleted, when there is no holder for that reason.
         which: what the holder is, for the messages.
     """
-    beside = _Beside(holder, lost, which)
-    return [_verdict(gate, candidate, beside) for gate in gates]
+    baseline = _Baseline(holder, lost, which)
+    return [_verdict(gate, candidate, baseline) for gate in gates]
 
 
-def _verdict(gate: Gate, candidate: ModelVersion, beside: _Beside) -> GateVerdict:
+def _verdict(gate: Gate, candidate: ModelVersion, baseline: _Baseline) -> GateVerdict:
     if gate.metric:
         return _metric(gate.name, gate.metric, candidate)
     if gate.tag:
         return _tag(gate.name, gate.tag, candidate)
     if gate.comparison:
-        return _comparison(gate.name, gate.comparison, candidate, beside)
+        return _comparison(gate.name, gate.comparison, candidate, baseline)
     raise ValueError(f"the gate {gate.name} is of a kind that cannot be judged")
 
 
@@ -139,20 +139,20 @@ def _tag(name: str, gate: TagGate, candidate: ModelVersion) -> GateVerdict:
     return GateVerdict(name=name, verdict="Failed", value=_cut(value), limit=limit, message=message)
 
 
-def _comparison(name: str, gate: ComparisonGate, candidate: ModelVersion, beside: _Beside) -> GateVerdict:
+def _comparison(name: str, gate: ComparisonGate, candidate: ModelVersion, baseline: _Baseline) -> GateVerdict:
     value = _number(candidate, gate.metric)
     if isinstance(value, str):
         return GateVerdict(name=name, verdict="Inconclusive", message=value)
     if not math.isfinite(value):
         message = f"{gate.metric} of version {candidate.version} is {show(value)}, which cannot be compared"
         return GateVerdict(name=name, verdict="Failed", value=show(value), message=message)
-    if beside.version is None:
-        return _alone(name, gate, value, beside)
-    other = _number(beside.version, gate.metric)
+    if baseline.version is None:
+        return _alone(name, gate, value, baseline)
+    other = _number(baseline.version, gate.metric)
     unclear = (
         other
         if isinstance(other, str)
-        else _incomparable(gate, candidate, beside.version, other, beside.which)
+        else _incomparable(gate, candidate, baseline.version, other, baseline.which)
     )
     if isinstance(other, str) or unclear:
         held = None if isinstance(other, str) else show(other)
@@ -164,7 +164,7 @@ def _comparison(name: str, gate: ComparisonGate, candidate: ModelVersion, beside
     met = (low is None or _at_most(low, value)) and (high is None or _at_most(value, high))
     verdict: Verdict = "Passed" if met else "Failed"
     message = (
-        f"{gate.metric} is {show(value)}, that of version {beside.version.version}, {beside.which}, is {show(other)}: "
+        f"{gate.metric} is {show(value)}, that of version {baseline.version.version}, {baseline.which}, is {show(other)}: "
         f"{'as' if met else 'but'} it must be {limit}"
     )
     return GateVerdict(
@@ -172,20 +172,20 @@ def _comparison(name: str, gate: ComparisonGate, candidate: ModelVersion, beside
     )
 
 
-def _alone(name: str, gate: ComparisonGate, value: float, beside: _Beside) -> GateVerdict:
-    """The verdict where there is nothing to compare with: a first version passes, one after a deleted one does not."""
-    if beside.lost is None:
+def _alone(name: str, gate: ComparisonGate, value: float, baseline: _Baseline) -> GateVerdict:
+    """The verdict without a baseline: a first version passes, one whose predecessor was deleted does not."""
+    if baseline.lost is None:
         message = f"{gate.metric} is {show(value)}, and the alias has no holder to compare with"
         return GateVerdict(name=name, verdict="Passed", value=show(value), message=message)
     message = (
-        f"{gate.metric} is {show(value)}, and version {beside.lost}, which had the alias, was deleted: set "
+        f"{gate.metric} is {show(value)}, and version {baseline.lost}, which had the alias, was deleted: set "
         "spec.rollbackTo to the version that is to have it now"
     )
     return GateVerdict(name=name, verdict="Inconclusive", value=show(value), message=message)
 
 
 def _bounds(gate: ComparisonGate, other: float) -> tuple[float | None, float | None]:
-    """The least and the greatest value that pass beside the holder's."""
+    """The lowest and the highest value that pass, given the holder's."""
     margin = _margin(gate.better_by, other) if gate.better_by else -_margin(gate.not_worse_than, other)
     return (None, other - margin) if gate.goal == "Minimize" else (other + margin, None)
 
@@ -218,28 +218,30 @@ def _margin(tolerance: Tolerance | None, other: float) -> float:
 
 
 def _at_most(low: float, high: float) -> bool:
-    # NB: 0.3 - 0.1 is a little less than 0.2; a tolerance of 0.1 must include that.
+    # NB: in floating point 0.3 - 0.1 is less than 0.2; a tolerance of 0.1 must include 0.2.
     return low <= high or math.isclose(low, high, rel_tol=_ROUNDING)
 
 
 def _number(version: ModelVersion, name: str) -> float | str:
-    """A number that is known of a version, or a sentence on why there is none.
+    """A number of a version, or a message that says why there is none.
 
-    NB: tags come first. They are about these very weights; a run's last metric may be of a later step.
+    NB: tags take precedence. They describe exactly these weights; a run's last metric may be from a later step.
     """
     text = version.tags.get(name)
     if text is None and name in version.metrics:
         return version.metrics[name]
     if text is None:
-        return f"version {version.version} has no {name}: neither itself a tag, nor its run a metric of this name"
+        return (
+            f"version {version.version} has no {name}: neither a tag of the version nor a metric of its run"
+        )
     try:
         return float(text)
     except ValueError:
-        return f"tag {name} of version {version.version} is {_cut(text)!r}, which is no number"
+        return f"tag {name} of version {version.version} is {_cut(text)!r}, which is not a number"
 
 
 def show(value: float | None) -> str:
-    """A number as people see it."""
+    """A number as messages and the status show it."""
     return f"{value:.6g}" if value is not None else ""
 
 

@@ -1,7 +1,7 @@
 """Whether the registry still holds the model and the versions that the status is about.
 
-A registry has no identity of its own. The same spec leads to another one when the chart's URI, the host in a Secret or
-the database behind an address changes; the versions of that one have the same numbers and never passed the gates.
+A registry has no identity of its own. The same spec points to another registry when the chart's URI, the host in a Secret or
+the database behind an address changes. Its versions have the same numbers, but did not pass the gates.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
 
 def recognize(draft: Draft) -> Outcome:
-    """End the pass where the registry holds another model, or another version of a known number.
+    """End the pass when the registry holds another model, or another version of a known number.
 
-    A person decides then: with `onDrift: Adopt`, a change of the spec that is made after the status says so starts anew,
-    as a new promotion does. An Adopt that was set before is about drift, and is no answer.
+    The user then decides: setting `onDrift: Adopt` after the status reports the difference starts over, as a new promotion
+    would. An Adopt that was set before is about drift, and does not count.
     """
     difference = find_difference(draft)
     if difference is None:
@@ -37,11 +37,11 @@ def recognize(draft: Draft) -> Outcome:
         return Continue
     adopts = draft.spec.on_drift == "Adopt"
     if adopts and not draft.spec.suspend and _is_answered(draft):
-        _start_anew(draft, difference)
+        _start_over(draft, difference)
         return Continue
     answer = "Warn and then to Adopt again" if adopts else "Adopt"
     message = (
-        f"{difference}: the spec leads to another registry, or to a restored database, and nothing is written; undo that, "
+        f"{difference}: the spec points to another registry, or to a restored database, and nothing is written; undo that, "
         f"or set spec.onDrift to {answer} to start from where the alias is now"
     )
     draft.set(ConditionType.REGISTRY_READY, False, ConditionReason.REGISTRY_CHANGED, message)
@@ -51,7 +51,7 @@ def recognize(draft: Draft) -> Outcome:
 
 
 def _is_answered(draft: Draft) -> bool:
-    """Whether the spec changed since the status says that the registry is another one."""
+    """Whether the spec changed after the status reported that the registry changed."""
     said = draft.condition(ConditionType.REGISTRY_READY)
     return (
         said is not None
@@ -61,9 +61,9 @@ def _is_answered(draft: Draft) -> bool:
 
 
 def find_difference(draft: Draft) -> str | None:
-    """What the registry holds in the place of what the status knows, in words; None where they are the same.
+    """How the model and the versions in the registry differ from those in the status, as text; None when they are the same.
 
-    What is not known of either, such as a model that does not exist, does not differ.
+    An unknown value, such as that of a model that does not exist, does not differ.
     """
     known, model = draft.status.registry, draft.observed.model
     if known is None or model is None:
@@ -86,7 +86,7 @@ def find_difference(draft: Draft) -> str | None:
 
 
 def remember(draft: Draft) -> None:
-    """Note what tells the model, and each version that the status names, from others."""
+    """Record the identity of the model, and of each version that the status names."""
     model = draft.observed.model
     if model is None or not draft.holds(ConditionType.REGISTRY_READY):
         return
@@ -108,7 +108,7 @@ def remember(draft: Draft) -> None:
 
 
 def named_versions(status: ModelPromotionStatus) -> set[str]:
-    """The versions that a status names, and that the alias may be moved to because of that."""
+    """The versions that a status names, to which the alias may therefore be moved."""
     return set(_named(status))
 
 
@@ -118,15 +118,15 @@ def _named(status: ModelPromotionStatus) -> Iterator[str]:
     named += [move.from_version, move.to_version] if move else []
     named += [withheld.version, withheld.back] if withheld else []
     named += [rollback.version] if rollback else []
-    # NB: a version that had the alias gets it again without approval and soak: see `promote.revert`.
+    # NB: a version that had the alias can get it back without approval and soak: see `promote.revert`.
     named += [version for move in status.history for version in (move.from_version, move.to_version)]
     yield from (version for version in named if version is not None)
 
 
-def _start_anew(draft: Draft, difference: str) -> None:
-    """Forget everything but what the first pass over a new promotion would know as well."""
+def _start_over(draft: Draft, difference: str) -> None:
+    """Reset the status to that of a new promotion."""
     kept = (ConditionType.ACCEPTED, ConditionType.REGISTRY_READY, ConditionType.SUSPENDED)
-    message = f"{difference}: spec.onDrift is Adopt, so things start anew from where the alias is"
+    message = f"{difference}: spec.onDrift is Adopt, so the promotion starts over from where the alias is"
     draft.status = ModelPromotionStatus(
         conditions=[item for item in draft.status.conditions if item.type in kept]
     )

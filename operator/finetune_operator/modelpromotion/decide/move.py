@@ -1,8 +1,8 @@
-"""The move of the alias: journalled in the status, made, and put into the history.
+"""The move of the alias: journalled in the status, executed, and recorded in the history.
 
-One pass writes the journal into the status and nothing else. The next one decides anew and, if it comes to the
-same, asks for the write; a later one finds the alias moved and writes the history. So whatever is cut short, the
-status knows the version before, and no write is made that was not journalled.
+The first pass only writes the journal into the status. The next pass decides again and, if the result is the same, requests
+the write; a later pass finds the alias moved and writes the history. So whichever pass is interrupted, the status holds the
+previous version, and every write was journalled before.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from finetune_operator.policy.outcome import Continue, Outcome, Stop
 from finetune_operator.text import stamp
 
 MAX_HISTORY = 20
-# The registry's own limits on a request are shorter.
+# Longer than the time limits of requests to the registry.
 _MAY_STILL_ARRIVE = timedelta(minutes=10)
 
 
 def finish_move(draft: Draft) -> Outcome:
-    """Take the journal out of the status; a move in it that was made goes into the history. Never ends the pass."""
+    """Remove the journal from the status, and record its move in the history if it was made. Never ends the pass."""
     move = draft.status.move
     if draft.observed.model is None:
-        # Nobody can tell whether the move was made.
+        # Whether the move was made is unknown.
         draft.update(current=None)
         return Continue
     draft.journal = move
@@ -35,19 +35,19 @@ def finish_move(draft: Draft) -> Outcome:
         if draft.holder == move.to_version:
             complete(draft, move)
         else:
-            # NB: the move was made and then overwritten, or never made. Both look alike, so it is recorded.
+            # NB: the move was overwritten after it was made, or was never made. These look the same, so it is recorded.
             overtaken = cut(f"{move.message}; somebody else moved the alias to {draft.holder} since")
             record(draft, move.model_copy(update={"message": overtaken, "reason": "Overtaken"}))
     return Continue
 
 
 def complete(draft: Draft, move: Move) -> None:
-    """Put a move that was made into the history, and note where the alias is now."""
+    """Record a move that was made in the history, and where the alias is now."""
     known = draft.status.previous
     previous = {
         "Promoted": move.from_version,
         "Reverted": move.from_version,
-        # A rollback asks nobody, so the version before may be one that a hand had set.
+        # A rollback overrides drift, so `from_version` may be one that another client had set.
         "RolledBack": draft.status.promoted,
         "Adopted": move.from_version,
         "Repaired": known,
@@ -61,24 +61,24 @@ def complete(draft: Draft, move: Move) -> None:
 
 
 def _before(history: list[Move], version: str | None) -> str | None:
-    """The version that had the alias before this one came to have it; none that had to leave since."""
-    fled = {item.from_version for item in history if item.reason in ("Withdrawn", "RolledBack")}
-    came = ("Promoted", "Reverted", "Adopted")
-    found = (item.from_version for item in history if item.to_version == version and item.reason in came)
-    return next((before for before in found if before not in fled), None)
+    """The version that had the alias before this one got it, unless it was withdrawn or rolled back since."""
+    failed = {item.from_version for item in history if item.reason in ("Withdrawn", "RolledBack")}
+    gained = ("Promoted", "Reverted", "Adopted")
+    found = (item.from_version for item in history if item.to_version == version and item.reason in gained)
+    return next((before for before in found if before not in failed), None)
 
 
 def give_up(draft: Draft) -> None:
-    """Remember a journalled move that is wanted no more.
+    """Record a journalled move that is no longer wanted.
 
-    NB: its write may have been made without an answer, and may still arrive.
+    NB: its write may have been sent without a response, and may still take effect.
     """
     if draft.journal is not None and draft.status.move != draft.journal:
         draft.update(abandoned=draft.journal.model_copy(update={"at": draft.now}))
 
 
 def arrived_late(draft: Draft) -> bool:
-    """Whether the alias is where a move took it that was given up."""
+    """Whether the alias is where an abandoned move was to take it."""
     move = draft.status.abandoned
     ends = (draft.status.promoted, draft.holder)
     return (
@@ -89,7 +89,7 @@ def arrived_late(draft: Draft) -> bool:
 
 
 def record(draft: Draft, move: Move) -> None:
-    """Put a move into the history, newest first."""
+    """Add a move to the history, newest first."""
     draft.update(history=[move, *draft.status.history][:MAX_HISTORY])
 
 
@@ -122,7 +122,7 @@ def begin(
         draft.requeue_after(0)
         return Stop
     draft.update(move=before)
-    # NB: what the version came from is read again just before the write; a rollback comes from nowhere.
+    # NB: the source alias is compared again just before the write; only a promotion has one.
     source = draft.spec.source.alias if reason == "Promoted" else None
     tags = {} if reason == "Repaired" else {**draft.spec.tags, **_tags(draft, before)}
     announce(draft, f"moving {draft.spec.alias}: {message}")
@@ -131,9 +131,9 @@ def begin(
 
 
 def announce(draft: Draft, message: str) -> None:
-    """Say that the alias is being moved, unless it is said that it could not be: that stands until it could.
+    """Report that the alias is being moved, unless a failed move is reported: that stays until the move succeeds.
 
-    NB: two sentences in turns would be a write each, for as long as it cannot be moved.
+    NB: alternating between two messages would write the status in every pass.
     """
     found = draft.condition(ConditionType.PROMOTED)
     if found is None or found.reason not in (ConditionReason.MOVE_DELAYED, ConditionReason.MOVE_REFUSED):

@@ -9,39 +9,39 @@ from finetune_operator.modelpromotion.decide import canary
 from finetune_operator.modelpromotion.decide.draft import Draft
 
 _AT_ONCE = ("RolledBack", "Withdrawn", "Repaired")
-_GIVEN_BACK = ("Withdrawn", "Repaired", "Overtaken")
+_RETURNED = ("Withdrawn", "Repaired", "Overtaken")
 
 
 def is_at_once(draft: Draft, version: str) -> bool:
     """Whether the version skips the canary: it was served before, and the version served now must be replaced."""
     last = next(iter(draft.status.history), None)
-    given = last is not None and last.to_version == version and last.reason in _AT_ONCE
-    return given or left_a_bad_one(draft, version)
+    returned = last is not None and last.to_version == version and last.reason in _AT_ONCE
+    return returned or replaces_bad_version(draft, version)
 
 
-def left_a_bad_one(draft: Draft, version: str) -> bool:
-    """Whether the version has the alias because the one after it was bad: by spec.rollbackTo, or a git revert."""
+def replaces_bad_version(draft: Draft, version: str) -> bool:
+    """Whether the version got the alias back because its successor was bad: by spec.rollbackTo, or a git revert."""
     if draft.spec.rollback_to is not None:
         return True
     history = draft.status.history
-    # A move that only gives the alias back to a version does not change why it had it.
-    came = (move for move in history if move.to_version == version and move.reason not in _GIVEN_BACK)
-    last = next(came, None)
+    # A move that only returns the alias to a version does not change why the version had it.
+    gained = (move for move in history if move.to_version == version and move.reason not in _RETURNED)
+    last = next(gained, None)
     if last is None or last.reason != "Reverted":
         return last is not None and last.reason == "RolledBack"
-    # NB: the revert of a revert goes forward again, to a version that may never have come to the end of its canary.
+    # NB: the revert of a revert moves forward again, to a version that may never have completed its canary.
     both = (version, last.from_version)
     promoted = (move.to_version for move in history if move.reason == "Promoted" and move.to_version in both)
     return next(promoted, None) != version
 
 
-def heir(draft: Draft, version: str, saved: Sequence[Route]) -> str | None:
-    """The version that gets the alias of one that failed: the one that the endpoint goes back to, if it ever had it.
+def fallback(draft: Draft, version: str, saved: Sequence[Route]) -> str | None:
+    """The version that gets the alias after a failure: the one that the endpoint goes back to, if it ever had the alias.
 
     NB: not simply the previous version, which may have been overtaken during its canary.
     """
     main, previous = canary.main_version(saved), draft.status.previous
-    # A change of something else, such as the machine size, is not the fault of the version.
+    # The version is not to blame for another change, such as one of the machine size.
     if main in (None, version) or draft.spec.rollback_to is not None:
         return None
     found = main if _had_alias(draft, main) else previous
@@ -49,18 +49,18 @@ def heir(draft: Draft, version: str, saved: Sequence[Route]) -> str | None:
 
 
 def was_first(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
-    """Whether this promotion set an alias that nobody had before, to a version that fails while another is served."""
+    """Whether this promotion created the alias, for a version that fails while another one is served."""
     if canary.main_version(saved) in (None, version) or draft.spec.rollback_to is not None:
         return False
-    came = (move for move in draft.status.history if move.reason not in ("Repaired", "Overtaken"))
-    last = next(came, None)
+    moves = (move for move in draft.status.history if move.reason not in ("Repaired", "Overtaken"))
+    last = next(moves, None)
     if last is None or last.reason not in ("Promoted", "Reverted") or draft.status.previous is not None:
         return False
     return last.to_version == version and last.from_version is None
 
 
 def _had_alias(draft: Draft, version: str | None) -> bool:
-    """Whether the version had the alias by right, and did not lose it by failing."""
+    """Whether the version had the alias, other than by drift, and did not lose it through a failure."""
     for move in draft.status.history:
         if move.reason not in ("Repaired", "Overtaken"):
             if version == move.to_version:

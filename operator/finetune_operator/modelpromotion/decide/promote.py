@@ -12,7 +12,7 @@ from finetune_operator.modelpromotion.decide.move import begin
 from finetune_operator.modelpromotion.decide.terms import gates_digest, terms_digest
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
-# A version that left the alias so is judged anew. NB: a deleted version may be another one when it is back.
+# A version that lost the alias for one of these reasons is judged again. NB: a deleted version may return as another one.
 _FORFEITS: tuple[MoveReason, ...] = ("Withdrawn", "RolledBack", "VersionDeleted")
 
 
@@ -39,7 +39,7 @@ def withdraw(draft: Draft) -> Outcome:
 
 
 def _is_over(draft: Draft, held: Withheld) -> bool:
-    """Whether the source names another version, or what a withdrawn one had to stand is no longer the same."""
+    """Whether the source names another version, or the gates or the serving of a withdrawn one changed."""
     another = draft.status.candidate not in (None, held.version) and draft.status.promoted != held.version
     return another or (held.reason == "Withdrawn" and held.digest != terms_digest(draft.spec))
 
@@ -53,7 +53,7 @@ def _take_back(draft: Draft, held: Withheld, back: str | None) -> Outcome:
 
 
 def settle(draft: Draft) -> Outcome:
-    """Stop if the alias is where it should be."""
+    """Stop if the alias is at the candidate."""
     if draft.status.candidate != draft.status.promoted:
         return Continue
     forget_waits(draft)
@@ -90,7 +90,7 @@ def revert(draft: Draft) -> Outcome:
 
 
 def _passed_before(draft: Draft, gates: str) -> Move | None:
-    """The move that promoted the source's version, unless it had to leave since: then it is judged anew."""
+    """The move that promoted the source's version; None if the version lost the alias since and must be judged again."""
     for move in draft.status.history:
         if move.from_version == draft.spec.source.version and move.reason in _FORFEITS:
             return None
@@ -100,14 +100,14 @@ def _passed_before(draft: Draft, gates: str) -> Move | None:
 
 
 def _still_passes(draft: Draft, version: str) -> bool:
-    """Whether it passes the gates that need no other version; its tags may have changed since."""
+    """Whether the version passes the gates that need no other version; its tags may have changed since."""
     found = draft.observed.versions.get(version)
     alone = [gate for gate in draft.spec.gates if not gate.comparison]
     return found is not None and all(item.verdict == "Passed" for item in judge(alone, found, None))
 
 
 def _may_go_back(draft: Draft, move: Move, gates: str) -> bool:
-    """Whether the version of the source was promoted by this move, on the same gates, and approved where that is asked."""
+    """Whether this move promoted the source's version, on the same gates, and with an approval if one is required."""
     approval, since = draft.spec.approval, draft.status.watched_since
     approved = move.approved or approval is None or not approval.required
     passed = move.reason in ("Promoted", "Reverted") and move.gates == gates and approved

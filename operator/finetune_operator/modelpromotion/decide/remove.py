@@ -10,7 +10,7 @@ from finetune_operator.modelpromotion.decide.move import announce
 
 
 def guard(draft: Draft) -> None:
-    """Set our finalizer if the alias is to be removed with the resource, and only then.
+    """Set the operator's finalizer if the alias is to be removed with the resource; otherwise remove the finalizer.
 
     A spec that cannot be read changes nothing.
     """
@@ -30,7 +30,7 @@ def remove(draft: Draft) -> None:
     if spec is None or spec.on_delete != "RemoveAlias" or draft.observed.rival:
         draft.finalizer = False
     elif problem and problem.reason == ConditionReason.CREDENTIALS_MISSING:
-        # NB: in a namespace that goes, nobody can create it again.
+        # NB: the Secret cannot be created again in a namespace that is being deleted.
         message = f"alias {spec.alias} of {spec.model} stays: {problem.message}"
         draft.set(ConditionType.REGISTRY_READY, False, problem.reason, message)
         draft.finalizer = False
@@ -42,7 +42,7 @@ def remove(draft: Draft) -> None:
         draft.set(ConditionType.REGISTRY_READY, False, problem.reason, message)
         draft.requeue_after(draft.settings.poll_seconds)
     elif draft.holder is None or draft.holder not in _ours(draft) or find_difference(draft):
-        # Gone, or moved by somebody else, whose it is now, or in another registry.
+        # The alias no longer exists, belongs to the client that moved it, or is in another registry.
         draft.finalizer = False
     else:
         announce(draft, f"removing alias {spec.alias} of {spec.model}")
@@ -50,6 +50,6 @@ def remove(draft: Draft) -> None:
 
 
 def _ours(draft: Draft) -> set[str | None]:
-    """Where the alias was to be, or was about to be moved to."""
+    """The versions that this promotion set the alias to, or was about to set it to."""
     move = draft.status.move
     return {draft.status.promoted, move.to_version if move else None}

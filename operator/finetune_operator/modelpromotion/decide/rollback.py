@@ -12,9 +12,9 @@ from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
 
 def roll_back(draft: Draft) -> Outcome:
-    """Roll back where that is asked for, and end the pass: the source counts for nothing meanwhile.
+    """Roll back if spec.rollbackTo is set, and end the pass: the source is ignored meanwhile.
 
-    It comes first of what looks at the alias, so what the alias points at in its first pass is where things start.
+    This is the first policy that reads the alias, so in the first pass it records where the alias is.
     """
     if draft.status.watched_since is None:
         draft.watch_from_now()
@@ -25,12 +25,12 @@ def roll_back(draft: Draft) -> Outcome:
     forget_waits(draft)
     target = target_version(draft.spec, draft.status)
     if target is None:
-        message = "spec.rollbackTo is Previous, but no version before is known: name one by its number"
+        message = "spec.rollbackTo is Previous, but no previous version is known: set it to a version number"
         return _impossible(draft, message)
     draft.update(rollback=RollbackStatus(requested=wanted, version=target))
     if draft.holder == target:
         _arrive(draft, target)
-        draft.set(ConditionType.PROMOTED, True, ConditionReason.ROLLED_BACK, _says(draft, target))
+        draft.set(ConditionType.PROMOTED, True, ConditionReason.ROLLED_BACK, _held_at(draft, target))
         draft.unset(ConditionType.DRIFTED)
         return Stop
     if wrong := _unusable(draft, target):
@@ -38,18 +38,18 @@ def roll_back(draft: Draft) -> Outcome:
     if draft.status.promoted == target:
         # It was rolled back before, and somebody else moved the alias since.
         return Continue
-    return begin(draft, target, "RolledBack", _says(draft, target), by=draft.promotion.editor)
+    return begin(draft, target, "RolledBack", _held_at(draft, target), by=draft.promotion.editor)
 
 
 def _arrive(draft: Draft, target: str) -> None:
-    """Record that the alias is at the target, also where a hand moved it there; forget a version that was passed over."""
+    """Record that the alias is at the target, even if another client moved it there; clear an adopted version's hold."""
     left = draft.status.promoted
     if left != target:
         moved = Move(
             from_version=left,
             to_version=target,
             reason="RolledBack",
-            message=f"{_says(draft, target)}, where somebody else had moved it",
+            message=f"{_held_at(draft, target)}, where somebody else had moved it",
             by=draft.promotion.editor,
             at=draft.now,
         )
@@ -66,7 +66,7 @@ def hold(draft: Draft) -> Outcome:
 
 
 def target_version(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> str | None:
-    """The version that spec.rollbackTo stands for. NB: Previous means what it meant when it was first seen."""
+    """The version that spec.rollbackTo stands for. NB: Previous keeps the meaning that it had in its first pass."""
     wanted, known = spec.rollback_to, status.rollback
     if wanted != "Previous":
         return wanted
@@ -81,7 +81,7 @@ def _unusable(draft: Draft, target: str) -> str | None:
     return f"version {target} of {draft.spec.model} is not ready" if known and not known.ready else None
 
 
-def _says(draft: Draft, target: str) -> str:
+def _held_at(draft: Draft, target: str) -> str:
     return f"{draft.spec.alias} is held at version {target} by spec.rollbackTo: {draft.spec.rollback_to}"
 
 

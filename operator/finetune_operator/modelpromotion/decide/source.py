@@ -11,7 +11,7 @@ from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
 
 def named_version(spec: ModelPromotionSpec, observed: Observed) -> str | None:
-    """The version that the source names, whether it exists or not; None while it names none."""
+    """The version that the source names, which may not exist; None while it names none."""
     if spec.source.version:
         return spec.source.version
     if spec.source.alias:
@@ -21,7 +21,7 @@ def named_version(spec: ModelPromotionSpec, observed: Observed) -> str | None:
 
 
 def resolve(draft: Draft) -> Outcome:
-    """Set the candidate, and say what the source waits for. Never ends the pass."""
+    """Set the candidate, or report what the source waits for. Never ends the pass."""
     spec, observed = draft.spec, draft.observed
     version = named_version(spec, observed)
     if observed.model is None:
@@ -29,7 +29,7 @@ def resolve(draft: Draft) -> Outcome:
     elif version is None and spec.source.alias:
         _wait(draft, ConditionReason.WAITING_FOR_ALIAS, f"{spec.model} has no alias {spec.source.alias} yet")
     elif version is None:
-        _wait(draft, *_job_says(spec.source.fine_tune_job or "", spec.model, observed.job))
+        _wait(draft, *_job_state(spec.source.fine_tune_job or "", spec.model, observed.job))
     elif observed.lacks(version):
         draft.update(candidate=None)
         _wait(draft, ConditionReason.WAITING_FOR_VERSION, f"{spec.model} has no version {version}")
@@ -50,14 +50,14 @@ def resolve(draft: Draft) -> Outcome:
 def has_model(draft: Draft) -> Outcome:
     """End the pass while the model does not exist.
 
-    NB: it is not taken for deleted: the spec may lead to another registry for a time. `identity` tells whether a model
-    that appears is the same.
+    NB: a missing model does not count as deleted, since the spec may point to another registry for a time. `identity`
+    decides whether a model that appears is the same.
     """
     if draft.observed.model is not None:
         return Continue
     forget_waits(draft)
     if draft.status.registry is None:
-        # An older version of the operator wrote the status: nobody could tell.
+        # An older version of the operator wrote the status, without an identity to compare.
         draft.update(promoted=None, previous=None, candidate=None, watched_since=None, withheld=None)
         draft.update(rollback=None, abandoned=None, gates=None, move=None)
         draft.unset(ConditionType.DRIFTED, ConditionType.GATES_PASSED)
@@ -67,14 +67,14 @@ def has_model(draft: Draft) -> Outcome:
 
 
 def has_source(draft: Draft) -> Outcome:
-    """End the pass while there is no candidate, unless the alias is where the source last wanted it."""
+    """End the pass while there is no candidate, unless the alias is at the source's last candidate."""
     if draft.holds(ConditionType.SOURCE_READY):
         return Continue
     found = draft.condition(ConditionType.SOURCE_READY)
     status = draft.status
     settled = status.promoted is not None and status.promoted == status.candidate
     settled = settled and status.source == _names(draft.spec)
-    # An alias or a job that is gone has done its work; a version that is gone has not.
+    # A source alias or job that was deleted has served its purpose; a version that was deleted has not.
     if found and not (
         settled and found.reason in (ConditionReason.WAITING_FOR_ALIAS, ConditionReason.WAITING_FOR_JOB)
     ):
@@ -94,7 +94,7 @@ def _names(spec: ModelPromotionSpec) -> str:
     return f"FineTuneJob {spec.source.fine_tune_job}" if spec.source.fine_tune_job else "the source"
 
 
-def _job_says(name: str, model: str, job: SourceJob | None) -> tuple[ConditionReason, str]:
+def _job_state(name: str, model: str, job: SourceJob | None) -> tuple[ConditionReason, str]:
     if job is None:
         return ConditionReason.WAITING_FOR_JOB, f"FineTuneJob {name} does not exist in this namespace"
     if job.phase == "Failed":

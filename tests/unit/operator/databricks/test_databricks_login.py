@@ -180,7 +180,7 @@ INCOMPLETE: dict[str, tuple[dict[str, str] | None, Settings, str]] = {
     "no address": (
         {"DATABRICKS_HOST": "https://me:secret@w", "DATABRICKS_TOKEN": "t"},
         Settings(),
-        "DATABRICKS_HOST is no address of a workspace such as https://example.cloud.databricks.com",
+        "DATABRICKS_HOST is not the address of a workspace, such as https://example.cloud.databricks.com",
     ),
     "installed without a token": (
         None,

@@ -146,7 +146,7 @@ async def test_nothing_is_kept_of_a_job_that_is_over(asked: Asked) -> None:
     world = World()
     await world.poller.poll(ftj(running(mlflow=RUN)))
     await world.poller.poll(ftj(status(SUCCEEDED, CLOSED, mlflow=RUN)))
-    assert world.poller._answers == {}
+    assert world.poller._results == {}
 
 
 async def test_a_server_that_is_away_is_not_waited_for_by_every_job(asked: Asked) -> None:

@@ -179,7 +179,7 @@ async def test_after_a_restart_no_second_gang_starts_beside_pods_whose_job_a_per
     name = left["metadata"]["name"]
     assert world.condition(ConditionType.TRAINED) == (
         ConditionReason.RESTARTING,
-        f"attempt 1 starts when pod {name} of the one before has stopped",
+        f"attempt 1 starts when pod {name} of the previous one has stopped",
     )
     del world.kube.objects["Pod", "team", name]
     world.watch()
@@ -207,7 +207,7 @@ TAKEN: dict[str, tuple[Json, str]] = {
                 "ownerReferences": [controller(API_VERSION, "FineTuneJob", "earlier")],
             },
         },
-        "Job tune-train-1 of an earlier job is still being deleted: waiting for it to be gone",
+        "Job tune-train-1 of an earlier job is still being deleted: waiting until it no longer exists",
     ),
     "one's own Job, on its way out": (
         {
@@ -218,7 +218,7 @@ TAKEN: dict[str, tuple[Json, str]] = {
                 "deletionTimestamp": "2026-08-01T12:00:00Z",
             },
         },
-        "Job tune-train-1 of an earlier job is still being deleted: waiting for it to be gone",
+        "Job tune-train-1 of an earlier job is still being deleted: waiting until it no longer exists",
     ),
 }
 

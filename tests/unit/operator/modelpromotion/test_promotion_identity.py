@@ -18,7 +18,7 @@ DIFFERENCE = (
     "2026-07-01T00:00:00.000Z"
 )
 CHANGED = (
-    f"{DIFFERENCE}: the spec leads to another registry, or to a restored database, and nothing is written; undo that, or "
+    f"{DIFFERENCE}: the spec points to another registry, or to a restored database, and nothing is written; undo that, or "
     "set spec.onDrift to Adopt to start from where the alias is now"
 )
 
@@ -99,7 +99,7 @@ async def test_adopt_starts_anew_in_the_other_registry() -> None:
     assert (other.moves, there.moves()) == ([], [("Adopted", None, "1")])
     assert (
         status.history[0].message
-        == f"{DIFFERENCE}: spec.onDrift is Adopt, so things start anew from where the alias is"
+        == f"{DIFFERENCE}: spec.onDrift is Adopt, so the promotion starts over from where the alias is"
     )
     other.add("4", loss=4.0)
     await then(there, source={"version": "4"}, onDrift="Repair")
@@ -242,7 +242,7 @@ async def test_a_model_that_disappears_is_remembered_and_one_made_anew_is_anothe
     assert other.aliases == {}
     assert there.says("Promoted") == (
         "NothingToRollBackTo",
-        "spec.rollbackTo is Previous, but no version before is known: name one by its number",
+        "spec.rollbackTo is Previous, but no previous version is known: set it to a version number",
     )
 
 

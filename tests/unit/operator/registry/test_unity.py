@@ -55,9 +55,9 @@ def test_it_is_named_by_its_workspace_where_nobody_may_know_the_metastore(databr
     databricks.denied = {f"GET {METASTORE}"}
     assert UnityRegistry.of(client(databricks)).uri == databricks.uri.replace("http", "databricks-uc")
     databricks.denied = set()
-    assert metastore_of(client(databricks), ask=False) is None
+    assert metastore_of(client(databricks), fetch=False) is None
     assert UnityRegistry.of(client(databricks)).uri == "databricks-uc://metastore-1"
-    assert metastore_of(client(databricks), ask=False) == "metastore-1"
+    assert metastore_of(client(databricks), fetch=False) == "metastore-1"
 
 
 def test_a_workspace_that_does_not_say_its_metastore_now(databricks: Workspace) -> None:
@@ -190,6 +190,6 @@ def test_an_alias_of_a_version_that_does_not_exist(databricks: Workspace) -> Non
 def test_names_without_three_levels(databricks: Workspace, name: str) -> None:
     assert problem(lambda: registry(databricks).model(name)) == (
         ConditionReason.DATABRICKS_ERROR,
-        f"model {name} has no name of three levels, as Unity Catalog asks for: write catalog.schema.name",
+        f"model {name} is not a three-level name, which Unity Catalog requires: use catalog.schema.name",
     )
     assert databricks.asked == []

@@ -155,7 +155,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[ExternalError], str]] = {
     "the model was created anew": (
         {"created": CREATED - timedelta(days=1)},
         ModelReplaced,
-        "registered model m was created anew, or the spec leads to another registry",
+        "registered model m was recreated, or the spec points to another registry",
     ),
     "its source was moved": (
         {"source": "candidate", "to": "6"},
@@ -285,7 +285,7 @@ async def test_who_lost_the_lease_writes_nothing_and_leaves_it_to_its_holder() -
         world.kube.keep({**held, "spec": {"holderIdentity": "operator-2"}})
 
     world.registry.before["version"] = too_slow
-    with pytest.raises(LeaseBusy, match="was taken by another replica"):
+    with pytest.raises(LeaseBusy, match="was acquired by another replica"):
         await world.move()
     assert (world.registry.wrote, world.holder) == ([], "operator-2")
 
@@ -348,7 +348,7 @@ async def test_leases_that_the_api_server_refuses(verb: str, caplog: pytest.LogC
     world.kube.refuse[verb, "Lease"] = KubeError(403, "leases is forbidden")
     if verb == "delete":
         await world.move()
-        assert "was not deleted, it runs out in 60 s: leases is forbidden" in caplog.text
+        assert "could not be deleted, and expires in 60 s: leases is forbidden" in caplog.text
         return
     with pytest.raises(ExternalError) as raised:
         await world.move()
@@ -358,7 +358,7 @@ async def test_leases_that_the_api_server_refuses(verb: str, caplog: pytest.LogC
 def without_lease(reason: ConditionReason, why: str) -> Problem:
     """That nothing is written, for want of the Lease."""
     return Problem(
-        reason, f"aliases of m are not written without Lease fs/{LEASE}, which cannot be had: {why}"
+        reason, f"aliases of m are written only under Lease fs/{LEASE}, which cannot be acquired: {why}"
     )
 
 

@@ -120,7 +120,7 @@ ENTITIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize(("parts", "fields"), ENTITIES.values(), ids=ENTITIES)
 def test_entities(databricks: Workspace, parts: dict[str, Any], fields: dict[str, Any]) -> None:
     act(client(databricks), ConfigureEndpoint(spec(**parts), served(v3=100), create=True))
-    assert found(databricks, **parts).as_asked
+    assert found(databricks, **parts).matches_spec
     assert bodies(databricks) == [PLAIN | fields]
 
 
@@ -145,11 +145,11 @@ OTHERWISE: dict[str, dict[str, Any]] = {
 def test_another_configuration_is_seen(databricks: Workspace, parts: dict[str, Any]) -> None:
     environment = {"environment": {"A": "b"}}
     act(client(databricks), ConfigureEndpoint(spec(**environment), served(v3=100), create=True))
-    assert found(databricks, **environment).as_asked
+    assert found(databricks, **environment).matches_spec
     if "provisionedThroughput" not in parts:
-        assert not found(databricks, **environment, **parts).as_asked
-    assert not found(databricks, environment={"A": "c"}).as_asked
-    assert not found(databricks).as_asked
+        assert not found(databricks, **environment, **parts).matches_spec
+    assert not found(databricks, environment={"A": "c"}).matches_spec
+    assert not found(databricks).matches_spec
 
 
 def test_what_databricks_does_not_say_does_not_differ(databricks: Workspace) -> None:
@@ -159,7 +159,7 @@ def test_what_databricks_does_not_say_does_not_differ(databricks: Workspace) -> 
     assert config
     assert config.served_entities
     config.served_entities[0].workload_size = None
-    assert found(databricks, workloadSize="Medium").as_asked
+    assert found(databricks, workloadSize="Medium").matches_spec
 
 
 def test_a_change_that_fails(databricks: Workspace) -> None:
@@ -191,7 +191,7 @@ def test_another_change_under_way_is_no_error(databricks: Workspace) -> None:
     databricks.endpoints.polls = None
     busy = (
         ConditionReason.ENDPOINT_BUSY,
-        "another change of the serving endpoint support is under way: waiting for its end",
+        "another change of the serving endpoint support is in progress: waiting until it is complete",
     )
     act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
     assert refused(databricks, ConfigureEndpoint(spec(), served(v3=100), create=True)) == busy

@@ -174,7 +174,7 @@ def test_a_failure_without_pods_says_what_the_job_says() -> None:
     assert said(decision, ConditionType.FAILED) == (
         "True",
         ConditionReason.MAX_RESTARTS_REACHED,
-        "attempt 1 failed and runPolicy.maxRestarts = 0 is used up; no pod is left to tell why: " + BACKOFF,
+        "attempt 1 failed and runPolicy.maxRestarts = 0 is used up; no pod is left to explain it: " + BACKOFF,
     )
 
 

@@ -61,7 +61,7 @@ def test_an_attempt_in_vain_is_followed_after_a_while() -> None:
     assert said(decision, ConditionType.TRAINED) == (
         "False",
         ConditionReason.RESTARTING,
-        "attempt 1 was preempted before it had a newer checkpoint; attempt 2 goes on from the newest checkpoint, "
+        "attempt 1 was preempted before it had a newer checkpoint; attempt 2 resumes from the newest checkpoint, "
         "at 12:00:31 UTC",
     )
     assert (status.attempt, status.restarts, status.idle_restarts, status.restart_at) == (2, 0, 1, later(31))

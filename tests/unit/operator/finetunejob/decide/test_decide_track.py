@@ -46,7 +46,7 @@ def test_without_an_mlflow_server_training_goes_on_and_says_so() -> None:
     assert said(decision, ConditionType.TRACKED) == (
         "False",
         ConditionReason.MLFLOW_NOT_CONFIGURED,
-        "no MLflow server is set: progress and the model are in the pods' logs alone",
+        "no MLflow server is set: progress and the model are only in the pods' logs",
     )
     assert "Job/tune-train-1" in applied(decision)
 
@@ -74,7 +74,7 @@ def test_a_run_is_made_when_there_is_none(tracking: dict[str, Any], expected: En
 def test_training_waits_for_the_run_that_its_pods_log_to(mlflow: Mlflow | None) -> None:
     decision = conclude(ftj(), observed(mlflow=mlflow), settings=SETTINGS)
     assert applied(decision) == []
-    why = AWAY.problem.message if mlflow == AWAY and AWAY.problem else "the MLflow run is being made"
+    why = AWAY.problem.message if mlflow == AWAY and AWAY.problem else "the MLflow run is being created"
     assert said(decision, ConditionType.TRAINED) == (
         "False",
         ConditionReason.STARTING,

@@ -92,7 +92,7 @@ FAILURES: dict[str, tuple[list[Json], tuple[Any, ...] | None]] = {
             None,
             139,
             "Error",
-            "the container ended with exit code 139 and said nothing: see kubectl logs tune-train-1-1-abcde",
+            "the container ended with exit code 139 and no message: see kubectl logs tune-train-1-1-abcde",
         ),
     ),
     "the node evicted it": (
@@ -189,7 +189,7 @@ HEALTH: dict[str, tuple[list[Json], dict[str, str], tuple[str, str, str] | None]
     "all is well": (
         [pod(JOB, 0), held_up(1, "ContainerCreating")],
         {},
-        ("True", ConditionReason.PODS_RUNNING, "no pod is held up"),
+        ("True", ConditionReason.PODS_RUNNING, "no pod is blocked"),
     ),
     "no image": (
         [pod(JOB, 0), held_up(1, "ErrImagePull", "not found")],

@@ -101,7 +101,7 @@ def test_splits_that_are_given_need_no_preparation() -> None:
     assert said(decision, ConditionType.PREPARED) == (
         "True",
         ConditionReason.SPLITS_GIVEN,
-        "the splits were prepared before",
+        "spec.data.splits names existing splits",
     )
 
 
@@ -111,14 +111,14 @@ AT_WORK: dict[str, tuple[list[Json], str]] = {
         [pod(JOB, ready=False, component=names.PREP)],
         "the prep pod is starting",
     ),
-    "a pod at work": ([pod(JOB, component=names.PREP)], "Spark is at work"),
+    "a pod at work": ([pod(JOB, component=names.PREP)], "Spark is running"),
 }
 
 
 @pytest.mark.parametrize(("pods", "what"), AT_WORK.values(), ids=AT_WORK)
 def test_it_says_how_far_it_is(pods: list[Json], what: str) -> None:
     decision = prepare(child(JOB), pods=pods)
-    message = f"{what}; kubectl logs job/tune-prep shows how far it is"
+    message = f"{what}; kubectl logs job/tune-prep shows its progress"
     assert said(decision, ConditionType.PREPARED) == ("False", ConditionReason.PREPARING, message)
     assert (decision.status.phase, applied(decision)) == ("Preparing", [])
 

@@ -148,6 +148,6 @@ def test_nothing_is_registered_when_nothing_is_asked_for() -> None:
     assert said(decision, ConditionType.SUCCEEDED) == (
         "True",
         ConditionReason.SUCCEEDED,
-        "the job did everything it was asked for",
+        "the job completed every step of its spec",
     )
     assert decision.status.completion_time == NOW

@@ -60,7 +60,7 @@ def test_suspended_nothing_is_made_and_old_complaints_are_taken_back() -> None:
     assert said(decision, ConditionType.SUSPENDED) == (
         "True",
         ConditionReason.SUSPENDED,
-        "no pod runs; suspend: false goes on",
+        "no pod runs; set suspend to false to resume",
     )
     assert said(decision, ConditionType.PODS_HEALTHY) == (
         "Unknown",
@@ -99,7 +99,7 @@ def test_a_job_goes_on(seen: Observed, attempt: int, children: list[str]) -> Non
     assert (decision.status.suspended_at, decision.status.suspended_seconds) == (None, 65)
     assert decision.status.restarts == 0
     resumed = said(decision, ConditionType.SUSPENDED)
-    assert resumed == ("False", ConditionReason.RESUMED, "the job goes on from its newest checkpoint")
+    assert resumed == ("False", ConditionReason.RESUMED, "the job resumes from its newest checkpoint")
 
 
 def test_an_attempt_that_failed_while_suspended_restarts_once() -> None:

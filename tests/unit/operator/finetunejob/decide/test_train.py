@@ -57,7 +57,7 @@ def test_an_attempt_waits_for_the_pods_of_the_one_before() -> None:
     assert said(decision, ConditionType.TRAINED) == (
         "False",
         ConditionReason.RESTARTING,
-        "attempt 2 starts when pod tune-train-1-1-abcde on node node-1 of the one before has stopped",
+        "attempt 2 starts when pod tune-train-1-1-abcde on node node-1 of the previous one has stopped",
     )
     assert (decision.status.phase, decision.requeue_seconds) == ("Starting", 5.0)
 
@@ -86,19 +86,19 @@ FOLLOWED: dict[str, tuple[list[Json], int, str, str]] = {
         [pod(JOB, 0), pod(JOB, 1)],
         2,
         ConditionReason.TRAINING,
-        "attempt 1 runs on 2 pods; kubectl logs job/tune-train-1 shows how far it is",
+        "attempt 1 runs on 2 pods; kubectl logs job/tune-train-1 shows its progress",
     ),
     "one pod is done already": (
         [ended(JOB, 0, 0), pod(JOB, 1)],
         2,
         ConditionReason.TRAINING,
-        "attempt 1 runs on 2 pods; kubectl logs job/tune-train-1 shows how far it is",
+        "attempt 1 runs on 2 pods; kubectl logs job/tune-train-1 shows its progress",
     ),
     "a pod was replaced": (
         [pod(JOB, 0), pod(JOB, 1), pod(JOB, 1)],
         2,
         ConditionReason.TRAINING,
-        "attempt 1 runs on 2 pods; kubectl logs job/tune-train-1 shows how far it is",
+        "attempt 1 runs on 2 pods; kubectl logs job/tune-train-1 shows its progress",
     ),
 }
 
@@ -118,7 +118,7 @@ def test_an_attempt_ends_with_what_rank_0_reports() -> None:
     assert said(decision, ConditionType.TRAINED) == (
         "True",
         ConditionReason.TRAINED,
-        "attempt 1 ran to its end",
+        "attempt 1 completed",
     )
     found = decision.status
     assert found.model == ModelStatus(base_eval_loss=5.0, eval_loss=2.0, perplexity=7.3891)

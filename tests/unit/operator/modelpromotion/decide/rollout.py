@@ -213,3 +213,13 @@ def changed(status: ModelPromotionStatus) -> Json:
     """status.serving as JSON, without what differs from run to run."""
     found = status.serving.to_json() if status.serving else {}
     return {name: value for name, value in found.items() if name not in ("revision", "url", "settings")}
+
+
+def served(databricks: Workspace, **spec: Any) -> Rollout:
+    """An endpoint that serves version 1."""
+    rollout = Rollout(databricks, spec)
+    rollout.promote("1")
+    rollout.settle()
+    assert rollout.reason == "EndpointReady"
+    databricks.asked.clear()
+    return rollout

@@ -88,7 +88,7 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
         metric(max=2.5),
         version("2", tags={"loss": "low"}),
         None,
-        ("Inconclusive", None, "<= 2.5", None, "tag loss of version 2 is 'low', which is no number"),
+        ("Inconclusive", None, "<= 2.5", None, "tag loss of version 2 is 'low', which is not a number"),
     ),
     "no such number": (
         metric(max=2.5),
@@ -99,7 +99,7 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
             None,
             "<= 2.5",
             None,
-            "version 2 has no loss: neither itself a tag, nor its run a metric of this name",
+            "version 2 has no loss: neither a tag of the version nor a metric of its run",
         ),
     ),
     "a tag as it must be": (
@@ -233,7 +233,7 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
             "1",
             None,
             None,
-            "version 1 has no loss: neither itself a tag, nor its run a metric of this name",
+            "version 1 has no loss: neither a tag of the version nor a metric of its run",
         ),
     ),
 }

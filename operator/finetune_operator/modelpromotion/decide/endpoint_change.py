@@ -1,0 +1,100 @@
+"""A change of the endpoint: recorded in the status by one pass, requested from Databricks by the next.
+
+Because the status is written first, a change that fails is known as the operator's own, the routes to restore are known
+before the endpoint is touched, and a restart loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.serving import DatabricksServing, EndpointChange, Route
+from finetune_operator.modelpromotion.decide import canary
+from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.modelpromotion.decide.endpoint import (
+    in_words,
+    is_ours,
+    name_of,
+    note,
+    settings_digest,
+    spec_of,
+)
+from finetune_operator.serving.model import ConfigureEndpoint, Endpoint, LogRequests, ServedVersion
+
+# The reasons that `failed_action` leaves in the condition when Databricks rejects a request.
+_REFUSED = (
+    ConditionReason.ENDPOINT_BUSY,
+    ConditionReason.DATABRICKS_ERROR,
+    ConditionReason.DATABRICKS_FORBIDDEN,
+    ConditionReason.DATABRICKS_NOT_CONFIGURED,
+    ConditionReason.DATABRICKS_UNREACHABLE,
+)
+
+
+def request(draft: Draft, endpoint: Endpoint, wanted: Sequence[Route]) -> None:
+    """Record the change to these routes or, when the written status records it, request it from Databricks."""
+    spec, held = spec_of(draft), draft.promotion.status.serving
+    if spec is None:
+        return
+    change = EndpointChange(routes=list(wanted), settings=settings_digest(draft), revision=endpoint.revision)
+    note(draft, change=change)
+    if held is None or held.change != change:
+        # The time of a canary step starts when the step is in force.
+        note(draft, step_since=None, next_step_at=None)
+        if not canary.known_of(draft).failure:
+            _report_updating(draft, wanted)
+        draft.requeue_after(0)
+        return
+    if not canary.known_of(draft).failure and not was_refused(draft):
+        _report_updating(draft, wanted)
+    served = tuple(ServedVersion(draft.spec.model, item.version, item.percent) for item in wanted)
+    draft.actions.append(ConfigureEndpoint(spec, served, create=not endpoint.exists))
+    draft.requeue_after(draft.settings.poll_seconds)
+
+
+def was_refused(draft: Draft) -> bool:
+    """Whether Databricks rejected the last request. The condition keeps saying so until a request is accepted."""
+    condition = draft.condition(ConditionType.SERVED)
+    return condition is not None and condition.reason in _REFUSED
+
+
+def wait(draft: Draft, endpoint: Endpoint, wanted: Sequence[Route]) -> None:
+    """Wait until the change that is in progress, the operator's own or another client's, is complete."""
+    if is_ours(draft, endpoint, wanted):
+        _report_updating(draft, wanted)
+    else:
+        message = f"another change of endpoint {name_of(draft)} is in progress: waiting until it is complete"
+        draft.set(ConditionType.SERVED, False, ConditionReason.ENDPOINT_BUSY, message)
+    draft.requeue_after(draft.settings.poll_seconds)
+
+
+def complete(draft: Draft, endpoint: Endpoint) -> None:
+    """Record that the endpoint is as requested."""
+    note(draft, change=None, settings=settings_digest(draft), revision=endpoint.revision)
+
+
+def is_answering(draft: Draft, endpoint: Endpoint) -> bool:
+    """Whether the endpoint answers requests; reports it if not."""
+    if not endpoint.ready:
+        message = f"endpoint {name_of(draft)} is configured, and does not answer yet"
+        draft.set(ConditionType.SERVED, False, ConditionReason.ENDPOINT_UPDATING, message)
+        draft.requeue_after(draft.settings.poll_seconds)
+    return endpoint.ready
+
+
+def is_logging(draft: Draft, spec: DatabricksServing, endpoint: Endpoint) -> bool:
+    """Whether the endpoint logs requests as in the spec; requests it if not."""
+    if endpoint.inference_table:
+        return True
+    if not was_refused(draft):
+        message = f"endpoint {spec.endpoint} is being configured to log its requests"
+        draft.set(ConditionType.SERVED, False, ConditionReason.ENDPOINT_UPDATING, message)
+    draft.actions.append(LogRequests(spec))
+    draft.requeue_after(draft.settings.poll_seconds)
+    return False
+
+
+def _report_updating(draft: Draft, wanted: Sequence[Route]) -> None:
+    message = f"endpoint {name_of(draft)} is being changed to serve {in_words(wanted)}"
+    draft.set(ConditionType.SERVED, False, ConditionReason.ENDPOINT_UPDATING, message)
