@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from demo.kubectl import DemoError, Json, pod_trouble, render, wait_for
+from demo.kubectl import DemoError, Json, pod_trouble, render, wait_until_complete
 from demo.place import REPOSITORY, Place
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Installation:
 
     def wait_ready(self) -> None:
         """Wait until the object store, MLflow and the operator answer."""
-        wait_for("the installation", self._not_ready, timeout=600, say=self.terminal.detail)
+        wait_until_complete("the installation", self._not_ready, timeout=600, say=self.terminal.detail)
 
     def seed(self, pretraining_seconds: int = PRETRAINING_SECONDS) -> None:
         """Start the Job that makes the corpus and the base model, unless it is there."""
@@ -137,7 +137,7 @@ class Installation:
                 raise DemoError(f"the Job {name} failed: its last words are above")
             return None if ended else f"waiting for {self._why_not_yet(name)}"
 
-        wait_for(f"the Job {name}", missing, timeout=timeout, say=self.terminal.detail)
+        wait_until_complete(f"the Job {name}", missing, timeout=timeout, say=self.terminal.detail)
         return self._log(name)
 
     def delete(self, kind: str, name: str) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from dataclasses import dataclass
 from string import Template
 from typing import TYPE_CHECKING, Any
+
+from support.waiting import WaitError, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,20 +85,24 @@ def pod_trouble(pods: list[Json]) -> list[str]:
     return found
 
 
-def wait_for(
-    what: str, done: Callable[[], str | None], *, timeout: float, say: Callable[[str], None]
+def wait_until_complete(
+    what: str, find_missing: Callable[[], str | None], *, timeout: float, say: Callable[[str], None]
 ) -> None:
-    """Wait until `done()` is None; until then it says in a few words what is still missing.
+    """Wait until nothing is missing, and show once whatever is.
 
     Raises:
-        DemoError: it did not happen in time.
+        DemoError: something is still missing after the timeout.
     """
-    deadline = time.monotonic() + timeout
-    told: set[str] = set()
-    while (missing := done()) is not None:
-        if missing not in told:
+    shown: list[str] = []
+
+    def is_complete() -> bool:
+        missing = find_missing()
+        if missing is not None and missing not in shown:
             say(missing)
-            told.add(missing)
-        if time.monotonic() > deadline:
-            raise DemoError(f"{what} took more than {timeout:.0f} s: {missing}")
-        time.sleep(1)
+            shown.append(missing)
+        return missing is None
+
+    try:
+        wait_for(what, is_complete, timeout, instead=find_missing, pause=1)
+    except WaitError as error:
+        raise DemoError(str(error)) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,6 +12,7 @@ import yaml
 from demo.follow import ENDS, follow, line
 from demo.install import NAMESPACE, SAMPLES, Installation
 from demo.kubectl import Json, Kubectl
+from support.waiting import wait_for
 
 SPLITS = "s3://finetune/splits/docstrings"
 STEPS = 90
@@ -70,30 +70,30 @@ class Jobs:
     def get(self, name: str) -> Json:
         """The job as it is now."""
         found = self.kubectl.get("finetunejob", name, "--namespace", NAMESPACE)
-        assert found is not None, f"{name} is gone"
+        assert found is not None, f"{name} does not exist"
         return found
 
     def until(self, name: str, what: str, check: Callable[[Json], Any], *, seconds: float = 300) -> Json:
         """The job as soon as `check` holds for its status; it must not end before."""
-        deadline = time.monotonic() + seconds
-        while True:
+
+        def reached() -> Json | None:
             job = self.get(name)
-            if check(job.get("status", {})):
+            status = job.get("status", {})
+            if check(status):
                 return job
-            assert job.get("status", {}).get("phase") not in ENDS, (
-                f"{name} ended before {what}: {job['status']}"
-            )
-            assert time.monotonic() < deadline, f"{name} did not come to {what}: {line(job)}"
-            time.sleep(1)
+            assert status.get("phase") not in ENDS, f"{name} ended before {what}: {status}"
+            return None
+
+        return wait_for(f"{name}: {what}", reached, seconds, instead=lambda: line(self.get(name)), pause=1)
 
     def ended(self, name: str, *, seconds: float = 300) -> Json:
         """The status of a job that has succeeded or failed."""
-        deadline = time.monotonic() + seconds
-        while (job := self.get(name)).get("status", {}).get("phase") not in ENDS:
-            assert time.monotonic() < deadline, f"{name} did not end: {line(job)}"
-            time.sleep(1)
-        status: Json = job["status"]
-        return status
+
+        def ended() -> Json | None:
+            status: Json = self.get(name).get("status", {})
+            return status if status.get("phase") in ENDS else None
+
+        return wait_for(f"the end of {name}", ended, seconds, instead=lambda: line(self.get(name)), pause=1)
 
     def children(self, name: str) -> list[str]:
         """What exists of a job besides itself: kind/name of each."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import pytest
 import torch
@@ -20,12 +20,13 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from finetune_crds.contract import EXIT_PREEMPTED
 from support.forks import ForkedPod, children
 from support.pods import Outcome, Pod, save_base_model, save_table, tiny_recipe
+from support.waiting import wait_for
 
 T = TypeVar("T")
 Signal = Literal["TERM", "KILL"]
 RANKS = 2
 EVERY_STEPS = 3
-# As long as a pod of the tests may take to end.
+# The longest time that a pod of the tests takes to end.
 _PATIENCE = 300
 
 
@@ -65,8 +66,28 @@ class Attempt:
         """Start a pod; it handles SIGTERM when this returns."""
         began = time.time()
         attempt = cls(pod, pod.start(), began=began)
-        attempt._wait("the launcher handles SIGTERM", lambda: attempt._catches(signal.SIGTERM))
+        try:
+            attempt._wait("the launcher handles SIGTERM", lambda: attempt._catches(signal.SIGTERM))
+        except BaseException:
+            attempt.kill()
+            raise
         return attempt
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the launcher and its ranks if they still run, as they do after a failed test."""
+        if self.process.poll() is not None:
+            return
+        for pid in children(self.process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait(timeout=_PATIENCE)
 
     def run_to_step(self, count: int) -> None:
         """Read the output until it reports `count` steps."""
@@ -89,10 +110,10 @@ class Attempt:
 
     @contextmanager
     def frozen_in_a_save(self) -> Iterator[int]:
-        """Hold all ranks still while a checkpoint of this attempt is half written; yields its step.
+        """Stop all ranks while a checkpoint of this attempt is partly written; yields its step.
 
-        The ranks are stopped as soon as the checkpoint's folder appears. They go on, and the next checkpoint
-        gets its turn, if this one was published before they stood still.
+        The ranks are stopped as soon as the checkpoint's folder appears. If the checkpoint was published before they
+        stopped, they continue, and the next checkpoint is tried.
         """
         ranks = self.ranks()
         try:
@@ -100,14 +121,14 @@ class Attempt:
                 self._wait("a save begins", lambda: self._unpublished() is not None, pause=0.0005)
                 for rank in ranks:
                     os.kill(rank, signal.SIGSTOP)
-                self._wait("the ranks stand still", lambda: all(_stands_still(rank) for rank in ranks))
+                self._wait("the ranks are stopped", lambda: all(_is_stopped(rank) for rank in ranks))
                 step = self._unpublished()
                 if step is not None:
                     break
-                _let_go(ranks)
+                _continue(ranks)
             yield step
         finally:
-            _let_go(ranks)
+            _continue(ranks)
 
     def send(self, what: Signal, rank: int = 0) -> None:
         """End the pod as Kubernetes does with SIGTERM, or one of its ranks as a full memory does with SIGKILL."""
@@ -117,8 +138,8 @@ class Attempt:
             with suppress(ProcessLookupError):
                 os.kill(self.ranks()[rank], signal.SIGKILL)
 
-    def wait_told(self) -> None:
-        """Wait until ranks that stand still have SIGTERM before them."""
+    def wait_signalled(self) -> None:
+        """Wait until SIGTERM is pending for ranks that are stopped."""
         ranks = self.ranks()
         self._wait("SIGTERM reaches the ranks", lambda: all(_pending(rank, signal.SIGTERM) for rank in ranks))
 
@@ -127,7 +148,7 @@ class Attempt:
         return self.pod.wait(self.process, self.read)
 
     def _unpublished(self) -> int | None:
-        """The step whose checkpoint this attempt has begun to write, and not published."""
+        """The step of the checkpoint that this attempt is writing and has not published."""
         published, begun = 0, []
         for folder in self.pod.folder.glob("checkpoints/*/step-*"):
             with suppress(FileNotFoundError):
@@ -145,12 +166,12 @@ class Attempt:
         return bool(_mask(self.process.pid, "SigCgt") >> (number - 1) & 1)
 
     def _wait(self, what: str, condition: Callable[[], T], *, pause: float = 0.01) -> T:
-        deadline = time.monotonic() + _PATIENCE
-        while not (found := condition()):
-            assert self.process.poll() is None, f"{what}: {self.process.communicate()[0]}"
-            assert time.monotonic() < deadline, what
-            time.sleep(pause)
-        return found
+        def check() -> T:
+            found = condition()
+            assert found or self.process.poll() is None, f"{what}: {self.process.communicate()[0]}"
+            return found
+
+        return wait_for(what, check, _PATIENCE, pause=pause)
 
 
 def check_end(outcome: Outcome, how: Signal, kept: int, newest: int) -> None:
@@ -244,13 +265,13 @@ def _is_worker(pid: int) -> bool:
     return False
 
 
-def _let_go(ranks: list[int]) -> None:
+def _continue(ranks: list[int]) -> None:
     for rank in ranks:
         with suppress(ProcessLookupError):
             os.kill(rank, signal.SIGCONT)
 
 
-def _stands_still(pid: int) -> bool:
+def _is_stopped(pid: int) -> bool:
     stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
     return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PATIENCE = 120.0
-"""How many seconds a busy machine may need. What comes at once is not made slower by it."""
+"""How many seconds a busy machine may need. It delays no condition that holds earlier."""
 
 
 class WaitError(RuntimeError):
-    """A condition did not hold in time; the message names it and says what was there instead."""
+    """A condition did not hold in time; the message names it and shows the state instead."""
 
 
 def wait_for(
@@ -24,15 +24,17 @@ def wait_for(
     seconds: float = PATIENCE,
     *processes: Process,
     instead: Callable[[], object] | None = None,
+    pause: float = 0.1,
 ) -> T:
     """The first true value of `check`.
 
     Args:
         what: names the condition in the error.
-        check: called every tenth of a second.
+        check: called until it is true. It may raise an error to end the wait.
         seconds: how long the condition may take.
-        processes: what the condition depends on: the wait fails as soon as one of them ends.
-        instead: called after the deadline; the error tells its value.
+        processes: processes that the condition depends on: the wait fails as soon as one of them ends.
+        instead: called after the deadline; the error shows its value.
+        pause: seconds between two calls of `check`.
 
     Raises:
         WaitError: the condition did not hold in time, or a process ended.
@@ -43,8 +45,8 @@ def wait_for(
             if not process.alive():
                 raise WaitError(f"{process.name} ended while waiting for {what}:\n{process.tail()}")
         if time.monotonic() > deadline:
-            found = f"; there is {instead()}" if instead else ""
+            found = f"; instead: {instead()}" if instead else ""
             tails = "".join(f"\n--- {process.log}\n{process.tail()}" for process in processes)
             raise WaitError(f"{what}: not after {seconds:g} seconds{found}{tails}")
-        time.sleep(0.1)
+        time.sleep(pause)
     return value

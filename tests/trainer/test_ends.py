@@ -60,7 +60,7 @@ def end(attempt: Attempt, wanted: End) -> int | None:
         with attempt.frozen_in_a_save() as step:
             attempt.send(wanted.how, wanted.rank)
             if wanted.how == "TERM":
-                attempt.wait_told()
+                attempt.wait_signalled()
         return step
     if wanted.when == "training":
         # Not a step that is saved anyway.
@@ -77,9 +77,9 @@ def test_a_run_that_is_ended_eight_times_is_the_run_that_nobody_touched(pod: Pod
     kept = 0
     losses: dict[int, float] = {}
     for each in ENDS:
-        attempt = Attempt.start(ended)
-        half_written = end(attempt, each)
-        outcome = attempt.end()
+        with Attempt.start(ended) as attempt:
+            half_written = end(attempt, each)
+            outcome = attempt.end()
         newest = newest_complete(ended)
         print(f"{each}: half written {half_written}, exit code {outcome.code}, {kept} -> {newest}")
         check_end(outcome, each.how, kept, newest)

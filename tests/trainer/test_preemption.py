@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +11,8 @@ from finetune_crds.contract import EXIT_PREEMPTED
 from finetune_trainer.train import worker
 from finetune_trainer.train.loop import Loop
 from finetune_trainer.train.model import load
-from support.ports import free_port
+from support.ports import free_port, listens
+from support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,16 +85,6 @@ def test_a_run_that_is_kept_nowhere_is_delivered_before_it_stops(
     assert pod.run_here(capsys).code == 0
 
 
-def wait_until_reachable(port: int) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        with socket.socket() as probe:
-            if probe.connect_ex(("localhost", port)) == 0:
-                return
-        assert time.monotonic() < deadline, f"no server listens on {port}"
-        time.sleep(0.05)
-
-
 def test_a_pod_that_waits_for_its_gang_stops_at_once(pod: Pod) -> None:
     port = free_port()
     pod = pod.but({"distributed.nodes": 2})
@@ -106,7 +95,7 @@ def test_a_pod_that_waits_for_its_gang_stops_at_once(pod: Pod) -> None:
         "PET_MASTER_PORT": str(port),
     }
     process = pod.start()
-    wait_until_reachable(port)
+    wait_for(f"a server on port {port}", lambda: listens(port))
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == EXIT_PREEMPTED
     outcome = pod.wait(process)

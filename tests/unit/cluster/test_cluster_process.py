@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -55,14 +54,9 @@ time.sleep(60)
     ) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
-        deadline = time.monotonic() + 5
-        while "sleep" not in Path(f"/proc/{child}/comm").read_text() and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_for("the child", lambda: "sleep" in Path(f"/proc/{child}/comm").read_text())
         parent.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 5
-    while start_time(child) is not None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert start_time(child) is None
+    wait_for("the end of the child", lambda: start_time(child) is None)
 
 
 def test_a_process_is_ended_only_if_it_is_the_one_meant() -> None:

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from demo.kubectl import DemoError, wait_for
+from demo.kubectl import DemoError, wait_until_complete
 from demo.terminal import Terminal, clock
 
 
@@ -45,6 +45,6 @@ def test_clock() -> None:
 
 def test_waiting_says_what_is_missing_once_and_gives_up() -> None:
     said: list[str] = []
-    with pytest.raises(DemoError, match="the cake took more than 0 s: in the oven"):
-        wait_for("the cake", lambda: "in the oven", timeout=0, say=said.append)
+    with pytest.raises(DemoError, match="the cake: not after 0 seconds; instead: in the oven"):
+        wait_until_complete("the cake", lambda: "in the oven", timeout=0, say=said.append)
     assert said == ["in the oven"]

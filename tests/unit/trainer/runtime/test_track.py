@@ -11,6 +11,7 @@ import torch
 
 from finetune_trainer.train.runtime import system
 from finetune_trainer.train.runtime.track import Tracker
+from support.waiting import wait_for
 
 if TYPE_CHECKING:
     import pytest
@@ -108,9 +109,7 @@ def test_without_a_run_nothing_is_tracked() -> None:
 def test_what_a_rank_takes_of_its_machine_is_logged_until_it_ends(mlflow: Mlflow) -> None:
     tracker = Tracker(mlflow.run_id, connect=mlflow.client)
     with system.logged(tracker, 3, torch.device("cpu"), interval_seconds=0.01):
-        deadline = time.monotonic() + 30
-        while len(history(mlflow, "system/rank-3/memory_bytes")) < 3:
-            assert time.monotonic() < deadline
+        wait_for("3 samples", lambda: len(history(mlflow, "system/rank-3/memory_bytes")) >= 3)
     tracker.close(30)
     memory = history(mlflow, "system/rank-3/memory_bytes")
     assert [step for step, _ in memory] == list(range(1, len(memory) + 1))
