@@ -3,7 +3,7 @@
     with running(ControlPlane(folder / "plane")) as plane, running(ArgoCD(plane.kubeconfig, folder)) as argocd:
         ...  # Applications in namespace argocd.NAMESPACE, their destination argocd.server
 
-It has no user interface and no API server of its own: Applications are made and read through Kubernetes.
+It runs without Argo CD's user interface and API server: Applications are created and read through Kubernetes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NEEDED = (packages.Package("redis-server", ("redis-server",)), packages.Package(
 class ArgoCD:
     """Argo CD in one folder, for one cluster.
 
-    Within `running()` it is up, and it is gone after, also when the body fails or the process is killed; what
+    It runs within `running()`, and ends with it, also when the body fails or the process is killed; what
     it wrote to the cluster stays there.
 
     Args:

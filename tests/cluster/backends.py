@@ -27,7 +27,7 @@ class Backend(Protocol):
         """Say what there is of it."""
 
     def prepare_images(self) -> None:
-        """Do what can be done for the project's images while a cluster comes up."""
+        """Prepare the project's images as far as possible while a cluster starts."""
 
     def build_images(self, name: str, wanted: list[images.Image]) -> dict[str, str]:
         """Make the project's images available to it; return their references by variable."""

@@ -139,7 +139,7 @@ def path(name: str) -> Path:
 
 
 def say(message: str) -> None:
-    """Tell the person who waits; standard output is for results."""
+    """Print progress to standard error; standard output is for results."""
     print(message, file=sys.stderr, flush=True)
 
 

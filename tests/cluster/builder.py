@@ -19,7 +19,7 @@ from support.cache import cache
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# NB: drivers leave their folders mounted; in a mount namespace of its own all that goes with the program.
+# NB: storage drivers leave their folders mounted. In its own mount namespace these mounts end with the program.
 ASIDE = ("unshare", "--mount", "--propagation", "private")
 
 
@@ -85,7 +85,7 @@ def push(image: str, tag: str) -> str:
             tempfile.TemporaryDirectory(prefix="registry-") as directory,
             registry.serving(Path(directory)) as address,
         ):
-            # NB: gzip, the default, takes twice as long as all the rest of a push and pull.
+            # NB: gzip, the default, takes twice as long as the rest of a push and pull.
             argv = [
                 "push",
                 "--tls-verify=false",

@@ -26,7 +26,7 @@ class Pair:
 
 
 class Authority:
-    """Signs certificates for servers and clients; made anew when its folder is empty."""
+    """Signs certificates for servers and clients; created when its folder is empty."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

@@ -30,12 +30,12 @@ class Client:
     def call(
         self, method: str, path: str, body: object = None, kind: str = "application/json"
     ) -> tuple[int, Any]:
-        """The status and the answer of one request; an answer of 400 and more is no exception here."""
+        """The status and the body of one response. A status of 400 or more raises nothing."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.server + path, data, {"Content-Type": kind}, method=method)  # noqa: S310
         try:
-            with self._opener.open(request, timeout=self.timeout) as answer:
-                return answer.status, _parsed(answer.read())
+            with self._opener.open(request, timeout=self.timeout) as response:
+                return response.status, _parsed(response.read())
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, _parsed(error.read())

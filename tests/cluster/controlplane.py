@@ -1,4 +1,4 @@
-"""etcd, kube-apiserver and kube-controller-manager (and a scheduler, if asked), with no root and no container.
+"""etcd, kube-apiserver and kube-controller-manager (and optionally a scheduler), without root and containers.
 
     with running(ControlPlane(tmp_path)) as plane:
         subprocess.run([plane.kubectl, "--kubeconfig", plane.kubeconfig, "get", "namespaces"])
@@ -29,7 +29,7 @@ SERVICES = "10.248.0.0/16"
 class ControlPlane:
     """A control plane in one folder.
 
-    Within `running()` it is up, and it is gone after, also when the body fails or the process is killed.
+    It runs within `running()`, and ends with it, also when the body fails or the process is killed.
     `etcd`, `apiserver` and `controllers` are processes a test may `kill()`, `stop()` and `start()` again;
     `wait_ready()` says when the API answers.
 
@@ -81,11 +81,11 @@ class ControlPlane:
 
     @property
     def processes(self) -> list[Process]:
-        """What was asked for, in the order it starts."""
+        """The configured processes, in the order in which they start."""
         return list(self._wanted)
 
     def start(self, timeout: float = 60) -> None:
-        """Start everything that was asked for and wait until it works."""
+        """Start the configured processes and wait until they are ready."""
         try:
             self.etcd.start()
             # NB: an API server that finds no etcd waits seconds before it tries again.
@@ -102,7 +102,7 @@ class ControlPlane:
             raise
 
     def wait_ready(self, timeout: float = 60) -> None:
-        """Wait until the API server answers and has all it makes itself (roles, namespaces)."""
+        """Wait until the API server answers and has created its own objects (roles, namespaces)."""
         wait_for("the API server", self.client.ready, timeout, self.etcd, self.apiserver)
 
     def stop(self) -> None:

@@ -34,7 +34,7 @@ def prepare_images() -> None:
 
 
 def build_images(name: str, wanted: list[images.Image]) -> dict[str, str]:
-    """The images it is told to use; it can only pull what somebody pushed."""
+    """The images to use, which the cluster must be able to pull."""
     variables = [*(image.variable for image in wanted), images.OBJECT_STORE]
     missing = [variable for variable in variables if not os.environ.get(variable)]
     if missing:

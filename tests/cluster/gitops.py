@@ -141,7 +141,7 @@ class GitOps:
 
         self.look()
         self._wait(f"{revision} is synced", synced)
-        # NB: Argo CD may look before its own watch has told it of what it just made, and apply that once more.
+        # NB: Argo CD may refresh before its own watch delivers what it just created, and apply it once more.
         self.operations_before = self._operations()
         self.syncs_seen.clear()
 
@@ -157,13 +157,13 @@ class GitOps:
                 for item in status.get("resources", [])
                 if (item["kind"], item["name"]) == (kind, name)
             ]
-            said = found[0] if found else {}
-            if said.get("status") != health:
+            reported = found[0] if found else {}
+            if reported.get("status") != health:
                 return None
-            if message in said.get("message", ""):
-                return said
-            # NB: another message for the same health makes Argo CD look no sooner.
-            self._ask_to_look()
+            if message in reported.get("message", ""):
+                return reported
+            # NB: a new message with the same health does not make Argo CD refresh earlier.
+            self._request_refresh()
             return None
 
         return self._wait(f"{kind} {name} is {health} {message}", seen, seconds)
@@ -174,7 +174,7 @@ class GitOps:
 
     def look(self) -> None:
         """Have Argo CD compare repository and cluster, as a Git server's webhook would, and wait until it has."""
-        self._ask_to_look()
+        self._request_refresh()
 
         def looked() -> bool:
             application = self.application() or {}
@@ -182,7 +182,7 @@ class GitOps:
 
         self._wait("Argo CD has looked", looked)
 
-    def _ask_to_look(self) -> None:
+    def _request_refresh(self) -> None:
         body = {"metadata": {"annotations": {_REFRESH: "normal"}}}
         self.api.patch("Application", argocd.NAMESPACE, self.name, body)
 

@@ -37,7 +37,7 @@ BASE_PACKAGES = (
 )
 SKIPPED = {"__pycache__", ".venv", ".git", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
 
-# What makes Debian's Python behave as that of python:3.11-slim: its names, and pip without a lecture.
+# Makes Debian's Python behave like that of python:3.11-slim: the names of its programs, and pip without its warning.
 BASE_HOOK = """\
 set -e
 mkdir -p "$1/usr/local/bin"
@@ -86,7 +86,7 @@ def pause() -> str:
 
 
 def versitygw() -> str:
-    """An S3 server over a folder, as any user who may write there.
+    """An S3 server over a folder, run by any user who may write there.
 
     In a pod:
 
@@ -228,7 +228,7 @@ def _volumes(dockerfile: str, wheels: Path | None) -> list[tuple[Path, str, str]
         ("uv", "/root/.cache/uv"),
         ("maven", "/root/.m2/repository"),
     ):
-        # NB: a Dockerfile that mounts a cache there itself keeps its own, in buildah's store.
+        # NB: a Dockerfile that mounts a cache there itself uses its own, in buildah's store.
         if there not in dockerfile:
             here = cache() / "build" / name
             here.mkdir(parents=True, exist_ok=True)

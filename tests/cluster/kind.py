@@ -69,7 +69,7 @@ def status(name: str) -> dict[str, object]:
 
 
 def prepare_images() -> None:
-    """Nothing: docker keeps its own layers, and kind loads an image into a cluster that runs."""
+    """Does nothing: docker keeps its own layers, and kind loads images into a running cluster."""
 
 
 def build_images(name: str, wanted: list[images.Image]) -> dict[str, str]:
@@ -82,7 +82,7 @@ def build_images(name: str, wanted: list[images.Image]) -> dict[str, str]:
         argv = ["docker", "build", "--file", image.dockerfile, "--tag", reference]
         argv += ["--target", image.target] if image.target else []
         say(f"building {reference}")
-        # NB: docker prints to standard output what is news for people; results alone go there.
+        # NB: docker prints progress to standard output, which is for results only.
         run(*argv, str(REPOSITORY), timeout=3600)
         run("kind", "load", "docker-image", reference, "--name", name, timeout=1800)
         references[image.variable] = reference
@@ -105,7 +105,7 @@ def _object_store(name: str) -> str:
 
 
 def configuration(state: State, nodes: int) -> dict[str, object]:
-    """How kind is told: a control plane and the nodes, all with one folder of this machine."""
+    """Kind's configuration: a control plane and the nodes, which all mount one folder of this machine."""
     mount = {"hostPath": str(state.volumes), "containerPath": INSIDE}
     roles = ["control-plane"] + ["worker"] * nodes
     return {

@@ -1,4 +1,4 @@
-"""The local cluster seen from this machine: up, down, and what is asked of it in between."""
+"""The local cluster as controlled from this machine: up, down, and the requests in between."""
 
 from __future__ import annotations
 
@@ -172,15 +172,15 @@ def _start(state: State, wanted: plan.Plan, pause: str) -> None:
 
 def _follow(state: State, began: float) -> None:
     """Say what the supervisor does until it is ready."""
-    told = 0
+    shown = 0
     deadline = time.monotonic() + PATIENCE
     while True:
         steps = _steps(state)
-        for step in steps[told:]:
+        for step in steps[shown:]:
             if step.startswith(supervisor.FAILED):
                 raise ClusterError(f"{step}\nthe logs are in {state.logs}")
             say(f"{time.monotonic() - began:5.1f} s  {step}")
-        told = len(steps)
+        shown = len(steps)
         if supervisor.READY in steps:
             return
         if not _supervisor(state):
@@ -193,8 +193,8 @@ def _follow(state: State, began: float) -> None:
 def _down(state: State) -> None:
     if not state.directory.exists():
         return
-    for who in ("first", "launcher"):
-        recorded = _recorded(state).get(who)
+    for role in ("first", "launcher"):
+        recorded = _recorded(state).get(role)
         if recorded:
             end(recorded["pid"], recorded["started"])
     settings = plan.load(state.settings)
@@ -209,7 +209,7 @@ def _down(state: State) -> None:
 
 
 def _remove(directory: Path) -> None:
-    """Remove a folder, and what an earlier removal left; the name is free at once, the space when all is gone."""
+    """Remove a folder, and the rest of an earlier removal. The name is free at once, the space when removal is complete."""
     removed = cache() / "removed"
     removed.mkdir(exist_ok=True)
     directory.rename(removed / f"{directory.name}-{time.time_ns()}")
@@ -219,7 +219,7 @@ def _remove(directory: Path) -> None:
         remover.wait(20)
     except subprocess.TimeoutExpired:
         remover.returncode = 0
-        say(f"{removed} is still being removed; that goes on by itself")
+        say(f"{removed} is still being removed in the background")
 
 
 def _free_index() -> int:

@@ -105,7 +105,7 @@ def proxy_flags(plan: Plan, kubeconfig: Path) -> dict[str, str]:
         "hostname-override": plan.node_name(1),
         "proxy-mode": "iptables",
         "cluster-cidr": plan.pods,
-        # NB: answers between pods on one bridge would else bypass the translation of addresses.
+        # NB: otherwise responses between pods on one bridge would bypass the address translation.
         "masquerade-all": "true",
         "iptables-min-sync-period": "200ms",
         # NB: the kernel's limits are this machine's, not the namespace's: leave them.

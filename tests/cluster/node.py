@@ -57,7 +57,7 @@ class Node:
         self.kubelet.start()
 
     def stop(self) -> None:
-        """End kubelet and containerd; containers go on, as they do when a node's daemons are upgraded."""
+        """Stop kubelet and containerd. Containers keep running, as during an upgrade of a node's daemons."""
         for process in reversed(self.processes):
             process.stop()
 

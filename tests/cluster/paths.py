@@ -13,7 +13,7 @@ REPOSITORY = PACKAGE.parent.parent
 
 
 class ClusterError(RuntimeError):
-    """Something a person can act on: its message says what."""
+    """An error that the user can act on; the message says how."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class State:
 
     @property
     def settings(self) -> Path:
-        """What the cluster was asked to be: index, nodes, where the binaries are."""
+        """The cluster's configuration: index, nodes, folder of the binaries."""
         return self.directory / "cluster.json"
 
     @property

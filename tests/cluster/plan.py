@@ -1,4 +1,4 @@
-"""What a cluster is to be: its name, its nodes, and which addresses are its own."""
+"""The plan of a cluster: its name, its nodes, and its addresses."""
 
 from __future__ import annotations
 

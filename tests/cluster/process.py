@@ -1,4 +1,4 @@
-"""Programs that run to their end, and processes told apart by more than a number."""
+"""Runs programs to completion, and identifies processes by their id and start time."""
 
 from __future__ import annotations
 

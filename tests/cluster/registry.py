@@ -61,7 +61,7 @@ def server(address: str, directory: Path, log: Path) -> Process:
 
 @contextmanager
 def serving(directory: Path) -> Iterator[str]:
-    """A registry on the loopback for as long as something is pushed; yields its address."""
+    """A context with a registry on the loopback interface; yields its address."""
     port = free_port()
     process = server(f"127.0.0.1:{port}", directory, directory / "registry.log")
     process.start()
@@ -73,5 +73,5 @@ def serving(directory: Path) -> Iterator[str]:
 
 
 def mirror(address: str) -> str:
-    """What tells containerd where the registry is (a hosts.toml)."""
+    """Containerd's configuration of the registry (a hosts.toml)."""
     return f'server = "http://{address}"\n[host."http://{address}"]\ncapabilities = ["pull", "resolve"]\n'

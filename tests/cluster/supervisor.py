@@ -1,4 +1,4 @@
-"""The cluster's first process: it brings everything up inside namespaces of its own, and keeps it up.
+"""The cluster's first process: starts everything inside its own namespaces, and keeps it running.
 
 It is process 1 of a PID namespace, in a mount and a network namespace that nothing else holds. So when it ends,
 for any reason, the kernel ends every process of the cluster and takes its mounts, interfaces and packet
@@ -83,7 +83,7 @@ class Supervisor:
         self._tell(READY)
 
     def keep(self) -> NoReturn:
-        """Restart what ends, give claims their volumes, do what is asked in the control folder."""
+        """Restart processes that ended, create volumes for claims, and execute requests in the control folder."""
         while True:
             self._reap()
             for process in self.kept:
@@ -208,7 +208,7 @@ SHADOWED = (Path("/var/log"), Path("/var/lib/cni"), Path("/var/lib/kubelet"))
 
 
 def main(name: str, pause: str) -> NoReturn:
-    """Be the supervisor of the cluster `name`, until told to end."""
+    """Run the supervisor of the cluster `name` until it is signalled to end."""
     signal.signal(signal.SIGTERM, _end)
     state = State(name)
     wanted = plan.load(state.settings)

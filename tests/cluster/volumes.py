@@ -29,7 +29,7 @@ def storage_class() -> dict[str, Any]:
 
 
 class Provisioner:
-    """Gives each claim a volume, and clears away the volumes of claims that are gone."""
+    """Creates a volume for each claim, and removes the volumes of deleted claims."""
 
     def __init__(self, client: Client, directory: Path) -> None:
         self.client = client

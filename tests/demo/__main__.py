@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         print(
-            "\ninterrupted; `make demo` goes on from here, `make demo-down` takes the demo away",
+            "\ninterrupted; `make demo` continues from here, `make demo-down` removes the demo",
             file=sys.stderr,
         )
         return 130
@@ -42,10 +42,10 @@ def main(arguments: list[str]) -> int:
 
 
 def up(name: str, terminal: Terminal) -> None:
-    """Everything from a bare machine to a registered model, and to the alias that people load it by."""
+    """Everything from a bare machine to a registered model, and to the alias that users load it by."""
     where = place.up(name, terminal)
     installation = Installation(where, terminal)
-    with terminal.stage("object store, and the Job that makes a corpus and a base model"):
+    with terminal.stage("object store, and the Job that creates a corpus and a base model"):
         installation.object_store()
         installation.seed()
     with terminal.stage("helm install finetune-operator, with an MLflow server"):
@@ -72,7 +72,7 @@ def up(name: str, terminal: Terminal) -> None:
 
 
 def train(installation: Installation, manifest: Path) -> Json:
-    """Apply a FineTuneJob, anew if it is there, and follow it to its success."""
+    """Apply a FineTuneJob, after deleting an existing one, and follow it until it succeeds."""
     kubectl, terminal = installation.place.kubectl, installation.terminal
     with terminal.stage(f"kubectl apply -f {manifest.relative_to(place.REPOSITORY)}"):
         if kubectl.get("finetunejob", manifest.stem, "--namespace", NAMESPACE):

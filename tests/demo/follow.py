@@ -41,24 +41,24 @@ def follow(
         DemoError: it failed, was deleted, or took longer than `timeout`.
     """
     began = time.monotonic()
-    told: set[str] = set()
-    phase, told_at = None, 0.0
+    shown: set[str] = set()
+    phase, shown_at = None, 0.0
     while True:
         job = kubectl.get("finetunejob", name, "--namespace", namespace)
         if job is None:
             raise DemoError(f"the FineTuneJob {namespace}/{name} was deleted")
         seen(job)
         for sentence in [*complaints(job), *_warnings(kubectl, name, namespace)]:
-            if sentence not in told:
-                told.add(sentence)
+            if sentence not in shown:
+                shown.add(sentence)
                 terminal.detail(f"! {sentence}")
         elapsed = time.monotonic() - began
         before, phase = phase, job.get("status", {}).get("phase") or "Pending"
         if terminal.interactive and phase not in ENDS:
             terminal.live(f"        {clock(elapsed)}  {line(job)}")
-        elif phase != before or time.monotonic() - told_at > SECONDS_BETWEEN_LINES:
+        elif phase != before or time.monotonic() - shown_at > SECONDS_BETWEEN_LINES:
             terminal.detail(f"{clock(elapsed)}  {line(job)}")
-            told_at = time.monotonic()
+            shown_at = time.monotonic()
         if phase == "Succeeded":
             return job
         if phase == "Failed":
@@ -69,7 +69,7 @@ def follow(
 
 
 def line(job: Json) -> str:
-    """Where a job stands, in one line: phase, bar, step, losses, speed, time to go."""
+    """The state of a job, in one line: phase, bar, step, losses, speed, time left."""
     status = job.get("status", {})
     progress = status.get("progress") or {}
     parts = [f"{status.get('phase') or 'Pending':<11}"]

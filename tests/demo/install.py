@@ -23,7 +23,7 @@ CHART = REPOSITORY / "charts" / "finetune-operator"
 SAMPLES = REPOSITORY / "crds" / "samples"
 MANIFESTS = Path(__file__).parent / "manifests"
 SCRIPTS = Path(__file__).parent / "scripts"
-# Names of the demo's own: on a cluster that stays, an installation that people use is left alone.
+# The demo uses its own names, so that it does not touch another installation on an existing cluster.
 SYSTEM = "finetune-demo-system"
 NAMESPACE = "demo"
 RELEASE = "finetune-operator-demo"
@@ -96,7 +96,7 @@ class Installation:
         wait_until_complete("the installation", self._not_ready, timeout=600, say=self.terminal.detail)
 
     def seed(self, pretraining_seconds: int = PRETRAINING_SECONDS) -> None:
-        """Start the Job that makes the corpus and the base model, unless it is there."""
+        """Start the Job that creates the corpus and the base model, unless it exists."""
         self._scripts()
         self.start_script(
             "seed",
@@ -105,7 +105,7 @@ class Installation:
         )
 
     def start_script(self, name: str, command: str) -> None:
-        """Start a Job that runs scripts of this folder, unless it is there and has not failed."""
+        """Start a Job that runs scripts of this folder, unless it exists and has not failed."""
         if self.place.kubectl.get("job", name, "--namespace", NAMESPACE) and self._end_of(name) == "Failed":
             self.delete("job", name)
         if self.place.kubectl.get("job", name, "--namespace", NAMESPACE) is None:
@@ -119,29 +119,29 @@ class Installation:
             self.place.kubectl.apply(render(MANIFESTS / "script-job.yaml", values))
 
     def finish_script(self, name: str, timeout: float = 600) -> str:
-        """Wait for such a Job, telling what it prints; return all of it.
+        """Wait for such a Job, showing its output; return all of it.
 
         Raises:
-            DemoError: it failed; with its last words.
+            DemoError: it failed.
         """
-        told = 0
+        shown = 0
 
         def missing() -> str | None:
-            nonlocal told
+            nonlocal shown
             ended = self._end_of(name)
             lines = self._log(name).splitlines()
-            for line in lines[told:]:
+            for line in lines[shown:]:
                 self.terminal.detail(line)
-            told = max(told, len(lines))
+            shown = max(shown, len(lines))
             if ended == "Failed":
-                raise DemoError(f"the Job {name} failed: its last words are above")
+                raise DemoError(f"the Job {name} failed: see its output above")
             return None if ended else f"waiting for {self._why_not_yet(name)}"
 
         wait_until_complete(f"the Job {name}", missing, timeout=timeout, say=self.terminal.detail)
         return self._log(name)
 
     def delete(self, kind: str, name: str) -> None:
-        """Delete an object of the demo and wait until it is gone."""
+        """Delete an object of the demo and wait until it no longer exists."""
         self.place.kubectl(
             "delete",
             kind,
@@ -168,7 +168,7 @@ class Installation:
         )
 
     def patch(self, kind: str, name: str, spec: Json) -> None:
-        """Merge a change into the spec of an object of the demo, as a person would."""
+        """Merge a change into the spec of an object of the demo, as a user would."""
         change = json.dumps({"spec": spec})
         self.place.kubectl(
             "patch", kind, name, "--namespace", NAMESPACE, "--type", "merge", "--patch", change

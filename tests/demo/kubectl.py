@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 class DemoError(RuntimeError):
-    """The demo cannot go on; the message says why and what to do."""
+    """The demo cannot continue; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Kubectl:
         """Run kubectl and return what it prints.
 
         Raises:
-            DemoError: it failed; with kubectl's own words.
+            DemoError: it failed; the message holds kubectl's.
         """
         command = [str(self.program), "--kubeconfig", str(self.kubeconfig), *arguments]
         done = subprocess.run(
@@ -45,7 +45,7 @@ class Kubectl:
         return done.stdout
 
     def get(self, *arguments: str) -> Json | None:
-        """An object, or a list of them; None when there is no such object."""
+        """An object, or a list of objects; None when the object does not exist."""
         text = self("get", *arguments, "--ignore-not-found", "--output", "json")
         return json.loads(text) if text.strip() else None
 
@@ -69,7 +69,7 @@ def render(file: Path, values: dict[str, str]) -> str:
 
 
 def pod_trouble(pods: list[Json]) -> list[str]:
-    """Why containers do not run, as kubelets and the scheduler say it: `pod: ImagePullBackOff`."""
+    """Why containers do not run, as kubelets and the scheduler report it: `pod: ImagePullBackOff`."""
     found = []
     for pod in pods:
         status = pod["status"]
@@ -81,7 +81,7 @@ def pod_trouble(pods: list[Json]) -> list[str]:
             for condition in status.get("conditions", [])
             if condition["type"] == "PodScheduled" and condition["status"] == "False"
         ]
-        found += [f"{pod['metadata']['name']}: {said}" for said in (*sorted(reasons - usual), *refusals)]
+        found += [f"{pod['metadata']['name']}: {reason}" for reason in (*sorted(reasons - usual), *refusals)]
     return found
 
 

@@ -46,7 +46,7 @@ def up(name: str, terminal: Terminal) -> Place:
     """Bring up a cluster and the images, or find them.
 
     Raises:
-        DemoError: one of them could not be had, and the cluster package has said why; or the disk is too full.
+        DemoError: one of them is not available, for the reason that the cluster package printed; or the disk is too full.
     """
     if backends.choose()[0] == "local":
         disk = shutil.disk_usage(_existing(cache()))

@@ -17,7 +17,7 @@ STAGING = SAMPLES / "promotion-staging.yaml"
 CHAMPION = SAMPLES / "promotion-champion.yaml"
 NAMES = ("staging", "champion")
 SECONDS_FOR_PROMOTION = 120
-# Phases that only a person can change.
+# Phases that only a user can end.
 STUCK = ("Failed", "Conflict")
 
 
@@ -77,25 +77,25 @@ def forget(installation: Installation) -> None:
         if kubectl.get("modelpromotion", name, "--namespace", NAMESPACE):
             installation.terminal.detail(f"an earlier promotion {name} is there: deleting it, with its alias")
             installation.patch("modelpromotion", name, {"onDelete": "RemoveAlias", "suspend": False})
-            # NB: the alias goes only if the finalizer is there before the deletion.
+            # NB: the alias is removed only if the finalizer was set before the deletion.
             _wait(kubectl, name, lambda found: bool(found["metadata"].get("finalizers")), stuck=())
             installation.delete("modelpromotion", name)
 
 
 def follow(installation: Installation, name: str, reached: Callable[[Json], bool]) -> Json:
-    """Show where a promotion stands, a line for each change, until its status is as expected.
+    """Show the state of a promotion, a line for each change, until its status is as expected.
 
     Raises:
         DemoError: it came to an end elsewhere, or not in time; with what it says.
     """
     began = time.monotonic()
-    told: str | None = None
+    shown: str | None = None
 
     def seen(found: Json) -> bool:
-        nonlocal told
+        nonlocal shown
         text = line(found)
-        if text != told:
-            told = text
+        if text != shown:
+            shown = text
             installation.terminal.detail(f"{clock(time.monotonic() - began)}  {text}")
         return current(found) and reached(found["status"])
 
@@ -132,7 +132,7 @@ def at(phase: str, version: str | None) -> Callable[[Json], bool]:
 
 
 def line(promotion: Json) -> str:
-    """Where a promotion stands, in one line: phase, versions, gates, soak."""
+    """The state of a promotion, in one line: phase, versions, gates, soak."""
     status = promotion.get("status", {})
     parts = [f"{promotion['metadata']['name']:<9}", f"{status.get('phase') or 'Pending':<17}"]
     parts.append(f"current {status.get('current') or '-'}")
@@ -158,7 +158,7 @@ def tell_verdicts(terminal: Terminal, promotion: Json) -> None:
 
 
 def patch_command(name: str, change: Json) -> str:
-    """The command that a person would type."""
+    """The command that a user would type."""
     return f"kubectl patch mp {name} --type merge -p '{json.dumps({'spec': change})}'"
 
 

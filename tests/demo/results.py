@@ -14,7 +14,7 @@ QUESTION = "What does json.dumps do?"
 
 
 def ask(installation: Installation, job: Json) -> str:
-    """One answer of the registered model, loaded by its alias in a pod of its own."""
+    """One answer of the registered model, which a separate pod loads by its alias."""
     model, alias = job["status"]["model"]["name"], job["status"]["model"]["aliases"][0]
     installation.delete("job", "ask")
     installation.start_script("ask", f"python ask.py 'models:/{model}@{alias}' '{QUESTION}'")

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 _FIELD = "model.base"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ckpt", ".npz")
-# What MLflow's transformers flavor keeps beside its own files, and where.
+# Folders of MLflow's transformers flavor.
 _MLFLOW_MODEL, _MLFLOW_TOKENIZER = "model", "components/tokenizer"
 _ADAPTER_CONFIG = "adapter_config.json"
-# One of these is there wherever a tokenizer was saved.
+# A saved tokenizer has at least one of these files.
 _TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _BASE_OF_ADAPTER = "base-of-adapter"
 
@@ -31,7 +31,7 @@ _BASE_OF_ADAPTER = "base-of-adapter"
 class Source:
     """The folders of a model that was fetched.
 
-    base: config and weights of a model that stands alone.
+    base: config and weights of a standalone model.
     tokenizer: the tokenizer, of the adapter where it has one.
     adapter: peft's adapter to the base, or None.
     adapter_of: how the adapter names its base, or None.
@@ -45,7 +45,7 @@ class Source:
 
 @dataclass(frozen=True)
 class _Parts:
-    """What one artifact holds; an adapter's base may be another artifact."""
+    """The parts of one artifact; the base of an adapter may be another artifact."""
 
     base: Path | None
     tokenizer: Path | None
@@ -55,7 +55,7 @@ class _Parts:
 
 
 def fetch(uri: str, to: Path, *, revision: str | None = None, field: str = _FIELD) -> Source:
-    """Bring a model into the pod, with the base of an adapter, and return the folders that it lies in.
+    """Fetch a model into the pod, with the base of an adapter, and return its folders.
 
     Args:
         uri: absolute path (used where it is), s3://bucket/folder, models:/name@alias, or a Hub id.
@@ -64,7 +64,7 @@ def fetch(uri: str, to: Path, *, revision: str | None = None, field: str = _FIEL
         field: the recipe's field that names it, for what is wrong with it.
 
     Raises:
-        RecipeRefusedError: there is no such model, no access to it, or no way to the base of an adapter.
+        RecipeRefusedError: the model does not exist, access is denied, or the base of an adapter cannot be found.
         TrainingError: the Hub does not answer.
     """
     with _naming(_FIELD, field):

@@ -1,1 +1,1 @@
-"""The preparation: makes one Delta table of training, validation and test examples from a corpus, on Spark."""
+"""The preparation: builds a Delta table of training, validation and test examples from a corpus, on Spark."""

@@ -64,7 +64,7 @@ def plan(recipe: Recipe) -> Plan:
     """Return the preparation of a recipe.
 
     Raises:
-        RecipeRefusedError: it asks for nothing, for what is not available, or contradicts itself.
+        RecipeRefusedError: it requests nothing, or something that is not available, or contradicts itself.
     """
     data = recipe.data
     if data.source is None or data.prepare is None:

@@ -88,7 +88,7 @@ class Evaluator:
         )
 
     def should_keep(self, before: Progress, loss: float) -> bool:
-        """Whether loadBest asks for a checkpoint of these weights, given the progress before the evaluation."""
+        """Whether loadBest requires a checkpoint of these weights, given the progress before the evaluation."""
         best = before.best_eval_loss
         return self._training.load_best and (best is None or loss < best)
 
@@ -100,7 +100,7 @@ class Evaluator:
     def load_best(
         self, checkpointer: Checkpointer, loss: float, before_batch: Callable[[], None] = lambda: None
     ) -> float:
-        """Load the weights with the least evaluation loss where loadBest asks for them, and return their loss.
+        """Load the weights with the lowest evaluation loss if loadBest is set, and return their loss.
 
         Args:
             checkpointer: knows the best checkpoint.

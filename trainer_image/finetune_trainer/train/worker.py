@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def quiet_libraries() -> None:
-    """Silence what nobody can act on, and keep libraries from downloading code while training runs."""
+    """Silence warnings that users cannot act on, and keep libraries from downloading code during training."""
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
@@ -95,7 +95,7 @@ def work() -> TerminationMessage | None:
 
 @contextmanager
 def system_metrics(recipe: Recipe, world: World, tracker: Tracker) -> Iterator[None]:
-    """While inside, every rank logs its CPU, memory and GPU use, where the recipe asks for it."""
+    """A context in which every rank logs its CPU, memory and GPU use, if the recipe enables it."""
     if not recipe.tracking.system_metrics:
         yield
         return
@@ -122,7 +122,7 @@ def end_in_rendezvous(preemption: Preemption) -> None:
 
 @dataclass
 class Run:
-    """One rank's way through the pipeline, from the recipe to the registered version."""
+    """Runs the pipeline on one rank, from the recipe to the registered version."""
 
     recipe: Recipe
     world: World

@@ -243,7 +243,7 @@ def test_what_cannot_be_isolated_keeps_its_own_attention(
             {"n_layer": 2, "n_head": 4},
             "SFT",
             False,
-            "model.base BASE is a bloom, which takes no position ids, so its documents cannot be told apart: choose "
+            "model.base BASE is a bloom, which takes no position ids, so its documents cannot be kept apart: choose "
             "another model",
         ),
         (

@@ -1,4 +1,4 @@
-"""The trained model as files that others can load: safetensors, tokenizer, model card, and MLflow's MLmodel."""
+"""The trained model as files: safetensors, tokenizer, model card, and MLflow's MLmodel."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _REQUIREMENTS = ("torch", "transformers", "accelerate", "safetensors")
 
 
 def gather(model: nn.Module, source: Path, recipe: Recipe, world: World) -> dict[str, torch.Tensor]:
-    """The trained weights on the host of rank 0, and nothing elsewhere; every rank must take part.
+    """The trained weights on the host of rank 0; empty on the others. A collective call.
 
-    Weights of full training have the type that the base is stored in, adapters stay fp32. Each rank casts its shard
-    before it is sent, a weight at a time, so that rank 0 holds one copy of the model, in that type.
+    Weights of full training have the type that the base is stored in, adapters stay in fp32. The weights are gathered one
+    at a time, and each rank casts its shard before that, so that rank 0 holds one copy of the model, in that type.
 
-    DCP's HuggingFaceStorageWriter with consolidate_safetensors_files does not serve here: the ranks of another pod
-    share no folder with rank 0, and the files would have the modules' names, where `save_pretrained` restores those
-    of the base's files. docs/design/speed.md compares both.
+    DCP's HuggingFaceStorageWriter with consolidate_safetensors_files cannot be used: the ranks of other pods share no
+    folder with rank 0, and its files have the modules' names, while `save_pretrained` restores the names in the base's
+    files. docs/design/speed.md compares both.
 
     Args:
         model: the sharded model.
@@ -46,7 +46,7 @@ def gather(model: nn.Module, source: Path, recipe: Recipe, world: World) -> dict
         world: the ranks.
     """
     dtype = _dtype_of(source, recipe) if recipe.method.type == "Full" else torch.float32
-    # NB: save_pretrained knows tied weights by their memory, which gathered ones do not share.
+    # NB: save_pretrained recognises tied weights by shared memory, which gathered weights do not have.
     tied = base_of(model).all_tied_weights_keys
     gathered: dict[str, torch.Tensor] = {}
     for name, shard in trained_state(model).items():
@@ -68,16 +68,15 @@ def write(
     source: Path,
     lineage: Lineage,
 ) -> None:
-    """Write the model in MLflow's layout; rank 0 alone.
+    """Write the model in MLflow's layout; call it on rank 0 only.
 
-    Full training and merged adapters give a model that stands alone in `model/`. Adapters and virtual tokens go to
-    `peft/`, also beside a merged model, and name their base; a base that others could not find under its name is
-    copied beside them.
+    Full training and merged adapters give a standalone model in `model/`. Adapters and virtual tokens go to `peft/`, also
+    beside a merged model, and name their base. A base that cannot be found by its name elsewhere is copied too.
 
     Args:
         folder: an empty folder.
         model: the sharded model.
-        state: what `gather` gave.
+        state: the result of `gather`.
         tokenizer: the tokenizer.
         source: where the base model was loaded from.
         lineage: for the model card.
@@ -92,7 +91,7 @@ def write(
         "tokenizer_type": type(tokenizer).__name__,
     }
     if recipe.method.type == "Full":
-        _write_whole(model, state, source, recipe, folder / _MODEL)
+        _write_unsharded(model, state, source, recipe, folder / _MODEL)
         flavor |= {"model_binary": _MODEL, "source_model_name": base}
     else:
         _write_adapter(model, state, folder / _ADAPTER)
@@ -109,11 +108,11 @@ def write(
     _write_mlmodel(folder, flavor, adapter=recipe.method.type != "Full", signature=_wants_signature(recipe))
 
 
-def _write_whole(
+def _write_unsharded(
     model: Any, state: dict[str, torch.Tensor], source: Path, recipe: Recipe, folder: Path
 ) -> None:
     merge.save(model, folder, source, state_dict=state)
-    # NB: save_pretrained took the type of the fp32 masters for the type of the files.
+    # NB: save_pretrained writes the type of the fp32 master weights into the config, not that of the files.
     model.config.dtype = _dtype_of(source, recipe)
     model.config.save_pretrained(folder)
 
@@ -121,10 +120,10 @@ def _write_whole(
 def _write_adapter(model: Any, state: dict[str, torch.Tensor], folder: Path) -> None:
     config = model.peft_config["default"]
     if not config.is_prompt_learning:
-        # NB: told not to, peft does not ask the Hub whether the vocabulary has grown.
+        # NB: without this argument peft asks the Hub whether the vocabulary has grown.
         model.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
         return
-    # NB: peft would compute virtual tokens from the model, of which this rank has a part.
+    # NB: peft would compute the virtual tokens from the model, of which this rank has only a shard.
     from safetensors.torch import save_file
 
     (tokens,) = state.values()
@@ -135,9 +134,9 @@ def _write_adapter(model: Any, state: dict[str, torch.Tensor], folder: Path) -> 
 
 
 def _reference_to_base(source: Path, recipe: Recipe, folder: Path) -> dict[str, str]:
-    """How MLflow finds an adapter's base again: a path, a commit on the Hub, or a copy.
+    """How MLflow finds an adapter's base: a path, a commit on the Hub, or a copy.
 
-    A base that was itself merged from an adapter is nowhere but here.
+    A base that was merged from an adapter exists only in this pod, and is copied.
     """
     base = recipe.model.base
     if str(source) == base:
@@ -145,17 +144,17 @@ def _reference_to_base(source: Path, recipe: Recipe, folder: Path) -> dict[str, 
     commit = _hub_commit(source)
     if commit is not None:
         return {"source_model_name": base, "source_model_revision": commit}
-    merge.save(load.whole(recipe.model, source), folder / _MODEL, source)
+    merge.save(load.unsharded(recipe.model, source), folder / _MODEL, source)
     return {"model_binary": _MODEL, "source_model_name": base}
 
 
 def _hub_commit(source: Path) -> str | None:
-    """The commit of a model from the Hub, whose snapshots lie in folders that are named after it."""
+    """The commit of a model from the Hub: the name of its snapshot's folder in the cache."""
     return source.name if source.parent.name == "snapshots" else None
 
 
 def _dtype_of(source: Path, recipe: Recipe) -> torch.dtype:
-    """The type in which the base model's weights are stored; the trained ones go back into it."""
+    """The type in which the base model's weights are stored, and in which trained ones are saved."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(str(source), trust_remote_code=recipe.model.trust_remote_code)
@@ -164,7 +163,7 @@ def _dtype_of(source: Path, recipe: Recipe) -> torch.dtype:
 
 
 def _architecture(model: Any) -> str:
-    # NB: layers are sharded under other names, the model itself never is.
+    # NB: FSDP renames the classes of sharded layers, but never that of the model itself.
     return type(base_of(model)).__name__
 
 
@@ -173,7 +172,7 @@ def _wants_signature(recipe: Recipe) -> bool:
 
 
 def _write_mlmodel(folder: Path, flavor: dict[str, Any], *, adapter: bool, signature: bool) -> None:
-    """MLmodel and its requirements: MLflow loads the folder by its transformers flavor or as a pyfunc."""
+    """Write MLmodel and its requirements, with which MLflow loads the folder by its transformers flavor or as a pyfunc."""
     from mlflow import pyfunc
     from mlflow.models import Model, ModelSignature
     from mlflow.types import ColSpec, DataType, Schema

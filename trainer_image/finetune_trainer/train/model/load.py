@@ -1,4 +1,4 @@
-"""The base model: a skeleton without weights first, then each rank reads its own part of them."""
+"""The base model: first a skeleton without weights, then each rank reads its shards of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 @contextmanager
 def load_errors(model: Model, field: str = "model.base") -> Iterator[None]:
-    """Turn what the libraries raise into a sentence about the recipe.
+    """Turn the libraries' errors into an error about the recipe.
 
     Raises:
         RecipeRefusedError: the model cannot be loaded.
@@ -71,19 +71,19 @@ def skeleton(recipe: Recipe, source: Path, world: World, field: str = "model.bas
 
 
 def empty(config: Any, dtype: torch.dtype, *, trust: bool) -> PreTrainedModel:
-    """A model with parameters on the meta device and real buffers, which no file holds."""
+    """A model with parameters on the meta device, and real buffers, which the files do not hold."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust)
-    # NB: what is made on the meta device loses its ties.
+    # NB: parameters that are created on the meta device are not tied.
     model.tie_weights()
     return model
 
 
-def whole(spec: Model, source: Path) -> PreTrainedModel:
-    """A model with all weights, in the type they are stored in, on the host.
+def unsharded(spec: Model, source: Path) -> PreTrainedModel:
+    """A model with all weights, in the type that they are stored in, on the host.
 
     Raises:
         OSError, ValueError, KeyError, SafetensorError: it cannot be loaded.
@@ -96,13 +96,13 @@ def whole(spec: Model, source: Path) -> PreTrainedModel:
 
 
 def quantised(recipe: Recipe, source: Path, world: World, like: PreTrainedModel) -> PreTrainedModel:
-    """The base model in four bits, whole on each rank's device.
+    """The base model in four bits, unsharded on each rank's device.
 
     Args:
         recipe: one with method QLoRA.
         source: folder of the base model.
         world: which rank this is.
-        like: its skeleton, whose attention it gets.
+        like: its skeleton, whose attention implementation it uses.
 
     Raises:
         RecipeRefusedError: it cannot be loaded.
@@ -128,7 +128,7 @@ def quantised(recipe: Recipe, source: Path, world: World, like: PreTrainedModel)
         )
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
-            # NB: bitsandbytes would pack the weights anew in the first evaluation, and some shapes it cannot.
+            # NB: bitsandbytes would repack the weights in the first evaluation, and fails for some shapes.
             module.support_avx512bf16_for_cpu = False
     return model.requires_grad_(False)
 
@@ -147,7 +147,7 @@ def _check_documents(model: PreTrainedModel, recipe: Recipe, field: str, *, apar
     if "position_ids" not in inspect.signature(model.get_decoder().forward).parameters:
         raise RecipeRefusedError(
             f"{field} {recipe.model.base} is a {model.config.model_type}, which takes no position ids, so its documents "
-            "cannot be told apart: choose another model",
+            "cannot be kept apart: choose another model",
             reason="ModelNotLoadable",
         )
     if (training.packing or recipe.objective.type == "DPO") and not apart:
@@ -162,7 +162,7 @@ def _check_documents(model: PreTrainedModel, recipe: Recipe, field: str, *, apar
 def fill(
     model: nn.Module, recipe: Recipe, source: Path, world: World, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Give a sharded model its memory and its values: the base's from files, the method's own from the seed.
+    """Allocate a sharded model and set its values: the base's from files, the method's from the seed.
 
     Raises:
         RecipeRefusedError: files are missing, damaged, or of another model.
@@ -179,11 +179,11 @@ def fill(
         words = adapt.prompt_tokens(
             recipe.method.soft_prompt or SoftPrompt(), tokenizer, recipe.training.seed
         )
-        _begin_prompt_with(model, words)
+        _initialise_prompt(model, words)
 
 
 def materialise(model: nn.Module, device: torch.device) -> None:
-    """Replace what is on the meta device by memory of the device, and move the rest there."""
+    """Allocate tensors of the meta device on the device, and move the others there."""
     model._apply(  # noqa: SLF001 - as nn.Module.to_empty does, which would empty the buffers too
         lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
     )
@@ -192,9 +192,9 @@ def materialise(model: nn.Module, device: torch.device) -> None:
 def read_weights(
     model: nn.Module, spec: Model, source: Path, world: World, field: str = "model.base"
 ) -> None:
-    """Read a model's weights into its parameters, each rank the rows that it holds.
+    """Read a model's weights into its parameters; each rank reads the rows that it holds.
 
-    Where the files are no safetensors, or name the weights differently, rank 0 loads all of them and hands them out.
+    If the files are not safetensors, or name the weights differently, rank 0 loads all of them and broadcasts them.
 
     Raises:
         RecipeRefusedError: files are missing, damaged, or of another model.
@@ -211,7 +211,7 @@ def read_weights(
 
     if not world.agree(try_to_read):
         world.say(f"{field}: the files name the weights differently than the model; rank 0 loads all of them")
-        _hand_out(wanted, spec, source, world, field)
+        _broadcast(wanted, spec, source, world, field)
 
 
 def check_same_logits(rows: int, teacher_rows: int, base: str, teacher: str) -> None:
@@ -229,20 +229,20 @@ def check_same_logits(rows: int, teacher_rows: int, base: str, teacher: str) -> 
 
 
 def _of_base(model: nn.Module) -> dict[str, torch.Tensor]:
-    """What files hold of the base model, by its name there; what a method added is left out.
+    """The tensors of the base model that files hold, by their name there; without what a method added.
 
-    These are the parameters, and buffers such as the corrections of a router's scores.
+    These are the parameters, and buffers such as a router's score corrections.
     """
     found: dict[str, torch.Tensor] = {}
     for name, tensor in base_of(model).state_dict(keep_vars=True).items():
-        # A tied weight has its first name alone, as in the files.
+        # A tied weight has only its first name, as in the files.
         if ".lora_" not in name and not any(tensor is other for other in found.values()):
             found[name.replace(".base_layer.", ".")] = tensor
     return found
 
 
 def _files(source: Path) -> dict[str, Path]:
-    """Which file holds which weight."""
+    """The file of each weight."""
     from safetensors import safe_open
 
     if (source / _INDEX).exists():
@@ -272,13 +272,13 @@ def _read_parts(wanted: dict[str, torch.Tensor], files: dict[str, Path]) -> None
                 _set(parameter, part)
 
 
-def _hand_out(wanted: dict[str, torch.Tensor], spec: Model, source: Path, world: World, field: str) -> None:
+def _broadcast(wanted: dict[str, torch.Tensor], spec: Model, source: Path, world: World, field: str) -> None:
 
     def load() -> dict[str, torch.Tensor]:
         if not world.leads:
             return {}
         with load_errors(spec, field):
-            found = dict(whole(spec, source).state_dict())
+            found = dict(unsharded(spec, source).state_dict())
             for name, weight in wanted.items():
                 if name not in found or found[name].shape != weight.shape:
                     raise ValueError(f"its files have no {name} of the shape {list(weight.shape)}")
@@ -294,7 +294,7 @@ def _hand_out(wanted: dict[str, torch.Tensor], spec: Model, source: Path, world:
 
 
 def _set(parameter: torch.Tensor, value: Any) -> None:
-    """Put this rank's rows of a value, which can be sliced, into a parameter."""
+    """Copy this rank's rows of a value, a tensor or a slice of a file, into a parameter."""
     local, rows = _local(parameter)
     if local.numel():
         with torch.no_grad():
@@ -302,7 +302,7 @@ def _set(parameter: torch.Tensor, value: Any) -> None:
 
 
 def _local(parameter: torch.Tensor) -> tuple[torch.Tensor, slice]:
-    """What this rank holds of a parameter, and which of its rows these are."""
+    """This rank's shard of a parameter, and the rows that it covers."""
     if not isinstance(parameter, DTensor):
         return parameter, slice(None)
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -316,7 +316,7 @@ def _local(parameter: torch.Tensor) -> tuple[torch.Tensor, slice]:
 
 
 def _set_magnitudes(model: nn.Module) -> None:
-    """DoRA's magnitudes begin as the lengths of the base's rows (Liu et al., arXiv:2402.09353, equation 2).
+    """Initialise DoRA's magnitudes with the norms of the base's rows (Liu et al., arXiv:2402.09353, equation 2).
 
     A rank holds the same rows of both.
     """
@@ -328,7 +328,7 @@ def _set_magnitudes(model: nn.Module) -> None:
                 _local(magnitude)[0].copy_(_local(base)[0].float().norm(dim=1))
 
 
-def _begin_prompt_with(model: nn.Module, words: torch.Tensor) -> None:
+def _initialise_prompt(model: nn.Module, words: torch.Tensor) -> None:
     prompt = next(parameter for name, parameter in model.named_parameters() if "prompt_encoder." in name)
     embedding = base_of(model).get_input_embeddings().weight
     whole_embedding = embedding.full_tensor() if isinstance(embedding, DTensor) else embedding

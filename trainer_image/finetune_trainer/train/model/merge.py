@@ -1,4 +1,4 @@
-"""Models that stand alone: an adapter merged into its base, and how a whole model is saved."""
+"""Standalone models: merges an adapter into its base, and saves unsharded models."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _MAX_SHARD = "4GB"
 
 
 def fetch(spec: Model, to: Path, world: World, field: str = "model.base") -> artifacts.Source:
-    """Bring a model into each pod as one that stands alone: an adapter is merged into its base.
+    """Fetch a model into each pod as a standalone model: an adapter is merged into its base.
 
     Args:
         spec: which model.
         to: folder for what is downloaded and merged.
-        world: the ranks, all of which take part; the first of each pod does the work.
+        world: the ranks; all of them must call this, and the first of each pod does the work.
         field: the recipe's field that names it.
 
     Raises:
@@ -56,7 +56,7 @@ def into(base: Path, adapter: Path, spec: Model, to: Path, field: str = "model.b
     Args:
         base: folder of the base.
         adapter: folder of the adapter.
-        spec: which model, for what is wrong with it.
+        spec: the model, for error messages.
         to: where the merged model is saved.
         field: the recipe's field that names it.
 
@@ -73,7 +73,7 @@ def into(base: Path, adapter: Path, spec: Model, to: Path, field: str = "model.b
                 f"name the base, {config.base_model_name_or_path}",
                 reason="ModelNotLoadable",
             )
-        adapted = _on(load.whole(spec, base), adapter)
+        adapted = _on(load.unsharded(spec, base), adapter)
     save(adapted.merge_and_unload(), to, base)
 
 

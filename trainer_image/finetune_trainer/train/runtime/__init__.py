@@ -1,1 +1,1 @@
-"""What every step of the pipeline stands on: the recipe, the ranks, signals, storage, and MLflow tracking."""
+"""The basis of every step of the pipeline: the recipe, the ranks, signals, storage, and MLflow tracking."""
