@@ -11,7 +11,7 @@ import pytest
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.controller.reconciler import BUSY_SECONDS
 from finetune_operator.errors import Problem
-from unit.operator.modelpromotion.test_promotion_flow import GATES
+from unit.operator.modelpromotion.champion import GATES
 from worlds.memory.promotions import Json, KilledError, Operator, World
 
 Story = Callable[[World], Awaitable[None]]

@@ -9,26 +9,8 @@ import pytest
 from finetune_crds.conditions import ConditionReason
 from finetune_operator import names
 from finetune_operator.errors import Problem
+from unit.operator.modelpromotion.champion import AWAY, world
 from worlds.memory.promotions import World
-
-GATES = [
-    {"name": "loss", "metric": {"name": "eval_loss", "max": 2.5}},
-    {
-        "name": "no worse",
-        "comparison": {"metric": "eval_loss", "goal": "Minimize", "notWorseThan": {"absolute": 0.1}},
-    },
-]
-GATES[1]["name"] = "no-worse"
-AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow at http://mlflow:5000 cannot be reached: HTTP 503")
-
-
-def world(**spec: Any) -> World:
-    """Versions 1 to 3, of which 3 is the best, and champion from staging."""
-    made = World()
-    for version, loss in (("1", 2.4), ("2", 2.2), ("3", 2.0)):
-        made.registry.add(version, eval_loss=loss)
-    made.submit(**({"gates": GATES} | spec))
-    return made
 
 
 async def test_it_waits_for_the_model_the_alias_and_then_moves() -> None:
@@ -173,196 +155,6 @@ async def test_an_approval_may_do_without_the_soak() -> None:
     assert there.status().phase == "Promoted"
 
 
-async def test_rollback_in_one_line_holds_until_the_spec_says_otherwise() -> None:
-    there = world()
-    there.registry.aliases |= {"staging": "2"}
-    await there.settle()
-    there.registry.aliases["staging"] = "3"
-    await there.settle()
-    there.edit(rollbackTo="Previous")
-    await there.settle()
-    assert (there.status().phase, there.registry.aliases["champion"]) == ("RolledBack", "2")
-    there.restart()
-    await there.settle()
-    assert there.registry.aliases["champion"] == "2"
-    there.registry.add("4", eval_loss=1.0)
-    there.registry.aliases["staging"] = "4"
-    await there.settle()
-    assert (there.status().phase, there.registry.aliases["champion"]) == ("RolledBack", "2")
-    there.edit(rollbackTo=None)
-    await there.settle()
-    assert (there.status().phase, there.registry.aliases["champion"]) == ("Promoted", "4")
-    assert there.moves() == [
-        ("Promoted", None, "2"),
-        ("Promoted", "2", "3"),
-        ("RolledBack", "3", "2"),
-        ("Promoted", "2", "4"),
-    ]
-    assert there.status().history[1].by == "kubectl-patch"
-
-
-async def test_rollback_to_what_is_not_there_moves_nothing_and_says_so() -> None:
-    there = world(rollbackTo="Previous")
-    there.registry.aliases |= {"staging": "2", "champion": "1"}
-    await there.settle()
-    assert (there.status().phase, there.registry.moves) == ("Failed", [])
-    there.edit(rollbackTo="9")
-    await there.settle()
-    assert there.says("Promoted") == (
-        "NothingToRollBackTo",
-        "spec.rollbackTo: support-llama has no version 9: name another",
-    )
-
-
-async def test_git_revert_brings_a_version_back_that_passed_the_same_gates() -> None:
-    there = world(source={"version": 2}, approval={"required": True, "version": 2})
-    there.registry.aliases["champion"] = "1"
-    await there.settle()
-    there.edit(source={"version": 3}, approval={"required": True, "version": 3}, by="argocd-controller")
-    await there.settle()
-    assert there.registry.aliases["champion"] == "3"
-    there.edit(source={"version": 2}, approval={"required": True, "version": 2}, by="argocd-controller")
-    await there.settle()
-    assert (there.status().phase, there.registry.aliases["champion"]) == ("Promoted", "2")
-    assert (there.status().history[0].reason, there.status().history[0].by) == (
-        "Reverted",
-        "argocd-controller",
-    )
-
-
-async def test_with_other_gates_a_version_is_judged_anew() -> None:
-    there = world(source={"version": 2})
-    await there.settle()
-    there.edit(source={"version": 3})
-    await there.settle()
-    there.edit(source={"version": 2}, gates=[{"name": "loss", "metric": {"name": "eval_loss", "max": 2.1}}])
-    await there.settle()
-    assert (there.status().phase, there.registry.aliases["champion"]) == ("Refused", "3")
-
-
-DRIFT = {
-    "Repair": ("Promoted", "2", ["Promoted", "Repaired"]),
-    "Warn": ("Drifted", "1", ["Promoted"]),
-    "Adopt": ("Promoted", "1", ["Promoted", "Adopted"]),
-}
-
-
-@pytest.mark.parametrize(("on_drift", "expected"), DRIFT.items(), ids=DRIFT)
-async def test_an_alias_that_somebody_else_moved(on_drift: str, expected: tuple[str, str, list[str]]) -> None:
-    there = world(onDrift=on_drift)
-    there.registry.aliases["staging"] = "2"
-    await there.settle()
-    there.registry.aliases["champion"] = "1"
-    await there.settle()
-    assert (
-        there.status().phase,
-        there.registry.aliases["champion"],
-        [move[0] for move in there.moves()],
-    ) == expected
-    assert there.status().current == there.registry.aliases["champion"]
-    assert there.status().previous == ("2" if on_drift == "Adopt" else None)
-
-
-async def test_what_was_adopted_stays_until_a_new_version_comes() -> None:
-    there = world(onDrift="Adopt")
-    there.registry.aliases["staging"] = "2"
-    await there.settle()
-    there.registry.aliases["champion"] = "1"
-    await there.settle()
-    there.restart()
-    await there.settle()
-    assert there.registry.aliases["champion"] == "1"
-    there.registry.aliases["staging"] = "3"
-    await there.settle()
-    assert (there.status().phase, there.registry.aliases["champion"]) == ("Promoted", "3")
-
-
-REMOVED = {"Repair": ("Promoted", "2"), "Warn": ("Drifted", None), "Adopt": ("Promoted", None)}
-
-
-@pytest.mark.parametrize(("on_drift", "expected"), REMOVED.items(), ids=REMOVED)
-async def test_an_alias_that_somebody_else_removed(on_drift: str, expected: tuple[str, str | None]) -> None:
-    there = world(onDrift=on_drift)
-    there.registry.aliases["staging"] = "2"
-    await there.settle()
-    del there.registry.aliases["champion"]
-    await there.settle()
-    assert (there.status().phase, there.registry.aliases.get("champion")) == expected
-    assert there.status().current == expected[1]
-
-
-async def test_a_version_that_was_deleted_under_the_alias_is_not_brought_back() -> None:
-    there = world()
-    there.registry.aliases["staging"] = "2"
-    await there.settle()
-    there.registry.delete("2")
-    await there.settle()
-    assert (there.status().phase, there.status().current) == ("Pending", None)
-    there.registry.aliases["staging"] = "3"
-    await there.settle()
-    assert (there.status().phase, there.registry.aliases) == ("Evaluating", {"staging": "3"})
-    there.edit(gates=GATES[:1])
-    await there.settle()
-    assert there.registry.aliases["champion"] == "3"
-
-
-async def test_the_older_of_two_wins_and_the_younger_takes_over_when_it_goes() -> None:
-    there = world()
-    there.registry.aliases["staging"] = "2"
-    await there.settle()
-    there.submit("other", alias="champion", source={"version": 1})
-    held = there.kube.objects["ModelPromotion", "team", "other"]
-    held["metadata"]["creationTimestamp"] = "2026-08-01T12:00:01Z"
-    await there.settle()
-    assert (there.status("other").phase, there.status().phase) == ("Conflict", "Promoted")
-    assert there.says("Accepted", "other") == (
-        "Conflict",
-        "ModelPromotion team/champion is older and keeps the alias champion of support-llama: delete one of the two",
-    )
-    there.remove("champion")
-    await there.settle()
-    assert (there.status("other").phase, there.registry.aliases["champion"]) == ("Promoted", "1")
-
-
-async def test_deletion_leaves_the_alias_unless_asked() -> None:
-    there = world()
-    there.registry.aliases["staging"] = "2"
-    await there.settle()
-    there.remove()
-    await there.settle()
-    assert (there.names(), there.registry.aliases["champion"]) == ([], "2")
-
-
-async def test_deletion_removes_the_alias_when_asked_and_waits_for_the_registry() -> None:
-    there = world(onDelete="RemoveAlias")
-    there.registry.aliases["staging"] = "2"
-    await there.settle()
-    there.registry.problem = AWAY
-    there.remove()
-    await there.settle()
-    assert there.says("RegistryReady") == (
-        "MlflowUnreachable",
-        "deletion waits for the registry, to remove alias champion of support-llama: "
-        f"{AWAY.message}; or set spec.onDelete to KeepAlias",
-    )
-    ready = there.says("Ready")
-    assert ready
-    assert ready[0] == "MlflowUnreachable"
-    there.registry.problem = None
-    await there.settle()
-    assert (there.names(), there.registry.aliases) == ([], {"staging": "2"})
-
-
-async def test_a_promotion_that_is_deleted_before_its_first_pass_goes() -> None:
-    there = world(onDelete="RemoveAlias")
-    await there.settle()
-    body = there.kube.objects["ModelPromotion", "team", "champion"]
-    there.kube.keep({key: value for key, value in body.items() if key != "status"})
-    there.remove()
-    await there.settle()
-    assert there.names() == []
-
-
 async def test_the_registry_being_away_changes_nothing_but_what_is_said_of_it() -> None:
     there = world(soakSeconds=600)
     there.registry.aliases |= {"staging": "3", "champion": "1"}
@@ -414,59 +206,6 @@ async def test_people_are_told() -> None:
     assert there.events() == ["SourceResolved", "GatesPassed", "Promoting", "Promoted"]
 
 
-@pytest.mark.parametrize("bound", ["champion-was-nowhere", "champion-was-deleted"])
-async def test_a_version_that_was_refused_is_drift_when_somebody_points_the_alias_at_it(
-    bound: str,
-) -> None:
-    there = world()
-    there.registry.add("4", eval_loss=9.0)
-    if bound == "champion-was-deleted":
-        there.registry.aliases["staging"] = "1"
-        await there.settle()
-        there.registry.delete("1")
-    there.registry.aliases["staging"] = "4"
-    await there.settle()
-    assert there.status().phase == "Refused"
-    there.registry.aliases["champion"] = "4"
-    await there.settle()
-    assert (there.status().phase, there.registry.aliases) == ("Drifted", {"staging": "4", "champion": "4"})
-    assert "4" not in {to for _, _, to in there.moves()}
-
-
-async def test_a_move_that_was_overtaken_is_no_promotion_to_go_back_to() -> None:
-    there = world(source={"version": 2}, approval={"required": True, "version": 2})
-    there.registry.aliases["champion"] = "1"
-    there.seconds += 5
-    await there.operator.look("champion")
-    assert there.status().move is not None
-    there.registry.aliases["champion"] = "3"
-    there.edit(approval={"required": True})
-    await there.settle()
-    assert (there.status().phase, there.registry.aliases["champion"]) == ("AwaitingApproval", "1")
-    assert [move[0] for move in there.moves()] == ["Overtaken", "Repaired"]
-
-
-async def test_going_back_asks_for_the_approval_that_was_not_asked_for_then() -> None:
-    there = world(source={"version": 1}, gates=GATES[:1])
-    await there.settle()
-    there.edit(source={"version": 2}, approval={"required": True, "version": 2})
-    await there.settle()
-    there.edit(source={"version": 1})
-    await there.settle()
-    assert (there.status().phase, there.registry.aliases["champion"]) == ("AwaitingApproval", "2")
-
-
-async def test_what_was_adopted_stays_when_the_gates_change() -> None:
-    there = world(onDrift="Adopt")
-    there.registry.aliases["staging"] = "2"
-    await there.settle()
-    there.registry.aliases["champion"] = "1"
-    await there.settle()
-    there.edit(gates=None)
-    await there.settle()
-    assert there.registry.aliases["champion"] == "1"
-
-
 async def test_a_move_that_is_refused_is_said_once_and_tried_in_peace() -> None:
     there = world()
     there.registry.aliases["staging"] = "2"
@@ -495,26 +234,6 @@ async def test_sentences_that_are_too_long_are_cut() -> None:
     there.registry.aliases["staging"] = "4"
     await there.settle()
     assert there.status().phase == "Refused"
-
-
-async def test_deletion_does_not_wait_for_a_secret_that_is_gone() -> None:
-    there = world(onDelete="RemoveAlias")
-    there.registry.aliases["staging"] = "2"
-    await there.settle()
-    there.registry.problem = Problem(ConditionReason.CREDENTIALS_MISSING, "Secret mlflow does not exist")
-    there.remove()
-    await there.settle()
-    assert (there.names(), there.registry.aliases["champion"]) == ([], "2")
-
-
-async def test_warn_does_not_wait_for_a_version_that_was_deleted() -> None:
-    there = world(onDrift="Warn", gates=GATES[:1])
-    there.registry.aliases["staging"] = "1"
-    await there.settle()
-    there.registry.delete("1")
-    there.registry.aliases["staging"] = "2"
-    await there.settle()
-    assert (there.status().phase, there.registry.aliases["champion"]) == ("Promoted", "2")
 
 
 async def test_a_source_that_names_nothing_is_not_taken_for_the_one_before() -> None:
@@ -592,20 +311,3 @@ async def test_a_version_from_a_job(source: dict[str, Any] | None, phase: str, s
         there.kube.keep(source)
     await there.settle()
     assert (there.status().phase, there.says("SourceReady")) == (phase, said)
-
-
-async def test_the_younger_waits_until_the_older_has_taken_its_alias_away() -> None:
-    there = world(onDelete="RemoveAlias")
-    there.registry.aliases["staging"] = "2"
-    await there.settle()
-    there.submit("other", alias="champion", source={"version": 1})
-    there.kube.objects["ModelPromotion", "team", "other"]["metadata"]["creationTimestamp"] = (
-        "2026-08-01T12:00:01Z"
-    )
-    await there.settle()
-    there.remove()
-    there.seconds += 5
-    await there.operator.look("other")
-    assert (there.status("other").phase, there.registry.aliases["champion"]) == ("Conflict", "2")
-    await there.settle()
-    assert (there.names(), there.moves("other")) == (["other"], [("Promoted", None, "1")])
