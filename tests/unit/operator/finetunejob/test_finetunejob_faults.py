@@ -268,7 +268,7 @@ ENDS = {
 async def test_the_operator_may_end_at_every_write(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def told(*, before: int | None = None, after: int | None = None) -> World:
         there = World(Writes(kill_before=before, kill_after=after))
-        monkeypatch.setattr(polling, "_ask", there.ask)
+        monkeypatch.setattr(polling, "_read", there.ask)
         monkeypatch.setattr(Server, "ensure_run", there.ensure_run)
         monkeypatch.setattr(Server, "finish_run", there.finish_run)
         monkeypatch.setattr(apply.FineTuneJobApplier, "_set_alias", there.set_alias)

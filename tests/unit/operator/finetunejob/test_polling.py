@@ -101,7 +101,7 @@ class Asked:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     found = Asked(tracked())
-    monkeypatch.setattr(module, "_ask", found)
+    monkeypatch.setattr(module, "_read", found)
     return found
 
 

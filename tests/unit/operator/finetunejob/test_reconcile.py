@@ -414,7 +414,7 @@ async def test_an_alias_waits_for_another_replica_without_a_complaint(
         status=read_finetunejob(submitted_as_kept(world)).status, actions=(SetAlias("m", "a", "4"),)
     )
     monkeypatch.setattr(module, "decide", lambda *_: deciding)
-    monkeypatch.setattr(RunPoller, "_ask", no_answer)
+    monkeypatch.setattr(RunPoller, "_read", no_answer)
     with caplog.at_level(logging.INFO):
         await world.look()
     complaints = [record for record in caplog.records if record.levelno >= logging.WARNING]

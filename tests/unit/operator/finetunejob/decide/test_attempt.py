@@ -136,7 +136,7 @@ def test_a_restart_says_why_and_is_taken_up_at_once() -> None:
     assert said(decision, ConditionType.TRAINED) == (
         "False",
         ConditionReason.RESTARTING,
-        "attempt 1 failed; pod tune-train-1-0-abcde ended with exit code 1: it blew up; attempt 2 goes on "
+        "attempt 1 failed; pod tune-train-1-0-abcde ended with exit code 1: it blew up; attempt 2 resumes "
         "from the newest checkpoint",
     )
     assert (decision.status.phase, decision.requeue_seconds) == ("Starting", 0.1)
