@@ -46,6 +46,12 @@ class ConditionType(StrEnum):
     READY = "Ready"
     """The summary: a FineTuneJob has succeeded; the alias of a ModelPromotion is at a version that passed. The operator
     writes it last, from the other conditions; reason and message are those of the condition that explains it."""
+    RECONCILING = "Reconciling"
+    """True while the operator works on the resource, or waits for something that may come: a server, a Secret, an approval.
+    Absent otherwise, as kstatus expects of it."""
+    STALLED = "Stalled"
+    """True when the resource comes no further unless its spec changes: a failed job, a promotion that was refused, or
+    that is not where it should be. Absent otherwise."""
     ACCEPTED = "Accepted"
     """This version of the operator can carry out the spec."""
     SUSPENDED = "Suspended"
@@ -62,6 +68,8 @@ class ConditionType(StrEnum):
     """The version exists and its aliases point at it."""
     PODS_HEALTHY = "PodsHealthy"
     """Every pod that should run is scheduled, and its image is pulled."""
+    FINISHED = "Finished"
+    """True when the job has succeeded or failed, for `kubectl wait`. Absent before."""
     SUCCEEDED = "Succeeded"
     """Terminal: the job completed every step of its spec."""
     FAILED = "Failed"

@@ -63,6 +63,15 @@ _BY_MESSAGE = {
 }
 
 
+# The summary of the other conditions, each of which has its own Event.
+_SAID_ELSEWHERE = {
+    ConditionType.READY,
+    ConditionType.RECONCILING,
+    ConditionType.STALLED,
+    ConditionType.FINISHED,
+}
+
+
 @dataclass(frozen=True)
 class EventTarget:
     """The object that an Event is about."""
@@ -89,8 +98,8 @@ def changes(before: Sequence[Condition], after: Sequence[Condition]) -> list[Con
 
 
 def _is_new(before: Condition | None, after: Condition) -> bool:
-    if after.type == ConditionType.READY:
-        return False  # a summary of the other conditions, each of which has its own Event
+    if after.type in _SAID_ELSEWHERE:
+        return False
     if after.reason in _SILENT or (after.type == ConditionType.ACCEPTED and after.status == "True"):
         return False
     if after.type == ConditionType.REGISTRY_READY and after.status == "True" and before is None:

@@ -1,4 +1,4 @@
-"""The condition Ready of a FineTuneJob: True once the job has succeeded; until then it says what the job is doing."""
+"""The summary of a FineTuneJob: Ready once it has succeeded, Stalled when it has failed, Reconciling until then."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus, Phase
 from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.model import FineTuneJob
-from finetune_operator.policy.ready import Readiness
+from finetune_operator.policy.ready import Progress, Readiness
 from finetune_operator.policy.ready import summarized as summarize
 from finetune_operator.policy.status import with_condition
 
@@ -24,14 +24,28 @@ _EXPLAINS: dict[Phase, tuple[ConditionType, ...]] = {
     "Preparing": (ConditionType.PREPARED,),
     "Pending": (ConditionType.TRAINED, ConditionType.PREPARED, ConditionType.ACCEPTED),
 }
+_PROGRESS: dict[Phase, Progress | None] = {"Succeeded": None, "Failed": ConditionType.STALLED}
+_ENDS = (ConditionType.SUCCEEDED, ConditionType.FAILED)
 _SETTLED: tuple[Phase, ...] = ("Failed", "Succeeded", "Suspended")
 # Conditions that, while they do not hold, explain more than the phase that they delay.
 _OBSTACLES = (ConditionType.ACCEPTED, ConditionType.PODS_HEALTHY)
 
 
 def summarized(ftj: FineTuneJob, status: FineTuneJobStatus, now: datetime) -> FineTuneJobStatus:
-    """The status with what follows from its conditions: the phase, Ready, and the generation they are about."""
+    """The status with what follows from its conditions: the phase, the summary, and the generation they are about."""
     conditions = status.conditions
+    end = next((item for item in conditions if item.type in _ENDS and item.status == "True"), None)
+    if end is not None:
+        conditions = with_condition(
+            conditions,
+            ConditionType.FINISHED,
+            True,
+            end.reason,
+            end.message,
+            now=now,
+            generation=ftj.generation,
+        )
+        status = status.model_copy(update={"conditions": conditions})
     return summarize(status, ready(conditions), phase(conditions), now=now, generation=ftj.generation)
 
 
@@ -54,10 +68,11 @@ def restated(
 
 
 def ready(conditions: Sequence[Condition]) -> Readiness:
-    """What Ready says, from the other conditions alone. Every reconcile sets one of them before."""
+    """What the summary says, from the other conditions alone. Every reconcile sets one of them before."""
     word = phase(conditions)
     explanation = next(_explanations(word, {item.type: item for item in conditions}))
-    return Readiness(word == "Succeeded", explanation.reason, explanation.message)
+    progress = _PROGRESS.get(word, ConditionType.RECONCILING)
+    return Readiness(word == "Succeeded", progress, explanation.reason, explanation.message)
 
 
 def _explanations(word: Phase, known: dict[str, Condition]) -> Iterator[Condition]:

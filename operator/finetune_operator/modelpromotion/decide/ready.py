@@ -1,6 +1,7 @@
-"""The condition Ready of a ModelPromotion: True while its alias is at a version that passed, and the endpoint serves it.
+"""The summary of a ModelPromotion. Ready: its alias is at a version that passed, and the endpoint serves it.
 
-A candidate that is being judged, waits or was refused does not change that: the alias stays where it is.
+A candidate that is judged, waits or was refused does not change that: the alias stays where it is. Reconciling: the promotion
+is under way, or waits for something that may come. Stalled: it comes no further unless its spec, or its source, changes.
 """
 
 from __future__ import annotations
@@ -13,19 +14,29 @@ from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_crds.promotion_status import ModelPromotionStatus, MoveReason, PromotionPhase
 from finetune_operator.modelpromotion.decide.phase import phase
 from finetune_operator.modelpromotion.model import Promotion
-from finetune_operator.policy.ready import Readiness
+from finetune_operator.policy.ready import Progress, Readiness
 from finetune_operator.policy.ready import summarized as summarize
 from finetune_operator.policy.status import with_condition
 
 _READY: tuple[PromotionPhase, ...] = ("Promoted", "RolledBack")
 # The spec cannot be carried out, or the alias is not where it should be.
 _NOT_READY: tuple[PromotionPhase, ...] = ("Failed", "Conflict", "Drifted")
+# A stop for one of these reasons ends without a change of the spec: a person creates a Secret or grants a permission.
+_MAY_COME: tuple[ConditionReason, ...] = (
+    ConditionReason.CREDENTIALS_MISSING,
+    ConditionReason.CREDENTIALS_UNREADABLE,
+    ConditionReason.DATABRICKS_ERROR,
+    ConditionReason.DATABRICKS_FORBIDDEN,
+    ConditionReason.DATABRICKS_NOT_CONFIGURED,
+    ConditionReason.INTERNAL_ERROR,
+    ConditionReason.MOVE_REFUSED,
+)
 # Moves to a version that passed its gates, or that a person chose.
 _RIGHTFUL: tuple[MoveReason, ...] = ("Promoted", "Reverted", "RolledBack", "Withdrawn", "Adopted")
 
 
 def summarized(promotion: Promotion, status: ModelPromotionStatus, now: datetime) -> ModelPromotionStatus:
-    """The status with what follows from it: `passed`, the phase, Ready, and the generation that they are about."""
+    """The status with what follows from it: `passed`, the phase, the summary, and the generation that they are about."""
     status = status.model_copy(update={"passed": _passed(status)})
     readiness = ready(promotion, status)
     word = phase(status.conditions)
@@ -51,23 +62,34 @@ def restated(
 
 
 def ready(promotion: Promotion, status: ModelPromotionStatus) -> Readiness:
-    """What Ready says.
+    """What the summary says.
 
     Args:
         promotion: the resource as this reconcile found it.
-        status: its new status, complete but for the phase and Ready. Every reconcile sets one condition before.
+        status: its new status, complete but for the phase and the summary. Every reconcile sets one condition before.
     """
     known = {item.type: item for item in status.conditions}
-    explanation = next(_explanations(known))
-    if not _holds(promotion, status):
-        return Readiness(False, explanation.reason, explanation.message)
+    explanation, holds = next(_explanations(known)), _holds(promotion, status)
     served = known.get(ConditionType.SERVED)
-    if served and served.status != "True":
-        return Readiness(False, served.reason, served.message)
+    if holds and served and served.status != "True":
+        explanation, holds = served, False
     message = explanation.message
-    if explanation.type != ConditionType.PROMOTED or explanation.status != "True":
+    if holds and (explanation.type != ConditionType.PROMOTED or explanation.status != "True"):
         message = f"{_where(promotion, status)}; {message}"
-    return Readiness(True, explanation.reason, message)
+    return Readiness(
+        holds, _progress(phase(status.conditions), explanation, holds=holds), explanation.reason, message
+    )
+
+
+def _progress(word: PromotionPhase, explanation: Condition, *, holds: bool) -> Progress | None:
+    """Whether the promotion is under way, comes no further, or is at rest."""
+    if word in ("Refused", "Suspended") and holds:
+        return None
+    if word in _READY and explanation.status == "True":
+        return None
+    if word in ("Refused", *_NOT_READY) and explanation.reason not in _MAY_COME:
+        return ConditionType.STALLED
+    return ConditionType.RECONCILING
 
 
 def _where(promotion: Promotion, status: ModelPromotionStatus) -> str:
