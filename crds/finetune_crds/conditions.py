@@ -92,6 +92,12 @@ class ConditionType(StrEnum):
     """The endpoint serves the version that the alias points at; absent without serving."""
 
 
+SUMMARY = frozenset(
+    {ConditionType.READY, ConditionType.RECONCILING, ConditionType.STALLED, ConditionType.FINISHED}
+)
+"""Conditions that sum up the others: they say nothing that no other condition says."""
+
+
 class ConditionReason(StrEnum):
     """Reasons, in the order in which a job, and then a promotion, can have them."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from finetune_crds.base import API_VERSION, Json
-from finetune_crds.conditions import Condition, ConditionReason, ConditionType
+from finetune_crds.conditions import SUMMARY, Condition, ConditionReason, ConditionType
 from finetune_operator import names
 from finetune_operator.text import stamp
 
@@ -63,15 +63,6 @@ _BY_MESSAGE = {
 }
 
 
-# The summary of the other conditions, each of which has its own Event.
-_SAID_ELSEWHERE = {
-    ConditionType.READY,
-    ConditionType.RECONCILING,
-    ConditionType.STALLED,
-    ConditionType.FINISHED,
-}
-
-
 @dataclass(frozen=True)
 class EventTarget:
     """The object that an Event is about."""
@@ -98,7 +89,7 @@ def changes(before: Sequence[Condition], after: Sequence[Condition]) -> list[Con
 
 
 def _is_new(before: Condition | None, after: Condition) -> bool:
-    if after.type in _SAID_ELSEWHERE:
+    if after.type in SUMMARY:
         return False
     if after.reason in _SILENT or (after.type == ConditionType.ACCEPTED and after.status == "True"):
         return False

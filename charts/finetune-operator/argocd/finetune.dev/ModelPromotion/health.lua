@@ -44,6 +44,11 @@ for _, condition in ipairs(status.conditions or {}) do
   conditions[condition.type] = condition
 end
 
+-- A candidate that was refused degrades nothing while the alias is at a version that passed.
+if status.phase == "Refused" and conditions.Ready ~= nil and conditions.Ready.status == "True" then
+  return health("Healthy", conditions.Ready.message)
+end
+
 local message = nil
 for _, kind in ipairs(known[2]) do
   local condition = conditions[kind]

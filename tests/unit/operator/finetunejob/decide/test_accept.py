@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.conditions import SUMMARY, ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.finetunejob.decide.accept import mistakes, not_implemented
 from finetune_operator.finetunejob.model import Decision
@@ -172,7 +172,7 @@ def test_a_job_whose_spec_cannot_be_read_is_left_alone(before: FineTuneJobStatus
     unreadable = dataclasses.replace(ftj(before), spec=None, invalid=invalid)
     decision = conclude(unreadable, observed(child("tune-train-1"), pods=[pod("tune-train-1")]))
     assert said(decision, ConditionType.ACCEPTED) == ("Unknown", ConditionReason.SPEC_UNREADABLE, UNREADABLE)
-    said_anew = (ConditionType.ACCEPTED, ConditionType.READY)
+    said_anew = {ConditionType.ACCEPTED, *SUMMARY}
     others = [item for item in decision.status.conditions if item.type not in said_anew]
     assert others == [item for item in before.conditions if item.type not in said_anew]
     assert decision == Decision(status=decision.status)

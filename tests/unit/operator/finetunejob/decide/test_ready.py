@@ -1,10 +1,10 @@
-"""Ready is True once the job has succeeded; until then it repeats the condition that explains the phase."""
+"""Ready is True once the job has succeeded; the summary repeats the condition that explains the phase."""
 
 from __future__ import annotations
 
 import pytest
 
-from finetune_crds.conditions import Condition, ConditionReason, ConditionType
+from finetune_crds.conditions import SUMMARY, Condition, ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.decide.ready import ready, summarized
@@ -32,6 +32,10 @@ HEALTHY = condition(ConditionType.PODS_HEALTHY, "True", ConditionReason.PODS_RUN
 UNSCHEDULABLE = condition(ConditionType.PODS_HEALTHY, "False", ConditionReason.UNSCHEDULABLE)
 UNREACHABLE = condition(ConditionType.TRACKED, "False", ConditionReason.MLFLOW_UNREACHABLE)
 
+ENDS: dict[str, tuple[bool, ConditionType | None]] = {
+    "Succeeded": (True, None),
+    "Failed": (False, ConditionType.STALLED),
+}
 CASES: dict[str, tuple[list[Condition], Condition]] = {
     "accepted": ([ACCEPTED], ACCEPTED),
     "preparing": ([ACCEPTED, PREPARING], PREPARING),
@@ -52,8 +56,23 @@ CASES: dict[str, tuple[list[Condition], Condition]] = {
 
 @pytest.mark.parametrize(("conditions", "explanation"), CASES.values(), ids=CASES)
 def test_ready(conditions: list[Condition], explanation: Condition) -> None:
-    holds = phase(conditions) == "Succeeded"
-    assert ready(conditions) == (holds, explanation.reason, explanation.message)
+    holds, progress = ENDS.get(phase(conditions), (False, ConditionType.RECONCILING))
+    assert ready(conditions) == (holds, progress, explanation.reason, explanation.message)
+
+
+def test_a_job_that_ends_is_finished_and_at_rest_or_stalled() -> None:
+    training = summarized(ftj(), FineTuneJobStatus(conditions=[ACCEPTED, PREPARED, TRAINING]), NOW)
+    assert summary(training) == {"Ready": "False", "Reconciling": "True"}
+    for end, expected in (
+        (SUCCEEDED, {"Ready": "True", "Finished": "True"}),
+        (FAILED, {"Ready": "False", "Stalled": "True", "Finished": "True"}),
+    ):
+        ended = training.model_copy(update={"conditions": [*training.conditions, end]})
+        assert summary(summarized(ftj(), ended, later(5))) == expected
+
+
+def summary(status: FineTuneJobStatus) -> dict[str, str]:
+    return {str(item.type): item.status for item in status.conditions if item.type in SUMMARY}
 
 
 def test_the_transition_time_is_that_of_the_status() -> None:

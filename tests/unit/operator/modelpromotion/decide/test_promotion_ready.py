@@ -138,6 +138,32 @@ def test_ready(case: Case) -> None:
     assert (said.status, said.reason, said.message) == (str(case.holds), case.explanation.reason, message)
 
 
+PROGRESS: dict[str, ConditionType | None] = {
+    "in place": None,
+    "in place and served": None,
+    "the canary runs": ConditionType.RECONCILING,
+    "the registry is away": ConditionType.RECONCILING,
+    "the registry was never reached": ConditionType.RECONCILING,
+    "the candidate is refused": None,
+    "the first candidate is refused": ConditionType.STALLED,
+    "moving on": ConditionType.RECONCILING,
+    "moved by hand": ConditionType.STALLED,
+    "suspended": None,
+    "suspended, and moved by hand": ConditionType.RECONCILING,
+    "another promotion has the alias": ConditionType.STALLED,
+    "an error of the operator": ConditionType.RECONCILING,
+}
+
+
+@pytest.mark.parametrize(("name", "expected"), PROGRESS.items(), ids=PROGRESS)
+def test_progress(name: str, expected: ConditionType | None) -> None:
+    case = CASES[name]
+    status = ModelPromotionStatus(conditions=case.conditions, **case.status)
+    found = summarized(promotion(ModelPromotionStatus(), **case.spec), status, NOW)
+    kinds = (ConditionType.RECONCILING, ConditionType.STALLED)
+    assert [item.type for item in found.conditions if item.type in kinds] == ([expected] if expected else [])
+
+
 def test_a_version_that_was_in_place_stays_one_that_passed_while_another_is_judged() -> None:
     found = summarized(
         promotion(ModelPromotionStatus()),
