@@ -202,4 +202,5 @@ def test_two_promotions_of_one_alias_do_not_fight(promotions: Promotions) -> Non
     assert promotions.reaches("shared", at("Promoted", good))
     # With the older one goes the alias; the younger one then has it.
     promotions.installation.delete("modelpromotion", "shared")
+    wait_for("the younger one has its turn", lambda: not refused(), 60)
     assert moves(promotions.reaches("rival", at("Promoted", worse))) == [(None, worse, "Promoted")]
