@@ -39,12 +39,12 @@ def test_a_run_that_is_ended_again_and_again_is_the_run_that_nobody_touched(tmp_
     kept = 0
     losses: dict[int, float] = {}
     for how, step, seconds in ends(dice):
-        attempt = Attempt.start(ended)
-        if step:
-            attempt.run_to_step(step)
-        attempt.run_for(seconds)
-        attempt.send(how, dice.randrange(RANKS))
-        outcome = attempt.end()
+        with Attempt.start(ended) as attempt:
+            if step:
+                attempt.run_to_step(step)
+            attempt.run_for(seconds)
+            attempt.send(how, dice.randrange(RANKS))
+            outcome = attempt.end()
         newest = newest_complete(ended)
         print(f"{how} after {step} steps and {seconds:.2f} s: exit code {outcome.code}, {kept} -> {newest}")
         check_end(outcome, how, kept, newest)
