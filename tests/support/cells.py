@@ -217,7 +217,8 @@ def check(cell: Cell, pod: Pod, models: Models, tracked: Mlflow, capsys: pytest.
 
     pod = pod_of(cell, pod, models.preferences, str(models.teacher))
     pod.env |= tracked.env
-    outcome = pod.run_forked(cell.ranks) if cell.ranks > 1 else pod.run_here(capsys)
+    pod.forked = cell.ranks > 1
+    outcome = pod.run() if pod.forked else pod.run_here(capsys)
     assert outcome.code == 0, outcome.output
     assert_learned(cell, outcome, tracked)
 

@@ -18,7 +18,7 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from finetune_crds.contract import EXIT_PREEMPTED
-from support.forks import ForkedPod, children
+from support.forks import ForkedPod, children, kill_pod
 from support.pods import Outcome, Pod, save_base_model, save_table, tiny_recipe
 from support.waiting import wait_for
 
@@ -83,19 +83,20 @@ class Attempt:
         """Kill the launcher and its ranks if they still run, as they do after a failed test."""
         if self.process.poll() is not None:
             return
-        for pid in children(self.process.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.kill()
+        kill_pod(self.process.pid)
         self.process.wait(timeout=_PATIENCE)
 
     def run_to_step(self, count: int) -> None:
         """Read the output until it reports `count` steps."""
+        for _ in range(count):
+            self.run_to("step ")
+
+    def run_to(self, start: str) -> None:
+        """Read the output to the next line with this start."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.read += line
-            count -= line.startswith("step ")
-            if count == 0:
+            if line.startswith(start):
                 return
         pytest.fail(f"the run ended before the test ended it:\n{self.read}")
 

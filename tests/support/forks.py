@@ -1,4 +1,4 @@
-"""Ranks of the trainer, and whole pods, as forks of one process that has imported what takes long.
+"""Pods of the trainer as forks of one process that has imported what takes long.
 
 The start of a rank costs seconds of imports and milliseconds of everything else. A pod that is a fork runs the same
 launcher, torchrun's agent and worker; only the interpreter is not started anew.
@@ -26,44 +26,17 @@ def preloaded() -> Any:
     return multiprocessing.get_context("forkserver")
 
 
-def run_workers(environments: list[dict[str, str]], log: Path) -> list[int]:
-    """Run a trainer's worker in each environment, with its output appended to a log; returns their exit codes.
-
-    Raises:
-        TimeoutError: they did not end.
-    """
-    context = preloaded()
-    workers = [context.Process(target=_work, args=(environment, log)) for environment in environments]
-    for worker in workers:
-        worker.start()
-    try:
-        for worker in workers:
-            worker.join(_SECONDS)
-            if worker.exitcode is None:
-                raise TimeoutError(f"a worker did not end:\n{log.read_text(encoding='utf-8')[-3000:]}")
-    finally:
-        for worker in workers:
-            worker.kill()
-    return [worker.exitcode for worker in workers]
-
-
-def _work(environment: dict[str, str], log: Path) -> None:
-    import torch
-
-    from finetune_trainer.train import worker
-
-    os.environ.update(environment)
-    torch.set_num_threads(1)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(output, stream)
-    sys.exit(worker.main())
-
-
 def children(pid: int) -> list[int]:
     """Process ids of a process's children, in the order in which they were started."""
     found = "".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
     return sorted(map(int, found.split()))
+
+
+def kill_pod(launcher: int) -> None:
+    """Kill a launcher and its ranks, as far as they still run. NB: ranks lead process groups of their own."""
+    for pid in (*children(launcher), launcher):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 class ForkedPod:
@@ -126,10 +99,8 @@ class ForkedPod:
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End the launcher and its ranks."""
-        for pid in (*children(self.pid), self.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """Kill the launcher and its ranks."""
+        kill_pod(self.pid)
 
 
 def _launch(environment: dict[str, str], pipe: Path) -> None:

@@ -17,7 +17,7 @@ import yaml
 
 from finetune_crds.contract import TerminationMessage
 from finetune_trainer.train.runtime import scratch
-from support.forks import ForkedPod, run_workers
+from support.forks import ForkedPod, kill_pod
 from support.ports import free_port
 
 _WORDS = ("red", "blue", "green", "small", "large", "old", "new", "warm", "cold", "quiet")
@@ -180,14 +180,24 @@ class Pod:
             part[last] = value
         return Pod(self.folder, recipe, dict(self.env), self.forked)
 
+    def in_gang(self, rank: int, port: int) -> Pod:
+        """The same pod as one of two on this machine, each with one process and the first one's rendezvous."""
+        member = self.but({})
+        member.env |= {
+            "PET_NNODES": "2",
+            "PET_NPROC_PER_NODE": "1",
+            "PET_NODE_RANK": str(rank),
+            "PET_MASTER_ADDR": "localhost",
+            "PET_MASTER_PORT": str(port),
+        }
+        return member
+
     def start(self) -> subprocess.Popen[str] | ForkedPod:
         """Start the pod's process; the caller waits for it."""
-        recipe = self.folder / "recipe.yaml"
-        recipe.write_text(yaml.safe_dump(self.recipe))
         self._termination.unlink(missing_ok=True)
         environment = {
             **os.environ,
-            "HYPERPARAMETERS_PATH": str(recipe),
+            "HYPERPARAMETERS_PATH": str(self._write_recipe()),
             "FINETUNE_TERMINATION_PATH": str(self._termination),
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
@@ -209,7 +219,7 @@ class Pod:
         try:
             output, _ = process.communicate(timeout=300)
         except subprocess.TimeoutExpired:
-            process.kill()
+            kill_pod(process.pid)
             raise
         told = self._termination.read_text() if self._termination.exists() else None
         assert process.returncode is not None
@@ -225,7 +235,17 @@ class Pod:
 
         on_sigterm = signal.getsignal(signal.SIGTERM)
         with tempfile.TemporaryDirectory(dir=self.folder) as folder, pytest.MonkeyPatch.context() as patch:
-            for name, value in self._of_rank(0, 1, folder, free_port()).items():
+            environment = {
+                "HYPERPARAMETERS_PATH": str(self._write_recipe()),
+                "HF_HUB_OFFLINE": "1",
+                scratch.ENV_SCRATCH: folder,
+                **dict.fromkeys(("RANK", "LOCAL_RANK"), "0"),
+                **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1"),
+                "MASTER_ADDR": "localhost",
+                "MASTER_PORT": str(free_port()),
+                **self.env,
+            }
+            for name, value in environment.items():
                 patch.setenv(name, value)
             try:
                 code = worker.main()
@@ -235,31 +255,10 @@ class Pod:
         assert told is not None
         return Outcome(code, capsys.readouterr().out, told.message)
 
-    def run_forked(self, ranks: int) -> Outcome:
-        """Run the pod's ranks as forks of a process that has imported torch: the launcher left out, nothing else."""
-        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
-            port, log = free_port(), Path(folder) / "log"
-            codes = run_workers([self._of_rank(rank, ranks, folder, port) for rank in range(ranks)], log)
-            told = scratch.read_outcome(Path(folder), 0)
-            output = log.read_text(encoding="utf-8")
-        assert told is not None, output
-        # NB: the code of a rank that a signal ended is negative.
-        return Outcome(next((code for code in codes if code), 0), output, told.message)
-
-    def _of_rank(self, rank: int, ranks: int, folder: str, port: int) -> dict[str, str]:
-        """The environment of a rank, as torchrun makes it."""
+    def _write_recipe(self) -> Path:
         recipe = self.folder / "recipe.yaml"
         recipe.write_text(yaml.safe_dump(self.recipe))
-        return {
-            "HYPERPARAMETERS_PATH": str(recipe),
-            "HF_HUB_OFFLINE": "1",
-            scratch.ENV_SCRATCH: folder,
-            **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),
-            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks)),
-            "MASTER_ADDR": "localhost",
-            "MASTER_PORT": str(port),
-            **self.env,
-        }
+        return recipe
 
     @property
     def _termination(self) -> Path:

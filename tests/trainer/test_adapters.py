@@ -111,7 +111,8 @@ def test_an_unmerged_adapter_on_a_volume_is_base_and_teacher_of_two_ranks(
         }
     )
     second.env |= new_run(mlflow.uri, pod.folder / "second").env
-    outcome = second.run_forked(ranks=2)
+    second.forked = True
+    outcome = second.run()
     assert outcome.code == 0, outcome.output
     # Half of the loss is the divergence from the teacher, and the student begins as its teacher.
     assert base_eval_loss_of(outcome) == pytest.approx(0.5 * learned, rel=1e-5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from finetune_crds.recipe import Recipe
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model.network import Network
 from finetune_trainer.train.objectives.sft import Sft
+from support.ends import Attempt
 from support.ports import free_port
 from support.training import error_of, eval_loss_of, history, split_of, validation_loss
 
@@ -203,15 +203,10 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(trained: Trained, 
     """Trap 12: with the same number of ranks, every loss is that of the run that was not stopped."""
     pod = trained.pod.but({"checkpoint.uri": str(tmp_path / "checkpoints"), "register": None})
     pod.folder, pod.env, pod.forked = tmp_path, {}, True
-    process = pod.start()
-    assert process.stdout is not None
-    read = ""
-    for line in process.stdout:
-        read += line
-        if line.startswith("evaluation before training"):
-            process.send_signal(signal.SIGTERM)
-            break
-    first = pod.wait(process, read)
+    with Attempt.start(pod) as attempt:
+        attempt.run_to("evaluation before training")
+        attempt.send("TERM")
+        first = attempt.end()
     assert first.code == contract.EXIT_PREEMPTED, first.output
     stopped_at = max(first.losses)
     assert stopped_at < 60
@@ -289,19 +284,13 @@ def test_a_base_that_is_not_there_ends_the_pod_with_64(pod: Pod, capsys: pytest.
 
 
 def test_all_pods_of_a_gang_end_with_the_same_sentence(pod: Pod, tmp_path: Path, table: Path) -> None:
-    gang = [pod.but({"data.columns": {"prompt": "question", "response": "response"}}) for _ in range(2)]
-    port = str(free_port())
+    port = free_port()
+    wrong = pod.but({"data.columns": {"prompt": "question", "response": "response"}})
+    gang = [wrong.in_gang(rank, port) for rank in range(2)]
     for rank, member in enumerate(gang):
         member.folder = tmp_path / str(rank)
         member.folder.mkdir()
         member.forked = True
-        member.env |= {
-            "PET_NNODES": "2",
-            "PET_NPROC_PER_NODE": "1",
-            "PET_NODE_RANK": str(rank),
-            "PET_MASTER_ADDR": "localhost",
-            "PET_MASTER_PORT": port,
-        }
     started = [member.start() for member in gang]
     for member, process in zip(gang, started, strict=True):
         outcome = member.wait(process)

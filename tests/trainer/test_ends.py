@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -115,27 +114,16 @@ def test_sigterm_to_one_pod_stops_all_ranks_after_the_same_step(pod: Pod, tmp_pa
             "checkpoint": {"uri": str(tmp_path / "checkpoints"), "everySteps": 1000},
         }
     )
-    port, gang = str(free_port()), []
+    port, gang = free_port(), []
     for rank in range(2):
-        member = pod.but({})
+        member = pod.in_gang(rank, port)
         member.folder = tmp_path / str(rank)
         member.folder.mkdir()
-        member.env = {
-            "PET_NNODES": "2",
-            "PET_NODE_RANK": str(rank),
-            "PET_MASTER_ADDR": "localhost",
-            "PET_MASTER_PORT": port,
-        }
         gang.append(member)
-    first, second = (member.start() for member in gang)
-    assert first.stdout is not None
-    read = ""
-    for line in first.stdout:
-        read += line
-        if line.startswith("step 3/"):
-            second.send_signal(signal.SIGTERM)
-            break
-    outcomes = gang[0].wait(first, read), gang[1].wait(second)
+    with Attempt.start(gang[0]) as first, Attempt.start(gang[1]) as second:
+        first.run_to("step 3/")
+        second.send("TERM")
+        outcomes = first.end(), second.end()
     (step,) = {outcome.message.checkpoint_step for outcome in outcomes if outcome.message is not None}
     assert step == max(outcomes[0].losses)
     for outcome in outcomes:

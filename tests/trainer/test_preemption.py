@@ -87,13 +87,7 @@ def test_a_run_that_is_kept_nowhere_is_delivered_before_it_stops(
 
 def test_a_pod_that_waits_for_its_gang_stops_at_once(pod: Pod) -> None:
     port = free_port()
-    pod = pod.but({"distributed.nodes": 2})
-    pod.env = {
-        "PET_NNODES": "2",
-        "PET_NODE_RANK": "0",
-        "PET_MASTER_ADDR": "localhost",
-        "PET_MASTER_PORT": str(port),
-    }
+    pod = pod.but({"distributed.nodes": 2}).in_gang(0, port)
     process = pod.start()
     wait_for(f"a server on port {port}", lambda: listens(port))
     process.send_signal(signal.SIGTERM)

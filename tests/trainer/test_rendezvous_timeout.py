@@ -13,16 +13,10 @@ if TYPE_CHECKING:
     from support.pods import Pod
 
 
-@pytest.mark.parametrize("node", ["0", "1"])
-def test_a_gang_that_does_not_come_together_says_so(pod: Pod, node: str) -> None:
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_gang_that_does_not_come_together_says_so(pod: Pod, node: int) -> None:
     port = free_port()
-    lonely = pod.but({"distributed.rendezvousTimeoutSeconds": 1, "distributed.nodes": 2})
-    lonely.env = {
-        "PET_NNODES": "2",
-        "PET_NODE_RANK": node,
-        "PET_MASTER_ADDR": "localhost",
-        "PET_MASTER_PORT": str(port),
-    }
+    lonely = pod.but({"distributed.rendezvousTimeoutSeconds": 1, "distributed.nodes": 2}).in_gang(node, port)
     outcome = lonely.run()
     assert outcome.code == 1, outcome.output
     assert outcome.message is not None
