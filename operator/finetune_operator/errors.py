@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from finetune_crds.conditions import ConditionReason
 
+UNREACHABLE = (ConditionReason.MLFLOW_UNREACHABLE, ConditionReason.DATABRICKS_UNREACHABLE)
+"""Reasons of problems that mean that no response came."""
+
 
 @dataclass(frozen=True)
 class Problem:

@@ -28,11 +28,6 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def internal_error(error: Exception) -> str:
-    """What a status says about an error that the operator does not know."""
-    return f"the operator failed on this resource ({type(error).__name__}), and tries again: read its log"
-
-
 @dataclass
 class Reconciler(ABC):
     """Reconciles the resources of one kind whose keys are in a work queue."""
@@ -80,11 +75,14 @@ class Reconciler(ABC):
         """Reconcile once; the seconds until the next reconcile, or None for the next resync."""
 
     @abstractmethod
-    async def complain(self, body: Json, error: Exception) -> None:
-        """Report in the status that the resource cannot be reconciled, for a reason that the operator does not know."""
+    async def complain(self, body: Json, message: str) -> None:
+        """Report in the status that the operator failed on a resource, for a reason that it does not know."""
 
     async def _complain(self, key: str, body: Json, error: Exception) -> None:
+        message = (
+            f"the operator failed on this resource ({type(error).__name__}), and tries again: read its log"
+        )
         try:
-            await self.complain(body, error)
+            await self.complain(body, message)
         except Exception:
             log.exception("%s: its status could not be written either", key)

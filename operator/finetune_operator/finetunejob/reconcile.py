@@ -11,13 +11,14 @@ from typing import ClassVar
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.controller.leases import LeaseBusy
-from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, internal_error, utc_now
+from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, utc_now
 from finetune_operator.finetunejob.apply import FineTuneJobApplier, NameTaken
 from finetune_operator.finetunejob.decide import decide
-from finetune_operator.finetunejob.decide.ready import restated
+from finetune_operator.finetunejob.decide.ready import summarized
 from finetune_operator.finetunejob.model import Decision, FineTuneJob
 from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
 from finetune_operator.kube import KubeError
+from finetune_operator.policy.status import with_condition
 from finetune_operator.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -54,14 +55,14 @@ class FineTuneJobReconciler(Reconciler):
         # What was written to MLflow is read back at once.
         return 0.0 if decision.actions else decision.requeue_seconds
 
-    async def complain(self, body: Json, error: Exception) -> None:
+    async def complain(self, body: Json, message: str) -> None:
         """Report in the status that the job cannot be reconciled; the status of a finished job stays."""
         ftj, now = read_finetunejob(body), self.now()
         if ftj.is_finished:
             return
         kind, reason = ConditionType.ACCEPTED, ConditionReason.INTERNAL_ERROR
-        status = restated(ftj, ftj.status, kind, reason, internal_error(error), holds=None, now=now)
-        await self.applier.apply(ftj, Decision(status=status), now)
+        status = with_condition(ftj.status, kind, None, reason, message, now=now, generation=ftj.generation)
+        await self.applier.apply(ftj, Decision(status=summarized(ftj, status, now)), now)
 
     async def _report(self, ftj: FineTuneJob, error: KubeError | NameTaken) -> None:
         """Say on the resource itself why its children cannot be made."""
@@ -72,8 +73,10 @@ class FineTuneJobReconciler(Reconciler):
         else:
             return
         now = self.now()
-        status = restated(ftj, ftj.status, kind, reason, str(error), now=now)
+        status = with_condition(
+            ftj.status, kind, False, reason, str(error), now=now, generation=ftj.generation
+        )
         try:
-            await self.applier.apply(ftj, Decision(status=status), now)
+            await self.applier.apply(ftj, Decision(status=summarized(ftj, status, now)), now)
         except KubeError as second:
             log.warning("%s: its status could not be written: %s", ftj.key, second)

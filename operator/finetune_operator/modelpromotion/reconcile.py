@@ -10,13 +10,14 @@ from typing import ClassVar
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.controller.leases import LeaseBusy
-from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, internal_error, utc_now
+from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, utc_now
 from finetune_operator.errors import ExternalError
 from finetune_operator.modelpromotion.apply import ModelPromotionApplier, StaleError
 from finetune_operator.modelpromotion.decide import decide
-from finetune_operator.modelpromotion.decide.ready import restated
+from finetune_operator.modelpromotion.decide.ready import summarized
 from finetune_operator.modelpromotion.model import PromotionDecision
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver, read_promotion
+from finetune_operator.policy.status import with_condition
 from finetune_operator.registry.writer import AliasMoved, ModelReplaced
 from finetune_operator.serving.model import LogRequests
 from finetune_operator.settings import Settings
@@ -55,11 +56,12 @@ class ModelPromotionReconciler(Reconciler):
         changed = any(not isinstance(action, LogRequests) for action in decision.actions)
         return 0.0 if changed else decision.requeue_seconds
 
-    async def complain(self, body: Json, error: Exception) -> None:
+    async def complain(self, body: Json, message: str) -> None:
         """Report in the status that the promotion cannot be reconciled."""
         promotion, now = read_promotion(body), self.now()
         kind, reason = ConditionType.ACCEPTED, ConditionReason.INTERNAL_ERROR
-        status = restated(
-            promotion, promotion.status, kind, reason, internal_error(error), holds=None, now=now
+        status = with_condition(
+            promotion.status, kind, None, reason, message, now=now, generation=promotion.generation
         )
-        await self.applier.apply(promotion, PromotionDecision(status=status), now)
+        decision = PromotionDecision(status=summarized(promotion, status, now))
+        await self.applier.apply(promotion, decision, now)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
@@ -17,7 +16,7 @@ _MAX_MESSAGE = 32768
 
 
 def with_condition(
-    conditions: Sequence[Condition],
+    status: Status,
     kind: ConditionType,
     holds: bool | None,
     reason: str,
@@ -25,22 +24,29 @@ def with_condition(
     *,
     now: datetime,
     generation: int,
-) -> list[Condition]:
-    """The conditions with one of them set; its transition time moves only when its status does."""
-    status = "Unknown" if holds is None else str(holds)
+) -> Status:
+    """The status with one of its conditions set; the transition time moves only when the condition's status does.
+
+    NB: the API server keeps whole seconds: a finer time would differ from what is read back.
+    """
+    conditions = list(status.conditions)
     before = next((item for item in conditions if item.type == kind), None)
-    since = before.last_transition_time if before and before.status == status else now
+    said = "Unknown" if holds is None else str(holds)
     after = Condition(
         type=kind.value,
-        status=status,  # type: ignore[arg-type]
+        status=said,  # type: ignore[arg-type]
         reason=str(reason),
         message=message[:_MAX_MESSAGE],
         observed_generation=generation,
-        last_transition_time=since,
+        last_transition_time=before.last_transition_time
+        if before and before.status == said
+        else now.replace(microsecond=0),
     )
-    others = [item for item in conditions if item.type != kind]
-    position = list(conditions).index(before) if before else len(others)
-    return [*others[:position], after, *others[position:]]
+    if before is None:
+        conditions.append(after)
+    else:
+        conditions[conditions.index(before)] = after
+    return status.model_copy(update={"conditions": conditions})
 
 
 class StatusBuilder(ABC, Generic[Status]):
@@ -70,16 +76,8 @@ class StatusBuilder(ABC, Generic[Status]):
 
     def set(self, kind: ConditionType, holds: bool | None, reason: ConditionReason, message: str) -> None:
         """Set a condition; its transition time moves only when its status does."""
-        self.update(
-            conditions=with_condition(
-                self.status.conditions,
-                kind,
-                holds,
-                reason,
-                message,
-                now=self.now,
-                generation=self.generation,
-            )
+        self.status = with_condition(
+            self.status, kind, holds, reason, message, now=self.now, generation=self.generation
         )
 
     def requeue_after(self, seconds: float) -> None:

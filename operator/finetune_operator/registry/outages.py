@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
-from finetune_crds.conditions import ConditionReason
-from finetune_operator.errors import Problem
-
-_UNREACHABLE = (ConditionReason.MLFLOW_UNREACHABLE, ConditionReason.DATABRICKS_UNREACHABLE)
+from finetune_operator.errors import UNREACHABLE, Problem
 
 
 @dataclass
@@ -31,7 +28,7 @@ class Outages:
 
     def note(self, server: Hashable, problem: Problem) -> None:
         """Remember a problem with a server, if it is that the server cannot be reached."""
-        if problem.reason in _UNREACHABLE:
+        if problem.reason in UNREACHABLE:
             now = self.clock()
             self._until = {key: held for key, held in self._until.items() if now < held[0]}
             self._until[server] = (now + self.seconds, problem)

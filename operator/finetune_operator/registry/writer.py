@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.controller.leases import HeldLease, Leases
-from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.errors import UNREACHABLE, ExternalError, Problem
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.registry.base import MoveAlias, Registry
 from finetune_operator.settings import UNITY_CATALOG, Settings
@@ -31,7 +31,6 @@ ANYWHERE = "any"
 # NB: MLflow's client times out 10 s after it connects, and connecting takes at most 10 s.
 _WRITE_SECONDS = 25.0
 _LEASE_SECONDS = 60
-_UNANSWERED = (ConditionReason.MLFLOW_UNREACHABLE, ConditionReason.DATABRICKS_UNREACHABLE)
 # Responses of the API server about a Lease that repeat until a role or a policy changes.
 _NOT_ALLOWED = (400, 403, 404, 422)
 
@@ -176,7 +175,7 @@ class _Session:
         try:
             await asyncio.to_thread(call, *arguments)
         except ExternalError as error:
-            self.unanswered = error.problem.reason in _UNANSWERED
+            self.unanswered = error.problem.reason in UNREACHABLE
             raise
         self.unanswered = False
 

@@ -7,8 +7,9 @@ from datetime import datetime
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.decide.ready import restated
+from finetune_operator.finetunejob.decide.ready import summarized
 from finetune_operator.finetunejob.model import Action, Decision, FineTuneJob, SetAlias
+from finetune_operator.policy.status import with_condition
 
 
 def failed_action(
@@ -19,5 +20,5 @@ def failed_action(
     if isinstance(action, SetAlias):
         kind, reason = ConditionType.REGISTERED, ConditionReason.REGISTERING
         message = f"alias {action.alias} of {action.model} cannot be set: {problem.message}"
-    status = restated(ftj, decision.status, kind, reason, message, now=now)
-    return dataclasses.replace(decision, status=status)
+    status = with_condition(decision.status, kind, False, reason, message, now=now, generation=ftj.generation)
+    return dataclasses.replace(decision, status=summarized(ftj, status, now))

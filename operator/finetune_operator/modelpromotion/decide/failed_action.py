@@ -6,17 +6,14 @@ import dataclasses
 from datetime import datetime
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_operator.errors import Problem
-from finetune_operator.modelpromotion.decide.ready import restated
+from finetune_operator.errors import UNREACHABLE, Problem
+from finetune_operator.modelpromotion.decide.ready import summarized
 from finetune_operator.modelpromotion.model import Promotion, PromotionAction, PromotionDecision
+from finetune_operator.policy.status import with_condition
 from finetune_operator.registry.base import MoveAlias
 
 # Problems that pass without a change by people.
-_PASSING = (
-    ConditionReason.MLFLOW_UNREACHABLE,
-    ConditionReason.DATABRICKS_UNREACHABLE,
-    ConditionReason.MLFLOW_ERROR,
-)
+_PASSING = (*UNREACHABLE, ConditionReason.MLFLOW_ERROR)
 
 
 def failed_action(
@@ -36,5 +33,5 @@ def failed_action(
         message = f"{what} cannot be moved: {problem.message}"
     else:
         kind, reason, message = ConditionType.SERVED, problem.reason, problem.message
-    status = restated(promotion, status, kind, reason, message, now=now)
-    return dataclasses.replace(decision, status=status)
+    status = with_condition(status, kind, False, reason, message, now=now, generation=promotion.generation)
+    return dataclasses.replace(decision, status=summarized(promotion, status, now))

@@ -14,9 +14,8 @@ from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_crds.promotion_status import ModelPromotionStatus, MoveReason, PromotionPhase
 from finetune_operator.modelpromotion.decide.phase import phase
 from finetune_operator.modelpromotion.model import Promotion
-from finetune_operator.policy.ready import Progress, Readiness
+from finetune_operator.policy.ready import Readiness
 from finetune_operator.policy.ready import summarized as summarize
-from finetune_operator.policy.status import with_condition
 
 _READY: tuple[PromotionPhase, ...] = ("Promoted", "RolledBack")
 # The spec cannot be carried out, or the alias is not where it should be.
@@ -37,59 +36,38 @@ _RIGHTFUL: tuple[MoveReason, ...] = ("Promoted", "Reverted", "RolledBack", "With
 
 def summarized(promotion: Promotion, status: ModelPromotionStatus, now: datetime) -> ModelPromotionStatus:
     """The status with what follows from it: `passed`, the phase, the summary, and the generation that they are about."""
-    status = status.model_copy(update={"passed": _passed(status)})
-    readiness = ready(promotion, status)
-    word = phase(status.conditions)
-    return summarize(status, readiness, word, now=now, generation=promotion.generation)
+    status, word = status.model_copy(update={"passed": _passed(status)}), phase(status.conditions)
+    return summarize(status, _ready(promotion, status, word), word, now=now, generation=promotion.generation)
 
 
-def restated(
-    promotion: Promotion,
-    status: ModelPromotionStatus,
-    kind: ConditionType,
-    reason: ConditionReason,
-    message: str,
-    *,
-    holds: bool | None = False,
-    now: datetime,
-) -> ModelPromotionStatus:
-    """The status of a decision after one more condition is set, because the decision could not be carried out."""
-    now = now.replace(microsecond=0)
-    conditions = with_condition(
-        status.conditions, kind, holds, reason, message, now=now, generation=promotion.generation
-    )
-    return summarized(promotion, status.model_copy(update={"conditions": conditions}), now)
-
-
-def ready(promotion: Promotion, status: ModelPromotionStatus) -> Readiness:
+def _ready(promotion: Promotion, status: ModelPromotionStatus, word: PromotionPhase) -> Readiness:
     """What the summary says.
 
     Args:
         promotion: the resource as this reconcile found it.
         status: its new status, complete but for the phase and the summary. Every reconcile sets one condition before.
+        word: its phase.
     """
     known = {item.type: item for item in status.conditions}
-    explanation, holds = next(_explanations(known)), _holds(promotion, status)
+    explanation, holds = next(_explanations(known)), _holds(promotion, status, word)
     served = known.get(ConditionType.SERVED)
     if holds and served and served.status != "True":
         explanation, holds = served, False
     message = explanation.message
     if holds and (explanation.type != ConditionType.PROMOTED or explanation.status != "True"):
         message = f"{_where(promotion, status)}; {message}"
-    return Readiness(
-        holds, _progress(phase(status.conditions), explanation, holds=holds), explanation.reason, message
-    )
+    return Readiness(holds, _also(word, explanation, holds=holds), explanation.reason, message)
 
 
-def _progress(word: PromotionPhase, explanation: Condition, *, holds: bool) -> Progress | None:
-    """Whether the promotion is under way, comes no further, or is at rest."""
+def _also(word: PromotionPhase, explanation: Condition, *, holds: bool) -> tuple[ConditionType, ...]:
+    """Whether the promotion is under way, or comes no further; nothing at rest."""
     if word in ("Refused", "Suspended") and holds:
-        return None
+        return ()
     if word in _READY and explanation.status == "True":
-        return None
+        return ()
     if word in ("Refused", *_NOT_READY) and explanation.reason not in _MAY_COME:
-        return ConditionType.STALLED
-    return ConditionType.RECONCILING
+        return (ConditionType.STALLED,)
+    return (ConditionType.RECONCILING,)
 
 
 def _where(promotion: Promotion, status: ModelPromotionStatus) -> str:
@@ -113,11 +91,10 @@ def _explanations(known: Mapping[str, Condition]) -> Iterator[Condition]:
     yield from known.values()
 
 
-def _holds(promotion: Promotion, status: ModelPromotionStatus) -> bool:
+def _holds(promotion: Promotion, status: ModelPromotionStatus, word: PromotionPhase) -> bool:
     """Whether the alias is at a version that passed."""
     if _is_elsewhere(status):
         return False
-    word = phase(status.conditions)
     if promotion.spec is None or word in (*_READY, *_NOT_READY):
         return word in _READY
     return _stays(promotion.spec, status) and status.passed == status.promoted

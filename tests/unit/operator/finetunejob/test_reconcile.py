@@ -365,7 +365,7 @@ def test_a_write_that_failed_is_in_the_status(
 def test_ready_says_which_write_failed() -> None:
     decision = conclude(ftj())
     trained = with_condition(
-        decision.status.conditions,
+        decision.status,
         ConditionType.TRAINED,
         True,
         ConditionReason.TRAINED,
@@ -373,9 +373,7 @@ def test_ready_says_which_write_failed() -> None:
         now=NOW,
         generation=1,
     )
-    decision = dataclasses.replace(
-        decision, status=decision.status.model_copy(update={"conditions": trained})
-    )
+    decision = dataclasses.replace(decision, status=trained)
     action = SetAlias("m", "candidate", "4")
     found = failed_action(ftj(), decision, action, PROBLEM, now=NOW)
     assert said(found, ConditionType.READY) == said(found, ConditionType.REGISTERED)

@@ -32,9 +32,9 @@ HEALTHY = condition(ConditionType.PODS_HEALTHY, "True", ConditionReason.PODS_RUN
 UNSCHEDULABLE = condition(ConditionType.PODS_HEALTHY, "False", ConditionReason.UNSCHEDULABLE)
 UNREACHABLE = condition(ConditionType.TRACKED, "False", ConditionReason.MLFLOW_UNREACHABLE)
 
-ENDS: dict[str, tuple[bool, ConditionType | None]] = {
-    "Succeeded": (True, None),
-    "Failed": (False, ConditionType.STALLED),
+ENDS: dict[str, tuple[bool, tuple[ConditionType, ...]]] = {
+    "Succeeded": (True, (ConditionType.FINISHED,)),
+    "Failed": (False, (ConditionType.STALLED, ConditionType.FINISHED)),
 }
 CASES: dict[str, tuple[list[Condition], Condition]] = {
     "accepted": ([ACCEPTED], ACCEPTED),
@@ -56,8 +56,8 @@ CASES: dict[str, tuple[list[Condition], Condition]] = {
 
 @pytest.mark.parametrize(("conditions", "explanation"), CASES.values(), ids=CASES)
 def test_ready(conditions: list[Condition], explanation: Condition) -> None:
-    holds, progress = ENDS.get(phase(conditions), (False, ConditionType.RECONCILING))
-    assert ready(conditions) == (holds, progress, explanation.reason, explanation.message)
+    holds, also = ENDS.get(phase(conditions), (False, (ConditionType.RECONCILING,)))
+    assert ready(conditions) == (holds, also, explanation.reason, explanation.message)
 
 
 def test_a_job_that_ends_is_finished_and_at_rest_or_stalled() -> None:

@@ -119,8 +119,8 @@ class Rollout:
 
     def _say(self, problem: Problem) -> None:
         """What the applier says of an action that was refused."""
-        conditions = with_condition(
-            self.status.conditions,
+        self.status = with_condition(
+            self.status,
             ConditionType.SERVED,
             False,
             problem.reason,
@@ -128,7 +128,6 @@ class Rollout:
             now=self.now,
             generation=self.generation,
         )
-        self.status = self.status.model_copy(update={"conditions": conditions})
 
     def steps(self, count: int) -> list[str]:
         """Reasons after so many passes."""
