@@ -104,7 +104,7 @@ def test_a_job_in_git_is_followed_to_its_end_and_never_out_of_sync(world: World,
 
 def test_self_heal_undoes_what_was_changed_by_hand_and_rests(world: World, gitops: GitOps) -> None:
     gitops.wait_synced(_commit_and_create(gitops, splits_given(suspend=True)))
-    gitops.wait_health("FineTuneJob", "tune", "Suspended", "suspend: false goes on")
+    gitops.wait_health("FineTuneJob", "tune", "Suspended", "set suspend to false to resume")
     world.api.patch("FineTuneJob", world.namespace, "tune", {"spec": {"suspend": False}})
     wait_for("Argo CD writes", lambda: gitops.operations() > 0)
     wait_for("it is suspended again", lambda: world.job("tune")["spec"]["suspend"])
@@ -119,7 +119,7 @@ def test_a_job_suspended_in_git_goes_on_by_a_commit_and_fails_as_degraded(
     world: World, gitops: GitOps
 ) -> None:
     gitops.wait_synced(_commit_and_create(gitops, splits_given(suspend=True)))
-    gitops.wait_health("FineTuneJob", "tune", "Suspended", "suspend: false goes on")
+    gitops.wait_health("FineTuneJob", "tune", "Suspended", "set suspend to false to resume")
     gitops.wait_application("Suspended")
 
     gitops.wait_synced(gitops.repository.commit("Go on", splits_given(suspend=False)))

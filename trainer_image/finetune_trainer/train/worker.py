@@ -43,9 +43,6 @@ if TYPE_CHECKING:
     from finetune_crds.recipe import Recipe
     from finetune_trainer.train.model.network import Network
 
-# How long a rank that ends with an error waits for MLflow: it has the pod's grace period at most.
-_CLOSE_SECONDS = 5.0
-
 
 def main() -> int:
     """Train as one rank, and leave the outcome for the launcher."""
@@ -81,16 +78,13 @@ def work() -> TerminationMessage | None:
             world = stack.enter_context(joined(timeout_seconds=timeout, preemption=preemption))
         tracker = Tracker(os.environ.get("MLFLOW_RUN_ID") if world.leads else None)
         try:
-            with system_metrics(recipe, world, tracker):
-                message = Run(recipe, world, tracker, preemption, started).train()
+            with tracker, system_metrics(recipe, world, tracker):
+                return Run(recipe, world, tracker, preemption, started).train()
         except BaseException as error:
-            tracker.close(_CLOSE_SECONDS)
             if is_loss_of_peer(error):
                 sentence = "another rank ended during a collective: the log of the rank that failed first has the cause"
                 raise outcome.TrainingError(scratch.PEER_LOST, sentence, rank=world.rank) from error
             raise
-        tracker.close()
-    return message
 
 
 @contextmanager
@@ -99,18 +93,11 @@ def system_metrics(recipe: Recipe, world: World, tracker: Tracker) -> Iterator[N
     if not recipe.tracking.system_metrics:
         yield
         return
-    if world.leads:
-        with system.logged(tracker, world.rank, world.device):
-            yield
-        return
-    own = Tracker(os.environ.get("MLFLOW_RUN_ID"), quiet=True)
-    try:
-        with system.logged(own, world.rank, world.device):
-            yield
-    except BaseException:
-        own.close(_CLOSE_SECONDS)
-        raise
-    own.close()
+    with ExitStack() as stack:
+        run_id = os.environ.get("MLFLOW_RUN_ID")
+        own = tracker if world.leads else stack.enter_context(Tracker(run_id, quiet=True))
+        stack.enter_context(system.logged(own, world.rank, world.device))
+        yield
 
 
 def end_in_rendezvous(preemption: Preemption) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 
 from finetune_trainer.train.runtime import system
@@ -14,8 +16,6 @@ from finetune_trainer.train.runtime.track import Tracker
 from support.waiting import wait_for
 
 if TYPE_CHECKING:
-    import pytest
-
     from support.training import Mlflow
 
 
@@ -97,6 +97,24 @@ def test_what_mlflow_refuses_is_left_out_and_the_rest_follows(
     tracker.close(30)
     assert history(mlflow, "loss") == [(3, 0.5)]
     assert "MLflow rejected an entry, which is dropped: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_rank_that_ends_well_waits_longer_for_mlflow_than_one_that_fails(
+    mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    monkeypatch.setattr("finetune_trainer.train.runtime.track._CLOSE_SECONDS", 0.05)
+    door = Door(mlflow)
+    opening = threading.Timer(1, setattr, (door, "opened", True))
+    with suppress(ZeroDivisionError), Tracker(mlflow.run_id, connect=door.connect) as tracker:
+        tracker.metrics(1, {"loss": 2.0})
+        assert door.tried.wait(10)
+        opening.start()
+        if fails:
+            raise ZeroDivisionError
+    lost = not door.opened
+    opening.cancel()
+    assert (lost, history(mlflow, "loss")) == (fails, [] if fails else [(1, 2.0)])
 
 
 def test_without_a_run_nothing_is_tracked() -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _MAX_WAITING = 20_000
 _MAX_METRICS_A_CALL = 500
 _LONGEST_PAUSE_SECONDS = 15.0
+# Patience of a rank that ends with an error: the pod's grace period is its limit.
+_CLOSE_SECONDS = 5.0
 # Error codes for which a retry cannot succeed.
 _FINAL_CODES = frozenset(
     {
@@ -62,6 +64,8 @@ def is_final(error: Exception) -> bool:
 
 class Tracker:
     """Logs to an MLflow run; without one, discards what it gets.
+
+    A context manager: at its end it is closed, after an error with little patience.
 
     Args:
         run_id: the run; None or empty: nothing is tracked.
@@ -115,6 +119,12 @@ class Tracker:
             return self._changed.wait_for(
                 lambda: not (self._busy or self._metrics or self._calls), timeout=seconds
             )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(None if kind is None else _CLOSE_SECONDS)
 
     def close(self, seconds: float | None = None) -> None:
         """Log the rest of the queue, in at most `seconds` (by default a minute), and stop."""
