@@ -53,14 +53,23 @@ from worlds.memory.promotion_sequences import LOOSE, SEQUENCES, SPECS, STRICT, J
         (("settle",), 0),
     ],
 )
-@example({"gates": STRICT}, [(("stage", "6"), 4), (("settle",), 0)])
+@example({"gates": LOOSE}, [(("stage", "6"), 4), (("settle",), 0)])
 @example(
     {"gates": None},
     [
         (("register", 2.0, None), 0),
-        (("stage", "8"), 4),
+        (("stage", "7"), 4),
         (("edit", {"gates": STRICT}), 2),
         (("stage", "2"), 4),
+        (("settle",), 0),
+    ],
+)
+@example(
+    {"gates": STRICT},
+    [
+        (("stage", "1"), 4),
+        (("register", 2.0, None), 0),
+        (("stage", "7"), 4),
         (("settle",), 0),
     ],
 )
