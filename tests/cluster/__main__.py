@@ -8,7 +8,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from cluster import backends, binaries, builder, images, local, registry, supervisor
+from cluster import backends, binaries, builder, images, local, registry, supervisor, unpacked
 from cluster.binaries import say
 from cluster.paths import ClusterError, clusters
 from support.cache import cache
@@ -72,7 +72,7 @@ def _short(image: images.Image) -> str:
 def _prune() -> None:
     if clusters().exists() and any(each.is_dir() for each in clusters().iterdir()):
         raise ClusterError("clusters use the images: take them down first")
-    for folder in (registry.storage(), builder.folder(), cache() / "build"):
+    for folder in (registry.storage(), unpacked.store(), builder.folder(), cache() / "build"):
         say(f"removing {folder}")
         shutil.rmtree(folder, ignore_errors=True)
 

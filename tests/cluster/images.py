@@ -14,6 +14,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,11 +131,18 @@ def base_reference() -> str:
 
 
 def build(wanted: Sequence[Image]) -> dict[str, str]:
-    """Build images of the project beside each other, and push them; return their references by variable."""
+    """Build images of the project, and push them; return their references by variable.
+
+    Those of one Dockerfile are built one after the other, so that the second finds the stages that both have: two builds
+    at a time would make each of them twice, and everything that stands on them.
+    """
     python = base()
-    with ThreadPoolExecutor(len(wanted)) as pool:
-        tags = list(pool.map(lambda image: _build(image, python), wanted))
-    return {image.variable: _push(image, tag) for image, tag in zip(wanted, tags, strict=True)}
+    groups = groupby(wanted, key=lambda image: image.dockerfile)
+    queues = [list(images) for _, images in groups]
+    with ThreadPoolExecutor(len(queues)) as pool:
+        tagged = pool.map(lambda queue: [(image, _build(image, python)) for image in queue], queues)
+        built = [pair for pairs in tagged for pair in pairs]
+    return {image.variable: _push(image, tag) for image, tag in built}
 
 
 def _build(image: Image, python: str) -> str:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster import binaries, cgroups, images, network, packages, plan, supervisor
+from cluster import binaries, cgroups, images, network, packages, plan, supervisor, unpacked
 from cluster.binaries import say
 from cluster.paths import PACKAGE, ClusterError, State, clusters
 from cluster.process import end, run, start_time
@@ -100,21 +100,25 @@ def ask(name: str, verb: str, target: str, timeout: float = 60) -> None:
 
 
 def prepare_images() -> None:
-    """Build and push the project's images, and the public ones beside them."""
-    images.build(images.PROJECT)
-    images.versitygw()
+    """Build and push the project's images, and the public ones beside them, and unpack them for the nodes."""
+    unpacked.ensure([*_all_images().values(), images.pause()])
 
 
 def build_images(name: str, wanted: list[images.Image]) -> dict[str, str]:
     """Build the project's images, and those that stand in for public ones, and pull them onto every node."""
-    references = images.build(wanted)
-    if len(wanted) == len(images.PROJECT):
-        references |= {"IMAGE_PYTHON": images.base_reference(), images.OBJECT_STORE: images.versitygw()}
+    references = _all_images() if len(wanted) == len(images.PROJECT) else images.build(wanted)
     if is_up(State(name)):
         pull(name, list(references.values()))
     else:
         say(f"cluster {name} is not up: its nodes will pull the images when pods ask for them")
     return references
+
+
+def _all_images() -> dict[str, str]:
+    return images.build(images.PROJECT) | {
+        "IMAGE_PYTHON": images.base_reference(),
+        images.OBJECT_STORE: images.versitygw(),
+    }
 
 
 def pull(name: str, references: list[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from cluster import binaries, cgroups, network, registry
+from cluster import binaries, cgroups, network, registry, unpacked
 from cluster.controlplane import arguments
 from cluster.packages import cni_folder
 from cluster.plan import DOMAIN, REGISTRY_PORT
@@ -31,6 +31,7 @@ class Node:
         self.directory = directory / "nodes" / self.name
         # NB: a socket's path may have 107 letters; the supervisor's /run is its own.
         self.socket = f"/run/{self.name}.sock"
+        self.images = self.directory / "containerd"
         self.directory.mkdir(parents=True, exist_ok=True)
         logs = directory / "logs"
         self.containerd = Process(
@@ -52,6 +53,8 @@ class Node:
     def start(self) -> None:
         """Start the node; it is Ready some seconds later."""
         cgroups.create(self.cgroup)
+        if not self.images.exists():
+            unpacked.give(self.images)
         self.containerd.start()
         wait_for(self.containerd.name, self._answers, 30, self.containerd)
         self.kubelet.start()
@@ -81,7 +84,7 @@ class Node:
         file = self.directory / "containerd.toml"
         file.write_text(
             containerd_configuration(
-                root=self.directory / "containerd",
+                root=self.images,
                 state=f"/run/{self.name}",
                 socket=self.socket,
                 pause=pause,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from cluster import binaries
 from support.cache import cache
-from support.ports import free_port, listens
+from support.ports import listens
 from support.process import Process
 from support.waiting import wait_for
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 # This name has no DNS record: containerd's configuration maps it to an address.
 NAME = "registry.finetune.local"
+# NB: buildah remembers by the address of a registry which layers it has. Under another address it would compress
+# gigabytes again to learn that they are there.
+_PUSH_HOST, _PUSH_PORT = "127.70.84.1", 5000
 
 
 def storage() -> Path:
@@ -61,15 +65,18 @@ def server(address: str, directory: Path, log: Path) -> Process:
 
 @contextmanager
 def serving(directory: Path) -> Iterator[str]:
-    """A context with a registry on the loopback interface; yields its address."""
-    port = free_port()
-    process = server(f"127.0.0.1:{port}", directory, directory / "registry.log")
-    process.start()
-    try:
-        wait_for("the registry", lambda: listens(port), 20, process)
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.stop()
+    """A context with a registry on the loopback interface, one at a time on this machine; yields its address."""
+    address = f"{_PUSH_HOST}:{_PUSH_PORT}"
+    storage().mkdir(parents=True, exist_ok=True)
+    with (storage() / "push.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = server(address, directory, directory / "registry.log")
+        process.start()
+        try:
+            wait_for("the registry", lambda: listens(_PUSH_PORT, _PUSH_HOST), 20, process)
+            yield address
+        finally:
+            process.stop()
 
 
 def mirror(address: str) -> str:

@@ -81,8 +81,8 @@ def test_commits_train_approve_roll_back_and_prune(
 
     strict = champion("2", approved="2", loss=NOBODY_REACHES)
     gitops.wait_synced(gitops.repository.commit("Champion 2, if it is perfect", strict))
-    gitops.wait_health("ModelPromotion", f"{JOB}-champion", "Degraded", str(NOBODY_REACHES))
-    gitops.wait_application("Degraded")
+    gitops.wait_health("ModelPromotion", f"{JOB}-champion", "Healthy", str(NOBODY_REACHES))
+    gitops.wait_application("Healthy")
     gitops.wait_synced(gitops.repository.revert())
     gitops.wait_health("ModelPromotion", f"{JOB}-champion", "Healthy", "version 1")
     gitops.wait_application("Healthy")

@@ -7,7 +7,7 @@ import json
 from demo.kubectl import Json
 from e2e.jobs import Jobs, condition, on_prepared_splits, steps
 
-STEPS = 160
+STEPS = 100
 
 
 def test_goes_on_from_where_it_was_stopped(jobs: Jobs) -> None:

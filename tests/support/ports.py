@@ -18,8 +18,8 @@ def free_port() -> int:
             return port
 
 
-def listens(port: int) -> bool:
-    """Whether a server answers at a port of the loopback interface."""
+def listens(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether a server answers at a port of an address of the loopback interface."""
     with socket.socket() as probe:
         probe.settimeout(0.5)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        return probe.connect_ex((host, port)) == 0
