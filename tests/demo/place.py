@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).resolve().parent.parent
 REPOSITORY = TESTS.parent
 GIB = 2**30
-# What the first demo writes; and a later one, whose programs and images are in the cache: two nodes with the images.
+# What the first demo writes; and a later one, whose programs are in the cache, when the packages of the images changed.
 GIB_THE_FIRST_TIME, GIB_FOR_A_RUN = 24, 12
 # A kubelet that has less than one hundredth of the disk left puts a taint on its node, and pods stay Pending.
 FREE_SHARE = 0.02

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the test's own, on a socket in a folder that goes with it."""
+"""A PostgreSQL server for one test, on a socket in a folder that is removed with it."""
 
 from __future__ import annotations
 

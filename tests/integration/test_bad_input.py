@@ -10,7 +10,7 @@ from kubernetes.dynamic.exceptions import DynamicApiError
 
 from support.api import Api
 from support.mlflow_server import Mlflow
-from support.operator_process import operator_process
+from support.operator_process import operator_process, watching
 from support.ports import free_port
 from support.process import running
 from support.waiting import wait_for
@@ -374,8 +374,7 @@ def test_mlflow_away_at_the_start_is_waited_for_and_away_later_stops_nothing(
     api: Api, kubeconfig: Path, namespace: str, tmp_path: Path
 ) -> None:
     server = Mlflow(tmp_path)
-    environment = {"FINETUNE_TRACKING_URI": server.uri, "FINETUNE_NAMESPACES": namespace}
-    operator = operator_process(kubeconfig, tmp_path / "operator.log", environment)
+    operator = operator_process(kubeconfig, tmp_path / "operator.log", watching(namespace, server.uri))
     with running(operator):
         world = World(api, server, namespace)
         world.submit(job())
@@ -401,8 +400,7 @@ def test_mlflow_that_refuses_its_host_name_says_what_to_set(
     api: Api, kubeconfig: Path, namespace: str, tmp_path: Path
 ) -> None:
     server = Mlflow(tmp_path, allowed_hosts="mlflow.example.org")
-    environment = {"FINETUNE_TRACKING_URI": server.uri, "FINETUNE_NAMESPACES": namespace}
-    operator = operator_process(kubeconfig, tmp_path / "operator.log", environment)
+    operator = operator_process(kubeconfig, tmp_path / "operator.log", watching(namespace, server.uri))
     with running(server), running(operator):
         world = World(api, server, namespace)
         world.submit(splits_given())

@@ -14,7 +14,7 @@ import pytest
 from finetune_operator.registry.writer import lease_name
 from support.api import Api
 from support.mlflow_server import Mlflow
-from support.operator_process import metric, operator_process
+from support.operator_process import metric, operator_process, watching
 from support.process import Process, running
 from support.waiting import PATIENCE, wait_for
 from worlds.processes.registry import DATA, GATES, NO_WORSE, Registry
@@ -33,8 +33,7 @@ class Replicas:
 
     def start(self, name: str, mlflow: Mlflow) -> Process:
         log = self.folder / f"{name}.log"
-        environment = {"FINETUNE_TRACKING_URI": mlflow.uri, "FINETUNE_NAMESPACES": self.namespace}
-        process = operator_process(self.kubeconfig, log, environment)
+        process = operator_process(self.kubeconfig, log, watching(self.namespace, mlflow.uri))
         self.stack.enter_context(running(process))
         return process
 

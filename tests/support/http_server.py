@@ -53,6 +53,9 @@ def serving(respond: Callable[[Request], Answer], port: int = 0) -> Iterator[str
     """
 
     class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True
+        protocol_version = "HTTP/1.1"
+
         def do_GET(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             answer = respond(Request(self.command, self.path, self.headers, body))

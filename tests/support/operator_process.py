@@ -25,6 +25,15 @@ def operator_process(kubeconfig: Path, log: Path, environment: Mapping[str, str]
     return Process("operator", [sys.executable, "-m", "finetune_operator"], log, {**settings, **environment})
 
 
+def watching(namespace: str, tracking_uri: str, *, resync_seconds: int = 5) -> dict[str, str]:
+    """The settings of an operator that watches one namespace."""
+    return {
+        "FINETUNE_NAMESPACES": namespace,
+        "FINETUNE_TRACKING_URI": tracking_uri,
+        "FINETUNE_RESYNC_SECONDS": str(resync_seconds),
+    }
+
+
 def metric(operator: Process, name: str, **labels: str) -> float:
     """The sum of a metric's samples with these labels, since the operator was started; 0 while it does not answer."""
     port = operator.environment["FINETUNE_METRICS_PORT"]

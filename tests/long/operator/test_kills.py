@@ -10,7 +10,7 @@ from pathlib import Path
 from long.amounts import KILLS, SEED
 from long.operator.work import Course, Work
 from support.mlflow_server import Mlflow
-from support.operator_process import metric, operator_process
+from support.operator_process import metric, operator_process, watching
 from support.process import Process, running
 from support.waiting import PATIENCE, wait_for
 
@@ -23,11 +23,7 @@ def test_an_operator_that_is_killed_loses_and_repeats_nothing(
 ) -> None:
     print(f"kills at random moments with SEED = {SEED}")
     dice = random.Random(SEED)  # noqa: S311 - the seed makes a failure repeatable
-    environment = {
-        "FINETUNE_TRACKING_URI": mlflow_server.uri,
-        "FINETUNE_NAMESPACES": namespace,
-        "FINETUNE_RESYNC_SECONDS": "1",
-    }
+    environment = watching(namespace, mlflow_server.uri, resync_seconds=1)
     operator = operator_process(kubeconfig, tmp_path / "operator.log", environment)
     work = Work(kubeconfig, mlflow_server, namespace, dice)
     kills = 0

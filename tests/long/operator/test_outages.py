@@ -12,7 +12,7 @@ from long.amounts import SEED
 from long.operator.link import OUTAGES, outages
 from long.operator.work import Work
 from support.mlflow_server import Mlflow
-from support.operator_process import operator_process
+from support.operator_process import operator_process, watching
 from support.process import running
 
 MOST_IN_A_ROUND = 12
@@ -29,11 +29,8 @@ def test_an_operator_whose_servers_are_away_loses_and_repeats_nothing(
         links = {"API server": network.link(int(api_port)), "MLflow": network.link(mlflow_server.port)}
         through = tmp_path / "kubeconfig"
         through.write_text(direct.replace(f":{api_port}", f":{links['API server'].port}"), encoding="utf-8")
-        environment = {
-            "FINETUNE_TRACKING_URI": f"http://127.0.0.1:{links['MLflow'].port}",
-            "FINETUNE_NAMESPACES": namespace,
-            "FINETUNE_RESYNC_SECONDS": "1",
-        }
+        tracking_uri = f"http://127.0.0.1:{links['MLflow'].port}"
+        environment = watching(namespace, tracking_uri, resync_seconds=1)
         operator = operator_process(through, tmp_path / "operator.log", environment)
         # The players' own connections have no outages.
         work = Work(kubeconfig, mlflow_server, namespace, dice)

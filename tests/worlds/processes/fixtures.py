@@ -9,7 +9,7 @@ import pytest
 
 from support.api import Api
 from support.mlflow_server import Mlflow
-from support.operator_process import operator_process
+from support.operator_process import operator_process, watching
 from support.process import running
 from support.shared import shared
 from worlds.processes.operators import SharedOperator, new_namespace
@@ -76,13 +76,13 @@ def shared_operator(
 
 @pytest.fixture
 def namespace(api: Api) -> str:
-    """A namespace of the test's own, which no operator watches unless the test starts one."""
+    """A new namespace, which no operator watches unless the test starts one."""
     return new_namespace(api)
 
 
 @pytest.fixture
 def world(api: Api, mlflow_server: Mlflow, shared_operator: SharedOperator) -> Iterator[World]:
-    """A namespace of the test's own, watched by the operator that this worker's tests share."""
+    """A new namespace, watched by the operator that this worker's tests share."""
     namespace = shared_operator.namespace()
     log = shared_operator.log()
     before = log.stat().st_size
@@ -96,13 +96,9 @@ def world(api: Api, mlflow_server: Mlflow, shared_operator: SharedOperator) -> I
 def own_world(
     api: Api, kubeconfig: Path, mlflow_server: Mlflow, namespace: str, tmp_path: Path
 ) -> Iterator[OwnWorld]:
-    """A namespace and an operator of the test's own, which the test may end."""
+    """A new namespace and a new operator, which the test may end."""
     log = tmp_path / "operator.log"
-    environment = {
-        "FINETUNE_TRACKING_URI": mlflow_server.uri,
-        "FINETUNE_NAMESPACES": namespace,
-        "FINETUNE_RESYNC_SECONDS": "1",
-    }
+    environment = watching(namespace, mlflow_server.uri, resync_seconds=1)
     operator = operator_process(kubeconfig, log, environment)
     with running(operator):
         yield OwnWorld(api, mlflow_server, namespace, operator)

@@ -25,7 +25,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 def _version(kind: str, meta: Json) -> str:
-    """The resourceVersion; of a Job or a Pod, whose controllers write its status, what the operator wrote of it alone."""
+    """The resourceVersion; for a Job or a Pod, whose status other controllers write, only what the operator wrote."""
     if kind not in ("Job", "Pod"):
         return str(meta["resourceVersion"])
     ours = [item for item in meta.get("managedFields", ()) if item["manager"] == names.FIELD_MANAGER]
@@ -34,21 +34,21 @@ def _version(kind: str, meta: Json) -> str:
 
 @dataclass
 class World:
-    """What a test sees: one namespace that an operator watches, and MLflow."""
+    """One namespace that an operator watches, and MLflow."""
 
     api: Api
     mlflow: Mlflow
     namespace: str
     patience: float = field(default=PATIENCE, kw_only=True)
-    """How many seconds each thing may take that is waited for."""
+    """The timeout of each wait, in seconds."""
 
     @property
     def model(self) -> str:
-        """The registered model of the test's own."""
+        """The registered model of this test."""
         return f"tuned-{self.namespace}"
 
     def submit(self, body: Json) -> Json:
-        """Create a FineTuneJob in the test's namespace; it registers the test's own model if it registers one."""
+        """Create a FineTuneJob in the namespace; if it registers a model, it registers this test's."""
         spec = dict(body["spec"])
         if "register" in spec:
             spec["register"] = {**spec["register"], "model": self.model}
