@@ -54,7 +54,7 @@ class Node:
         """Start the node; it is Ready some seconds later."""
         cgroups.create(self.cgroup)
         if not self.images.exists():
-            unpacked.give(self.images)
+            unpacked.seed(self.images)
         self.containerd.start()
         wait_for(self.containerd.name, self._answers, 30, self.containerd)
         self.kubelet.start()

@@ -54,8 +54,8 @@ def ensure(references: Sequence[str]) -> None:
                 run(*images, "remove", "--sync", *old, timeout=300)
 
 
-def give(root: Path) -> None:
-    """Make the folder of a node's containerd, with all that is unpacked."""
+def seed(root: Path) -> None:
+    """Make the folder of a node's containerd, with all that is unpacked; nothing if nothing is."""
     with _locked(fcntl.LOCK_SH):
         if not store().exists():
             return

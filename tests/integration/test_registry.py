@@ -296,8 +296,8 @@ async def test_a_holder_that_comes_back_keeps_its_lease_and_gives_back_no_other(
 
 @pytest.fixture
 def failing(mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """MLflow behind a proxy, and clients that wait a second for it."""
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    """MLflow behind a proxy, and clients that wait three seconds for it."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3")
     with proxy(mlflow.uri) as found:
         yield found
 

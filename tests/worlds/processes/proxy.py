@@ -24,7 +24,7 @@ class Proxy:
     uri: str = ""
     failures: dict[str, Failure] = field(default_factory=dict)
     met: list[str] = field(default_factory=list)
-    late_seconds: float = 1.5
+    late_seconds: float = 3.5
     closed: threading.Event = field(default_factory=threading.Event)
     late: threading.Event = field(default_factory=threading.Event)
     """Set when a late request was carried out."""
