@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PATIENCE = 180
+# The programs that a cluster is made of.
+PROGRAMS = ("kube", "coredns", "registry", "pause")
 
 
 def up(name: str, nodes: int = 2) -> Path:
@@ -38,7 +40,7 @@ def up(name: str, nodes: int = 2) -> Path:
             _down(state)
         began = time.monotonic()
         packages.ensure(*packages.NODES, *packages.IMAGES, cni=True)
-        binaries.ensure("kube", "coredns", "registry", "pause")
+        binaries.ensure(*PROGRAMS)
         pause = images.pause()
         with _locked("clusters.lock"):
             wanted = plan.Plan(name, _free_index(), nodes)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster import backends, binaries, builder
+from cluster import backends, binaries, builder, local
 from cluster.paths import ClusterError
 from demo.kubectl import DemoError, Kubectl
 from support.cache import cache
@@ -48,17 +48,20 @@ def up(name: str, terminal: Terminal) -> Place:
     Raises:
         DemoError: one of them is not available, for the reason that the cluster package printed; or the disk is too full.
     """
-    if backends.choose()[0] == "local":
+    if is_local():
         disk = shutil.disk_usage(_existing(cache()))
         check_disk(disk.total, disk.free, first_time=not builder.folder().exists())
     with terminal.stage("Kubernetes: a control plane and two nodes"), ThreadPoolExecutor(1) as aside:
         # While the programs of the cluster are built, the first time, the images' packages come over the network.
         preparing = aside.submit(backends.BACKENDS[backends.choose()[0]].prepare_images)
-        kubectl = Kubectl(binaries.path("kubectl"), Path(_cluster("up", name).split()[-1]))
         try:
+            if is_local():
+                binaries.ensure(*local.PROGRAMS)
             preparing.result()
         except (ClusterError, WaitError) as error:
             raise DemoError(str(error)) from error
+        # NB: nodes begin with the images that are unpacked by now; what they pull, they unpack again.
+        kubectl = Kubectl(binaries.path("kubectl"), Path(_cluster("up", name).split()[-1]))
     with terminal.stage("images: operator, preparation, trainer"):
         images = dict(line.split("=", 1) for line in _cluster("images", name).splitlines() if "=" in line)
     return Place(
@@ -90,6 +93,11 @@ def check_disk(total: int, free: int, *, first_time: bool) -> None:
 def _existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
     return next(each for each in (folder, *folder.parents) if each.exists())
+
+
+def is_local() -> bool:
+    """Whether the cluster is one of processes on this machine."""
+    return backends.choose()[0] == "local"
 
 
 def is_ours() -> bool:
