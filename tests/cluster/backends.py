@@ -26,8 +26,8 @@ class Backend(Protocol):
     def status(self, name: str) -> dict[str, object]:
         """Say what there is of it."""
 
-    def prepare_images(self) -> None:
-        """Prepare the project's images as far as possible while a cluster starts."""
+    def prepare(self) -> None:
+        """Make what a cluster can begin with, programs and images, before it is brought up."""
 
     def build_images(self, name: str, wanted: list[images.Image]) -> dict[str, str]:
         """Make the project's images available to it; return their references by variable."""

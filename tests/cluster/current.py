@@ -29,8 +29,8 @@ def status(name: str) -> dict[str, object]:
     return {"name": name, "kubeconfig": str(up(name)), "backend": "current"}
 
 
-def prepare_images() -> None:
-    """Nothing: the images are somebody else's."""
+def prepare() -> None:
+    """Does nothing: the images are somebody else's."""
 
 
 def build_images(name: str, wanted: list[images.Image]) -> dict[str, str]:

@@ -162,7 +162,7 @@ def _build(image: Image, python: str) -> str:
         options += ["--target", image.target] if image.target else []
         for name, value in machine.proxies().items():
             options += ["--build-arg", f"{name}={value}"]
-        for here, there, mode in _volumes(dockerfile.read_text(), wheels):
+        for here, there, mode in _volumes(wheels):
             options += ["--volume", f"{here}:{there}:{mode}"]
         builder.build(image.name, tag, str(dockerfile), REPOSITORY, *options, aloud=True)
         say(f"{image.name}: built in {time.monotonic() - began:.0f} s")
@@ -226,22 +226,14 @@ def _files(context: Path, source: str) -> Iterable[Path]:
             yield from (file for name in files if (file := Path(folder) / name).is_file())
 
 
-def _volumes(dockerfile: str, wheels: Path | None) -> list[tuple[Path, str, str]]:
+def _volumes(wheels: Path | None) -> list[tuple[Path, str, str]]:
     """What a build sees of this machine: (here, there, mode)."""
+    maven = cache() / "build" / "maven"
+    maven.mkdir(parents=True, exist_ok=True)
     found = [(here, there, "ro") for here, there in machine.mounts(cache() / "build")]
     if wheels is not None:
         found.append((wheels, "/wheels", "ro"))
-    for name, there in (
-        ("pip", "/root/.cache/pip"),
-        ("uv", "/root/.cache/uv"),
-        ("maven", "/root/.m2/repository"),
-    ):
-        # NB: a Dockerfile that mounts a cache there itself uses its own, in buildah's store.
-        if there not in dockerfile:
-            here = cache() / "build" / name
-            here.mkdir(parents=True, exist_ok=True)
-            found.append((here, there, "rw"))
-    return found
+    return [*found, (maven, "/root/.m2/repository", "rw")]
 
 
 def builder_tmp() -> Path:

@@ -68,7 +68,7 @@ def status(name: str) -> dict[str, object]:
     return {"name": name, "up": up, "kubeconfig": str(State(name).kubeconfig), "backend": "kind"}
 
 
-def prepare_images() -> None:
+def prepare() -> None:
     """Does nothing: docker keeps its own layers, and kind loads images into a running cluster."""
 
 

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from cluster import binaries, cgroups, images, network, packages, plan, supervisor, unpacked
+from filelock import FileLock
+
+from cluster import binaries, cgroups, images, network, packages, plan, registry, supervisor, unpacked
 from cluster.binaries import say
 from cluster.paths import PACKAGE, ClusterError, State, clusters
 from cluster.process import end, run, start_time
 from support.cache import cache
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 PATIENCE = 180
-# The programs that a cluster is made of.
-PROGRAMS = ("kube", "coredns", "registry", "pause")
+_PROGRAMS = ("kube", "coredns", "registry", "pause")
 
 
 def up(name: str, nodes: int = 2) -> Path:
@@ -40,7 +35,7 @@ def up(name: str, nodes: int = 2) -> Path:
             _down(state)
         began = time.monotonic()
         packages.ensure(*packages.NODES, *packages.IMAGES, cni=True)
-        binaries.ensure(*PROGRAMS)
+        binaries.ensure(*_PROGRAMS)
         pause = images.pause()
         with _locked("clusters.lock"):
             wanted = plan.Plan(name, _free_index(), nodes)
@@ -101,9 +96,13 @@ def ask(name: str, verb: str, target: str, timeout: float = 60) -> None:
         time.sleep(0.05)
 
 
-def prepare_images() -> None:
-    """Build and push the project's images, and the public ones beside them, and unpack them for the nodes."""
-    unpacked.ensure([*_all_images().values(), images.pause()])
+def prepare() -> None:
+    """Build the programs of a cluster beside the project's images, and unpack the images for the nodes."""
+    with ThreadPoolExecutor(1) as aside:
+        # The first time, the images' packages come over the network while the programs are built.
+        building = aside.submit(_all_images)
+        binaries.ensure(*_PROGRAMS, "versitygw")
+        unpacked.ensure([*building.result().values(), images.pause()])
 
 
 def build_images(name: str, wanted: list[images.Image]) -> dict[str, str]:
@@ -138,11 +137,7 @@ def _pull(state: State, pid: int, node: str, references: list[str]) -> None:
     mirrors = state.directory / "nodes" / node / "certs.d"
     ctr = ["nsenter", "--target", str(pid), "--net", "--mount", "ctr", "--address", f"/run/{node}.sock"]
     ctr += ["--namespace", "k8s.io", "images"]
-    there = run(*ctr, "list", "--quiet").split()
-    for reference in (each for each in references if each not in there):
-        began = time.monotonic()
-        run(*ctr, "pull", "--hosts-dir", str(mirrors), reference, timeout=900)
-        say(f"{node} has {reference} ({time.monotonic() - began:.0f} s)")
+    registry.pull(ctr, mirrors, references, node)
 
 
 def _start(state: State, wanted: plan.Plan, pause: str) -> None:
@@ -285,9 +280,6 @@ def _write(file: Path, content: object) -> None:
     new.rename(file)
 
 
-@contextmanager
-def _locked(name: str) -> Iterator[None]:
+def _locked(name: str) -> FileLock:
     clusters().mkdir(parents=True, exist_ok=True)
-    with (clusters() / name).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return FileLock(clusters() / name)

@@ -74,9 +74,7 @@ class Node:
         return run("ctr", "--address", self.socket, "version", check=False) != ""
 
     def _containerd_configuration(self, directory: Path, pause: str) -> Path:
-        mirrors = self.directory / "certs.d" / registry.NAME
-        mirrors.mkdir(parents=True, exist_ok=True)
-        (mirrors / "hosts.toml").write_text(registry.mirror(f"{self.plan.address}:{REGISTRY_PORT}"))
+        mirrors = registry.mirrors(self.directory / "certs.d", f"{self.plan.address}:{REGISTRY_PORT}")
         networks = self.directory / "net.d"
         networks.mkdir(exist_ok=True)
         content = network.cni(self.plan, directory / "addresses")
@@ -90,7 +88,7 @@ class Node:
                 pause=pause,
                 plugins=str(cni_folder()),
                 networks=networks,
-                mirrors=mirrors.parent,
+                mirrors=mirrors,
             )
         )
         return file

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from filelock import FileLock
+
 from cluster import binaries
+from cluster.binaries import say
+from cluster.process import run
 from support.cache import cache
 from support.ports import listens
 from support.process import Process
 from support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 # This name has no DNS record: containerd's configuration maps it to an address.
@@ -68,8 +72,7 @@ def serving(directory: Path) -> Iterator[str]:
     """A context with a registry on the loopback interface, one at a time on this machine; yields its address."""
     address = f"{_PUSH_HOST}:{_PUSH_PORT}"
     storage().mkdir(parents=True, exist_ok=True)
-    with (storage() / "push.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(storage() / "push.lock"):
         process = server(address, directory, directory / "registry.log")
         process.start()
         try:
@@ -79,6 +82,27 @@ def serving(directory: Path) -> Iterator[str]:
             process.stop()
 
 
-def mirror(address: str) -> str:
-    """Containerd's configuration of the registry (a hosts.toml)."""
-    return f'server = "http://{address}"\n[host."http://{address}"]\ncapabilities = ["pull", "resolve"]\n'
+def mirrors(folder: Path, address: str) -> Path:
+    """Write containerd's configuration of the registry at `address` into a new folder; returns the folder."""
+    file = folder / NAME / "hosts.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(
+        f'server = "http://{address}"\n[host."http://{address}"]\ncapabilities = ["pull", "resolve"]\n'
+    )
+    return folder
+
+
+def pull(images: Sequence[str], hosts: Path, references: Iterable[str], name: str) -> None:
+    """Pull what a containerd does not have.
+
+    Args:
+        images: the command that works on its images.
+        hosts: its configuration of registries.
+        references: what it is to have.
+        name: what it is called.
+    """
+    there = run(*images, "list", "--quiet").split()
+    for reference in (each for each in references if each not in there):
+        began = time.monotonic()
+        run(*images, "pull", "--hosts-dir", str(hosts), reference, timeout=900)
+        say(f"{name} has {reference} ({time.monotonic() - began:.0f} s)")

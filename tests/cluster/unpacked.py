@@ -6,12 +6,13 @@ nodes may have the files of its layers in common.
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from filelock import FileLock
 
 from cluster import builder, registry
 from cluster.process import run
@@ -41,22 +42,19 @@ def store() -> Path:
 
 def ensure(references: Sequence[str]) -> None:
     """Unpack images from the registry, and forget all others."""
-    with _locked(fcntl.LOCK_EX), tempfile.TemporaryDirectory(prefix="unpacked-") as name:
+    with _lock(), tempfile.TemporaryDirectory(prefix="unpacked-") as name:
         directory = Path(name)
         with registry.serving(directory) as address, _containerd(directory) as images:
-            mirrors = directory / "certs.d"
-            (mirrors / registry.NAME).mkdir(parents=True)
-            (mirrors / registry.NAME / "hosts.toml").write_text(registry.mirror(address))
+            hosts = registry.mirrors(directory / "certs.d", address)
+            registry.pull(images, hosts, references, "this machine")
             there = run(*images, "list", "--quiet").split()
-            for reference in (each for each in references if each not in there):
-                run(*images, "pull", "--hosts-dir", str(mirrors), reference, timeout=900)
             if old := [each for each in there if each not in references]:
                 run(*images, "remove", "--sync", *old, timeout=300)
 
 
 def seed(root: Path) -> None:
     """Make the folder of a node's containerd, with all that is unpacked; nothing if nothing is."""
-    with _locked(fcntl.LOCK_SH):
+    with _lock():
         if not store().exists():
             return
         root.parent.mkdir(parents=True, exist_ok=True)
@@ -85,9 +83,6 @@ def _containerd(directory: Path) -> Iterator[list[str]]:
         process.stop()
 
 
-@contextmanager
-def _locked(kind: int) -> Iterator[None]:
+def _lock() -> FileLock:
     cache().mkdir(parents=True, exist_ok=True)
-    with (cache() / "unpacked.lock").open("w") as lock:
-        fcntl.flock(lock, kind)
-        yield
+    return FileLock(cache() / "unpacked.lock")

@@ -6,12 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster import backends, binaries, builder, local
+from cluster import backends, binaries, builder
 from cluster.paths import ClusterError
 from demo.kubectl import DemoError, Kubectl
 from support.cache import cache
@@ -48,16 +47,12 @@ def up(name: str, terminal: Terminal) -> Place:
     Raises:
         DemoError: one of them is not available, for the reason that the cluster package printed; or the disk is too full.
     """
-    if is_local():
+    if backends.choose()[0] == "local":
         disk = shutil.disk_usage(_existing(cache()))
         check_disk(disk.total, disk.free, first_time=not builder.folder().exists())
-    with terminal.stage("Kubernetes: a control plane and two nodes"), ThreadPoolExecutor(1) as aside:
-        # While the programs of the cluster are built, the first time, the images' packages come over the network.
-        preparing = aside.submit(backends.BACKENDS[backends.choose()[0]].prepare_images)
+    with terminal.stage("Kubernetes: a control plane and two nodes"):
         try:
-            if is_local():
-                binaries.ensure(*local.PROGRAMS)
-            preparing.result()
+            backends.BACKENDS[backends.choose()[0]].prepare()
         except (ClusterError, WaitError) as error:
             raise DemoError(str(error)) from error
         # NB: nodes begin with the images that are unpacked by now; what they pull, they unpack again.
@@ -93,11 +88,6 @@ def check_disk(total: int, free: int, *, first_time: bool) -> None:
 def _existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
     return next(each for each in (folder, *folder.parents) if each.exists())
-
-
-def is_local() -> bool:
-    """Whether the cluster is one of processes on this machine."""
-    return backends.choose()[0] == "local"
 
 
 def is_ours() -> bool:

@@ -53,6 +53,7 @@ def serving(respond: Callable[[Request], Answer], port: int = 0) -> Iterator[str
     """
 
     class Handler(BaseHTTPRequestHandler):
+        # A client keeps its connection; without a delay, since header and body are sent one after the other.
         disable_nagle_algorithm = True
         protocol_version = "HTTP/1.1"
 

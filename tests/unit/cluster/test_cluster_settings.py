@@ -46,7 +46,7 @@ def test_a_plan_is_kept_and_found_again(tmp_path: Path) -> None:
     assert plan.load(tmp_path / "none.json") is None
 
 
-def test_containerd_goes_to_the_clusters_registry_for_its_images() -> None:
+def test_containerd_goes_to_the_clusters_registry_for_its_images(tmp_path: Path) -> None:
     text = node.containerd_configuration(
         root=Path("/state/root"),
         state="/run/demo-1",
@@ -60,7 +60,8 @@ def test_containerd_goes_to_the_clusters_registry_for_its_images() -> None:
     assert cri["sandbox_image"] == "registry.finetune.local/pause:1"
     assert cri["registry"]["config_path"] == "/state/certs.d"
     assert cri["restrict_oom_score_adj"] is True
-    mirror = tomllib.loads(registry.mirror("10.241.0.2:5000"))
+    file = registry.mirrors(tmp_path, "10.241.0.2:5000") / registry.NAME / "hosts.toml"
+    mirror = tomllib.loads(file.read_text())
     assert mirror["server"] == "http://10.241.0.2:5000"
     assert mirror["host"]["http://10.241.0.2:5000"]["capabilities"] == ["pull", "resolve"]
 

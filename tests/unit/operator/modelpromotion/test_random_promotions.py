@@ -53,6 +53,7 @@ from worlds.memory.promotion_sequences import LOOSE, SEQUENCES, SPECS, STRICT, J
         (("settle",), 0),
     ],
 )
+@example({"gates": STRICT}, [(("stage", "6"), 4), (("settle",), 0)])
 @example({"gates": LOOSE}, [(("stage", "6"), 4), (("settle",), 0)])
 @example(
     {"gates": None},
