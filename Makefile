@@ -45,8 +45,8 @@ demo-down: ## Take the demo away and leave the machine as it was
 test: lint test-unit test-trainer test-integration test-e2e ## Run every tier of tests
 	@printf '\n== all tiers passed\n'
 
-# A module's tests stay in one worker. NB: loadgroup of pytest-xdist 3.8 groups nothing with pytest 9.2.
-PARALLEL = --numprocesses $(1) --dist loadfile --durations 25
+# A file of tests stays in one worker.
+PARALLEL = --numprocesses $(1) --dist loadfile -p support.scheduling --durations 25
 
 .PHONY: test-unit
 test-unit: venv jars ## Run the unit tests: no root, no cluster

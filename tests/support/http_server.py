@@ -43,12 +43,16 @@ class Answer:
         return (self.body if isinstance(self.body, str) else json.dumps(self.body)).encode()
 
 
+class NoAnswerError(Exception):
+    """Raised by a function that answers: the connection closes, and the client gets no answer."""
+
+
 @contextmanager
 def serving(respond: Callable[[Request], Answer], port: int = 0) -> Iterator[str]:
     """A server on the loopback interface for the time of a block; yields its address.
 
     Args:
-        respond: called for each request, in a thread of its own.
+        respond: called for each request, in a thread of its own; raises NoAnswerError to answer nothing.
         port: a free one unless given.
     """
 
@@ -59,15 +63,15 @@ def serving(respond: Callable[[Request], Answer], port: int = 0) -> Iterator[str
 
         def do_GET(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            answer = respond(Request(self.command, self.path, self.headers, body))
             try:
+                answer = respond(Request(self.command, self.path, self.headers, body))
                 self.send_response(answer.status)
                 for name, value in {"Content-Length": str(len(answer.content)), **answer.headers}.items():
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(answer.content)
-            except ConnectionError:
-                # The client has given up waiting.
+            except (NoAnswerError, ConnectionError):
+                # NB: ConnectionError is a client that has given up.
                 self.close_connection = True
 
         do_POST = do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815

@@ -10,11 +10,11 @@ from typing import Literal
 
 import requests
 
-from support.http_server import Answer, Request, serving
+from support.http_server import Answer, NoAnswerError, Request, serving
 
 Failure = Literal["breaks", "is lost", "is done without an answer", "is late"]
 """What becomes of a request: HTTP 500; never forwarded; forwarded, but the response is lost; forwarded when its sender
-has given up."""
+has lost the connection."""
 
 
 @dataclass
@@ -24,8 +24,7 @@ class Proxy:
     uri: str = ""
     failures: dict[str, Failure] = field(default_factory=dict)
     met: list[str] = field(default_factory=list)
-    late_seconds: float = 3.5
-    closed: threading.Event = field(default_factory=threading.Event)
+    late_seconds: float = 2
     late: threading.Event = field(default_factory=threading.Event)
     """Set when a late request was carried out."""
 
@@ -43,10 +42,7 @@ def proxy(target: str) -> Iterator[Proxy]:
         return _meet(found, failure, lambda: _forward(target, request))
 
     with serving(respond) as found.uri:
-        try:
-            yield found
-        finally:
-            found.closed.set()
+        yield found
 
 
 def _forward(target: str, request: Request) -> Answer:
@@ -58,14 +54,19 @@ def _forward(target: str, request: Request) -> Answer:
 
 
 def _meet(found: Proxy, failure: Failure | None, forward: Callable[[], Answer]) -> Answer:
-    if failure == "breaks":
-        return Answer(500, "oops")
-    if failure == "is late":
-        found.closed.wait(found.late_seconds)
-        answer = forward()
+    def forward_late() -> None:
+        forward()
         found.late.set()
-        return answer
-    answer = Answer(200, {}) if failure == "is lost" else forward()
-    if failure:
-        found.closed.wait()
-    return answer
+
+    match failure:
+        case None:
+            return forward()
+        case "breaks":
+            return Answer(500, "oops")
+        case "is done without an answer":
+            forward()
+        case "is late":
+            threading.Timer(found.late_seconds, forward_late).start()
+        case "is lost":
+            pass
+    raise NoAnswerError
