@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -11,12 +11,20 @@ GROUP = "finetune.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
+VALIDATIONS = "x-kubernetes-validations"
+RENAMED = "x-renamed"
+"""Old names of fields in the schema of a model; `structural` turns each into a field that is refused."""
+
 Json = dict[str, Any]
 """A Kubernetes object, or a part of one, as plain JSON."""
 
 # NB: the API server estimates the cost of a CEL rule from the longest value a field may hold, and refuses a
 # CRD whose rules could cost too much. So every string, list and map of the API has a bound.
 Name = Annotated[str, Field(min_length=1, max_length=253)]
+ObjectName = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
+"""The name of an object of the same namespace, such as a Secret."""
+LabelValue = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")]
+"""The value of a label."""
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 LongText = Annotated[str, Field(min_length=1, max_length=16384)]
 Uri = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -24,6 +32,11 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 StringMap = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
+Quantity = Annotated[
+    str,
+    Field(min_length=1, max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"),
+]
+"""An amount of memory, as Kubernetes writes it."""
 Passthrough = Annotated[
     dict[str, Any], Field(json_schema_extra={"type": "object", "x-kubernetes-preserve-unknown-fields": True})
 ]
@@ -46,12 +59,44 @@ class ApiModel(BaseModel):
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def rules(*pairs: tuple[str, str]) -> dict[str, Any]:
-    """CEL rules, as (expression, message), for a model's ``json_schema_extra``."""
-    return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in pairs]}
+class Rule(NamedTuple):
+    """A CEL rule.
+
+    Attributes:
+        expression: what must hold.
+        message: what the API server says when it does not.
+        field: the field that is at fault, as a path below the object, such as `.warmupSteps`; empty for the object.
+        computed: a CEL expression that makes the message from the values; `message` stands in the documentation. NB: the
+            API server takes the text of a number to be of any length, so a message with a number costs too much.
+    """
+
+    expression: str
+    message: str
+    field: str = ""
+    computed: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        """The rule as it stands in a CustomResourceDefinition."""
+        found = {"rule": self.expression, "message": self.message}
+        found |= {"fieldPath": self.field} if self.field else {}
+        return found | ({"messageExpression": self.computed} if self.computed else {})
 
 
-def immutable(field: str, message: str) -> tuple[str, str]:
+def rules(*entries: Rule | tuple[str, str] | tuple[str, str, str]) -> dict[str, Any]:
+    """CEL rules, as (expression, message, field), for a model's ``json_schema_extra``."""
+    return {VALIDATIONS: [Rule(*entry).to_json() for entry in entries]}
+
+
+def renamed(**fields: tuple[str, str]) -> dict[str, Any]:
+    """Old names of fields, as (type, new name), for a model's ``json_schema_extra``: the API server refuses them.
+
+    Without them it would drop what it does not know, and the job would run without it.
+    """
+    return {RENAMED: fields}
+
+
+def immutable(field: str, message: str) -> Rule:
     """The rule that a field never changes: neither its value, nor whether it is set."""
     both = f"has(self.{field}) == has(oldSelf.{field})"
-    return f"{both} && (!has(self.{field}) || self.{field} == oldSelf.{field})", message
+    unchanged = f"{both} && (!has(self.{field}) || self.{field} == oldSelf.{field})"
+    return Rule(unchanged, message, f".{field}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from finetune_crds.base import (
     ApiModel,
@@ -14,11 +14,15 @@ from finetune_crds.base import (
     NonNegative,
     Passthrough,
     Positive,
+    Quantity,
+    Rule,
     StringMap,
     Uri,
+    immutable,
+    renamed,
     rules,
 )
-from finetune_crds.env import EnvFromSource, EnvVar
+from finetune_crds.env import EnvFromSource, EnvVar, LocalReference
 
 
 class Source(ApiModel):
@@ -27,19 +31,25 @@ class Source(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
-                "self.format == 'Hub' ? has(self.dataset) && !has(self.path) && !has(self.table) "
+                "self.type == 'Hub' ? has(self.dataset) && !has(self.path) && !has(self.table) "
                 ": !has(self.dataset) && (has(self.path) != has(self.table))",
-                "set dataset for format Hub, and exactly one of path or table for the others",
+                "set dataset for type Hub, and exactly one of path and table for the others",
             ),
-            ("!has(self.table) || self.format == 'Delta'", "table needs format Delta; use path for files"),
             (
-                "!has(self.version) || self.format == 'Delta'",
+                "!has(self.table) || self.type == 'Delta'",
+                "table needs type Delta; use path for files",
+                ".table",
+            ),
+            (
+                "!has(self.version) || self.type == 'Delta'",
                 "version pins a Delta table; files have no versions",
+                ".version",
             ),
         )
+        | renamed(format=("string", "type"))
     )
 
-    format: Literal["Delta", "Parquet", "JSONLines", "Hub"]
+    type: Literal["Delta", "Parquet", "JSONLines", "Hub"]
     """What the corpus is: a Delta table, Parquet or JSON lines files, or a data set of the Hugging Face Hub."""
     path: Uri | None = None
     """Folder or file: s3://bucket/folder, or an absolute path on a volume that podTemplate mounts."""
@@ -53,40 +63,60 @@ class Source(ApiModel):
     """Git revision of the Hub data set."""
 
 
+ColumnsType = Literal["Text", "Messages", "PromptResponse", "Preference"]
+COLUMNS_OF: dict[str, tuple[str, ...]] = {
+    "Text": ("text",),
+    "Messages": ("messages",),
+    "PromptResponse": ("prompt", "response"),
+    "Preference": ("prompt", "chosen", "rejected"),
+}
+"""The fields of Columns that each type has, each of which is the name of its column unless it is set."""
+
+
+def _column_rule(field: str) -> Rule:
+    """The rule that a field of Columns is set with its types only."""
+    types = [name for name, fields in COLUMNS_OF.items() if field in fields]
+    return Rule(
+        f"!has(self.{field}) || self.type in {types}", f"{field} needs type {' or '.join(types)}", f".{field}"
+    )
+
+
 class Columns(ApiModel):
-    """Which columns hold an example. Set the columns of one kind of example only."""
+    """Which columns hold an example."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            (
-                "(has(self.text) ? 1 : 0) + (has(self.messages) ? 1 : 0) + (has(self.response) ? 1 : 0) "
-                "+ (has(self.chosen) ? 1 : 0) == 1",
-                "name one kind of example: text, messages, prompt and response, or prompt, chosen and rejected",
-            ),
-            ("!has(self.response) || has(self.prompt)", "response also needs prompt"),
-            (
-                "has(self.chosen) == has(self.rejected) && (!has(self.chosen) || has(self.prompt))",
-                "preference data needs prompt, chosen and rejected",
-            ),
-            (
-                "!has(self.prompt) || has(self.response) || has(self.chosen)",
-                "prompt also needs response, or chosen and rejected",
-            ),
+            *(
+                _column_rule(field)
+                for field in ("text", "messages", "prompt", "response", "chosen", "rejected")
+            )
         )
     )
 
+    type: ColumnsType
+    """What an example is. Text: plain text. Messages: a conversation. PromptResponse: a prompt and its answer. Preference: a
+    prompt, a preferred answer, and another one (DPO)."""
     text: Name | None = None
-    """Column with the whole example as plain text."""
+    """Column with the whole example as plain text. Default: text."""
     messages: Name | None = None
-    """Column with a list of {role, content}; the model's chat template renders it."""
+    """Column with a list of {role, content}; the model's chat template renders it. Default: messages."""
     prompt: Name | None = None
-    """Column with the prompt."""
+    """Column with the prompt. Default: prompt."""
     response: Name | None = None
-    """Column with the answer to the prompt."""
+    """Column with the answer to the prompt. Default: response."""
     chosen: Name | None = None
-    """Column with the preferred answer (DPO)."""
+    """Column with the preferred answer (DPO). Default: chosen."""
     rejected: Name | None = None
-    """Column with the answer that was not preferred (DPO)."""
+    """Column with the answer that was not preferred (DPO). Default: rejected."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, given: object) -> object:
+        """The columns with the default name of each that the type has."""
+        if not isinstance(given, dict):
+            return given
+        names = {field: field for field in COLUMNS_OF.get(str(given.get("type")), ())}
+        return names | {field: value for field, value in given.items() if value is not None}
 
 
 class Splits(ApiModel):
@@ -95,14 +125,15 @@ class Splits(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
-                "self.format == 'Delta' ? has(self.path) && !has(self.train) && !has(self.validation) "
+                "self.type == 'Delta' ? has(self.path) && !has(self.train) && !has(self.validation) "
                 ": has(self.train) && !has(self.path) && !has(self.version)",
-                "set path (and version) for format Delta, or train (and validation) for files",
+                "set path (and version) for type Delta, or train (and validation) for files",
             ),
         )
+        | renamed(format=("string", "type"))
     )
 
-    format: Literal["Delta", "Parquet", "JSONLines"]
+    type: Literal["Delta", "Parquet", "JSONLines"]
     """What the splits are: one Delta table with a split column, or files for each split."""
     path: Uri | None = None
     """The Delta table. Its `split` column holds train, validation or test."""
@@ -144,7 +175,7 @@ class SplitRatios(ApiModel):
                 "&& self.train + self.validation + self.test < 1.0001",
                 "train, validation and test must add up to 1 (defaults: 0.9, 0.05 and 0.05)",
             ),
-            ("self.train > 0.0", "train must be above 0"),
+            ("self.train > 0.0", "train must be above 0", ".train"),
         )
     )
 
@@ -165,7 +196,7 @@ class DatabricksCluster(ApiModel):
 
     cluster_id: Name | None = None
     """Existing cluster. Default: serverless compute."""
-    secret_ref: Name | None = None
+    secret_ref: LocalReference | None = None
     """Secret with DATABRICKS_HOST and the credentials."""
 
 
@@ -179,7 +210,11 @@ class Spark(ApiModel):
                 "&& !has(self.executorMemory))",
                 "executors, executorCores and executorMemory need mode Kubernetes",
             ),
-            ("self.mode == 'Databricks' || !has(self.databricks)", "databricks needs mode Databricks"),
+            (
+                "self.mode == 'Databricks' || !has(self.databricks)",
+                "databricks needs mode Databricks",
+                ".databricks",
+            ),
         )
     )
 
@@ -189,14 +224,40 @@ class Spark(ApiModel):
     """Number of executor pods."""
     executor_cores: Positive | None = None
     """Cores of each executor."""
-    executor_memory: Name | None = None
-    """Heap of each executor, such as 4g."""
-    driver_memory: Name = "2g"
-    """Heap of the driver, such as 2g."""
+    executor_memory: Quantity | None = None
+    """Heap of each executor, such as 4Gi."""
+    driver_memory: Quantity = "2Gi"
+    """Heap of the driver, such as 2Gi."""
     conf: StringMap = Field(default_factory=dict)
     """More Spark settings."""
     databricks: DatabricksCluster | None = None
     """The compute of the Databricks run."""
+
+
+MAY_CHANGE = "suspend, runPolicy, podTemplate, env, envFrom, and of trainer and data.prepare the image, env and envFrom"
+
+
+def unchanged(path: str) -> str:
+    """What the API server says about a field of a FineTuneJob that cannot change."""
+    return f"{path} cannot change once the job exists (only {MAY_CHANGE} can): create a FineTuneJob with another name"
+
+
+_FIXED = (
+    "output",
+    "notNull",
+    "minQuality",
+    "qualityColumn",
+    "minChars",
+    "maxChars",
+    "filter",
+    "dedupe",
+    "promptTemplate",
+    "responseTemplate",
+    "maxTokens",
+    "limit",
+    "splitRatios",
+    "spark",
+)
 
 
 class Prepare(ApiModel):
@@ -204,19 +265,24 @@ class Prepare(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
+            *(immutable(field, unchanged(f"spec.data.prepare.{field}")) for field in _FIXED),
             (
                 "!has(self.minChars) || !has(self.maxChars) || self.minChars <= self.maxChars",
                 "minChars must not be above maxChars",
+                ".minChars",
             ),
             (
                 "!has(self.responseTemplate) || has(self.promptTemplate)",
                 "responseTemplate needs promptTemplate",
+                ".responseTemplate",
             ),
         )
+        | renamed(split=("object", "splitRatios"))
     )
 
-    output: Uri
-    """Delta table to write: s3://bucket/folder, or an absolute path on a volume. Each preparation writes a new version."""
+    output: Uri = ""
+    """Delta table to write: s3://bucket/folder, or an absolute path on a volume. Each preparation writes a new version. Default:
+    a folder of the job in the storage that the operator is installed with."""
     not_null: Annotated[list[Name], Field(max_length=32)] = Field(default_factory=list)
     """Columns that must not be null or blank, besides the columns of the example."""
     min_quality: float | None = None
@@ -245,16 +311,16 @@ class Prepare(ApiModel):
     """
     limit: Positive | None = None
     """Maximum number of examples; a seeded hash chooses them."""
-    split: SplitRatios = Field(default_factory=SplitRatios)
+    split_ratios: SplitRatios = Field(default_factory=SplitRatios)
     """How examples are divided into splits. Default: 0.9, 0.05 and 0.05 with seed 42."""
     spark: Spark = Field(default_factory=Spark)
     """How Spark runs. Default: Local."""
     image: Name | None = None
     """Image of the prep pod. Default: the image that the operator is installed with."""
     env: Annotated[list[EnvVar], Field(max_length=64)] = Field(default_factory=list)
-    """Environment variables of the prep pod."""
+    """Environment variables of the prep pod, besides those of spec.env."""
     env_from: Annotated[list[EnvFromSource], Field(max_length=16)] = Field(default_factory=list)
-    """Secrets and ConfigMaps whose keys become environment variables of the prep pod."""
+    """Secrets and ConfigMaps whose keys become environment variables of the prep pod, besides those of spec.envFrom."""
     pod_template: Passthrough | None = None
     """Any other field of a PodTemplateSpec; the container is named `prep`."""
 
@@ -265,30 +331,57 @@ class Data(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             ("has(self.source) != has(self.splits)", "set either source (with prepare) or splits"),
-            ("has(self.source) == has(self.prepare)", "source and prepare go together"),
             (
-                "!has(self.prepare) || !has(self.prepare.promptTemplate) || !has(self.columns.messages)",
-                "prepare.promptTemplate cannot be used with columns.messages, which the model's chat template renders: "
-                "remove one",
+                "has(self.prepare) == has(oldSelf.prepare)",
+                unchanged("spec.data.prepare"),
+                ".prepare",
             ),
             (
-                "!has(self.prepare) || !has(self.prepare.responseTemplate) || !has(self.columns.chosen)",
-                "prepare.responseTemplate cannot be used with columns.chosen: promptTemplate renders the prompt, and both "
-                "answers stay as they are",
+                "!has(self.prepare) || has(self.source)",
+                "prepare needs source: prepared splits are read as they are",
+                ".prepare",
             ),
             (
-                "!has(self.prepare) || !has(self.source) || !has(self.source.path) || "
+                "!has(self.prepare) || !has(self.prepare.promptTemplate) || !has(self.columns) || "
+                "self.columns.type != 'Messages'",
+                "prepare.promptTemplate cannot be used with columns of type Messages, which the model's chat template "
+                "renders: remove one",
+                ".prepare.promptTemplate",
+            ),
+            (
+                "!has(self.prepare) || !has(self.prepare.responseTemplate) || !has(self.columns) || "
+                "self.columns.type != 'Preference'",
+                "prepare.responseTemplate cannot be used with columns of type Preference: promptTemplate renders the "
+                "prompt, and both answers stay as they are",
+                ".prepare.responseTemplate",
+            ),
+            (
+                "!has(self.prepare) || !has(self.prepare.promptTemplate) || has(self.columns)",
+                "prepare.promptTemplate needs columns: say what the columns that it renders make",
+                ".prepare.promptTemplate",
+            ),
+            (
+                "!has(self.prepare) || !has(self.prepare.output) || !has(self.source) || !has(self.source.path) || "
                 "self.prepare.output != self.source.path",
                 "prepare.output is the source itself: write to another folder",
+                ".prepare.output",
             ),
         )
     )
 
     source: Source | None = None
     """The raw corpus."""
-    columns: Columns
-    """Which columns hold an example."""
+    columns: Columns | None = None
+    """Which columns hold an example. Default: preparation finds them by their names and types; see status.data.columns."""
     prepare: Prepare | None = None
-    """How the source becomes splits."""
+    """How the source becomes splits. Default: exact duplicates are removed, and the rest is split."""
     splits: Splits | None = None
     """Prepared splits."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prepared(cls, given: object) -> object:
+        """The data with a preparation, if there is a source."""
+        if isinstance(given, dict) and given.get("source") and not given.get("prepare"):
+            return {**given, "prepare": {}}
+        return given

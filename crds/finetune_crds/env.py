@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import ConfigDict
 
-from finetune_crds.base import ApiModel, LongText, Name, Passthrough, rules
+from finetune_crds.base import ApiModel, LongText, Name, Passthrough, Rule, rules
 
 # The contract with the pods. torchrun reads PET_*; scripts read the others. Only the operator sets them.
 RESERVED_ENV = (
@@ -36,9 +36,11 @@ class EnvVar(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            (
+            Rule(
                 f"!(self.name in {RESERVED_LIST})",
                 "the operator sets this variable (rendezvous, MLflow run, recipe): remove it",
+                ".name",
+                "'the operator sets ' + self.name + ' (rendezvous, MLflow run, recipe): remove it'",
             ),
         )
     )
@@ -49,6 +51,13 @@ class EnvVar(ApiModel):
     """Its value."""
     value_from: Passthrough | None = None
     """Where the value comes from: secretKeyRef, configMapKeyRef, fieldRef or resourceFieldRef, as in a Pod."""
+
+
+class ObjectReference(ApiModel):
+    """An object of the same namespace."""
+
+    name: Name
+    """Its name."""
 
 
 class LocalReference(ApiModel):

@@ -11,14 +11,16 @@ from finetune_crds.base import (
     LongText,
     Name,
     NonNegative,
+    ObjectName,
     Passthrough,
     Positive,
     StringMap,
     Uri,
     immutable,
+    renamed,
     rules,
 )
-from finetune_crds.data import Data
+from finetune_crds.data import Data, unchanged
 from finetune_crds.env import EnvFromSource, EnvVar, LocalReference
 from finetune_crds.status import FineTuneJobStatus
 from finetune_crds.training import Checkpoint, Distributed, Method, Model, Objective, Training
@@ -45,11 +47,12 @@ class Code(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            ("has(self.configMap) != has(self.volume)", "set configMap or volume"),
+            ("has(self.configMapRef) != has(self.volume)", "set configMapRef or volume"),
         )
+        | renamed(configMap=("string", "configMapRef: {name: ...}"))
     )
 
-    config_map: Name | None = None
+    config_map_ref: LocalReference | None = None
     """ConfigMap whose keys become files of mountPath."""
     volume: Name | None = None
     """Volume of podTemplate that holds the code."""
@@ -67,9 +70,9 @@ class Trainer(ApiModel):
     args: Annotated[list[LongText], Field(max_length=256)] = Field(default_factory=list)
     """Arguments of that command."""
     env: Annotated[list[EnvVar], Field(max_length=64)] = Field(default_factory=list)
-    """Environment variables of the pods."""
+    """Environment variables of the training pods, besides those of spec.env."""
     env_from: Annotated[list[EnvFromSource], Field(max_length=16)] = Field(default_factory=list)
-    """Secrets and ConfigMaps whose keys become environment variables of the pods."""
+    """Secrets and ConfigMaps whose keys become environment variables of the training pods, besides those of spec.envFrom."""
     code: Code | None = None
     """Your own training script."""
     parameters: StringMap = Field(default_factory=dict)
@@ -98,8 +101,8 @@ class Tracking(ApiModel):
 class Register(ApiModel):
     """The registered model."""
 
-    model: Name
-    """Name of the registered model."""
+    model: Name = ""
+    """Name of the registered model. Default: metadata.name."""
     aliases: Annotated[list[Alias], Field(max_length=10)] = ["candidate"]
     """Aliases to point at the new version."""
     tags: StringMap = Field(default_factory=dict)
@@ -127,24 +130,22 @@ class RunPolicy(ApiModel):
 
 _IMMUTABLE = (
     "model",
-    "data",
+    "data.source",
+    "data.columns",
+    "data.splits",
     "method",
     "objective",
     "training",
     "distributed",
-    "trainer",
+    "trainer.command",
+    "trainer.args",
+    "trainer.code",
+    "trainer.parameters",
     "checkpoint",
     "tracking",
     "register",
+    "serviceAccountName",
 )
-
-
-def _unchanged(field: str) -> tuple[str, str]:
-    return immutable(
-        field,
-        f"spec.{field} cannot change once the job exists (only suspend, runPolicy and podTemplate can): "
-        "create a FineTuneJob with another name",
-    )
 
 
 class FineTuneJobSpec(ApiModel):
@@ -152,24 +153,28 @@ class FineTuneJobSpec(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            *(_unchanged(field) for field in _IMMUTABLE),
+            *(immutable(field, unchanged(f"spec.{field}")) for field in _IMMUTABLE),
             (
-                "self.objective.type != 'DPO' || has(self.data.columns.chosen)",
-                "objective DPO needs data.columns.prompt, chosen and rejected",
+                "self.objective.type != 'DPO' || !has(self.data.columns) || self.data.columns.type == 'Preference'",
+                "objective DPO needs data.columns of type Preference",
+                ".data.columns.type",
             ),
             (
-                "!has(self.data.columns.chosen) || self.objective.type == 'DPO'",
-                "data.columns.chosen needs objective.type DPO: for other objectives name text, messages, or prompt "
-                "and response",
+                "!has(self.data.columns) || self.data.columns.type != 'Preference' || self.objective.type == 'DPO'",
+                "data.columns of type Preference needs objective.type DPO: for other objectives use Text, Messages or "
+                "PromptResponse",
+                ".data.columns.type",
             ),
             (
                 "!(self.objective.type == 'Distillation' && self.method.type in "
                 "['QLoRA', 'PrefixTuning', 'PromptTuning'])",
                 "Distillation works with method Full, LoRA or DoRA",
+                ".method.type",
             ),
             (
                 "!(self.objective.type == 'DPO' && self.method.type in ['PrefixTuning', 'PromptTuning'])",
                 "DPO works with method Full, LoRA, QLoRA or DoRA",
+                ".method.type",
             ),
             (
                 "!(self.method.type in ['PrefixTuning', 'PromptTuning']) || "
@@ -182,8 +187,9 @@ class FineTuneJobSpec(ApiModel):
                 "virtual tokens do not work with compiled layers: set training.compile: false",
             ),
             (
-                "!self.training.loadBest || has(self.checkpoint)",
-                "training.loadBest keeps the best checkpoint: set checkpoint.uri",
+                "self.training.select == 'Last' || has(self.checkpoint)",
+                "training.select: Best keeps the best checkpoint: set checkpoint",
+                ".training.select",
             ),
             (
                 "!has(self.trainer.code) || (has(self.trainer.command) && size(self.trainer.command) > 0)",
@@ -203,9 +209,10 @@ class FineTuneJobSpec(ApiModel):
             ),
             (
                 "!has(self.objective.lossOn) || self.objective.lossOn != 'Answer' || "
-                "!has(self.data.columns.text) || "
+                "!has(self.data.columns) || self.data.columns.type != 'Text' || "
                 "(has(self.data.prepare) && has(self.data.prepare.responseTemplate))",
-                "objective.lossOn Answer needs data.columns.prompt and response, or messages: a text has no answer",
+                "objective.lossOn Answer needs data.columns of type PromptResponse or Messages: a text has no answer",
+                ".objective.lossOn",
             ),
         )
     )
@@ -224,6 +231,13 @@ class FineTuneJobSpec(ApiModel):
     """The gang of pods. Default: one pod with one rank."""
     trainer: Trainer = Field(default_factory=Trainer)
     """What runs in the training pods. Default: the built-in loop."""
+    env: Annotated[list[EnvVar], Field(max_length=64)] = Field(default_factory=list)
+    """Environment variables of all pods of the job. A change takes effect with the next pod."""
+    env_from: Annotated[list[EnvFromSource], Field(max_length=16)] = Field(default_factory=list)
+    """Secrets and ConfigMaps whose keys become environment variables of all pods, such as credentials of the storage. A change
+    takes effect with the next pod."""
+    service_account_name: ObjectName | None = None
+    """ServiceAccount of all pods, for workload identity. Their API token is not mounted. Default: default."""
     pod_template: Passthrough | None = None
     """Any other field of a PodTemplateSpec (GPUs, tolerations, volumes); the container is named `trainer`.
 

@@ -17,7 +17,7 @@ class MetricGate(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             ("has(self.min) || has(self.max)", "set min, max, or both"),
-            ("!has(self.min) || !has(self.max) || self.min <= self.max", "min is above max"),
+            ("!has(self.min) || !has(self.max) || self.min <= self.max", "min is above max", ".min"),
         )
     )
 
@@ -85,8 +85,9 @@ class Gate(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
-                "[has(self.metric), has(self.tag), has(self.comparison)].filter(is_set, is_set).size() == 1",
-                "set one of metric, tag and comparison",
+                "has(self.metric) == (self.type == 'Metric') && has(self.tag) == (self.type == 'Tag') && "
+                "has(self.comparison) == (self.type == 'Comparison')",
+                "set what type names: metric for Metric, tag for Tag, comparison for Comparison, and nothing else",
             ),
         )
     )
@@ -95,6 +96,8 @@ class Gate(ApiModel):
         str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")
     ]
     """Name of the gate, which its verdict repeats."""
+    type: Literal["Metric", "Tag", "Comparison"]
+    """What the gate looks at."""
     metric: MetricGate | None = None
     """Bounds of a number."""
     tag: TagGate | None = None

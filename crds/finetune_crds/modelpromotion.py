@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from finetune_crds.base import ApiModel, Name, StringMap, Uri, immutable, rules
-from finetune_crds.env import LocalReference
+from finetune_crds.base import ApiModel, Rule, StringMap, Uri, immutable, renamed, rules
+from finetune_crds.env import LocalReference, ObjectReference
 from finetune_crds.finetunejob import Alias
 from finetune_crds.gates import Gates
 from finetune_crds.promotion_status import ModelPromotionStatus
@@ -36,11 +36,29 @@ VersionNumber = Annotated[
 ]
 """A version of a registered model, written as a number or as text."""
 
-RollbackTarget = Annotated[
-    str,
-    BeforeValidator(_text),
-    Field(pattern=f"^(Previous|{_NUMBER})$", json_schema_extra=_number_or_word(f"(Previous|{_NUMBER})")),
-]
+
+class Rollback(ApiModel):
+    """Where a rollback takes the alias."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "has(self.version) == (self.type == 'Version')",
+                "version and type Version require each other",
+                ".version",
+            ),
+        )
+    )
+
+    type: Literal["Previous", "Version"]
+    """Previous: the version before the present one. Version: a version by its number."""
+    version: VersionNumber | None = None
+    """The version."""
+
+    @property
+    def text(self) -> str:
+        """The target as status and messages show it: Previous, or a number."""
+        return self.version or self.type
 
 
 class Source(ApiModel):
@@ -49,18 +67,28 @@ class Source(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
-                "[has(self.version), has(self.alias), has(self.fineTuneJob)].filter(is_set, is_set).size() == 1",
-                "set one of version, alias and fineTuneJob",
+                "has(self.version) == (self.type == 'Version') && has(self.alias) == (self.type == 'Alias') && "
+                "has(self.fineTuneJobRef) == (self.type == 'FineTuneJob')",
+                "set what type names: version for Version, alias for Alias, fineTuneJobRef for FineTuneJob, and nothing "
+                "else",
             ),
         )
+        | renamed(fineTuneJob=("string", "fineTuneJobRef: {name: ...}"))
     )
 
+    type: Literal["Version", "Alias", "FineTuneJob"]
+    """What names the version."""
     version: VersionNumber | None = None
     """A version by its number."""
     alias: Alias | None = None
     """The version that another alias of the model points at, also when that alias moves later."""
-    fine_tune_job: Name | None = None
+    fine_tune_job_ref: ObjectReference | None = None
     """The version that a FineTuneJob of this namespace registers, once the job has succeeded."""
+
+    @property
+    def job_name(self) -> str:
+        """The FineTuneJob's name; empty for the other types."""
+        return self.fine_tune_job_ref.name if self.fine_tune_job_ref else ""
 
 
 class Approval(ApiModel):
@@ -100,7 +128,7 @@ class PromotionTracking(ApiModel):
     DATABRICKS_HOST and DATABRICKS_TOKEN, or DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET."""
 
 
-def _fixed(field: str) -> tuple[str, str]:
+def _fixed(field: str) -> Rule:
     return immutable(
         field, f"spec.{field} cannot change: create a ModelPromotion with another name, and delete this one"
     )
@@ -115,21 +143,24 @@ class ModelPromotionSpec(ApiModel):
             (
                 "!has(self.source.alias) || self.source.alias != self.alias",
                 "source.alias is the alias of this promotion: name another one",
+                ".source.alias",
             ),
             (
-                "!self.model.matches('[/:]')",
+                "!has(self.model) || !self.model.matches('[/:]')",
                 "MLflow allows no slash and no colon in the name of a model: remove them",
+                ".model",
             ),
             (
                 "!has(self.tracking.registryUri) || !self.tracking.registryUri.startsWith('databricks-uc') || "
-                "self.model.matches('^[^.]+[.][^.]+[.][^.]+$')",
+                "(has(self.model) && self.model.matches('^[^.]+[.][^.]+[.][^.]+$'))",
                 "a model in Unity Catalog has three names: write spec.model as catalog.schema.name",
+                ".model",
             ),
         )
     )
 
-    model: Annotated[str, Field(min_length=1, max_length=768)]
-    """The registered model; catalog.schema.name in Unity Catalog."""
+    model: Annotated[str, Field(min_length=1, max_length=768)] = ""
+    """The registered model; catalog.schema.name in Unity Catalog. Default: metadata.name."""
     alias: Alias
     """The alias that this resource manages."""
     source: Source
@@ -145,9 +176,8 @@ class ModelPromotionSpec(ApiModel):
     names a new version."""
     on_delete: Literal["KeepAlias", "RemoveAlias"] = "KeepAlias"
     """What happens to the alias when this resource is deleted."""
-    rollback_to: RollbackTarget | None = None
-    """Point the alias at the previous version (Previous) or at a version by number, without gates, and keep it there while
-    this field is set."""
+    rollback_to: Rollback | None = None
+    """Point the alias at an earlier version, without gates, and keep it there while this field is set."""
     suspend: bool = False
     """True stops all moves of the alias and all changes of the endpoint; false resumes."""
     tags: StringMap = Field(default_factory=dict)
@@ -163,9 +193,9 @@ class ModelPromotion(ApiModel):
 
     PLURAL: ClassVar[str] = "modelpromotions"
     KIND: ClassVar[str] = "ModelPromotion"
-    SHORT_NAMES: ClassVar[list[str]] = ["mp"]
+    SHORT_NAMES: ClassVar[list[str]] = ["mprom"]
     COLUMNS: ClassVar[list[dict[str, Any]]] = [
-        {"name": "Model", "type": "string", "jsonPath": ".spec.model"},
+        {"name": "Model", "type": "string", "jsonPath": ".status.model"},
         {"name": "Alias", "type": "string", "jsonPath": ".spec.alias"},
         {"name": "Phase", "type": "string", "jsonPath": ".status.phase"},
         {"name": "Reason", "type": "string", "jsonPath": ".status.conditions[?(@.type=='Ready')].reason"},
@@ -174,7 +204,7 @@ class ModelPromotion(ApiModel):
         {"name": "Gates", "type": "string", "jsonPath": ".status.gates.summary"},
         {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
         {"name": "Previous", "type": "string", "jsonPath": ".status.previous", "priority": 1},
-        {"name": "Soak-Until", "type": "string", "jsonPath": ".status.soak.until", "priority": 1},
+        {"name": "Soak-Until", "type": "string", "jsonPath": ".status.soak.endTime", "priority": 1},
         {"name": "Endpoint", "type": "string", "jsonPath": ".status.serving.state", "priority": 1},
     ]
 

@@ -75,11 +75,11 @@ class ApprovalStatus(ApiModel):
 
     version: _Version
     """The version that waits for approval or was approved."""
-    requested_at: datetime
+    request_time: datetime
     """When the approval was requested."""
-    expires_at: datetime | None = None
+    expiration_time: datetime | None = None
     """When the version is refused without approval."""
-    approved_at: datetime | None = None
+    approval_time: datetime | None = None
     """When the operator saw the approval."""
 
 
@@ -88,9 +88,9 @@ class SoakStatus(ApiModel):
 
     version: _Version
     """The version that passed its gates."""
-    since: datetime
+    start_time: datetime
     """When it passed."""
-    until: datetime
+    end_time: datetime
     """When the alias may move."""
 
 
@@ -107,7 +107,7 @@ class Move(ApiModel):
     """Why, in a sentence."""
     by: Annotated[str, Field(max_length=512)]
     """Who caused it: the approver, the field manager that last changed the spec, or an unknown user of the registry."""
-    at: datetime
+    time: datetime
     """When."""
     gates: str | None = None
     """Digest of the gates that the version passed; absent for a move without gates."""
@@ -170,9 +170,23 @@ class RegistryIdentity(ApiModel):
     """The versions that this status names."""
 
 
+class Journal(ApiModel):
+    """What the operator remembers between two passes, so that a crash between them loses nothing."""
+
+    move: Move | None = None
+    """The move in progress."""
+    abandoned: Move | None = None
+    """A move that was recorded and then given up, at its `time`. If its write still arrives, the operator moves the alias
+    back, unless there is no version to move it back to."""
+    withheld: Withheld | None = None
+    """A version that the operator does not promote for now."""
+
+
 class ModelPromotionStatus(ApiModel):
     """What the operator reports."""
 
+    model: Annotated[str, Field(max_length=768)] | None = None
+    """The registered model: spec.model, or the name of this resource."""
     phase: PromotionPhase | None = None
     """Where the promotion stands, as one word; derived from the conditions."""
     observed_generation: NonNegative | None = None
@@ -189,7 +203,7 @@ class ModelPromotionStatus(ApiModel):
     """The version that the source names."""
     source: Annotated[str, Field(max_length=512)] | None = None
     """The source of the candidate."""
-    watched_since: datetime | None = None
+    watch_start_time: datetime | None = None
     """Since when the operator watches the alias. A move by someone else after this time is drift."""
     registry: RegistryIdentity | None = None
     """The model and the versions that this status is about. If the registry holds others, the operator writes nothing."""
@@ -199,18 +213,28 @@ class ModelPromotionStatus(ApiModel):
     """The state of the approval of the candidate."""
     soak: SoakStatus | None = None
     """The soak time of the candidate."""
-    move: Move | None = None
-    """The journal: the move in progress."""
-    abandoned: Move | None = None
-    """A move that was recorded and then given up, `at` that time. If its write still arrives, the operator moves the alias
-    back, unless there is no version to move it back to."""
     rollback: RollbackStatus | None = None
     """The target of spec.rollbackTo."""
-    withheld: Withheld | None = None
-    """A version that the operator does not promote for now."""
+    journal: Journal | None = None
+    """Internal: what the operator remembers between two passes. Its fields may change in any release."""
     serving: ServingStatus | None = None
     """The endpoint."""
     history: Annotated[list[Move], Field(max_length=20)] = Field(default_factory=list)
     """The last 20 moves, newest first."""
     conditions: Conditions = Field(default_factory=list)
     """Conditions, as in the Kubernetes API conventions."""
+
+    @property
+    def move(self) -> Move | None:
+        """The move in progress."""
+        return self.journal.move if self.journal else None
+
+    @property
+    def abandoned(self) -> Move | None:
+        """The move that was given up."""
+        return self.journal.abandoned if self.journal else None
+
+    @property
+    def withheld(self) -> Withheld | None:
+        """The version that the operator does not promote for now."""
+        return self.journal.withheld if self.journal else None

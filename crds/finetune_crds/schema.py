@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from finetune_crds.base import GROUP, VERSION
+from finetune_crds.base import GROUP, RENAMED, VALIDATIONS, VERSION, Rule
 from finetune_crds.finetunejob import FineTuneJob
 from finetune_crds.modelpromotion import ModelPromotion
 
@@ -42,7 +42,7 @@ def _with_default(field: Schema, *, part: bool) -> Schema:
     CEL rules can then read `self.training.packing` without asking whether the part is there. Empty lists and
     maps stay absent.
     """
-    if field.get("default") in ([], {}, None):
+    if field.get("default") in ([], {}, "", None):
         field.pop("default", None)
     if not part or field.get("required"):
         return _say_default(field)
@@ -80,6 +80,7 @@ def structural(schema: Schema, definitions: Schema | None = None) -> Schema:
     if isinstance(schema.get("additionalProperties"), dict):
         schema["additionalProperties"] = structural(schema["additionalProperties"], definitions)
     if "properties" in schema:
+        schema = _with_renamed(schema)
         required = schema.get("required", [])
         schema["properties"] = {
             name: _with_default(structural(value, definitions), part=_is_part(value) and name not in required)
@@ -88,6 +89,28 @@ def structural(schema: Schema, definitions: Schema | None = None) -> Schema:
     if "items" in schema:
         schema["items"] = _without_defaults(structural(schema["items"], definitions))
     return schema
+
+
+def _with_renamed(schema: Schema) -> Schema:
+    """The schema with the old names of its fields, each with the rule that it is not set."""
+    schema = dict(schema)
+    old: dict[str, tuple[str, str]] = schema.pop(RENAMED, {})
+    if not old:
+        return schema
+    fields = {name: _renamed_field(kind, new) for name, (kind, new) in old.items()}
+    refused = [
+        Rule(f"!has(self.{name})", f"{name} is now {new}", f".{name}") for name, (_, new) in old.items()
+    ]
+    return schema | {
+        "properties": schema["properties"] | fields,
+        VALIDATIONS: [*schema.get(VALIDATIONS, []), *(rule.to_json() for rule in refused)],
+    }
+
+
+def _renamed_field(kind: str, new: str) -> Schema:
+    # NB: the API server estimates the cost of a rule from the longest value.
+    bounds = {"maxLength": 16384} if kind == "string" else {}
+    return {"type": kind, "description": f"Renamed to {new}.", **bounds}
 
 
 def _without_defaults(schema: Schema) -> Schema:
@@ -105,9 +128,23 @@ def _without_defaults(schema: Schema) -> Schema:
     return kept
 
 
-def crd(resource: type[FineTuneJob | ModelPromotion], *, annotations: dict[str, str] | None = None) -> Schema:
-    """The CustomResourceDefinition of a resource."""
-    root = structural(resource.model_json_schema(by_alias=True, mode="validation"))
+def crd(
+    resource: type[FineTuneJob | ModelPromotion],
+    *,
+    annotations: dict[str, str] | None = None,
+    old_names: bool = True,
+) -> Schema:
+    """The CustomResourceDefinition of a resource.
+
+    Args:
+        annotations: annotations of the definition.
+        old_names: whether it has the old names of fields, which the API server refuses; the documentation leaves them out.
+    """
+    generated = resource.model_json_schema(by_alias=True, mode="validation")
+    if not old_names:
+        for definition in generated["$defs"].values():
+            definition.pop(RENAMED, None)
+    root = structural(generated)
     properties = root["properties"]
     for name in ("apiVersion", "kind"):
         properties[name] = {"type": "string"}

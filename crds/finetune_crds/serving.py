@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import ApiModel, NonNegative, Positive, rules
+from finetune_crds.base import ApiModel, NonNegative, Positive, renamed, rules
 from finetune_crds.env import LocalReference
 from finetune_crds.gates import Gates
 
@@ -38,10 +38,12 @@ class ProvisionedThroughput(ApiModel):
 class CanaryStep(ApiModel):
     """A share of the traffic, and how long it stays."""
 
+    model_config = ConfigDict(json_schema_extra=renamed(minutes=("integer", "durationSeconds")))
+
     percent: _Percent
     """Traffic that goes to the new version, in percent."""
-    minutes: Annotated[int, Field(ge=0, le=10080)]
-    """Minutes until the next step."""
+    duration_seconds: Annotated[int, Field(ge=0, le=604800)]
+    """Seconds until the next step."""
 
 
 class Canary(ApiModel):
@@ -86,7 +88,7 @@ class DatabricksServing(ApiModel):
     """Name of the endpoint."""
     workload_size: Literal["Small", "Medium", "Large"] | None = None
     """Concurrent requests: Small 4, Medium 8 to 16, Large 16 to 64. Default: Small."""
-    workload_type: Literal["CPU", "GPU_SMALL", "GPU_MEDIUM", "GPU_LARGE", "MULTIGPU_MEDIUM"] | None = None
+    workload_type: Literal["CPU", "GPUSmall", "GPUMedium", "GPULarge", "MultiGPUMedium"] | None = None
     """Kind of machine. Default: CPU."""
     scale_to_zero: bool | None = None
     """Stop the machines when there are no requests. Default: true."""
@@ -111,8 +113,11 @@ class Serving(ApiModel):
     """What serves the version that the alias points at."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(("has(self.databricks)", "set databricks")),
+        json_schema_extra=rules(("has(self.databricks)", "type Databricks needs databricks", ".databricks")),
     )
+
+    type: Literal["Databricks"]
+    """What kind of endpoint."""
 
     databricks: DatabricksServing | None = None
     """An endpoint of Databricks Model Serving."""
@@ -172,9 +177,9 @@ class ServingStatus(ApiModel):
     """Present step of the canary, from 1."""
     steps: NonNegative | None = None
     """Total number of steps."""
-    step_since: datetime | None = None
+    step_start_time: datetime | None = None
     """When that step took effect; absent before."""
-    next_step_at: Annotated[str, Field(max_length=64)] | None = None
+    next_step_time: datetime | None = None
     """When the next step is due."""
     saved: _Routes | None = None
     """The routes before the present rollout: what a failure restores."""

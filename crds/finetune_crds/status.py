@@ -9,6 +9,7 @@ from pydantic import Field
 
 from finetune_crds.base import ApiModel, NonNegative, Uri
 from finetune_crds.conditions import Conditions
+from finetune_crds.training import Checkpoint
 
 Phase = Literal[
     "Pending", "Preparing", "Starting", "Training", "Registering", "Suspended", "Succeeded", "Failed"
@@ -60,7 +61,7 @@ class Progress(ApiModel):
     """Tokens per second over all ranks, without padding."""
     seconds_remaining: NonNegative | None = None
     """Estimated remaining time."""
-    updated_at: datetime | None = None
+    update_time: datetime | None = None
     """When the trainer last reported."""
 
 
@@ -73,6 +74,19 @@ class Nodes(ApiModel):
     """Pods that are ready or have finished."""
     summary: str | None = None
     """Both, as ready/desired."""
+
+
+class Resolved(ApiModel):
+    """What the spec left to the defaults of the installation, as it was when the job was accepted."""
+
+    output: Uri | None = None
+    """The Delta table that preparation writes."""
+    checkpoint: Checkpoint | None = None
+    """The checkpoints."""
+    model: str | None = None
+    """Name of the registered model."""
+    queue_name: str | None = None
+    """Kueue queue."""
 
 
 class JobUids(ApiModel):
@@ -160,16 +174,18 @@ class FineTuneJobStatus(ApiModel):
     """Restarts that count against runPolicy.maxRestarts."""
     idle_restarts: NonNegative | None = None
     """Consecutive restarts that did not count and made no progress. Each one waits longer."""
-    restart_at: datetime | None = None
+    restart_time: datetime | None = None
     """When the current attempt may start; absent when it need not wait."""
     start_time: datetime | None = None
     """When the operator created the first child."""
     completion_time: datetime | None = None
     """When the job succeeded or failed."""
-    suspended_at: datetime | None = None
+    suspend_time: datetime | None = None
     """When the job was suspended; absent when it is not."""
     suspended_seconds: NonNegative | None = None
     """Time in earlier suspensions. It does not count against the deadline."""
+    resolved: Resolved | None = None
+    """What the spec left to the defaults of the installation, as it was when the job was accepted."""
     jobs: JobUids | None = None
     """The uids of the current Jobs, by which the operator finds their pods."""
     data: DataStatus | None = None

@@ -9,12 +9,15 @@ from pydantic import ConfigDict, Field
 from finetune_crds.base import (
     ApiModel,
     Fraction,
+    LabelValue,
     LongText,
     Name,
     NonNegative,
+    ObjectName,
     Positive,
     StringMap,
     Uri,
+    renamed,
     rules,
 )
 from finetune_crds.env import RESERVED_LIST
@@ -29,6 +32,13 @@ _ADAPTERS = str([*LOW_RANK])
 _SOFT_PROMPTS = str([*SOFT_PROMPTS])
 
 
+class ModelCache(ApiModel):
+    """A volume where downloaded models stay, so that another attempt or job need not download them again."""
+
+    claim_name: ObjectName
+    """PersistentVolumeClaim. Pods on several nodes need one that several nodes can mount (ReadWriteMany)."""
+
+
 class Model(ApiModel):
     """The model to start from."""
 
@@ -37,6 +47,7 @@ class Model(ApiModel):
             (
                 "!has(self.revision) || (!self.base.startsWith('/') && !self.base.contains(':'))",
                 "revision applies to Hub models only: remove it where base is a path or a URI",
+                ".revision",
             ),
         )
     )
@@ -49,21 +60,25 @@ class Model(ApiModel):
     """Jinja chat template; replaces the tokenizer's own."""
     trust_remote_code: bool = False
     """Allow code from the model's repository to run in the pods."""
+    cache: ModelCache | None = None
+    """Where downloaded models stay. Default: each attempt downloads the model."""
 
 
 class Lora(ApiModel):
     """Parameters of low-rank adapters."""
 
+    model_config = ConfigDict(json_schema_extra=renamed(useRslora=("boolean", "scaling: RankStabilized")))
+
     rank: Annotated[int, Field(ge=1, le=1024)] = 16
     """Rank of the update."""
     alpha: Positive = 32
-    """Scale: the update is multiplied by alpha / rank."""
+    """Scale of the update; see scaling."""
     dropout: Fraction = 0.0
     """Dropout before the adapter."""
     target_modules: Annotated[list[Name], Field(max_length=32)] = Field(default_factory=list)
     """Names of the layers to adapt, such as q_proj. Default: every linear layer except the output."""
-    use_rslora: bool = False
-    """Scale by alpha / sqrt(rank) instead."""
+    scaling: Literal["Standard", "RankStabilized"] = "Standard"
+    """Standard: the update is multiplied by alpha / rank. RankStabilized: by alpha / sqrt(rank) (arXiv:2312.03732)."""
 
 
 class Quantization(ApiModel):
@@ -89,21 +104,29 @@ class Method(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            (f"!has(self.lora) || self.type in {_ADAPTERS}", "lora needs type LoRA, QLoRA or DoRA"),
-            ("!has(self.quantization) || self.type == 'QLoRA'", "quantization needs type QLoRA"),
+            (f"!has(self.lora) || self.type in {_ADAPTERS}", "lora needs type LoRA, QLoRA or DoRA", ".lora"),
+            (
+                "!has(self.quantization) || self.type == 'QLoRA'",
+                "quantization needs type QLoRA",
+                ".quantization",
+            ),
             (
                 f"!has(self.softPrompt) || self.type in {_SOFT_PROMPTS}",
                 "softPrompt needs type PrefixTuning or PromptTuning",
+                ".softPrompt",
             ),
             (
-                f"!has(self.merge) || !self.merge || self.type in {_ADAPTERS}",
-                "merge needs type LoRA, QLoRA or DoRA",
+                f"!has(self.export) || self.export == 'Adapter' || self.type in {_ADAPTERS}",
+                "export: Merged needs type LoRA, QLoRA or DoRA",
+                ".export",
             ),
             (
                 "!has(self.softPrompt) || !has(self.softPrompt.initText) || self.type == 'PromptTuning'",
                 "softPrompt.initText needs type PromptTuning: PrefixTuning starts from random values",
+                ".softPrompt.initText",
             ),
         )
+        | renamed(merge=("boolean", "export: Merged"))
     )
 
     type: MethodType = "Full"
@@ -114,8 +137,9 @@ class Method(ApiModel):
     """Parameters of QLoRA."""
     soft_prompt: SoftPrompt | None = None
     """Parameters of PrefixTuning and PromptTuning."""
-    merge: bool | None = None
-    """Register the model with its adapter merged in, instead of the adapter. Default: false."""
+    export: Literal["Adapter", "Merged"] | None = None
+    """What is registered: the adapter alone, or the model with the adapter merged into it. Default: Adapter, where the type trains
+    one."""
 
 
 class Dpo(ApiModel):
@@ -141,8 +165,8 @@ class Objective(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            ("!has(self.lossOn) || self.type == 'SFT'", "lossOn needs type SFT"),
-            ("!has(self.dpo) || self.type == 'DPO'", "dpo needs type DPO"),
+            ("!has(self.lossOn) || self.type == 'SFT'", "lossOn needs type SFT", ".lossOn"),
+            ("!has(self.dpo) || self.type == 'DPO'", "dpo needs type DPO", ".dpo"),
             (
                 "has(self.distillation) == (self.type == 'Distillation')",
                 "distillation and type Distillation require each other",
@@ -174,16 +198,29 @@ class Training(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            ("!(has(self.epochs) && has(self.maxSteps))", "set epochs or maxSteps, not both"),
-            ("!(has(self.warmupSteps) && has(self.warmupRatio))", "set warmupSteps or warmupRatio, not both"),
+            ("!(has(self.epochs) && has(self.maxSteps))", "set epochs or maxSteps, not both", ".maxSteps"),
             (
-                "!has(self.earlyStopping) || has(self.evalSteps)",
-                "earlyStopping needs evaluations during training: set training.evalSteps",
+                "!(has(self.warmupSteps) && has(self.warmupRatio))",
+                "set warmupSteps or warmupRatio, not both",
+                ".warmupRatio",
             ),
             (
-                "!has(self.loadBest) || !self.loadBest || has(self.evalSteps)",
-                "loadBest needs evaluations during training: set training.evalSteps",
+                "!has(self.earlyStopping) || has(self.evalEverySteps)",
+                "earlyStopping needs evaluations during training: set training.evalEverySteps",
+                ".earlyStopping",
             ),
+            (
+                "!has(self.select) || self.select == 'Last' || has(self.evalEverySteps)",
+                "select: Best needs evaluations during training: set training.evalEverySteps",
+                ".select",
+            ),
+        )
+        | renamed(
+            batchSize=("integer", "perDeviceBatchSize"),
+            evalBatchSize=("integer", "perDeviceEvalBatchSize"),
+            evalSteps=("integer", "evalEverySteps"),
+            logSteps=("integer", "logEverySteps"),
+            loadBest=("boolean", "select: Best"),
         )
     )
 
@@ -191,10 +228,10 @@ class Training(ApiModel):
     """Passes over the training split. Default: 1, when maxSteps is not set either."""
     max_steps: Positive | None = None
     """Optimizer steps."""
-    batch_size: Positive = 4
+    per_device_batch_size: Positive = 4
     """Sequences per rank in one forward pass. With packing: packs of maxLength tokens."""
-    eval_batch_size: Positive | None = None
-    """Sequences per rank in one evaluation pass. Default: batchSize."""
+    per_device_eval_batch_size: Positive | None = None
+    """Sequences per rank in one evaluation pass. Default: perDeviceBatchSize."""
     gradient_accumulation: Positive = 1
     """Forward passes per optimizer step."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 2e-5
@@ -223,14 +260,36 @@ class Training(ApiModel):
     """Compile each layer with torch.compile."""
     seed: NonNegative = 42
     """Seed of data order, dropout and adapter initialisation."""
-    eval_steps: Positive | None = None
+    eval_every_steps: Positive | None = None
     """Steps between evaluations. Default: evaluate at the start and the end only."""
-    log_steps: Positive = 10
+    log_every_steps: Positive = 10
     """Steps between progress lines and metrics."""
     early_stopping: EarlyStopping | None = None
     """Stop when the evaluation loss no longer decreases."""
-    load_best: bool = False
-    """Register the checkpoint with the lowest evaluation loss instead of the last."""
+    select: Literal["Last", "Best"] = "Last"
+    """Which checkpoint is registered: the last, or the one with the lowest evaluation loss."""
+
+
+class Gpu(ApiModel):
+    """Which GPUs the pods get."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "!has(self.product) || self.resourceName.startsWith('nvidia.com/')",
+                "product is a label that NVIDIA's GPU feature discovery sets: for other GPUs set "
+                "podTemplate.spec.nodeSelector",
+                ".product",
+            ),
+        )
+    )
+
+    resource_name: Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$")] = (
+        "nvidia.com/gpu"
+    )
+    """Extended resource that the device plugin offers."""
+    product: LabelValue | None = None
+    """Value of the node label nvidia.com/gpu.product that the pods need, such as NVIDIA-H100-80GB-HBM3."""
 
 
 class Distributed(ApiModel):
@@ -241,14 +300,37 @@ class Distributed(ApiModel):
             (
                 f"!has(self.nccl) || self.nccl.all(name, !(name in {RESERVED_LIST}))",
                 "the operator sets these variables itself (rendezvous, MLflow run, recipe): remove them from nccl",
+                ".nccl",
+            ),
+            (
+                "!has(self.gpusPerNode) || !has(self.processesPerNode) || self.processesPerNode <= self.gpusPerNode",
+                "processesPerNode is above gpusPerNode, and each process needs a GPU of its own: lower it, or remove it",
+                ".processesPerNode",
+            ),
+            (
+                "!has(self.gpu) || has(self.gpusPerNode)",
+                "gpu describes the GPUs of gpusPerNode: set that too",
+                ".gpu",
+            ),
+            (
+                "!has(self.gpusPerNode) || !has(self.device) || self.device != 'CPU'",
+                "device: CPU uses no GPU: remove gpusPerNode",
+                ".device",
             ),
         )
     )
 
     nodes: Annotated[int, Field(ge=1, le=4096)] = 1
     """Number of pods, one per node."""
-    processes_per_node: Annotated[int, Field(ge=1, le=64)] = 1
-    """Ranks in each pod: one per GPU."""
+    gpus_per_node: Annotated[int, Field(ge=1, le=64)] | None = None
+    """GPUs of each pod: sets the limit of the container and the number of ranks."""
+    gpu: Gpu | None = None
+    """Which GPUs. Default: nvidia.com/gpu of any product."""
+    processes_per_node: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Ranks in each pod. Default: gpusPerNode, or 1 without it."""
+    device: Literal["GPU", "CPU"] | None = None
+    """What the ranks compute on. Default: a GPU where the pod has one; a model of more than a billion parameters needs one unless
+    you ask for the CPU."""
     strategy: Literal["FSDP", "HSDP", "DDP"] = "FSDP"
     """FSDP shards over all ranks; HSDP shards in a node and replicates between nodes; DDP replicates.
 
@@ -265,15 +347,23 @@ class Distributed(ApiModel):
     nccl: StringMap = Field(default_factory=dict)
     """Environment variables of NCCL, such as NCCL_DEBUG: INFO."""
 
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks in each pod."""
+        return self.processes_per_node or self.gpus_per_node or 1
+
 
 class Checkpoint(ApiModel):
     """Checkpoints, from which a restart resumes."""
 
-    uri: Uri
-    """s3://bucket/folder, or an absolute path on a volume that all pods share. Each job has its own folder in it."""
+    model_config = ConfigDict(json_schema_extra=renamed(asynchronous=("boolean", "mode: Async or Sync")))
+
+    uri: Uri = ""
+    """s3://bucket/folder, or an absolute path on a volume that all pods share. Each job has its own folder in it. Default: a folder
+    of the storage that the operator is installed with."""
     every_steps: Positive = 200
     """Steps between checkpoints."""
     keep: Annotated[int, Field(ge=1, le=100)] = 2
     """Number of complete checkpoints to keep."""
-    asynchronous: bool = True
-    """Write checkpoints during training, from a copy in host memory."""
+    mode: Literal["Async", "Sync"] = "Async"
+    """Async: write a checkpoint during the next steps, from a copy in host memory. Sync: write it before the next step."""

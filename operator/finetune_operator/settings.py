@@ -6,10 +6,11 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from finetune_crds.finetunejob import Tracking
 from finetune_crds.modelpromotion import PromotionTracking
+from finetune_operator.defaults import Defaults, DefaultsError
 
 UNITY_CATALOG = "databricks-uc"
 """The registry URI of Unity Catalog."""
@@ -43,6 +44,7 @@ class Settings:
         log_format: plain or json.
         metrics_port: port of the Prometheus metrics; 0 for none.
         liveness: address of the probes.
+        defaults: what the installation fills in where a FineTuneJob says nothing; the variable names a YAML file.
     """
 
     prep_image: str = "finetune-prep:latest"
@@ -64,6 +66,7 @@ class Settings:
     log_format: str = "plain"
     metrics_port: int = 8081
     liveness: str = "http://0.0.0.0:8080/healthz"
+    defaults: Defaults = field(default_factory=Defaults)
 
     def servers(self, tracking: Tracking | PromotionTracking) -> tuple[str, str]:
         """The MLflow server and the model registry of a job; both empty for none.
@@ -114,7 +117,16 @@ def _word(variable: str, text: str) -> str:
     return text
 
 
+def _load(variable: str, path: str) -> Defaults:
+    try:
+        return Defaults.load(path)
+    except DefaultsError as error:
+        raise SettingsError(f"{variable}={path}: {error}") from error
+
+
 def _parse(variable: str, text: str, default: object) -> object:
+    if isinstance(default, Defaults):
+        return _load(variable, text)
     if isinstance(default, tuple):
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if isinstance(default, str):

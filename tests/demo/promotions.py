@@ -53,7 +53,7 @@ def overrule(installation: Installation, worse: str) -> None:
     """Do what you should not: make the worse version champion, without its gates."""
     number = int(worse)
     change = {
-        "source": {"alias": None, "version": number},
+        "source": {"type": "Version", "alias": None, "version": number},
         "gates": None,
         "approval": {"version": number, "by": "somebody in a hurry", "bypassSoak": True},
     }
@@ -64,7 +64,7 @@ def overrule(installation: Installation, worse: str) -> None:
 
 def roll_back(installation: Installation, good: str) -> None:
     """Roll back with one line."""
-    change = {"rollbackTo": "Previous"}
+    change = {"rollbackTo": {"type": "Previous"}}
     with installation.terminal.stage(patch_command("champion", change)):
         installation.patch("modelpromotion", "champion", change)
         follow(installation, "champion", at("RolledBack", good))
@@ -159,7 +159,7 @@ def tell_verdicts(terminal: Terminal, promotion: Json) -> None:
 
 def patch_command(name: str, change: Json) -> str:
     """The command that a user would type."""
-    return f"kubectl patch mp {name} --type merge -p '{json.dumps({'spec': change})}'"
+    return f"kubectl patch mprom {name} --type merge -p '{json.dumps({'spec': change})}'"
 
 
 def summary(installation: Installation) -> Iterator[str]:

@@ -61,7 +61,7 @@ def run(installation: Installation) -> Run:
     installation.delete("finetunejob", "quickstart")  # of a cluster that was kept
     jobs = Jobs(installation)
     statuses: list[Json] = []
-    name = jobs.apply(quickstart(maxSteps=STEPS, evalSteps=30, logSteps=2))
+    name = jobs.apply(quickstart(maxSteps=STEPS, evalEverySteps=30, logEverySteps=2))
     job = jobs.follow(name, seen=lambda job: statuses.append(job.get("status", {})))
     return Run(job, statuses)
 

@@ -30,8 +30,8 @@ def on_prepared_splits(name: str, **training: Any) -> Json:
     job = quickstart(**training)
     job["metadata"]["name"] = name
     job["spec"]["data"] = {
-        "columns": {"prompt": "prompt", "response": "response"},
-        "splits": {"format": "Delta", "path": SPLITS},
+        "columns": {"type": "PromptResponse", "prompt": "prompt", "response": "response"},
+        "splits": {"type": "Delta", "path": SPLITS},
     }
     job["spec"]["distributed"]["processesPerNode"] = 1
     del job["spec"]["register"]

@@ -45,10 +45,12 @@ def gitops(run: Run, installation: Installation, tmp_path: Path) -> Iterator[Git
 def test_commits_train_approve_roll_back_and_prune(
     gitops: GitOps, installation: Installation, run: Run, hand: Hand
 ) -> None:
-    job = on_prepared_splits(JOB, maxSteps=10, evalSteps=10, logSteps=2)
+    job = on_prepared_splits(JOB, maxSteps=10, evalEverySteps=10, logEverySteps=2)
     job["spec"]["register"] = {"model": MODEL, "aliases": []}
-    candidate = promotion("candidate", source={"fineTuneJob": JOB})
-    staging = promotion("staging", source={"alias": "candidate"}, gates=[at_most(KNOWS_NOTHING)])
+    candidate = promotion("candidate", source={"type": "FineTuneJob", "fineTuneJobRef": {"name": JOB}})
+    staging = promotion(
+        "staging", source={"type": "Alias", "alias": "candidate"}, gates=[at_most(KNOWS_NOTHING)]
+    )
     first = gitops.repository.commit("Train, and promote what comes", job, candidate, staging, champion("1"))
     gitops.create()
     gitops.wait_synced(first)
@@ -106,11 +108,13 @@ def promotion(alias: str, **spec: Any) -> Json:
 def champion(version: str, approved: str | None = None, loss: float = KNOWS_NOTHING) -> Json:
     """The champion's promotion, as it is in a commit."""
     approval = {"required": True} | ({"version": approved, "by": "ann"} if approved else {})
-    return promotion("champion", source={"version": version}, gates=[at_most(loss)], approval=approval)
+    return promotion(
+        "champion", source={"type": "Version", "version": version}, gates=[at_most(loss)], approval=approval
+    )
 
 
 def at_most(loss: float) -> Json:
-    return {"name": "loss", "metric": {"name": "eval_loss", "max": loss}}
+    return {"name": "loss", "type": "Metric", "metric": {"name": "eval_loss", "max": loss}}
 
 
 def left(gitops: GitOps, installation: Installation) -> list[str]:

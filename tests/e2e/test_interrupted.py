@@ -11,7 +11,7 @@ STEPS = 100
 
 
 def test_goes_on_from_where_it_was_stopped(jobs: Jobs) -> None:
-    job = on_prepared_splits("interrupted", maxSteps=STEPS, logSteps=1)
+    job = on_prepared_splits("interrupted", maxSteps=STEPS, logEverySteps=1)
     # No checkpoint but those that SIGTERM causes.
     job["spec"]["checkpoint"]["everySteps"] = 1000
     job["spec"]["runPolicy"] = {"maxRestarts": 0}

@@ -17,7 +17,7 @@ def short(name: str) -> Json:
     """A sample, with few steps."""
     job = sample(name)
     training = {key: value for key, value in job["spec"]["training"].items() if key != "epochs"}
-    job["spec"]["training"] = training | {"maxSteps": STEPS, "evalSteps": STEPS // 2, "logSteps": 2}
+    job["spec"]["training"] = training | {"maxSteps": STEPS, "evalEverySteps": STEPS // 2, "logEverySteps": 2}
     return job
 
 

@@ -26,6 +26,7 @@ GOOD, WORSE, BETTER = 5.0, 5.9, 4.0
 SECONDS_OF_SOAK = 20
 NO_WORSE: Json = {
     "name": "no-worse",
+    "type": "Comparison",
     "comparison": {"metric": "eval_loss", "goal": "Minimize", "notWorseThan": {"relative": 0.02}},
 }
 # Promotions of the good version, by the alias that each keeps.
@@ -91,7 +92,12 @@ def promotions(run: Run, installation: Installation, hand: Hand) -> Iterator[Pro
     good, worse, better = hand.register(MODEL, run.status["mlflow"]["runId"], GOOD, WORSE, BETTER)
     found = Promotions(installation, good, worse, better)
     try:
-        found.apply(**{name: {"source": {"version": good}, **spec} for name, spec in APPLIED.items()})
+        found.apply(
+            **{
+                name: {"source": {"type": "Version", "version": good}, **spec}
+                for name, spec in APPLIED.items()
+            }
+        )
         for name in APPLIED:
             found.reaches(name, at("Promoted", good))
         yield found
@@ -118,7 +124,7 @@ def condition(status: Json, kind: str) -> Json:
 
 def test_a_worse_version_is_refused_with_both_numbers(promotions: Promotions) -> None:
     good, better = promotions.good, promotions.better
-    promotions.patch("gated", source={"version": promotions.worse})
+    promotions.patch("gated", source={"type": "Version", "version": promotions.worse})
     status = promotions.reaches("gated", at("Refused", good))
     (verdict,) = status["gates"]["verdicts"]
     said = {name: verdict[name] for name in ("name", "verdict", "value", "limit", "holder")}
@@ -130,14 +136,16 @@ def test_a_worse_version_is_refused_with_both_numbers(promotions: Promotions) ->
         "holder": "5",
     }
     assert condition(status, "GatesPassed")["reason"] == "GateFailed"
-    promotions.patch("gated", source={"version": better})
+    promotions.patch("gated", source={"type": "Version", "version": better})
     status = promotions.reaches("gated", at("Promoted", better))
     assert moves(status) == [(None, good, "Promoted"), (good, better, "Promoted")]
 
 
 def test_an_approval_counts_for_its_version_alone(promotions: Promotions) -> None:
     good, worse = promotions.good, promotions.worse
-    promotions.apply(approved={"source": {"version": good}, "approval": {"version": worse}})
+    promotions.apply(
+        approved={"source": {"type": "Version", "version": good}, "approval": {"version": worse}}
+    )
     status = promotions.reaches("approved", at("AwaitingApproval", None))
     assert f"approval.version {worse} is not it" in condition(status, "Approved")["message"]
     promotions.patch("approved", approval={"version": good, "by": "kim"})
@@ -163,11 +171,11 @@ def test_a_soak_and_a_rollback_go_on_over_a_restart_of_the_operator(
     promotions: Promotions, hand: Hand
 ) -> None:
     good, better = promotions.good, promotions.better
-    promotions.patch("back", source={"version": better})
+    promotions.patch("back", source={"type": "Version", "version": better})
     promotions.reaches("back", at("Promoted", better))
-    promotions.patch("back", rollbackTo="Previous")
+    promotions.patch("back", rollbackTo={"type": "Previous"})
     promotions.reaches("back", at("RolledBack", good))
-    promotions.apply(soaked={"source": {"version": good}, "soakSeconds": SECONDS_OF_SOAK})
+    promotions.apply(soaked={"source": {"type": "Version", "version": good}, "soakSeconds": SECONDS_OF_SOAK})
     until = datetime.fromisoformat(promotions.reaches("soaked", at("Soaking", None))["soak"]["until"])
     promotions.restart_operator()
 
@@ -184,13 +192,13 @@ def test_a_soak_and_a_rollback_go_on_over_a_restart_of_the_operator(
     ]
 
     (move,) = promotions.reaches("soaked", at("Promoted", good))["history"]
-    assert datetime.fromisoformat(move["at"]) >= until
+    assert datetime.fromisoformat(move["time"]) >= until
     assert datetime.now(UTC) >= until
 
 
 def test_two_promotions_of_one_alias_do_not_fight(promotions: Promotions) -> None:
     good, worse = promotions.good, promotions.worse
-    promotions.apply(rival={"alias": "shared", "source": {"version": worse}})
+    promotions.apply(rival={"alias": "shared", "source": {"type": "Version", "version": worse}})
     kubectl = promotions.installation.place.kubectl
 
     def refused() -> Json | None:

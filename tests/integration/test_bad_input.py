@@ -23,13 +23,13 @@ Json = dict[str, Any]
 def prepared(columns: Json | None = None, **fields: Any) -> Json:
     """spec.data with fields of prepare replaced."""
     return {
-        "source": {"format": "Parquet", "path": "/data/corpus"},
-        "columns": columns or {"text": "text"},
+        "source": {"type": "Parquet", "path": "/data/corpus"},
+        "columns": columns or {"type": "Text"},
         "prepare": {"output": "/data/splits", **fields},
     }
 
 
-PREFERENCES: Json = {"prompt": "p", "chosen": "c", "rejected": "r"}
+PREFERENCES: Json = {"type": "Preference", "prompt": "p", "chosen": "c", "rejected": "r"}
 NO_PACKS: Json = {"packing": False}
 DPO: Json = {"type": "DPO"}
 DISTILLATION: Json = {"type": "Distillation", "distillation": {"teacher": "/models/teacher"}}
@@ -39,8 +39,8 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     "unknown method": (job(method={"type": "Magic"}), 'spec.method.type: Unsupported value: "Magic"'),
     "nodes 0": (job(distributed={"nodes": 0}), "spec.distributed.nodes: Invalid value: 0"),
     "split does not add up": (
-        job(data=prepared(split={"train": 0.8, "validation": 0.1, "test": 0.2})),
-        "train, validation and test must add up to 1",
+        job(data=prepared(splitRatios={"train": 0.8, "validation": 0.1, "test": 0.2})),
+        "train, validation and test must add up to 1 (defaults: 0.9, 0.05 and 0.05)",
     ),
     "epochs and maxSteps": (
         job(training={"epochs": 1, "maxSteps": 10}),
@@ -48,7 +48,7 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     ),
     "reserved environment": (
         job(trainer={"env": [{"name": "MASTER_ADDR", "value": "me"}]}),
-        "the operator sets this variable",
+        "the operator sets MASTER_ADDR (rendezvous, MLflow run, recipe): remove it",
     ),
     "reserved environment in nccl": (
         job(distributed={"nccl": {"WORLD_SIZE": "2"}}),
@@ -67,20 +67,44 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
         "objective.lossOn Answer needs data.prepare.responseTemplate",
     ),
     "source and splits": (
-        job(data={**prepared(), "splits": {"format": "Delta", "path": "/x"}}),
+        job(data={**prepared(), "splits": {"type": "Delta", "path": "/x"}}),
         "set either source (with prepare) or splits",
     ),
     "lora without LoRA": (job(method={"lora": {"rank": 8}}), "lora needs type LoRA, QLoRA or DoRA"),
-    "no kind of example": (
-        job(data={"splits": {"format": "Delta", "path": "/x"}, "columns": {"prompt": "p"}}),
-        "name one kind of example",
+    "no type of columns": (
+        job(data={"splits": {"type": "Delta", "path": "/x"}, "columns": {"prompt": "p"}}),
+        "spec.data.columns.type: Required value",
+    ),
+    "a column of another type": (
+        job(data={"splits": {"type": "Delta", "path": "/x"}, "columns": {"type": "Text", "prompt": "p"}}),
+        "prompt needs type PromptResponse or Preference",
+    ),
+    "a preparation of splits": (
+        job(data={"splits": {"type": "Delta", "path": "/x"}, "prepare": {"output": "/y"}}),
+        "prepare needs source: prepared splits are read as they are",
+    ),
+    "more processes than GPUs": (
+        job(distributed={"gpusPerNode": 4, "processesPerNode": 8}),
+        "processesPerNode is above gpusPerNode, and each process needs a GPU of its own: lower it, or remove it",
+    ),
+    "GPUs for the CPU": (
+        job(distributed={"gpusPerNode": 4, "device": "CPU"}),
+        "device: CPU uses no GPU: remove gpusPerNode",
+    ),
+    "a product without GPUs": (
+        job(distributed={"gpu": {"product": "A100"}}),
+        "gpu describes the GPUs of gpusPerNode: set that too",
+    ),
+    "a product of another maker": (
+        job(distributed={"gpusPerNode": 1, "gpu": {"resourceName": "amd.com/gpu", "product": "MI300X"}}),
+        "product is a label that NVIDIA's GPU feature discovery sets",
     ),
     "reserved alias": (
         job(register={"model": "m", "aliases": ["v3"]}),
         "MLflow reserves the aliases latest and v<number>: choose another",
     ),
     "code without command": (
-        job(trainer={"code": {"configMap": "c"}}),
+        job(trainer={"code": {"configMapRef": {"name": "c"}}}),
         "trainer.code needs trainer.command",
     ),
     "packing with virtual tokens": (
@@ -108,8 +132,8 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
         "quantization needs type QLoRA",
     ),
     "merging a soft prompt": (
-        job(method={"type": "PromptTuning", "merge": True}, training=NO_PACKS),
-        "merge needs type LoRA, QLoRA or DoRA",
+        job(method={"type": "PromptTuning", "export": "Merged"}, training=NO_PACKS),
+        "export: Merged needs type LoRA, QLoRA or DoRA",
     ),
     **{
         f"{objective['type']} with {method}": (
@@ -133,15 +157,11 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     },
     "DPO without preferences": (
         job(objective=DPO),
-        "objective DPO needs data.columns.prompt, chosen and rejected",
+        "objective DPO needs data.columns of type Preference",
     ),
     "preferences without DPO": (
         job(data=prepared(columns=PREFERENCES)),
-        "data.columns.chosen needs objective.type DPO",
-    ),
-    "preferences without the rejected": (
-        job(data=prepared(columns={"prompt": "p", "chosen": "c"}), objective=DPO),
-        "preference data needs prompt, chosen and rejected",
+        "data.columns of type Preference needs objective.type DPO",
     ),
     "a teacher without Distillation": (
         job(objective={"distillation": {"teacher": "/t"}}),
@@ -164,27 +184,27 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
             data=prepared(columns=PREFERENCES, promptTemplate="{p}", responseTemplate="{c}"),
             objective=DPO,
         ),
-        "prepare.responseTemplate cannot be used with columns.chosen",
+        "prepare.responseTemplate cannot be used with columns of type Preference",
     ),
     "a template of conversations": (
-        job(data=prepared(columns={"messages": "m"}, promptTemplate="{m}")),
-        "prepare.promptTemplate cannot be used with columns.messages",
+        job(data=prepared(columns={"type": "Messages", "messages": "m"}, promptTemplate="{m}")),
+        "prepare.promptTemplate cannot be used with columns of type Messages",
     ),
     "output over the source": (
         job(data=prepared(output="/data/corpus")),
         "prepare.output is the source itself",
     ),
     "the best of no evaluations": (
-        job(training={"loadBest": True}),
-        "loadBest needs evaluations during training: set training.evalSteps",
+        job(training={"select": "Best"}),
+        "select: Best needs evaluations during training: set training.evalEverySteps",
     ),
     "the best without checkpoints": (
-        job(training={"loadBest": True, "evalSteps": 5}, checkpoint=None),
-        "training.loadBest keeps the best checkpoint: set checkpoint.uri",
+        job(training={"select": "Best", "evalEverySteps": 5}, checkpoint=None),
+        "training.select: Best keeps the best checkpoint: set checkpoint",
     ),
     "stopping early without evaluations": (
         job(training={"earlyStopping": {}}),
-        "earlyStopping needs evaluations during training: set training.evalSteps",
+        "earlyStopping needs evaluations during training: set training.evalEverySteps",
     ),
 }
 
@@ -215,7 +235,9 @@ TAKEN_BY_THE_SCHEMA: dict[str, Json] = {
     "the answer of a templated text": job(
         data=prepared(promptTemplate="{title}", responseTemplate="{text}"), objective={"lossOn": "Answer"}
     ),
-    "the best of some": job(training={"loadBest": True, "evalSteps": 5, "earlyStopping": {"patience": 2}}),
+    "the best of some": job(
+        training={"select": "Best", "evalEverySteps": 5, "earlyStopping": {"patience": 2}}
+    ),
     "all of the speed": job(
         training={"compile": True, "activationCheckpointing": "Auto"},
         distributed={"strategy": "HSDP", "nodes": 2, "processesPerNode": 2},
@@ -237,6 +259,23 @@ CHANGES: dict[str, tuple[Json, str | None]] = {
     "suspend": ({"suspend": True}, None),
     "runPolicy": ({"runPolicy": {"maxRestarts": 9}}, None),
     "podTemplate": ({"podTemplate": {"spec": {"nodeSelector": {"pool": "spare"}}}}, None),
+    "credentials": (
+        {"envFrom": [{"secretRef": {"name": "new"}}], "env": [{"name": "A", "value": "b"}]},
+        None,
+    ),
+    "the image and variables of a part": (
+        {
+            "trainer": {"image": "me/mine:2", "env": [{"name": "A", "value": "b"}]},
+            "data": {
+                "prepare": {"image": "me/mine:2", "podTemplate": {"spec": {"nodeSelector": {"a": "b"}}}}
+            },
+        },
+        None,
+    ),
+    "a command": ({"trainer": {"command": ["mine"]}}, "spec.trainer.command cannot change"),
+    "a filter": ({"data": {"prepare": {"filter": "a = 1"}}}, "spec.data.prepare.filter cannot change"),
+    "the source": ({"data": {"source": {"path": "/other"}}}, "spec.data.source cannot change"),
+    "no preparation": ({"data": {"prepare": None}}, "spec.data.prepare cannot change"),
 }
 
 

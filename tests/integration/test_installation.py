@@ -61,7 +61,7 @@ def promotion(tenant: World) -> Json:
         "spec": {
             "model": tenant.model,
             "alias": "champion",
-            "source": {"fineTuneJob": "tune"},
+            "source": {"type": "FineTuneJob", "fineTuneJobRef": {"name": "tune"}},
             "onDelete": "RemoveAlias",
         },
     }

@@ -34,7 +34,7 @@ def test_a_job_is_prepared_trained_registered_and_done(world: World) -> None:
     recipe = world.api.get("ConfigMap", world.namespace, "tune-train")
     assert recipe is not None
     assert yaml.safe_load(recipe["data"]["recipe.yaml"])["data"]["splits"] == {
-        "format": "Delta",
+        "type": "Delta",
         "path": "/data/splits",
         "version": 7,
     }
@@ -211,7 +211,11 @@ def test_children_go_after_their_time_and_are_never_made_again(own_world: OwnWor
 
 
 def test_a_script_of_ones_own_gets_code_and_rendezvous(world: World) -> None:
-    trainer = {"image": "me/mine:1", "command": ["torchrun", "my_train.py"], "code": {"configMap": "my-code"}}
+    trainer = {
+        "image": "me/mine:1",
+        "command": ["torchrun", "my_train.py"],
+        "code": {"configMapRef": {"name": "my-code"}},
+    }
     world.submit(splits_given(trainer=trainer, register=None))
     pod = world.run_pods("tune-train-1", 2)[0]
     container = pod["spec"]["containers"][0]

@@ -103,7 +103,9 @@ def test_data_that_differ_and_metrics_that_are_missing_are_waited_for(watched: R
     good, other = watched.version(2.0), watched.version(1.0, data="d2")
     watched.point("champion", good)
     watched.point("staging", other)
-    watched.apply(gates=[NO_WORSE, {"name": "reviewed", "tag": {"name": "reviewed", "equals": "yes"}}])
+    watched.apply(
+        gates=[NO_WORSE, {"name": "reviewed", "type": "Tag", "tag": {"name": "reviewed", "equals": "yes"}}]
+    )
     watched.wait("Evaluating", good)
     assert watched.condition("GatesPassed")["message"] == (
         "version 2 cannot be judged yet: no-worse: version 2 was evaluated on other data, or with another objective "

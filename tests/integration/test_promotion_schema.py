@@ -13,7 +13,11 @@ from support.api import Api
 
 Json = dict[str, Any]
 
-_LEAST: Json = {"model": "docstring-llama", "alias": "champion", "source": {"alias": "staging"}}
+_LEAST: Json = {
+    "model": "docstring-llama",
+    "alias": "champion",
+    "source": {"type": "Alias", "alias": "staging"},
+}
 BETTER: Json = {"metric": "eval_loss", "goal": "Minimize", "betterBy": {"relative": 0.05}}
 
 
@@ -29,8 +33,9 @@ def promotion(**spec: Any) -> Json:
 
 
 def gated(**gate: Any) -> Json:
-    """One with a single gate."""
-    return promotion(gates=[{"name": "gate", **gate}])
+    """One with a single gate, of the type of its first part."""
+    kind = next(iter(gate), "metric").capitalize()
+    return promotion(gates=[{"name": "gate", "type": kind, **gate}])
 
 
 def compared(**comparison: Any) -> Json:
@@ -40,18 +45,24 @@ def compared(**comparison: Any) -> Json:
 
 def served(**databricks: Any) -> Json:
     """One with an endpoint."""
-    return promotion(serving={"databricks": {"endpoint": "support", **databricks}})
+    return promotion(serving={"type": "Databricks", "databricks": {"endpoint": "support", **databricks}})
 
 
 def canary(*percents: int, **fields: Any) -> Json:
     """One whose endpoint goes forward in steps."""
-    steps = [{"percent": percent, "minutes": 10} for percent in percents]
+    steps = [{"percent": percent, "durationSeconds": 600} for percent in percents]
     return served(canary={"steps": steps, **fields})
 
 
 RESERVED = "MLflow reserves the aliases latest and v<number>: choose another"
-ONE_SOURCE = "spec.source: Invalid value: set one of version, alias and fineTuneJob"
-ONE_KIND = "spec.gates[0]: Invalid value: set one of metric, tag and comparison"
+ONE_SOURCE = (
+    "spec.source: Invalid value: set what type names: version for Version, alias for Alias, fineTuneJobRef for "
+    "FineTuneJob, and nothing else"
+)
+WHAT_TYPE_NAMES = (
+    "set what type names: metric for Metric, tag for Tag, comparison for Comparison, and nothing else"
+)
+ONE_KIND = f"spec.gates[0]: Invalid value: {WHAT_TYPE_NAMES}"
 ONE_WAY = "spec.gates[0].comparison: Invalid value: set betterBy or notWorseThan"
 ONE_TOLERANCE = "Invalid value: set absolute or relative"
 NOT_REQUIRED = (
@@ -65,7 +76,6 @@ UNITS: Json = {"modelUnits": 50}
 YEAR = 366 * 24 * 3600
 
 REFUSED: dict[str, tuple[Json, str]] = {
-    "no model": (promotion(model=None), "spec.model: Required value"),
     "an empty model": (promotion(model=""), "spec.model: Invalid value"),
     "a model that is a folder": (promotion(model="team/llama"), NO_SLASH),
     "a model that is an address": (promotion(model="models:llama"), NO_SLASH),
@@ -87,42 +97,64 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "an alias with a space": (promotion(alias="my champion"), "spec.alias in body should match"),
     "an alias too long": (promotion(alias="a" * 256), "spec.alias: Too long: may not be more than 255"),
     "no source": (promotion(source=None), "spec.source: Required value"),
-    "an empty source": (promotion(source={}), ONE_SOURCE),
-    "two sources": (promotion(source={"version": 1, "alias": "staging"}), ONE_SOURCE),
+    "an empty source": (promotion(source={}), "spec.source.type: Required value"),
+    "a source of another type": (promotion(source={"type": "Alias", "version": 1}), ONE_SOURCE),
+    "two sources": (promotion(source={"type": "Version", "version": 1, "alias": "staging"}), ONE_SOURCE),
     "three sources": (
-        promotion(source={"version": 1, "alias": "staging", "fineTuneJob": "tune"}),
+        promotion(
+            source={"type": "Version", "version": 1, "alias": "staging", "fineTuneJobRef": {"name": "tune"}}
+        ),
         ONE_SOURCE,
     ),
     "its own source": (
-        promotion(source={"alias": "champion"}),
-        "spec: Invalid value: source.alias is the alias of this promotion: name another one",
+        promotion(source={"type": "Alias", "alias": "champion"}),
+        "spec.source.alias: Invalid value: source.alias is the alias of this promotion: name another one",
     ),
-    "a reserved source": (promotion(source={"alias": "v3"}), f"spec.source.alias: Invalid value: {RESERVED}"),
-    "version 0": (promotion(source={"version": 0}), "spec.source.version in body should be greater than or"),
-    "version 0 as text": (promotion(source={"version": "0"}), "spec.source.version in body should match"),
+    "a reserved source": (
+        promotion(source={"type": "Alias", "alias": "v3"}),
+        f"spec.source.alias: Invalid value: {RESERVED}",
+    ),
+    "version 0": (
+        promotion(source={"type": "Version", "version": 0}),
+        "spec.source.version in body should be greater than or",
+    ),
+    "version 0 as text": (
+        promotion(source={"type": "Version", "version": "0"}),
+        "spec.source.version in body should match",
+    ),
     "a version too large": (
-        promotion(source={"version": 10_000_000_000}),
+        promotion(source={"type": "Version", "version": 10_000_000_000}),
         "spec.source.version in body should be less than or equal to 9999999999",
     ),
     "a version with a letter": (
-        promotion(source={"version": "v3"}),
+        promotion(source={"type": "Version", "version": "v3"}),
         "spec.source.version in body should match",
     ),
-    "a version that is a fraction": (promotion(source={"version": 1.5}), "spec.source.version"),
+    "a version that is a fraction": (
+        promotion(source={"type": "Version", "version": 1.5}),
+        "spec.source.version",
+    ),
     "a gate without a name": (
         promotion(gates=[{"metric": {"name": "eval_loss", "max": 3}}]),
         "spec.gates[0].name: Required value",
     ),
     "a gate with an empty name": (
-        promotion(gates=[{"name": "-", "metric": {"name": "eval_loss", "max": 3}}]),
+        promotion(gates=[{"name": "-", "type": "Metric", "metric": {"name": "eval_loss", "max": 3}}]),
         "spec.gates[0].name in body should match",
     ),
     "two gates of a name": (
-        promotion(gates=[{"name": "a", "comparison": BETTER}, {"name": "a", "comparison": BETTER}]),
+        promotion(
+            gates=[
+                {"name": "a", "type": "Comparison", "comparison": BETTER},
+                {"name": "a", "type": "Comparison", "comparison": BETTER},
+            ]
+        ),
         'spec.gates[1]: Duplicate value: {"name":"a"}',
     ),
     "too many gates": (
-        promotion(gates=[{"name": f"g{number}", "comparison": BETTER} for number in range(33)]),
+        promotion(
+            gates=[{"name": f"g{number}", "type": "Comparison", "comparison": BETTER} for number in range(33)]
+        ),
         "spec.gates: Too many: 33: must have at most 32 items",
     ),
     "a gate of nothing": (gated(), ONE_KIND),
@@ -133,7 +165,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "min above max": (
         gated(metric={"name": "eval_loss", "min": 3, "max": 2}),
-        "spec.gates[0].metric: Invalid value: min is above max",
+        "spec.gates[0].metric.min: Invalid value: min is above max",
     ),
     "a bound in words": (gated(metric={"name": "eval_loss", "max": "low"}), "spec.gates[0].metric.max"),
     "a tag without a value": (gated(tag={"name": "tested"}), "spec.gates[0].tag.equals: Required value"),
@@ -197,16 +229,30 @@ REFUSED: dict[str, tuple[Json, str]] = {
         promotion(onDelete="Delete"),
         'spec.onDelete: Unsupported value: "Delete": supported values: "KeepAlias", "RemoveAlias"',
     ),
-    "back to a word": (promotion(rollbackTo="previous"), "spec.rollbackTo in body should match"),
-    "back to 0": (promotion(rollbackTo=0), "spec.rollbackTo in body should be greater than or equal to 1"),
+    "back to a word": (promotion(rollbackTo="Previous"), "spec.rollbackTo in body must be of type object"),
+    "back to no version": (
+        promotion(rollbackTo={"type": "Version"}),
+        "spec.rollbackTo.version: Invalid value: version and type Version require each other",
+    ),
+    "back to the previous version 2": (
+        promotion(rollbackTo={"type": "Previous", "version": 2}),
+        "version and type Version require each other",
+    ),
+    "back to 0": (
+        promotion(rollbackTo={"type": "Version", "version": 0}),
+        "spec.rollbackTo.version in body should be greater than or equal to 1",
+    ),
     "a tag that is no text": (promotion(tags={"ticket": 1}), "spec.tags.ticket: Invalid value"),
     "too many tags": (
         promotion(tags={f"t{number}": "x" for number in range(65)}),
         "spec.tags: Too many: 65: must have at most 64 items",
     ),
-    "serving nowhere": (promotion(serving={}), "spec.serving: Invalid value: set databricks"),
+    "serving nowhere": (
+        promotion(serving={"type": "Databricks"}),
+        "spec.serving.databricks: Invalid value: type Databricks needs databricks",
+    ),
     "an endpoint without a name": (
-        promotion(serving={"databricks": {}}),
+        promotion(serving={"type": "Databricks", "databricks": {}}),
         "spec.serving.databricks.endpoint: Required value",
     ),
     "an endpoint with a dot": (
@@ -239,18 +285,18 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "a step of everything": (canary(100), "percent in body should be less than or equal to 99"),
     "a step of nothing": (canary(0), "percent in body should be greater than or equal to 1"),
     "a step without an end": (
-        served(canary={"steps": [{"percent": 5, "minutes": 10081}]}),
-        "minutes in body should be less than or equal to 10080",
+        served(canary={"steps": [{"percent": 5, "durationSeconds": 604801}]}),
+        "durationSeconds in body should be less than or equal to 604800",
     ),
     "steps that fall": (canary(50, 10), f"spec.serving.databricks.canary: Invalid value: {RISING}"),
     "steps that stand still": (canary(10, 10, 50), RISING),
     "two gates of a name on the way": (
-        canary(5, gates=[{"name": "a", "comparison": BETTER}] * 2),
+        canary(5, gates=[{"name": "a", "type": "Comparison", "comparison": BETTER}] * 2),
         "spec.serving.databricks.canary.gates[1]: Duplicate value",
     ),
     "a gate of nothing on the way": (
-        canary(5, gates=[{"name": "a"}]),
-        "spec.serving.databricks.canary.gates[0]: Invalid value: set one of metric, tag and comparison",
+        canary(5, gates=[{"name": "a", "type": "Tag"}]),
+        f"spec.serving.databricks.canary.gates[0]: Invalid value: {WHAT_TYPE_NAMES}",
     ),
 }
 
@@ -270,10 +316,10 @@ def test_the_schema_refuses(api: Api, namespace: str, case: str) -> None:
 
 TAKEN: dict[str, Json] = {
     "the least": promotion(),
-    "a version as a number": promotion(source={"version": 3}),
-    "a version as text": promotion(source={"version": "3"}),
-    "the largest version": promotion(source={"version": 9_999_999_999}),
-    "a FineTuneJob": promotion(source={"fineTuneJob": "quickstart"}),
+    "a version as a number": promotion(source={"type": "Version", "version": 3}),
+    "a version as text": promotion(source={"type": "Version", "version": "3"}),
+    "the largest version": promotion(source={"type": "Version", "version": 9_999_999_999}),
+    "a FineTuneJob": promotion(source={"type": "FineTuneJob", "fineTuneJobRef": {"name": "quickstart"}}),
     "an alias that only begins like a version": promotion(alias="v3-champion"),
     "an alias that only begins like latest": promotion(alias="latest-good"),
     "an alias in capitals": promotion(alias="CHAMPION_1"),
@@ -284,13 +330,14 @@ TAKEN: dict[str, Json] = {
     "a secret": promotion(tracking={"uri": "https://mlflow.example.com", "secretRef": {"name": "mlflow"}}),
     "every kind of gate": promotion(
         gates=[
-            {"name": "least", "metric": {"name": "accuracy", "min": 0.9}},
-            {"name": "most", "metric": {"name": "eval_loss", "max": 3}},
-            {"name": "between", "metric": {"name": "length", "min": -1, "max": -1}},
-            {"name": "tag", "tag": {"name": "tested", "equals": ""}},
-            {"name": "better", "comparison": BETTER},
+            {"name": "least", "type": "Metric", "metric": {"name": "accuracy", "min": 0.9}},
+            {"name": "most", "type": "Metric", "metric": {"name": "eval_loss", "max": 3}},
+            {"name": "between", "type": "Metric", "metric": {"name": "length", "min": -1, "max": -1}},
+            {"name": "tag", "type": "Tag", "tag": {"name": "tested", "equals": ""}},
+            {"name": "better", "type": "Comparison", "comparison": BETTER},
             {
                 "name": "not-worse",
+                "type": "Comparison",
                 "comparison": {
                     "metric": "accuracy",
                     "goal": "Maximize",
@@ -299,6 +346,7 @@ TAKEN: dict[str, Json] = {
             },
             {
                 "name": "all-of-it",
+                "type": "Comparison",
                 "comparison": {"metric": "eval_loss", "goal": "Minimize", "notWorseThan": {"relative": 1}},
             },
         ]
@@ -311,14 +359,15 @@ TAKEN: dict[str, Json] = {
     "a soak of a year": promotion(soakSeconds=YEAR),
     **{f"onDrift {answer}": promotion(onDrift=answer) for answer in ("Repair", "Warn", "Adopt")},
     **{f"onDelete {end}": promotion(onDelete=end) for end in ("KeepAlias", "RemoveAlias")},
-    "back to the version before": promotion(rollbackTo="Previous"),
-    "back to a number": promotion(rollbackTo=2),
-    "back to text": promotion(rollbackTo="2"),
+    "back to the version before": promotion(rollbackTo={"type": "Previous"}),
+    "back to a number": promotion(rollbackTo={"type": "Version", "version": 2}),
+    "the model of its own name": promotion(model=None),
+    "back to text": promotion(rollbackTo={"type": "Version", "version": "2"}),
     "suspended": promotion(suspend=True),
     "tags": promotion(tags={"ticket": "ML-7"}),
     "an endpoint": served(
         workloadSize="Large",
-        workloadType="GPU_LARGE",
+        workloadType="GPULarge",
         scaleToZero=False,
         previousPercent=10,
         environment={"TOKEN": "{{secrets/ml/token}}"},
@@ -326,7 +375,9 @@ TAKEN: dict[str, Json] = {
         secretRef={"name": "databricks"},
     ),
     "throughput": served(provisionedThroughput={"modelUnits": 50, "burstScaling": True}),
-    "steps": canary(5, 25, 75, gates=[{"name": "errors", "metric": {"name": "errors", "max": 0.01}}]),
+    "steps": canary(
+        5, 25, 75, gates=[{"name": "errors", "type": "Metric", "metric": {"name": "errors", "max": 0.01}}]
+    ),
     "one step": canary(99),
 }
 
@@ -338,7 +389,7 @@ def test_the_schema_takes(api: Api, namespace: str, case: str) -> None:
 
 
 def test_the_api_server_fills_in_the_defaults(api: Api, namespace: str) -> None:
-    body = promotion(approval={}, serving={"databricks": {"endpoint": "support"}})
+    body = promotion(approval={}, serving={"type": "Databricks", "databricks": {"endpoint": "support"}})
     found = api.create({**body, "metadata": {**body["metadata"], "namespace": namespace}})
     assert found["spec"] == _LEAST | {
         "approval": {"required": True},
@@ -347,7 +398,7 @@ def test_the_api_server_fills_in_the_defaults(api: Api, namespace: str) -> None:
         "onDelete": "KeepAlias",
         "suspend": False,
         "tracking": {},
-        "serving": {"databricks": {"endpoint": "support", "previousPercent": 0}},
+        "serving": {"type": "Databricks", "databricks": {"endpoint": "support", "previousPercent": 0}},
     }
 
 
@@ -381,16 +432,16 @@ CHANGES: dict[str, tuple[Json, Json, str | None]] = {
     "another Secret": (promotion(tracking=TRACKED), {"tracking": {"secretRef": {"name": "other"}}}, None),
     "the alias of the source": (
         promotion(),
-        {"source": {"alias": "champion"}},
+        {"source": {"type": "Alias", "alias": "champion"}},
         "source.alias is the alias of this promotion",
     ),
     "tracking that was not there, taken away": (promotion(), {"tracking": None}, None),
-    "source": (promotion(), {"source": {"alias": None, "version": 4}}, None),
-    "gates": (promotion(), {"gates": [{"name": "better", "comparison": BETTER}]}, None),
+    "source": (promotion(), {"source": {"type": "Version", "alias": None, "version": 4}}, None),
+    "gates": (promotion(), {"gates": [{"name": "better", "type": "Comparison", "comparison": BETTER}]}, None),
     "gates taken away": (gated(comparison=BETTER), {"gates": None}, None),
     "an approval": (promotion(approval={}), {"approval": {"version": 1}}, None),
-    "a rollback": (promotion(), {"rollbackTo": "Previous"}, None),
-    "a rollback that is over": (promotion(rollbackTo="Previous"), {"rollbackTo": None}, None),
+    "a rollback": (promotion(), {"rollbackTo": {"type": "Previous"}}, None),
+    "a rollback that is over": (promotion(rollbackTo={"type": "Previous"}), {"rollbackTo": None}, None),
     "suspend": (promotion(), {"suspend": True}, None),
     "the rest": (
         promotion(),

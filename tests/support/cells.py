@@ -78,19 +78,19 @@ def pod_of(cell: Cell, pod: Pod, preferences: Path, teacher: str) -> Pod:
             "method.type": cell.method,
             "training.maxSteps": 10,
             "distributed.processesPerNode": cell.ranks,
-            "training.batchSize": 4 // cell.ranks,
+            "training.perDeviceBatchSize": 4 // cell.ranks,
             "register": {"model": "cell", "aliases": []},
         }
     )
     if cell.low_rank:
         pod = pod.but({"method.lora": {"rank": 8}, "training.learningRate": 0.02})
-        pod = pod.but({"method.merge": True}) if cell.merge else pod
+        pod = pod.but({"method.export": "Merged"}) if cell.merge else pod
     if cell.objective == "DPO":
-        columns = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
+        columns = {"type": "Preference", "prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
         pod = pod.but(
             {
                 "objective": {"type": "DPO", "dpo": {"beta": BETA}},
-                "data": {"columns": columns, "splits": {"format": "Delta", "path": str(preferences)}},
+                "data": {"columns": columns, "splits": {"type": "Delta", "path": str(preferences)}},
             }
         )
     if cell.objective == "Distillation":

@@ -23,8 +23,8 @@ def recipe_for(folder: Path, **checkpoint: Any) -> Recipe:
             "job": {"name": "tiny", "namespace": "tests", "uid": "0123456789abcdef"},
             "model": {"base": "/models/tiny"},
             "data": {
-                "columns": {"text": "text"},
-                "splits": {"format": "Delta", "path": "/corpus", "version": 0},
+                "columns": {"type": "Text", "text": "text"},
+                "splits": {"type": "Delta", "path": "/corpus", "version": 0},
             },
             "checkpoint": {"uri": str(folder), "everySteps": 1, **checkpoint},
         }

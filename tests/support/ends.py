@@ -37,7 +37,7 @@ def tiny_gang(folder: Path, *, steps: int) -> Pod:
     return Pod(folder, tiny_recipe(folder / "base", folder / "corpus"), forked=True).but(
         {
             "distributed.processesPerNode": RANKS,
-            "training.batchSize": 2,
+            "training.perDeviceBatchSize": 2,
             "training.maxSteps": steps,
             "checkpoint": {"uri": str(folder / "checkpoints"), "everySteps": EVERY_STEPS},
         }

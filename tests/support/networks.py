@@ -39,7 +39,7 @@ def recipe(
     from finetune_crds.recipe import Recipe
 
     objective = objective or {"type": "SFT"}
-    pairs = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
+    pairs = {"type": "Preference", "prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
     columns = pairs if objective["type"] == "DPO" else {"text": "text"}
     return Recipe.model_validate(
         {
@@ -47,7 +47,7 @@ def recipe(
             "model": {"base": str(base)},
             "method": method or {"type": "Full"},
             "objective": objective,
-            "data": {"columns": columns, "splits": {"format": "Delta", "path": "/splits"}},
+            "data": {"columns": columns, "splits": {"type": "Delta", "path": "/splits"}},
             "training": {"maxLength": 64, "precision": "FP32", **training},
             "distributed": {"strategy": strategy},
         }

@@ -128,18 +128,18 @@ def tiny_recipe(base_model: Path, table: Path) -> dict[str, Any]:
         "job": {"name": "tiny", "namespace": "tests", "uid": "0123456789abcdef"},
         "model": {"base": str(base_model)},
         "data": {
-            "columns": {"prompt": "prompt", "response": "response"},
-            "splits": {"format": "Delta", "path": str(table), "version": 0},
+            "columns": {"type": "PromptResponse", "prompt": "prompt", "response": "response"},
+            "splits": {"type": "Delta", "path": str(table), "version": 0},
         },
         "training": {
             "maxSteps": 6,
-            "batchSize": 4,
+            "perDeviceBatchSize": 4,
             "learningRate": 5e-3,
             "scheduler": "Constant",
             "warmupSteps": 0,
             "maxLength": 64,
             "precision": "FP32",
-            "logSteps": 1,
+            "logEverySteps": 1,
         },
     }
 

@@ -210,7 +210,7 @@ def trained(
     pod = Pod(folder, recipe, forked=True).but(
         {
             "distributed.processesPerNode": 2,
-            "training.batchSize": 2,
+            "training.perDeviceBatchSize": 2,
             "training.maxSteps": 60,
             "checkpoint": {"uri": str(folder / "checkpoints"), "everySteps": 20},
             "register": {"model": "tiny", "tags": {"team": "support"}},

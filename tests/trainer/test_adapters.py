@@ -73,7 +73,7 @@ def test_an_unmerged_adapter_on_an_object_store_is_the_base_of_the_next_job(
     second = pod.but(
         {
             "model.base": "models:/first@candidate",
-            "method": {"type": "LoRA", "merge": True},
+            "method": {"type": "LoRA", "export": "Merged"},
             "training.maxSteps": 1,
             "register": {"model": "second"},
         }
@@ -105,7 +105,7 @@ def test_an_unmerged_adapter_on_a_volume_is_base_and_teacher_of_two_ranks(
             },
             "method": {"type": "LoRA"},
             "distributed.processesPerNode": 2,
-            "training.batchSize": 2,
+            "training.perDeviceBatchSize": 2,
             "training.maxSteps": 1,
             "register": {"model": "second"},
         }

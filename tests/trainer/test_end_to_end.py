@@ -240,7 +240,7 @@ def test_training_stops_when_evaluation_no_longer_gets_better(
     outcome = pod.but(
         {
             "training.maxSteps": 50,
-            "training.evalSteps": 2,
+            "training.evalEverySteps": 2,
             "training.earlyStopping": {"patience": 3, "minDelta": 100.0},
         }
     ).run_here(capsys)
@@ -258,7 +258,7 @@ def test_a_loss_that_is_not_finite_ends_the_attempt_and_no_checkpoint_holds_it(
             "training.maxGradNorm": 1e30,
             "training.weightDecay": 1.0,
             "training.maxSteps": 200,
-            "training.logSteps": 7,
+            "training.logEverySteps": 7,
             "checkpoint": {"uri": str(pod.folder / "checkpoints"), "everySteps": 1, "keep": 100},
         }
     ).run_here(capsys)

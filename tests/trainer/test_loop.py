@@ -62,9 +62,9 @@ def test_the_weights_with_the_least_evaluation_loss_are_registered(
     pod = pod.but(
         {
             "training.maxSteps": 12,
-            "training.evalSteps": 2,
-            "training.logSteps": 100,
-            "training.loadBest": True,
+            "training.evalEverySteps": 2,
+            "training.logEverySteps": 100,
+            "training.select": "Best",
             "checkpoint": {"uri": str(pod.folder / "checkpoints"), "everySteps": 1, "keep": 1},
             "register": {"model": "best"},
         }

@@ -91,7 +91,11 @@ def test_the_table_is_the_whole_of_what_the_schema_lets_through() -> None:
     let_through = set()
     for method in get_args(MethodType):
         for objective in get_args(ObjectiveType):
-            columns = {"prompt": "p", "chosen": "c", "rejected": "r"} if objective == "DPO" else {"text": "t"}
+            columns = (
+                {"type": "Preference", "prompt": "p", "chosen": "c", "rejected": "r"}
+                if objective == "DPO"
+                else {"type": "Text", "text": "t"}
+            )
             spec = {"distillation": {"teacher": "/teacher"}} if objective == "Distillation" else {}
             recipe = Recipe.model_validate(
                 {
@@ -100,7 +104,7 @@ def test_the_table_is_the_whole_of_what_the_schema_lets_through() -> None:
                     "method": {"type": method},
                     "objective": {"type": objective, **spec},
                     "training": {"packing": False},
-                    "data": {"columns": columns, "splits": {"format": "Delta", "path": "/data"}},
+                    "data": {"columns": columns, "splits": {"type": "Delta", "path": "/data"}},
                 }
             )
             if not refusals(recipe):

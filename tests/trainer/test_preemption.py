@@ -46,7 +46,10 @@ def asked_at(
 def test_sigterm_is_acted_on_wherever_a_rank_is(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
     """One attempt after the other, each of which goes on where the one before was stopped."""
     pod = pod.but(
-        {"training.evalSteps": 2, "checkpoint": {"uri": str(pod.folder / "checkpoints"), "everySteps": 4}}
+        {
+            "training.evalEverySteps": 2,
+            "checkpoint": {"uri": str(pod.folder / "checkpoints"), "everySteps": 4},
+        }
     )
     places: list[tuple[tuple[object, str, Any], tuple[int, str, int | None], list[int]]] = [
         ((load, "skeleton", lambda *_: True), (75, NOT_STARTED, None), []),

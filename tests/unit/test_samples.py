@@ -16,7 +16,7 @@ SAMPLES = Path(__file__).parents[2] / "crds" / "samples"
 INSTALLED = Settings(tracking_uri="http://mlflow:5000")
 
 REFUSED = {
-    "air-cli": ["data.source.format Hub (copy the data set to a folder and use Parquet or JSONLines)"],
+    "air-cli": ["data.source.type Hub (copy the data set to a folder and use Parquet or JSONLines)"],
     "databricks-notebook": [
         "data.prepare.spark.mode Databricks (use Local)",
         "tracking.uri databricks (use the http or https address of an MLflow server)",

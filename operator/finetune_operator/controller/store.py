@@ -28,9 +28,12 @@ def _version(body: Json) -> int:
 
 
 def _slim(kind: str, body: Json) -> Json:
-    """Without managedFields, which are most of an object's size. A promotion keeps them: they name who changed it."""
+    """Without managedFields, which are most of an object's size. A promotion keeps them: they name who changed it.
+
+    A promotion names its model: its own name where its spec names none.
+    """
     if kind == "ModelPromotion":
-        return body
+        return {**body, "spec": {"model": body["metadata"]["name"], **(body.get("spec") or {})}}
     meta = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
     return {**body, "metadata": meta}
 

@@ -11,17 +11,19 @@ from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.controller.reading import read_spec, read_status
 from finetune_operator.controller.store import Store
+from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.aliases import promoted_aliases
 from finetune_operator.finetunejob.cache import ChildCache
 from finetune_operator.finetunejob.model import FineTuneJob, Observed
 from finetune_operator.finetunejob.polling import RunPoller
 from finetune_operator.finetunejob.rejections import rejections
+from finetune_operator.finetunejob.resolve import resolve
 from finetune_operator.kube import Kube
 from finetune_operator.settings import Settings
 
 
-def read_finetunejob(body: Json) -> FineTuneJob:
-    """A FineTuneJob from its JSON. A spec that does not fit the schema raises nothing: `invalid` says why.
+def read_finetunejob(body: Json, defaults: Defaults) -> FineTuneJob:
+    """A FineTuneJob from its JSON, with the defaults of the installation. A spec that does not fit the schema raises nothing: `invalid` says why.
 
     Raises:
         UnreadableStatusError: a newer version of the operator wrote the status.
@@ -29,6 +31,9 @@ def read_finetunejob(body: Json) -> FineTuneJob:
     meta = body["metadata"]
     spec, invalid = read_spec(FineTuneJobSpec, body)
     status = read_status(FineTuneJobStatus, body, "job")
+    if spec:
+        name, namespace, known = meta["name"], meta["namespace"], status.resolved
+        spec = resolve(spec, namespace=namespace, name=name, known=known, defaults=defaults)
     return FineTuneJob(
         name=meta["name"],
         namespace=meta["namespace"],

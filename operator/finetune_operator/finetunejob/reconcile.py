@@ -40,7 +40,7 @@ class FineTuneJobReconciler(Reconciler):
         """One pass."""
         if "deletionTimestamp" in body["metadata"]:
             return None
-        ftj = read_finetunejob(body)
+        ftj = read_finetunejob(body, self.settings.defaults)
         try:
             observed = await self.observer.observe(ftj, self.now())
             now = self.now()
@@ -57,7 +57,7 @@ class FineTuneJobReconciler(Reconciler):
 
     async def complain(self, body: Json, message: str) -> None:
         """Report in the status that the job cannot be reconciled; the status of a finished job stays."""
-        ftj, now = read_finetunejob(body), self.now()
+        ftj, now = read_finetunejob(body, self.settings.defaults), self.now()
         if ftj.is_finished:
             return
         kind, reason = ConditionType.ACCEPTED, ConditionReason.INTERNAL_ERROR

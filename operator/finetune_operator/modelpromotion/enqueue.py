@@ -18,7 +18,7 @@ def on_event(store: Store, queue: WorkQueue, kind: str | None, body: Json) -> No
     if kind == "DELETED":
         store.drop("ModelPromotion", body)
         # Another promotion may keep the alias now.
-        on_model(store, queue, body["spec"].get("model"))
+        on_model(store, queue, body["spec"].get("model") or meta["name"])
         queue.add(key)
         return
     held = store.promotions.get((meta["namespace"], meta["name"]))
@@ -30,7 +30,7 @@ def on_event(store: Store, queue: WorkQueue, kind: str | None, body: Json) -> No
 def on_finetunejob(store: Store, queue: WorkQueue, namespace: str, name: str) -> None:
     """Queue the promotions that take their version from a FineTuneJob."""
     for key, body in store.promotions.items():
-        if key[0] == namespace and body["spec"].get("source", {}).get("fineTuneJob") == name:
+        if key[0] == namespace and _job_of(body) == name:
             queue.add("/".join(key))
 
 
@@ -39,6 +39,13 @@ def on_model(store: Store, queue: WorkQueue, model: str | None) -> None:
     for key, body in store.promotions.items():
         if body["spec"].get("model") == model:
             queue.add("/".join(key))
+
+
+def _job_of(body: Json) -> str | None:
+    """The FineTuneJob that a promotion takes its version from."""
+    reference = (body["spec"].get("source") or {}).get("fineTuneJobRef") or {}
+    name = reference.get("name")
+    return str(name) if name else None
 
 
 def _without_status(body: Json) -> tuple[Json, object]:

@@ -47,6 +47,8 @@ def read_promotion(body: Json) -> Promotion:
     """
     meta = body["metadata"]
     spec, invalid = read_spec(ModelPromotionSpec, body)
+    if spec and not spec.model:
+        spec = spec.model_copy(update={"model": meta["name"]})
     status = read_status(ModelPromotionStatus, body, "promotion")
     editor, edited = last_edit(meta.get("managedFields") or [])
     return Promotion(
@@ -220,7 +222,7 @@ class ModelPromotionObserver:
             return Endpoint(problem=error.problem)
 
     def _job(self, promotion: Promotion, spec: ModelPromotionSpec) -> SourceJob | None:
-        body = self.store.finetunejobs.get((promotion.namespace, spec.source.fine_tune_job or ""))
+        body = self.store.finetunejobs.get((promotion.namespace, spec.source.job_name))
         if body is None:
             return None
         status = body.get("status") or {}

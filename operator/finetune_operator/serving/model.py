@@ -18,11 +18,21 @@ class Workload:
     scale_to_zero: bool = True
 
 
+_KINDS = {
+    "CPU": "CPU",
+    "GPUSmall": "GPU_SMALL",
+    "GPUMedium": "GPU_MEDIUM",
+    "GPULarge": "GPU_LARGE",
+    "MultiGPUMedium": "MULTIGPU_MEDIUM",
+}
+"""Databricks' name of each workload type."""
+
+
 def workload(spec: DatabricksServing) -> Workload:
     """The machines in a spec, with defaults."""
     return Workload(
         spec.workload_size or Workload.size,
-        spec.workload_type or Workload.kind,
+        _KINDS[spec.workload_type or Workload.kind],
         Workload.scale_to_zero if spec.scale_to_zero is None else spec.scale_to_zero,
     )
 

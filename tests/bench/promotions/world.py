@@ -145,9 +145,10 @@ def promotion(model: str, alias: str) -> Json:
     """A promotion with a bound and a comparison, as the samples have them."""
     source = {"staging": "candidate", "champion": "staging"}[alias]
     gates = [
-        {"name": "learned", "metric": {"name": METRIC_EVAL_LOSS, "max": 6}},
+        {"name": "learned", "type": "Metric", "metric": {"name": METRIC_EVAL_LOSS, "max": 6}},
         {
             "name": "no-worse",
+            "type": "Comparison",
             "comparison": {
                 "metric": METRIC_EVAL_LOSS,
                 "goal": "Minimize",
@@ -159,7 +160,12 @@ def promotion(model: str, alias: str) -> Json:
         "apiVersion": API_VERSION,
         "kind": "ModelPromotion",
         "metadata": {"name": f"{model}-{alias}"},
-        "spec": {"model": model, "alias": alias, "source": {"alias": source}, "gates": gates},
+        "spec": {
+            "model": model,
+            "alias": alias,
+            "source": {"type": "Alias", "alias": source},
+            "gates": gates,
+        },
     }
 
 

@@ -145,11 +145,14 @@ def recipe(work: Work, changes: dict[str, Any], *, checkpoint_steps: int | None)
         "kind": "Recipe",
         "job": {"name": "bench", "namespace": "bench", "uid": "0123456789abcdef"},
         "model": {"base": work.model},
-        "data": {"columns": {"text": "text"}, "splits": {"format": "JSONLines", "train": work.rows}},
+        "data": {
+            "columns": {"type": "Text", "text": "text"},
+            "splits": {"type": "JSONLines", "train": work.rows},
+        },
         "method": {"type": work.method},
         "training": {
             "maxSteps": work.all_steps,
-            "batchSize": work.sequences,
+            "perDeviceBatchSize": work.sequences,
             "learningRate": LEARNING_RATE,
             "scheduler": "Constant",
             "warmupSteps": 0,
@@ -157,7 +160,7 @@ def recipe(work: Work, changes: dict[str, Any], *, checkpoint_steps: int | None)
             "packing": True,
             "precision": work.precision,
             "seed": SEED,
-            "logSteps": 1,
+            "logEverySteps": 1,
         },
         "distributed": {"processesPerNode": work.processes},
     }

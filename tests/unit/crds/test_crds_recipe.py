@@ -14,8 +14,8 @@ JOB = JobReference(name="tune", namespace="team", uid="u1")
 BODY: Json = {
     "model": {"base": "/models/base"},
     "data": {
-        "source": {"format": "Parquet", "path": "/data/corpus"},
-        "columns": {"prompt": "question", "response": "answer"},
+        "source": {"type": "Parquet", "path": "/data/corpus"},
+        "columns": {"type": "PromptResponse", "prompt": "question", "response": "answer"},
         "prepare": {"output": "/data/splits"},
     },
     "register": {"model": "tuned"},
@@ -69,7 +69,7 @@ SAME: dict[str, Recipe] = {
 OTHER: dict[str, Recipe] = {
     "another seed": recipe(training={"seed": 43}),
     "another method": recipe(method={"type": "LoRA"}),
-    "another source": recipe(data={**BODY["data"], "source": {"format": "Parquet", "path": "/other"}}),
+    "another source": recipe(data={**BODY["data"], "source": {"type": "Parquet", "path": "/other"}}),
     "another name for the model": recipe(register={"model": "other"}),
     "another parameter": recipe(trainer={"parameters": {"mu": "0.2"}}),
 }
@@ -87,7 +87,7 @@ def test_recipes_that_do_something_else_have_another_digest(other: Recipe) -> No
 
 def test_the_digest_survives_versions() -> None:
     # A change here changes the tag of every model that was ever registered.
-    assert recipe().digest() == "dfbae66116a8"
+    assert recipe().digest() == "a6bafea14e30"
 
 
 WRONG: dict[str, tuple[str, str]] = {
@@ -95,7 +95,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "empty": ("", "the recipe {path} is wrong at the top: "),
     "a list": ("- a", "the recipe {path} is wrong at the top: "),
     "a part missing": (
-        "job: {name: a, namespace: b, uid: c}\ndata: {columns: {text: t}}",
+        "job: {name: a, namespace: b, uid: c}\ndata: {columns: {type: Text, text: t}}",
         "the recipe {path} is wrong at model: Field required",
     ),
     "a value out of range": (

@@ -11,7 +11,11 @@ from finetune_crds import ModelPromotion, ModelPromotionSpec, ModelPromotionStat
 from finetune_crds.gates import Gate
 
 Json = dict[str, Any]
-LEAST: Json = {"model": "docstring-llama", "alias": "champion", "source": {"alias": "staging"}}
+LEAST: Json = {
+    "model": "docstring-llama",
+    "alias": "champion",
+    "source": {"type": "Alias", "alias": "staging"},
+}
 
 
 def spec(**fields: Any) -> ModelPromotionSpec:
@@ -23,7 +27,7 @@ def test_what_is_not_said_has_its_default() -> None:
     assert spec().model_dump(mode="json") == {
         "model": "docstring-llama",
         "alias": "champion",
-        "source": {"version": None, "alias": "staging", "fineTuneJob": None},
+        "source": {"type": "Alias", "version": None, "alias": "staging", "fineTuneJobRef": None},
         "gates": [],
         "approval": None,
         "soakSeconds": 0,
@@ -46,13 +50,11 @@ VERSIONS: dict[str, tuple[object, str]] = {
 
 @pytest.mark.parametrize(("written", "read"), VERSIONS.values(), ids=VERSIONS)
 def test_a_version_is_text_however_it_is_written(written: object, read: str) -> None:
-    found = spec(source={"version": written}, approval={"version": written}, rollbackTo=written)
-    assert found.approval is not None
-    assert (found.source.version, found.approval.version, found.rollback_to) == (read, read, read)
-
-
-def test_rollback_to_the_version_before_is_a_word() -> None:
-    assert spec(rollbackTo="Previous").rollback_to == "Previous"
+    named = {"type": "Version", "version": written}
+    found = spec(source=named, approval={"version": written}, rollbackTo=named)
+    assert found.approval
+    assert found.rollback_to
+    assert (found.source.version, found.approval.version, found.rollback_to.version) == (read, read, read)
 
 
 NO_VERSIONS: dict[str, object] = {
@@ -69,9 +71,9 @@ NO_VERSIONS: dict[str, object] = {
 
 @pytest.mark.parametrize("written", NO_VERSIONS.values(), ids=NO_VERSIONS)
 def test_what_is_no_version_is_refused(written: object) -> None:
-    for fields in ({"source": {"version": written}}, {"rollbackTo": written}):
+    for field in ("source", "rollbackTo"):
         with pytest.raises(ValidationError):
-            spec(**fields)
+            spec(**{field: {"type": "Version", "version": written}})
 
 
 def test_an_approval_is_required_once_it_is_there() -> None:
@@ -82,22 +84,29 @@ def test_an_approval_is_required_once_it_is_there() -> None:
 
 def test_a_comparison_names_its_goal() -> None:
     """A default would promote the worse of two accuracies."""
-    gate = {"name": "better", "comparison": {"metric": "accuracy", "betterBy": {"absolute": 0.1}}}
+    gate = {
+        "name": "better",
+        "type": "Comparison",
+        "comparison": {"metric": "accuracy", "betterBy": {"absolute": 0.1}},
+    }
     with pytest.raises(ValidationError, match="goal"):
         Gate.model_validate(gate)
 
 
 def test_an_endpoint_has_its_defaults() -> None:
-    serving = spec(serving={"databricks": {"endpoint": "support"}}).serving
+    serving = spec(serving={"type": "Databricks", "databricks": {"endpoint": "support"}}).serving
     assert serving is not None
     assert serving.to_json() == {
+        "type": "Databricks",
         "databricks": {"endpoint": "support", "previousPercent": 0, "environment": {}},
     }
 
 
 def test_a_schema_is_called_schema() -> None:
     table = {"catalog": "ml", "schema": "logs"}
-    serving = spec(serving={"databricks": {"endpoint": "support", "inferenceTable": table}}).serving
+    serving = spec(
+        serving={"type": "Databricks", "databricks": {"endpoint": "support", "inferenceTable": table}}
+    ).serving
     assert serving is not None
     assert serving.databricks is not None
     assert serving.databricks.inference_table is not None
@@ -105,7 +114,7 @@ def test_a_schema_is_called_schema() -> None:
 
 
 def test_fields_of_a_later_version_are_passed_over() -> None:
-    assert spec(later=1, source={"alias": "staging", "later": 1}) == spec()
+    assert spec(later=1, source={"type": "Alias", "alias": "staging", "later": 1}) == spec()
 
 
 def test_a_resource_without_a_status_has_an_empty_one() -> None:
@@ -121,7 +130,7 @@ def test_a_status_is_read_as_it_was_written() -> None:
         "reason": "Promoted",
         "message": "passed 2 of 2 gates",
         "by": "kim",
-        "at": "2026-11-21T12:00:00Z",
+        "time": "2026-11-21T12:00:00Z",
         "gates": "0a1b",
     }
     verdict = {

@@ -21,7 +21,7 @@ JOB, PROMOTION = field_reference(FineTuneJob), field_reference(ModelPromotion)
     [
         (JOB, "spec.model", "base", "string"),
         (JOB, "spec", "podTemplate", "object"),
-        (JOB, "spec.training", "batchSize", "integer of at least 1"),
+        (JOB, "spec.training", "perDeviceBatchSize", "integer of at least 1"),
         (JOB, "spec.training", "learningRate", "number above 0, up to 10"),
         (JOB, "spec.distributed", "port", "integer from 1,024 to 65,535"),
         (JOB, "spec.distributed", "strategy", "`FSDP` or `HSDP` or `DDP`"),
@@ -29,7 +29,7 @@ JOB, PROMOTION = field_reference(FineTuneJob), field_reference(ModelPromotion)
         (JOB, "spec.trainer", "parameters", "map of string"),
         (JOB, "spec.data", "source", "[object](#specdatasource)"),
         (JOB, "spec.trainer", "env", "list of [object](#specdataprepareenv)"),
-        (PROMOTION, "spec", "rollbackTo", "integer or string"),
+        (PROMOTION, "spec.source", "version", "integer or string"),
         (PROMOTION, "spec.serving.databricks.canary", "gates", "list of [object](#specgates)"),
     ],
 )
@@ -44,7 +44,7 @@ def test_what_is_required_says_so() -> None:
     required = re.findall(
         r"^\| `(\w+)` \| .+? \| \*\*Required", PROMOTION.partition("\n## spec.source")[0], re.MULTILINE
     )
-    assert required == ["model", "alias", "source"]
+    assert required == ["alias", "source"]
 
 
 def test_a_rule_that_fields_share_stands_once() -> None:

@@ -72,6 +72,7 @@ def test_only_pod_templates_and_origins_of_variables_hold_unknown_fields() -> No
         ".spec.data.prepare.env[].valueFrom",
         ".spec.data.prepare.podTemplate",
         ".spec.trainer.env[].valueFrom",
+        ".spec.env[].valueFrom",
         ".spec.podTemplate",
     ]
 

@@ -87,9 +87,9 @@ def test_a_place_is_a_phase_and_a_version() -> None:
 
 
 def test_the_line_to_type_is_one_that_a_shell_takes() -> None:
-    words = shlex.split(patch_command("champion", {"rollbackTo": "Previous", "gates": None}))
+    words = shlex.split(patch_command("champion", {"rollbackTo": {"type": "Previous"}, "gates": None}))
     assert words[:-1] == ["kubectl", "patch", "mp", "champion", "--type", "merge", "-p"]
-    assert json.loads(words[-1]) == {"spec": {"rollbackTo": "Previous", "gates": None}}
+    assert json.loads(words[-1]) == {"spec": {"rollbackTo": {"type": "Previous"}, "gates": None}}
 
 
 def test_every_verdict_is_told_with_its_numbers() -> None:

@@ -105,7 +105,7 @@ def test_an_earlier_promotion_is_deleted_with_its_alias(demo: Recorded) -> None:
 def test_a_rollback_is_followed_to_its_end(demo: Recorded) -> None:
     demo.answer("modelpromotion", "champion", champion("Promoting", "2"), champion("RolledBack", "1"))
     promotions.roll_back(demo.installation, "1")
-    change = json.dumps({"spec": {"rollbackTo": "Previous"}})
+    change = json.dumps({"spec": {"rollbackTo": {"type": "Previous"}}})
     patch = f"kubectl patch modelpromotion champion --namespace {NAMESPACE} --type merge --patch {change}"
     assert demo.calls() == [patch]
     shown = [line.split()[2] for line in demo.out.getvalue().splitlines() if "current" in line]

@@ -244,7 +244,7 @@ BROKEN = {
     "make bench-trainer BENCH='--round 5'": "no benchmark has the option --round",
     "kubectl get ftjs": "kubectl knows no resource ftjs",
     "kubectl get ftj,mpp": "kubectl knows no resource mpp",
-    "kubectl get ftj,mp --watch": "kubectl watches one kind at a time: ftj,mp",
+    "kubectl get ftj,mprom --watch": "kubectl watches one kind at a time: ftj,mp",
     "kubectl show ftj": "kubectl has no verb ['show']",
     "kubectl explain finetunejob.spec.prepare": "finetunejob has no field spec.prepare",
     "kubectl get ftj a -o jsonpath='{.status.failure}'": "ftj has no field status.failure",
@@ -253,7 +253,7 @@ BROKEN = {
     """kubectl patch ftj a -p '{"spec":{"suspended":true}}'""": (
         "$.spec: Additional properties are not allowed ('suspended' was unexpected)"
     ),
-    """kubectl patch mp a -p '{"spec":{"approval":{"version":true}}}'""": (
+    """kubectl patch mprom a -p '{"spec":{"approval":{"version":true}}}'""": (
         "$.spec.approval.version: True is not valid under any of the given schemas"
     ),
     "helm install a charts/finetune": "charts/finetune/Chart.yaml does not exist",

@@ -48,12 +48,12 @@ def evaluator(training: dict[str, Any], model: Any = None, *, enabled: bool = Tr
 @pytest.mark.parametrize(
     ("training", "progress", "due"),
     [
-        ({"evalSteps": 4}, Progress(step=4), True),
-        ({"evalSteps": 4}, Progress(step=5), False),
-        ({"evalSteps": 4}, Progress(step=12), False),
-        ({"evalSteps": 4}, Progress(step=0), False),
-        ({"evalSteps": 4}, Progress(step=8, evaluated_step=8), False),
-        ({"evalSteps": 4}, Progress(step=8, evaluated_step=4), True),
+        ({"evalEverySteps": 4}, Progress(step=4), True),
+        ({"evalEverySteps": 4}, Progress(step=5), False),
+        ({"evalEverySteps": 4}, Progress(step=12), False),
+        ({"evalEverySteps": 4}, Progress(step=0), False),
+        ({"evalEverySteps": 4}, Progress(step=8, evaluated_step=8), False),
+        ({"evalEverySteps": 4}, Progress(step=8, evaluated_step=4), True),
         ({}, Progress(step=4), False),
     ],
 )
@@ -64,7 +64,7 @@ def test_an_evaluation_is_due_once_every_eval_steps_but_at_the_end(
     assert not evaluator(training, enabled=False).is_due(progress, max_steps=12)
 
 
-EARLY = {"evalSteps": 1, "earlyStopping": {"patience": 2, "minDelta": 0.1}}
+EARLY = {"evalEverySteps": 1, "earlyStopping": {"patience": 2, "minDelta": 0.1}}
 
 
 def test_a_run_stops_early_when_the_loss_does_not_fall_by_the_least_change() -> None:
@@ -78,11 +78,11 @@ def test_a_run_stops_early_when_the_loss_does_not_fall_by_the_least_change() -> 
 
 
 def test_weights_are_kept_where_load_best_asks_and_the_loss_is_the_least() -> None:
-    best = {"loadBest": True, "evalSteps": 1}
+    best = {"select": "Best", "evalEverySteps": 1}
     assert evaluator(best).should_keep(Progress(best_eval_loss=2.0), 1.9)
     assert evaluator(best).should_keep(Progress(), 9.0)
     assert not evaluator(best).should_keep(Progress(best_eval_loss=2.0), 2.0)
-    assert not evaluator({"evalSteps": 1}).should_keep(Progress(best_eval_loss=2.0), 1.9)
+    assert not evaluator({"evalEverySteps": 1}).should_keep(Progress(best_eval_loss=2.0), 1.9)
 
 
 def test_only_a_cross_entropy_has_a_perplexity() -> None:
@@ -98,7 +98,7 @@ def test_the_loss_is_the_mean_over_all_targets(base_model: Path, world: World) -
     split = networks.random_split(examples=5)
     rows = [[0, 1], [2], [3, 4]]
     collator = Collator(world, 0, None)
-    training = Training.model_validate({"evalBatchSize": 2})
+    training = Training.model_validate({"perDeviceEvalBatchSize": 2})
     found = Evaluator(world, network, collator, Examples(split, rows), training).loss()
     whole = pack.collate(split, rows, pad_id=0)
     with network.no_grad_forward():
@@ -119,7 +119,7 @@ def test_an_evaluation_is_abandoned_between_batches(base_model: Path, world: Wor
         if len(calls) == 2:
             raise InterruptedError
 
-    judge = Evaluator(world, network, Collator(world, 0, None), examples, Training(batch_size=1))
+    judge = Evaluator(world, network, Collator(world, 0, None), examples, Training(per_device_batch_size=1))
     with pytest.raises(InterruptedError):
         judge.loss(stop)
     assert calls == [0, 1]
@@ -141,7 +141,7 @@ def test_the_best_saved_weights_are_loaded_at_the_end(
 ) -> None:
     network = networks.build(networks.recipe(base_model), base_model, world)
     examples = Examples(networks.random_split(examples=2), [[0], [1]])
-    training = Training.model_validate({"loadBest": True, "evalSteps": 1})
+    training = Training.model_validate({"select": "Best", "evalEverySteps": 1})
     judge = Evaluator(world, network, Collator(world, 0, None), examples, training)
     kept = "keeping the last weights, with loss 50.0000: no saved checkpoint is better"
     loss = judge.loss()

@@ -12,8 +12,10 @@ from finetune_crds.contract import TerminationMessage
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator import names
+from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.decide import decide, gang
 from finetune_operator.finetunejob.model import Decision, FineTuneJob, Mlflow, Observed
+from finetune_operator.finetunejob.resolve import resolve
 from finetune_operator.mlflow.model import Run
 from finetune_operator.registry.base import RegisteredVersion
 from finetune_operator.settings import Settings
@@ -26,13 +28,13 @@ NO_MLFLOW = Settings(prep_image="prep:1", trainer_image="trainer:1")
 UID = "0f1e2d3c-0000-4000-8000-000000000001"
 
 SOURCE: Json = {
-    "source": {"format": "Parquet", "path": "/data/corpus"},
-    "columns": {"prompt": "question", "response": "answer"},
+    "source": {"type": "Parquet", "path": "/data/corpus"},
+    "columns": {"type": "PromptResponse", "prompt": "question", "response": "answer"},
     "prepare": {"output": "/data/splits"},
 }
 SPLITS: Json = {
-    "splits": {"format": "Delta", "path": "/data/splits", "version": 3},
-    "columns": {"prompt": "prompt", "response": "response"},
+    "splits": {"type": "Delta", "path": "/data/splits", "version": 3},
+    "columns": {"type": "PromptResponse", "prompt": "prompt", "response": "response"},
 }
 
 
@@ -58,7 +60,13 @@ def ftj(status: FineTuneJobStatus | None = None, **parts: Any) -> FineTuneJob:
         uid=UID,
         version="1",
         generation=1,
-        spec=spec(**parts),
+        spec=resolve(
+            spec(**parts),
+            namespace="team",
+            name="tune",
+            known=status.resolved if status else None,
+            defaults=Defaults(),
+        ),
         status=status or FineTuneJobStatus(),
     )
 

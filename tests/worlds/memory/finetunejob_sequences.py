@@ -316,7 +316,7 @@ def check_it_comes_to_its_end(world: World) -> None:
 
 
 def wait_for_restart(world: World) -> int:
-    at = world.status.restart_at
+    at = world.status.restart_time
     return max(int((at - world.now).total_seconds()) + 1, 1) if at else 1
 
 

@@ -13,19 +13,20 @@ from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_crds.promotion_status import ModelPromotionStatus, Move
 from finetune_operator.errors import Problem
 from finetune_operator.modelpromotion.decide.terms import gates_digest
-from worlds.memory.promotions import KilledError, World
+from worlds.memory.promotions import PREVIOUS, KilledError, World, back_to
 
 Json = dict[str, Any]
 AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "away")
 LIMIT, TOLERANCE = 5, 1
 STRICT = [
-    {"name": "loss", "metric": {"name": "loss", "max": LIMIT}},
+    {"name": "loss", "type": "Metric", "metric": {"name": "loss", "max": LIMIT}},
     {
         "name": "no-worse",
+        "type": "Comparison",
         "comparison": {"metric": "loss", "goal": "Minimize", "notWorseThan": {"absolute": TOLERANCE}},
     },
 ]
-LOOSE = [{"name": "loss", "metric": {"name": "loss", "max": 2 * LIMIT}}]
+LOOSE = [{"name": "loss", "type": "Metric", "metric": {"name": "loss", "max": 2 * LIMIT}}]
 # What happens often, and what lets a version be promoted, stands here more than once.
 VERSIONS = st.sampled_from([*"111222334567"])
 APPROVED = [{"required": True, "version": version} for version in "123"]
@@ -34,7 +35,7 @@ EDITS: dict[str, st.SearchStrategy[Any]] = {
     "source": st.one_of(st.just({"alias": "staging"}), VERSIONS.map(lambda version: {"version": version})),
     "approval": st.sampled_from([*[None] * 6, {"required": True}, {"required": True}, *APPROVED]),
     "soakSeconds": st.sampled_from([0, 0, 60]),
-    "rollbackTo": st.sampled_from([*[None] * 6, "Previous", "Previous", "1", "3", "7"]),
+    "rollbackTo": st.sampled_from([*[None] * 6, PREVIOUS, PREVIOUS, *map(back_to, ("1", "3", "7"))]),
     "onDrift": st.sampled_from(["Repair", "Warn", "Adopt"]),
     "suspend": st.sampled_from([False, False, True]),
 }
@@ -123,7 +124,8 @@ class Model:
             assert spec.rollback_to is None, "the source counts for nothing during a rollback"
             assert (version, gates_digest(spec.gates)) in self.passed
         elif move.reason == "RolledBack":
-            assert spec.rollback_to in (version, "Previous")
+            assert spec.rollback_to
+            assert spec.rollback_to.text in (version, "Previous")
         elif move.reason == "Repaired":
             assert version is not None, "a repair removes no alias"
             assert version == status.promoted
@@ -229,14 +231,15 @@ class Model:
         status = self.world.status()
         for move in status.history[: len(status.history) - len(before)]:
             if move.reason == "RolledBack":
-                assert self.spec.rollback_to in (move.to_version, "Previous")
+                assert self.spec.rollback_to
+                assert self.spec.rollback_to.text in (move.to_version, "Previous")
             if move.reason == "Adopted":
                 deleted = any(item.reason == "VersionDeleted" for item in status.history)
                 assert self.spec.on_drift == "Adopt" or deleted, "a move by hand that nobody adopts"
 
     def _find(self) -> None:
         """What is there at the first look is where things start."""
-        if self.world.status().watched_since is None:
+        if self.world.status().watch_start_time is None:
             self.found = self.world.registry.aliases.get("champion")
             self.rightful.add(self.found)
 
@@ -267,7 +270,12 @@ class Model:
         await self.settle()
         await self.register(1.0, "d1")
         best = max(self.world.registry.versions, key=int)
-        parts: Json = {"source": {"version": best}, "gates": LOOSE, "soakSeconds": 60, "onDrift": "Repair"}
+        parts: Json = {
+            "source": {"type": "Version", "version": best},
+            "gates": LOOSE,
+            "soakSeconds": 60,
+            "onDrift": "Repair",
+        }
         self.world.edit(**parts, approval={"required": True, "version": best})
         self.named, self.named_since = best, self.world.seconds
         await self.settle()
@@ -283,7 +291,8 @@ class Model:
         assert status.move is None
         spec = self.spec
         rollback = status.rollback
-        target = rollback.version if rollback and rollback.requested == spec.rollback_to else None
+        wanted = spec.rollback_to.text if spec.rollback_to else None
+        target = rollback.version if rollback and rollback.requested == wanted else None
         if target in self.world.registry.versions and not spec.suspend and status.phase != "Drifted":
             assert (status.phase, held) == ("RolledBack", target), "a rollback that was not made"
         asked_for = {status.rollback.version} if status.rollback else set()

@@ -227,6 +227,15 @@ def check_ready(world: World, name: str) -> None:
     assert any(item.reason == ready.reason and ready.message.endswith(item.message) for item in others)
 
 
+PREVIOUS = {"type": "Previous"}
+"""spec.rollbackTo: to the version before."""
+
+
+def back_to(version: str) -> dict[str, str]:
+    """spec.rollbackTo: to a version."""
+    return {"type": "Version", "version": version}
+
+
 @dataclass
 class World:
     """Everything outside of the operator, and one operator to begin with."""
@@ -248,7 +257,7 @@ class World:
 
     def submit(self, name: str = "champion", **spec: Any) -> None:
         """Create a ModelPromotion, by default one whose source is the alias staging."""
-        whole = {"model": MODEL, "alias": name, "source": {"alias": "staging"}} | spec
+        whole = {"model": MODEL, "alias": name, "source": {"type": "Alias", "alias": "staging"}} | spec
         self.kube.keep(
             {
                 "apiVersion": "finetune.dev/v1alpha1",

@@ -15,8 +15,8 @@ from worlds.memory.promotions import World
 MODEL = "main.llm.support"
 PATH = "/api/2.0/serving-endpoints"
 ALIASES = f"/api/2.1/unity-catalog/models/{MODEL}/aliases"
-GATE = {"name": "few-errors", "metric": {"name": "error_rate", "max": 0.01}}
-STEPS = [{"percent": 10, "minutes": 10}, {"percent": 50, "minutes": 10}]
+GATE = {"name": "few-errors", "type": "Metric", "metric": {"name": "error_rate", "max": 0.01}}
+STEPS = [{"percent": 10, "durationSeconds": 600}, {"percent": 50, "durationSeconds": 600}]
 
 
 class Databricks(World):
@@ -35,7 +35,7 @@ class Databricks(World):
         self.submit(
             model=MODEL,
             tracking={"uri": "databricks", "registryUri": "databricks-uc"} | reference,
-            serving={"databricks": {"endpoint": "support"} | reference | parts},
+            serving={"type": "Databricks", "databricks": {"endpoint": "support"} | reference | parts},
         )
 
     async def stage(self, version: int) -> None:

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from finetune_crds.promotion_status import ModelPromotionStatus, Move
 from standins.databricks import Workspace, running
-from worlds.memory.promotions import KilledError
+from worlds.memory.promotions import PREVIOUS, KilledError, back_to
 from worlds.memory.serving import ALIASES, GATE, MODEL, STEPS, Databricks
 
 Json = dict[str, Any]
 GOOD, BAD = 0.001, 0.5
-_SECONDS_OF_A_STEP = min(step["minutes"] for step in STEPS) * 60
+_SECONDS_OF_A_STEP = min(step["durationSeconds"] for step in STEPS)
 VERSIONS = st.integers(1, 3).map(str)
 # Most that can go wrong does so during a canary.
 BEGIN: list[tuple[Any, ...]] = [("stage", "1"), ("settle",), ("stage", "2"), ("wait", 1)]
 EDITS: dict[str, st.SearchStrategy[Any]] = {
-    "rollbackTo": st.one_of(st.none(), st.just("Previous"), VERSIONS),
+    "rollbackTo": st.one_of(st.none(), st.just(PREVIOUS), VERSIONS.map(back_to)),
     "onDrift": st.sampled_from(["Repair", "Warn", "Adopt"]),
 }
 # What happens often comes often.

@@ -17,8 +17,8 @@ _JOB: Json = {
     "spec": {
         "model": {"base": "/models/base"},
         "data": {
-            "source": {"format": "Parquet", "path": "/data/corpus"},
-            "columns": {"prompt": "question", "response": "answer"},
+            "source": {"type": "Parquet", "path": "/data/corpus"},
+            "columns": {"type": "PromptResponse", "prompt": "question", "response": "answer"},
             "prepare": {"output": "/data/splits"},
         },
         "training": {"maxSteps": 100},
@@ -57,7 +57,7 @@ def job(name: str = "tune", **spec: Any) -> Json:
 def splits_given(name: str = "tune", **spec: Any) -> Json:
     """A FineTuneJob whose splits are prepared already."""
     data = {
-        "splits": {"format": "Delta", "path": "/data/splits", "version": 3},
-        "columns": {"prompt": "prompt", "response": "response"},
+        "splits": {"type": "Delta", "path": "/data/splits", "version": 3},
+        "columns": {"type": "PromptResponse", "prompt": "prompt", "response": "response"},
     }
     return job(name, **({"data": data} | spec))

@@ -9,10 +9,11 @@ from support.api import Api, Json
 from support.mlflow_server import Mlflow
 from support.waiting import PATIENCE, wait_for
 
-GATES = [{"name": "loss", "metric": {"name": "eval_loss", "max": 2.5}}]
+GATES = [{"name": "loss", "type": "Metric", "metric": {"name": "eval_loss", "max": 2.5}}]
 DATA = "finetune.dev/eval-data"
 NO_WORSE = {
     "name": "no-worse",
+    "type": "Comparison",
     "comparison": {"metric": "eval_loss", "goal": "Minimize", "notWorseThan": {"absolute": 0.1}},
 }
 
@@ -50,7 +51,8 @@ class Registry:
                 "apiVersion": "finetune.dev/v1alpha1",
                 "kind": "ModelPromotion",
                 "metadata": {"name": alias, "namespace": self.namespace},
-                "spec": {"model": self.model, "alias": alias, "source": {"alias": "staging"}} | spec,
+                "spec": {"model": self.model, "alias": alias, "source": {"type": "Alias", "alias": "staging"}}
+                | spec,
             }
         )
 

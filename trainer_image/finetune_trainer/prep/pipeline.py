@@ -119,7 +119,9 @@ def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen
     if wanted.max_tokens is not None:
         frame = frame.where(sf.col(steps.TOKENS) <= wanted.max_tokens)
     frame = frame.observe(seen.short, sf.count(sf.lit(1)).alias("all"))
-    frame = steps.with_split(steps.limited(frame, wanted.limit, wanted.split.seed), wanted.split)
+    frame = steps.with_split(
+        steps.limited(frame, wanted.limit, wanted.split_ratios.seed), wanted.split_ratios
+    )
     return frame.select(steps.ID, *plan.form.columns, steps.TOKENS, steps.SPLIT)
 
 
@@ -159,12 +161,12 @@ def check(found: Counts, plan: Plan) -> None:
             f"none of the {found.examples} rows of {plan.source_name} is left: {losses}; loosen data.prepare",
         )
     for name in ("train", "validation"):
-        ratio = getattr(plan.prepare.split, name)
+        ratio = getattr(plan.prepare.split_ratios, name)
         if ratio > 0 and not found.rows.get(name):
             raise DataError(
                 "EmptySplit",
                 f"none of the {left} examples fell into the {name} split, whose ratio is {ratio:g}: prepare more "
-                f"examples or raise data.prepare.split.{name}",
+                f"examples or raise data.prepare.splitRatios.{name}",
             )
 
 

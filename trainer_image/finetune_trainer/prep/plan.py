@@ -56,7 +56,7 @@ class Plan:
         prepare = self.prepare
         named = [*self.form.required, *self.form.content, *prepare.not_null]
         named += [prepare.quality_column] if prepare.min_quality is not None else []
-        named += [prepare.split.key] if prepare.split.key else []
+        named += [prepare.split_ratios.key] if prepare.split_ratios.key else []
         return tuple(dict.fromkeys(named))
 
 
@@ -78,16 +78,16 @@ def plan(recipe: Recipe) -> Plan:
 
 
 def _refusals(data: Data, source: Source, prepare: Prepare) -> list[str]:
-    columns, ratios = data.columns, prepare.split
+    columns, ratios = data.columns, prepare.split_ratios
     mode, total = prepare.spark.mode, ratios.train + ratios.validation + ratios.test
     table = (
         (
-            source.format == "Hub",
-            "data.source.format Hub is not available yet: download the data set first and name its files with "
-            "format Parquet or JSONLines",
+            source.type == "Hub",
+            "data.source.type Hub is not available yet: download the data set first and name its files with "
+            "type Parquet or JSONLines",
         ),
         (
-            source.format != "Hub" and (source.path is None) == (source.table is None),
+            source.type != "Hub" and (source.path is None) == (source.table is None),
             "data.source needs exactly one of path and table",
         ),
         (mode != "Local", f"data.prepare.spark.mode {mode} is not available yet: use Local"),
@@ -123,7 +123,7 @@ def _refusals(data: Data, source: Source, prepare: Prepare) -> list[str]:
         ),
         (
             abs(total - 1) > 1e-4,
-            f"data.prepare.split adds up to {total:g}: train, validation and test must add up to 1",
+            f"data.prepare.splitRatios adds up to {total:g}: train, validation and test must add up to 1",
         ),
         (
             prepare.output == source.path,

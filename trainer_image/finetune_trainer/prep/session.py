@@ -41,6 +41,17 @@ _OWNED = {
     "spark.master": "data.prepare.spark.mode",
     "spark.driver.memory": "data.prepare.spark.driverMemory",
 }
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
 
 
 def start(spark: Spark) -> SparkSession:
@@ -117,7 +128,7 @@ def settings(
     ours = {
         "spark.app.name": "finetune-prep",
         "spark.master": f"local[{cores}]",
-        "spark.driver.memory": spark.driver_memory,
+        "spark.driver.memory": jvm_memory(spark.driver_memory),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraClassPath": f"{jars}/*",
@@ -166,3 +177,13 @@ def s3_settings(environment: Mapping[str, str]) -> dict[str, str]:
 def spark_path(uri: str) -> str:
     """Return a path for Spark: Hadoop's S3 client has the scheme s3a."""
     return uri.replace("s3://", "s3a://", 1) if uri.startswith("s3://") else uri
+
+
+def jvm_memory(quantity: str) -> str:
+    """A Kubernetes quantity, such as 2Gi, as the JVM reads it: in KiB, rounded down.
+
+    Raises:
+        KeyError, ValueError: the text is no quantity; the schema has refused such a recipe.
+    """
+    number = quantity.rstrip("kMGTi")
+    return f"{int(float(number) * _UNITS[quantity[len(number) :]]) // 1024}k"

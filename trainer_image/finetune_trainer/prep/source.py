@@ -29,7 +29,7 @@ def read(spark: SparkSession, plan: Plan) -> Corpus:
     Raises:
         DataError: the source, its version or a column that the recipe names is missing.
     """
-    corpus = _delta(spark, plan) if plan.source.format == "Delta" else Corpus(_files(spark, plan), None)
+    corpus = _delta(spark, plan) if plan.source.type == "Delta" else Corpus(_files(spark, plan), None)
     missing = [name for name in plan.columns if name not in corpus.frame.columns]
     if missing:
         raise DataError(
@@ -52,7 +52,7 @@ def _files(spark: SparkSession, plan: Plan) -> DataFrame:
 
     source, path = plan.source, spark_path(plan.source_name)
     try:
-        return spark.read.parquet(path) if source.format == "Parquet" else spark.read.json(path)
+        return spark.read.parquet(path) if source.type == "Parquet" else spark.read.json(path)
     except AnalysisException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
             raise DataError(
@@ -61,7 +61,7 @@ def _files(spark: SparkSession, plan: Plan) -> DataFrame:
             ) from error
         if error.getCondition() == "UNABLE_TO_INFER_SCHEMA":
             raise DataError(
-                "EmptySource", f"data.source.path {source.path} has no {source.format} files"
+                "EmptySource", f"data.source.path {source.path} has no {source.type} files"
             ) from error
         raise
 

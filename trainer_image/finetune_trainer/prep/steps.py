@@ -172,7 +172,7 @@ def identified(frame: DataFrame, plan: Plan) -> DataFrame:
     id: a hash of the example as it is. fingerprint: the same but for case and white space. group: the text that
     decides on the split.
     """
-    form, key = plan.form, plan.prepare.split.key
+    form, key = plan.form, plan.prepare.split_ratios.key
     texts = _texts(form)
     plain = [sf.lower(sf.trim(sf.regexp_replace(text, r"(?U)\s+", " "))) for text in texts]
     fingerprint = sf.sha2(sf.concat_ws("\n", *plain), 256)

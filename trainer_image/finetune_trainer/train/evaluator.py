@@ -29,7 +29,7 @@ class Evaluator:
         network: the sharded network.
         collator: makes this rank's batches.
         validation: the split; None: the run evaluates nothing.
-        training: evalSteps, earlyStopping, loadBest and the batch size.
+        training: evalEverySteps, earlyStopping, loadBest and the batch size.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Evaluator:
         """
         assert self._validation is not None  # noqa: S101 - callers check `enabled`
         total, count = torch.zeros((), dtype=torch.float64, device=self._world.device), 0
-        batch_size = self._training.eval_batch_size or self._training.batch_size
+        batch_size = self._training.per_device_eval_batch_size or self._training.per_device_batch_size
         with self._network.no_grad_forward():
             for batch in self._collator.batches(self._validation, batch_size):
                 before_batch()
@@ -70,8 +70,8 @@ class Evaluator:
         return math.exp(min(loss, _MAX_EXPONENT)) if self._network.objective.cross_entropy else None
 
     def is_due(self, progress: Progress, max_steps: int) -> bool:
-        """Whether to evaluate after this step: every evalSteps, once, but for the last step, which the end evaluates."""
-        step, every = progress.step, self._training.eval_steps
+        """Whether to evaluate after this step: every evalEverySteps, once, but for the last step, which the end evaluates."""
+        step, every = progress.step, self._training.eval_every_steps
         if not self.enabled or every is None or step % every or step == max_steps:
             return False
         return step > progress.evaluated_step
@@ -90,7 +90,7 @@ class Evaluator:
     def should_keep(self, before: Progress, loss: float) -> bool:
         """Whether loadBest requires a checkpoint of these weights, given the progress before the evaluation."""
         best = before.best_eval_loss
-        return self._training.load_best and (best is None or loss < best)
+        return self._training.select == "Best" and (best is None or loss < best)
 
     def should_stop(self, progress: Progress) -> bool:
         """Whether earlyStopping ends the run: the loss did not fall for `patience` evaluations."""
@@ -107,7 +107,7 @@ class Evaluator:
             loss: the evaluation loss of the last weights.
             before_batch: as in `loss`.
         """
-        if not self._training.load_best:
+        if self._training.select != "Best":
             return loss
         # NB: not progress.best_eval_loss: the storage may have failed when those weights were saved.
         step, best = checkpointer.best_step, checkpointer.best_step_loss

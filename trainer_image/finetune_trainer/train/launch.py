@@ -45,7 +45,7 @@ class Gang:
         """Read PET_NNODES, PET_NPROC_PER_NODE, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT."""
         return cls(
             nodes=int(environment.get("PET_NNODES", "1")),
-            processes=int(environment.get("PET_NPROC_PER_NODE", recipe.distributed.processes_per_node)),
+            processes=int(environment.get("PET_NPROC_PER_NODE", recipe.distributed.ranks_per_node)),
             node_rank=int(environment.get("PET_NODE_RANK", "0")),
             address=environment.get("PET_MASTER_ADDR", "localhost"),
             port=int(environment.get("PET_MASTER_PORT") or _free_port()),

@@ -1,4 +1,4 @@
-"""Reports: a line of log and the MLflow metrics every logSteps, and the time that the run spent."""
+"""Reports: a line of log and the MLflow metrics every logEverySteps, and the time that the run spent."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Reporter:
         return loss
 
     def is_due(self, step: int) -> bool:
-        """Whether to report after this step: every logSteps, and after the last one."""
+        """Whether to report after this step: every logEverySteps, and after the last one."""
         return step % self._log_steps == 0 or step == self._max_steps
 
     def close_window(self, step: int, *, learning_rate: float, grad_norm: Callable[[], float]) -> Report:

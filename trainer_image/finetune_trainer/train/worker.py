@@ -228,7 +228,7 @@ class Run:
     ) -> corpus.Corpus:
         """Let the objective compute what it needs of the examples that are still to come."""
         training, prepare = self.recipe.training, network.objective.prepare
-        batch_size = training.eval_batch_size or training.batch_size
+        batch_size = training.per_device_eval_batch_size or training.per_device_batch_size
         rest = Examples(data.train, data.plan.rest(resumed.step if resumed else 0))
         train = prepare(network, rest, collator, batch_size)
         if data.validation is None:
@@ -250,14 +250,14 @@ class Run:
             world=self.world,
             network=network,
             optimizer=optimizer,
-            feed=Feed(collator, data.train, data.plan, training.batch_size),
+            feed=Feed(collator, data.train, data.plan, training.per_device_batch_size),
             evaluator=Evaluator(self.world, network, collator, data.validation, training),
             reporter=Reporter(
                 world=self.world,
                 network=network,
                 tracker=self.tracker,
                 max_steps=data.plan.max_steps,
-                log_steps=training.log_steps,
+                log_steps=training.log_every_steps,
                 progress=progress,
                 started=self.started,
             ),

@@ -9,6 +9,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.env import RESERVED_ENV
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.resolve import resolved
 from finetune_operator.policy.address import passwords
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 from finetune_operator.settings import Settings
@@ -36,6 +37,7 @@ def accept(draft: Draft) -> Outcome:
 
 
 def _accept(draft: Draft) -> Outcome:
+    draft.update(resolved=resolved(draft.spec))
     draft.set(ConditionType.ACCEPTED, True, ConditionReason.ACCEPTED, "the spec can be run")
     return Continue
 
@@ -69,6 +71,13 @@ def mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
         yield (
             "spec.register needs an MLflow server: set spec.tracking.uri, or install the chart with tracking.uri"
         )
+    if spec.data.prepare and not spec.data.prepare.output:
+        yield (
+            "spec.data.prepare.output is missing: set it, or install the chart with defaults.storage, where each job gets a "
+            "folder"
+        )
+    if spec.checkpoint and not spec.checkpoint.uri:
+        yield "spec.checkpoint.uri is missing: set it, or install the chart with defaults.storage"
     yield from passwords(spec.tracking)
     yield from _reserved_env("spec.podTemplate", spec.pod_template, "trainer")
     if spec.data.prepare:
@@ -97,8 +106,8 @@ def not_implemented(spec: FineTuneJobSpec) -> Iterator[str]:
         yield f"data.prepare.spark.mode {prepare.spark.mode} (use Local)"
     if prepare and prepare.dedupe.near:
         yield "data.prepare.dedupe.near (exact duplicates can be removed)"
-    if spec.data.source and spec.data.source.format == "Hub":
-        yield "data.source.format Hub (copy the data set to a folder and use Parquet or JSONLines)"
+    if spec.data.source and spec.data.source.type == "Hub":
+        yield "data.source.type Hub (copy the data set to a folder and use Parquet or JSONLines)"
     for field in ("uri", "registry_uri"):
         uri = getattr(spec.tracking, field)
         if uri and not uri.startswith(("http://", "https://")):

@@ -24,7 +24,7 @@ def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, fail
         child: the attempt's Job.
         failed: the Job's condition Failed.
     """
-    per_node = draft.spec.distributed.processes_per_node
+    per_node = draft.spec.distributed.ranks_per_node
     failure = pods.first_failure(mine, gang.CONTAINER, attempt=number, ranks_per_node=per_node)
     if failure is None:
         failure = LastFailure(
@@ -40,7 +40,7 @@ def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, fail
             backoff.run_seconds(child, draft.now), step, before.checkpoint_step if before else None
         )
         backoff.delay(draft, ended)
-        in_vain = " before it had a newer checkpoint" if draft.status.restart_at else ""
+        in_vain = " before it had a newer checkpoint" if draft.status.restart_time else ""
         _restart(draft, number + 1, counted=False, why=f"attempt {number} was preempted{in_vain}")
         return
     verdict = fatal(failure, draft.spec.run_policy)
@@ -98,7 +98,7 @@ def fatal(failure: LastFailure, policy: RunPolicy) -> ConditionReason | None:
 
 
 def _restart(draft: Draft, number: int, *, counted: bool, why: str) -> None:
-    at = draft.status.restart_at
+    at = draft.status.restart_time
     draft.update(attempt=number, restarts=(draft.status.restarts or 0) + int(counted))
     when = f", at {at:%H:%M:%S} UTC" if at else ""
     draft.set(

@@ -63,15 +63,15 @@ def delay(draft: Draft, attempt: Attempt) -> None:
     """Record when the next attempt may start."""
     idle = idle_restarts(draft.status.idle_restarts or 0, attempt)
     at = draft.now + timedelta(seconds=wait_seconds(idle)) if idle else None
-    draft.update(idle_restarts=idle or None, restart_at=at)
+    draft.update(idle_restarts=idle or None, restart_time=at)
 
 
 def may_start(draft: Draft) -> bool:
     """Whether the delay of the current attempt is over; until then the job is requeued."""
-    at = draft.status.restart_at
+    at = draft.status.restart_time
     left = (at - draft.now).total_seconds() if at else 0.0
     if left > 0:
         draft.requeue_after(left)
         return False
-    draft.update(restart_at=None)
+    draft.update(restart_time=None)
     return True

@@ -8,6 +8,7 @@ from finetune_crds.data import Splits
 from finetune_operator import names
 from finetune_operator.finetunejob.decide import rendezvous, template
 from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.merge import merge
 
 CONTAINER = "trainer"
 BUILT_IN_COMMAND = ["finetune-train"]
@@ -40,7 +41,7 @@ def recipe(draft: Draft) -> Json:
     reference = JobReference(name=ftj.name, namespace=ftj.namespace, uid=ftj.uid)
     content = Recipe.of(reference, draft.spec)
     if data and data.path is not None:
-        splits = Splits(format="Delta", path=data.path, version=data.version)
+        splits = Splits(type="Delta", path=data.path, version=data.version)
         content = content.model_copy(update={"data": content.data.model_copy(update={"splits": splits})})
     return {
         "apiVersion": "v1",
@@ -143,6 +144,6 @@ def _with_code(draft: Draft) -> Json | None:
     volume = code.volume or "code"
     mount = {"name": volume, "mountPath": code.mount_path, "readOnly": True}
     spec: Json = {"containers": [{"name": CONTAINER, "workingDir": code.mount_path, "volumeMounts": [mount]}]}
-    if code.config_map:
-        spec["volumes"] = [{"name": volume, "configMap": {"name": code.config_map}}]
-    return dict(template.merge(user or {}, {"spec": spec}))
+    if code.config_map_ref:
+        spec["volumes"] = [{"name": volume, "configMap": code.config_map_ref.to_json()}]
+    return dict(merge(user or {}, {"spec": spec}))

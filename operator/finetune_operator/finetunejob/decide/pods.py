@@ -171,7 +171,7 @@ def _reason(ended: Exit) -> str:
 
 def _default_message(ended: Exit) -> str:
     if ended.reason == "OOMKilled":
-        return "the container used more memory than its limit: raise the limit or lower training.batchSize"
+        return "the container used more memory than its limit: raise the limit or lower training.perDeviceBatchSize"
     return f"the container ended with exit code {ended.code} and no message: see kubectl logs {ended.pod}"
 
 

@@ -19,7 +19,7 @@ def rendezvous_env(ftj: FineTuneJob, attempt: int, distributed: Distributed) -> 
     The first pod of an Indexed Job has the host name <job>-0, and the headless Service is its domain.
     """
     address = f"{names.train_name(ftj.name, attempt)}-0.{names.service_name(ftj.name)}"
-    nodes, ranks = distributed.nodes, distributed.processes_per_node
+    nodes, ranks = distributed.nodes, distributed.ranks_per_node
     values = {
         "PET_NNODES": nodes,
         "PET_NPROC_PER_NODE": ranks,

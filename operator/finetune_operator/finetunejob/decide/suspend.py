@@ -18,8 +18,8 @@ def suspend(draft: Draft) -> Outcome:
     if draft.spec.suspend:
         _stop(draft)
         return Stop
-    if draft.status.suspended_at:
-        _resume(draft, draft.status.suspended_at)
+    if draft.status.suspend_time:
+        _resume(draft, draft.status.suspend_time)
     return Continue
 
 
@@ -29,8 +29,8 @@ def _stop(draft: Draft) -> None:
     alive = pods.alive(draft.observed.pods)
     if draft.status.nodes:
         draft.update(nodes=Nodes(desired=0, ready=0, summary="0/0"))
-    if not draft.status.suspended_at:
-        draft.update(suspended_at=draft.now)
+    if not draft.status.suspend_time:
+        draft.update(suspend_time=draft.now)
     message = (
         f"waiting for {pods.listed(alive)} to stop"
         if alive
@@ -52,7 +52,7 @@ def _resume(draft: Draft, since: datetime) -> None:
         so_far = draft.status.suspended_seconds or 0
         draft.update(suspended_seconds=so_far + int((draft.now - since).total_seconds()))
     # A resumed job starts at once, without the delay of an earlier preemption.
-    draft.update(suspended_at=None, restart_at=None, idle_restarts=None)
+    draft.update(suspend_time=None, restart_time=None, idle_restarts=None)
     if draft.condition(ConditionType.PODS_HEALTHY):
         draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is blocked")
     attempt = draft.status.attempt

@@ -3,66 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from finetune_crds import API_VERSION, contract
 from finetune_crds.base import Json
 from finetune_crds.env import EnvFromSource, EnvVar, LocalReference
 from finetune_operator import names
+from finetune_operator.finetunejob.merge import merge
 from finetune_operator.finetunejob.model import FineTuneJob
 
-# Lists of a PodSpec whose items are identified by a key (Kubernetes API reference, patchMergeKey).
-_KEYS = {
-    "containers": "name",
-    "initContainers": "name",
-    "volumes": "name",
-    "env": "name",
-    "volumeMounts": "mountPath",
-    "imagePullSecrets": "name",
-}
-# Lists whose items are merged. Items of the others are replaced: a volume has one source, a variable one origin.
-_DEEP = {"containers", "initContainers"}
-# Lists that are concatenated.
-_JOINED = {"envFrom"}
 _USER = 65532
 _GRACE_SECONDS = 120
 _TMP = "/tmp"  # noqa: S108
-
-
-def merge(below: Any, above: Any, key: str = "") -> Any:
-    """`above` over `below`: maps merge, keyed lists merge by their key, anything else is replaced.
-
-    Users write `above`, and the API server has not validated it: null counts as absent, and what does not fit is left
-    for the API server to reject.
-    """
-    if above is None:
-        return below
-    if isinstance(below, dict) and isinstance(above, dict):
-        return {
-            name: merge(below[name], above[name], name)
-            if name in below and name in above
-            else (above | below)[name]
-            for name in [*below, *(name for name in above if name not in below)]
-        }
-    if isinstance(below, list) and isinstance(above, list) and key in _JOINED:
-        return [*below, *above]
-    if isinstance(below, list) and isinstance(above, list) and key in _KEYS:
-        return _merge_keyed(below, above, _KEYS[key], deep=key in _DEEP)
-    return above
-
-
-def _merge_keyed(below: list[Any], above: list[Any], key: str, *, deep: bool) -> list[Any]:
-    merged = {_identity(item, key, position): item for position, item in enumerate(below)}
-    for position, item in enumerate(above, start=len(below)):
-        identity = _identity(item, key, position)
-        merged[identity] = merge(merged[identity], item) if deep and identity in merged else item
-    return list(merged.values())
-
-
-def _identity(item: Any, key: str, position: int) -> str | int:
-    """The key of an item, or its position when it has none."""
-    found = item.get(key) if isinstance(item, dict) else None
-    return found if isinstance(found, str) else position
 
 
 def grace_seconds(user_template: Json | None) -> int:

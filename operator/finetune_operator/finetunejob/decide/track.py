@@ -103,10 +103,10 @@ def _copy_progress(draft: Draft, run: Run) -> None:
         eval_loss=rounded(metrics.get(contract.METRIC_EVAL_LOSS), 4),
         tokens_per_second=rounded(metrics.get(contract.METRIC_TOKENS_PER_SECOND), 1),
         seconds_remaining=integer(metrics.get(contract.METRIC_SECONDS_REMAINING)),
-        updated_at=before.updated_at if before else None,
+        update_time=before.update_time if before else None,
     )
     if after != before:
-        draft.update(progress=after.model_copy(update={"updated_at": draft.now}))
+        draft.update(progress=after.model_copy(update={"update_time": draft.now}))
 
 
 def _copy_evaluation(draft: Draft, run: Run) -> None:

@@ -29,7 +29,8 @@ def accept(draft: Draft) -> Outcome:
             f"{draft.spec.model}: delete one of the two"
         )
         # Moves by the older promotion are not drift: once it is deleted, this one starts from where the alias is.
-        draft.update(promoted=None, current=None, move=None, abandoned=None, watched_since=None)
+        draft.update(promoted=None, current=None, watch_start_time=None)
+        draft.remember(move=None, abandoned=None)
         return _refuse(draft, ConditionReason.CONFLICT, message)
     if draft.observed.loop:
         message = f"{draft.observed.loop}: let one of them take it from somewhere else"

@@ -23,13 +23,13 @@ def await_approval(draft: Draft) -> Outcome:
     state = _approval(draft, version)
     if wanted.version == version:
         return _approve(draft, state)
-    draft.update(approval=state.model_copy(update={"approved_at": None}))
+    draft.update(approval=state.model_copy(update={"approval_time": None}))
     if _is_late(state, draft.now):
         return _time_out(draft, state)
-    if state.expires_at:
-        draft.requeue_after((state.expires_at - draft.now).total_seconds())
+    if state.expiration_time:
+        draft.requeue_after((state.expiration_time - draft.now).total_seconds())
     other = f"; approval.version {wanted.version} is not it" if wanted.version else ""
-    until = f", until {stamp(state.expires_at)}" if state.expires_at else ""
+    until = f", until {stamp(state.expiration_time)}" if state.expiration_time else ""
     message = (
         f"version {version} passed its gates and waits for approval{until}: set spec.approval.version to "
         f"{version}{other}"
@@ -42,23 +42,23 @@ def await_approval(draft: Draft) -> Outcome:
 def _approval(draft: Draft, version: str) -> ApprovalStatus:
     known = draft.status.approval
     if known is None or known.version != version:
-        known = ApprovalStatus(version=version, requested_at=draft.now)
+        known = ApprovalStatus(version=version, request_time=draft.now)
     timeout = draft.spec.approval.timeout_seconds if draft.spec.approval else None
-    expires = known.requested_at + timedelta(seconds=timeout) if timeout else None
-    return known.model_copy(update={"expires_at": expires})
+    expires = known.request_time + timedelta(seconds=timeout) if timeout else None
+    return known.model_copy(update={"expiration_time": expires})
 
 
 def _is_late(state: ApprovalStatus, now: datetime) -> bool:
-    return state.expires_at is not None and now >= state.expires_at
+    return state.expiration_time is not None and now >= state.expiration_time
 
 
 def _approve(draft: Draft, state: ApprovalStatus) -> Outcome:
     # NB: the operator may have been down when the approval was given.
     given = min(draft.promotion.edited or draft.now, draft.now)
-    if state.approved_at is None and _is_late(state, given):
+    if state.approval_time is None and _is_late(state, given):
         draft.update(approval=state)
         return _time_out(draft, state)
-    draft.update(approval=state.model_copy(update={"approved_at": state.approved_at or draft.now}))
+    draft.update(approval=state.model_copy(update={"approval_time": state.approval_time or draft.now}))
     by = draft.spec.approval.by if draft.spec.approval else None
     who = f" by {by}" if by else ""
     draft.set(
@@ -69,7 +69,7 @@ def _approve(draft: Draft, state: ApprovalStatus) -> Outcome:
 
 def _time_out(draft: Draft, state: ApprovalStatus) -> Outcome:
     message = (
-        f"version {state.version} was not approved before {stamp(state.expires_at)}: give it more time with "
+        f"version {state.version} was not approved before {stamp(state.expiration_time)}: give it more time with "
         "spec.approval.timeoutSeconds, or promote another version"
     )
     draft.set(ConditionType.APPROVED, False, ConditionReason.APPROVAL_TIMED_OUT, message)
@@ -92,9 +92,9 @@ def soak(draft: Draft) -> Outcome:
             "the approval skips the rest of the soak",
         )
         return Continue
-    left = (state.until - draft.now).total_seconds()
+    left = (state.end_time - draft.now).total_seconds()
     if left > 0:
-        message = f"version {state.version} passed its gates and soaks until {stamp(state.until)}"
+        message = f"version {state.version} passed its gates and soaks until {stamp(state.end_time)}"
         draft.set(ConditionType.SOAKED, False, ConditionReason.SOAKING, message)
         draft.stop(ConditionReason.SOAKING, message)
         draft.requeue_after(left)
@@ -111,8 +111,10 @@ def _start_soak(draft: Draft, version: str) -> None:
         draft.update(soak=None)
         return
     known = draft.status.soak
-    since = known.since if known and known.version == version else draft.now
-    draft.update(soak=SoakStatus(version=version, since=since, until=since + timedelta(seconds=seconds)))
+    since = known.start_time if known and known.version == version else draft.now
+    draft.update(
+        soak=SoakStatus(version=version, start_time=since, end_time=since + timedelta(seconds=seconds))
+    )
 
 
 def forget_waits(draft: Draft) -> None:

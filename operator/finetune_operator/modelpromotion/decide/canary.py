@@ -24,7 +24,7 @@ class Verdicts:
 
 def step(number: int | None) -> dict[str, Any]:
     """Fields of status.serving for a step, whose time starts when it is in force; None for no step."""
-    return {"step": number, "step_since": None, "next_step_at": None}
+    return {"step": number, "step_start_time": None, "next_step_time": None}
 
 
 NO_STEP = step(None) | {"steps": None}
@@ -78,13 +78,13 @@ def take_next_step(draft: Draft, verdicts: Verdicts) -> bool:
     known, canary = known_of(draft), _canary(draft)
     if canary is None or not known.step:
         return False
-    since = known.step_since or draft.now
-    due = since + timedelta(minutes=canary.steps[known.step - 1].minutes)
+    since = known.step_start_time or draft.now
+    due = since + timedelta(seconds=canary.steps[known.step - 1].duration_seconds)
     if draft.now >= due and not verdicts.unclear:
         last = known.step == len(canary.steps)
         draft.update(serving=known.model_copy(update=step(None if last else known.step + 1)))
         return True
-    draft.update(serving=known.model_copy(update={"step_since": since, "next_step_at": stamp(due)}))
+    draft.update(serving=known.model_copy(update={"step_start_time": since, "next_step_time": due}))
     current = step_in_words(draft)
     if verdicts.unclear:
         message = f"{current}; no further step until it can be judged: {verdicts.unclear}"

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.modelpromotion import ModelPromotionSpec
-from finetune_crds.promotion_status import ModelPromotionStatus, Move, Withheld
+from finetune_crds.promotion_status import Journal, ModelPromotionStatus, Move, Withheld
 from finetune_operator.modelpromotion.decide.terms import terms_digest
 from finetune_operator.modelpromotion.model import Observed, Promotion, PromotionAction, PromotionDecision
 from finetune_operator.policy.status import StatusBuilder
@@ -32,7 +32,7 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
     now: datetime
     settings: Settings
     status: ModelPromotionStatus = field(init=False)
-    journal: Move | None = None
+    begun: Move | None = None
     """The move that the status had in its journal when the pass began, unless it was made."""
     actions: list[PromotionAction] = field(default_factory=list)
     finalizer: bool | None = None
@@ -61,14 +61,19 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
     @property
     def lost(self) -> str | None:
         """The version whose deletion removed the alias, until the alias is set again."""
-        since = self.status.watched_since
+        since = self.status.watch_start_time
         last = next(
             (move for move in self.status.history if (move.reason, move.to_version) != ("Repaired", None)),
             None,
         )
-        if last is None or last.reason != "VersionDeleted" or since is None or last.at < since:
+        if last is None or last.reason != "VersionDeleted" or since is None or last.time < since:
             return None
         return last.from_version
+
+    def remember(self, **entries: Move | Withheld | None) -> None:
+        """Write entries of the journal; None removes one."""
+        known = (self.status.journal or Journal()).model_copy(update=entries)
+        self.update(journal=None if known == Journal() else known)
 
     def stop(self, reason: ConditionReason, message: str) -> None:
         """Report why the alias is not at its target."""
@@ -86,7 +91,7 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
             back=back,
             message=cut(message),
         )
-        self.update(withheld=failed)
+        self.remember(withheld=failed)
         self.requeue_after(0)
 
     def move_alias(
@@ -98,7 +103,7 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
 
     def watch_from_now(self) -> None:
         """Take the version that the alias points at now as the start."""
-        self.update(promoted=self.holder, watched_since=self.now)
+        self.update(promoted=self.holder, watch_start_time=self.now)
         self.unset(ConditionType.DRIFTED)
 
     def unset(self, *kinds: ConditionType) -> None:

@@ -26,7 +26,7 @@ def notice(draft: Draft) -> Outcome:
             return _repair(draft, f"a move to version {draft.holder} that was given up came late")
         # The version met every requirement when the move was recorded, and there is no version to move back to.
         complete(draft, abandoned)
-        draft.update(abandoned=None)
+        draft.remember(abandoned=None)
         draft.unset(ConditionType.DRIFTED)
         return Continue
     if draft.spec.on_drift == "Warn":
@@ -49,7 +49,7 @@ def _replaces_lost_version(draft: Draft) -> bool:
 def _lose(draft: Draft, version: str) -> None:
     """Record that the promoted version was deleted, and the alias with it: there is no version to move back to."""
     message = f"version {version} was deleted, and with it alias {draft.spec.alias}"
-    lost = Move(from_version=version, reason="VersionDeleted", message=message, by=SOMEBODY, at=draft.now)
+    lost = Move(from_version=version, reason="VersionDeleted", message=message, by=SOMEBODY, time=draft.now)
     record(draft, lost)
     draft.update(promoted=None)
 
@@ -104,14 +104,14 @@ def _adopt(draft: Draft) -> Outcome:
             reason="Adopted",
             message=message,
             by=SOMEBODY,
-            at=draft.now,
+            time=draft.now,
         ),
     )
     draft.update(promoted=holder, previous=status.promoted)
     draft.unset(ConditionType.DRIFTED)
     draft.set(ConditionType.PROMOTED, True, ConditionReason.ADOPTED, message)
     if status.withheld and status.withheld.version == holder:
-        draft.update(withheld=None)
+        draft.remember(withheld=None)
     known = draft.promotion.status.candidate
     if spec.on_drift == "Adopt" and status.candidate not in (None, holder) and status.candidate == known:
         passed_over = Withheld(
@@ -120,7 +120,7 @@ def _adopt(draft: Draft) -> Outcome:
             digest=terms_digest(spec),
             message=f"{message}: version {status.candidate} is passed over until the source names another",
         )
-        draft.update(withheld=passed_over)
+        draft.remember(withheld=passed_over)
     return Continue
 
 

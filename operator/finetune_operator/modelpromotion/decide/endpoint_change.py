@@ -41,7 +41,7 @@ def request(draft: Draft, endpoint: Endpoint, wanted: Sequence[Route]) -> None:
     note(draft, change=change)
     if held is None or held.change != change:
         # The time of a canary step starts when the step is in force.
-        note(draft, step_since=None, next_step_at=None)
+        note(draft, step_start_time=None, next_step_time=None)
         if not canary.known_of(draft).failure:
             _report_updating(draft, wanted)
         draft.requeue_after(0)

@@ -133,7 +133,9 @@ def _start_over(draft: Draft, difference: str) -> None:
     draft.set(ConditionType.REGISTRY_READY, True, ConditionReason.REGISTRY_READY, message)
     draft.watch_from_now()
     if draft.holder is not None:
-        adopted = Move(to_version=draft.holder, reason="Adopted", message=message, by=SOMEBODY, at=draft.now)
+        adopted = Move(
+            to_version=draft.holder, reason="Adopted", message=message, by=SOMEBODY, time=draft.now
+        )
         record(draft, adopted)
 
 

@@ -28,10 +28,11 @@ def finish_move(draft: Draft) -> Outcome:
         # Whether the move was made is unknown.
         draft.update(current=None)
         return Continue
-    draft.journal = move
-    draft.update(current=draft.holder, move=None)
+    draft.begun = move
+    draft.update(current=draft.holder)
+    draft.remember(move=None)
     if move is not None and draft.holder != move.from_version:
-        draft.journal = None
+        draft.begun = None
         if draft.holder == move.to_version:
             complete(draft, move)
         else:
@@ -73,8 +74,8 @@ def give_up(draft: Draft) -> None:
 
     NB: its write may have been sent without a response, and may still take effect.
     """
-    if draft.journal is not None and draft.status.move != draft.journal:
-        draft.update(abandoned=draft.journal.model_copy(update={"at": draft.now}))
+    if draft.begun is not None and draft.status.move != draft.begun:
+        draft.remember(abandoned=draft.begun.model_copy(update={"time": draft.now}))
 
 
 def arrived_late(draft: Draft) -> bool:
@@ -84,7 +85,7 @@ def arrived_late(draft: Draft) -> bool:
     return (
         move is not None
         and ends == (move.from_version, move.to_version)
-        and draft.now - move.at < _MAY_STILL_ARRIVE
+        and draft.now - move.time < _MAY_STILL_ARRIVE
     )
 
 
@@ -104,7 +105,7 @@ def begin(
     approved: bool | None = None,
 ) -> Outcome:
     """Begin a move of the alias: write the journal in this reconcile, and the alias in the next. Stops."""
-    before = draft.journal
+    before = draft.begun
     wanted = (draft.holder, to, reason)
     if before is None or (before.from_version, before.to_version, before.reason) != wanted:
         move = Move(
@@ -113,15 +114,15 @@ def begin(
             reason=reason,
             message=cut(message),
             by=by,
-            at=draft.now,
+            time=draft.now,
             gates=gates,
             approved=approved,
         )
-        draft.update(move=move)
+        draft.remember(move=move)
         draft.stop(ConditionReason.PROMOTING, f"moving {draft.spec.alias}: {message}")
         draft.requeue_after(0)
         return Stop
-    draft.update(move=before)
+    draft.remember(move=before)
     # NB: the source alias is compared again just before the write; only a promotion has one.
     source = draft.spec.source.alias if reason == "Promoted" else None
     tags = {} if reason == "Repaired" else {**draft.spec.tags, **_tags(draft, before)}
@@ -144,7 +145,7 @@ def _tags(draft: Draft, move: Move) -> dict[str, str]:
     return {
         names.TAG_PROMOTED_ALIAS: draft.spec.alias,
         names.TAG_PROMOTED_BY: move.by,
-        names.TAG_PROMOTED_AT: stamp(move.at),
+        names.TAG_PROMOTED_AT: stamp(move.time),
         names.TAG_PROMOTED_FROM: move.from_version or "none",
         names.TAG_PROMOTED_GATES: move.gates or "none",
     }

@@ -22,7 +22,7 @@ def withdraw(draft: Draft) -> Outcome:
     if held is None:
         return Continue
     if _is_over(draft, held):
-        draft.update(withheld=None)
+        draft.remember(withheld=None)
         return Continue
     has_alias = draft.status.promoted == held.version
     back = held.back or draft.status.previous
@@ -81,7 +81,7 @@ def revert(draft: Draft) -> Outcome:
     if version is None or passed is None or not _still_passes(draft, version):
         return Continue
     forget_waits(draft)
-    message = f"version {version} passed the same gates on {passed.at:%Y-%m-%d}, and had the alias then"
+    message = f"version {version} passed the same gates on {passed.time:%Y-%m-%d}, and had the alias then"
     draft.set(ConditionType.GATES_PASSED, True, ConditionReason.PASSED_BEFORE, message)
     text = f"back at version {version}, which had the alias before on the same gates: spec.source.version"
     return begin(
@@ -108,10 +108,12 @@ def _still_passes(draft: Draft, version: str) -> bool:
 
 def _may_go_back(draft: Draft, move: Move, gates: str) -> bool:
     """Whether this move promoted the source's version, on the same gates, and with an approval if one is required."""
-    approval, since = draft.spec.approval, draft.status.watched_since
+    approval, since = draft.spec.approval, draft.status.watch_start_time
     approved = move.approved or approval is None or not approval.required
     passed = move.reason in ("Promoted", "Reverted") and move.gates == gates and approved
-    return passed and move.to_version == draft.spec.source.version and since is not None and move.at >= since
+    return (
+        passed and move.to_version == draft.spec.source.version and since is not None and move.time >= since
+    )
 
 
 def promote(draft: Draft) -> Outcome:

@@ -117,7 +117,10 @@ def _stays(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> bool:
         return False
     if spec.rollback_to is not None:
         target = status.rollback
-        return target is not None and (target.requested, target.version) == (spec.rollback_to, status.current)
+        return target is not None and (target.requested, target.version) == (
+            spec.rollback_to.text,
+            status.current,
+        )
     withheld = status.withheld
     return withheld is None or (withheld.reason, withheld.version) != ("Withdrawn", status.current)
 

@@ -16,7 +16,7 @@ def roll_back(draft: Draft) -> Outcome:
 
     This is the first policy that reads the alias, so in the first pass it records where the alias is.
     """
-    if draft.status.watched_since is None:
+    if draft.status.watch_start_time is None:
         draft.watch_from_now()
     wanted = draft.spec.rollback_to
     if wanted is None:
@@ -27,7 +27,7 @@ def roll_back(draft: Draft) -> Outcome:
     if target is None:
         message = "spec.rollbackTo is Previous, but no previous version is known: set it to a version number"
         return _impossible(draft, message)
-    draft.update(rollback=RollbackStatus(requested=wanted, version=target))
+    draft.update(rollback=RollbackStatus(requested=wanted.text, version=target))
     if draft.holder == target:
         _arrive(draft, target)
         draft.set(ConditionType.PROMOTED, True, ConditionReason.ROLLED_BACK, _held_at(draft, target))
@@ -51,13 +51,13 @@ def _arrive(draft: Draft, target: str) -> None:
             reason="RolledBack",
             message=f"{_held_at(draft, target)}, where somebody else had moved it",
             by=draft.promotion.editor,
-            at=draft.now,
+            time=draft.now,
         )
         record(draft, moved)
         draft.update(previous=left or draft.status.previous)
     draft.update(promoted=target)
     if draft.status.withheld and draft.status.withheld.reason == "Adopted":
-        draft.update(withheld=None)
+        draft.remember(withheld=None)
 
 
 def hold(draft: Draft) -> Outcome:
@@ -68,9 +68,9 @@ def hold(draft: Draft) -> Outcome:
 def target_version(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> str | None:
     """The version that spec.rollbackTo stands for. NB: Previous keeps the meaning that it had in its first pass."""
     wanted, known = spec.rollback_to, status.rollback
-    if wanted != "Previous":
-        return wanted
-    return known.version if known and known.requested == wanted else status.previous
+    if wanted is None or wanted.type == "Version":
+        return wanted.version if wanted else None
+    return known.version if known and known.requested == wanted.text else status.previous
 
 
 def _unusable(draft: Draft, target: str) -> str | None:
@@ -82,7 +82,7 @@ def _unusable(draft: Draft, target: str) -> str | None:
 
 
 def _held_at(draft: Draft, target: str) -> str:
-    return f"{draft.spec.alias} is held at version {target} by spec.rollbackTo: {draft.spec.rollback_to}"
+    return f"{draft.spec.alias} is held at version {target} by spec.rollbackTo"
 
 
 def _impossible(draft: Draft, message: str) -> Outcome:

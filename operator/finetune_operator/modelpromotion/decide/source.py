@@ -29,7 +29,7 @@ def resolve(draft: Draft) -> Outcome:
     elif version is None and spec.source.alias:
         _wait(draft, ConditionReason.WAITING_FOR_ALIAS, f"{spec.model} has no alias {spec.source.alias} yet")
     elif version is None:
-        _wait(draft, *_job_state(spec.source.fine_tune_job or "", spec.model, observed.job))
+        _wait(draft, *_job_state(spec.source.job_name, spec.model, observed.job))
     elif observed.lacks(version):
         draft.update(candidate=None)
         _wait(draft, ConditionReason.WAITING_FOR_VERSION, f"{spec.model} has no version {version}")
@@ -58,8 +58,8 @@ def has_model(draft: Draft) -> Outcome:
     forget_waits(draft)
     if draft.status.registry is None:
         # An older version of the operator wrote the status, without an identity to compare.
-        draft.update(promoted=None, previous=None, candidate=None, watched_since=None, withheld=None)
-        draft.update(rollback=None, abandoned=None, gates=None, move=None)
+        draft.update(promoted=None, previous=None, candidate=None, watch_start_time=None)
+        draft.update(rollback=None, gates=None, journal=None)
         draft.unset(ConditionType.DRIFTED, ConditionType.GATES_PASSED)
     found = draft.condition(ConditionType.SOURCE_READY)
     draft.stop(ConditionReason.WAITING_FOR_MODEL, found.message if found else "the model does not exist")
@@ -91,7 +91,7 @@ def _wait(draft: Draft, reason: ConditionReason, message: str) -> None:
 def _names(spec: ModelPromotionSpec) -> str:
     if spec.source.alias:
         return f"alias {spec.source.alias}"
-    return f"FineTuneJob {spec.source.fine_tune_job}" if spec.source.fine_tune_job else "the source"
+    return f"FineTuneJob {spec.source.job_name}" if spec.source.fine_tune_job_ref else "the source"
 
 
 def _job_state(name: str, model: str, job: SourceJob | None) -> tuple[ConditionReason, str]:

@@ -9,6 +9,7 @@ import pytest
 
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.controller.store import Store
+from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.children import owner, recorded_jobs
 from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
 from finetune_operator.settings import Settings
@@ -58,7 +59,10 @@ class World:
 
 
 READ: dict[str, tuple[Json, tuple[str | None, str | None]]] = {
-    "a spec": ({"spec": {"model": {"base": "/m"}, "data": {"columns": {"text": "t"}}}}, ("/m", None)),
+    "a spec": (
+        {"spec": {"model": {"base": "/m"}, "data": {"columns": {"type": "Text", "text": "t"}}}},
+        ("/m", None),
+    ),
     "a part missing": (
         {"spec": {"model": {"base": "/m"}}},
         (None, "spec.data: Field required"),
@@ -70,7 +74,7 @@ READ: dict[str, tuple[Json, tuple[str | None, str | None]]] = {
 @pytest.mark.parametrize(("body", "expected"), READ.values(), ids=READ)
 def test_read_job(body: Json, expected: tuple[str | None, str | None]) -> None:
     meta = {"name": "tune", "namespace": "team", "uid": "u", "resourceVersion": "7", "generation": 3}
-    found = read_finetunejob({"metadata": meta, **body})
+    found = read_finetunejob({"metadata": meta, **body}, Defaults())
     assert (found.spec and found.spec.model.base, found.invalid) == expected
     assert (found.key, found.uid, found.version, found.generation) == ("team/tune", "u", "7", 3)
 

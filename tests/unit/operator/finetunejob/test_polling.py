@@ -10,6 +10,7 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import MlflowStatus
+from finetune_operator.defaults import Defaults
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob import polling as module
 from finetune_operator.finetunejob.model import FineTuneJob, Mlflow
@@ -155,8 +156,9 @@ async def test_a_server_that_is_away_is_not_waited_for_by_every_job(asked: Asked
     other = read_finetunejob(
         {
             "metadata": {"name": "other", "namespace": "team", "uid": "u2", "resourceVersion": "1"},
-            "spec": {"model": {"base": "/m"}, "data": {"columns": {"text": "t"}}},
-        }
+            "spec": {"model": {"base": "/m"}, "data": {"columns": {"type": "Text", "text": "t"}}},
+        },
+        Defaults(),
     )
     assert await world.poller.poll(ftj()) == asked.answer
     assert await world.poller.poll(other) == asked.answer

@@ -15,6 +15,7 @@ from finetune_crds.status import MlflowStatus
 from finetune_operator.controller.reconciler import BUSY_SECONDS
 from finetune_operator.controller.store import Store
 from finetune_operator.controller.workqueue import WorkQueue
+from finetune_operator.defaults import Defaults
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob import reconcile as module
@@ -387,7 +388,7 @@ async def test_mlflow_that_refuses_a_write_does_not_keep_the_status_from_being_w
 
     monkeypatch.setattr(Server, "finish_run", refuse)
     world = World(settings=SETTINGS)
-    found = read_finetunejob(world.kube.objects["FineTuneJob", "team", "tune"])
+    found = read_finetunejob(world.kube.objects["FineTuneJob", "team", "tune"], Defaults())
     status = found.status.model_copy(update={"mlflow": MlflowStatus(run_id="r1")})
     decision = Decision(status=status, actions=(FinishRun("r1", "FAILED"),))
     with pytest.raises(ExternalError):
@@ -409,7 +410,8 @@ async def test_an_alias_waits_for_another_replica_without_a_complaint(
         }
     )
     deciding = Decision(
-        status=read_finetunejob(submitted_as_kept(world)).status, actions=(SetAlias("m", "a", "4"),)
+        status=read_finetunejob(submitted_as_kept(world), Defaults()).status,
+        actions=(SetAlias("m", "a", "4"),),
     )
     monkeypatch.setattr(module, "decide", lambda *_: deciding)
     monkeypatch.setattr(RunPoller, "_read", no_answer)

@@ -9,9 +9,10 @@ from finetune_operator.errors import Problem
 from worlds.memory.promotions import World
 
 GATES = [
-    {"name": "loss", "metric": {"name": "eval_loss", "max": 2.5}},
+    {"name": "loss", "type": "Metric", "metric": {"name": "eval_loss", "max": 2.5}},
     {
         "name": "no-worse",
+        "type": "Comparison",
         "comparison": {"metric": "eval_loss", "goal": "Minimize", "notWorseThan": {"absolute": 0.1}},
     },
 ]

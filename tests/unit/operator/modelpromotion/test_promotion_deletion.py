@@ -11,7 +11,7 @@ async def test_the_older_of_two_wins_and_the_younger_takes_over_when_it_goes() -
     there = world()
     there.registry.aliases["staging"] = "2"
     await there.settle()
-    there.submit("other", alias="champion", source={"version": 1})
+    there.submit("other", alias="champion", source={"type": "Version", "version": 1})
     held = there.kube.objects["ModelPromotion", "team", "other"]
     held["metadata"]["creationTimestamp"] = "2026-08-01T12:00:01Z"
     await there.settle()
@@ -78,7 +78,7 @@ async def test_the_younger_waits_until_the_older_has_taken_its_alias_away() -> N
     there = world(onDelete="RemoveAlias")
     there.registry.aliases["staging"] = "2"
     await there.settle()
-    there.submit("other", alias="champion", source={"version": 1})
+    there.submit("other", alias="champion", source={"type": "Version", "version": 1})
     there.kube.objects["ModelPromotion", "team", "other"]["metadata"]["creationTimestamp"] = (
         "2026-08-01T12:00:01Z"
     )

@@ -92,7 +92,7 @@ async def test_a_version_that_was_refused_is_drift_when_somebody_points_the_alia
 
 
 async def test_a_move_that_was_overtaken_is_no_promotion_to_go_back_to() -> None:
-    there = world(source={"version": 2}, approval={"required": True, "version": 2})
+    there = world(source={"type": "Version", "version": 2}, approval={"required": True, "version": 2})
     there.registry.aliases["champion"] = "1"
     there.seconds += 5
     await there.operator.look("champion")

@@ -24,7 +24,7 @@ LATER = {"resourceVersion": "11"}
 
 def promotion(meta: Json | None = None, **parts: Any) -> Json:
     """The ModelPromotion team/champion, of the model support."""
-    spec = {"model": "support", "alias": "champion", "source": {"alias": "staging"}}
+    spec = {"model": "support", "alias": "champion", "source": {"type": "Alias", "alias": "staging"}}
     return {"metadata": META | (meta or {}), "spec": spec, "status": {"phase": "Pending"}} | parts
 
 

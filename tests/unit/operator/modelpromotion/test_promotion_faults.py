@@ -31,7 +31,7 @@ async def promoted(there: World) -> None:
 async def rolled_back(there: World) -> None:
     """And back to the first."""
     await promoted(there)
-    there.edit(rollbackTo="Previous")
+    there.edit(rollbackTo={"type": "Previous"})
     await there.settle()
 
 
@@ -167,7 +167,7 @@ async def test_a_replica_that_slept_does_not_make_an_old_move() -> None:
     await sleeper.look("champion")
     journalled = dict(sleeper.store.promotions["team", "champion"])
     await there.settle()
-    there.edit(rollbackTo="3")
+    there.edit(rollbackTo={"type": "Version", "version": "3"})
     await there.settle()
     assert there.registry.aliases["champion"] == "3"
     there.seconds += 5

@@ -49,7 +49,7 @@ async def test_a_version_says_who_promoted_it_when_from_where_and_by_which_gates
         "team": "support",
         names.TAG_PROMOTED_ALIAS: "champion",
         names.TAG_PROMOTED_BY: "ModelPromotion team/champion",
-        names.TAG_PROMOTED_AT: status.history[0].at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        names.TAG_PROMOTED_AT: status.history[0].time.strftime("%Y-%m-%dT%H:%M:%SZ"),
         names.TAG_PROMOTED_FROM: "1",
         names.TAG_PROMOTED_GATES: status.gates.digest if status.gates else "",
     }
@@ -182,7 +182,7 @@ async def test_suspended_moves_nothing() -> None:
 
 async def test_three_aliases_in_a_row() -> None:
     there = world(gates=None)
-    there.submit("staging", source={"alias": "candidate"})
+    there.submit("staging", source={"type": "Alias", "alias": "candidate"})
     there.registry.aliases["candidate"] = "2"
     await there.settle()
     assert there.registry.aliases == {"candidate": "2", "staging": "2", "champion": "2"}
@@ -229,7 +229,7 @@ async def test_a_move_that_is_refused_is_said_once_and_tried_in_peace() -> None:
 
 async def test_sentences_that_are_too_long_are_cut() -> None:
     long = "x" * 4096
-    there = world(gates=[{"name": "tag", "tag": {"name": "t", "equals": long}}])
+    there = world(gates=[{"name": "tag", "type": "Tag", "tag": {"name": "t", "equals": long}}])
     there.registry.add("4", tags={"t": long[1:]}, eval_loss=1.0)
     there.registry.aliases["staging"] = "4"
     await there.settle()
@@ -243,7 +243,7 @@ async def test_a_source_that_names_nothing_is_not_taken_for_the_one_before() -> 
     del there.registry.aliases["staging"]
     await there.settle()
     assert there.status().phase == "Promoted"
-    there.edit(source={"alias": "stagging"})
+    there.edit(source={"type": "Alias", "alias": "stagging"})
     await there.settle()
     assert (there.status().phase, there.says("SourceReady")) == (
         "Pending",
@@ -256,12 +256,12 @@ async def test_aliases_in_a_loop_move_nothing() -> None:
     for version in ("1", "2", "3"):
         there.registry.add(version)
     for alias, source, version in (("a", "b", "1"), ("b", "c", "2"), ("c", "a", "3")):
-        there.submit(alias, source={"alias": source})
+        there.submit(alias, source={"type": "Alias", "alias": source})
         there.registry.aliases[alias] = version
     await there.settle()
     assert there.registry.moves == []
     assert {there.status(alias).phase for alias in "abc"} == {"Conflict"}
-    there.edit("c", source={"version": "3"})
+    there.edit("c", source={"type": "Version", "version": "3"})
     await there.settle()
     assert there.registry.aliases == {"a": "3", "b": "3", "c": "3"}
 
@@ -306,7 +306,7 @@ JOBS: dict[str, tuple[dict[str, Any] | None, str, tuple[str, str]]] = {
 
 @pytest.mark.parametrize(("source", "phase", "said"), JOBS.values(), ids=JOBS)
 async def test_a_version_from_a_job(source: dict[str, Any] | None, phase: str, said: tuple[str, str]) -> None:
-    there = world(source={"fineTuneJob": "tune"})
+    there = world(source={"type": "FineTuneJob", "fineTuneJobRef": {"name": "tune"}})
     if source:
         there.kube.keep(source)
     await there.settle()

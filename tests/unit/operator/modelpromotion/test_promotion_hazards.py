@@ -14,6 +14,7 @@ from worlds.memory.promotions import World
 NO_WORSE = [
     {
         "name": "no-worse",
+        "type": "Comparison",
         "comparison": {"metric": "loss", "goal": "Minimize", "notWorseThan": {"absolute": 0.1}},
     }
 ]
@@ -32,10 +33,10 @@ async def world(**spec: Any) -> World:
 
 async def found_at(version: str, **spec: Any) -> World:
     """The alias points at this version when the promotion first sees it."""
-    made = await world(source={"version": version}, suspend=True)
+    made = await world(source={"type": "Version", "version": version}, suspend=True)
     made.remove()
     made.registry.aliases["champion"] = version
-    made.submit(**{"source": {"version": version}} | spec)
+    made.submit(**{"source": {"type": "Version", "version": version}} | spec)
     await made.settle()
     assert made.moves() == []
     return made
@@ -69,8 +70,8 @@ async def without_answer(there: World, **spec: Any) -> None:
 
 
 async def test_a_refused_version_gets_no_chance_by_the_deletion_of_the_one_it_was_refused_for() -> None:
-    there = await world(source={"version": "2"}, gates=NO_WORSE)
-    await then(there, source={"version": "5"})
+    there = await world(source={"type": "Version", "version": "2"}, gates=NO_WORSE)
+    await then(there, source={"type": "Version", "version": "5"})
     there.registry.delete("2")
     await there.settle()
     assert (there.status().phase, there.registry.aliases) == ("Evaluating", {"staging": "1"})
@@ -80,7 +81,7 @@ async def test_a_refused_version_gets_no_chance_by_the_deletion_of_the_one_it_wa
         "version 5 cannot be judged yet: no-worse: loss is 9, and version 2, which had the alias, was deleted: set "
         "spec.rollbackTo to the version that is to have it now",
     )
-    await then(there, rollbackTo="3")
+    await then(there, rollbackTo={"type": "Version", "version": "3"})
     await then(there, rollbackTo=None)
     assert (there.status().phase, there.registry.aliases["champion"]) == ("Refused", "3")
 
@@ -89,9 +90,9 @@ async def test_a_refused_version_gets_no_chance_by_the_deletion_of_the_one_it_wa
 async def test_the_version_that_a_hand_chose_for_a_deleted_one_stays_if_it_was_there_before(
     on_drift: str,
 ) -> None:
-    there = await world(source={"version": "1"}, gates=NO_WORSE, onDrift=on_drift)
-    await then(there, source={"version": "2"})
-    await then(there, source={"version": "5"})
+    there = await world(source={"type": "Version", "version": "1"}, gates=NO_WORSE, onDrift=on_drift)
+    await then(there, source={"type": "Version", "version": "2"})
+    await then(there, source={"type": "Version", "version": "5"})
     there.registry.aliases["champion"] = "1"
     there.registry.delete("2")
     await there.settle()
@@ -104,7 +105,7 @@ async def test_the_version_that_the_alias_was_found_at_is_right_when_a_hand_choo
 ):
     """The repair removed it: the history knew it only as where the alias came from."""
     there = await found_at("4")
-    await then(there, source={"version": "5"})
+    await then(there, source={"type": "Version", "version": "5"})
     there.registry.delete("5")
     there.registry.aliases["champion"] = "4"
     await there.settle()
@@ -114,7 +115,8 @@ async def test_the_version_that_the_alias_was_found_at_is_right_when_a_hand_choo
 
 async def test_a_repair_removes_no_alias() -> None:
     there = await world(
-        source={"version": "5"}, gates=[{"name": "loss", "metric": {"name": "loss", "max": 5}}]
+        source={"type": "Version", "version": "5"},
+        gates=[{"name": "loss", "type": "Metric", "metric": {"name": "loss", "max": 5}}],
     )
     assert (there.status().phase, "champion" in there.registry.aliases) == ("Refused", False)
     there.registry.aliases["champion"] = "3"
@@ -130,23 +132,23 @@ async def test_a_repair_removes_no_alias() -> None:
 
 
 async def test_a_version_that_never_passed_is_left_and_said_when_the_deleted_one_cannot_come_back() -> None:
-    there = await world(source={"version": "2"}, gates=NO_WORSE)
-    await then(there, source={"version": "5"})
+    there = await world(source={"type": "Version", "version": "2"}, gates=NO_WORSE)
+    await then(there, source={"type": "Version", "version": "5"})
     there.registry.aliases["champion"] = "5"
     there.registry.delete("2")
     await there.settle()
     assert (there.status().phase, there.registry.aliases) == ("Drifted", {"staging": "1", "champion": "5"})
     assert there.moves()[-1] == ("VersionDeleted", "2", None)
-    await then(there, rollbackTo="3")
+    await then(there, rollbackTo={"type": "Version", "version": "3"})
     await then(there, rollbackTo=None)
     assert (there.status().phase, there.registry.aliases["champion"]) == ("Refused", "3")
 
 
 @pytest.mark.parametrize("on_drift", ["Warn", "Adopt"])
 async def test_a_write_that_comes_late_is_taken_back_whatever_becomes_of_drift(on_drift: str) -> None:
-    there = await world(source={"version": "1"}, onDrift=on_drift)
-    await without_answer(there, source={"version": "5"})
-    await then(there, gates=[{"name": "loss", "metric": {"name": "loss", "max": 5}}])
+    there = await world(source={"type": "Version", "version": "1"}, onDrift=on_drift)
+    await without_answer(there, source={"type": "Version", "version": "5"})
+    await then(there, gates=[{"name": "loss", "type": "Metric", "metric": {"name": "loss", "max": 5}}])
     assert (there.status().phase, there.status().move) == ("Refused", None)
     there.registry.refusal = None
     there.registry.aliases["champion"] = "5"
@@ -161,9 +163,9 @@ async def test_the_first_move_that_comes_late_is_a_move() -> None:
     there = World()
     for version in ("1", "2"):
         there.registry.add(version, loss=2.0)
-    there.submit(source={"version": "1"})
+    there.submit(source={"type": "Version", "version": "1"})
     await without_answer(there, soakSeconds=0)
-    await then(there, source={"version": "2"}, approval={"required": True})
+    await then(there, source={"type": "Version", "version": "2"}, approval={"required": True})
     assert (there.status().phase, there.status().move) == ("AwaitingApproval", None)
     there.registry.refusal = None
     there.registry.aliases["champion"] = "1"
@@ -175,9 +177,9 @@ async def test_the_first_move_that_comes_late_is_a_move() -> None:
 
 
 async def test_a_hand_is_a_hand_again_when_no_write_can_come_any_more() -> None:
-    there = await world(source={"version": "1"}, onDrift="Adopt")
-    await without_answer(there, source={"version": "5"})
-    await then(there, gates=[{"name": "loss", "metric": {"name": "loss", "max": 5}}])
+    there = await world(source={"type": "Version", "version": "1"}, onDrift="Adopt")
+    await without_answer(there, source={"type": "Version", "version": "5"})
+    await then(there, gates=[{"name": "loss", "type": "Metric", "metric": {"name": "loss", "max": 5}}])
     there.registry.refusal = None
     there.seconds += 3600
     there.registry.aliases["champion"] = "5"
@@ -187,7 +189,7 @@ async def test_a_hand_is_a_hand_again_when_no_write_can_come_any_more() -> None:
 
 @pytest.mark.parametrize(("on_drift", "held"), [("Repair", "1"), ("Warn", "3"), ("Adopt", "1")])
 async def test_a_promotion_that_begins_with_a_rollback_notices_a_hand(on_drift: str, held: str) -> None:
-    there = await world(rollbackTo="1", onDrift=on_drift)
+    there = await world(rollbackTo={"type": "Version", "version": "1"}, onDrift=on_drift)
     there.registry.aliases["champion"] = "3"
     await there.settle()
     assert (there.registry.aliases["champion"], there.status().previous) == (held, None)
@@ -196,7 +198,7 @@ async def test_a_promotion_that_begins_with_a_rollback_notices_a_hand(on_drift: 
 
 async def test_what_was_adopted_does_not_outlive_a_rollback() -> None:
     there = await seized(onDrift="Adopt")
-    await then(there, rollbackTo="1")
+    await then(there, rollbackTo={"type": "Version", "version": "1"})
     assert there.registry.aliases["champion"] == "1"
     await then(there, rollbackTo=None)
     assert (there.status().phase, there.registry.aliases["champion"]) == ("Promoted", "2")
@@ -214,7 +216,7 @@ async def test_adopt_passes_over_no_candidate_that_came_at_the_same_time() -> No
 
 async def test_the_younger_of_two_has_nothing_to_repair_once_the_older_is_gone() -> None:
     there = await world()
-    there.submit("older", alias="champion", source={"version": "4"})
+    there.submit("older", alias="champion", source={"type": "Version", "version": "4"})
     older = there.kube.objects["ModelPromotion", "team", "older"]
     older["metadata"]["creationTimestamp"] = "2020-01-01T00:00:00Z"
     there.kube.keep(older)
@@ -232,18 +234,19 @@ async def test_the_younger_of_two_has_nothing_to_repair_once_the_older_is_gone()
 
 async def test_gates_of_a_version_that_is_wanted_no_more_are_gone() -> None:
     there = await world(
-        source={"version": "1"}, gates=[{"name": "loss", "metric": {"name": "loss", "max": 5}}]
+        source={"type": "Version", "version": "1"},
+        gates=[{"name": "loss", "type": "Metric", "metric": {"name": "loss", "max": 5}}],
     )
-    await then(there, source={"version": "5"})
+    await then(there, source={"type": "Version", "version": "5"})
     assert there.status().phase == "Refused"
-    await then(there, source={"version": "1"})
+    await then(there, source={"type": "Version", "version": "1"})
     status = there.status()
     assert (status.phase, status.gates, there.says("GatesPassed")) == ("Promoted", None, None)
 
 
 async def test_a_move_by_hand_that_a_rollback_approves_of_is_in_the_history() -> None:
     there = await seized(onDrift="Warn")
-    await then(there, rollbackTo="3")
+    await then(there, rollbackTo={"type": "Version", "version": "3"})
     assert there.moves()[-1] == ("RolledBack", "2", "3")
     assert (there.status().phase, there.status().previous) == ("RolledBack", "2")
 
@@ -251,7 +254,7 @@ async def test_a_move_by_hand_that_a_rollback_approves_of_is_in_the_history() ->
 async def test_a_rollback_to_a_version_that_is_not_ready_says_so() -> None:
     there = await world()
     there.registry.versions["3"] = replace(there.registry.versions["3"], ready=False)
-    await then(there, rollbackTo="3")
+    await then(there, rollbackTo={"type": "Version", "version": "3"})
     assert there.status().phase == "Failed"
     assert there.says("Promoted") == (
         "NothingToRollBackTo",
@@ -289,13 +292,14 @@ async def test_a_long_name_of_data_is_cut() -> None:
 @pytest.mark.parametrize(("safe", "end"), [("yes", "Promoted"), ("no", "Refused")])
 async def test_a_version_that_was_rolled_back_is_judged_anew(safe: str, end: str) -> None:
     there = await world(
-        source={"version": "1"}, gates=[{"name": "safe", "tag": {"name": "safe", "equals": "yes"}}]
+        source={"type": "Version", "version": "1"},
+        gates=[{"name": "safe", "type": "Tag", "tag": {"name": "safe", "equals": "yes"}}],
     )
     for version in ("1", "2"):
         there.registry.add(version, tags={"safe": "yes"})
     await there.settle()
-    await then(there, source={"version": "2"})
-    await then(there, rollbackTo="Previous")
+    await then(there, source={"type": "Version", "version": "2"})
+    await then(there, rollbackTo={"type": "Previous"})
     there.registry.add("2", tags={"safe": safe})
     await then(there, rollbackTo=None)
     assert there.status().phase == end
@@ -304,21 +308,28 @@ async def test_a_version_that_was_rolled_back_is_judged_anew(safe: str, end: str
 
 async def test_a_git_revert_does_not_bring_back_what_a_tag_speaks_against_by_now() -> None:
     there = await world(
-        source={"version": "1"}, gates=[{"name": "safe", "tag": {"name": "safe", "equals": "yes"}}]
+        source={"type": "Version", "version": "1"},
+        gates=[{"name": "safe", "type": "Tag", "tag": {"name": "safe", "equals": "yes"}}],
     )
     for version in ("1", "2"):
         there.registry.add(version, tags={"safe": "yes"})
     await there.settle()
-    await then(there, source={"version": "2"})
+    await then(there, source={"type": "Version", "version": "2"})
     there.registry.add("1", tags={"safe": "no"})
-    await then(there, source={"version": "1"})
+    await then(there, source={"type": "Version", "version": "1"})
     assert (there.status().phase, there.registry.aliases["champion"]) == ("Refused", "2")
 
 
 async def test_a_stored_comparison_without_a_goal_promotes_nothing() -> None:
     """It minimized by default: accuracy 0.5 replaced 0.95."""
-    gates = [{"name": "better", "comparison": {"metric": "accuracy", "betterBy": {"absolute": 0.1}}}]
-    there = await world(gates=gates, source={"version": "2"})
+    gates = [
+        {
+            "name": "better",
+            "type": "Comparison",
+            "comparison": {"metric": "accuracy", "betterBy": {"absolute": 0.1}},
+        }
+    ]
+    there = await world(gates=gates, source={"type": "Version", "version": "2"})
     for version, accuracy in (("1", 0.95), ("2", 0.5)):
         there.registry.add(version, accuracy=accuracy)
     there.registry.aliases["champion"] = "1"
@@ -328,14 +339,21 @@ async def test_a_stored_comparison_without_a_goal_promotes_nothing() -> None:
 
 
 async def test_a_spec_that_cannot_be_read_leaves_the_finalizer_and_what_is_known_of_the_endpoint() -> None:
-    serving = {"databricks": {"endpoint": "support"}}
-    there = await world(source={"version": "1"}, serving=serving, onDelete="RemoveAlias")
+    serving = {"type": "Databricks", "databricks": {"endpoint": "support"}}
+    there = await world(source={"type": "Version", "version": "1"}, serving=serving, onDelete="RemoveAlias")
     held = there.kube.objects["ModelPromotion", "team", "champion"]
     assert held["metadata"]["finalizers"]
     known = {"endpoint": "support", "version": "1"}
     there.kube.keep({**held, "status": {**held["status"], "serving": known}})
     await then(
-        there, gates=[{"name": "later", "comparison": {"metric": "loss", "betterBy": {"absolute": 0}}}]
+        there,
+        gates=[
+            {
+                "name": "later",
+                "type": "Comparison",
+                "comparison": {"metric": "loss", "betterBy": {"absolute": 0}},
+            }
+        ],
     )
     held = there.kube.objects["ModelPromotion", "team", "champion"]
     assert there.status().phase == "Failed"

@@ -28,9 +28,9 @@ async def world(**spec: Any) -> World:
     made = World()
     for version, loss in (("1", 3.0), ("2", 2.0), ("3", 2.5)):
         made.registry.add(version, loss=loss)
-    made.submit(**{"source": {"version": "1"}} | spec)
+    made.submit(**{"source": {"type": "Version", "version": "1"}} | spec)
     await made.settle()
-    made.edit(source={"version": "2"})
+    made.edit(source={"type": "Version", "version": "2"})
     await made.settle()
     assert made.moves() == [("Promoted", None, "1"), ("Promoted", "1", "2")]
     return made
@@ -80,7 +80,12 @@ async def test_another_registry_is_not_written_to() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", [{"rollbackTo": "Previous"}, {"rollbackTo": "3"}, {"source": {"version": "3"}}]
+    "spec",
+    [
+        {"rollbackTo": {"type": "Previous"}},
+        {"rollbackTo": {"type": "Version", "version": "3"}},
+        {"source": {"type": "Version", "version": "3"}},
+    ],
 )
 async def test_nothing_is_rolled_back_or_promoted_in_another_registry(spec: dict[str, Any]) -> None:
     there = await world()
@@ -90,7 +95,7 @@ async def test_nothing_is_rolled_back_or_promoted_in_another_registry(spec: dict
 
 
 async def test_adopt_starts_anew_in_the_other_registry() -> None:
-    there = await world(gates=[{"name": "loss", "metric": {"name": "loss", "max": 5}}])
+    there = await world(gates=[{"name": "loss", "type": "Metric", "metric": {"name": "loss", "max": 5}}])
     _, other = exchange(there)
     await there.settle()
     await then(there, onDrift="Adopt")
@@ -102,7 +107,7 @@ async def test_adopt_starts_anew_in_the_other_registry() -> None:
         == f"{DIFFERENCE}: spec.onDrift is Adopt, so the promotion starts over from where the alias is"
     )
     other.add("4", loss=4.0)
-    await then(there, source={"version": "4"}, onDrift="Repair")
+    await then(there, source={"type": "Version", "version": "4"}, onDrift="Repair")
     assert (there.status().phase, other.aliases) == ("Promoted", {"champion": "4"})
 
 
@@ -141,7 +146,7 @@ async def test_a_promotion_that_is_made_anew_goes_on_in_the_other_registry() -> 
     _, other = exchange(there)
     await there.settle()
     there.remove()
-    there.submit(source={"version": "3"})
+    there.submit(source={"type": "Version", "version": "3"})
     await there.settle()
     assert (there.status().phase, other.aliases) == ("Promoted", {"champion": "3"})
 
@@ -167,9 +172,9 @@ async def approved_and_lost() -> World:
     there = World()
     for version in ("1", "2"):
         there.registry.add(version, loss=2.0)
-    there.submit(source={"version": "1"})
+    there.submit(source={"type": "Version", "version": "1"})
     await there.settle()
-    await then(there, source={"version": "2"}, approval={"required": True, "version": "2"})
+    await then(there, source={"type": "Version", "version": "2"}, approval={"required": True, "version": "2"})
     await then(there, approval={"required": True})
     assert there.moves() == [("Promoted", None, "1"), ("Promoted", "1", "2")]
     there.registry.versions.pop("2")
@@ -222,7 +227,7 @@ async def test_a_status_of_an_older_operator_takes_over_what_is_there() -> None:
 
 async def test_a_model_that_disappears_is_remembered_and_one_made_anew_is_another() -> None:
     there = await world()
-    await then(there, rollbackTo="Previous")
+    await then(there, rollbackTo={"type": "Previous"})
     there.registry.exists = False
     await there.settle()
     assert there.says("Promoted") == ("WaitingForModel", "registered model support-llama does not exist")
@@ -249,7 +254,7 @@ async def test_a_model_that_disappears_is_remembered_and_one_made_anew_is_anothe
 async def test_a_move_in_the_journal_waits_for_its_registry() -> None:
     there = await world()
     there.registry.refusal = Problem(ConditionReason.MLFLOW_UNREACHABLE, "no answer in time")
-    there.edit(source={"version": "3"})
+    there.edit(source={"type": "Version", "version": "3"})
     for _ in range(3):
         there.seconds += 60
         await there.operator.look("champion")
@@ -318,7 +323,7 @@ async def test_an_alias_is_removed_from_its_own_registry_alone(case: Deletion) -
 async def test_a_registry_that_is_exchanged_during_a_pass_is_not_written_to() -> None:
     """What was decided on one registry is written to none that the spec leads to a moment later."""
     there = await world()
-    there.edit(source={"version": "3"})
+    there.edit(source={"type": "Version", "version": "3"})
     there.seconds += 5
     await there.operator.look("champion")
     assert there.status().move

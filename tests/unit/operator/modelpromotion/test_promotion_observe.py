@@ -100,7 +100,7 @@ async def test_what_is_as_it_should_be_is_read_once_for_all() -> None:
 async def test_a_read_that_began_before_a_write_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     there = world()
     there.submit(onDrift="Adopt")
-    there.submit("fixed", source={"version": "1"})
+    there.submit("fixed", source={"type": "Version", "version": "1"})
     await there.settle()
     there.registry.aliases["staging"] = "2"
     there.seconds += 5
@@ -131,7 +131,7 @@ async def test_a_read_that_began_before_a_write_is_not_remembered(monkeypatch: p
 async def test_a_read_that_ends_after_a_newer_one_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     there = world()
     for name in ("one", "other"):
-        there.submit(name, source={"version": "1"})
+        there.submit(name, source={"type": "Version", "version": "1"})
     await there.settle()
     read, begun, finish = there.registry.model, threading.Event(), threading.Event()
 
@@ -157,7 +157,7 @@ async def test_a_read_that_ends_after_a_newer_one_is_not_remembered(monkeypatch:
 async def test_models_that_are_no_longer_read_are_forgotten() -> None:
     there = world()
     there.submit()
-    there.submit("gone", model="other", source={"version": "1"})
+    there.submit("gone", model="other", source={"type": "Version", "version": "1"})
     await there.settle()
     remembered = there.operator.reconciler.observer._models
     assert {model for _, model, _ in remembered} == {"support-llama", "other"}
@@ -191,7 +191,7 @@ JOBS: dict[str, tuple[Json, SourceJob]] = {
 @pytest.mark.parametrize(("tracking", "expected"), JOBS.values(), ids=JOBS)
 async def test_where_the_job_of_a_source_registers(tracking: Json, expected: SourceJob) -> None:
     there = world()
-    there.submit(source={"fineTuneJob": "tune"})
+    there.submit(source={"type": "FineTuneJob", "fineTuneJobRef": {"name": "tune"}})
     there.kube.keep(
         {
             "kind": "FineTuneJob",
@@ -210,8 +210,8 @@ async def test_where_the_job_of_a_source_registers(tracking: Json, expected: Sou
 
 async def test_a_loop_is_observed_whether_the_registry_answers_or_not() -> None:
     there = world()
-    there.submit("a", source={"alias": "b"})
-    there.submit("b", source={"alias": "a"})
+    there.submit("a", source={"type": "Alias", "alias": "b"})
+    there.submit("b", source={"type": "Alias", "alias": "a"})
     there.operator.watch()
     observer = there.operator.reconciler.observer
     promotion = read_promotion(there.kube.objects["ModelPromotion", "team", "a"])

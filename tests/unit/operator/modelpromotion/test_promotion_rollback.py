@@ -11,7 +11,7 @@ async def test_rollback_in_one_line_holds_until_the_spec_says_otherwise() -> Non
     await there.settle()
     there.registry.aliases["staging"] = "3"
     await there.settle()
-    there.edit(rollbackTo="Previous")
+    there.edit(rollbackTo={"type": "Previous"})
     await there.settle()
     assert (there.status().phase, there.registry.aliases["champion"]) == ("RolledBack", "2")
     there.restart()
@@ -34,11 +34,11 @@ async def test_rollback_in_one_line_holds_until_the_spec_says_otherwise() -> Non
 
 
 async def test_rollback_to_what_is_not_there_moves_nothing_and_says_so() -> None:
-    there = world(rollbackTo="Previous")
+    there = world(rollbackTo={"type": "Previous"})
     there.registry.aliases |= {"staging": "2", "champion": "1"}
     await there.settle()
     assert (there.status().phase, there.registry.moves) == ("Failed", [])
-    there.edit(rollbackTo="9")
+    there.edit(rollbackTo={"type": "Version", "version": "9"})
     await there.settle()
     assert there.says("Promoted") == (
         "NothingToRollBackTo",
@@ -47,13 +47,21 @@ async def test_rollback_to_what_is_not_there_moves_nothing_and_says_so() -> None
 
 
 async def test_git_revert_brings_a_version_back_that_passed_the_same_gates() -> None:
-    there = world(source={"version": 2}, approval={"required": True, "version": 2})
+    there = world(source={"type": "Version", "version": 2}, approval={"required": True, "version": 2})
     there.registry.aliases["champion"] = "1"
     await there.settle()
-    there.edit(source={"version": 3}, approval={"required": True, "version": 3}, by="argocd-controller")
+    there.edit(
+        source={"type": "Version", "version": 3},
+        approval={"required": True, "version": 3},
+        by="argocd-controller",
+    )
     await there.settle()
     assert there.registry.aliases["champion"] == "3"
-    there.edit(source={"version": 2}, approval={"required": True, "version": 2}, by="argocd-controller")
+    there.edit(
+        source={"type": "Version", "version": 2},
+        approval={"required": True, "version": 2},
+        by="argocd-controller",
+    )
     await there.settle()
     assert (there.status().phase, there.registry.aliases["champion"]) == ("Promoted", "2")
     assert (there.status().history[0].reason, there.status().history[0].by) == (
@@ -63,20 +71,23 @@ async def test_git_revert_brings_a_version_back_that_passed_the_same_gates() -> 
 
 
 async def test_with_other_gates_a_version_is_judged_anew() -> None:
-    there = world(source={"version": 2})
+    there = world(source={"type": "Version", "version": 2})
     await there.settle()
-    there.edit(source={"version": 3})
+    there.edit(source={"type": "Version", "version": 3})
     await there.settle()
-    there.edit(source={"version": 2}, gates=[{"name": "loss", "metric": {"name": "eval_loss", "max": 2.1}}])
+    there.edit(
+        source={"type": "Version", "version": 2},
+        gates=[{"name": "loss", "type": "Metric", "metric": {"name": "eval_loss", "max": 2.1}}],
+    )
     await there.settle()
     assert (there.status().phase, there.registry.aliases["champion"]) == ("Refused", "3")
 
 
 async def test_going_back_asks_for_the_approval_that_was_not_asked_for_then() -> None:
-    there = world(source={"version": 1}, gates=GATES[:1])
+    there = world(source={"type": "Version", "version": 1}, gates=GATES[:1])
     await there.settle()
-    there.edit(source={"version": 2}, approval={"required": True, "version": 2})
+    there.edit(source={"type": "Version", "version": 2}, approval={"required": True, "version": 2})
     await there.settle()
-    there.edit(source={"version": 1})
+    there.edit(source={"type": "Version", "version": 1})
     await there.settle()
     assert (there.status().phase, there.registry.aliases["champion"]) == ("AwaitingApproval", "2")

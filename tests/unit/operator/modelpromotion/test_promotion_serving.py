@@ -97,7 +97,7 @@ async def test_a_canary_that_fails_with_no_version_before_withdraws_the_alias(st
 async def test_an_alias_that_a_person_set_is_not_withdrawn(state: Workspace) -> None:
     state.add_version(MODEL, 2, {"error_rate": 0.001})
     state.set_alias(MODEL, "champion", 2)
-    there = await served_by_hand(state, "1", source={"version": "2"})
+    there = await served_by_hand(state, "1", source={"type": "Version", "version": "2"})
     await there.settle()
     assert there.now == ("RollingOut", {"champion": 2}, {"2": 10, "1": 90})
     state.add_version(MODEL, 2, {"error_rate": 0.2})
@@ -183,7 +183,7 @@ async def test_a_rollback_takes_the_endpoint_along(state: Workspace) -> None:
     there = Databricks(state, canary={"steps": STEPS}, previousPercent=20)
     await there.stage(1)
     await there.stage(2)
-    there.edit(rollbackTo="Previous")
+    there.edit(rollbackTo={"type": "Previous"})
     await there.settle()
     assert there.now == ("RolledBack", {"staging": 2, "champion": 1}, {"1": 100})
     await there.later(60)
@@ -192,19 +192,19 @@ async def test_a_rollback_takes_the_endpoint_along(state: Workspace) -> None:
 
 async def test_a_git_revert_takes_the_endpoint_along_at_once(state: Workspace) -> None:
     there = Databricks(state, canary={"steps": STEPS}, previousPercent=20)
-    there.edit(source={"version": "1"})
+    there.edit(source={"type": "Version", "version": "1"})
     await there.settle()
-    there.edit(source={"version": "2"})
+    there.edit(source={"type": "Version", "version": "2"})
     for minutes in (0, 11, 11):
         await there.later(minutes)
     assert there.now == ("Promoted", {"champion": 2}, {"2": 80, "1": 20})
-    there.edit(source={"version": "1"})
+    there.edit(source={"type": "Version", "version": "1"})
     await there.settle()
     assert there.now == ("Promoted", {"champion": 1}, {"1": 100})
     await there.later(60)
     assert there.now == ("Promoted", {"champion": 1}, {"1": 100})
     # The share is for the version before a new one: one that comes later leaves it again.
-    there.edit(source={"version": "3"})
+    there.edit(source={"type": "Version", "version": "3"})
     for minutes in (0, 11, 11):
         await there.later(minutes)
     assert there.now == ("Promoted", {"champion": 3}, {"3": 80, "1": 20})
@@ -213,10 +213,10 @@ async def test_a_git_revert_takes_the_endpoint_along_at_once(state: Workspace) -
 async def test_the_revert_of_a_revert_has_its_canary(state: Workspace) -> None:
     there = Databricks(state, canary={"steps": STEPS})
     for version, routes in (("1", {"1": 100}), ("2", {"2": 10, "1": 90}), ("1", {"1": 100})):
-        there.edit(source={"version": version})
+        there.edit(source={"type": "Version", "version": version})
         await there.settle()
         assert there.now[2] == routes
-    there.edit(source={"version": "2"})
+    there.edit(source={"type": "Version", "version": "2"})
     await there.settle()
     assert there.now == ("RollingOut", {"champion": 2}, {"2": 10, "1": 90})
 

@@ -10,7 +10,7 @@ import pytest
 from finetune_operator.registry.mlflow import MlflowRegistry
 from support.mlflow_server import Mlflow
 from support.process import running
-from worlds.memory.promotions import MODEL, World
+from worlds.memory.promotions import MODEL, World, back_to
 
 # NB: MLflow's own imports warn.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -38,7 +38,7 @@ async def promoted(registry: MlflowRegistry) -> World:
     """Champion is version 2 of three."""
     there = World()
     there.registry = registry  # type: ignore[assignment]
-    there.submit(source={"version": "2"})
+    there.submit(source={"type": "Version", "version": "2"})
     await there.settle()
     assert there.status().phase == "Promoted"
     return there
@@ -54,7 +54,7 @@ async def test_a_promotion_is_led_to_another_server_and_back(servers: tuple[Mlfl
     other.set_alias(MODEL, "champion", "1")
     there = await promoted(one)
     there.registry = other  # type: ignore[assignment]
-    for rollback in (None, "3"):
+    for rollback in (None, back_to("3")):
         there.edit(rollbackTo=rollback)
         await there.settle()
         said = there.says("RegistryReady")

@@ -88,9 +88,9 @@ async def test_an_alias_that_was_moved_is_news_to_those_that_follow_it() -> None
     there = World()
     there.registry.add("1")
     there.registry.aliases["candidate"] = "1"
-    there.submit("staging", source={"alias": "candidate"})
+    there.submit("staging", source={"type": "Alias", "alias": "candidate"})
     there.submit("champion")
-    there.submit("live", source={"alias": "champion"})
+    there.submit("live", source={"type": "Alias", "alias": "champion"})
     Watch(there)
     await there.settle()
     names = ("candidate", "staging", "champion", "live")

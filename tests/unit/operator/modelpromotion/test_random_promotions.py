@@ -22,7 +22,7 @@ from worlds.memory.promotion_sequences import LOOSE, SEQUENCES, SPECS, STRICT, J
     ],
 )
 @example(
-    {"rollbackTo": "7", "onDrift": "Repair"},
+    {"rollbackTo": {"type": "Version", "version": "7"}, "onDrift": "Repair"},
     [
         (("wait", 1), 1),
         (("register", 3.0, "d1"), 0),
@@ -46,9 +46,9 @@ from worlds.memory.promotion_sequences import LOOSE, SEQUENCES, SPECS, STRICT, J
     [
         (("stage", "1"), 4),
         (("stage", "2"), 4),
-        (("edit", {"rollbackTo": "Previous"}), 4),
+        (("edit", {"rollbackTo": {"type": "Previous"}}), 4),
         (("settle",), 0),
-        (("edit", {"rollbackTo": "3"}), 4),
+        (("edit", {"rollbackTo": {"type": "Version", "version": "3"}}), 4),
         (("stage", "4"), 4),
         (("settle",), 0),
     ],

@@ -41,7 +41,8 @@ class World:
                     "namespace": namespace,
                     "creationTimestamp": f"2026-08-01T12:00:{number:02}Z",
                 },
-                "spec": {"model": MODEL, "alias": "champion", "source": {"alias": "staging"}} | spec,
+                "spec": {"model": MODEL, "alias": "champion", "source": {"type": "Alias", "alias": "staging"}}
+                | spec,
                 "status": status or {},
             }
         )
@@ -191,12 +192,12 @@ async def test_aliases_that_take_their_version_from_each_other(
 ) -> None:
     there = World()
     for number, (alias, source) in enumerate(promotions):
-        there.submit(f"team-{number}", alias=alias, source={"alias": source})
+        there.submit(f"team-{number}", alias=alias, source={"type": "Alias", "alias": source})
     assert await there.loop("team-0") == expected
 
 
 ELSEWHERE: dict[str, Json] = {
-    "from a version": {"source": {"version": "1"}},
+    "from a version": {"source": {"type": "Version", "version": "1"}},
     "of another model": {"model": "other"},
     "in another registry": {"tracking": {"uri": "http://other:5000"}},
 }
@@ -205,14 +206,14 @@ ELSEWHERE: dict[str, Json] = {
 @pytest.mark.parametrize("other", ELSEWHERE.values(), ids=ELSEWHERE)
 async def test_aliases_that_close_no_loop(other: Json) -> None:
     there = World()
-    there.submit("mine", alias="a", source={"alias": "b"})
-    whole: Json = {"alias": "b", "source": {"alias": "a"}}
+    there.submit("mine", alias="a", source={"type": "Alias", "alias": "b"})
+    whole: Json = {"alias": "b", "source": {"type": "Alias", "alias": "a"}}
     there.submit("other", **whole | other)
     assert await there.loop("mine") is None
 
 
 async def test_a_loop_in_one_metastore_alone(two: tuple[Workspace, Workspace]) -> None:
-    there = in_catalog(two, alias="Staging", source={"alias": "champion"})
+    there = in_catalog(two, alias="Staging", source={"type": "Alias", "alias": "champion"})
     said = "aliases champion <- staging <- champion take their version from each other"
     assert await there.loop("mine") == said
     unity._metastores.clear()

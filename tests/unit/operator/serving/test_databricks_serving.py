@@ -99,13 +99,13 @@ ENTITIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "all that can be set": (
         {
             "workloadSize": "Large",
-            "workloadType": "GPU_MEDIUM",
+            "workloadType": "GPUMedium",
             "scaleToZero": False,
             "environment": {"A": "b", "KEY": "{{secrets/scope/key}}"},
         },
         {
             "workload_size": "Large",
-            "workload_type": "GPU_MEDIUM",
+            "workload_type": "GPUMedium",
             "scale_to_zero_enabled": False,
             "environment_vars": {"A": "b", "KEY": "{{secrets/scope/key}}"},
         },
@@ -135,7 +135,7 @@ def test_provisioned_throughput_has_its_own_paths(databricks: Workspace) -> None
 
 OTHERWISE: dict[str, dict[str, Any]] = {
     "size": {"workloadSize": "Medium"},
-    "machine": {"workloadType": "GPU_SMALL"},
+    "machine": {"workloadType": "GPUSmall"},
     "scale to zero": {"scaleToZero": False},
     "throughput": {"provisionedThroughput": {"modelUnits": 1}},
 }

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-PROMPT_RESPONSE = Columns(prompt="prompt", response="response")
-PAIRS = Columns(prompt="prompt", chosen="chosen", rejected="rejected")
+PROMPT_RESPONSE = Columns(type="PromptResponse", prompt="prompt", response="response")
+PAIRS = Columns(type="Preference", prompt="prompt", chosen="chosen", rejected="rejected")
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +46,7 @@ def tokenized(
 def test_a_delta_table_gives_its_splits(
     tmp_path: Path, table: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    splits, encoder = Splits(format="Delta", path=str(table)), encoder_of(tokenizer)
+    splits, encoder = Splits(type="Delta", path=str(table)), encoder_of(tokenizer)
     sizes = {
         name: tokenized(splits, encoder, tmp_path / name, name) for name in ("train", "validation", "test")
     }
@@ -84,8 +84,8 @@ def test_files_give_the_same_examples_in_the_same_order(
         (place / litter).write_text("not data")
 
     encoder = encoder_of(tokenizer)
-    from_files = tokenized(Splits(format=kind, train=str(place)), encoder, tmp_path / "a")
-    from_table = tokenized(Splits(format="Delta", path=str(table)), encoder, tmp_path / "b")
+    from_files = tokenized(Splits(type=kind, train=str(place)), encoder, tmp_path / "a")
+    from_table = tokenized(Splits(type="Delta", path=str(table)), encoder, tmp_path / "b")
     assert from_files is not None
     assert from_table is not None
     for name in ("tokens", "loss_mask", "offsets"):
@@ -118,9 +118,7 @@ def test_bad_data_is_refused_in_a_sentence(
             tokenized(splits, encoder_of(tokenizer), tmp_path / "tokens")
         return f"{refused.value.reason}: {refused.value.message}".replace(str(tmp_path), "")
 
-    found = {
-        name: sentence(Splits(format="Delta", path=str(tmp_path / name))) for name in (*tables, "nowhere")
-    }
+    found = {name: sentence(Splits(type="Delta", path=str(tmp_path / name))) for name in (*tables, "nowhere")}
     assert found == {
         "nulls": "NullValue: column response has rows without a value in the split train of /nulls: filter them out",
         "other columns": "MissingColumn: the Delta table /other columns has no column prompt, response: "
@@ -135,9 +133,9 @@ def test_bad_data_is_refused_in_a_sentence(
         "(1 read, 1 too long): raise training.maxLength above 64, or check the data",
         "nowhere": "MissingTable: data.splits.path /nowhere is not a Delta table: correct the path",
     }
-    missing_version = sentence(Splits(format="Delta", path=str(table), version=7)).replace(str(table), "T")
+    missing_version = sentence(Splits(type="Delta", path=str(table), version=7)).replace(str(table), "T")
     assert missing_version == "MissingVersion: the Delta table T has no version 7: name one that it has"
-    missing_file = sentence(Splits(format="Parquet", train=str(tmp_path / "gone")))
+    missing_file = sentence(Splits(type="Parquet", train=str(tmp_path / "gone")))
     assert missing_file == "MissingFile: /gone does not exist: mount the volume or correct data.splits"
 
 
@@ -146,7 +144,7 @@ def test_tokens_are_those_of_the_encoder_in_the_order_of_their_fingerprints(
 ) -> None:
     # So little that the examples are put in order in many parts.
     monkeypatch.setattr(dataset, "_CHUNK_TOKENS", 50)
-    splits, encoder = Splits(format="Delta", path=str(table)), encoder_of(tokenizer)
+    splits, encoder = Splits(type="Delta", path=str(table)), encoder_of(tokenizer)
     split = tokenized(splits, encoder, tmp_path / "tokens")
     assert split is not None
     examples = [
@@ -220,13 +218,13 @@ def write_rows(place: Path, kind: str, rows: list[dict[str, Any]]) -> Splits:
             data_page_size_limit=8192, dictionary_page_size_limit=8192, write_batch_size=64
         )
         write_deltalake(str(place), table, writer_properties=pages)
-        return Splits(format="Delta", path=str(place))
+        return Splits(type="Delta", path=str(place))
     if kind == "Parquet":
         pages = {"data_page_size": 8192, "dictionary_pagesize_limit": 8192, "write_batch_size": 64}
         pq.write_table(pa.Table.from_pylist(rows), place, **pages)
-        return Splits(format="Parquet", train=str(place))
+        return Splits(type="Parquet", train=str(place))
     place.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return Splits(format="JSONLines", train=str(place))
+    return Splits(type="JSONLines", train=str(place))
 
 
 def test_pairs_come_back_as_two_documents_each(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -317,7 +315,7 @@ def test_a_partitioned_table_gives_its_splits(tmp_path: Path, table: Path) -> No
     counted = {
         name: sum(
             len(rows["prompt"])
-            for rows in read.read(Splits(format="Delta", path=str(place)), name, ["prompt", "response"])
+            for rows in read.read(Splits(type="Delta", path=str(place)), name, ["prompt", "response"])
         )
         for name in ("train", "validation", "test")
     }
@@ -329,7 +327,7 @@ def test_json_lines_may_be_compressed_and_have_empty_files(tmp_path: Path) -> No
     (tmp_path / "0.jsonl").write_bytes(b"")
     (tmp_path / "1.jsonl.gz").write_bytes(gzip.compress(line + b"\n"))
     (tmp_path / "2.jsonl").write_bytes(b"\n" + line)
-    found = list(read.read(Splits(format="JSONLines", train=str(tmp_path)), "train", ["prompt", "response"]))
+    found = list(read.read(Splits(type="JSONLines", train=str(tmp_path)), "train", ["prompt", "response"]))
     assert found == [{"prompt": ["a"], "response": ["b"]}] * 2
 
 
@@ -345,7 +343,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
 
     def json_lines(name: str, *lines: str) -> Splits:
         (tmp_path / name).write_text("\n".join(lines))
-        return Splits(format="JSONLines", train=str(tmp_path / name))
+        return Splits(type="JSONLines", train=str(tmp_path / name))
 
     def parquet(name: str) -> tuple[Splits, Path]:
         return write_rows(tmp_path / name, "Parquet", rows), tmp_path / name
@@ -374,8 +372,8 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         "no text": json_lines("number.jsonl", '{"prompt": "a", "response": 1}'),
         "null": json_lines("null.jsonl", good, '{"prompt": "a", "response": null}'),
         "other columns": json_lines("other.jsonl", '{"question": "a"}'),
-        "broken gzip": Splits(format="JSONLines", train=str(tmp_path / "broken.gz")),
-        "nothing": Splits(format="Parquet", train=str(tmp_path / "nothing")),
+        "broken gzip": Splits(type="JSONLines", train=str(tmp_path / "broken.gz")),
+        "nothing": Splits(type="Parquet", train=str(tmp_path / "nothing")),
         "no footer": no_footer,
         "bad page": bad_page,
         "damaged": damaged,

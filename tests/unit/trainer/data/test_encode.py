@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-PROMPT_RESPONSE = Columns(prompt="prompt", response="response")
-PREFERENCE = Columns(prompt="prompt", chosen="chosen", rejected="rejected")
+PROMPT_RESPONSE = Columns(type="PromptResponse", prompt="prompt", response="response")
+PREFERENCE = Columns(type="Preference", prompt="prompt", chosen="chosen", rejected="rejected")
 CHAT = (
     "{% for message in messages %}{{ message['role'] }}\n{{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant\n{% endif %}"
@@ -56,7 +56,7 @@ def test_loss_can_be_taken_on_everything(tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def test_a_text_is_learned_whole(tokenizer: PreTrainedTokenizerBase) -> None:
-    (example,) = encoder(tokenizer, Columns(text="body")).encode({"body": ["The river is old."]})
+    (example,) = encoder(tokenizer, Columns(type="Text", text="body")).encode({"body": ["The river is old."]})
     assert learned_text(tokenizer, example) == "The river is old.<eos>"
 
 
@@ -70,7 +70,9 @@ def test_loss_is_taken_on_what_the_assistant_says(
         {"role": "user", "content": "a river"},
         {"role": "assistant", "content": "blue"},
     ]
-    (example,) = encoder(tokenizer, Columns(messages="messages")).encode({"messages": [messages]})
+    (example,) = encoder(tokenizer, Columns(type="Messages", messages="messages")).encode(
+        {"messages": [messages]}
+    )
     assert tokenizer.decode(example.tokens) == (
         "user\na house\nassistant\nred\nuser\na river\nassistant\nblue\n"
     )
@@ -83,7 +85,9 @@ def test_a_conversation_that_the_template_refuses_is_bad_data(
     monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
     messages = [{"role": "user", "content": "a"}]
     with pytest.raises(DataError, match="cannot render a conversation of the data: roles must alternate"):
-        list(encoder(tokenizer, Columns(messages="messages")).encode({"messages": [messages]}))
+        list(
+            encoder(tokenizer, Columns(type="Messages", messages="messages")).encode({"messages": [messages]})
+        )
 
 
 @pytest.mark.parametrize(
@@ -97,13 +101,13 @@ def test_what_becomes_of_overlong_examples_is_counted(
     tokenizer: PreTrainedTokenizerBase, overlong: str, kept: list[int], counts: dict[str, int]
 ) -> None:
     texts = {"text": ["qqqqqqqqqqqq", "qqqq"]}
-    encoding = encoder(tokenizer, Columns(text="text"), max_length=8, overlong=overlong)
+    encoding = encoder(tokenizer, Columns(type="Text", text="text"), max_length=8, overlong=overlong)
     assert [len(example.tokens) for example in encoding.encode(texts)] == kept
     assert dict(encoding.counts) == counts
 
 
 def test_an_overlong_example_can_be_an_error(tokenizer: PreTrainedTokenizerBase) -> None:
-    encoding = encoder(tokenizer, Columns(text="text"), max_length=8, overlong="Fail")
+    encoding = encoder(tokenizer, Columns(type="Text", text="text"), max_length=8, overlong="Fail")
     with pytest.raises(DataError, match=r"an example has 13 tokens, above training\.maxLength 8"):
         list(encoding.encode({"text": ["qqqqqqqqqqqq"]}))
 
@@ -116,13 +120,17 @@ BOTH_TEMPLATES = Prepare(output="/splits", prompt_template="{a}", response_templ
 @pytest.mark.parametrize(
     ("columns", "prepare", "expected"),
     [
-        (Columns(text="body"), None, Columns(text="body")),
-        (Columns(text="body"), PREPARED, Columns(text="text")),
-        (Columns(prompt="q", response="a"), PREPARED, PROMPT_RESPONSE),
-        (Columns(messages="chat"), PREPARED, Columns(messages="messages")),
-        (Columns(text="body"), TEMPLATED, Columns(text="text")),
-        (Columns(prompt="q", response="a"), TEMPLATED, Columns(text="text")),
-        (Columns(text="body"), BOTH_TEMPLATES, PROMPT_RESPONSE),
+        (Columns(type="Text", text="body"), None, Columns(type="Text", text="body")),
+        (Columns(type="Text", text="body"), PREPARED, Columns(type="Text", text="text")),
+        (Columns(type="PromptResponse", prompt="q", response="a"), PREPARED, PROMPT_RESPONSE),
+        (Columns(type="Messages", messages="chat"), PREPARED, Columns(type="Messages", messages="messages")),
+        (Columns(type="Text", text="body"), TEMPLATED, Columns(type="Text", text="text")),
+        (
+            Columns(type="PromptResponse", prompt="q", response="a"),
+            TEMPLATED,
+            Columns(type="Text", text="text"),
+        ),
+        (Columns(type="Text", text="body"), BOTH_TEMPLATES, PROMPT_RESPONSE),
     ],
 )
 def test_a_prepared_table_has_columns_of_its_own_making(
@@ -219,7 +227,7 @@ def test_a_pair_is_kept_or_left_out_as_a_whole(
 
 
 def test_counts_are_metrics_too(tokenizer: PreTrainedTokenizerBase) -> None:
-    encoding = encoder(tokenizer, Columns(text="text"), max_length=8, overlong="Truncate")
+    encoding = encoder(tokenizer, Columns(type="Text", text="text"), max_length=8, overlong="Truncate")
     list(encoding.encode({"text": ["qqqqqqqqqqqq", "qqqq"]}))
     assert encoding.metrics("train") == {
         "train_rows_read": 2,
@@ -244,7 +252,7 @@ def test_a_fingerprint_tells_examples_apart_by_all_that_they_are() -> None:
     assert {len(example.fingerprint) for example in examples} == {16}
 
 
-MESSAGES = Columns(messages="chat")
+MESSAGES = Columns(type="Messages", messages="chat")
 SHAPE = "MessageShape: a row of column chat is not a list of {role, content}, "
 
 
@@ -272,7 +280,7 @@ SHAPE = "MessageShape: a row of column chat is not a list of {role, content}, "
             f"{SHAPE}it is text: correct such rows or filter them out",
         ),
         (
-            Columns(text="body"),
+            Columns(type="Text", text="body"),
             {"body": [[user("a")]]},
             "ColumnType: column body holds lists where text is needed: name it in data.columns.messages if they are "
             "conversations",

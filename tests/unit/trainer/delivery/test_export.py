@@ -83,7 +83,7 @@ def written(recipe: Recipe, folder: Path, source: Path, world: World) -> torch.T
     ("method", "base", "folders"),
     [
         ({"type": "Full"}, "path", {"model", "components"}),
-        ({**LORA, "merge": True}, "path", {"model", "peft", "components"}),
+        ({**LORA, "export": "Merged"}, "path", {"model", "peft", "components"}),
         (LORA, "path", {"peft", "components"}),
         (LORA, "s3://models/base", {"peft", "model", "components"}),
     ],
@@ -163,7 +163,7 @@ def test_a_version_says_what_it_was_evaluated_on(pod: Pod, eval_data: str | None
     assert version_tags(lineage).get(contract.TAG_EVAL_DATA) == eval_data
 
 
-@pytest.mark.parametrize("method", [{"type": "Full"}, {**LORA, "merge": True}])
+@pytest.mark.parametrize("method", [{"type": "Full"}, {**LORA, "export": "Merged"}])
 def test_what_belongs_to_a_model_goes_with_it(
     pod: Pod, base_model: Path, method: dict[str, Any], world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,7 +106,7 @@ def test_an_adapter_computes_as_that_of_peft(base_model: Path, world: World, met
     import peft
     from transformers import AutoModelForCausalLM
 
-    lora = {**LORA, "useRslora": True}
+    lora = {**LORA, "scaling": "RankStabilized"}
     recipe = networks.recipe(base_model, method={"type": method, "lora": lora})
     network = networks.build(recipe, base_model, world).eval()
     model = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32)

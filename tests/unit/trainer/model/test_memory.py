@@ -82,7 +82,7 @@ def test_shapes_are_those_of_the_models(shapes: dict[str, memory.Shape]) -> None
 def test_what_is_sharded_is_shared_out(
     shapes: dict[str, memory.Shape], kind: str, weights: int, trained: int, shards: int
 ) -> None:
-    recipe = networks.recipe(BASE, precision="BF16", batchSize=1)
+    recipe = networks.recipe(BASE, precision="BF16", perDeviceBatchSize=1)
     found = memory.estimate(shapes[kind], recipe, shards=shards, row_tokens=2048, recompute="Full")
     assert (found.weights, found.gradients, found.optimizer) == (
         weights / shards,
@@ -108,7 +108,7 @@ def test_a_four_bit_base_is_whole_on_each_rank() -> None:
         feed_forward=14336,
         root=rest,
     )
-    recipe = networks.recipe(BASE, method={"type": "QLoRA"}, precision="BF16", batchSize=1)
+    recipe = networks.recipe(BASE, method={"type": "QLoRA"}, precision="BF16", perDeviceBatchSize=1)
     found = {
         shards: memory.estimate(shape, recipe, shards=shards, row_tokens=2048, recompute="Full")
         for shards in (1, 8)
@@ -164,7 +164,7 @@ def kept_by_a_forward_pass(network: Network, batch: pack.Batch) -> int:
 def test_activations_are_estimated_within_a_factor_of_two(
     method: str, recompute: str, precision: str
 ) -> None:
-    recipe = networks.recipe(BASE, method={"type": method}, precision=precision, batchSize=2)
+    recipe = networks.recipe(BASE, method={"type": method}, precision=precision, perDeviceBatchSize=2)
     model = small().to(torch.bfloat16 if precision == "BF16" else torch.float32).train()
     attention.isolate(model, cuda=False, half=False, soft_prompt=False)
     adapted = adapt.adapt(model, recipe.method, "base")
@@ -220,13 +220,13 @@ def test_auto_recomputes_no_more_than_it_must(
         (
             {"activationCheckpointing": "Auto"},
             WORLD,
-            need("Full", batchSize=1),
+            need("Full", perDeviceBatchSize=1),
             "the job needs about 0.2 GiB a rank (weights 0.0, gradients 0.0, optimizer 0.0, activations 0.1, gathered "
-            "layers 0.0, loss 0.0) and a rank has 0.1 GiB: what would fit: training.batchSize 1 with activationCheckpointing "
+            "layers 0.0, loss 0.0) and a rank has 0.1 GiB: what would fit: training.perDeviceBatchSize 1 with activationCheckpointing "
             "Full",
         ),
         (
-            {"batchSize": 1, "method": {"type": "LoRA"}},
+            {"perDeviceBatchSize": 1, "method": {"type": "LoRA"}},
             WORLD,
             1.0,
             "the job needs about 0.3 GiB a rank (weights 0.0, gradients 0.0, optimizer 0.0, activations 0.3, gathered "
@@ -258,7 +258,7 @@ def test_a_model_of_8b_does_not_fit_on_one_gpu(
 def test_replicas_are_told_of_sharding(monkeypatch: pytest.MonkeyPatch) -> None:
     """DDP holds everything on each rank; FSDP over the same ranks would fit."""
     many = World(0, 64, 0, 8, torch.device("cpu"))
-    recipe = networks.recipe(BASE, strategy="DDP", batchSize=1, activationCheckpointing="Full")
+    recipe = networks.recipe(BASE, strategy="DDP", perDeviceBatchSize=1, activationCheckpointing="Full")
     shape = memory.Shape.of(Network(small(), Sft()), None, quantised=False)
     limit = memory.estimate(shape, recipe, shards=64, row_tokens=2048, recompute="Full").total / 0.92 + 1
     with pytest.raises(RecipeRefusedError, match=r"what would fit: distributed\.strategy FSDP;"):

@@ -25,8 +25,8 @@ def recipe(
             "job": {"name": "job", "namespace": "default", "uid": uid},
             "model": {"base": base},
             "data": {
-                "source": source or {"format": "Parquet", "path": "/corpus"},
-                "columns": columns or {"prompt": "question", "response": "answer"},
+                "source": source or {"type": "Parquet", "path": "/corpus"},
+                "columns": columns or {"type": "PromptResponse", "prompt": "question", "response": "answer"},
                 "prepare": {"output": "/out", **prepare},
             },
         }

@@ -46,7 +46,7 @@ STEPS: dict[str, Any] = {
     "responseTemplate": " {answer}",
     "maxTokens": 100,
     "limit": 70,
-    "split": {"train": 0.8, "validation": 0.1, "test": 0.1},
+    "splitRatios": {"train": 0.8, "validation": 0.1, "test": 0.1},
 }
 DROPPED = {"notNull": 1, "minQuality": 21, "dedupe": 1, "maxTokens": 1, "limit": 10}
 
@@ -79,7 +79,7 @@ class Asker:
 
     def __call__(self, **changes: Any) -> PrepResult:
         changes = {
-            "source": {"format": "Parquet", "path": str(self.corpus / "parquet")},
+            "source": {"type": "Parquet", "path": str(self.corpus / "parquet")},
             "base": str(self.tokenizer),
             "output": str(self.output),
         } | changes
@@ -113,7 +113,7 @@ def test_the_table_holds_what_the_result_says(ask: Asker, corpus: Path, tmp_path
     results, tables = [], []
     sources = [("Parquet", "parquet", None), ("JSONLines", "lines.jsonl", None), ("Delta", "delta", 0)]
     for kind, name, version in sources:
-        source = {"format": kind, "path": str(corpus / name), "version": version}
+        source = {"type": kind, "path": str(corpus / name), "version": version}
         results.append(ask(source=source, output=str(tmp_path / name), **STEPS))
         tables.append(table_of(results[-1]))
     assert tables[0] == tables[1] == tables[2]
@@ -194,8 +194,10 @@ def test_columns_of_the_table(
     chats = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
     row = {"question": "why", "answer": "so", "chat": json.dumps(chats)}
     (tmp_path / "corpus.jsonl").write_text(json.dumps(row) + "\n")
-    source = {"format": "JSONLines", "path": str(tmp_path / "corpus.jsonl")}
-    (made,) = table_of(ask(source=source, columns=columns, split={"train": 1, "validation": 0, "test": 0}))
+    source = {"type": "JSONLines", "path": str(tmp_path / "corpus.jsonl")}
+    (made,) = table_of(
+        ask(source=source, columns=columns, splitRatios={"train": 1, "validation": 0, "test": 0})
+    )
     values = {"text": "why", "prompt": "why", "response": "so", "messages": chats}
     assert list(made) == expected
     assert [made[name] for name in expected if name in values] == [
@@ -218,12 +220,12 @@ def test_preferences_come_through_every_step(ask: Asker, tmp_path: Path) -> None
     ]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows + dirty))
     result = ask(
-        source={"format": "JSONLines", "path": str(tmp_path / "corpus.jsonl")},
-        columns={"prompt": "ask", "chosen": "good", "rejected": "bad"},
+        source={"type": "JSONLines", "path": str(tmp_path / "corpus.jsonl")},
+        columns={"type": "Preference", "prompt": "ask", "chosen": "good", "rejected": "bad"},
         promptTemplate="Q: {ask}\nA:",
         maxTokens=200,
         limit=25,
-        split={"train": 0.8, "validation": 0.2, "test": 0},
+        splitRatios={"train": 0.8, "validation": 0.2, "test": 0},
     )
     made = table_of(result)
     assert result.dropped == {"notNull": 3, "dedupe": 1, "maxTokens": 1, "limit": 6}
@@ -238,43 +240,43 @@ def test_preferences_come_through_every_step(ask: Asker, tmp_path: Path) -> None
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (
         "missing path",
-        {"source": {"format": "Parquet", "path": "{corpus}/nowhere"}},
+        {"source": {"type": "Parquet", "path": "{corpus}/nowhere"}},
         "MissingSource",
         "data.source.path {corpus}/nowhere does not exist: mount the volume or correct it",
     ),
     (
         "no files",
-        {"source": {"format": "Parquet", "path": "{corpus}/empty"}},
+        {"source": {"type": "Parquet", "path": "{corpus}/empty"}},
         "EmptySource",
         "data.source.path {corpus}/empty has no Parquet files",
     ),
     (
         "no Delta table",
-        {"source": {"format": "Delta", "path": "{corpus}/parquet"}},
+        {"source": {"type": "Delta", "path": "{corpus}/parquet"}},
         "MissingSource",
         "data.source.path {corpus}/parquet is not a Delta table: correct it, or set another format",
     ),
     (
         "no table of that name",
-        {"source": {"format": "Delta", "table": "nowhere"}},
+        {"source": {"type": "Delta", "table": "nowhere"}},
         "MissingSource",
         "data.source.table nowhere is not a Delta table: correct it, or set another format",
     ),
     (
         "missing version",
-        {"source": {"format": "Delta", "path": "{corpus}/delta", "version": 7}},
+        {"source": {"type": "Delta", "path": "{corpus}/delta", "version": 7}},
         "MissingVersion",
         "the Delta table {corpus}/delta has no version 7: its newest is 1",
     ),
     (
         "source without rows",
-        {"source": {"format": "Delta", "path": "{corpus}/delta"}},
+        {"source": {"type": "Delta", "path": "{corpus}/delta"}},
         "NoRows",
         "{corpus}/delta has no rows: check what was written to it",
     ),
     (
         "missing columns",
-        {"notNull": ["license"], "split": {"key": "thread"}},
+        {"notNull": ["license"], "splitRatios": {"key": "thread"}},
         "MissingColumn",
         "{corpus}/parquet has no column license and thread: it has answer, quality and question",
     ),
@@ -313,10 +315,10 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     (
         "empty validation split",
-        {"limit": 1, "split": {"train": 0.9, "validation": 0.1, "test": 0}},
+        {"limit": 1, "splitRatios": {"train": 0.9, "validation": 0.1, "test": 0}},
         "EmptySplit",
         "none of the 1 examples fell into the validation split, whose ratio is 0.1: prepare more examples or raise "
-        "data.prepare.split.validation",
+        "data.prepare.splitRatios.validation",
     ),
 ]
 
@@ -379,7 +381,7 @@ def run(pod: dict[str, str]) -> tuple[int, str, TerminationMessage | None]:
 def test_the_command_leaves_a_result(
     pod: dict[str, str], corpus: Path, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
-    source = {"format": "Delta", "path": str(corpus / "delta"), "version": 0}
+    source = {"type": "Delta", "path": str(corpus / "delta"), "version": 0}
     asked = recipe(
         source=source,
         base=str(tokenizer_folder),
@@ -418,9 +420,9 @@ REFUSED: list[tuple[str, str, str, str]] = [
     ("no recipe", "", "InvalidRecipe", "the recipe {recipe} is wrong at the top: Input should be"),
     (
         "wrong recipe",
-        "job: {name: a, namespace: b, uid: c}\nmodel: {base: /m}\ndata: {columns: {text: t}, source: {format: CSV}}",
+        "job: {name: a, namespace: b, uid: c}\nmodel: {base: /m}\ndata: {columns: {type: Text, text: t}, source: {type: CSV}}",
         "InvalidRecipe",
-        "the recipe {recipe} is wrong at data.source.format: Input should be",
+        "the recipe {recipe} is wrong at data.source.type: Input should be",
     ),
     (
         "mode Kubernetes",

@@ -11,7 +11,7 @@ from finetune_trainer.prep.plan import Form, plan
 from finetune_trainer.prep.template import Template
 from unit.trainer.prep.recipes import recipe
 
-PREFERENCES = {"prompt": "question", "chosen": "good", "rejected": "bad"}
+PREFERENCES = {"type": "Preference", "prompt": "question", "chosen": "good", "rejected": "bad"}
 TEXT, PAIR, CHAT = {"text": "body"}, {"prompt": "question", "response": "answer"}, {"messages": "chat"}
 
 
@@ -90,7 +90,9 @@ def test_form_of_an_example(columns: dict[str, Any], templates: dict[str, Any], 
 
 
 def test_columns_that_the_source_must_have() -> None:
-    made = plan(recipe(notNull=["license"], minQuality=0.5, qualityColumn="score", split={"key": "thread"}))
+    made = plan(
+        recipe(notNull=["license"], minQuality=0.5, qualityColumn="score", splitRatios={"key": "thread"})
+    )
     assert made.columns == ("question", "answer", "license", "score", "thread")
     assert plan(recipe()).columns == ("question", "answer")
 
@@ -98,13 +100,13 @@ def test_columns_that_the_source_must_have() -> None:
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "Hub",
-        {"source": {"format": "Hub", "dataset": "org/set"}},
-        "data.source.format Hub is not available yet: download the data set first and name its files with format "
+        {"source": {"type": "Hub", "dataset": "org/set"}},
+        "data.source.type Hub is not available yet: download the data set first and name its files with format "
         "Parquet or JSONLines",
     ),
     (
         "path and table",
-        {"source": {"format": "Delta", "path": "/corpus", "table": "a.b"}},
+        {"source": {"type": "Delta", "path": "/corpus", "table": "a.b"}},
         "data.source needs exactly one of path and table",
     ),
     (
@@ -124,7 +126,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "preferences without the rejected",
-        {"columns": {"prompt": "p", "chosen": "c"}},
+        {"columns": {"type": "Preference", "prompt": "p", "chosen": "c"}},
         "data.columns of preferences are prompt, chosen and rejected: name all three",
     ),
     (
@@ -156,8 +158,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "split",
-        {"split": {"train": 0.9, "validation": 0.2, "test": 0.0}},
-        "data.prepare.split adds up to 1.1: train, validation and test must add up to 1",
+        {"splitRatios": {"train": 0.9, "validation": 0.2, "test": 0.0}},
+        "data.prepare.splitRatios adds up to 1.1: train, validation and test must add up to 1",
     ),
     (
         "output over the source",

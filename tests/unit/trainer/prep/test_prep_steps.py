@@ -124,7 +124,7 @@ CONVERSATIONS: list[tuple[list[dict[str, str | None]] | None, str | None]] = [
 
 @pytest.mark.parametrize("as_text", [False, True], ids=["lists", "JSON text"])
 def test_conversations(spark: SparkSession, as_text: bool) -> None:
-    asked = recipe(columns={"messages": "chat"}, maxChars=10)
+    asked = recipe(columns={"type": "Messages", "messages": "chat"}, maxChars=10)
     kind = "string" if as_text else "array<struct<content: string, role: string, weight: int>>"
     rows = [{"chat": json.dumps(chat) if as_text and chat is not None else chat} for chat, _ in CONVERSATIONS]
     wanted = [verdict for _, verdict in CONVERSATIONS]
@@ -136,7 +136,7 @@ def test_conversations(spark: SparkSession, as_text: bool) -> None:
 
 def test_conversations_become_lists_of_role_and_content(spark: SparkSession) -> None:
     source = frame(spark, [{"chat": CHAT}], "chat array<struct<content: string, role: string, weight: int>>")
-    made = identified(source, recipe(columns={"messages": "chat"})).first()
+    made = identified(source, recipe(columns={"type": "Messages", "messages": "chat"})).first()
     assert made is not None
     assert [turn.asDict() for turn in made["messages"]] == CHAT
 
@@ -158,7 +158,7 @@ WRONG: list[tuple[str, dict[str, Any], type[PodFailure], str]] = [
     ),
     (
         "messages in a text column of another type",
-        {"columns": {"messages": "size"}},
+        {"columns": {"type": "Messages", "messages": "size"}},
         DataError,
         "column size holds int: conversations are lists of {role, content}, or the same as JSON text",
     ),
@@ -184,7 +184,7 @@ def identified(source: DataFrame, asked: Recipe) -> DataFrame:
 
 def test_templates_render(spark: SparkSession) -> None:
     asked = recipe(
-        columns={"text": "question"},
+        columns={"type": "Text", "text": "question"},
         promptTemplate="{{{thread}}} Q: {question}\nA:",
         responseTemplate=" {answer}",
     )
@@ -216,7 +216,9 @@ def prepared(spark: SparkSession, rows: list[Row], partitions: int, **asked: Any
     wanted = recipe(**asked)
     made = steps.without_duplicates(identified(frame(spark, rows, partitions=partitions), wanted))
     prepare = plan(wanted).prepare
-    made = steps.with_split(steps.limited(made, prepare.limit, prepare.split.seed), prepare.split)
+    made = steps.with_split(
+        steps.limited(made, prepare.limit, prepare.split_ratios.seed), prepare.split_ratios
+    )
     return {row["prompt"]: row["split"] for row in made.collect()}
 
 
@@ -226,7 +228,10 @@ MANY = [pair(f"question {number}", "answer", thread=f"thread {number % 40}") for
 def test_limit_and_split_do_not_depend_on_partitions(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: dict[str, Any] = {"limit": 200, "split": {"train": 0.5, "validation": 0.3, "test": 0.2, "seed": 7}}
+    asked: dict[str, Any] = {
+        "limit": 200,
+        "splitRatios": {"train": 0.5, "validation": 0.3, "test": 0.2, "seed": 7},
+    }
     four, six = prepared(spark, MANY, 4, **asked), prepared(spark, MANY[::-1], 6, **asked)
     assert four == six
     assert len(four) == 200
@@ -240,7 +245,9 @@ def test_limit_and_split_do_not_depend_on_partitions(
 
 
 def test_splits_have_about_their_ratios(spark: SparkSession) -> None:
-    splits = list(prepared(spark, MANY, 2, split={"train": 0.7, "validation": 0.3, "test": 0.0}).values())
+    splits = list(
+        prepared(spark, MANY, 2, splitRatios={"train": 0.7, "validation": 0.3, "test": 0.0}).values()
+    )
     # Four standard deviations of a fair draw of 400.
     assert abs(splits.count("train") - 280) < 37
     assert splits.count("train") + splits.count("validation") == 400
@@ -248,7 +255,7 @@ def test_splits_have_about_their_ratios(spark: SparkSession) -> None:
 
 def test_what_has_one_key_is_in_one_split(spark: SparkSession) -> None:
     ratios = {"train": 0.4, "validation": 0.3, "test": 0.3}
-    splits = prepared(spark, MANY, 2, split={**ratios, "key": "thread"})
+    splits = prepared(spark, MANY, 2, splitRatios={**ratios, "key": "thread"})
     of_thread = {
         thread: {splits[row["question"]] for row in MANY if row["thread"] == thread}
         for thread in {row["thread"] for row in MANY}
@@ -261,8 +268,10 @@ def test_duplicates_that_are_kept_share_a_split(spark: SparkSession) -> None:
     rows = [
         row | {"question": text} for row in MANY[:50] for text in (row["question"], row["question"].upper())
     ]
-    wanted = recipe(split={"train": 0.5, "validation": 0.5, "test": 0.0})
-    made = steps.with_split(identified(frame(spark, rows), wanted), plan(wanted).prepare.split).collect()
+    wanted = recipe(splitRatios={"train": 0.5, "validation": 0.5, "test": 0.0})
+    made = steps.with_split(
+        identified(frame(spark, rows), wanted), plan(wanted).prepare.split_ratios
+    ).collect()
     found: dict[str, set[str]] = {}
     for row in made:
         found.setdefault(row["prompt"].lower(), set()).add(row["split"])

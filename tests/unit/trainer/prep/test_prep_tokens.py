@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from finetune_crds.data import Columns
+from finetune_crds.data import COLUMNS_OF, Columns
 from finetune_crds.training import Model
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.prep import tokens
@@ -35,12 +35,15 @@ EXAMPLES: list[tuple[str, dict[str, list[Any]]]] = [
 ]
 
 
+KINDS = {frozenset(fields): kind for kind, fields in COLUMNS_OF.items()}
+
+
 @pytest.mark.parametrize("examples", [row[1] for row in EXAMPLES], ids=[row[0] for row in EXAMPLES])
 def test_counts_are_the_trainers(examples: dict[str, list[Any]], tokenizer_folder: Path) -> None:
     tokenizer = load_tokenizer(Model(base=str(tokenizer_folder)), tokenizer_folder)
     encoder = Encoder(
         tokenizer,
-        Columns(**{name: name for name in examples}),
+        Columns.model_validate({"type": KINDS[frozenset(examples)]}),
         loss_on_answer=False,
         max_length=10_000,
         overlong="Fail",

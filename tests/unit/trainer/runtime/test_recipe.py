@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from support.pods import Pod
 
 TEACHER = {"teacher": "/models/teacher"}
-PREFERENCES = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
+PREFERENCES = {"type": "Preference", "prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
 NO_PACKING = {"training.packing": False}
 WITHOUT_VIRTUAL_TOKENS = (
     "virtual tokens are lost under packing, compile and activation checkpointing: set training.packing and "
@@ -23,8 +23,8 @@ TOGETHER = "objective DPO and data.columns.prompt, chosen and rejected go togeth
 
 TABLE: list[tuple[dict[str, Any], list[str]]] = [
     ({}, []),
-    ({"method.type": "LoRA", "method.merge": True, "method.lora": {"rank": 4}}, []),
-    ({"method.type": "DoRA", "method.merge": True, "method.lora": {"rank": 4}}, []),
+    ({"method.type": "LoRA", "method.export": "Merged", "method.lora": {"rank": 4}}, []),
+    ({"method.type": "DoRA", "method.export": "Merged", "method.lora": {"rank": 4}}, []),
     ({"method.type": "QLoRA", "method.quantization": {"type": "FP4"}, "method.lora": {}}, []),
     ({"method": {"type": "PrefixTuning", "softPrompt": {}}, **NO_PACKING}, []),
     ({"method": {"type": "PromptTuning", "softPrompt": {}}, **NO_PACKING}, []),
@@ -32,7 +32,7 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
     ({"method.type": "QLoRA", "objective.type": "DPO", "data.columns": PREFERENCES}, []),
     ({"method.type": "DoRA", "objective": {"type": "Distillation", "distillation": TEACHER}}, []),
     ({"distributed.strategy": "HSDP", "training.compile": True}, []),
-    ({"training.loadBest": True, "training.evalSteps": 2, "checkpoint": {"uri": "/checkpoints"}}, []),
+    ({"training.select": "Best", "training.evalEverySteps": 2, "checkpoint": {"uri": "/checkpoints"}}, []),
     ({"method.lora": {}}, ["method.lora needs type LoRA, QLoRA or DoRA"]),
     (
         {"method": {"type": "PromptTuning", "lora": {}}, **NO_PACKING},
@@ -43,7 +43,7 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
         {"method": {"type": "LoRA", "softPrompt": {}}},
         ["method.softPrompt needs type PrefixTuning or PromptTuning"],
     ),
-    ({"method.merge": True}, ["method.merge needs type LoRA, QLoRA or DoRA"]),
+    ({"method.export": "Merged"}, ["method.export: Merged needs type LoRA, QLoRA or DoRA"]),
     (
         {"method.type": "PrefixTuning", "objective.type": "DPO", "data.columns": PREFERENCES, **NO_PACKING},
         ["objective DPO works with method Full, LoRA, QLoRA or DoRA"],
@@ -105,18 +105,18 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
     ),
     (
         {"training.earlyStopping": {}},
-        ["training.earlyStopping needs training.evalSteps"],
+        ["training.earlyStopping needs training.evalEverySteps"],
     ),
-    ({"training.loadBest": True}, ["training.loadBest needs training.evalSteps and checkpoint"]),
+    ({"training.select": "Best"}, ["training.select: Best needs training.evalEverySteps and checkpoint"]),
     (
-        {"training.loadBest": True, "training.evalSteps": 2},
-        ["training.loadBest needs training.evalSteps and checkpoint"],
+        {"training.select": "Best", "training.evalEverySteps": 2},
+        ["training.select: Best needs training.evalEverySteps and checkpoint"],
     ),
     (
-        {"method.merge": True, "training.earlyStopping": {}},
+        {"method.export": "Merged", "training.earlyStopping": {}},
         [
-            "method.merge needs type LoRA, QLoRA or DoRA",
-            "training.earlyStopping needs training.evalSteps",
+            "method.export: Merged needs type LoRA, QLoRA or DoRA",
+            "training.earlyStopping needs training.evalEverySteps",
         ],
     ),
 ]

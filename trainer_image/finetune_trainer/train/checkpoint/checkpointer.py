@@ -99,7 +99,7 @@ class Checkpointer:
         self.failure: str | None = None
         """Why the last save failed; None after a successful one."""
         self._keep = recipe.checkpoint.keep
-        self._asynchronous = recipe.checkpoint.asynchronous
+        self._asynchronous = recipe.checkpoint.mode == "Async"
         self._digest = recipe.digest()
         self._base = recipe.model.base
         self._world = world

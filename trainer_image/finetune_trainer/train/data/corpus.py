@@ -110,10 +110,10 @@ def _pinned(recipe: Recipe, world: World, version: int | None) -> Splits:
 
 def _check_no_evaluation(recipe: Recipe) -> None:
     training = recipe.training
-    if training.eval_steps is not None or training.early_stopping is not None:
+    if training.eval_every_steps is not None or training.early_stopping is not None:
         raise DataError(
             "EmptySplit",
-            "training.evalSteps or training.earlyStopping needs a validation split, and the data has none: add one, or "
+            "training.evalEverySteps or training.earlyStopping needs a validation split, and the data has none: add one, or "
             "remove the fields",
         )
 
@@ -128,10 +128,10 @@ def _plan(recipe: Recipe, train: dataset.Split) -> pack.Plan:
     return pack.Plan.of(
         _sequences(recipe, train),
         # NB: by the recipe's number of ranks, not by the actual one: a resumed run on other ranks takes the same steps.
-        global_batch=training.batch_size
+        global_batch=training.per_device_batch_size
         * training.gradient_accumulation
         * gang.nodes
-        * gang.processes_per_node,
+        * gang.ranks_per_node,
         seed=training.seed,
         epochs=training.epochs,
         max_steps=training.max_steps,

@@ -38,7 +38,7 @@ def read(splits: Splits, name: str, columns: list[str]) -> Iterator[Rows]:
     Raises:
         DataError: the table, a file or a column is missing or corrupt, or a value is null.
     """
-    if splits.format == "Delta":
+    if splits.type == "Delta":
         yield from _delta(splits, name, columns)
         return
     place = getattr(splits, name)
@@ -50,7 +50,7 @@ def read(splits: Splits, name: str, columns: list[str]) -> Iterator[Rows]:
     found = _visible_files(files, path)
     if not found:
         raise DataError("MissingFile", f"{place} has no files: check how the splits were written")
-    rows_of = _parquet if splits.format == "Parquet" else _json_lines
+    rows_of = _parquet if splits.type == "Parquet" else _json_lines
     for file in found:
         yield from rows_of(files, file, columns)
 
@@ -61,7 +61,7 @@ def delta_version(splits: Splits) -> int | None:
     Raises:
         DataError: the table or its version does not exist, or its log is corrupt.
     """
-    return _delta_table(splits).version() if splits.format == "Delta" else None
+    return _delta_table(splits).version() if splits.type == "Delta" else None
 
 
 def _visible_files(files: AbstractFileSystem, path: str) -> list[str]:

@@ -95,7 +95,7 @@ def write(
         flavor |= {"model_binary": _MODEL, "source_model_name": base}
     else:
         _write_adapter(model, state, folder / _ADAPTER)
-        if recipe.method.merge:
+        if recipe.method.export == "Merged":
             merge.into(source, folder / _ADAPTER, recipe.model, folder / _MODEL)
             flavor |= {"model_binary": _MODEL, "source_model_name": base}
         else:

@@ -99,8 +99,8 @@ def method_params(recipe: Recipe) -> dict[str, object]:
             "lora_alpha": lora.alpha,
             "lora_dropout": lora.dropout,
             "target_modules": ",".join(lora.target_modules) or "all-linear",
-            "use_rslora": lora.use_rslora,
-            "merge": bool(method.merge),
+            "use_rslora": lora.scaling == "RankStabilized",
+            "merge": bool(method.export == "Merged"),
         }
     if method.type == "QLoRA":
         quantization = method.quantization or Quantization()

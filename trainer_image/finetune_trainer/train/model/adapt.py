@@ -56,7 +56,7 @@ def _lora_config(model: nn.Module, method: Method) -> Any:
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=list(lora.target_modules) or "all-linear",
-        use_rslora=lora.use_rslora,
+        use_rslora=lora.scaling == "RankStabilized",
         use_dora=method.type == "DoRA",
     )
 

@@ -157,7 +157,7 @@ def estimate(shape: Shape, recipe: Recipe, *, shards: int, row_tokens: int, reco
     """
     compute = 2 if recipe.training.precision == "BF16" else 4
     frozen = shape.parameters - shape.trained - shape.whole
-    tokens = recipe.training.batch_size * row_tokens
+    tokens = recipe.training.per_device_batch_size * row_tokens
     kept = (
         shape.layers
         * tokens
@@ -230,7 +230,7 @@ def _what_would_fit(shape: Shape, recipe: Recipe, world: World, row_tokens: int,
     """Describe the smallest changes of the recipe that make the estimate fit."""
     training, found = recipe.training, []
 
-    def fits(shards: int, *, shape: Shape = shape, batch_size: int = training.batch_size) -> bool:
+    def fits(shards: int, *, shape: Shape = shape, batch_size: int = training.per_device_batch_size) -> bool:
         changed = recipe.model_copy(
             update={"training": training.model_copy(update={"batch_size": batch_size})}
         )
@@ -240,8 +240,8 @@ def _what_would_fit(shape: Shape, recipe: Recipe, world: World, row_tokens: int,
     shards = _shards(recipe, world)
     if fits(shards):
         return "what would fit: training.activationCheckpointing Full (or Auto)"
-    if training.batch_size > 1 and fits(shards, batch_size=1):
-        found.append("training.batchSize 1 with activationCheckpointing Full")
+    if training.per_device_batch_size > 1 and fits(shards, batch_size=1):
+        found.append("training.perDeviceBatchSize 1 with activationCheckpointing Full")
     if recipe.distributed.strategy != "FSDP" and fits(world.size):
         found.append("distributed.strategy FSDP")
     ranks = world.size

@@ -43,7 +43,7 @@ def refusals(recipe: Recipe) -> list[str]:
             method.soft_prompt is not None and not soft,
             "method.softPrompt needs type PrefixTuning or PromptTuning",
         ),
-        (bool(method.merge) and not low_rank, "method.merge needs type LoRA, QLoRA or DoRA"),
+        (method.export == "Merged" and not low_rank, "method.export: Merged needs type LoRA, QLoRA or DoRA"),
         (
             method.soft_prompt is not None
             and method.soft_prompt.init_text is not None
@@ -90,12 +90,12 @@ def refusals(recipe: Recipe) -> list[str]:
             "training.warmupSteps and training.warmupRatio are both set: remove one",
         ),
         (
-            training.early_stopping is not None and training.eval_steps is None,
-            "training.earlyStopping needs training.evalSteps",
+            training.early_stopping is not None and training.eval_every_steps is None,
+            "training.earlyStopping needs training.evalEverySteps",
         ),
         (
-            training.load_best and (training.eval_steps is None or recipe.checkpoint is None),
-            "training.loadBest needs training.evalSteps and checkpoint",
+            training.select == "Best" and (training.eval_every_steps is None or recipe.checkpoint is None),
+            "training.select: Best needs training.evalEverySteps and checkpoint",
         ),
     )
     return [sentence for refused, sentence in table if refused]
@@ -106,14 +106,14 @@ def example_columns(data: Data) -> Columns:
     if data.prepare is None:
         return data.columns
     if data.columns.chosen is not None:
-        return Columns(prompt="prompt", chosen="chosen", rejected="rejected")
+        return Columns(type="Preference", prompt="prompt", chosen="chosen", rejected="rejected")
     if data.prepare.response_template is not None:
-        return Columns(prompt="prompt", response="response")
+        return Columns(type="PromptResponse", prompt="prompt", response="response")
     if data.prepare.prompt_template is not None or data.columns.text is not None:
-        return Columns(text="text")
+        return Columns(type="Text", text="text")
     if data.columns.messages is not None:
-        return Columns(messages="messages")
-    return Columns(prompt="prompt", response="response")
+        return Columns(type="Messages", messages="messages")
+    return Columns(type="PromptResponse", prompt="prompt", response="response")
 
 
 def row_tokens(recipe: Recipe) -> int:

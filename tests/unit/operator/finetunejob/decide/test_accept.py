@@ -53,8 +53,8 @@ REFUSED: dict[str, tuple[Json, list[str]]] = {
         ["data.prepare.dedupe.near (exact duplicates can be removed)"],
     ),
     "a data set of the Hub": (
-        {"data": {**SOURCE, "source": {"format": "Hub", "dataset": "a/b"}}},
-        ["data.source.format Hub (copy the data set to a folder and use Parquet or JSONLines)"],
+        {"data": {**SOURCE, "source": {"type": "Hub", "dataset": "a/b"}}},
+        ["data.source.type Hub (copy the data set to a folder and use Parquet or JSONLines)"],
     ),
     "an MLflow of another kind": (
         {"tracking": {"uri": "databricks", "registryUri": "databricks-uc"}},
@@ -95,9 +95,9 @@ REFUSED: dict[str, tuple[Json, list[str]]] = {
             "method": {"type": "LoRA", "lora": {"rank": 8}},
             "training": {
                 "compile": True,
-                "loadBest": True,
+                "select": "Best",
                 "epochs": 2,
-                "evalSteps": 5,
+                "evalEverySteps": 5,
                 "earlyStopping": {"patience": 2},
             },
             "checkpoint": {"uri": "/c"},

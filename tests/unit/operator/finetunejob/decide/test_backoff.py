@@ -64,7 +64,12 @@ def test_an_attempt_in_vain_is_followed_after_a_while() -> None:
         "attempt 1 was preempted before it had a newer checkpoint; attempt 2 resumes from the newest checkpoint, "
         "at 12:00:31 UTC",
     )
-    assert (status.attempt, status.restarts, status.idle_restarts, status.restart_at) == (2, 0, 1, later(31))
+    assert (status.attempt, status.restarts, status.idle_restarts, status.restart_time) == (
+        2,
+        0,
+        1,
+        later(31),
+    )
     assert (decision.requeue_seconds, applied(decision)) == (10, [])
 
     waiting = conclude(ftj(status), preempted(1), at=later(24))
@@ -73,10 +78,10 @@ def test_an_attempt_in_vain_is_followed_after_a_while() -> None:
 
     started = conclude(ftj(status), preempted(1), at=later(31))
     assert applied(started) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-2"]
-    assert (started.status.restart_at, started.status.idle_restarts) == (None, 1)
+    assert (started.status.restart_time, started.status.idle_restarts) == (None, 1)
 
     again = conclude(ftj(started.status), preempted(2), at=later(60))
-    assert (again.status.idle_restarts, again.status.restart_at) == (2, later(80))
+    assert (again.status.idle_restarts, again.status.restart_time) == (2, later(80))
 
 
 FRUITFUL: dict[str, tuple[FineTuneJobStatus, Observed]] = {
@@ -103,7 +108,7 @@ def test_an_attempt_that_came_to_something_is_followed_at_once(
 ) -> None:
     decision = conclude(ftj(before, checkpoint={"uri": "/c"}), seen, at=later(500))
     status = decision.status
-    assert (status.idle_restarts, status.restart_at, decision.requeue_seconds) == (None, None, 0.1)
+    assert (status.idle_restarts, status.restart_time, decision.requeue_seconds) == (None, None, 0.1)
 
 
 def test_the_failure_remembers_how_far_the_checkpoints_were() -> None:
@@ -115,11 +120,15 @@ def test_the_failure_remembers_how_far_the_checkpoints_were() -> None:
 def test_a_restart_that_counts_does_not_wait() -> None:
     seen = observed(child("tune-train-1", "Failed", lived=1), pods=[ended("tune-train-1", 0, 1)])
     decision = conclude(ftj(running(), checkpoint={"uri": "/c"}), seen, at=later(2))
-    assert (decision.status.restarts, decision.status.restart_at, decision.requeue_seconds) == (1, None, 0.1)
+    assert (decision.status.restarts, decision.status.restart_time, decision.requeue_seconds) == (
+        1,
+        None,
+        0.1,
+    )
 
 
 def test_who_resumes_a_job_does_not_wait() -> None:
-    waiting = running(attempt=2, idle_restarts=6, restart_at=later(300), suspended_at=later(0))
+    waiting = running(attempt=2, idle_restarts=6, restart_time=later(300), suspend_time=later(0))
     decision = conclude(ftj(waiting), observed(), at=later(5))
     assert applied(decision)[-1] == "Job/tune-train-3"
-    assert (decision.status.idle_restarts, decision.status.restart_at) == (None, None)
+    assert (decision.status.idle_restarts, decision.status.restart_time) == (None, None)

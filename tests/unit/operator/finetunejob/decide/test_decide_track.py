@@ -151,26 +151,26 @@ PROGRESS: dict[str, tuple[dict[str, float], Progress | None]] = {
             eval_loss=3.5,
             tokens_per_second=1234.6,
             seconds_remaining=80,
-            updated_at=later(30),
+            update_time=later(30),
         ),
     ),
-    "loss alone": ({"loss": 2.0}, Progress(step=0, loss=2.0, updated_at=later(30))),
-    "no end in sight": ({"step": 7.0}, Progress(step=7, updated_at=later(30))),
+    "loss alone": ({"loss": 2.0}, Progress(step=0, loss=2.0, update_time=later(30))),
+    "no end in sight": ({"step": 7.0}, Progress(step=7, update_time=later(30))),
     "nothing to do": (
         {"step": 0.0, "max_steps": 0.0},
-        Progress(step=0, max_steps=0, updated_at=later(30)),
+        Progress(step=0, max_steps=0, update_time=later(30)),
     ),
     "beyond the end": (
         {"step": 130.0, "max_steps": 120.0},
-        Progress(step=130, max_steps=120, percent=100, summary="100%", updated_at=later(30)),
+        Progress(step=130, max_steps=120, percent=100, summary="100%", update_time=later(30)),
     ),
     "a run that diverged": (
         {"step": 3.0, "max_steps": 10.0, "loss": NAN, "eval_loss": INF, "seconds_remaining": INF},
-        Progress(step=3, max_steps=10, percent=30, summary="30%", updated_at=later(30)),
+        Progress(step=3, max_steps=10, percent=30, summary="30%", update_time=later(30)),
     ),
     "numbers that are none": (
         {"step": NAN, "max_steps": -INF, "seconds_remaining": -5.0},
-        Progress(step=0, seconds_remaining=0, updated_at=later(30)),
+        Progress(step=0, seconds_remaining=0, update_time=later(30)),
     ),
 }
 
@@ -184,9 +184,9 @@ def test_progress_is_dated_when_it_changes_and_no_later() -> None:
     first = follow(tracked(step=4, max_steps=10)).status
     again = follow(tracked(step=4, max_steps=10), first).status
     assert again.progress == first.progress
-    before = first.model_copy(update={"progress": first.progress.model_copy(update={"updated_at": NOW})})
+    before = first.model_copy(update={"progress": first.progress.model_copy(update={"update_time": NOW})})
     moved = follow(tracked(step=5, max_steps=10), before).status.progress
-    assert (moved.step, moved.updated_at) == (5, later(30))
+    assert (moved.step, moved.update_time) == (5, later(30))
 
 
 def test_evaluation_and_goodput() -> None:

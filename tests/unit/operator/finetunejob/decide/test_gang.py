@@ -215,7 +215,7 @@ def test_the_recipe_names_the_splits_that_preparation_made() -> None:
     made = children(before, data=SOURCE)[1]
     assert (made["kind"], made["metadata"]["name"]) == ("ConfigMap", "tune-train")
     recipe = yaml.safe_load(made["data"]["recipe.yaml"])
-    assert recipe["data"]["splits"] == {"format": "Delta", "path": "/data/splits", "version": 7}
+    assert recipe["data"]["splits"] == {"type": "Delta", "path": "/data/splits", "version": 7}
 
 
 def test_the_built_in_loop_runs_in_the_operators_image() -> None:

@@ -60,7 +60,7 @@ FAILURES: dict[str, tuple[list[Json], tuple[Any, ...] | None]] = {
             None,
             137,
             "OOMKilled",
-            "the container used more memory than its limit: raise the limit or lower training.batchSize",
+            "the container used more memory than its limit: raise the limit or lower training.perDeviceBatchSize",
         ),
     ),
     "where all lost their peers the earliest counts": (

@@ -64,7 +64,7 @@ def test_it_starts_without_mlflow_having_a_run() -> None:
     recipe = yaml.safe_load(decision.apply[0]["data"]["recipe.yaml"])
     assert (recipe["job"], recipe["data"]["source"]) == (
         {"name": "tune", "namespace": "team", "uid": UID},
-        {"format": "Parquet", "path": "/data/corpus"},
+        {"type": "Parquet", "path": "/data/corpus"},
     )
 
 
@@ -135,7 +135,7 @@ def test_its_result_becomes_the_status_and_training_starts_from_it() -> None:
     )
     assert applied(decision) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]
     recipe = yaml.safe_load(decision.apply[1]["data"]["recipe.yaml"])
-    assert recipe["data"]["splits"] == {"format": "Delta", "path": "/data/splits", "version": 7}
+    assert recipe["data"]["splits"] == {"type": "Delta", "path": "/data/splits", "version": 7}
 
 
 def test_a_result_that_went_with_its_pod_is_asked_for_again() -> None:

@@ -35,7 +35,7 @@ UNHEALTHY = condition(ConditionType.PODS_HEALTHY, "False", ConditionReason.UNSCH
 
 def suspended(**fields: Any) -> Any:
     """The status of a job that was suspended at NOW during its first attempt."""
-    before = running(**({"suspended_at": NOW} | fields))
+    before = running(**({"suspend_time": NOW} | fields))
     return before.model_copy(update={"conditions": [*before.conditions, SUSPENDED, UNHEALTHY]})
 
 
@@ -51,7 +51,7 @@ def test_suspending_stops_the_pods_and_says_which_are_left() -> None:
         "waiting for pod tune-train-1-0-abcde and 1 more to stop",
     )
     assert decision.status.phase == "Suspended"
-    assert decision.status.suspended_at == NOW
+    assert decision.status.suspend_time == NOW
     assert decision.status.nodes == Nodes(desired=0, ready=0, summary="0/0")
 
 
@@ -67,7 +67,7 @@ def test_suspended_nothing_is_made_and_old_complaints_are_taken_back() -> None:
         ConditionReason.NO_PODS,
         "no pod should run: the job is suspended",
     )
-    assert (applied(decision), deleted(decision), decision.status.suspended_at) == ([], [], NOW)
+    assert (applied(decision), deleted(decision), decision.status.suspend_time) == ([], [], NOW)
 
 
 def test_a_job_made_suspended_makes_nothing() -> None:
@@ -96,7 +96,7 @@ RESUMED: dict[str, tuple[Observed, int, list[str]]] = {
 def test_a_job_goes_on(seen: Observed, attempt: int, children: list[str]) -> None:
     decision = conclude(ftj(suspended(suspended_seconds=5)), seen, at=later(60))
     assert (decision.status.attempt, applied(decision)) == (attempt, children)
-    assert (decision.status.suspended_at, decision.status.suspended_seconds) == (None, 65)
+    assert (decision.status.suspend_time, decision.status.suspended_seconds) == (None, 65)
     assert decision.status.restarts == 0
     resumed = said(decision, ConditionType.SUSPENDED)
     assert resumed == ("False", ConditionReason.RESUMED, "the job resumes from its newest checkpoint")
@@ -109,13 +109,13 @@ def test_an_attempt_that_failed_while_suspended_restarts_once() -> None:
 
 
 def test_time_suspended_before_the_start_does_not_move_the_deadline() -> None:
-    before = status(SUSPENDED, PREPARED, suspended_at=NOW)
+    before = status(SUSPENDED, PREPARED, suspend_time=NOW)
     resumed = conclude(ftj(before), at=later(3600))
     assert (resumed.status.start_time, resumed.status.suspended_seconds) == (later(3600), None)
 
 
 def test_what_is_trained_is_not_trained_again() -> None:
-    before = status(PREPARED, TRAINED, SUSPENDED, attempt=1, suspended_at=NOW)
+    before = status(PREPARED, TRAINED, SUSPENDED, attempt=1, suspend_time=NOW)
     decision = conclude(ftj(before))
     assert (decision.status.attempt, decision.status.phase) == (1, "Succeeded")
 

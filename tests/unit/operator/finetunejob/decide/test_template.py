@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from finetune_operator import names
-from finetune_operator.finetunejob.decide.template import merge
+from finetune_operator.finetunejob.merge import merge
 from worlds.memory.decisions import UID, conclude, ftj
 
 Json = dict[str, Any]

@@ -27,16 +27,16 @@ Json = dict[str, Any]
 NOW = datetime(2026, 8, 1, 12, 0, tzinfo=UTC)
 SETTINGS = Settings(poll_seconds=5)
 MODEL = "main.llm.support"
-GATE: Json = {"name": "latency", "metric": {"name": "latency", "max": 100}}
+GATE: Json = {"name": "latency", "type": "Metric", "metric": {"name": "latency", "max": 100}}
 CANARY: Json = {
-    "steps": [{"percent": 10, "minutes": 10}, {"percent": 50, "minutes": 20}],
+    "steps": [{"percent": 10, "durationSeconds": 600}, {"percent": 50, "durationSeconds": 1200}],
     "gates": [GATE],
 }
 
 
 def serving(**parts: Any) -> Json:
     """spec.serving for the endpoint named support."""
-    return {"databricks": {"endpoint": "support"} | parts}
+    return {"type": "Databricks", "databricks": {"endpoint": "support"} | parts}
 
 
 def promotion(status: ModelPromotionStatus, generation: int = 1, **parts: Any) -> Promotion:
@@ -44,7 +44,7 @@ def promotion(status: ModelPromotionStatus, generation: int = 1, **parts: Any) -
     body = {
         "model": MODEL,
         "alias": "champion",
-        "source": {"alias": "candidate"},
+        "source": {"type": "Alias", "alias": "candidate"},
         "serving": serving(),
     } | parts
     return Promotion(
@@ -82,7 +82,9 @@ class Rollout:
     def promote(self, version: str, reason: MoveReason = "Promoted") -> None:
         """The alias moves."""
         before = self.status.promoted
-        move = Move(from_version=before, to_version=version, reason=reason, message="m", by="me", at=self.now)
+        move = Move(
+            from_version=before, to_version=version, reason=reason, message="m", by="me", time=self.now
+        )
         self.versions.setdefault(version, ModelVersion(version, metrics={"latency": 50.0}))
         self.status = self.status.model_copy(
             update={"promoted": version, "previous": before, "history": [move, *self.status.history]}

@@ -92,7 +92,7 @@ def check(case: Case) -> None:
                 reason=case.reason,
                 message="m",
                 by="me",
-                at=NOW,
+                time=NOW,
             )
         )
     status = ModelPromotionStatus(
@@ -124,7 +124,7 @@ def check(case: Case) -> None:
         case.withheld,
     )
     # Nothing else of the status is this policy's.
-    own: Json = {"serving": None, "conditions": [], "withheld": None}
+    own: Json = {"serving": None, "conditions": [], "journal": None}
     assert after.model_copy(update=own) == status.model_copy(update=own)
 
 

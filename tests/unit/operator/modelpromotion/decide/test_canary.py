@@ -48,8 +48,8 @@ def test_what_a_canary_shows(databricks: Workspace) -> None:
         "routes": [{"version": "1", "percent": 90}, {"version": "2", "percent": 10}],
         "step": 1,
         "steps": 2,
-        "stepSince": "2026-08-01T12:00:00Z",
-        "nextStepAt": "2026-08-01T12:10:00Z",
+        "stepStartTime": "2026-08-01T12:00:00Z",
+        "nextStepTime": "2026-08-01T12:10:00Z",
         "saved": [{"version": "1", "percent": 100}],
     }
     assert rollout.requeue == 5.0
@@ -65,7 +65,7 @@ def test_a_step_lasts_from_when_it_is_in_force(databricks: Workspace) -> None:
     databricks.endpoints.finish("support")
     assert rollout.step() == "Canary"
     assert rollout.status.serving
-    assert rollout.status.serving.next_step_at == "2026-08-01T12:40:00Z"
+    assert rollout.status.serving.next_step_time == "2026-08-01T12:40:00Z"
 
 
 def test_the_first_version_has_no_canary(databricks: Workspace) -> None:
@@ -139,7 +139,7 @@ def test_a_rollback_during_a_canary(databricks: Workspace) -> None:
     rollout = served(databricks, serving=serving(canary=CANARY))
     rollout.promote("2")
     rollout.settle()
-    rollout.edit(rollbackTo="Previous")
+    rollout.edit(rollbackTo={"type": "Previous"})
     rollout.promote("1", "RolledBack")
     assert rollout.settle() == ["EndpointUpdating", "EndpointReady"]
     assert rollout.routes == {"1": 100}
@@ -177,39 +177,43 @@ def test_a_canary_taken_out_of_the_spec(databricks: Workspace) -> None:
 
 SLOWER: dict[str, tuple[list[Json], Json, Json, str]] = {
     "fewer steps, and a smaller share": (
-        [{"percent": 5, "minutes": 600}],
+        [{"percent": 5, "durationSeconds": 36000}],
         {"2": 5, "1": 95},
-        {"step": 1, "steps": 1, "stepSince": "2026-08-01T12:15:00Z"},
+        {"step": 1, "steps": 1, "stepStartTime": "2026-08-01T12:15:00Z"},
         "2026-08-01T22:15:00Z",
     ),
     "fewer steps": (
-        [{"percent": 10, "minutes": 10}],
+        [{"percent": 10, "durationSeconds": 600}],
         {"2": 10, "1": 90},
-        {"step": 1, "steps": 1, "stepSince": "2026-08-01T12:15:00Z"},
+        {"step": 1, "steps": 1, "stepStartTime": "2026-08-01T12:15:00Z"},
         "2026-08-01T12:25:00Z",
     ),
     "a smaller share": (
-        [{"percent": 10, "minutes": 10}, {"percent": 20, "minutes": 20}],
+        [{"percent": 10, "durationSeconds": 600}, {"percent": 20, "durationSeconds": 1200}],
         {"2": 20, "1": 80},
-        {"step": 2, "steps": 2, "stepSince": "2026-08-01T12:15:00Z"},
+        {"step": 2, "steps": 2, "stepStartTime": "2026-08-01T12:15:00Z"},
         "2026-08-01T12:35:00Z",
     ),
     "more time": (
-        [{"percent": 10, "minutes": 10}, {"percent": 50, "minutes": 600}],
+        [{"percent": 10, "durationSeconds": 600}, {"percent": 50, "durationSeconds": 36000}],
         {"2": 50, "1": 50},
-        {"step": 2, "steps": 2, "stepSince": "2026-08-01T12:10:00Z"},
+        {"step": 2, "steps": 2, "stepStartTime": "2026-08-01T12:10:00Z"},
         "2026-08-01T22:10:00Z",
     ),
     "less time": (
-        [{"percent": 10, "minutes": 10}, {"percent": 50, "minutes": 6}],
+        [{"percent": 10, "durationSeconds": 600}, {"percent": 50, "durationSeconds": 360}],
         {"2": 50, "1": 50},
-        {"step": 2, "steps": 2, "stepSince": "2026-08-01T12:10:00Z"},
+        {"step": 2, "steps": 2, "stepStartTime": "2026-08-01T12:10:00Z"},
         "2026-08-01T12:16:00Z",
     ),
     "one more step": (
-        [{"percent": 10, "minutes": 10}, {"percent": 50, "minutes": 20}, {"percent": 75, "minutes": 5}],
+        [
+            {"percent": 10, "durationSeconds": 600},
+            {"percent": 50, "durationSeconds": 1200},
+            {"percent": 75, "durationSeconds": 300},
+        ],
         {"2": 50, "1": 50},
-        {"step": 2, "steps": 3, "stepSince": "2026-08-01T12:10:00Z"},
+        {"step": 2, "steps": 3, "stepStartTime": "2026-08-01T12:10:00Z"},
         "2026-08-01T12:30:00Z",
     ),
 }
@@ -227,12 +231,12 @@ def test_other_steps_during_a_canary(
     rollout.edit(serving=serving(canary={"steps": steps}))
     rollout.settle()
     said = changed(rollout.status)
-    assert (rollout.routes, {name: said[name] for name in step}, said["nextStepAt"]) == (routes, step, due)
+    assert (rollout.routes, {name: said[name] for name in step}, said["nextStepTime"]) == (routes, step, due)
     assert rollout.message.endswith(f"the next one is due at {due}")
 
 
 def test_steps_without_time(databricks: Workspace) -> None:
-    steps = {"steps": [{"percent": 10, "minutes": 0}, {"percent": 50, "minutes": 0}]}
+    steps = {"steps": [{"percent": 10, "durationSeconds": 0}, {"percent": 50, "durationSeconds": 0}]}
     rollout = served(databricks, serving=serving(canary=steps))
     rollout.promote("2")
     rollout.settle()
@@ -243,9 +247,10 @@ def test_steps_without_time(databricks: Workspace) -> None:
 def test_a_gate_that_compares_with_the_previous_version(databricks: Workspace) -> None:
     gate = {
         "name": "better",
+        "type": "Comparison",
         "comparison": {"metric": "loss", "goal": "Minimize", "notWorseThan": {"absolute": 0.1}},
     }
-    steps = {"steps": [{"percent": 10, "minutes": 10}], "gates": [gate]}
+    steps = {"steps": [{"percent": 10, "durationSeconds": 600}], "gates": [gate]}
     rollout = served(databricks, serving=serving(canary=steps))
     rollout.versions["1"] = ModelVersion("1", metrics={"loss": 1.0}, evaluated_on="d")
     rollout.versions["2"] = ModelVersion("2", metrics={"loss": 1.05}, evaluated_on="d")

@@ -116,7 +116,7 @@ def test_the_digest_is_of_what_databricks_is_told() -> None:
         "a canary": {"canary": CANARY},
         "a Secret": {"secretRef": {"name": "other"}},
         "defaults": {"workloadSize": "Small", "workloadType": "CPU", "scaleToZero": True},
-        "a gate": {"canary": {"steps": [{"percent": 5, "minutes": 1}], "gates": [GATE]}},
+        "a gate": {"canary": {"steps": [{"percent": 5, "durationSeconds": 60}], "gates": [GATE]}},
     }
     for name, edit in edits.items():
         status = ModelPromotionStatus(

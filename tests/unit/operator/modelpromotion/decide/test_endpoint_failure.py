@@ -36,7 +36,7 @@ CASES: dict[str, Case] = {
     ),
     "our change failed during a rollback": Case(
         endpoint=there("r2", served=served(v1=100), failed=True, message="no machine"),
-        spec={"rollbackTo": "2"},
+        spec={"rollbackTo": {"type": "Version", "version": "2"}},
         reason="RolledBack",
         before=described(saved=SAVED, change=change(v2=100), **STEADY),
         condition=(

@@ -12,7 +12,7 @@ from finetune_operator.settings import Settings
 
 Json = dict[str, Any]
 MLFLOW = Settings(tracking_uri="http://mlflow:5000")
-SPEC: Json = {"model": "m", "alias": "champion", "source": {"version": 1}}
+SPEC: Json = {"model": "m", "alias": "champion", "source": {"type": "Version", "version": 1}}
 IN_CATALOG = {"tracking": {"uri": "databricks", "registryUri": "databricks-uc"}}
 
 CASES: dict[str, tuple[Json, Settings, list[str]]] = {

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
-from finetune_crds.promotion_status import ModelPromotionStatus, Move, MoveReason, RollbackStatus, Withheld
+from finetune_crds.promotion_status import (
+    Journal,
+    ModelPromotionStatus,
+    Move,
+    MoveReason,
+    RollbackStatus,
+    Withheld,
+)
 from finetune_operator.modelpromotion.decide.ready import summarized
 from unit.operator.modelpromotion.decide.rollout import NOW, promotion
 from worlds.memory.decisions import condition
@@ -27,7 +34,7 @@ def not_promoted(reason: ConditionReason) -> Condition:
 
 
 def moved(to: str, reason: MoveReason = "Promoted") -> Move:
-    return Move(to_version=to, reason=reason, message="it moved", by="jane", at=NOW)
+    return Move(to_version=to, reason=reason, message="it moved", by="jane", time=NOW)
 
 
 REFUSED = not_promoted(ConditionReason.GATE_FAILED)
@@ -91,20 +98,23 @@ CASES: dict[str, Case] = {
         MOVING,
         holds=False,
         status=AT_3 | {"rollback": BACK_TO_2},
-        spec={"rollbackTo": "2"},
+        spec={"rollbackTo": {"type": "Version", "version": "2"}},
     ),
     "moved by hand": Case(
         [ACCEPTED, MOVED_BY_HAND], MOVED_BY_HAND, holds=False, status=AT_3 | {"current": "4"}
     ),
     "being put back": Case([ACCEPTED, MOVING], MOVING, holds=False, status=AT_3 | {"current": "4"}),
     "failed at its endpoint": Case(
-        [ACCEPTED, WITHDRAWN], WITHDRAWN, holds=False, status=AT_3 | {"withheld": FAILED_AT_ENDPOINT}
+        [ACCEPTED, WITHDRAWN],
+        WITHDRAWN,
+        holds=False,
+        status=AT_3 | {"journal": Journal(withheld=FAILED_AT_ENDPOINT)},
     ),
     "the next version failed at its endpoint": Case(
         [ACCEPTED, WITHDRAWN],
         WITHDRAWN,
         holds=True,
-        status=AT_3 | {"withheld": FAILED_AT_ENDPOINT.model_copy(update={"version": "4"})},
+        status=AT_3 | {"journal": Journal(withheld=FAILED_AT_ENDPOINT.model_copy(update={"version": "4"}))},
     ),
     "suspended": Case([ACCEPTED, SUSPENDED, PROMOTED], SUSPENDED, holds=True),
     "suspended, and moved by hand": Case(
@@ -120,7 +130,10 @@ CASES: dict[str, Case] = {
         [ACCEPTED, SUSPENDED, REACHED, STOPPED_BY_CHANGE], SUSPENDED, holds=True
     ),
     "suspended before a rollback": Case(
-        [ACCEPTED, SUSPENDED, PROMOTED], SUSPENDED, holds=False, spec={"rollbackTo": "2"}
+        [ACCEPTED, SUSPENDED, PROMOTED],
+        SUSPENDED,
+        holds=False,
+        spec={"rollbackTo": {"type": "Version", "version": "2"}},
     ),
     "another promotion has the alias": Case([CONFLICT, PROMOTED], CONFLICT, holds=False),
     "an error of the operator": Case([INTERNAL, PROMOTED], INTERNAL, holds=True),

@@ -57,7 +57,7 @@ def test_the_previous_version_keeps_a_share(databricks: Workspace) -> None:
     assert rollout.routes == {"2": 80, "1": 20}
     assert databricks.writes() == [CHANGE]
     # Rolled back from: it is bad, and gets nothing.
-    rollout.edit(rollbackTo="Previous")
+    rollout.edit(rollbackTo={"type": "Previous"})
     rollout.promote("1", "RolledBack")
     rollout.settle()
     assert rollout.routes == {"1": 100}
@@ -125,7 +125,7 @@ def test_a_rollback_goes_at_once_and_is_not_withdrawn(databricks: Workspace) -> 
     for minutes in (0, 10, 20):
         rollout.wait(minutes)
         rollout.settle()
-    rollout.edit(rollbackTo="Previous")
+    rollout.edit(rollbackTo={"type": "Previous"})
     databricks.endpoints.broken = {"1": "no machine"}
     rollout.promote("1", "RolledBack")
     assert rollout.settle() == ["EndpointUpdating", "EndpointFailed"]
@@ -251,7 +251,7 @@ def test_another_size_that_fails_is_not_the_versions_fault(databricks: Workspace
     rollout.promote("2")
     rollout.settle()
     databricks.endpoints.broken = {"2": "no such machine"}
-    rollout.edit(serving=serving(workloadType="GPU_LARGE"))
+    rollout.edit(serving=serving(workloadType="GPULarge"))
     assert rollout.settle() == ["EndpointUpdating", "EndpointFailed"]
     assert rollout.status.withheld is None
     assert "it stays as it is" in rollout.message
@@ -382,7 +382,7 @@ def test_what_was_left_for_an_older_version_keeps_no_share(
 
 def test_another_endpoint(databricks: Workspace) -> None:
     rollout = served(databricks)
-    rollout.edit(serving={"databricks": {"endpoint": "second"}})
+    rollout.edit(serving={"type": "Databricks", "databricks": {"endpoint": "second"}})
     rollout.settle()
     assert rollout.status.serving
     assert rollout.status.serving.endpoint == "second"

@@ -60,7 +60,7 @@ CASES: dict[str, Case] = {
     ),
     "a version that was rolled back from keeps none": Case(
         endpoint=there(served=served(v2=100)),
-        spec={"serving": serving(previousPercent=20), "rollbackTo": "2"},
+        spec={"serving": serving(previousPercent=20), "rollbackTo": {"type": "Version", "version": "2"}},
         reason="RolledBack",
         previous="3",
         before=described(**STEADY),
