@@ -19,7 +19,23 @@ VARIANTS = {
     "as it comes": (),
     "with MLflow": ("mlflow.enabled=true", "mlflow.artifactsDestination=s3://bucket/mlflow"),
     "two namespaces": ("watchNamespaces={research,products}",),
-    "locked in": ("networkPolicy.enabled=true", "rbac.trackingSecrets=false", "image.pullSecrets={registry}"),
+    "locked in": (
+        "networkPolicy.enabled=true",
+        "rbac.trackingSecrets=false",
+        "imagePullSecrets[0].name=registry",
+    ),
+    "on OpenShift": ("openshift=true", "mlflow.enabled=true"),
+    "behind a proxy": (
+        "mlflow.enabled=true",
+        "caBundle.configMap=authorities",
+        "proxy.https=http://proxy.example.com:3128",
+    ),
+    "with defaults": (
+        "defaults.storage=s3://bucket/root",
+        "defaults.envFrom[0].secretRef.name=s3",
+        "defaults.podTemplate.spec.tolerations[0].operator=Exists",
+        "commonLabels.team=ml",
+    ),
     "with Argo CD": ("argocd.healthConfigMap.enabled=true", "argocd.healthConfigMap.labels.team=ml"),
     "without CRDs": ("crds.enabled=false", "rbac.aggregate=false", "metrics.service=false"),
 }
@@ -35,6 +51,9 @@ def test_api_server_accepts(values: tuple[str, ...], plane: Plane, kubeconfig: P
     kubectl = [str(plane.kubectl), "--kubeconfig", str(kubeconfig)]
     for namespace in ("fs", "research", "products"):
         subprocess.run([*kubectl, "create", "namespace", namespace], capture_output=True, check=False)
+    # The API server warns of a pod that the standard would refuse.
+    warn = ("pod-security.kubernetes.io/warn=restricted", "--overwrite")
+    subprocess.run([*kubectl, "label", "namespace", "fs", *warn], capture_output=True, check=True)
     apply = [*kubectl, "apply", "--server-side", "--dry-run=server", "--validate=strict", "--filename", "-"]
     done = subprocess.run(apply, input=rendered(*values), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -161,6 +180,7 @@ def test_environment_is_what_the_operator_reads() -> None:
         prep_image="finetune-prep:0.1.0",
         trainer_image="finetune-trainer:0.1.0",
         namespace="fs",
+        defaults="/etc/finetune-operator/defaults.yaml",
         tracking_uri="http://finetune-operator-mlflow.fs.svc:5000",
         tracking_public_url="http://finetune-operator-mlflow.fs.svc:5000",
     )
@@ -210,6 +230,18 @@ def test_mlflow_answers_to_every_name_of_its_service_and_to_no_other() -> None:
 REFUSED = {
     "replicas": ("replicas=2", "additional properties 'replicas' not allowed"),
     "a slip of the pen": ("image.opertor=x", "additional properties 'opertor' not allowed"),
+    "an image as one word, as it was": ("image.operator=a/b:1", "/image/operator"),
+    "a pull policy of all images, as it was": (
+        "image.pullPolicy=Always",
+        "additional properties 'pullPolicy' not allowed",
+    ),
+    "pull secrets where they were": (
+        "image.pullSecrets={a}",
+        "additional properties 'pullSecrets' not allowed",
+    ),
+    "an image without a name": ("image.operator.repository=", "/image/operator/repository"),
+    "a default that there is not": ("defaults.storge=s3://a/b", "additional properties 'storge' not allowed"),
+    "certificates from two places": ("caBundle.configMap=a,caBundle.secret=b", "/caBundle"),
     "a log level": ("log.level=loud", "/log/level"),
     "a tracking server without a scheme": ("tracking.uri=mlflow", "/tracking/uri"),
     "a size": ("mlflow.persistence.size=big", "/mlflow/persistence/size"),
@@ -256,3 +288,6 @@ def test_notes_say_what_to_do_next(kubeconfig: Path) -> None:
     assert "kubectl -n fs port-forward service/finetune-operator-mlflow 5000" in notes
     assert "kubectl explain modelpromotion.spec" in notes
     assert "kubectl get modelpromotions -w" in notes
+    unreachable = [line for line in notes.splitlines() if line.startswith("WARNING: image.")]
+    assert [line.split()[1] for line in unreachable] == ["image.operator", "image.prep", "image.trainer"]
+    assert "delete the promotions that have onDelete: RemoveAlias" in notes

@@ -1,4 +1,4 @@
-"""The operator's configuration."""
+"""The operator's configuration, from variables and arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ READ: dict[str, tuple[dict[str, str], Settings]] = {
         {
             "FINETUNE_PREP_IMAGE": "p:1",
             "FINETUNE_TRAINER_IMAGE": "t:1",
-            "FINETUNE_IMAGE_PULL_POLICY": "Always",
+            "FINETUNE_PREP_PULL_POLICY": "Always",
+            "FINETUNE_TRAINER_PULL_POLICY": "Never",
+            "FINETUNE_POD_USER": "0",
+            "FINETUNE_DEFAULTS": "/etc/finetune-operator/defaults.yaml",
             "FINETUNE_TRACKING_URI": "http://m",
             "FINETUNE_REGISTRY_URI": "http://r",
             "FINETUNE_TRACKING_PUBLIC_URL": "https://m.example.org",
@@ -36,7 +39,10 @@ READ: dict[str, tuple[dict[str, str], Settings]] = {
         Settings(
             prep_image="p:1",
             trainer_image="t:1",
-            image_pull_policy="Always",
+            prep_pull_policy="Always",
+            trainer_pull_policy="Never",
+            pod_user=0,
+            defaults="/etc/finetune-operator/defaults.yaml",
             tracking_uri="http://m",
             registry_uri="http://r",
             tracking_public_url="https://m.example.org",
@@ -76,6 +82,11 @@ REFUSED: dict[str, tuple[str, str, str]] = {
         "FINETUNE_LOG_LEVEL=loud is not one of CRITICAL, ERROR, WARNING, INFO, DEBUG",
     ),
     "no format": ("FINETUNE_LOG_FORMAT", "xml", "FINETUNE_LOG_FORMAT=xml is not one of plain, json"),
+    "no pull policy": (
+        "FINETUNE_PREP_PULL_POLICY",
+        "never",
+        "FINETUNE_PREP_PULL_POLICY=never is not one of Always, IfNotPresent, Never",
+    ),
     "a password in plain sight": (
         "FINETUNE_TRACKING_URI",
         "http://me:s3cr3t@m",
@@ -88,6 +99,37 @@ REFUSED: dict[str, tuple[str, str, str]] = {
 def test_refused(variable: str, text: str, message: str) -> None:
     with pytest.raises(SettingsError) as raised:
         Settings.from_environment({variable: text})
+    assert str(raised.value) == message
+
+
+ARGUMENTS: dict[str, tuple[list[str], Settings]] = {
+    "none": ([], Settings(workers=4)),
+    "one word": (["--workers=8"], Settings(workers=8)),
+    "two words": (
+        ["--namespaces", "a,b", "--poll-seconds", "1"],
+        Settings(namespaces=("a", "b"), poll_seconds=1.0, workers=4),
+    ),
+    "an empty one keeps the default": (["--workers="], Settings()),
+}
+
+
+@pytest.mark.parametrize(("arguments", "expected"), ARGUMENTS.values(), ids=ARGUMENTS)
+def test_an_argument_goes_before_its_variable(arguments: list[str], expected: Settings) -> None:
+    assert Settings.from_command_line(arguments, {"FINETUNE_WORKERS": "4"}) == expected
+
+
+WRONG_ARGUMENTS: dict[str, tuple[list[str], str]] = {
+    "no setting": (["--worker=8"], "--worker=8 is no option: `finetune-operator --help` lists them"),
+    "no option": (["run"], "run is no option: `finetune-operator --help` lists them"),
+    "no value": (["--workers"], "argument --workers: expected one argument"),
+    "no number": (["--workers=many"], "FINETUNE_WORKERS=many is not a number"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG_ARGUMENTS.values(), ids=WRONG_ARGUMENTS)
+def test_wrong_arguments_are_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        Settings.from_command_line(arguments, {})
     assert str(raised.value) == message
 
 
