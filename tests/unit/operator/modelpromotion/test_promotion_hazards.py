@@ -328,7 +328,7 @@ async def test_a_stored_comparison_without_a_goal_promotes_nothing() -> None:
 
 
 async def test_a_spec_that_cannot_be_read_leaves_the_finalizer_and_what_is_known_of_the_endpoint() -> None:
-    serving = {"type": "Databricks", "databricks": {"endpoint": "support"}}
+    serving = {"databricks": {"endpoint": "support"}}
     there = await world(source={"version": "1"}, serving=serving, onDelete="RemoveAlias")
     held = there.kube.objects["ModelPromotion", "team", "champion"]
     assert held["metadata"]["finalizers"]

@@ -36,7 +36,7 @@ CANARY: Json = {
 
 def serving(**parts: Any) -> Json:
     """spec.serving for the endpoint named support."""
-    return {"type": "Databricks", "databricks": {"endpoint": "support"} | parts}
+    return {"databricks": {"endpoint": "support"} | parts}
 
 
 def promotion(status: ModelPromotionStatus, generation: int = 1, **parts: Any) -> Promotion:
