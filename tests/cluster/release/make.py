@@ -85,7 +85,11 @@ def _publish_cuda(engine: Engine, target: Target, cuda: str) -> str:
 
 
 def missing_wheels(cuda: str) -> str:
-    """Why torch for a version of CUDA cannot be had here; empty when it can. Nothing is downloaded but metadata."""
+    """Why torch for a version of CUDA cannot be had here; empty when it can. Nothing is downloaded but metadata.
+
+    Raises:
+        ClusterError: there is no such version.
+    """
     version = _torch_version()
     uv = Path(sys.executable).with_name("uv")
     command = [str(uv), "pip", "compile", "--quiet", "--no-deps", "--torch-backend", cuda]
@@ -96,8 +100,10 @@ def missing_wheels(cuda: str) -> str:
     )
     if done.returncode == 0:
         return ""
-    said = " ".join(done.stderr.split())[:300]
-    return f"torch {version} for {cuda} cannot be had here: {said}"
+    said = " ".join(done.stderr.split())
+    if "invalid value" in said:
+        raise ClusterError(f"CUDA={cuda} is no build of torch that uv knows: name one such as cu130")
+    return f"torch {version} for {cuda} cannot be had here: {said[:300]}"
 
 
 def _torch_version() -> str:
