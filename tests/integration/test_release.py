@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,25 @@ def test_the_chart_is_installed_from_the_registry(
     ]
 
 
-def test_the_manifests_of_a_release_are_whole(target: Target, published: tuple[Path, str]) -> None:
-    manifests = [part for part in yaml.safe_load_all(chart.manifests(published[0])) if part]
+def test_the_manifests_of_a_release_are_whole(
+    target: Target, published: tuple[Path, str], empty_plane: Plane
+) -> None:
+    text = chart.manifests(published[0])
+    kubectl = [str(empty_plane.kubectl), "--kubeconfig", str(empty_plane.kubeconfig)]
+    # NB: a dry run creates no namespace for what follows.
+    subprocess.run([*kubectl, "create", "namespace", SYSTEM], capture_output=True, check=False)
+    apply = [
+        "apply",
+        "--server-side",
+        "--force-conflicts",
+        "--dry-run=server",
+        "--validate=strict",
+        "--filename",
+        "-",
+    ]
+    done = subprocess.run([*kubectl, *apply], input=text, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    manifests = [part for part in yaml.safe_load_all(text) if part]
     assert manifests[0] == {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}}
     crds = [part["metadata"]["name"] for part in manifests if part["kind"] == "CustomResourceDefinition"]
     assert sorted(crds) == ["finetunejobs.finetune.dev", "modelpromotions.finetune.dev"]

@@ -163,7 +163,7 @@ def test_an_image_of_ones_own_keeps_its_user_and_its_files() -> None:
 
 @pytest.mark.parametrize("component", ["prep", "train"])
 def test_on_openshift_the_pod_names_no_user(component: str) -> None:
-    parts = {"data": SOURCE} if component == "prep" else {}
+    parts: Json = {"data": SOURCE} if component == "prep" else {}
     decision = conclude(ftj(**parts), settings=Settings(pod_user=0))
     job = next(child for child in decision.apply if child["kind"] == "Job")
     pod = job["spec"]["template"]
