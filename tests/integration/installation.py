@@ -55,6 +55,10 @@ class Installation:
         self._helm("uninstall", self.release, "--ignore-not-found")
         self.stop()
 
+    def notes(self) -> str:
+        """What helm said of the newest installation, joined to one line."""
+        return " ".join(self._helm("get", "notes", self.release).split())
+
     def stop(self) -> None:
         """End the operator."""
         if self._operator:
@@ -109,6 +113,7 @@ class Installation:
         file.write_text(json.dumps(content), encoding="utf-8")
         return file
 
-    def _helm(self, *arguments: str) -> None:
+    def _helm(self, *arguments: str) -> str:
         done = helm(*arguments, "--namespace", SYSTEM, "--kubeconfig", str(self.plane.kubeconfig))
         assert done.returncode == 0, done.stderr
+        return done.stdout

@@ -272,22 +272,29 @@ def test_crd_is_kept_unless_asked(name: str) -> None:
     assert crd not in objects("crds.enabled=false")
 
 
+def notes_of(kubeconfig: Path, *values: str) -> str:
+    """What helm prints after an installation."""
+    settings = [word for value in ("crds.enabled=false", *values) for word in ("--set", value)]
+    where = ["--namespace", "fs", "--dry-run=server", "--kubeconfig", str(kubeconfig)]
+    done = helm("install", "finetune-operator", str(CHART), *where, *settings)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.partition("NOTES:")[2]
+
+
 def test_notes_say_what_to_do_next(kubeconfig: Path) -> None:
-    install = [
-        "install",
-        "finetune-operator",
-        str(CHART),
-        "--namespace",
-        "fs",
-        "--set",
-        "mlflow.enabled=true",
-    ]
-    done = helm(*install, "--dry-run=server", "--set", "crds.enabled=false", "--kubeconfig", str(kubeconfig))
-    notes = done.stdout.partition("NOTES:")[2]
-    assert "kubectl -n fs rollout status deployment/finetune-operator" in notes, done.stderr
+    notes = notes_of(kubeconfig, "mlflow.enabled=true")
+    assert "is installed in namespace fs." in notes
+    assert "kubectl -n fs rollout status deployment/finetune-operator" in notes
     assert "kubectl -n fs port-forward service/finetune-operator-mlflow 5000" in notes
     assert "kubectl explain modelpromotion.spec" in notes
     assert "kubectl get modelpromotions -w" in notes
     unreachable = [line for line in notes.splitlines() if line.startswith("WARNING: image.")]
     assert [line.split()[1] for line in unreachable] == ["image.operator", "image.prep", "image.trainer"]
     assert "delete the promotions that have onDelete: RemoveAlias" in notes
+
+
+def test_notes_name_the_defaults_and_warn_of_no_image_that_has_a_registry(kubeconfig: Path) -> None:
+    values = ("global.imageRegistry=r.example.com", "defaults.queueName=gpus", "defaults.storage=s3://a/b")
+    notes = notes_of(kubeconfig, *values)
+    assert "WARNING" not in notes
+    assert "Jobs get these defaults: queueName, storage." in notes

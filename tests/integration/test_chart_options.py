@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from integration.chart import CHART, KUBE_VERSION, environment, helm, objects, parts
-from worlds.processes.servers import Plane
+from integration import chart
+from integration.chart import CHART, KUBE_VERSION, helm, parts
 
 Json = dict[str, Any]
 DIGEST = f"sha256:{'a' * 64}"
+
+
+def objects(*values: str) -> dict[tuple[str, str], Json]:
+    """The manifests by kind and name, without the CRDs, which take seconds to read."""
+    return chart.objects("crds.enabled=false", *values)
+
+
+def environment(*values: str) -> dict[str, str]:
+    """The environment of the operator's container."""
+    return chart.environment("crds.enabled=false", *values)
 
 
 def operator(*values: str) -> Json:
@@ -269,11 +278,13 @@ NAMES = {
 
 @pytest.mark.parametrize(("release", "values", "name"), NAMES.values(), ids=NAMES)
 def test_names(release: str, values: tuple[str, ...], name: str) -> None:
-    settings = [word for value in ("mlflow.enabled=true", *values) for word in ("--set", value)]
+    settings = [
+        word for value in ("mlflow.enabled=true", "crds.enabled=false", *values) for word in ("--set", value)
+    ]
     done = helm("template", release, str(CHART), "--kube-version", KUBE_VERSION, *settings)
     assert done.returncode == 0, done.stderr
     found = {part["metadata"]["name"] for part in yaml.safe_load_all(done.stdout) if part}
-    assert {each for each in found if not each.endswith(".finetune.dev")} == {
+    assert found == {
         f"{name}{suffix}" for suffix in ("", "-defaults", "-edit", "-leases", "-metrics", "-mlflow", "-view")
     }
 
@@ -320,24 +331,3 @@ def test_a_service_monitor_in_prometheus_own_namespace() -> None:
             "metricRelabelings": [{"action": "labeldrop", "regex": "instance"}],
         }
     ]
-
-
-def notes(kubeconfig: Path, *values: str) -> str:
-    """What helm prints after an installation, joined to one line."""
-    settings = [word for value in ("crds.enabled=false", *values) for word in ("--set", value)]
-    where = ["--namespace", "fs", "--dry-run=server", "--kubeconfig", str(kubeconfig)]
-    done = helm("install", "finetune-operator", str(CHART), *where, *settings)
-    assert done.returncode == 0, done.stderr
-    return " ".join(done.stdout.partition("NOTES:")[2].split())
-
-
-def test_the_notes_name_the_defaults_and_warn_of_no_image_that_has_a_registry(
-    plane: Plane, kubeconfig: Path
-) -> None:
-    kubectl = [str(plane.kubectl), "--kubeconfig", str(kubeconfig)]
-    subprocess.run([*kubectl, "create", "namespace", "fs"], capture_output=True, check=False)
-    values = ("global.imageRegistry=r.example.com", "defaults.queueName=gpus", "defaults.storage=s3://a/b")
-    found = notes(kubeconfig, *values)
-    assert "WARNING" not in found
-    assert "is installed in namespace fs." in found
-    assert "Jobs get these defaults: queueName, storage." in found
