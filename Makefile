@@ -58,7 +58,7 @@ test-trainer: venv compiler ## Run the trainer's heavy tests: many ranks, compil
 
 .PHONY: test-integration
 test-integration: venv ## Run the operator against a real API server and MLflow server
-	$(call timed,programs,$(BIN)/python -m cluster programs --only kube helm argocd)
+	$(call timed,programs,$(BIN)/python -m cluster programs --only kube helm registry argocd)
 	$(call timed,integration tests,$(BIN)/python -m pytest tests/integration $(call PARALLEL,4) $(PYTEST))
 
 .PHONY: test-e2e
@@ -88,15 +88,17 @@ lint: venv ## Check style, types, layers, generated files, and the documentation
 	$(call timed,ruff,$(BIN)/ruff check && $(BIN)/ruff format --check)
 	$(call timed,mypy,$(BIN)/mypy $(SOURCES))
 	$(call timed,layers,$(BIN)/lint-imports --no-cache)
-	$(call timed,generated files,$(GENERATE) --check $(GENERATED))
+	$(call timed,generated files,$(GENERATE) --check $(GENERATED) && $(README) --check)
 	$(call timed,documentation,$(BUILD_DOCS))
 
 GENERATE := $(BIN)/python -m finetune_crds
 GENERATED := crds/manifests charts/finetune-operator/templates docs/reference
+README := $(BIN)/python -m cluster readme
 
 .PHONY: generate
-generate: venv ## Write the CRD manifests and the reference pages from the pydantic models
+generate: venv ## Write the CRD manifests, the reference pages and the chart's README from their sources
 	@$(GENERATE) $(GENERATED)
+	@$(README)
 
 # A dead link or anchor is an error. The colours and the traceback of the builder hide what it says of one.
 BUILD_DOCS := $(BIN)/zensical build --strict --clean 2>&1 | sed -e 's/\x1b\[[0-9;]*m//g' -e '/^Traceback/,$$d'
@@ -113,6 +115,14 @@ docs-serve: venv ## Serve the documentation, and rebuild it while you write
 .PHONY: images
 images: venv ## Build the operator, prep and trainer images
 	@$(BIN)/python -m cluster images
+
+# What images stand on, and the CUDA version of the trainer's second image.
+BASE_IMAGE ?= docker.io/library/python:3.11-slim
+CUDA ?= cu130
+
+.PHONY: release
+release: venv ## Build and push images and chart: REGISTRY=registry.example.com VERSION=0.2.0
+	@$(BIN)/python -m cluster release --registry '$(REGISTRY)' --version '$(VERSION)' --base '$(BASE_IMAGE)' --cuda '$(CUDA)'
 
 .PHONY: venv
 venv: $(STAMP) ## Create the virtual environment that everything here runs in

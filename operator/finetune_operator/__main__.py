@@ -41,7 +41,7 @@ log = logging.getLogger("finetune_operator")
 def main() -> int:
     """Run until stopped; the exit code is 64 when the configuration is wrong."""
     try:
-        settings = Settings.from_environment()
+        settings = Settings.from_command_line(sys.argv[1:])
     except SettingsError as error:
         print(f"finetune-operator: {error}", file=sys.stderr)
         return 64

@@ -1,11 +1,12 @@
-"""The operator's configuration, from its environment."""
+"""The operator's configuration, from its environment and its arguments."""
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from finetune_crds.finetunejob import Tracking
@@ -27,7 +28,9 @@ class Settings:
     Attributes:
         prep_image: default image of preparation pods.
         trainer_image: default image of training pods.
-        image_pull_policy: pull policy of both.
+        prep_pull_policy: pull policy of preparation pods.
+        trainer_pull_policy: pull policy of training pods.
+        pod_user: user, group and fsGroup of pods with the product's images; 0 for none, as OpenShift assigns its own.
         tracking_uri: default MLflow server; empty for none.
         registry_uri: default model registry; empty for the tracking server.
         tracking_public_url: URL of the default MLflow server for a browser; empty for `tracking_uri`.
@@ -49,7 +52,9 @@ class Settings:
 
     prep_image: str = "finetune-prep:latest"
     trainer_image: str = "finetune-trainer:latest"
-    image_pull_policy: str = "IfNotPresent"
+    prep_pull_policy: str = "IfNotPresent"
+    trainer_pull_policy: str = "IfNotPresent"
+    pod_user: int = 65532
     tracking_uri: str = ""
     registry_uri: str = ""
     tracking_public_url: str = ""
@@ -86,16 +91,52 @@ class Settings:
         """
         values: dict[str, object] = {}
         for name, default in vars(cls()).items():
-            variable = f"FINETUNE_{name.upper()}"
+            variable = _variable(name)
             text = environment.get(variable, "")
             if text:
                 values[name] = _parse(variable, text, default)
         return cls(**values)  # type: ignore[arg-type]
 
+    @classmethod
+    def from_command_line(
+        cls, arguments: Sequence[str], environment: Mapping[str, str] = os.environ
+    ) -> Settings:
+        """The same, where `--poll-seconds=5` or `--poll-seconds 5` goes before FINETUNE_POLL_SECONDS.
+
+        Raises:
+            SettingsError: a value cannot be read, or an argument is none of the settings.
+        """
+        parser = argparse.ArgumentParser(
+            prog="finetune-operator",
+            description="Reconcile FineTuneJobs and ModelPromotions.",
+            epilog="Without an option, its variable counts; docs/operations/settings.md describes both.",
+            allow_abbrev=False,
+            exit_on_error=False,
+        )
+        for name, default in vars(cls()).items():
+            known = "none" if isinstance(default, Defaults) else default or "none"
+            shown = f"{_variable(name)}; default {known}"
+            parser.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE", help=shown)
+        try:
+            given, unknown = parser.parse_known_args(arguments)
+        except argparse.ArgumentError as error:
+            raise SettingsError(str(error)) from error
+        if unknown:
+            raise SettingsError(f"{unknown[0]} is no option: `finetune-operator --help` lists them")
+        chosen = {_variable(name): value for name, value in vars(given).items() if value is not None}
+        return cls.from_environment({**environment, **chosen})
+
+
+def _variable(name: str) -> str:
+    return f"FINETUNE_{name.upper()}"
+
 
 _WITH_PASSWORD = re.compile(r"https?://[^/@]*:[^/@]*@", re.IGNORECASE)
-_MAY_BE_ZERO = ("FINETUNE_METRICS_PORT",)
+_MAY_BE_ZERO = ("FINETUNE_METRICS_PORT", "FINETUNE_POD_USER")
+_PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 _CHOICES = {
+    "FINETUNE_PREP_PULL_POLICY": _PULL_POLICIES,
+    "FINETUNE_TRAINER_PULL_POLICY": _PULL_POLICIES,
     "FINETUNE_LOG_LEVEL": ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG"),
     "FINETUNE_LOG_FORMAT": ("plain", "json"),
 }

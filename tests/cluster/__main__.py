@@ -1,4 +1,4 @@
-"""The command line: `python -m cluster up|down|status|kubeconfig|images|programs|node|prune`."""
+"""The command line: `python -m cluster up|down|status|kubeconfig|images|release|readme|programs|node|prune`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from cluster import backends, binaries, builder, images, local, registry, supervisor, unpacked
+from cluster import backends, binaries, builder, images, local, readme, registry, supervisor, unpacked
 from cluster.binaries import say
 from cluster.paths import ClusterError, clusters
+from cluster.release.make import make
+from cluster.release.target import Target
 from support.cache import cache
 from support.waiting import WaitError
 
@@ -28,6 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             local.ask(options.name, options.verb, options.node)
         elif options.command == "programs":
             binaries.ensure(*(options.only or binaries.PROGRAMS))
+        elif options.command == "release":
+            print(make(Target.of(options.registry, options.version), options.base, options.cuda))
+        elif options.command == "readme":
+            (readme.check if options.check else readme.write)()
         elif options.command == "prune":
             _prune()
         else:
@@ -97,6 +103,17 @@ def _parser() -> argparse.ArgumentParser:
     inner.add_argument("--pause", required=True)
     for command in (up, down, kubeconfig, status, built, node, inner):
         command.add_argument("--name", default="demo")
+    release = commands.add_parser(
+        "release", help="build and push images and chart, and print the folder of the release"
+    )
+    release.add_argument("--registry", required=True, help="http:// before it: without TLS")
+    release.add_argument("--version", required=True)
+    release.add_argument("--base", required=True, help="base image, or stand-in for one that is built here")
+    release.add_argument(
+        "--cuda", required=True, help="CUDA version of the trainer's second image, such as cu130"
+    )
+    written = commands.add_parser("readme", help="write the chart's README.md")
+    written.add_argument("--check", action="store_true", help="write nothing, and fail if it is stale")
     programs = commands.add_parser("programs", help="build the programs that clusters and tests run")
     programs.add_argument("--only", nargs="+", choices=list(binaries.PROGRAMS), default=[])
     commands.add_parser("prune", help="remove all images and what they were built from; programs stay")

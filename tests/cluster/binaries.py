@@ -89,6 +89,9 @@ PROGRAMS = {
             f"-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES}",
         ),
         Program("helm", "helm.sh/helm/v3/cmd/helm@v3.19.0", "helm 3.19", "3 min"),
+        Program(
+            "helm-docs", "github.com/norwoodj/helm-docs/cmd/helm-docs@v1.14.2", "helm-docs 1.14", "1 min"
+        ),
         Program("coredns", "github.com/coredns/coredns@v1.12.4", "CoreDNS 1.12", "3 min"),
         Program(
             "registry",

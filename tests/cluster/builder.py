@@ -79,22 +79,34 @@ def exists(image: str, tag: str) -> bool:
 def push(image: str, tag: str) -> str:
     """Push `localhost/<image>:<tag>` to the registry all clusters share; return what pods call it."""
     if not registry.has(image, tag):
-        policy = folder() / "policy.json"
-        policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}\n')
         with (
             tempfile.TemporaryDirectory(prefix="registry-") as directory,
             registry.serving(Path(directory)) as address,
         ):
-            # NB: gzip, the default, takes twice as long as the rest of a push and pull.
-            argv = [
-                "push",
-                "--tls-verify=false",
-                "--compression-format=zstd",
-                "--signature-policy",
-                str(policy),
-            ]
-            buildah(*argv, f"localhost/{image}:{tag}", f"docker://{address}/{image}:{tag}")
+            copy(image, tag, f"{address}/{image}:{tag}", tls=False)
     return registry.reference(image, tag)
+
+
+def copy(image: str, tag: str, reference: str, *, tls: bool) -> str:
+    """Push `localhost/<image>:<tag>` as `reference`; return its digest there."""
+    with tempfile.NamedTemporaryFile("r", prefix="digest-") as digest:
+        # NB: gzip, the default, takes twice as long as the rest of a push and pull.
+        argv = ["push", f"--tls-verify={str(tls).lower()}", "--compression-format=zstd"]
+        argv += ["--signature-policy", str(_policy()), "--digestfile", digest.name]
+        buildah(*argv, f"localhost/{image}:{tag}", f"docker://{reference}")
+        return digest.read().strip()
+
+
+def pull(reference: str) -> None:
+    """Have an image of a registry here, to build on."""
+    buildah("pull", "--signature-policy", str(_policy()), reference)
+
+
+def _policy() -> Path:
+    """Whose signatures images need: nobody's."""
+    file = folder() / "policy.json"
+    file.write_text('{"default": [{"type": "insecureAcceptAnything"}]}\n')
+    return file
 
 
 def build(image: str, tag: str, dockerfile: str, context: Path, *options: str, aloud: bool = False) -> None:

@@ -62,12 +62,16 @@ CMD ["python3"]
 
 @dataclass(frozen=True)
 class Image:
-    """An image of the project: the variable its reference goes by, and what it is built from."""
+    """An image of the project: the variable its reference goes by, and what it is built from.
+
+    `arguments` are those of its build, NAME=value each.
+    """
 
     variable: str
     name: str
     dockerfile: str
     target: str | None = None
+    arguments: tuple[str, ...] = ()
 
 
 PROJECT = (
@@ -154,19 +158,26 @@ def _build(image: Image, python: str) -> str:
     tag = content_hash(REPOSITORY, image, wheels, python)
     if registry.has(image.name, tag):
         say(f"{image.name}: nothing has changed")
-        return tag
-    if not builder.exists(image.name, tag):
-        began = time.monotonic()
-        say(f"building {image.name} from {image.dockerfile}")
-        options = ["--build-arg", f"BASE_IMAGE=localhost/python:{python}"]
-        options += ["--target", image.target] if image.target else []
-        for name, value in machine.proxies().items():
-            options += ["--build-arg", f"{name}={value}"]
-        for here, there, mode in _volumes(wheels):
-            options += ["--volume", f"{here}:{there}:{mode}"]
-        builder.build(image.name, tag, str(dockerfile), REPOSITORY, *options, aloud=True)
-        say(f"{image.name}: built in {time.monotonic() - began:.0f} s")
+    else:
+        ensure_built(image, tag, f"localhost/python:{python}", wheels)
     return tag
+
+
+def ensure_built(image: Image, tag: str, base: str, wheels: Path | None) -> None:
+    """Build `localhost/<name>:<tag>` on a base image, unless buildah has it."""
+    if builder.exists(image.name, tag):
+        return
+    began = time.monotonic()
+    say(f"building {image.name} from {image.dockerfile}")
+    options = ["--build-arg", f"BASE_IMAGE={base}"]
+    options += ["--target", image.target] if image.target else []
+    proxies = [f"{name}={value}" for name, value in machine.proxies().items()]
+    for argument in (*image.arguments, *proxies):
+        options += ["--build-arg", argument]
+    for here, there, mode in _volumes(wheels):
+        options += ["--volume", f"{here}:{there}:{mode}"]
+    builder.build(image.name, tag, str(REPOSITORY / image.dockerfile), REPOSITORY, *options, aloud=True)
+    say(f"{image.name}: built in {time.monotonic() - began:.0f} s")
 
 
 def _push(image: Image, tag: str) -> str:
@@ -189,7 +200,7 @@ def wheels_folder() -> Path | None:
 def content_hash(context: Path, image: Image, wheels: Path | None, python: str) -> str:
     """What an image is made of, in sixteen letters: its Dockerfile, all that it copies, its base, the wheels."""
     text = (context / image.dockerfile).read_text()
-    content = hashlib.sha256(f"{image.target}\0{python}\0{text}\0".encode())
+    content = hashlib.sha256(f"{image.target}\0{python}\0{text}\0{' '.join(image.arguments)}".encode())
     for source in copied(text):
         for file in sorted(_files(context, source)):
             content.update(f"{file.relative_to(context)}\0{file.stat().st_mode & 0o111}\0".encode())

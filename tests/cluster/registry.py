@@ -44,13 +44,13 @@ def has(image: str, tag: str) -> bool:
     return (repositories / image / "_manifests" / "tags" / tag / "current" / "link").exists()
 
 
-def configuration(address: str) -> dict[str, object]:
-    """The configuration of a registry that listens at `address`."""
+def configuration(address: str, folder: Path) -> dict[str, object]:
+    """The configuration of a registry that listens at `address` and keeps images in a folder."""
     return {
         "version": 0.1,
         "log": {"level": "warn", "accesslog": {"disabled": True}},
         "storage": {
-            "filesystem": {"rootdirectory": str(storage())},
+            "filesystem": {"rootdirectory": str(folder)},
             "delete": {"enabled": True},
             "maintenance": {"uploadpurging": {"enabled": False}},
         },
@@ -58,12 +58,13 @@ def configuration(address: str) -> dict[str, object]:
     }
 
 
-def server(address: str, directory: Path, log: Path) -> Process:
-    """A registry, not started yet, with its configuration in `directory`."""
+def server(address: str, directory: Path, log: Path, images: Path | None = None) -> Process:
+    """A registry, not started yet, with its configuration in `directory`; of all clusters' images, or of a folder's."""
     program = binaries.ensure("registry")["registry"]
     file = directory / "registry.yaml"
-    file.write_text(json.dumps(configuration(address), indent=1) + "\n")
-    storage().mkdir(parents=True, exist_ok=True)
+    images = images or storage()
+    file.write_text(json.dumps(configuration(address, images), indent=1) + "\n")
+    images.mkdir(parents=True, exist_ok=True)
     return Process("registry", [str(program), "serve", str(file)], log, {"OTEL_TRACES_EXPORTER": "none"})
 
 

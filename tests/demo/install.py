@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from cluster.references import Reference
 from demo.kubectl import DemoError, Json, pod_trouble, render, wait_until_complete
 from demo.place import REPOSITORY, Place
 
@@ -64,10 +65,14 @@ class Installation:
     def chart(self, *values: str) -> None:
         """The operator, and an MLflow server for evaluation."""
         place = self.place
+        images = {
+            "operator": place.operator_image,
+            "prep": place.prep_image,
+            "trainer": place.trainer_image,
+        }
+        # NB: a tag of digits alone would be taken for a number.
+        strings = [value for name, image in images.items() for value in Reference.of(image).values(name)]
         settings = [
-            f"image.operator={place.operator_image}",
-            f"image.prep={place.prep_image}",
-            f"image.trainer={place.trainer_image}",
             "mlflow.enabled=true",
             "mlflow.artifactsDestination=s3://finetune/mlflow",
             "mlflow.envFromSecret=s3-credentials",
@@ -75,7 +80,9 @@ class Installation:
             *values,
         ]
         command = ["upgrade", "--install", RELEASE, str(CHART)]
-        command += ["--namespace", SYSTEM, *(word for setting in settings for word in ("--set", setting))]
+        command += ["--namespace", SYSTEM]
+        command += [word for setting in strings for word in ("--set-string", setting)]
+        command += [word for setting in settings for word in ("--set", setting)]
         self._helm(*command)
 
     def remove(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,17 @@ class Installation:
     plane: Plane
     api: Api
     folder: Path
+    release: str = RELEASE
+    chart: str = str(CHART)
     _operator: Process | None = None
     _health: str = ""
 
-    def install(self, *values: str) -> None:
+    def install(self, *values: str, options: Sequence[str] = ()) -> None:
         """Install the release, or upgrade it; `name=value` each. Its pod is replaced, as the Deployment would do it."""
         settings = [word for value in values for word in ("--set", value)]
-        self._helm("upgrade", "--install", RELEASE, str(CHART), "--create-namespace", *settings)
+        self._helm(
+            "upgrade", "--install", self.release, self.chart, "--create-namespace", *options, *settings
+        )
         self.stop()
         self._start()
 
@@ -47,8 +52,12 @@ class Installation:
 
     def uninstall(self) -> None:
         """Uninstall the release; its pod ends."""
-        self._helm("uninstall", RELEASE)
+        self._helm("uninstall", self.release, "--ignore-not-found")
         self.stop()
+
+    def notes(self) -> str:
+        """What helm said of the newest installation, joined to one line."""
+        return " ".join(self._helm("get", "notes", self.release).split())
 
     def stop(self) -> None:
         """End the operator."""
@@ -67,16 +76,30 @@ class Installation:
         return self.operator.log.read_text(encoding="utf-8")
 
     def _start(self) -> None:
-        deployment = self.api.get("Deployment", SYSTEM, RELEASE)
+        name = RELEASE if RELEASE in self.release else f"{self.release}-{RELEASE}"
+        deployment = self.api.get("Deployment", SYSTEM, name)
         assert deployment is not None
         pod = deployment["spec"]["template"]["spec"]
         path = pod["containers"][0]["livenessProbe"]["httpGet"]["path"]
         self._health = f"http://127.0.0.1:{free_port()}{path}"
-        short = {"FINETUNE_RESYNC_SECONDS": "2", "FINETUNE_LIVENESS": self._health}
+        short = {
+            "FINETUNE_RESYNC_SECONDS": "2",
+            "FINETUNE_POLL_SECONDS": "0.5",
+            "FINETUNE_LIVENESS": self._health,
+            "FINETUNE_DEFAULTS": str(self._defaults(name)),
+        }
         environment = {**environment_of(deployment, SYSTEM), **short}
         kubeconfig = self._kubeconfig(pod["serviceAccountName"])
         self._operator = operator_process(kubeconfig, self.folder / "operator.log", environment)
         self._operator.start()
+
+    def _defaults(self, name: str) -> Path:
+        """The file that the pod would mount."""
+        found = self.api.get("ConfigMap", SYSTEM, f"{name}-defaults")
+        assert found is not None
+        file = self.folder / "defaults.yaml"
+        file.write_text(found["data"]["defaults.yaml"], encoding="utf-8")
+        return file
 
     def _kubeconfig(self, account: str) -> Path:
         """A kubeconfig with a token of the pod's ServiceAccount."""
@@ -90,6 +113,7 @@ class Installation:
         file.write_text(json.dumps(content), encoding="utf-8")
         return file
 
-    def _helm(self, *arguments: str) -> None:
+    def _helm(self, *arguments: str) -> str:
         done = helm(*arguments, "--namespace", SYSTEM, "--kubeconfig", str(self.plane.kubeconfig))
         assert done.returncode == 0, done.stderr
+        return done.stdout

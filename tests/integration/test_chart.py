@@ -19,7 +19,23 @@ VARIANTS = {
     "as it comes": (),
     "with MLflow": ("mlflow.enabled=true", "mlflow.artifactsDestination=s3://bucket/mlflow"),
     "two namespaces": ("watchNamespaces={research,products}",),
-    "locked in": ("networkPolicy.enabled=true", "rbac.trackingSecrets=false", "image.pullSecrets={registry}"),
+    "locked in": (
+        "networkPolicy.enabled=true",
+        "rbac.trackingSecrets=false",
+        "imagePullSecrets[0].name=registry",
+    ),
+    "on OpenShift": ("openshift=true", "mlflow.enabled=true"),
+    "behind a proxy": (
+        "mlflow.enabled=true",
+        "caBundle.configMap=authorities",
+        "proxy.https=http://proxy.example.com:3128",
+    ),
+    "with defaults": (
+        "defaults.storage=s3://bucket/root",
+        "defaults.envFrom[0].secretRef.name=s3",
+        "defaults.podTemplate.spec.tolerations[0].operator=Exists",
+        "commonLabels.team=ml",
+    ),
     "with Argo CD": ("argocd.healthConfigMap.enabled=true", "argocd.healthConfigMap.labels.team=ml"),
     "without CRDs": ("crds.enabled=false", "rbac.aggregate=false", "metrics.service=false"),
 }
@@ -35,6 +51,9 @@ def test_api_server_accepts(values: tuple[str, ...], plane: Plane, kubeconfig: P
     kubectl = [str(plane.kubectl), "--kubeconfig", str(kubeconfig)]
     for namespace in ("fs", "research", "products"):
         subprocess.run([*kubectl, "create", "namespace", namespace], capture_output=True, check=False)
+    # The API server warns of a pod that the standard would refuse.
+    warn = ("pod-security.kubernetes.io/warn=restricted", "--overwrite")
+    subprocess.run([*kubectl, "label", "namespace", "fs", *warn], capture_output=True, check=True)
     apply = [*kubectl, "apply", "--server-side", "--dry-run=server", "--validate=strict", "--filename", "-"]
     done = subprocess.run(apply, input=rendered(*values), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -157,6 +176,7 @@ def test_environment_is_what_the_operator_reads() -> None:
         for name, value in environment("mlflow.enabled=true").items()
         if name.startswith("FINETUNE_")
     }
+    assert values.pop("FINETUNE_DEFAULTS") == "/etc/finetune-operator/defaults.yaml"
     assert Settings.from_environment(values) == Settings(
         prep_image="finetune-prep:0.1.0",
         trainer_image="finetune-trainer:0.1.0",
@@ -210,6 +230,18 @@ def test_mlflow_answers_to_every_name_of_its_service_and_to_no_other() -> None:
 REFUSED = {
     "replicas": ("replicas=2", "additional properties 'replicas' not allowed"),
     "a slip of the pen": ("image.opertor=x", "additional properties 'opertor' not allowed"),
+    "an image as one word, as it was": ("image.operator=a/b:1", "/image/operator"),
+    "a pull policy of all images, as it was": (
+        "image.pullPolicy=Always",
+        "additional properties 'pullPolicy' not allowed",
+    ),
+    "pull secrets where they were": (
+        "image.pullSecrets={a}",
+        "additional properties 'pullSecrets' not allowed",
+    ),
+    "an image without a name": ("image.operator.repository=", "/image/operator/repository"),
+    "a default that there is not": ("defaults.storge=s3://a/b", "additional properties 'storge' not allowed"),
+    "certificates from two places": ("caBundle.configMap=a,caBundle.secret=b", "/caBundle"),
     "a log level": ("log.level=loud", "/log/level"),
     "a tracking server without a scheme": ("tracking.uri=mlflow", "/tracking/uri"),
     "a size": ("mlflow.persistence.size=big", "/mlflow/persistence/size"),
@@ -240,19 +272,29 @@ def test_crd_is_kept_unless_asked(name: str) -> None:
     assert crd not in objects("crds.enabled=false")
 
 
+def notes_of(kubeconfig: Path, *values: str) -> str:
+    """What helm prints after an installation."""
+    settings = [word for value in ("crds.enabled=false", *values) for word in ("--set", value)]
+    where = ["--namespace", "fs", "--dry-run=server", "--kubeconfig", str(kubeconfig)]
+    done = helm("install", "finetune-operator", str(CHART), *where, *settings)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.partition("NOTES:")[2]
+
+
 def test_notes_say_what_to_do_next(kubeconfig: Path) -> None:
-    install = [
-        "install",
-        "finetune-operator",
-        str(CHART),
-        "--namespace",
-        "fs",
-        "--set",
-        "mlflow.enabled=true",
-    ]
-    done = helm(*install, "--dry-run=server", "--set", "crds.enabled=false", "--kubeconfig", str(kubeconfig))
-    notes = done.stdout.partition("NOTES:")[2]
-    assert "kubectl -n fs rollout status deployment/finetune-operator" in notes, done.stderr
+    notes = notes_of(kubeconfig, "mlflow.enabled=true")
+    assert "is installed in namespace fs." in notes
+    assert "kubectl -n fs rollout status deployment/finetune-operator" in notes
     assert "kubectl -n fs port-forward service/finetune-operator-mlflow 5000" in notes
     assert "kubectl explain modelpromotion.spec" in notes
     assert "kubectl get modelpromotions -w" in notes
+    unreachable = [line for line in notes.splitlines() if line.startswith("WARNING: image.")]
+    assert [line.split()[1] for line in unreachable] == ["image.operator", "image.prep", "image.trainer"]
+    assert "delete the promotions that have onDelete: RemoveAlias" in notes
+
+
+def test_notes_name_the_defaults_and_warn_of_no_image_that_has_a_registry(kubeconfig: Path) -> None:
+    values = ("global.imageRegistry=r.example.com", "defaults.queueName=gpus", "defaults.storage=s3://a/b")
+    notes = notes_of(kubeconfig, *values)
+    assert "WARNING" not in notes
+    assert "Jobs get these defaults: queueName, storage." in notes

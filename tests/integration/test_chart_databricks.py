@@ -22,7 +22,7 @@ def pod(*values: str) -> Any:
 
 def test_none_by_default() -> None:
     assert [name for name in environment() if "DATABRICKS" in name] == []
-    assert [volume["name"] for volume in pod()["volumes"]] == ["tmp"]
+    assert [volume["name"] for volume in pod()["volumes"]] == ["tmp", "defaults"]
 
 
 def test_a_workspace() -> None:
@@ -33,10 +33,10 @@ def test_a_workspace() -> None:
         "FINETUNE_DATABRICKS_TOKEN_FILE": "/var/run/secrets/databricks/token",
     }
     token = {"audience": "account", "expirationSeconds": 3600, "path": "token"}
-    assert pod(*WORKSPACE)["volumes"][1:] == [
+    assert pod(*WORKSPACE)["volumes"][2:] == [
         {"name": "databricks", "projected": {"sources": [{"serviceAccountToken": token}]}}
     ]
-    assert pod(*WORKSPACE)["containers"][0]["volumeMounts"][1:] == [
+    assert pod(*WORKSPACE)["containers"][0]["volumeMounts"][2:] == [
         {"name": "databricks", "mountPath": "/var/run/secrets/databricks", "readOnly": True}
     ]
 

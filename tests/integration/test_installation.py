@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.controlplane import ControlPlane
+from finetune_crds.__main__ import DIGEST
 from integration.installation import RELEASE, SYSTEM, Installation
 from support.api import Api
 from support.mlflow_server import Mlflow
@@ -124,22 +125,57 @@ def test_without_the_right_to_secrets_a_job_that_names_one_is_told_what_to_insta
 def test_an_upgrade_and_an_uninstall_leave_a_running_job_alone(
     installation: Installation, tenant: World
 ) -> None:
-    installation.install(*values(tenant, "image.trainer=trainer:1"))
+    installation.install(*values(tenant, "image.trainer.tag=v1"))
     tenant.submit(splits_given())
     tenant.run_pods("tune-train-1", 2)
     tenant.wait_phase("tune", "Training")
     before = tenant.settle(installation.operator)
 
-    installation.install(*values(tenant, "image.trainer=trainer:2"))
+    installation.install(*values(tenant, "image.trainer.tag=v2"))
     assert tenant.settle(installation.operator) == before
     installation.uninstall()
     assert tenant.api.get("Deployment", SYSTEM, RELEASE) is None
     assert all(tenant.api.get("CustomResourceDefinition", "", name) for name in CRDS)
     assert tenant.versions() == before
 
-    installation.install(*values(tenant, "image.trainer=trainer:2"))
+    installation.install(*values(tenant, "image.trainer.tag=v2"))
     assert tenant.settle(installation.operator) == before
     finish(tenant)
+
+
+def owner_of(api: Api, crd: str) -> str:
+    """The release that a CRD belongs to, for Helm."""
+    found = api.get("CustomResourceDefinition", "", crd)
+    assert found is not None
+    return str(found["metadata"]["annotations"]["meta.helm.sh/release-name"])
+
+
+def test_another_release_works_over_crds_that_an_uninstalled_one_kept(
+    installation: Installation, tenant: World
+) -> None:
+    """The CRDs are left alone while they are the chart's, and taken over with --take-ownership when they are not."""
+    installation.install(*values(tenant))
+    tenant.submit(splits_given())
+    tenant.run_pods("tune-train-1", 2)
+    tenant.wait_phase("tune", "Training")
+    first = installation.release
+    installation.uninstall()
+
+    installation.release = "another"
+    installation.install(*values(tenant))
+    finish(tenant)
+    assert [owner_of(tenant.api, crd) for crd in CRDS] == [first, first]
+    for crd in CRDS:
+        said = f"The CustomResourceDefinition {crd} belongs to the release {SYSTEM}/{first} and is the one of this chart"
+        assert said in installation.notes()
+
+    stale = {"metadata": {"annotations": {DIGEST: "that of an older chart"}}}
+    for crd in CRDS:
+        tenant.api.patch("CustomResourceDefinition", "", crd, stale)
+    with pytest.raises(AssertionError, match="cannot be imported into the current release"):
+        installation.install(*values(tenant))
+    installation.install(*values(tenant), options=("--take-ownership",))
+    assert [owner_of(tenant.api, crd) for crd in CRDS] == ["another", "another"]
 
 
 def found_in(api: Api, kind: str, name: str) -> Json:

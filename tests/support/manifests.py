@@ -20,6 +20,8 @@ KINDS: dict[str, Resource] = {kind.KIND: kind for kind in (FineTuneJob, ModelPro
 SCHEMAS: dict[str, Json] = {
     name: crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for name, kind in KINDS.items()
 }
+VALUES = "Values"
+"""The title of a block with values of the chart."""
 # What a part of a spec is put into.
 BASES = {"FineTuneJob": "quickstart", "ModelPromotion": "promotion-champion"}
 _TITLE = re.compile(r"(?P<kind>FineTuneJob|ModelPromotion) (?P<path>spec(?:\.\w+)*)")
@@ -39,12 +41,12 @@ def base(kind: str) -> Json:
 def resources(block: Block) -> Iterator[Json]:
     """The FineTuneJobs and ModelPromotions of a block of YAML; a part of one is completed.
 
-    The block's title says which part it is, such as `FineTuneJob spec.data`.
+    The block's title says which part it is, such as `FineTuneJob spec.data`; one called Values is the chart's.
 
     Raises:
         DocumentError: it is no manifest, and its title names no part.
     """
-    for part in yaml.safe_load_all(block.text):
+    for part in yaml.safe_load_all(block.text) if block.title != VALUES else ():
         is_manifest = isinstance(part, dict) and {"apiVersion", "kind", "metadata"} <= part.keys()
         if is_manifest and part["apiVersion"].startswith(f"{GROUP}/"):
             yield part

@@ -1,47 +1,72 @@
 {{- define "finetune.name" -}}
-{{- if contains .Chart.Name .Release.Name -}}
+{{- .Values.nameOverride | default .Chart.Name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "finetune.fullname" -}}
+{{- $name := include "finetune.name" . -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains $name .Release.Name -}}
 {{- .Release.Name | trunc 50 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "finetune.serviceAccount" -}}
-{{- .Values.serviceAccount.name | default (include "finetune.name" .) -}}
+{{- $default := ternary (include "finetune.fullname" .) "default" .Values.serviceAccount.create -}}
+{{- .Values.serviceAccount.name | default $default -}}
 {{- end -}}
 
 {{- /* Labels that a selector may hold: they never change. Called with (dict "root" $ "component" "operator"). */ -}}
 {{- define "finetune.selector" -}}
-app.kubernetes.io/name: {{ .root.Chart.Name }}
+app.kubernetes.io/name: {{ include "finetune.name" .root }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
+{{- /* Labels of an object. `more` (optional) are labels of the user's for this object; ours cannot be replaced. */ -}}
 {{- define "finetune.labels" -}}
-{{ include "finetune.selector" . }}
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- $own := include "finetune.selector" . | fromYaml -}}
+{{- $_ := set $own "app.kubernetes.io/version" .root.Chart.AppVersion -}}
+{{- $_ := set $own "app.kubernetes.io/managed-by" .root.Release.Service -}}
+{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") -}}
+{{- merge $own (.more | default dict) .root.Values.commonLabels | toYaml -}}
 {{- end -}}
 
-{{- define "finetune.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-fsGroup: 65532
-seccompProfile:
-  type: RuntimeDefault
+{{- /* The reference of an image. Called with (dict "root" $ "image" .Values.image.operator). */ -}}
+{{- define "finetune.image" -}}
+{{- $registry := .root.Values.global.imageRegistry | default .image.registry -}}
+{{- with $registry }}{{ . }}/{{ end -}}
+{{- .image.repository -}}
+{{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ .image.tag | default .root.Chart.AppVersion }}{{ end -}}
 {{- end -}}
 
-{{- define "finetune.containerSecurity" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities:
-  drop: [ALL]
+{{- /* The image of the MLflow server: its own or, without one, the trainer's. */ -}}
+{{- define "finetune.mlflowImage" -}}
+{{- $image := .Values.mlflow.image -}}
+{{- if not $image.repository -}}
+{{- $image = .Values.image.trainer -}}
+{{- end -}}
+{{- include "finetune.image" (dict "root" . "image" $image) -}}
+{{- end -}}
+
+{{- /* Names of pull secrets, as JSON, from lists of names and of objects with a name. */ -}}
+{{- define "finetune.pullSecretNames" -}}
+{{- $names := list -}}
+{{- range . -}}
+{{- if kindIs "string" . -}}
+{{- $names = append $names . -}}
+{{- else -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- end -}}
+{{- $names | uniq | toJson -}}
 {{- end -}}
 
 {{- define "finetune.pullSecrets" -}}
-{{- with .Values.image.pullSecrets }}
+{{- $all := concat (.Values.global.imagePullSecrets | default list) .Values.imagePullSecrets -}}
+{{- with include "finetune.pullSecretNames" $all | fromJsonArray }}
 imagePullSecrets:
   {{- range . }}
   - name: {{ . }}
@@ -49,8 +74,115 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
+{{- define "finetune.podSecurity" -}}
+{{- if .Values.openshift -}}
+{{- omit .Values.podSecurityContext "runAsUser" "runAsGroup" "fsGroup" | toYaml -}}
+{{- else -}}
+{{- toYaml .Values.podSecurityContext -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* What the operator gives to jobs that do not say otherwise: only what is set. */ -}}
+{{- define "finetune.defaults" -}}
+{{- $found := dict -}}
+{{- range $name, $value := omit .Values.defaults "modelCache" "imagePullSecrets" -}}
+{{- if $value -}}
+{{- $_ := set $found $name $value -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.defaults.modelCache.claimName -}}
+{{- $_ := set $found "modelCache" .Values.defaults.modelCache -}}
+{{- end -}}
+{{- $secrets := list -}}
+{{- $all := concat (.Values.global.imagePullSecrets | default list) .Values.imagePullSecrets .Values.defaults.imagePullSecrets -}}
+{{- range include "finetune.pullSecretNames" $all | fromJsonArray -}}
+{{- $secrets = append $secrets (dict "name" .) -}}
+{{- end -}}
+{{- if $secrets -}}
+{{- $_ := set $found "imagePullSecrets" $secrets -}}
+{{- end -}}
+{{- toYaml $found -}}
+{{- end -}}
+
+{{- /* Variables of the pods that talk to servers outside the cluster: certificates and proxies. */ -}}
+{{- define "finetune.outsideEnv" -}}
+{{- if or .Values.caBundle.configMap .Values.caBundle.secret }}
+{{- $file := printf "/etc/finetune-ca/%s" .Values.caBundle.key }}
+{{- range list "SSL_CERT_FILE" "REQUESTS_CA_BUNDLE" "AWS_CA_BUNDLE" }}
+- name: {{ . }}
+  value: {{ $file }}
+{{- end }}
+{{- end }}
+{{- with .Values.proxy.http }}
+- name: HTTP_PROXY
+  value: {{ . | quote }}
+{{- end }}
+{{- with .Values.proxy.https }}
+- name: HTTPS_PROXY
+  value: {{ . | quote }}
+{{- end }}
+{{- if or .Values.proxy.http .Values.proxy.https }}
+# Kubernetes puts the address of the API server into this variable.
+- name: NO_PROXY
+  value: {{ concat (list "localhost" "127.0.0.1" "$(KUBERNETES_SERVICE_HOST)" ".svc" ".cluster.local") .Values.proxy.noProxy | join "," | quote }}
+{{- end }}
+{{- end -}}
+
+{{- define "finetune.caVolume" -}}
+{{- if or .Values.caBundle.configMap .Values.caBundle.secret }}
+- name: ca-bundle
+  {{- if .Values.caBundle.configMap }}
+  configMap:
+    name: {{ .Values.caBundle.configMap }}
+  {{- else }}
+  secret:
+    secretName: {{ .Values.caBundle.secret }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "finetune.caMount" -}}
+{{- if or .Values.caBundle.configMap .Values.caBundle.secret }}
+- name: ca-bundle
+  mountPath: /etc/finetune-ca
+  readOnly: true
+{{- end }}
+{{- end -}}
+
+{{- /*
+The release that a CRD belongs to, as namespace/name; empty when there is no such CRD, when it is this release's, or where
+no cluster is asked (helm template, Argo CD). Called with (dict "root" $ "name" "finetunejobs.finetune.dev").
+*/ -}}
+{{- define "finetune.crdOwner" -}}
+{{- $found := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" .name -}}
+{{- if $found -}}
+{{- $notes := $found.metadata.annotations | default dict -}}
+{{- $owner := printf "%s/%s" (index $notes "meta.helm.sh/release-namespace" | default "") (index $notes "meta.helm.sh/release-name" | default "") -}}
+{{- if ne $owner (printf "%s/%s" .root.Release.Namespace .root.Release.Name) -}}
+{{- $owner -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /*
+Whether a CRD is left out: another release has installed the same one and keeps it. Helm refuses to install what belongs to
+another release, also after that one is uninstalled. A CRD that differs is not left out: Helm refuses the installation, or
+updates the CRD with --take-ownership.
+NB: a CRD without the annotation `keep` must not be left out: if it was in this release before, Helm would delete it.
+*/ -}}
+{{- define "finetune.crdIsThere" -}}
+{{- if include "finetune.crdOwner" . -}}
+{{- $notes := (lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" .name).metadata.annotations | default dict -}}
+{{- $kept := eq (index $notes "helm.sh/resource-policy" | default "") "keep" -}}
+{{- $same := eq (index $notes "finetune.dev/crd-digest" | default "") (include "finetune.crdDigests" . | fromYaml | dig .name "none") -}}
+{{- if and $kept $same -}}
+true
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "finetune.mlflowName" -}}
-{{ include "finetune.name" . }}-mlflow
+{{ include "finetune.fullname" . }}-mlflow
 {{- end -}}
 
 {{- define "finetune.mlflowUri" -}}

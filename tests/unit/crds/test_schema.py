@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 import yaml
 
-from finetune_crds.__main__ import RESOURCES, Resource, chart_template, main, manifest
+from finetune_crds.__main__ import (
+    DIGEST,
+    RESOURCES,
+    Resource,
+    chart_digests,
+    chart_template,
+    digest,
+    main,
+    manifest,
+)
 from finetune_crds.finetunejob import FineTuneJob
 from finetune_crds.schema import crd, structural
 
@@ -184,5 +193,8 @@ def test_the_manifest_is_small_enough_to_be_applied(resource: Resource) -> None:
 @pytest.mark.parametrize("resource", RESOURCES, ids=lambda resource: resource.KIND)
 def test_the_chart_may_leave_the_crd_out_and_keeps_it(resource: Resource) -> None:
     lines = chart_template(resource).splitlines()
-    assert (lines[1], lines[-1]) == ("{{- if .Values.crds.enabled }}", "{{- end }}")
+    there = f'(include "finetune.crdIsThere" (dict "root" . "name" "{resource.PLURAL}.finetune.dev"))'
+    assert (lines[1], lines[-1]) == (f"{{{{- if and .Values.crds.enabled (not {there}) }}}}", "{{- end }}")
     assert "    helm.sh/resource-policy: keep" in lines
+    assert f"    {DIGEST}: {digest(resource)}" in lines
+    assert f'{resource.PLURAL}.finetune.dev: "{digest(resource)}"' in chart_digests().splitlines()

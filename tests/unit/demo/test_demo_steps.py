@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from demo import promotions
-from demo.install import CRDS, NAMESPACE, RELEASE, SYSTEM, Installation
+from demo.install import CHART, CRDS, NAMESPACE, RELEASE, SYSTEM, Installation
 from demo.kubectl import DemoError, Kubectl
 from demo.place import Place
 from demo.terminal import Terminal
@@ -87,6 +87,18 @@ def test_demo_down_removes_promotions_before_the_operator(demo: Recorded) -> Non
         f"kubectl delete namespace {SYSTEM} --ignore-not-found",
         f"kubectl delete crd {ours}",
     ]
+
+
+def test_the_chart_gets_the_images_in_the_parts_of_its_values(demo: Recorded) -> None:
+    demo.installation.chart("resyncSeconds=5")
+    (call,) = demo.calls()
+    images = " ".join(
+        f"--set-string image.{name}.{part}={value}"
+        for name in ("operator", "prep", "trainer")
+        for part, value in {"registry": "", "repository": "image", "tag": "latest", "digest": ""}.items()
+    )
+    assert call.startswith(f"helm upgrade --install {RELEASE} {CHART} --namespace {SYSTEM} {images} --set ")
+    assert call.endswith(" --set resyncSeconds=5")
 
 
 def test_an_earlier_promotion_is_deleted_with_its_alias(demo: Recorded) -> None:

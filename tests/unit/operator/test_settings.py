@@ -1,10 +1,14 @@
-"""The operator's configuration."""
+"""The operator's configuration, from variables and arguments."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import pytest
 
 from finetune_crds.finetunejob import Tracking
+from finetune_operator.defaults import Defaults
 from finetune_operator.settings import Settings, SettingsError
 
 READ: dict[str, tuple[dict[str, str], Settings]] = {
@@ -14,7 +18,9 @@ READ: dict[str, tuple[dict[str, str], Settings]] = {
         {
             "FINETUNE_PREP_IMAGE": "p:1",
             "FINETUNE_TRAINER_IMAGE": "t:1",
-            "FINETUNE_IMAGE_PULL_POLICY": "Always",
+            "FINETUNE_PREP_PULL_POLICY": "Always",
+            "FINETUNE_TRAINER_PULL_POLICY": "Never",
+            "FINETUNE_POD_USER": "0",
             "FINETUNE_TRACKING_URI": "http://m",
             "FINETUNE_REGISTRY_URI": "http://r",
             "FINETUNE_TRACKING_PUBLIC_URL": "https://m.example.org",
@@ -36,7 +42,9 @@ READ: dict[str, tuple[dict[str, str], Settings]] = {
         Settings(
             prep_image="p:1",
             trainer_image="t:1",
-            image_pull_policy="Always",
+            prep_pull_policy="Always",
+            trainer_pull_policy="Never",
+            pod_user=0,
             tracking_uri="http://m",
             registry_uri="http://r",
             tracking_public_url="https://m.example.org",
@@ -63,6 +71,30 @@ def test_read(environment: dict[str, str], expected: Settings) -> None:
     assert Settings.from_environment(environment) == expected
 
 
+def test_the_defaults_of_jobs_are_read_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "defaults.yaml"
+    file.write_text("storage: s3://bucket/root\n", encoding="utf-8")
+    found = Settings.from_environment({"FINETUNE_DEFAULTS": str(file)})
+    assert found == Settings(defaults=Defaults(storage="s3://bucket/root"))
+
+
+WRONG_DEFAULTS: dict[str, tuple[str | None, str]] = {
+    "no file": (None, "cannot be read: "),
+    "no YAML": ("storage: [", "cannot be read: while parsing"),
+    "an unknown key": ("storge: s3://b", "are wrong at storge: Extra inputs are not permitted"),
+    "a wrong value": ("checkpoint: {keep: 0}", "are wrong at checkpoint.keep: "),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG_DEFAULTS.values(), ids=WRONG_DEFAULTS)
+def test_wrong_defaults_are_said_at_the_start(tmp_path: Path, text: str | None, said: str) -> None:
+    file = tmp_path / "defaults.yaml"
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+    with pytest.raises(SettingsError, match=re.escape(f"the defaults {file} {said}")):
+        Settings.from_environment({"FINETUNE_DEFAULTS": str(file)})
+
+
 REFUSED: dict[str, tuple[str, str, str]] = {
     "no number": ("FINETUNE_WORKERS", "many", "FINETUNE_WORKERS=many is not a number"),
     "no whole number": ("FINETUNE_WORKERS", "1.5", "FINETUNE_WORKERS=1.5 is not a number"),
@@ -76,6 +108,11 @@ REFUSED: dict[str, tuple[str, str, str]] = {
         "FINETUNE_LOG_LEVEL=loud is not one of CRITICAL, ERROR, WARNING, INFO, DEBUG",
     ),
     "no format": ("FINETUNE_LOG_FORMAT", "xml", "FINETUNE_LOG_FORMAT=xml is not one of plain, json"),
+    "no pull policy": (
+        "FINETUNE_PREP_PULL_POLICY",
+        "never",
+        "FINETUNE_PREP_PULL_POLICY=never is not one of Always, IfNotPresent, Never",
+    ),
     "a password in plain sight": (
         "FINETUNE_TRACKING_URI",
         "http://me:s3cr3t@m",
@@ -88,6 +125,37 @@ REFUSED: dict[str, tuple[str, str, str]] = {
 def test_refused(variable: str, text: str, message: str) -> None:
     with pytest.raises(SettingsError) as raised:
         Settings.from_environment({variable: text})
+    assert str(raised.value) == message
+
+
+ARGUMENTS: dict[str, tuple[list[str], Settings]] = {
+    "none": ([], Settings(workers=4)),
+    "one word": (["--workers=8"], Settings(workers=8)),
+    "two words": (
+        ["--namespaces", "a,b", "--poll-seconds", "1"],
+        Settings(namespaces=("a", "b"), poll_seconds=1.0, workers=4),
+    ),
+    "an empty one keeps the default": (["--workers="], Settings()),
+}
+
+
+@pytest.mark.parametrize(("arguments", "expected"), ARGUMENTS.values(), ids=ARGUMENTS)
+def test_an_argument_goes_before_its_variable(arguments: list[str], expected: Settings) -> None:
+    assert Settings.from_command_line(arguments, {"FINETUNE_WORKERS": "4"}) == expected
+
+
+WRONG_ARGUMENTS: dict[str, tuple[list[str], str]] = {
+    "no setting": (["--worker=8"], "--worker=8 is no option: `finetune-operator --help` lists them"),
+    "no option": (["run"], "run is no option: `finetune-operator --help` lists them"),
+    "no value": (["--workers"], "argument --workers: expected one argument"),
+    "no number": (["--workers=many"], "FINETUNE_WORKERS=many is not a number"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG_ARGUMENTS.values(), ids=WRONG_ARGUMENTS)
+def test_wrong_arguments_are_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        Settings.from_command_line(arguments, {})
     assert str(raised.value) == message
 
 

@@ -11,7 +11,6 @@ from finetune_operator import names
 from finetune_operator.finetunejob.merge import merge
 from finetune_operator.finetunejob.model import FineTuneJob
 
-_USER = 65532
 _GRACE_SECONDS = 120
 _TMP = "/tmp"  # noqa: S108
 
@@ -59,6 +58,7 @@ def pod_template(
     image: str,
     own_image: bool,
     pull_policy: str,
+    user: int,
     command: Sequence[str],
     args: Sequence[str],
     env: Sequence[EnvVar],
@@ -75,13 +75,14 @@ def pod_template(
     Args:
         container: name of its main container.
         own_image: whether the image is one of the product's: its root filesystem can be read-only.
+        user: user and group of the product's images; 0 for none.
         env: the user's variables; `contract_env` takes precedence.
         secret: Secret whose keys also become environment.
         config_map: the ConfigMap with the recipe.
         subdomain: headless Service that names the pods.
         user_template: spec.podTemplate.
     """
-    defaults = _defaults(container, image, own_image=own_image, pull_policy=pull_policy)
+    defaults = _defaults(container, image, own_image=own_image, pull_policy=pull_policy, user=user)
     settings: Json = {
         "env": [{"name": "HOME", "value": _TMP}, *(item.to_json() for item in env)],
         "envFrom": [item.to_json() for item in env_from]
@@ -107,8 +108,11 @@ def pod_template(
     return dict(merge(merge(with_settings, user_template or {}), owned))
 
 
-def _defaults(container: str, image: str, *, own_image: bool, pull_policy: str) -> Json:
-    """A pod that the `restricted` Pod Security Standard admits, without an API token."""
+def _defaults(container: str, image: str, *, own_image: bool, pull_policy: str, user: int) -> Json:
+    """A pod that the `restricted` Pod Security Standard admits, without an API token.
+
+    With `user` 0 OpenShift's restricted-v2 admits it too, which names the user itself.
+    """
     return {
         "spec": {
             "automountServiceAccountToken": False,
@@ -116,7 +120,7 @@ def _defaults(container: str, image: str, *, own_image: bool, pull_policy: str) 
             "terminationGracePeriodSeconds": _GRACE_SECONDS,
             "securityContext": {
                 "runAsNonRoot": True,
-                **({"runAsUser": _USER, "runAsGroup": _USER, "fsGroup": _USER} if own_image else {}),
+                **({"runAsUser": user, "runAsGroup": user, "fsGroup": user} if own_image and user else {}),
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             "containers": [

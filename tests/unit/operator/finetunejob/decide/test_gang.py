@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 SETTINGS = Settings(
     trainer_image="trainer:1",
-    image_pull_policy="Always",
+    trainer_pull_policy="Always",
     tracking_uri="http://m:5000",
     registry_uri="http://r",
 )

@@ -8,7 +8,8 @@ import pytest
 
 from finetune_operator import names
 from finetune_operator.finetunejob.merge import merge
-from worlds.memory.decisions import UID, conclude, ftj
+from finetune_operator.settings import Settings
+from worlds.memory.decisions import SOURCE, UID, conclude, ftj
 
 Json = dict[str, Any]
 
@@ -158,6 +159,19 @@ def test_an_image_of_ones_own_keeps_its_user_and_its_files() -> None:
     spec = pod_of(None, trainer={"image": "mine:1"})["spec"]
     assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     assert "readOnlyRootFilesystem" not in spec["containers"][0]["securityContext"]
+
+
+@pytest.mark.parametrize("component", ["prep", "train"])
+def test_on_openshift_the_pod_names_no_user(component: str) -> None:
+    parts: Json = {"data": SOURCE} if component == "prep" else {}
+    decision = conclude(ftj(**parts), settings=Settings(pod_user=0))
+    job = next(child for child in decision.apply if child["kind"] == "Job")
+    pod = job["spec"]["template"]
+    assert pod["metadata"]["labels"][names.LABEL_COMPONENT] == component
+    assert pod["spec"]["securityContext"] == {
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
 
 
 def test_environment_from_every_side_stands_together() -> None:

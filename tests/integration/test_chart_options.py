@@ -1,0 +1,333 @@
+"""The chart's options, as people expect them of a chart: images, names, labels, extras, certificates, proxies, defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from integration import chart
+from integration.chart import CHART, KUBE_VERSION, helm, parts
+
+Json = dict[str, Any]
+DIGEST = f"sha256:{'a' * 64}"
+
+
+def objects(*values: str) -> dict[tuple[str, str], Json]:
+    """The manifests by kind and name, without the CRDs, which take seconds to read."""
+    return chart.objects("crds.enabled=false", *values)
+
+
+def environment(*values: str) -> dict[str, str]:
+    """The environment of the operator's container."""
+    return chart.environment("crds.enabled=false", *values)
+
+
+def operator(*values: str) -> Json:
+    """The operator's Deployment."""
+    return objects(*values)["Deployment", "finetune-operator"]
+
+
+def pod(*values: str, name: str = "finetune-operator") -> Json:
+    found: Json = objects(*values)["Deployment", name]["spec"]["template"]["spec"]
+    return found
+
+
+def images(*values: str) -> list[str]:
+    """The images of the operator, of jobs, and of MLflow."""
+    variables = environment(*values, "mlflow.enabled=true")
+    mlflow = pod(*values, "mlflow.enabled=true", name="finetune-operator-mlflow")
+    return [
+        pod(*values)["containers"][0]["image"],
+        variables["FINETUNE_PREP_IMAGE"],
+        variables["FINETUNE_TRAINER_IMAGE"],
+        mlflow["containers"][0]["image"],
+    ]
+
+
+IMAGES = {
+    "as they come": (
+        (),
+        [
+            "finetune-operator:0.1.0",
+            "finetune-prep:0.1.0",
+            "finetune-trainer:0.1.0",
+            "finetune-trainer:0.1.0",
+        ],
+    ),
+    "one registry": (
+        ("global.imageRegistry=r.example.com/ml", "image.operator.registry=other.example.com"),
+        [
+            "r.example.com/ml/finetune-operator:0.1.0",
+            "r.example.com/ml/finetune-prep:0.1.0",
+            "r.example.com/ml/finetune-trainer:0.1.0",
+            "r.example.com/ml/finetune-trainer:0.1.0",
+        ],
+    ),
+    "each its own": (
+        (
+            "image.operator.registry=a.example.com",
+            "image.operator.tag=v2",
+            "image.prep.repository=my/prep",
+            f"image.trainer.digest={DIGEST}",
+            "image.trainer.tag=v2",
+            "mlflow.image.repository=mlflow",
+            "mlflow.image.registry=b.example.com",
+            "mlflow.image.tag=v3",
+        ),
+        [
+            "a.example.com/finetune-operator:v2",
+            "my/prep:0.1.0",
+            f"finetune-trainer@{DIGEST}",
+            "b.example.com/mlflow:v3",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("values", "expected"), IMAGES.values(), ids=IMAGES)
+def test_references_of_images(values: tuple[str, ...], expected: list[str]) -> None:
+    assert images(*values) == expected
+
+
+def test_pull_policies_of_each_image() -> None:
+    values = (
+        "image.operator.pullPolicy=Always",
+        "image.prep.pullPolicy=Never",
+        "image.trainer.pullPolicy=Always",
+    )
+    variables = environment(*values)
+    assert pod(*values)["containers"][0]["imagePullPolicy"] == "Always"
+    assert (variables["FINETUNE_PREP_PULL_POLICY"], variables["FINETUNE_TRAINER_PULL_POLICY"]) == (
+        "Never",
+        "Always",
+    )
+
+
+def defaults(*values: str) -> Json:
+    """What the operator reads as defaults of jobs."""
+    found = objects(*values)["ConfigMap", "finetune-operator-defaults"]
+    return dict(yaml.safe_load(found["data"]["defaults.yaml"]))
+
+
+def test_pull_secrets_are_those_of_every_pod_and_of_jobs() -> None:
+    values = (
+        "global.imagePullSecrets={a}",
+        "imagePullSecrets[0].name=b",
+        "imagePullSecrets[1].name=a",
+        "defaults.imagePullSecrets[0].name=c",
+        "mlflow.enabled=true",
+    )
+    ours = [{"name": "a"}, {"name": "b"}]
+    for name in ("finetune-operator", "finetune-operator-mlflow"):
+        assert pod(*values, name=name)["imagePullSecrets"] == ours
+    assert defaults(*values) == {"imagePullSecrets": [*ours, {"name": "c"}]}
+
+
+def test_defaults_of_jobs_are_what_is_set_and_nothing_else() -> None:
+    assert defaults() == {}
+    values = (
+        "defaults.storage=s3://bucket/root",
+        "defaults.checkpoint.everySteps=1000000",
+        "defaults.modelCache.claimName=models",
+        "defaults.podTemplate.spec.tolerations[0].operator=Exists",
+        "defaults.env[0].name=HF_HOME",
+        "defaults.env[0].value=/models",
+    )
+    assert defaults(*values) == {
+        "storage": "s3://bucket/root",
+        "checkpoint": {"everySteps": 1000000},
+        "modelCache": {"claimName": "models"},
+        "podTemplate": {"spec": {"tolerations": [{"operator": "Exists"}]}},
+        "env": [{"name": "HF_HOME", "value": "/models"}],
+    }
+
+
+def test_a_change_of_the_defaults_restarts_the_operator_and_nothing_else_does() -> None:
+    def checksum(*values: str) -> str:
+        return str(operator(*values)["spec"]["template"]["metadata"]["annotations"]["checksum/defaults"])
+
+    assert checksum() == checksum("workers=2", "commonLabels.a=b")
+    assert checksum() != checksum("defaults.queueName=gpus")
+
+
+def test_the_defaults_are_mounted_where_the_operator_reads_them() -> None:
+    file = Path(environment()["FINETUNE_DEFAULTS"])
+    mount = next(item for item in pod()["containers"][0]["volumeMounts"] if item["name"] == "defaults")
+    volume = next(item for item in pod()["volumes"] if item["name"] == "defaults")
+    assert (mount["mountPath"], mount["readOnly"], file.name) == (str(file.parent), True, "defaults.yaml")
+    assert volume["configMap"]["name"] == "finetune-operator-defaults"
+
+
+def test_workers_and_seconds() -> None:
+    found = environment("workers=4", "pollSeconds=10", "resyncSeconds=60")
+    names = ("FINETUNE_WORKERS", "FINETUNE_POLL_SECONDS", "FINETUNE_RESYNC_SECONDS")
+    assert [found[name] for name in names] == ["4", "10", "60"]
+
+
+def test_extras_are_added_to_what_the_operator_has() -> None:
+    values = (
+        "extraArgs={--registration-patience-seconds=120}",
+        "extraEnv[0].name=MLFLOW_HTTP_REQUEST_TIMEOUT",
+        "extraEnv[0].value=90s",
+        "extraEnvFrom[0].secretRef.name=proxy",
+        "extraVolumes[0].name=more",
+        "extraVolumes[0].emptyDir.sizeLimit=1Mi",
+        "extraVolumeMounts[0].name=more",
+        "extraVolumeMounts[0].mountPath=/more",
+    )
+    plain, more = pod(), pod(*values)
+    container = more["containers"][0]
+    assert container["args"] == ["--registration-patience-seconds=120"]
+    assert container["envFrom"] == [{"secretRef": {"name": "proxy"}}]
+    assert container["env"] == [
+        *plain["containers"][0]["env"],
+        {"name": "MLFLOW_HTTP_REQUEST_TIMEOUT", "value": "90s"},
+    ]
+    assert container["volumeMounts"] == [
+        *plain["containers"][0]["volumeMounts"],
+        {"name": "more", "mountPath": "/more"},
+    ]
+    assert more["volumes"] == [*plain["volumes"], {"name": "more", "emptyDir": {"sizeLimit": "1Mi"}}]
+
+
+CERTIFICATES = {
+    "a ConfigMap": ("caBundle.configMap=authorities", {"configMap": {"name": "authorities"}}),
+    "a Secret": ("caBundle.secret=authorities", {"secret": {"secretName": "authorities"}}),
+}
+
+
+@pytest.mark.parametrize(("value", "source"), CERTIFICATES.values(), ids=CERTIFICATES)
+@pytest.mark.parametrize("name", ["finetune-operator", "finetune-operator-mlflow"])
+def test_certificates_of_ones_own(name: str, value: str, source: Json) -> None:
+    found = pod(value, "caBundle.key=all.pem", "mlflow.enabled=true", name=name)
+    container = found["containers"][0]
+    variables = {
+        item["name"]: item["value"]
+        for item in container["env"]
+        if item["name"].endswith(("_FILE", "_BUNDLE"))
+    }
+    names = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE")
+    assert variables == dict.fromkeys(names, "/etc/finetune-ca/all.pem")
+    assert {"name": "ca-bundle", **source} in found["volumes"]
+    mount = {"name": "ca-bundle", "mountPath": "/etc/finetune-ca", "readOnly": True}
+    assert mount in container["volumeMounts"]
+
+
+@pytest.mark.parametrize("name", ["finetune-operator", "finetune-operator-mlflow"])
+def test_a_proxy_is_not_used_for_what_is_in_the_cluster(name: str) -> None:
+    values = (
+        "proxy.http=http://p.example.com:3128",
+        "proxy.https=http://q.example.com",
+        "proxy.noProxy={.example.com}",
+    )
+    container = pod(*values, "mlflow.enabled=true", name=name)["containers"][0]
+    found = {item["name"]: item.get("value") for item in container["env"] if item["name"].endswith("_PROXY")}
+    assert found == {
+        "HTTP_PROXY": "http://p.example.com:3128",
+        "HTTPS_PROXY": "http://q.example.com",
+        "NO_PROXY": "localhost,127.0.0.1,$(KUBERNETES_SERVICE_HOST),.svc,.cluster.local,.example.com",
+    }
+
+
+def test_on_openshift_no_pod_names_a_user() -> None:
+    plain = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    for name in ("finetune-operator", "finetune-operator-mlflow"):
+        assert pod("openshift=true", "mlflow.enabled=true", name=name)["securityContext"] == plain
+    assert environment("openshift=true")["FINETUNE_POD_USER"] == "0"
+    assert "FINETUNE_POD_USER" not in environment()
+
+
+def test_a_security_context_can_be_changed_field_by_field() -> None:
+    found = pod("podSecurityContext.fsGroup=null", "securityContext.seccompProfile.type=RuntimeDefault")
+    assert "fsGroup" not in found["securityContext"]
+    assert found["securityContext"]["runAsUser"] == 65532
+    assert found["containers"][0]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+def test_labels_of_ones_own_are_on_every_object_and_pod() -> None:
+    values = (
+        "commonLabels.team=ml",
+        "commonLabels.app\\.kubernetes\\.io/name=mine",
+        "mlflow.enabled=true",
+        "argocd.healthConfigMap.enabled=true",
+        "networkPolicy.enabled=true",
+        "metrics.serviceMonitor.enabled=true",
+    )
+    found = parts(*values)
+    templates = [part["spec"]["template"] for part in found if part["kind"] == "Deployment"]
+    assert [part for part in [*found, *templates] if part["metadata"]["labels"].get("team") != "ml"] == []
+    # A selector's labels are the chart's own.
+    for part in (part for part in found if part["kind"] == "Deployment"):
+        assert (
+            part["spec"]["selector"]["matchLabels"].items()
+            <= part["spec"]["template"]["metadata"]["labels"].items()
+        )
+        assert "team" not in part["spec"]["selector"]["matchLabels"]
+
+
+NAMES = {
+    "the release has the chart's name": ("finetune-operator", (), "finetune-operator"),
+    "the release has another": ("ml", (), "ml-finetune-operator"),
+    "another name for the chart": ("ml", ("nameOverride=tuner",), "ml-tuner"),
+    "another name for all": ("ml", ("fullnameOverride=tuner",), "tuner"),
+}
+
+
+@pytest.mark.parametrize(("release", "values", "name"), NAMES.values(), ids=NAMES)
+def test_names(release: str, values: tuple[str, ...], name: str) -> None:
+    settings = [
+        word for value in ("mlflow.enabled=true", "crds.enabled=false", *values) for word in ("--set", value)
+    ]
+    done = helm("template", release, str(CHART), "--kube-version", KUBE_VERSION, *settings)
+    assert done.returncode == 0, done.stderr
+    found = {part["metadata"]["name"] for part in yaml.safe_load_all(done.stdout) if part}
+    assert found == {
+        f"{name}{suffix}" for suffix in ("", "-defaults", "-edit", "-leases", "-metrics", "-mlflow", "-view")
+    }
+
+
+ACCOUNTS = {
+    "the chart's": ((), "finetune-operator", True),
+    "the chart's by another name": (("serviceAccount.name=mine",), "mine", True),
+    "one that is there": (("serviceAccount.create=false", "serviceAccount.name=mine"), "mine", False),
+    "the namespace's": (("serviceAccount.create=false",), "default", False),
+}
+
+
+@pytest.mark.parametrize(("values", "name", "made"), ACCOUNTS.values(), ids=ACCOUNTS)
+def test_the_service_account(values: tuple[str, ...], name: str, made: bool) -> None:
+    found = objects(*values)
+    assert pod(*values)["serviceAccountName"] == name
+    assert (("ServiceAccount", name) in found) is made
+    binding = found["ClusterRoleBinding", "finetune-operator"]
+    assert [subject["name"] for subject in binding["subjects"]] == [name]
+
+
+def test_a_service_monitor_in_prometheus_own_namespace() -> None:
+    monitor = objects(
+        "metrics.serviceMonitor.enabled=true",
+        "metrics.serviceMonitor.namespace=monitoring",
+        "metrics.serviceMonitor.scrapeTimeout=10s",
+        "metrics.serviceMonitor.labels.release=prometheus",
+        "metrics.serviceMonitor.relabelings[0].targetLabel=cluster",
+        "metrics.serviceMonitor.relabelings[0].replacement=a",
+        "metrics.serviceMonitor.metricRelabelings[0].action=labeldrop",
+        "metrics.serviceMonitor.metricRelabelings[0].regex=instance",
+    )["ServiceMonitor", "finetune-operator"]
+    assert (monitor["metadata"]["namespace"], monitor["metadata"]["labels"]["release"]) == (
+        "monitoring",
+        "prometheus",
+    )
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["fs"]}
+    assert monitor["spec"]["endpoints"] == [
+        {
+            "port": "metrics",
+            "interval": "30s",
+            "scrapeTimeout": "10s",
+            "relabelings": [{"targetLabel": "cluster", "replacement": "a"}],
+            "metricRelabelings": [{"action": "labeldrop", "regex": "instance"}],
+        }
+    ]
