@@ -267,12 +267,14 @@ class Data(ApiModel):
             ("has(self.source) != has(self.splits)", "set either source (with prepare) or splits"),
             ("has(self.source) == has(self.prepare)", "source and prepare go together"),
             (
-                "!has(self.prepare) || !has(self.prepare.promptTemplate) || !has(self.columns.messages)",
+                "!has(self.prepare) || !has(self.prepare.promptTemplate) || !has(self.columns) || "
+                "!has(self.columns.messages)",
                 "prepare.promptTemplate cannot be used with columns.messages, which the model's chat template renders: "
                 "remove one",
             ),
             (
-                "!has(self.prepare) || !has(self.prepare.responseTemplate) || !has(self.columns.chosen)",
+                "!has(self.prepare) || !has(self.prepare.responseTemplate) || !has(self.columns) || "
+                "!has(self.columns.chosen)",
                 "prepare.responseTemplate cannot be used with columns.chosen: promptTemplate renders the prompt, and both "
                 "answers stay as they are",
             ),
@@ -286,8 +288,8 @@ class Data(ApiModel):
 
     source: Source | None = None
     """The raw corpus."""
-    columns: Columns
-    """Which columns hold an example."""
+    columns: Columns | None = None
+    """Which columns hold an example. Default: found in the schema of the data; see status.data.columns."""
     prepare: Prepare | None = None
     """How the source becomes splits."""
     splits: Splits | None = None

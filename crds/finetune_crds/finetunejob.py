@@ -154,11 +154,11 @@ class FineTuneJobSpec(ApiModel):
         json_schema_extra=rules(
             *(_unchanged(field) for field in _IMMUTABLE),
             (
-                "self.objective.type != 'DPO' || has(self.data.columns.chosen)",
+                "self.objective.type != 'DPO' || !has(self.data.columns) || has(self.data.columns.chosen)",
                 "objective DPO needs data.columns.prompt, chosen and rejected",
             ),
             (
-                "!has(self.data.columns.chosen) || self.objective.type == 'DPO'",
+                "!has(self.data.columns) || !has(self.data.columns.chosen) || self.objective.type == 'DPO'",
                 "data.columns.chosen needs objective.type DPO: for other objectives name text, messages, or prompt "
                 "and response",
             ),
@@ -203,7 +203,7 @@ class FineTuneJobSpec(ApiModel):
             ),
             (
                 "!has(self.objective.lossOn) || self.objective.lossOn != 'Answer' || "
-                "!has(self.data.columns.text) || "
+                "!has(self.data.columns) || !has(self.data.columns.text) || "
                 "(has(self.data.prepare) && has(self.data.prepare.responseTemplate))",
                 "objective.lossOn Answer needs data.columns.prompt and response, or messages: a text has no answer",
             ),

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from finetune_crds.base import ApiModel, NonNegative, Uri
 from finetune_crds.conditions import Conditions
+from finetune_crds.data import Columns
 
 Phase = Literal[
     "Pending", "Preparing", "Starting", "Training", "Registering", "Suspended", "Succeeded", "Failed"
@@ -39,6 +40,8 @@ class DataStatus(ApiModel):
     """Its version."""
     source_version: NonNegative | None = None
     """Version of the Delta table that was read."""
+    columns: Columns | None = None
+    """The source's columns that hold an example: those of spec.data.columns, or those that preparation found."""
 
 
 class Progress(ApiModel):

@@ -29,6 +29,13 @@ _ADAPTERS = str([*LOW_RANK])
 _SOFT_PROMPTS = str([*SOFT_PROMPTS])
 
 
+class ModelCache(ApiModel):
+    """A volume on which downloaded models are kept."""
+
+    claim_name: Name
+    """PersistentVolumeClaim. The access mode is ReadWriteMany where a job has pods on several nodes."""
+
+
 class Model(ApiModel):
     """The model to start from."""
 
@@ -49,6 +56,8 @@ class Model(ApiModel):
     """Jinja chat template; replaces the tokenizer's own."""
     trust_remote_code: bool = False
     """Allow code from the model's repository to run in the pods."""
+    cache: ModelCache | None = None
+    """Where downloaded models are kept for later attempts and jobs. Default: every attempt downloads the model."""
 
 
 class Lora(ApiModel):
@@ -249,6 +258,11 @@ class Distributed(ApiModel):
     """Number of pods, one per node."""
     processes_per_node: Annotated[int, Field(ge=1, le=64)] = 1
     """Ranks in each pod: one per GPU."""
+    device: Literal["GPU", "CPU"] | None = None
+    """GPU: fail where a pod sees none. CPU: train on CPUs, also where a pod sees GPUs.
+
+    Default: GPUs where a pod sees any, else CPUs for a model of up to a billion parameters.
+    """
     strategy: Literal["FSDP", "HSDP", "DDP"] = "FSDP"
     """FSDP shards over all ranks; HSDP shards in a node and replicates between nodes; DDP replicates.
 

@@ -31,6 +31,7 @@ def refusals(recipe: Recipe) -> list[str]:
     The API server rejects the same FineTuneJobs; this covers recipes that are written by hand.
     """
     method, objective, training = recipe.method, recipe.objective, recipe.training
+    columns = recipe.data.columns
     low_rank = method.type in LOW_RANK
     soft = method.type in SOFT_PROMPTS
     table = (
@@ -70,11 +71,13 @@ def refusals(recipe: Recipe) -> list[str]:
             "objective.distillation and type Distillation require each other",
         ),
         (
-            (objective.type == "DPO") != (recipe.data.columns.chosen is not None),
+            columns is not None and (objective.type == "DPO") != (columns.chosen is not None),
             "objective DPO and data.columns.prompt, chosen and rejected go together",
         ),
         (
-            objective.loss_on == "Answer" and example_columns(recipe.data).text is not None,
+            objective.loss_on == "Answer"
+            and columns is not None
+            and example_columns(recipe.data).text is not None,
             "objective.lossOn Answer needs data.columns.prompt and response, or messages: a text has no answer",
         ),
         (
@@ -103,15 +106,17 @@ def refusals(recipe: Recipe) -> list[str]:
 
 def example_columns(data: Data) -> Columns:
     """Return the columns that training reads: the preparation names the columns of its table itself."""
+    columns = data.columns
+    assert columns is not None  # noqa: S101 - the recipe names them, or they were found
     if data.prepare is None:
-        return data.columns
-    if data.columns.chosen is not None:
+        return columns
+    if columns.chosen is not None:
         return Columns(prompt="prompt", chosen="chosen", rejected="rejected")
     if data.prepare.response_template is not None:
         return Columns(prompt="prompt", response="response")
-    if data.prepare.prompt_template is not None or data.columns.text is not None:
+    if data.prepare.prompt_template is not None or columns.text is not None:
         return Columns(text="text")
-    if data.columns.messages is not None:
+    if columns.messages is not None:
         return Columns(messages="messages")
     return Columns(prompt="prompt", response="response")
 
