@@ -11,15 +11,19 @@ import pytest
 import yaml
 from mlflow.store.artifact.models_artifact_repo import ModelsArtifactRepository
 
+from finetune_crds import contract
+from finetune_crds.training import Model
 from finetune_trainer.artifacts import fetch, fetch_config, fetch_tokenizer
 from finetune_trainer.cache import Cache
 from finetune_trainer.outcome import TrainingError
+from finetune_trainer.train.model import merge, size
 from support.http_server import Answer, Request, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from finetune_trainer.train.runtime.distributed import World
     from support.training import Mlflow
 
 # MLflow's own use of SQLAlchemy, and its engine, which it never closes.
@@ -82,6 +86,24 @@ def test_a_model_without_its_weights_is_an_entry_of_its_own(tmp_path: Path, cach
     assert sorted(path.name for path in config.iterdir()) == ["config.json", "tokenizer.json"]
     assert fetch_tokenizer(BASE, tmp_path, cache=cache) == config
     assert (fetch(BASE, tmp_path, cache=cache).base / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_training_keeps_what_it_downloads_on_the_claim_of_its_recipe(
+    tmp_path: Path,
+    base_model: Path,
+    world: World,
+    asked: Counter[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(contract, "MODEL_CACHE_PATH", str(tmp_path / "cache"))
+    files = {f"/bucket/models/base/{file.name}": file.read_bytes() for file in base_model.iterdir()}
+    fsspec.filesystem("memory").pipe(files)
+    model = Model.model_validate({"base": BASE, "cache": {"claimName": "models"}})
+    fetched = merge.fetch(model, tmp_path / "to", world)
+    asked.clear()
+    assert merge.fetch(model, tmp_path / "to", world) == fetched
+    assert size.parameters(model, tmp_path / "to") > 0
+    assert (fetched.base.is_relative_to(tmp_path / "cache"), sum(asked.values())) == (True, 2)
 
 
 def test_a_model_that_was_written_anew_is_downloaded_anew(

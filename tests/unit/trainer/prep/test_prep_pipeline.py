@@ -19,7 +19,9 @@ from deltalake import DeltaTable, write_deltalake
 
 from finetune_crds.contract import EXIT_DATA, EXIT_RECIPE, PodError, PrepResult, TerminationMessage
 from finetune_crds.data import Columns
+from finetune_crds.training import ModelCache
 from finetune_trainer import outcome
+from finetune_trainer.cache import Cache
 from finetune_trainer.prep import output, pipeline
 from finetune_trainer.prep.plan import request
 from finetune_trainer.prep.session import ENV_JARS
@@ -401,6 +403,23 @@ def _filled(value: Any, corpus: Path) -> Any:
     if isinstance(value, str):
         return value.replace("{corpus}", str(corpus)).replace("{{", "{").replace("}}", "}")
     return value
+
+
+def test_the_tokenizer_comes_from_the_claim_of_the_recipe(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[Cache | None] = []
+
+    def fetched(*_: Any, cache: Cache | None, **__: Any) -> Path:
+        used.append(cache)
+        return tokenizer_folder
+
+    monkeypatch.setattr("finetune_trainer.artifacts.fetch_tokenizer", fetched)
+    asked = recipe(base="s3://bucket/base")
+    model = asked.model.model_copy(update={"cache": ModelCache(claim_name="models")})
+    with pipeline._tokenizer(asked.model_copy(update={"model": model})) as found:
+        assert (found, used) == (tokenizer_folder, [Cache.of(model)])
+    assert used != [None]
 
 
 @pytest.fixture
