@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from finetune_crds.base import ApiModel, NonNegative
+from finetune_crds.data import Columns
 from finetune_crds.status import SplitCounts
 
 # Exit codes of a pod. Anything else may be retried.
@@ -19,6 +20,10 @@ RECIPE_DIRECTORY = "/etc/finetune"
 RECIPE_FILE = "recipe.yaml"
 RECIPE_PATH = f"{RECIPE_DIRECTORY}/{RECIPE_FILE}"
 TERMINATION_PATH = "/dev/termination-log"
+# Where the claim of model.cache is mounted, in the training pods and in the prep pod.
+MODEL_CACHE_PATH = "/var/cache/finetune"
+# The folder in it that is a cache of the Hugging Face Hub's client.
+MODEL_CACHE_HUB = "hub"
 # Kubernetes keeps this much of a termination message.
 TERMINATION_MAX_BYTES = 4096
 
@@ -48,6 +53,8 @@ METRIC_REWARD_ACCURACY = "reward_accuracy"  # DPO
 TAG_JOB_UID = "finetune.dev/uid"  # operator, when it makes the run: how it finds the run again
 TAG_JOB = "finetune.dev/job"  # operator: namespace/name
 TAG_ATTEMPT = "finetune.dev/attempt"  # trainer, on the run: the newest attempt
+TAG_DEVICE = "finetune.dev/device"  # trainer, on the run: GPU or CPU
+TAG_DEVICE_NAME = "finetune.dev/device-name"  # trainer, on the run: which one, such as NVIDIA H100 80GB HBM3
 TAG_RECIPE = "finetune.dev/recipe"  # trainer: digest of the recipe
 TAG_DATA_PATH = "finetune.dev/data-path"  # trainer: the table with the splits
 TAG_DATA_VERSION = "finetune.dev/data-version"  # trainer: its version
@@ -81,6 +88,8 @@ class PrepResult(ApiModel):
     source_version: NonNegative | None = None
     dropped: dict[str, int] = Field(default_factory=dict)
     """Examples that each step dropped, by step."""
+    columns: Columns | None = None
+    """The source's columns that hold an example: those of the recipe, or those that were found."""
 
 
 class TrainResult(ApiModel):

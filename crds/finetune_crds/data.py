@@ -356,11 +356,6 @@ class Data(ApiModel):
                 ".prepare.responseTemplate",
             ),
             (
-                "!has(self.prepare) || !has(self.prepare.promptTemplate) || has(self.columns)",
-                "prepare.promptTemplate needs columns: say what the columns that it renders make",
-                ".prepare.promptTemplate",
-            ),
-            (
                 "!has(self.prepare) || !has(self.prepare.output) || !has(self.source) || !has(self.source.path) || "
                 "self.prepare.output != self.source.path",
                 "prepare.output is the source itself: write to another folder",
@@ -372,7 +367,7 @@ class Data(ApiModel):
     source: Source | None = None
     """The raw corpus."""
     columns: Columns | None = None
-    """Which columns hold an example. Default: preparation finds them by their names and types; see status.data.columns."""
+    """Which columns hold an example. Default: found in the schema of the data; see status.data.columns."""
     prepare: Prepare | None = None
     """How the source becomes splits. Default: exact duplicates are removed, and the rest is split."""
     splits: Splits | None = None

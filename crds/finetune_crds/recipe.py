@@ -54,12 +54,17 @@ class Recipe(ApiModel):
         return cls(job=job, parameters=spec.trainer.parameters, **shared)
 
     def digest(self) -> str:
-        """A short SHA-256 of the recipe without its job and tracking: two jobs with the same digest do the same.
+        """A short SHA-256 of the recipe: two jobs with the same digest do the same.
+
+        Its job, its tracking and where models are cached are left out.
 
         Defaults are left out, so that a field which a later version adds does not change the digest.
         """
         content = self.model_dump(
-            mode="json", by_alias=True, exclude={"job", "tracking"}, exclude_defaults=True
+            mode="json",
+            by_alias=True,
+            exclude={"job": True, "tracking": True, "model": {"cache"}},
+            exclude_defaults=True,
         )
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from finetune_crds.base import ApiModel, NonNegative, Uri
 from finetune_crds.conditions import Conditions
+from finetune_crds.data import Columns
 from finetune_crds.training import Checkpoint
 
 Phase = Literal[
@@ -40,6 +41,8 @@ class DataStatus(ApiModel):
     """Its version."""
     source_version: NonNegative | None = None
     """Version of the Delta table that was read."""
+    columns: Columns | None = None
+    """The source's columns that hold an example: those of spec.data.columns, or those that preparation found."""
 
 
 class Progress(ApiModel):

@@ -33,10 +33,10 @@ _SOFT_PROMPTS = str([*SOFT_PROMPTS])
 
 
 class ModelCache(ApiModel):
-    """A volume where downloaded models stay, so that another attempt or job need not download them again."""
+    """A volume on which downloaded models are kept."""
 
     claim_name: ObjectName
-    """PersistentVolumeClaim. Pods on several nodes need one that several nodes can mount (ReadWriteMany)."""
+    """PersistentVolumeClaim. The access mode is ReadWriteMany where a job has pods on several nodes."""
 
 
 class Model(ApiModel):
@@ -61,7 +61,7 @@ class Model(ApiModel):
     trust_remote_code: bool = False
     """Allow code from the model's repository to run in the pods."""
     cache: ModelCache | None = None
-    """Where downloaded models stay. Default: each attempt downloads the model."""
+    """Where downloaded models are kept for later attempts and jobs. Default: every attempt downloads the model."""
 
 
 class Lora(ApiModel):
@@ -329,8 +329,10 @@ class Distributed(ApiModel):
     processes_per_node: Annotated[int, Field(ge=1, le=64)] | None = None
     """Ranks in each pod. Default: gpusPerNode, or 1 without it."""
     device: Literal["GPU", "CPU"] | None = None
-    """What the ranks compute on. Default: a GPU where the pod has one; a model of more than a billion parameters needs one unless
-    you ask for the CPU."""
+    """GPU: fail where a pod sees none. CPU: train on CPUs, also where a pod sees GPUs.
+
+    Default: GPUs where a pod sees any, else CPUs for a model of up to a billion parameters.
+    """
     strategy: Literal["FSDP", "HSDP", "DDP"] = "FSDP"
     """FSDP shards over all ranks; HSDP shards in a node and replicates between nodes; DDP replicates.
 

@@ -29,6 +29,11 @@ def prepared(columns: Json | None = None, **fields: Any) -> Json:
     }
 
 
+def found(**fields: Any) -> Json:
+    """The same without columns."""
+    return {name: part for name, part in prepared(**fields).items() if name != "columns"}
+
+
 PREFERENCES: Json = {"type": "Preference", "prompt": "p", "chosen": "c", "rejected": "r"}
 NO_PACKS: Json = {"packing": False}
 DPO: Json = {"type": "DPO"}
@@ -228,6 +233,14 @@ TAKEN_BY_THE_SCHEMA: dict[str, Json] = {
         method={"type": "PromptTuning", "softPrompt": {"initText": "Answer:"}}, training=NO_PACKS
     ),
     "DPO": job(data=prepared(columns=PREFERENCES, promptTemplate="Q: {p}"), objective=DPO),
+    "columns that are found in the data": job(data=found()),
+    "preferences that are found in the data": job(data=found(promptTemplate="Q: {prompt}"), objective=DPO),
+    "an answer in columns that are found": job(
+        data={"splits": {"type": "Delta", "path": "/x"}}, objective={"lossOn": "Answer"}
+    ),
+    "models on a claim, on CPUs": job(
+        model={"base": "org/base", "cache": {"claimName": "models"}}, distributed={"device": "CPU"}
+    ),
     "DPO with QLoRA": job(
         data=prepared(columns=PREFERENCES), objective=DPO | {"dpo": {"beta": 0.2}}, method={"type": "QLoRA"}
     ),

@@ -69,12 +69,13 @@ def serving(respond: Callable[[Request], Answer], port: int = 0) -> Iterator[str
                 for name, value in {"Content-Length": str(len(answer.content)), **answer.headers}.items():
                     self.send_header(name, value)
                 self.end_headers()
-                self.wfile.write(answer.content)
+                if self.command != "HEAD":
+                    self.wfile.write(answer.content)
             except (NoAnswerError, ConnectionError):
                 # NB: ConnectionError is a client that has given up.
                 self.close_connection = True
 
-        do_POST = do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815
+        do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815
 
         def log_message(self, *_: Any) -> None:
             """Nothing."""

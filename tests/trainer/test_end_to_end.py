@@ -106,6 +106,8 @@ def test_the_run_tells_progress_parameters_and_lineage(trained: Trained, table: 
     assert str(table) in used.dataset.source
     assert run.data.tags[contract.TAG_DATA_VERSION] == "0"
     assert run.data.tags[contract.TAG_EVAL_DATA] == split_of(trained.pod, "validation").digest
+    assert run.data.tags[contract.TAG_DEVICE] == "CPU"
+    assert run.data.tags[contract.TAG_DEVICE_NAME]
 
 
 def test_the_registered_version_answers_by_its_alias(trained: Trained) -> None:

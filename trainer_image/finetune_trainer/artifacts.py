@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,11 @@ import yaml
 from finetune_trainer.outcome import PodFailure, RecipeRefusedError, TrainingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from mlflow.store.artifact.models_artifact_repo import ModelsArtifactRepository
+
+    from finetune_trainer.cache import Cache
 
 _FIELD = "model.base"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ckpt", ".npz")
@@ -25,6 +29,7 @@ _ADAPTER_CONFIG = "adapter_config.json"
 # A saved tokenizer has at least one of these files.
 _TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _BASE_OF_ADAPTER = "base-of-adapter"
+_WHOLE = "whole"
 
 
 @dataclass(frozen=True)
@@ -54,34 +59,79 @@ class _Parts:
     revision: str | None = None
 
 
-def fetch(uri: str, to: Path, *, revision: str | None = None, field: str = _FIELD) -> Source:
+@dataclass(frozen=True)
+class _Place:
+    """Where models are downloaded to: a folder of the pod, or a cache that outlives it."""
+
+    folder: Path
+    cache: Cache | None
+
+    def within(self, name: str) -> _Place:
+        """The place of a model that belongs to another one."""
+        return replace(self, folder=self.folder / name)
+
+    def filled(self, key: Callable[[], Any], part: str, fill: Callable[[Path], None]) -> Path:
+        """Return the folder of a model; a cache may have it already.
+
+        Args:
+            key: what the content depends on; asked for a cache alone.
+            part: `whole`, or which part of the model is wanted.
+            fill: downloads it into a folder.
+        """
+        if self.cache is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            fill(self.folder)
+            return self.folder
+        known = key()
+        return self.cache.find([known, _WHOLE]) or self.cache.get([known, part], fill)
+
+
+def fetch(
+    uri: str, to: Path, *, revision: str | None = None, cache: Cache | None = None, field: str = _FIELD
+) -> Source:
     """Fetch a model into the pod, with the base of an adapter, and return its folders.
 
     Args:
         uri: absolute path (used where it is), s3://bucket/folder, models:/name@alias, or a Hub id.
-        to: folder for what is downloaded.
+        to: folder for what is downloaded and not cached.
         revision: Git revision of a Hub model.
+        cache: where what is downloaded is kept, and taken from.
         field: the recipe's field that names it, for what is wrong with it.
 
     Raises:
         RecipeRefusedError: the model does not exist, access is denied, or the base of an adapter cannot be found.
-        TrainingError: the Hub does not answer.
+        TrainingError: the Hub does not answer, or the cache is full.
     """
+    place = _Place(to, cache)
     with _naming(_FIELD, field):
-        found = _fetch(uri, to, revision, only_tokenizer=False)
-        base = found if found.base is not None else _base_of(found, uri, to, only_tokenizer=False)
+        found = _fetch(uri, place, revision, without_weights=False)
+        base = found if found.base is not None else _base_of(found, uri, place, without_weights=False)
     assert base.base is not None  # noqa: S101 - or it would have been refused
     return Source(base.base, found.tokenizer or base.tokenizer or base.base, found.adapter, found.adapter_of)
 
 
-def fetch_tokenizer(uri: str, to: Path, *, revision: str | None = None) -> Path:
+def fetch_config(uri: str, to: Path, *, revision: str | None = None, cache: Cache | None = None) -> Path:
+    """Bring a model's config into the pod, without its weights, and return the folder that it lies in.
+
+    Args and errors are those of `fetch`. Of an adapter it is the config of its base.
+    """
+    place = _Place(to, cache)
+    found = _fetch(uri, place, revision, without_weights=True)
+    if found.base is None:
+        found = _base_of(found, uri, place, without_weights=True)
+    assert found.base is not None  # noqa: S101 - or it would have been refused
+    return found.base
+
+
+def fetch_tokenizer(uri: str, to: Path, *, revision: str | None = None, cache: Cache | None = None) -> Path:
     """Bring a model's tokenizer into the pod, without its weights, and return the folder that it lies in.
 
     Args and errors are those of `fetch`.
     """
-    found = _fetch(uri, to, revision, only_tokenizer=True)
+    place = _Place(to, cache)
+    found = _fetch(uri, place, revision, without_weights=True)
     if found.tokenizer is None and found.base is None:
-        found = _base_of(found, uri, to, only_tokenizer=True)
+        found = _base_of(found, uri, place, without_weights=True)
     folder = found.tokenizer or found.base
     assert folder is not None  # noqa: S101 - or it would have been refused
     return folder
@@ -97,7 +147,7 @@ def _naming(wrong: str, right: str) -> Iterator[None]:
         raise
 
 
-def _base_of(adapter: _Parts, uri: str, to: Path, *, only_tokenizer: bool) -> _Parts:
+def _base_of(adapter: _Parts, uri: str, place: _Place, *, without_weights: bool) -> _Parts:
     """The base of an adapter that another artifact holds."""
     name = adapter.adapter_of
     if not name:
@@ -106,7 +156,7 @@ def _base_of(adapter: _Parts, uri: str, to: Path, *, only_tokenizer: bool) -> _P
             reason="ModelNotLoadable",
         )
     with _naming(f"{_FIELD} {name}", f"{_FIELD} {uri}, an adapter of {name},"):
-        base = _fetch(name, to / _BASE_OF_ADAPTER, adapter.revision, only_tokenizer=only_tokenizer)
+        base = _fetch(name, place.within(_BASE_OF_ADAPTER), adapter.revision, without_weights=without_weights)
     if base.adapter is not None:
         raise RecipeRefusedError(
             f"model.base {uri} is an adapter of {name}, which is an adapter itself: merge {name} into its base first",
@@ -151,14 +201,14 @@ def _transformers_flavor(mlmodel: Path) -> dict[str, Any]:
     return found
 
 
-def _fetch(uri: str, to: Path, revision: str | None, *, only_tokenizer: bool) -> _Parts:
+def _fetch(uri: str, place: _Place, revision: str | None, *, without_weights: bool) -> _Parts:
     if uri.startswith("/"):
         return _parts(_on_volume(uri))
     if urlparse(uri).scheme in ("s3", "s3a"):
-        return _parts(_from_object_store(uri, to, only_tokenizer=only_tokenizer))
+        return _parts(_from_object_store(uri, place, without_weights=without_weights))
     if uri.startswith("models:/"):
-        return _mlflow_parts(_from_mlflow(uri, to, only_tokenizer=only_tokenizer))
-    return _parts(_from_hub(uri, revision, only_tokenizer=only_tokenizer))
+        return _mlflow_parts(_from_mlflow(uri, place, without_weights=without_weights))
+    return _parts(_from_hub(uri, revision, place.cache, without_weights=without_weights))
 
 
 def is_weights(name: str) -> bool:
@@ -179,30 +229,52 @@ def _on_volume(uri: str) -> Path:
     return Path(uri)
 
 
-def _from_object_store(uri: str, to: Path, *, only_tokenizer: bool) -> Path:
+def _from_object_store(uri: str, place: _Place, *, without_weights: bool) -> Path:
     import fsspec
 
     files, root = fsspec.url_to_fs(uri)
     try:
-        found = [name for name in files.find(root) if not (only_tokenizer and is_weights(name))]
+        listed: dict[str, dict[str, Any]] = files.find(root, detail=True)
     except FileNotFoundError:
-        found = []
+        listed = {}
     except PermissionError as error:
         raise RecipeRefusedError(
             f"model.base {uri} may not be read with the pod's credentials: grant them access",
             reason="ModelForbidden",
         ) from error
-    if not found:
+    wanted = [name for name in listed if not (without_weights and is_weights(name))]
+    if not wanted:
         raise _not_found(uri, "correct the bucket or the folder")
-    for name in found:
-        target = to / PurePosixPath(name).relative_to(root)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with files.open(name, "rb") as remote, target.open("wb") as local:
-            shutil.copyfileobj(remote, local)
-    return to
+
+    def download(folder: Path) -> None:
+        for name in wanted:
+            target = folder / PurePosixPath(name).relative_to(root)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with files.open(name, "rb") as remote, target.open("wb") as local:
+                shutil.copyfileobj(remote, local)
+            if target.stat().st_size != listed[name]["size"]:
+                raise TrainingError(
+                    "ModelChanged", f"{name} of model.base {uri} changed while it was downloaded"
+                )
+
+    def key() -> Any:
+        contents = [[name, info["size"], _content_tag(info)] for name, info in sorted(listed.items())]
+        return ["object store", root.rstrip("/"), contents]
+
+    return place.filled(key, _part(without_weights), download)
 
 
-def _from_mlflow(uri: str, to: Path, *, only_tokenizer: bool) -> Path:
+def _content_tag(info: Mapping[str, Any]) -> str:
+    """What differs between two contents of an object: its ETag, or when it was written."""
+    known = (info.get(name) for name in ("ETag", "etag", "LastModified", "created"))
+    return str(next((value for value in known if value is not None), ""))
+
+
+def _part(without_weights: bool) -> str:
+    return "without weights" if without_weights else _WHOLE
+
+
+def _from_mlflow(uri: str, place: _Place, *, without_weights: bool) -> Path:
     from mlflow import MlflowException
     from mlflow.store.artifact.models_artifact_repo import ModelsArtifactRepository
 
@@ -213,11 +285,25 @@ def _from_mlflow(uri: str, to: Path, *, only_tokenizer: bool) -> Path:
         if error.error_code in ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST"):
             raise _not_found(uri, "name a model and an alias or version that the registry has") from error
         raise
-    to.mkdir(parents=True, exist_ok=True)
-    for name in _mlflow_files(repository, ""):
-        if not (only_tokenizer and is_weights(name)):
-            repository.download_artifacts(name, str(to))
-    return to
+
+    def download(folder: Path) -> None:
+        for name in _mlflow_files(repository, ""):
+            if not (without_weights and is_weights(name)):
+                repository.download_artifacts(name, str(folder))
+
+    return place.filled(lambda: _version_key(repository, uri), _part(without_weights), download)
+
+
+def _version_key(repository: ModelsArtifactRepository, uri: str) -> Any:
+    """What identifies a version: a registry may give its number again, after the model was deleted."""
+    import mlflow
+
+    name, number = repository.model_name, repository.model_version
+    if name is None:
+        return ["logged model", mlflow.get_tracking_uri(), uri]
+    version = mlflow.MlflowClient().get_model_version(name, number)
+    registry = mlflow.get_registry_uri()
+    return ["version", registry, name, str(number), version.creation_timestamp, version.source]
 
 
 def _mlflow_files(repository: object, folder: str) -> Iterable[str]:
@@ -228,8 +314,7 @@ def _mlflow_files(repository: object, folder: str) -> Iterable[str]:
             yield entry.path
 
 
-def _from_hub(name: str, revision: str | None, *, only_tokenizer: bool) -> Path:
-    from huggingface_hub import snapshot_download
+def _from_hub(name: str, revision: str | None, cache: Cache | None, *, without_weights: bool) -> Path:
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
@@ -238,9 +323,8 @@ def _from_hub(name: str, revision: str | None, *, only_tokenizer: bool) -> Path:
         RevisionNotFoundError,
     )
 
-    ignored = [f"*{suffix}" for suffix in _WEIGHTS] if only_tokenizer else None
     try:
-        return Path(snapshot_download(name, revision=revision, ignore_patterns=ignored))
+        return _snapshot(name, revision, cache, without_weights=without_weights)
     except GatedRepoError as error:
         raise RecipeRefusedError(
             f"model.base {name} is gated: accept its terms and set HF_TOKEN in env", reason="ModelForbidden"
@@ -257,3 +341,37 @@ def _from_hub(name: str, revision: str | None, *, only_tokenizer: bool) -> Path:
             f"model.base {name} is not in the cache and the Hub does not answer: give the pod a way out, or use "
             "a folder on a volume or in an object store",
         ) from error
+
+
+def _snapshot(name: str, revision: str | None, cache: Cache | None, *, without_weights: bool) -> Path:
+    """Download a Hub model, or what is missing of it: the Hub's client keeps what it has downloaded."""
+    from huggingface_hub import snapshot_download
+
+    ignored = [f"*{suffix}" for suffix in _WEIGHTS] if without_weights else None
+
+    def download() -> Path:
+        folder = cache.hub if cache else None
+        with cache.telling() if cache else nullcontext():
+            return Path(snapshot_download(name, revision=revision, ignore_patterns=ignored, cache_dir=folder))
+
+    found = download()
+    # NB: the client takes a file that is there for whole.
+    return download() if cache is not None and _removed_broken(name, found, cache) else found
+
+
+def _removed_broken(name: str, snapshot: Path, cache: Cache) -> bool:
+    """Remove the files of a snapshot that do not have the size that the Hub told; whether there were any."""
+    from huggingface_hub import get_cached_repo_tree
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    try:
+        told = get_cached_repo_tree(name, revision=snapshot.name, cache_dir=cache.hub)
+    except CachedRepoTreeNotFoundError:
+        return False
+    broken = [
+        link for file in told if (link := snapshot / file.path).is_file() and link.stat().st_size != file.size
+    ]
+    for link in broken:
+        link.resolve().unlink(missing_ok=True)
+        link.unlink(missing_ok=True)
+    return bool(broken)

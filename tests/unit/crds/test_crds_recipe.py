@@ -64,6 +64,7 @@ SAME: dict[str, Recipe] = {
     "another job": recipe(JobReference(name="other", namespace="other", uid="u2")),
     "another MLflow run": recipe(tracking={"runName": "other", "tags": {"a": "b"}}),
     "a default written out": recipe(training={"seed": 42}, method={"type": "Full"}),
+    "a cache of models": recipe(model={"base": "/models/base", "cache": {"claimName": "models"}}),
     "another cluster": recipe(runPolicy={"maxRestarts": 0}, podTemplate={"spec": {}}),
 }
 OTHER: dict[str, Recipe] = {

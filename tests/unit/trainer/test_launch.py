@@ -11,9 +11,10 @@ from torch.distributed.launcher import api
 
 from finetune_crds.contract import PodError, TerminationMessage
 from finetune_crds.recipe import Recipe
-from finetune_trainer.outcome import describe
+from finetune_trainer.outcome import RecipeRefusedError, describe
 from finetune_trainer.train import launch
 from finetune_trainer.train.launch import Gang, first_failure
+from finetune_trainer.train.runtime import device
 from finetune_trainer.train.runtime.scratch import write_outcome
 
 if TYPE_CHECKING:
@@ -82,6 +83,31 @@ def test_the_gang_is_found_through_torchruns_environment(pod: Pod) -> None:
     assert Gang.of(environment, recipe) == Gang(2, 4, 1, "tiny-0.tiny", 29500)
     alone = Gang.of({}, recipe)
     assert (alone.nodes, alone.processes, alone.node_rank, alone.address) == (1, 3, 0, "localhost")
+
+
+def test_a_large_model_without_a_gpu_ends_before_its_weights_are_fetched(
+    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import LlamaConfig
+
+    LlamaConfig().save_pretrained(tmp_path / "large")
+    monkeypatch.setattr(device.Gpus, "visible", lambda: device.Gpus(0))
+    gang = Gang(1, 1, 0, "localhost", 29500)
+    with pytest.raises(RecipeRefusedError) as refused:
+        launch._choose_device(
+            Recipe.model_validate(pod.but({"model.base": str(tmp_path / "large")}).recipe), gang, tmp_path
+        )
+    assert (refused.value.reason, "has 6.7 billion parameters" in refused.value.message) == ("NoGpu", True)
+    launch._choose_device(Recipe.model_validate(pod.recipe), gang, tmp_path)
+
+
+def test_cpus_that_are_asked_for_hide_the_gpus(
+    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    recipe = Recipe.model_validate(pod.but({"distributed.device": "CPU"}).recipe)
+    launch._choose_device(recipe, Gang(1, 2, 0, "localhost", 29500), tmp_path)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_torchrun_never_starts_a_rank_again(

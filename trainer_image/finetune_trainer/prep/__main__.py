@@ -8,7 +8,7 @@ import sys
 from finetune_crds.contract import RECIPE_PATH, TerminationMessage
 from finetune_crds.recipe import Recipe
 from finetune_trainer import outcome
-from finetune_trainer.prep.plan import plan
+from finetune_trainer.prep.plan import request
 
 
 def main() -> int:
@@ -18,11 +18,11 @@ def main() -> int:
 
 def _prepare() -> TerminationMessage:
     recipe = Recipe.load(os.environ.get("HYPERPARAMETERS_PATH", RECIPE_PATH))
-    wanted = plan(recipe)
+    asked = request(recipe)
     # pyspark takes a second to import: a recipe that is refused need not wait for it.
     from finetune_trainer.prep import pipeline
 
-    return TerminationMessage(prep=pipeline.run(recipe, wanted))
+    return TerminationMessage(prep=pipeline.run(recipe, asked))
 
 
 if __name__ == "__main__":

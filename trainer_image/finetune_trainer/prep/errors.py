@@ -14,7 +14,7 @@ from finetune_trainer.outcome import DataError, PodFailure, TrainingError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from finetune_trainer.prep.plan import Plan
+    from finetune_trainer.prep.plan import Request
 
 # Errors that a row can cause in an expression of the recipe, in ANSI mode.
 _BAD_ROW = (
@@ -36,7 +36,7 @@ _UNREACHABLE = (
 
 
 @contextmanager
-def telling(plan: Plan) -> Iterator[None]:
+def telling(asked: Request) -> Iterator[None]:
     """Raise an error with one sentence for a JVM exception with a known cause.
 
     Raises:
@@ -46,7 +46,7 @@ def telling(plan: Plan) -> Iterator[None]:
     try:
         yield
     except PySparkException as error:
-        known = _of_spark(plan, error.getCondition() or "", first_line(error))
+        known = _of_spark(asked, error.getCondition() or "", first_line(error))
         if known is None:
             raise
         raise known from error
@@ -62,15 +62,15 @@ def first_line(error: object) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
 
 
-def _of_spark(plan: Plan, condition: str, detail: str) -> PodFailure | None:
+def _of_spark(asked: Request, condition: str, detail: str) -> PodFailure | None:
     if condition.startswith(_BAD_ROW):
         return DataError(
             "FilterFailed",
-            f"data.prepare.filter `{plan.prepare.filter}` fails on a row of {plan.source_name}: {detail}; use try_cast "
+            f"data.prepare.filter `{asked.prepare.filter}` fails on a row of {asked.source_name}: {detail}; use try_cast "
             "or leave such rows out",
         )
     if condition.startswith(_UNREADABLE):
-        return DataError("UnreadableSource", f"{plan.source_name} cannot be read: {detail}")
+        return DataError("UnreadableSource", f"{asked.source_name} cannot be read: {detail}")
     return None
 
 

@@ -14,9 +14,11 @@ from pyspark.sql import functions as sf
 
 from finetune_crds.contract import PrepResult
 from finetune_crds.status import SplitCounts
-from finetune_trainer import artifacts
+from finetune_trainer import artifacts, columns
+from finetune_trainer.cache import Cache
 from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import errors, output, session, source, steps, tokens
+from finetune_trainer.prep.plan import plan as planned
 from finetune_trainer.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -24,8 +26,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from finetune_crds.data import Columns
     from finetune_crds.recipe import Recipe
-    from finetune_trainer.prep.plan import Plan
+    from finetune_trainer.prep.plan import Plan, Request
 
 
 @dataclass(frozen=True)
@@ -41,37 +44,40 @@ class Counts:
     tokens: dict[str, int]
 
 
-def run(recipe: Recipe, plan: Plan) -> PrepResult:
+def run(recipe: Recipe, asked: Request) -> PrepResult:
     """Run the preparation of a recipe in a new Spark session.
 
     Raises:
         RecipeRefusedError: the recipe, its filter, its templates or its tokenizer are wrong.
         DataError: the source or a column is missing, or too little is left.
     """
-    with _tokenizer(recipe) as tokenizer, _spark(plan) as spark:
-        return prepare(spark, recipe, plan, tokenizer)
+    with _tokenizer(recipe) as tokenizer, _spark(asked) as spark:
+        return prepare(spark, recipe, asked, tokenizer)
 
 
-def prepare(spark: SparkSession, recipe: Recipe, plan: Plan, tokenizer: Path) -> PrepResult:
+def prepare(spark: SparkSession, recipe: Recipe, asked: Request, tokenizer: Path) -> PrepResult:
     """Write the table of a recipe, or find the version that this job already wrote.
 
     Args:
         tokenizer: folder with the model's tokenizer.
     """
-    with errors.telling(plan):
-        earlier = output.find(spark, recipe, plan.prepare.output)
+    with errors.telling(asked):
+        earlier = output.find(spark, recipe, asked.prepare.output)
         if earlier is not None:
             say(
                 f"{earlier.path} version {earlier.version} was made by this job before: nothing is written twice"
             )
-        result = earlier or _make(source.read(spark, plan), recipe, plan, tokenizer)
+        result = earlier or _make(source.read(spark, asked), recipe, asked, tokenizer)
     report(result)
     return result
 
 
-def _make(corpus: source.Corpus, recipe: Recipe, plan: Plan, tokenizer: Path) -> PrepResult:
+def _make(corpus: source.Corpus, recipe: Recipe, asked: Request, tokenizer: Path) -> PrepResult:
     at = f" version {corpus.version}" if corpus.version is not None else ""
-    say(f"source {plan.source_name}{at}")
+    say(f"source {asked.source_name}{at}")
+    used = recipe.data.columns or _found(corpus.frame, recipe, asked)
+    plan = planned(_with_columns(recipe, used))
+    source.check(corpus.frame, plan)
     seen = Observed()
     prepared = examples(corpus.frame, recipe, plan, tokenizer, seen).persist(StorageLevel.MEMORY_AND_DISK)
     try:
@@ -84,11 +90,25 @@ def _make(corpus: source.Corpus, recipe: Recipe, plan: Plan, tokenizer: Path) ->
             version=0,
             source_version=corpus.version,
             dropped=found.dropped,
+            columns=used,
         )
         say(f"writing {plan.prepare.output}")
         return output.commit(prepared, recipe, result)
     finally:
         prepared.unpersist()
+
+
+def _found(frame: DataFrame, recipe: Recipe, asked: Request) -> Columns:
+    """Find the columns of an example in the source's schema."""
+    source.require(frame, asked.templates, asked.source_name)
+    dpo = recipe.objective.type == "DPO"
+    found = columns.find(source.schema(frame), asked.source_name, dpo=dpo, templates=asked.templates)
+    say(f"columns {columns.described(found)}")
+    return found
+
+
+def _with_columns(recipe: Recipe, used: Columns) -> Recipe:
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"columns": used})})
 
 
 class Observed:
@@ -175,15 +195,17 @@ def _tokenizer(recipe: Recipe) -> Iterator[Path]:
     """Fetch the model's tokenizer, check that it loads, and return its folder."""
     model = recipe.model
     with tempfile.TemporaryDirectory(prefix="finetune-tokenizer-") as folder:
-        found = artifacts.fetch_tokenizer(model.base, Path(folder), revision=model.revision)
+        found = artifacts.fetch_tokenizer(
+            model.base, Path(folder), revision=model.revision, cache=Cache.of(model)
+        )
         load_tokenizer(model, found)
         say(f"tokenizer of {model.base}")
         yield found
 
 
 @contextmanager
-def _spark(plan: Plan) -> Iterator[SparkSession]:
-    spark = session.start(plan.prepare.spark)
+def _spark(asked: Request) -> Iterator[SparkSession]:
+    spark = session.start(asked.prepare.spark)
     say(f"Spark {spark.version} on {spark.sparkContext.defaultParallelism} cores")
     try:
         yield spark

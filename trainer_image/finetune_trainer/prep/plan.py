@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from finetune_crds.data import Columns
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.prep.template import Template
 
 if TYPE_CHECKING:
-    from finetune_crds.data import Data, Prepare, Source
+    from finetune_crds.data import Prepare, Source
     from finetune_crds.recipe import Recipe
 
 MESSAGES = "messages"
@@ -38,17 +39,27 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A recipe's preparation."""
+class Request:
+    """What a recipe asks of the preparation, as far as it is known before the source is read.
+
+    templates: the source columns that templates name.
+    """
 
     source: Source
     prepare: Prepare
-    form: Form
+    templates: tuple[str, ...]
 
     @property
     def source_name(self) -> str:
         """The source as the recipe names it."""
         return self.source.path or self.source.table or ""
+
+
+@dataclass(frozen=True)
+class Plan(Request):
+    """A recipe's preparation."""
+
+    form: Form
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -60,8 +71,8 @@ class Plan:
         return tuple(dict.fromkeys(named))
 
 
-def plan(recipe: Recipe) -> Plan:
-    """Return the preparation of a recipe.
+def request(recipe: Recipe) -> Request:
+    """Return what a recipe asks of the preparation; it may name no columns.
 
     Raises:
         RecipeRefusedError: it requests nothing, or something that is not available, or contradicts itself.
@@ -71,14 +82,26 @@ def plan(recipe: Recipe) -> Plan:
         raise RecipeRefusedError(
             "data.source and data.prepare are missing: there is nothing to prepare, so training can start at once"
         )
-    refused = _refusals(data, data.source, data.prepare)
+    refused = _refusals(recipe, data.source, data.prepare)
     if refused:
         raise RecipeRefusedError("; ".join(refused))
-    return Plan(data.source, data.prepare, _form(data, data.prepare))
+    named = [column for template in _templates(data.prepare).values() for column in template.columns]
+    return Request(data.source, data.prepare, tuple(dict.fromkeys(named)))
 
 
-def _refusals(data: Data, source: Source, prepare: Prepare) -> list[str]:
-    columns, ratios = data.columns, prepare.split_ratios
+def plan(recipe: Recipe) -> Plan:
+    """Return the preparation of a recipe that names the columns of an example.
+
+    Raises:
+        RecipeRefusedError: as `request`.
+    """
+    asked, columns = request(recipe), recipe.data.columns
+    assert columns is not None  # noqa: S101 - the caller has found them
+    return Plan(asked.source, asked.prepare, asked.templates, _form(columns, asked.prepare))
+
+
+def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
+    kind, ratios = recipe.data.columns.type if recipe.data.columns else None, prepare.split_ratios
     mode, total = prepare.spark.mode, ratios.train + ratios.validation + ratios.test
     table = (
         (
@@ -96,18 +119,13 @@ def _refusals(data: Data, source: Source, prepare: Prepare) -> list[str]:
             "data.prepare.dedupe.near is not available yet: remove it and keep dedupe.exact",
         ),
         (
-            (columns.chosen is None) != (columns.rejected is None)
-            or (columns.chosen is not None and columns.prompt is None),
-            "data.columns of preferences are prompt, chosen and rejected: name all three",
+            kind == "Preference" and prepare.response_template is not None,
+            "data.prepare.responseTemplate cannot go with data.columns of type Preference: promptTemplate renders the "
+            "prompt, and both answers stay as they are",
         ),
         (
-            columns.chosen is not None and prepare.response_template is not None,
-            "data.prepare.responseTemplate cannot go with data.columns.chosen: promptTemplate renders the prompt, and "
-            "both answers stay as they are",
-        ),
-        (
-            columns.messages is not None and prepare.prompt_template is not None,
-            "data.prepare.promptTemplate cannot go with data.columns.messages, which the model's chat template "
+            kind == "Messages" and prepare.prompt_template is not None,
+            "data.prepare.promptTemplate cannot go with data.columns of type Messages, which the model's chat template "
             "renders: remove one",
         ),
         (
@@ -115,11 +133,8 @@ def _refusals(data: Data, source: Source, prepare: Prepare) -> list[str]:
             "data.prepare.responseTemplate needs promptTemplate beside it",
         ),
         (
-            columns.text is None
-            and columns.messages is None
-            and columns.chosen is None
-            and (columns.prompt is None or columns.response is None),
-            "data.columns must name text, messages, prompt and response, or prompt, chosen and rejected",
+            recipe.objective.loss_on == "Answer" and kind == "Text" and prepare.response_template is None,
+            "objective.lossOn Answer needs data.columns of type PromptResponse or Messages: a text has no answer",
         ),
         (
             abs(total - 1) > 1e-4,
@@ -133,8 +148,15 @@ def _refusals(data: Data, source: Source, prepare: Prepare) -> list[str]:
     return [sentence for refused, sentence in table if refused]
 
 
-def _form(data: Data, prepare: Prepare) -> Form:
-    named = data.columns
+def _templates(prepare: Prepare) -> dict[str, Template]:
+    """The templates of a recipe, by field."""
+    given = {"promptTemplate": prepare.prompt_template, "responseTemplate": prepare.response_template}
+    return {
+        name: Template.parse(text, f"data.prepare.{name}") for name, text in given.items() if text is not None
+    }
+
+
+def _form(named: Columns, prepare: Prepare) -> Form:
     if named.messages is not None:
         return Form(
             required=(named.messages,), content=(named.messages,), rendered={}, messages=named.messages
@@ -149,9 +171,7 @@ def _form(data: Data, prepare: Prepare) -> Form:
 
 def _preferences(prompt: str, chosen: str, rejected: str, prepare: Prepare) -> Form:
     """A prompt with two answers; a template renders only the prompt."""
-    template = Template.of_column(prompt)
-    if prepare.prompt_template is not None:
-        template = Template.parse(prepare.prompt_template, "data.prepare.promptTemplate")
+    template = _templates(prepare).get("promptTemplate", Template.of_column(prompt))
     return Form(
         required=(prompt, chosen, rejected),
         content=tuple(dict.fromkeys([*template.columns, chosen, rejected])),
@@ -164,11 +184,6 @@ def _preferences(prompt: str, chosen: str, rejected: str, prepare: Prepare) -> F
 
 
 def _rendered(required: tuple[str, ...], prepare: Prepare) -> dict[str, Template]:
-    if prepare.prompt_template is None:
-        names = ("text",) if len(required) == 1 else ("prompt", "response")
-        return {name: Template.of_column(column) for name, column in zip(names, required, strict=True)}
-    prompt = Template.parse(prepare.prompt_template, "data.prepare.promptTemplate")
-    if prepare.response_template is None:
-        return {"text": prompt}
-    response = Template.parse(prepare.response_template, "data.prepare.responseTemplate")
-    return {"prompt": prompt, "response": response}
+    templates = tuple(_templates(prepare).values()) or tuple(map(Template.of_column, required))
+    names = ("text",) if len(templates) == 1 else ("prompt", "response")
+    return dict(zip(names, templates, strict=True))

@@ -5,14 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pyspark.sql.types import ArrayType, DataType, StringType, StructType
+
+from finetune_trainer.columns import Column, Kind
 from finetune_trainer.outcome import DataError
+from finetune_trainer.prep.plan import CHOSEN
 from finetune_trainer.prep.session import spark_path
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from delta.tables import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
-    from finetune_trainer.prep.plan import Plan
+    from finetune_trainer.prep.plan import Plan, Request
 
 
 @dataclass(frozen=True)
@@ -23,19 +29,63 @@ class Corpus:
     version: int | None
 
 
-def read(spark: SparkSession, plan: Plan) -> Corpus:
+def read(spark: SparkSession, asked: Request) -> Corpus:
     """Read the source at one version, so that every pass reads the same rows.
 
     Raises:
-        DataError: the source, its version or a column that the recipe names is missing.
+        DataError: the source or its version is missing.
     """
-    corpus = _delta(spark, plan) if plan.source.type == "Delta" else Corpus(_files(spark, plan), None)
-    missing = [name for name in plan.columns if name not in corpus.frame.columns]
+    return _delta(spark, asked) if asked.source.type == "Delta" else Corpus(_files(spark, asked), None)
+
+
+def check(frame: DataFrame, plan: Plan) -> None:
+    """Check the columns that the recipe names.
+
+    Raises:
+        DataError: one of them is missing, or a preference holds lists.
+    """
+    require(frame, plan.columns, plan.source_name)
+    preference = plan.form.required if CHOSEN in plan.form.rendered else ()
+    for name in preference:
+        kind = frame.schema[name].dataType
+        if isinstance(kind, ArrayType):
+            raise DataError(
+                "WrongColumnType",
+                f"column {name} of {plan.source_name} holds {kind.simpleString()}: preferences are prepared as text; "
+                "for lists of {role, content}, name files that need no preparation in data.splits",
+            )
+
+
+def require(frame: DataFrame, names: Sequence[str], where: str) -> None:
+    """Check that columns exist.
+
+    Raises:
+        DataError: one of them is missing.
+    """
+    missing = [name for name in names if name not in frame.columns]
     if missing:
-        raise DataError(
-            "MissingColumn", f"{plan.source_name} has no column {_and(missing)}: {has(corpus.frame)}"
-        )
-    return corpus
+        raise DataError("MissingColumn", f"{where} has no column {_and(missing)}: {has(frame)}")
+
+
+def schema(frame: DataFrame) -> list[Column]:
+    """Return the columns of the source."""
+    fields = frame.schema.fields
+    return [Column(field.name, _kind(field.dataType), field.dataType.simpleString()) for field in fields]
+
+
+def _kind(kind: DataType) -> Kind:
+    if isinstance(kind, StringType):
+        return "text"
+    return "messages" if is_conversation(kind) else "other"
+
+
+def is_conversation(kind: DataType) -> bool:
+    """Whether values are lists of {role, content}."""
+    return (
+        isinstance(kind, ArrayType)
+        and isinstance(kind.elementType, StructType)
+        and {"role", "content"} <= set(kind.elementType.fieldNames())
+    )
 
 
 def has(frame: DataFrame) -> str:
@@ -47,10 +97,10 @@ def _and(names: list[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def _files(spark: SparkSession, plan: Plan) -> DataFrame:
+def _files(spark: SparkSession, asked: Request) -> DataFrame:
     from pyspark.errors import AnalysisException
 
-    source, path = plan.source, spark_path(plan.source_name)
+    source, path = asked.source, spark_path(asked.source_name)
     try:
         return spark.read.parquet(path) if source.type == "Parquet" else spark.read.json(path)
     except AnalysisException as error:
@@ -66,25 +116,25 @@ def _files(spark: SparkSession, plan: Plan) -> DataFrame:
         raise
 
 
-def _delta(spark: SparkSession, plan: Plan) -> Corpus:
-    source = plan.source
-    newest = int(_table(spark, plan).history(1).select("version").first()["version"])
+def _delta(spark: SparkSession, asked: Request) -> Corpus:
+    source = asked.source
+    newest = int(_table(spark, asked).history(1).select("version").first()["version"])
     version = newest if source.version is None else source.version
     if version > newest:
         raise DataError(
             "MissingVersion",
-            f"the Delta table {plan.source_name} has no version {version}: its newest is {newest}",
+            f"the Delta table {asked.source_name} has no version {version}: its newest is {newest}",
         )
     reader = spark.read.format("delta").option("versionAsOf", version)
     frame = reader.load(spark_path(source.path)) if source.path else reader.table(source.table or "")
     return Corpus(frame, version)
 
 
-def _table(spark: SparkSession, plan: Plan) -> DeltaTable:
+def _table(spark: SparkSession, asked: Request) -> DeltaTable:
     from delta.tables import DeltaTable
     from pyspark.errors import AnalysisException
 
-    source = plan.source
+    source = asked.source
     try:
         if source.path:
             return DeltaTable.forPath(spark, spark_path(source.path))
@@ -93,5 +143,5 @@ def _table(spark: SparkSession, plan: Plan) -> DeltaTable:
         field = "path" if source.path else "table"
         raise DataError(
             "MissingSource",
-            f"data.source.{field} {plan.source_name} is not a Delta table: correct it, or set another format",
+            f"data.source.{field} {asked.source_name} is not a Delta table: correct it, or set another format",
         ) from error

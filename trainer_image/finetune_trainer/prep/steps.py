@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as sf
-from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from finetune_trainer.outcome import DataError, RecipeRefusedError
 from finetune_trainer.prep import source
@@ -46,7 +46,7 @@ def with_conversation(frame: DataFrame, form: Form) -> DataFrame:
     column, kind = sf.col(quoted(form.messages)), frame.schema[form.messages].dataType
     if isinstance(kind, StringType):
         turns = sf.from_json(column, _CONVERSATION)
-    elif _is_conversation(kind):
+    elif source.is_conversation(kind):
         turns = sf.transform(
             column,
             lambda turn: sf.struct(
@@ -60,14 +60,6 @@ def with_conversation(frame: DataFrame, form: Form) -> DataFrame:
             "same as JSON text",
         )
     return frame.withColumn(form.messages, turns)
-
-
-def _is_conversation(kind: DataType) -> bool:
-    return (
-        isinstance(kind, ArrayType)
-        and isinstance(kind.elementType, StructType)
-        and {"role", "content"} <= set(kind.elementType.fieldNames())
-    )
 
 
 def flagged(frame: DataFrame, plan: Plan) -> DataFrame:

@@ -56,6 +56,7 @@ def launch() -> TerminationMessage | None:
     """Run the workers of this pod, and return the message of rank 0 where it ran here.
 
     Raises:
+        RecipeRefusedError: the recipe is wrong, or the pod does not have the GPUs that it needs.
         PodFailure: the outcome of the first rank that failed, or the rendezvous timed out.
     """
     # NB: PID 1 of a container ignores SIGTERM by default.
@@ -66,9 +67,27 @@ def launch() -> TerminationMessage | None:
         os.environ[scratch.ENV_SCRATCH] = folder
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cpus() // gang.processes)))
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        _choose_device(recipe, gang, Path(folder))
         _run_workers(gang, recipe, Path(folder))
         first = scratch.read_outcome(Path(folder), 0)
         return first.message if first is not None else None
+
+
+def _choose_device(recipe: Recipe, gang: Gang, folder: Path) -> None:
+    """Check that the pod has the GPUs that the recipe needs; hide them where it asks for CPUs."""
+    if recipe.distributed.device == "CPU":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        return
+    # torch takes seconds to import, and SIGTERM has its handler now.
+    from finetune_trainer.train.model import size
+    from finetune_trainer.train.runtime import device
+
+    device.check(
+        recipe,
+        gang.processes,
+        device.Gpus.visible(),
+        lambda: size.parameters(recipe.model, folder / "config"),
+    )
 
 
 def _stop_before_workers(_signal: int, _frame: object) -> None:

@@ -28,7 +28,7 @@ from finetune_trainer.train.loop import Loop
 from finetune_trainer.train.model import merge
 from finetune_trainer.train.model.optimizer import Optimizer
 from finetune_trainer.train.reporter import Reporter
-from finetune_trainer.train.runtime import scratch, system
+from finetune_trainer.train.runtime import device, scratch, system
 from finetune_trainer.train.runtime.distributed import World, is_loss_of_peer, joined
 from finetune_trainer.train.runtime.preemption import Preemption, on_sigterm
 from finetune_trainer.train.runtime.recipe import load_recipe, row_tokens
@@ -204,8 +204,10 @@ class Run:
         ranks = "rank" if self.world.size == 1 else "ranks"
         self.world.say(f"{data.summary(recipe)} on {self.world.size} {ranks}")
         eval_data = lineage.eval_data(recipe, data.validation.split if data.validation is not None else None)
-        tags = lineage.source_tags(recipe, splits, eval_data) | {
-            contract.TAG_ATTEMPT: os.environ.get("FINETUNE_ATTEMPT", "1")
+        tags = {
+            **lineage.source_tags(recipe, splits, eval_data),
+            **device.tags(self.world.device),
+            contract.TAG_ATTEMPT: os.environ.get("FINETUNE_ATTEMPT", "1"),
         }
         self.tracker.describe(lineage.run_params(recipe, data), tags)
         self.tracker.dataset(

@@ -36,13 +36,15 @@ def service(draft: Draft) -> Json:
 
 
 def recipe(draft: Draft) -> Json:
-    """The ConfigMap with the recipe; `data.splits` names the output of preparation."""
+    """The ConfigMap with the recipe; `data` names the output of preparation, and the columns that it found."""
     ftj, data = draft.ftj, draft.status.data
     reference = JobReference(name=ftj.name, namespace=ftj.namespace, uid=ftj.uid)
     content = Recipe.of(reference, draft.spec)
     if data and data.path is not None:
         splits = Splits(type="Delta", path=data.path, version=data.version)
-        content = content.model_copy(update={"data": content.data.model_copy(update={"splits": splits})})
+        columns = content.data.columns or data.columns
+        prepared = content.data.model_copy(update={"splits": splits, "columns": columns})
+        content = content.model_copy(update={"data": prepared})
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -115,6 +117,7 @@ def _pod_template(draft: Draft, attempt: int) -> Json:
             {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": str(_seconds_to_save(spec.pod_template))},
         ],
         config_map=names.train_config_name(ftj.name),
+        model_cache=spec.model.cache,
         labels=template.labels(ftj, names.TRAIN, attempt),
         subdomain=names.service_name(ftj.name),
         user_template=_with_code(draft),

@@ -93,6 +93,7 @@ def _finish(draft: Draft, child: Json, mine: list[Json]) -> Outcome:
             path=result.path,
             version=result.version,
             source_version=result.source_version,
+            columns=result.columns,
         )
     )
     rows = result.rows
@@ -157,6 +158,7 @@ def _job(draft: Draft) -> Json:
         secret=spec.tracking.secret_ref,
         contract_env=rendezvous.run_env(servers=settings.servers(spec.tracking), run_id=None),
         config_map=name,
+        model_cache=spec.model.cache,
         labels=template.labels(ftj, names.PREP),
         subdomain=None,
         user_template=wanted.pod_template,

@@ -7,12 +7,17 @@ from collections.abc import Sequence
 from finetune_crds import API_VERSION, contract
 from finetune_crds.base import Json
 from finetune_crds.env import EnvFromSource, EnvVar, LocalReference
+from finetune_crds.training import ModelCache
 from finetune_operator import names
 from finetune_operator.finetunejob.merge import merge
 from finetune_operator.finetunejob.model import FineTuneJob
 
 _GRACE_SECONDS = 120
 _TMP = "/tmp"  # noqa: S108
+# The Hub's client of a user's own script keeps its models in the cache too.
+_HUB_IN_CACHE = (
+    {"name": "HF_HUB_CACHE", "value": f"{contract.MODEL_CACHE_PATH}/{contract.MODEL_CACHE_HUB}"},
+)
 
 
 def grace_seconds(user_template: Json | None) -> int:
@@ -66,6 +71,7 @@ def pod_template(
     secret: LocalReference | None,
     contract_env: Sequence[Json],
     config_map: str,
+    model_cache: ModelCache | None,
     labels: dict[str, str],
     subdomain: str | None,
     user_template: Json | None,
@@ -79,33 +85,49 @@ def pod_template(
         env: the user's variables; `contract_env` takes precedence.
         secret: Secret whose keys also become environment.
         config_map: the ConfigMap with the recipe.
+        model_cache: the claim with downloaded models.
         subdomain: headless Service that names the pods.
         user_template: spec.podTemplate.
     """
     defaults = _defaults(container, image, own_image=own_image, pull_policy=pull_policy, user=user)
     settings: Json = {
-        "env": [{"name": "HOME", "value": _TMP}, *(item.to_json() for item in env)],
+        "env": [
+            {"name": "HOME", "value": _TMP},
+            *(_HUB_IN_CACHE if model_cache else ()),
+            *(item.to_json() for item in env),
+        ],
         "envFrom": [item.to_json() for item in env_from]
         + ([{"secretRef": secret.to_json()}] if secret else []),
         **({"command": list(command)} if command else {}),
         **({"args": list(args)} if args else {}),
     }
+    volumes, mounts = _cached_models(model_cache) if model_cache else ([], [])
     owned_container: Json = {
         "name": container,
         "env": list(contract_env),
-        "volumeMounts": [{"name": "recipe", "mountPath": contract.RECIPE_DIRECTORY, "readOnly": True}],
+        "volumeMounts": [
+            {"name": "recipe", "mountPath": contract.RECIPE_DIRECTORY, "readOnly": True},
+            *mounts,
+        ],
     }
     owned: Json = {
         "metadata": {"labels": labels},
         "spec": {
             "restartPolicy": "Never",
             "containers": [owned_container],
-            "volumes": [{"name": "recipe", "configMap": {"name": config_map}}],
+            "volumes": [{"name": "recipe", "configMap": {"name": config_map}}, *volumes],
             **({"subdomain": subdomain} if subdomain else {}),
         },
     }
     with_settings = merge(defaults, {"spec": {"containers": [{"name": container, **settings}]}})
     return dict(merge(merge(with_settings, user_template or {}), owned))
+
+
+def _cached_models(cache: ModelCache) -> tuple[list[Json], list[Json]]:
+    """The volume with downloaded models, and its mount."""
+    name = "model-cache"
+    volume = {"name": name, "persistentVolumeClaim": {"claimName": cache.claim_name}}
+    return [volume], [{"name": name, "mountPath": contract.MODEL_CACHE_PATH}]
 
 
 def _defaults(container: str, image: str, *, own_image: bool, pull_policy: str, user: int) -> Json:

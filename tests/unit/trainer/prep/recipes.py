@@ -7,6 +7,7 @@ from typing import Any
 from finetune_crds.recipe import Recipe
 
 # Spark's settings for runs of seconds: few partitions, and a JVM that compiles quickly, not well.
+PAIR = {"prompt": "question", "response": "answer"}
 QUICK = {"spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
 Json = dict[str, Any]
 
@@ -14,20 +15,25 @@ Json = dict[str, Any]
 def recipe(
     *,
     source: Json | None = None,
-    columns: Json | None = None,
+    columns: Json | None = PAIR,
+    objective: Json | None = None,
     uid: str = "uid-1",
     base: str = "/model",
     **prepare: Any,
 ) -> Recipe:
-    """A recipe over the columns `question` and `answer` of a Parquet folder; `prepare` is data.prepare."""
+    """A recipe over the columns `question` and `answer` of a Parquet folder; `prepare` is data.prepare.
+
+    columns: None names none.
+    """
     return Recipe.model_validate(
         {
             "job": {"name": "job", "namespace": "default", "uid": uid},
             "model": {"base": base},
             "data": {
                 "source": source or {"type": "Parquet", "path": "/corpus"},
-                "columns": columns or {"type": "PromptResponse", "prompt": "question", "response": "answer"},
+                "columns": columns,
                 "prepare": {"output": "/out", **prepare},
             },
+            "objective": objective or {},
         }
     )

@@ -18,9 +18,12 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from finetune_crds.contract import EXIT_DATA, EXIT_RECIPE, PodError, PrepResult, TerminationMessage
+from finetune_crds.data import Columns
+from finetune_crds.training import ModelCache
 from finetune_trainer import outcome
+from finetune_trainer.cache import Cache
 from finetune_trainer.prep import output, pipeline
-from finetune_trainer.prep.plan import plan
+from finetune_trainer.prep.plan import request
 from finetune_trainer.prep.session import ENV_JARS
 from unit.trainer.prep.recipes import QUICK, recipe
 
@@ -55,6 +58,8 @@ DROPPED = {"notNull": 1, "minQuality": 21, "dedupe": 1, "maxTokens": 1, "limit":
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The rows as Parquet in `parquet`, as JSON lines in `lines.jsonl`, and as a Delta table in `delta`.
 
+    `pairs.jsonl` has a preference whose chosen answer is a list.
+
     Version 0 of the table has the rows, version 1 none.
     """
     folder = tmp_path_factory.mktemp("corpus")
@@ -62,13 +67,16 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "parquet").mkdir()
     pq.write_table(table, folder / "parquet" / "part-0.parquet")
     (folder / "lines.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS + DIRTY))
+    answer = [{"role": "assistant", "content": "so"}]
+    pair = {"prompt": "why", "chosen": answer, "rejected": "no"}
+    (folder / "pairs.jsonl").write_text(json.dumps(pair) + "\n")
     write_deltalake(folder / "delta", table)
     write_deltalake(folder / "delta", table.slice(0, 0), mode="overwrite")
     return folder
 
 
 def prepare(spark: SparkSession, asked: Recipe) -> PrepResult:
-    return pipeline.prepare(spark, asked, plan(asked), Path(asked.model.base))
+    return pipeline.prepare(spark, asked, request(asked), Path(asked.model.base))
 
 
 class Asker:
@@ -123,6 +131,7 @@ def test_the_table_holds_what_the_result_says(ask: Asker, corpus: Path, tmp_path
             "path": str(tmp_path / name),
             "version": 0,
             "dropped": DROPPED,
+            "columns": {"type": "PromptResponse", "prompt": "question", "response": "answer"},
             **({} if version is None else {"sourceVersion": version}),
         }
     assert list(tables[0][0]) == ["id", "prompt", "response", "tokens", "split"]
@@ -205,6 +214,25 @@ def test_columns_of_the_table(
     ]
 
 
+def test_columns_are_found_in_the_schema(
+    ask: Asker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turn = pa.struct([("content", pa.string()), ("role", pa.string()), ("name", pa.string())])
+    chats = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    row = {"messages": chats, "prompt": "hi", "prompt_id": 1}
+    fields = [("messages", pa.list_(turn)), ("prompt", pa.string()), ("prompt_id", pa.int64())]
+    pq.write_table(pa.Table.from_pylist([row], pa.schema(fields)), tmp_path / "chats.parquet")
+    whole = {"train": 1, "validation": 0, "test": 0}
+    source = {"type": "Parquet", "path": str(tmp_path / "chats.parquet")}
+    found = ask(source=source, columns=None, split=whole)
+    assert found.columns == Columns(type="Messages", messages="messages")
+    assert "columns messages\n" in capsys.readouterr().out
+    (made,) = table_of(found)
+    assert (list(made), made["messages"]) == (["id", "messages", "tokens", "split"], chats)
+    # A pod that is tried again still knows.
+    assert ask(source=source, columns=None, split=whole) == found
+
+
 def test_preferences_come_through_every_step(ask: Asker, tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"ask": f"Where is table {number}?", "good": f"In hall {number}.", "bad": f"Nowhere near {number}."}
@@ -281,6 +309,37 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "{corpus}/parquet has no column license and thread: it has answer, quality and question",
     ),
     (
+        "columns that are not known",
+        {"columns": None, "objective": {"type": "DPO"}},
+        "ColumnsUnknown",
+        "{corpus}/parquet does not have the columns prompt, chosen and rejected, which objective DPO needs: it has answer "
+        "(string), quality (double), question (string); name them in data.columns",
+    ),
+    (
+        "a template of a column that is not known",
+        {"columns": None, "promptTemplate": "{{quality}}"},
+        "ColumnsUnknown",
+        "{corpus}/parquet has no columns that are known to hold an example: the templates name quality (double); name "
+        "them in data.columns",
+    ),
+    (
+        "template with an unknown column and none named",
+        {"columns": None, "promptTemplate": "{{question}} {{context}}"},
+        "MissingColumn",
+        "{corpus}/parquet has no column context: it has answer, quality and question",
+    ),
+    (
+        "preferences that are lists",
+        {
+            "source": {"type": "JSONLines", "path": "{corpus}/pairs.jsonl"},
+            "columns": None,
+            "objective": {"type": "DPO"},
+        },
+        "WrongColumnType",
+        "column chosen of {corpus}/pairs.jsonl holds array<struct<content:string,role:string>>: preferences are prepared "
+        "as text; for lists of {role, content}, name files that need no preparation in data.splits",
+    ),
+    (
         "template with an unknown column",
         {"promptTemplate": "{{question}} {{context}}"},
         "MissingColumn",
@@ -348,6 +407,23 @@ def _filled(value: Any, corpus: Path) -> Any:
     return value
 
 
+def test_the_tokenizer_comes_from_the_claim_of_the_recipe(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[Cache | None] = []
+
+    def fetched(*_: Any, cache: Cache | None, **__: Any) -> Path:
+        used.append(cache)
+        return tokenizer_folder
+
+    monkeypatch.setattr("finetune_trainer.artifacts.fetch_tokenizer", fetched)
+    asked = recipe(base="s3://bucket/base")
+    model = asked.model.model_copy(update={"cache": ModelCache(claim_name="models")})
+    with pipeline._tokenizer(asked.model_copy(update={"model": model})) as found:
+        assert (found, used) == (tokenizer_folder, [Cache.of(model)])
+    assert used != [None]
+
+
 @pytest.fixture
 def pod(jars: Path, tmp_path: Path) -> dict[str, str]:
     """The environment of a prep pod whose recipe and termination message are in `tmp_path`."""
@@ -401,6 +477,7 @@ def test_the_command_leaves_a_result(
         "version": 0,
         "sourceVersion": 0,
         "dropped": DROPPED,
+        "columns": {"type": "PromptResponse", "prompt": "question", "response": "answer"},
     }
     assert f"source {corpus / 'delta'} version 0\n" in said
     table = said[said.index("step ") :].splitlines()

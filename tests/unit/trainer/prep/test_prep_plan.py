@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from finetune_trainer.outcome import RecipeRefusedError
-from finetune_trainer.prep.plan import Form, plan
+from finetune_trainer.prep.plan import Form, plan, request
 from finetune_trainer.prep.template import Template
 from unit.trainer.prep.recipes import recipe
 
@@ -97,6 +97,15 @@ def test_columns_that_the_source_must_have() -> None:
     assert plan(recipe()).columns == ("question", "answer")
 
 
+def test_a_recipe_without_columns_says_which_its_templates_name() -> None:
+    templates: dict[str, Any] = {
+        "promptTemplate": "{context} {question}",
+        "responseTemplate": "{answer} {question}",
+    }
+    assert request(recipe(columns=None, **templates)).templates == ("context", "question", "answer")
+    assert request(recipe(columns=None)).templates == ()
+
+
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "Hub",
@@ -155,6 +164,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "prompt alone",
         {"columns": {"prompt": "question"}},
         "data.columns must name text, messages, prompt and response, or prompt, chosen and rejected",
+    ),
+    (
+        "the answer of a text",
+        {"columns": TEXT, "objective": {"lossOn": "Answer"}},
+        "objective.lossOn Answer needs data.columns.prompt and response, or messages: a text has no answer",
     ),
     (
         "split",

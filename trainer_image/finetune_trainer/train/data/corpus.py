@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from finetune_trainer.outcome import DataError
+from finetune_trainer import columns
+from finetune_trainer.outcome import DataError, RecipeRefusedError
 from finetune_trainer.train.data import dataset, pack, read
 from finetune_trainer.train.data.encode import Encoder
 from finetune_trainer.train.data.feed import Examples
-from finetune_trainer.train.runtime.recipe import row_tokens
+from finetune_trainer.train.runtime.recipe import refusals, row_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -77,10 +78,14 @@ def load(
         on_counts: called with the counts of each tokenised split, by MLflow name, on the ranks that tokenise.
 
     Raises:
-        DataError: data is missing or broken, or evaluation is configured without a validation split.
-        RecipeRefusedError: examples are conversations, and nothing says how to render them.
+        DataError: data is missing or broken, its columns are not known, or evaluation is configured without a validation
+            split.
+        RecipeRefusedError: examples are conversations, and nothing says how to render them; or the objective does not
+            work with the examples that were found.
     """
     splits = _pinned(recipe, world, version)
+    if recipe.data.columns is None:
+        recipe = _with_columns(recipe, splits, world)
 
     def tokenize() -> None:
         encoder = Encoder.of(recipe, tokenizer)
@@ -106,6 +111,25 @@ def _pinned(recipe: Recipe, world: World, version: int | None) -> Splits:
         found = world.agree(lambda: read.delta_version(splits) if world.leads else None)
         version = world.broadcast(found)
     return splits.model_copy(update={"version": version})
+
+
+def _with_columns(recipe: Recipe, splits: Splits, world: World) -> Recipe:
+    """The recipe with the columns of an example that the schema of its splits shows."""
+
+    def found() -> Recipe:
+        where = splits.path or splits.train or ""
+        known = columns.find(read.schema(splits), where, dpo=recipe.objective.type == "DPO")
+        world.say(f"columns {columns.described(known)}")
+        data = recipe.data.model_copy(update={"columns": known, "prepare": None})
+        complete = recipe.model_copy(update={"data": data})
+        refused = refusals(complete)
+        if refused:
+            raise RecipeRefusedError("; ".join(refused))
+        return complete
+
+    complete = world.broadcast(world.agree(lambda: found() if world.leads else None))
+    assert complete is not None  # noqa: S101 - rank 0 finds them, or all ranks fail
+    return complete
 
 
 def _check_no_evaluation(recipe: Recipe) -> None:

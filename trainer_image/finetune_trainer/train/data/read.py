@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from finetune_trainer.columns import Column, Kind
 from finetune_trainer.outcome import DataError
 from finetune_trainer.train.runtime import storage
 
@@ -44,15 +45,79 @@ def read(splits: Splits, name: str, columns: list[str]) -> Iterator[Rows]:
     place = getattr(splits, name)
     if place is None:
         return
+    files, found = _files(place)
+    rows_of = _parquet if splits.type == "Parquet" else _json_lines
+    for file in found:
+        yield from rows_of(files, file, columns)
+
+
+def schema(splits: Splits) -> list[Column]:
+    """Return the columns of the training split: of a table, of its first Parquet file, or of its first JSON lines.
+
+    Raises:
+        DataError: the table or the file is missing or corrupt.
+    """
+    if splits.type == "Delta":
+        return _arrow_columns(_delta_dataset(splits).schema)
+    assert splits.train is not None  # noqa: S101 - the schema demands it
+    files, found = _files(splits.train)
+    if splits.type == "JSONLines":
+        return _json_columns(files, found)
+    where = _shown(files, found[0])
+    with _opened_parquet(lambda: files.open(found[0]), where, "write it again") as parquet:
+        return _arrow_columns(parquet.schema_arrow)
+
+
+def _arrow_columns(schema: pa.Schema) -> list[Column]:
+    return [Column(field.name, _kind(field.type), str(field.type)) for field in schema]
+
+
+def _kind(kind: pa.DataType) -> Kind:
+    import pyarrow as pa
+
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return "text"
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    turns = is_list and pa.types.is_struct(kind.value_type)
+    return (
+        "messages" if turns and {"role", "content"} <= {field.name for field in kind.value_type} else "other"
+    )
+
+
+def _json_columns(files: AbstractFileSystem, found: list[str]) -> list[Column]:
+    """The columns of the first rows of JSON lines: each with the kind of its first value."""
+    first: dict[str, Any] = {}
+    for file in found:
+        with files.open(file, "rb", compression="infer") as opened:
+            for row in islice(_objects(opened, _shown(files, file)), _BATCH_ROWS):
+                first |= {name: value for name, value in row.items() if first.get(name) in (None, [])}
+        if first:
+            break
+    return [Column(name, _kind_of_value(value), type(value).__name__) for name, value in first.items()]
+
+
+def _kind_of_value(value: Any) -> Kind:
+    if isinstance(value, str):
+        return "text"
+    turns = isinstance(value, list) and value and isinstance(value[0], dict)
+    # A message that calls tools may have no content.
+    return "messages" if turns and "role" in value[0] else "other"
+
+
+def _files(place: str) -> tuple[AbstractFileSystem, list[str]]:
+    """The files of a split, sorted; at least one."""
     files, path = storage.filesystem(place)
     if not files.exists(path):
         raise DataError("MissingFile", f"{place} does not exist: mount the volume or correct data.splits")
     found = _visible_files(files, path)
     if not found:
         raise DataError("MissingFile", f"{place} has no files: check how the splits were written")
-    rows_of = _parquet if splits.type == "Parquet" else _json_lines
-    for file in found:
-        yield from rows_of(files, file, columns)
+    return files, found
+
+
+def _shown(files: AbstractFileSystem, file: str) -> str:
+    """A file's name, for errors."""
+    return str(files.unstrip_protocol(file)).removeprefix("file://")
 
 
 def delta_version(splits: Splits) -> int | None:
@@ -129,7 +194,7 @@ def _delta_dataset(splits: Splits) -> Any:
 
 
 def _parquet(files: AbstractFileSystem, file: str, columns: list[str]) -> Iterator[Rows]:
-    where = files.unstrip_protocol(file).removeprefix("file://")
+    where = _shown(files, file)
     for batch in _parquet_batches(lambda: files.open(file), columns, where, "write it again"):
         yield from _columns_of(batch, where)
 
@@ -142,6 +207,18 @@ def _parquet_batches(
     Files of a Delta table omit the columns that it is partitioned by.
     """
     import pyarrow.compute as pc
+
+    with _opened_parquet(opening, where, remedy) as parquet:
+        _require(parquet.schema_arrow, columns, where)
+        if only is None or SPLIT_COLUMN not in parquet.schema_arrow.names:
+            yield from parquet.iter_batches(_BATCH_ROWS, columns=columns)
+            return
+        for batch in parquet.iter_batches(_BATCH_ROWS, columns=[*columns, SPLIT_COLUMN]):
+            yield batch.filter(pc.equal(batch.column(SPLIT_COLUMN), only)).select(columns)
+
+
+@contextmanager
+def _opened_parquet(opening: Callable[[], Any], where: str, remedy: str) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     with (
@@ -150,12 +227,7 @@ def _parquet_batches(
         # NB: a scan of a pyarrow.dataset holds a whole row group, of any size.
         pq.ParquetFile(opened, buffer_size=_BUFFER_BYTES, pre_buffer=False) as parquet,
     ):
-        _require(parquet.schema_arrow, columns, where)
-        if only is None or SPLIT_COLUMN not in parquet.schema_arrow.names:
-            yield from parquet.iter_batches(_BATCH_ROWS, columns=columns)
-            return
-        for batch in parquet.iter_batches(_BATCH_ROWS, columns=[*columns, SPLIT_COLUMN]):
-            yield batch.filter(pc.equal(batch.column(SPLIT_COLUMN), only)).select(columns)
+        yield parquet
 
 
 def _columns_of(batch: pa.RecordBatch, where: str) -> Iterator[Rows]:
@@ -170,7 +242,7 @@ def _columns_of(batch: pa.RecordBatch, where: str) -> Iterator[Rows]:
 
 def _json_lines(files: AbstractFileSystem, file: str, columns: list[str]) -> Iterator[Rows]:
     """Yield the rows of a JSON lines file; its extension selects the compression."""
-    where = files.unstrip_protocol(file).removeprefix("file://")
+    where = _shown(files, file)
     with files.open(file, "rb", compression="infer") as opened:
         rows = _objects(opened, where)
         while batch := list(islice(rows, _BATCH_ROWS)):

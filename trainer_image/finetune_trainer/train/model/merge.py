@@ -7,6 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from finetune_trainer import artifacts
+from finetune_trainer.cache import Cache
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.train.model import load
 
@@ -36,7 +37,9 @@ def fetch(spec: Model, to: Path, world: World, field: str = "model.base") -> art
     """
 
     def alone() -> artifacts.Source:
-        source = artifacts.fetch(spec.base, to / "fetched", revision=spec.revision, field=field)
+        source = artifacts.fetch(
+            spec.base, to / "fetched", revision=spec.revision, cache=Cache.of(spec), field=field
+        )
         if source.adapter is None:
             return source
         merged = to / "merged"

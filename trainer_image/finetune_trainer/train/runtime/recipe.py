@@ -31,6 +31,7 @@ def refusals(recipe: Recipe) -> list[str]:
     The API server rejects the same FineTuneJobs; this covers recipes that are written by hand.
     """
     method, objective, training = recipe.method, recipe.objective, recipe.training
+    columns = recipe.data.columns
     low_rank = method.type in LOW_RANK
     soft = method.type in SOFT_PROMPTS
     table = (
@@ -70,12 +71,14 @@ def refusals(recipe: Recipe) -> list[str]:
             "objective.distillation and type Distillation require each other",
         ),
         (
-            (objective.type == "DPO") != (recipe.data.columns.chosen is not None),
-            "objective DPO and data.columns.prompt, chosen and rejected go together",
+            columns is not None and (objective.type == "DPO") != (columns.chosen is not None),
+            "objective DPO and data.columns of type Preference go together",
         ),
         (
-            objective.loss_on == "Answer" and example_columns(recipe.data).text is not None,
-            "objective.lossOn Answer needs data.columns.prompt and response, or messages: a text has no answer",
+            objective.loss_on == "Answer"
+            and columns is not None
+            and example_columns(recipe.data).text is not None,
+            "objective.lossOn Answer needs data.columns of type PromptResponse or Messages: a text has no answer",
         ),
         (
             recipe.data.splits is None,
@@ -103,17 +106,19 @@ def refusals(recipe: Recipe) -> list[str]:
 
 def example_columns(data: Data) -> Columns:
     """Return the columns that training reads: the preparation names the columns of its table itself."""
+    columns = data.columns
+    assert columns is not None  # noqa: S101 - the recipe names them, or they were found
     if data.prepare is None:
-        return data.columns
-    if data.columns.chosen is not None:
-        return Columns(type="Preference", prompt="prompt", chosen="chosen", rejected="rejected")
+        return columns
+    if columns.chosen is not None:
+        return Columns(type="Preference")
     if data.prepare.response_template is not None:
-        return Columns(type="PromptResponse", prompt="prompt", response="response")
-    if data.prepare.prompt_template is not None or data.columns.text is not None:
-        return Columns(type="Text", text="text")
-    if data.columns.messages is not None:
-        return Columns(type="Messages", messages="messages")
-    return Columns(type="PromptResponse", prompt="prompt", response="response")
+        return Columns(type="PromptResponse")
+    if data.prepare.prompt_template is not None or columns.text is not None:
+        return Columns(type="Text")
+    if columns.messages is not None:
+        return Columns(type="Messages")
+    return Columns(type="PromptResponse")
 
 
 def row_tokens(recipe: Recipe) -> int:

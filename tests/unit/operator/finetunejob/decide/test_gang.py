@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import yaml
 
 from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.data import Columns
 from finetune_crds.status import DataStatus
 from finetune_operator.settings import Settings
 from worlds.memory.decisions import (
@@ -216,6 +218,45 @@ def test_the_recipe_names_the_splits_that_preparation_made() -> None:
     assert (made["kind"], made["metadata"]["name"]) == ("ConfigMap", "tune-train")
     recipe = yaml.safe_load(made["data"]["recipe.yaml"])
     assert recipe["data"]["splits"] == {"type": "Delta", "path": "/data/splits", "version": 7}
+
+
+FOUND = Columns(type="Messages", messages="messages")
+NAMED = {"prompt": "question", "response": "answer"}
+COLUMNS: dict[str, tuple[Json | None, Columns | None, Json | None]] = {
+    "those that preparation found": (None, FOUND, {"messages": "messages"}),
+    "those of the spec": (NAMED, Columns.model_validate(NAMED), NAMED),
+    "those of the spec, where preparation said nothing": (NAMED, None, NAMED),
+    "none, where nobody knows them": (None, None, None),
+}
+
+
+@pytest.mark.parametrize(("named", "found", "expected"), COLUMNS.values(), ids=COLUMNS)
+def test_training_follows_the_columns_of_the_preparation(
+    named: Json | None, found: Columns | None, expected: Json | None
+) -> None:
+    before = status(
+        condition(ConditionType.PREPARED, "True", ConditionReason.PREPARED),
+        data=DataStatus(path="/data/splits", version=7, columns=found),
+    )
+    data = {key: value for key, value in {**SOURCE, "columns": named}.items() if value is not None}
+    recipe = yaml.safe_load(children(before, data=data)[1]["data"]["recipe.yaml"])
+    assert recipe["data"].get("columns") == expected
+
+
+@pytest.mark.parametrize("component", ["train", "prep"])
+def test_downloaded_models_are_kept_on_their_claim(component: str) -> None:
+    """The Hub's client of a user's own script finds the claim too, unless its environment says otherwise."""
+    parts: Json = {"model": {"base": "org/base", "cache": {"claimName": "models"}}}
+    if component == "prep":
+        parts["data"] = SOURCE | {
+            "prepare": {"output": "/o", "env": [{"name": "HF_HUB_CACHE", "value": "/hub"}]}
+        }
+    spec = children(**parts)[-1]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert {"name": "model-cache", "persistentVolumeClaim": {"claimName": "models"}} in spec["volumes"]
+    assert {"name": "model-cache", "mountPath": "/var/cache/finetune"} in container["volumeMounts"]
+    hub = [item["value"] for item in container["env"] if item["name"] == "HF_HUB_CACHE"]
+    assert hub == (["/hub"] if component == "prep" else ["/var/cache/finetune/hub"])
 
 
 def test_the_built_in_loop_runs_in_the_operators_image() -> None:

@@ -9,6 +9,7 @@ import yaml
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import PodError, PrepResult, TerminationMessage
+from finetune_crds.data import Columns
 from finetune_crds.status import DataStatus, SplitCounts
 from finetune_operator import names
 from worlds.memory.decisions import (
@@ -39,6 +40,7 @@ RESULT = PrepResult(
     path="/data/splits",
     version=7,
     source_version=3,
+    columns=Columns(type="PromptResponse", prompt="question", response="answer"),
 )
 PREPARED = TerminationMessage(prep=RESULT)
 PREPARING = condition(ConditionType.PREPARED, "False", ConditionReason.PREPARING)
@@ -126,7 +128,12 @@ def test_it_says_how_far_it_is(pods: list[Json], what: str) -> None:
 def test_its_result_becomes_the_status_and_training_starts_from_it() -> None:
     decision = prepare(child(JOB, "Complete"), pods=[prep_pod(0, 0, PREPARED)])
     assert decision.status.data == DataStatus(
-        rows=RESULT.rows, tokens=RESULT.tokens, path="/data/splits", version=7, source_version=3
+        rows=RESULT.rows,
+        tokens=RESULT.tokens,
+        path="/data/splits",
+        version=7,
+        source_version=3,
+        columns=RESULT.columns,
     )
     assert said(decision, ConditionType.PREPARED) == (
         "True",

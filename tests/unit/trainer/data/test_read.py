@@ -1,0 +1,104 @@
+"""The schema of splits, and the columns that training finds in it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from finetune_crds.data import Splits
+from finetune_crds.recipe import Recipe
+from finetune_trainer.columns import Column
+from finetune_trainer.outcome import DataError, PodFailure
+from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.train.data import corpus, read
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from finetune_trainer.train.runtime.distributed import World
+    from support.pods import Pod
+
+TURN = pa.struct([("role", pa.string()), ("content", pa.string())])
+CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+FIELDS = [
+    ("messages", pa.list_(TURN)),
+    ("text", pa.large_string()),
+    ("tags", pa.list_(pa.string())),
+    ("split", pa.string()),
+    ("score", pa.int64()),
+]
+ROW: dict[str, Any] = {"messages": CHAT, "text": "hi", "tags": ["a"], "split": "train", "score": 1}
+KINDS = {"messages": "messages", "text": "text", "tags": "other", "split": "text", "score": "other"}
+
+
+def kinds(splits: Splits) -> dict[str, str]:
+    return {column.name: column.kind for column in read.schema(splits)}
+
+
+def test_a_delta_table_and_a_parquet_file_have_a_schema(tmp_path: Path) -> None:
+    from deltalake import write_deltalake
+
+    table = pa.Table.from_pylist([ROW], pa.schema(FIELDS))
+    write_deltalake(str(tmp_path / "table"), table)
+    (tmp_path / "train").mkdir()
+    pq.write_table(table, tmp_path / "train/part-0.parquet")
+    (tmp_path / "train/_SUCCESS").touch()
+    assert kinds(Splits(type="Delta", path=str(tmp_path / "table"))) == KINDS
+    assert kinds(Splits(type="Parquet", train=str(tmp_path / "train"))) == KINDS
+
+
+def test_the_first_rows_of_json_lines_are_their_schema(tmp_path: Path) -> None:
+    """The first file is empty, and the first row lacks columns that others have."""
+    (tmp_path / "0.jsonl").touch()
+    rows = [{"messages": [], "text": None, "tags": ["a"]}, ROW | {"text": "hi"}]
+    (tmp_path / "1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    splits = Splits(type="JSONLines", train=str(tmp_path))
+    assert kinds(splits) == KINDS
+    assert read.schema(splits)[0] == Column("messages", "messages", "list")
+
+
+def test_a_schema_of_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "broken.parquet").write_bytes(b"no parquet")
+    for path, reason in (("nowhere", "MissingFile"), ("broken.parquet", "CorruptData")):
+        with pytest.raises(DataError) as refused:
+            read.schema(Splits(type="Parquet", train=str(tmp_path / path)))
+        assert refused.value.reason == reason
+
+
+def loaded(pod: Pod, world: World, **changes: Any) -> corpus.Corpus:
+    recipe = Recipe.model_validate(pod.but(changes).recipe)
+    tokenizer = load_tokenizer(recipe.model, pod.recipe["model"]["base"])
+    folder = pod.folder / "tokens"
+    return corpus.load(recipe, tokenizer, world, folder, version=None, on_counts=lambda _: None)
+
+
+def test_training_finds_the_columns_that_the_recipe_does_not_name(
+    pod: Pod, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = loaded(pod, world, **{"data.columns": None})
+    assert "columns prompt, response\n" in capsys.readouterr().out
+    assert found.train.digest == loaded(pod, world).train.digest
+
+
+def test_what_is_found_must_fit_the_objective(pod: Pod, world: World, tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"text": "hi"}\n')
+    splits = {"type": "JSONLines", "train": str(tmp_path / "texts.jsonl")}
+
+    def sentence(objective: dict[str, Any]) -> str:
+        with pytest.raises(PodFailure) as refused:
+            loaded(pod, world, data={"splits": splits}, objective=objective)
+        message = refused.value.message.replace(str(tmp_path), "")
+        return f"{refused.value.exit_code} {refused.value.reason}: {message}"
+
+    assert sentence({"type": "DPO"}) == (
+        "65 ColumnsUnknown: /texts.jsonl does not have the columns prompt, chosen and rejected, which objective DPO "
+        "needs: it has text (str); name them in data.columns"
+    )
+    assert sentence({"lossOn": "Answer"}) == (
+        "64 RecipeRefused: objective.lossOn Answer needs data.columns.prompt and response, or messages: a text has no "
+        "answer"
+    )

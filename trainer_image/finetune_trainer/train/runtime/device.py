@@ -1,0 +1,110 @@
+"""What the ranks of a pod compute on: the GPUs that it sees, or its CPUs."""
+
+from __future__ import annotations
+
+import platform
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from finetune_crds import contract
+from finetune_trainer.outcome import RecipeRefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from finetune_crds.recipe import Recipe
+
+# Parameters of a model whose training on CPUs has to be asked for.
+_LARGE = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The GPUs that this pod sees.
+
+    count: how many.
+    torch_for_cpus: the version of a torch that cannot use any; None for one that can.
+    """
+
+    count: int
+    torch_for_cpus: str | None = None
+
+    @classmethod
+    def visible(cls) -> Gpus:
+        """Count the visible GPUs."""
+        if torch.version.cuda is None and torch.version.hip is None:
+            return cls(0, torch.__version__)
+        return cls(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+
+    @property
+    def why_none(self) -> str:
+        """Why there is none, and what to check, as the end of a sentence."""
+        if self.torch_for_cpus is not None:
+            return (
+                f"the image has torch {self.torch_for_cpus}, which is built for CPUs: set trainer.image to an image "
+                "that is built for CUDA"
+            )
+        return "check that the pod requests GPUs, and that its node has the driver and the device plugin"
+
+
+def check(recipe: Recipe, processes: int, gpus: Gpus, parameters: Callable[[], int]) -> None:
+    """Check that the pod has the device that a recipe asks for, or needs.
+
+    Args:
+        recipe: the recipe.
+        processes: ranks of this pod.
+        gpus: the GPUs that it sees.
+        parameters: counts those of the base model; called only where it matters.
+
+    Raises:
+        RecipeRefusedError: GPUs are missing, or fewer than ranks.
+    """
+    wanted, base = recipe.distributed.device, recipe.model.base
+    if wanted == "CPU":
+        return
+    if gpus.count:
+        if processes > gpus.count:
+            raise RecipeRefusedError(
+                f"the pod has {processes} processes and sees {_count(gpus.count)}: set distributed.gpusPerNode to "
+                f"{processes}, or distributed.processesPerNode to {gpus.count} or less",
+                reason="TooFewGpus",
+            )
+        return
+    if wanted == "GPU":
+        raise RecipeRefusedError(
+            f"distributed.device is GPU and the pod sees no GPU; {gpus.why_none}", reason="NoGpu"
+        )
+    size = parameters()
+    if size > _LARGE:
+        raise RecipeRefusedError(
+            f"model.base {base} has {size / 1e9:.1f} billion parameters and the pod sees no GPU: set "
+            "distributed.gpusPerNode, or distributed.device: CPU to train it on CPUs"
+            + (f"; {gpus.why_none}" if gpus.torch_for_cpus else ""),
+            reason="NoGpu",
+        )
+
+
+def _count(gpus: int) -> str:
+    return f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
+
+
+def tags(device: torch.device) -> dict[str, str]:
+    """Return the tags of a run that tell what it computes on."""
+    gpu = device.type == "cuda"
+    return {
+        contract.TAG_DEVICE: "GPU" if gpu else "CPU",
+        contract.TAG_DEVICE_NAME: torch.cuda.get_device_name(device) if gpu else _cpu_name(),
+    }
+
+
+def _cpu_name() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.machine()
