@@ -10,7 +10,6 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus, MlflowStatus, ModelStatus, Progress
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import EnsureRun, Mlflow
-from finetune_operator.settings import Settings
 from worlds.memory.decisions import (
     NOW,
     SETTINGS,
@@ -106,28 +105,6 @@ def test_mlflow_away_later_stops_nothing() -> None:
     assert (decision.status.phase, decision.status.mlflow) == ("Training", KNOWN)
 
 
-URLS: dict[str, tuple[Settings, dict[str, Any], str]] = {
-    "the operator's server": (SETTINGS, {}, "http://mlflow:5000"),
-    "as browsers see it": (
-        Settings(tracking_uri="http://mlflow:5000", tracking_public_url="https://mlflow.example.org/"),
-        {},
-        "https://mlflow.example.org",
-    ),
-    "the job's own": (
-        Settings(tracking_public_url="https://mlflow.example.org"),
-        {"tracking": {"uri": "http://mine/"}},
-        "http://mine",
-    ),
-}
-
-
-@pytest.mark.parametrize(("settings", "parts", "base"), URLS.values(), ids=URLS)
-def test_the_url_is_one_for_browsers(settings: Settings, parts: dict[str, Any], base: str) -> None:
-    decision = conclude(ftj(**parts), observed(mlflow=tracked()), settings=settings)
-    assert decision.status.mlflow is not None
-    assert decision.status.mlflow.url == f"{base}/#/experiments/e1/runs/r1"
-
-
 NAN, INF = float("nan"), float("inf")
 
 PROGRESS: dict[str, tuple[dict[str, float], Progress | None]] = {
@@ -151,8 +128,13 @@ PROGRESS: dict[str, tuple[dict[str, float], Progress | None]] = {
             eval_loss=3.5,
             tokens_per_second=1234.6,
             seconds_remaining=80,
+            eta="1m20s",
             updated_at=later(30),
         ),
+    ),
+    "the last evaluation": (
+        {"step": 9.0, "eval_loss": 3.5, "final_eval_loss": 3.25},
+        Progress(step=9, eval_loss=3.25, updated_at=later(30)),
     ),
     "loss alone": ({"loss": 2.0}, Progress(step=0, loss=2.0, updated_at=later(30))),
     "no end in sight": ({"step": 7.0}, Progress(step=7, updated_at=later(30))),
@@ -170,7 +152,7 @@ PROGRESS: dict[str, tuple[dict[str, float], Progress | None]] = {
     ),
     "numbers that are none": (
         {"step": NAN, "max_steps": -INF, "seconds_remaining": -5.0},
-        Progress(step=0, seconds_remaining=0, updated_at=later(30)),
+        Progress(step=0, seconds_remaining=0, eta="0s", updated_at=later(30)),
     ),
 }
 

@@ -51,7 +51,7 @@ def test_an_attempt_starts_with_all_its_children() -> None:
 
 def test_an_attempt_waits_for_the_pods_of_the_one_before() -> None:
     before = running(attempt=2, restarts=1)
-    leaving = {**pod(JOB, 1), "spec": {"nodeName": "node-1"}}
+    leaving = pod(JOB, 1, node="node-1")
     decision = conclude(ftj(before), observed(child(JOB, "Failed"), pods=[ended(JOB, 0, 1), leaving]))
     assert applied(decision) == []
     assert said(decision, ConditionType.TRAINED) == (
@@ -124,7 +124,7 @@ def test_an_attempt_ends_with_what_rank_0_reports() -> None:
     assert found.model == ModelStatus(base_eval_loss=5.0, eval_loss=2.0, perplexity=7.3891)
     assert found.goodput == 0.9124
     assert found.progress == Progress(
-        step=100, max_steps=100, percent=100, summary="100%", loss=2.25, seconds_remaining=0
+        step=100, max_steps=100, percent=100, summary="100%", loss=2.25, seconds_remaining=0, eta="0s"
     )
     assert found.phase == "Succeeded"
 
