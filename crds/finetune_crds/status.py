@@ -64,7 +64,7 @@ class Progress(ApiModel):
     seconds_remaining: NonNegative | None = None
     """Estimated remaining time."""
     eta: str | None = None
-    """The same as people write it, such as 1h20m."""
+    """The same as people write it, such as 1h20m; absent while no training runs."""
     updated_at: datetime | None = None
     """When the trainer last reported."""
 

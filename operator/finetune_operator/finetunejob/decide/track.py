@@ -10,6 +10,7 @@ from finetune_crds.status import MlflowStatus, ModelStatus, Progress
 from finetune_operator import names, text
 from finetune_operator.finetunejob.decide import links
 from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.model import EnsureRun
 from finetune_operator.mlflow.model import Run
 from finetune_operator.policy.outcome import Continue, Outcome
@@ -102,8 +103,17 @@ def _copy_progress(draft: Draft, run: Run) -> None:
         eta=text.duration(left) if left is not None else None,
         updated_at=before.updated_at if before else None,
     )
-    if after != before:
-        draft.update(progress=after.model_copy(update={"updated_at": draft.now}))
+    # NB: the ETA is removed while no training runs; that is no report.
+    if before is None or after != before.model_copy(update={"eta": after.eta}):
+        after = after.model_copy(update={"updated_at": draft.now})
+    draft.update(progress=after)
+
+
+def clear_eta(draft: Draft) -> None:
+    """Remove the remaining time of a training that does not run: it stopped, failed or is complete."""
+    progress = draft.status.progress
+    if progress and progress.eta and phase(draft.status.conditions) != "Training":
+        draft.update(progress=progress.model_copy(update={"eta": None}))
 
 
 def _copy_evaluation(draft: Draft, run: Run) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import ModelStatus
-from finetune_operator import names, text
+from finetune_operator import names
 from finetune_operator.finetunejob.children import Sorted, job_condition, sort
 from finetune_operator.finetunejob.decide import attempt as attempts
 from finetune_operator.finetunejob.decide import (
@@ -147,6 +147,5 @@ def _complete_progress(draft: Draft, step: int) -> None:
             "percent": 100,
             "summary": "100%",
             "seconds_remaining": 0,
-            "eta": text.duration(0),
         }
         draft.update(progress=progress.model_copy(update=finished))

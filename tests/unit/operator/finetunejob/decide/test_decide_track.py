@@ -171,6 +171,18 @@ def test_progress_is_dated_when_it_changes_and_no_later() -> None:
     assert (moved.step, moved.updated_at) == (5, later(30))
 
 
+def test_the_remaining_time_is_told_while_training_runs_and_its_end_is_no_report() -> None:
+    metrics = {"step": 4.0, "max_steps": 10.0, "seconds_remaining": 4800.0}
+    training = follow(tracked(metrics=metrics)).status
+    assert (training.progress.eta, training.progress.updated_at) == ("1h20m", later(30))
+    seen = observed(mlflow=tracked(metrics=metrics))
+    stopped = ftj(training, suspend=True)
+    suspended = conclude(stopped, seen, at=later(60), settings=SETTINGS).status
+    assert suspended.progress == training.progress.model_copy(update={"eta": None})
+    again = conclude(ftj(suspended, suspend=True), seen, at=later(90), settings=SETTINGS).status
+    assert again == suspended
+
+
 def test_evaluation_and_goodput() -> None:
     decision = follow(
         tracked(base_eval_loss=5.0, final_eval_loss=2.00004, final_eval_perplexity=7.38905, goodput=1.25)
