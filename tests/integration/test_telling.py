@@ -206,10 +206,11 @@ def test_a_node_that_comes_is_no_warning(world: World, plane: Plane, reason: str
         meta = pod["metadata"]
         status = {"status": {"conditions": [waiting]}}
         world.api.patch("Pod", meta["namespace"], meta["name"], status, status=True)
-    found = world.wait_condition("tune", "PodsHealthy", "ScalingUp")
-    assert found["message"].endswith(f"waits for a node, which is on its way: {message} (2 of 2 pods wait)")
+    world.wait_condition("tune", "PodsHealthy", "ScalingUp")
+    sentence = f"waits for a node, which is on its way: {message} (2 of 2 pods wait)"
+    wait_for("both pods", lambda: world.condition("tune", "PodsHealthy")["message"].endswith(sentence))
     wait_for("an Event", lambda: world.events("ScalingUp"))
     assert {item["type"] for item in world.events("ScalingUp")} == {"Normal"}
     assert world.events("Unschedulable") == []
-    assert found["message"] in described(plane, world)
+    assert sentence in described(plane, world)
     assert kubectl(plane, world, "get", "ftj").splitlines()[1].startswith("tune Starting ScalingUp ")
