@@ -17,9 +17,9 @@ _CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError
 # Events of cluster-autoscaler and of Karpenter: a node comes for this pod; none does.
 _NODE_COMES = frozenset({"TriggeredScaleUp", "Nominated"})
 _NO_NODE_COMES = frozenset({"NotTriggerScaleUp"})
-# Events of the kubelet and of the attach-detach controller: a volume is missing; it is there.
+# Events of the kubelet and of the attach-detach controller: a volume is missing; the containers start, so it is there.
 _VOLUME_FAILED = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
-_VOLUME_READY = frozenset({"Pulling", "Pulled", "Created", "Started"})
+_STARTING = frozenset({"Pulling", "Pulled", "Created", "Started"})
 # How long an autoscaler may take to notice a pod. A pod without a node is no problem before.
 _AUTOSCALER_PATIENCE = timedelta(seconds=20)
 # How long a node may take to come. cluster-autoscaler and Karpenter give up after the same time.
@@ -131,12 +131,21 @@ def _waiting_container(pod: Json) -> Problem | None:
 
 def _volume(pod: Json, events: Sequence[PodEvent]) -> Problem | None:
     """The volume that a pod with a node waits for."""
-    last = _last(events, _VOLUME_FAILED | _VOLUME_READY)
+    last = _last(events, _VOLUME_FAILED | _STARTING)
     if not starts(pod) or last is None or last.reason not in _VOLUME_FAILED:
         return None
     return Problem(
         ConditionReason.VOLUME_NOT_READY, f"{pods.listed([pod])} waits for a volume: {last.message}"
     )
+
+
+def pulling(draft: Draft, alive: Sequence[Json]) -> str:
+    """Which pod pulls an image, as the end of a sentence; empty when none is known to."""
+    for pod in alive:
+        last = _last(draft.observed.pod_events.get(pod["metadata"]["name"], ()), _STARTING)
+        if starts(pod) and last and last.reason == "Pulling":
+            return f"; {pods.listed([pod])}: {last.message}"
+    return ""
 
 
 def starts(pod: Json) -> bool:

@@ -45,9 +45,12 @@ def prepare(draft: Draft) -> Outcome:
     if failed:
         _fail(draft, mine, failed)
         return Stop
-    health.report(draft, pods.alive(mine), name, wanted=1)
+    alive = pods.alive(mine)
+    health.report(draft, alive, name, wanted=1)
     _note_retry(draft, mine)
-    running = "Spark is running" if pods.ready(mine) else "the prep pod is starting"
+    running = (
+        "Spark is running" if pods.ready(mine) else f"the prep pod is starting{health.pulling(draft, alive)}"
+    )
     draft.set(
         ConditionType.PREPARED,
         False,

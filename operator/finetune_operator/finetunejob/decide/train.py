@@ -105,7 +105,8 @@ def _follow(draft: Draft, number: int, child: Json, mine: list[Json]) -> None:
         reason = ConditionReason.TRAINING
         message = f"attempt {number} runs on {nodes} pods; kubectl logs job/{name} shows its progress"
     else:
-        reason, message = ConditionReason.STARTING, f"attempt {number}: {ready} of {nodes} pods are ready"
+        reason = ConditionReason.STARTING
+        message = f"attempt {number}: {ready} of {nodes} pods are ready{health.pulling(draft, alive)}"
     if job_condition(child, "FailureTarget") and alive:
         # NB: the pods of a lost node do not end, and neither does the attempt.
         message = f"attempt {number} has failed and ends when {pods.listed(alive)} has stopped"

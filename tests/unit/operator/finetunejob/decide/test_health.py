@@ -10,6 +10,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.finetunejob.model import PodEvent
 from worlds.memory.decisions import (
     NOW,
+    SOURCE,
     child,
     conclude,
     ftj,
@@ -199,3 +200,38 @@ def test_a_node_on_its_way_is_what_the_summary_says() -> None:
     told = said(conclude(ftj(running()), seen, at=NOW), ConditionType.READY)
     assert told is not None
     assert told[:2] == ("False", ConditionReason.SCALING_UP)
+
+
+PULLS = event("Pulling", 'Pulling image "trainer:1"')
+PULLED = event("Pulled", "Successfully pulled image", at=9)
+PULLING: dict[str, tuple[list[Json], Events, str]] = {
+    "an image that is pulled": (
+        [STARTING],
+        {FIRST: (NO_MOUNT, PULLS)},
+        'attempt 1: 0 of 2 pods are ready; pod tune-train-1-0-abcde on node node-1: Pulling image "trainer:1"',
+    ),
+    "one that was pulled": ([STARTING], {FIRST: (PULLS, PULLED)}, "attempt 1: 0 of 2 pods are ready"),
+    "a pod that runs by now": (
+        [pod(JOB, 0, node="node-1")],
+        {FIRST: (PULLS,)},
+        "attempt 1: 1 of 2 pods are ready",
+    ),
+}
+
+
+@pytest.mark.parametrize(("found", "events", "message"), PULLING.values(), ids=PULLING)
+def test_an_image_that_takes_long_is_told(found: list[Json], events: Events, message: str) -> None:
+    seen = observed(child(JOB), pods=found, pod_events=events)
+    told = said(conclude(ftj(running()), seen, at=later(60)), ConditionType.TRAINED)
+    assert told == ("False", ConditionReason.STARTING, message)
+
+
+def test_an_image_of_the_preparation_too() -> None:
+    starting = pod("tune-prep", 0, "Pending", ready=False, node="node-1", component="prep")
+    seen = observed(child("tune-prep"), pods=[starting], pod_events={"tune-prep-0-abcde": (PULLS,)})
+    told = said(conclude(ftj(data=SOURCE), seen, at=later(60)), ConditionType.PREPARED)
+    assert told is not None
+    assert told[2] == (
+        'the prep pod is starting; pod tune-prep-0-abcde on node node-1: Pulling image "trainer:1"; kubectl logs '
+        "job/tune-prep shows its progress"
+    )
