@@ -12,9 +12,9 @@ import pytest
 from finetune_crds.contract import TerminationMessage
 from support.api import Api
 from support.waiting import wait_for
-from worlds.processes.jobs import PREPARED, job, splits_given
+from worlds.processes.jobs import PREPARED, error, job, splits_given
 from worlds.processes.servers import Plane
-from worlds.processes.world import World
+from worlds.processes.world import OwnWorld, World
 
 Json = dict[str, Any]
 
@@ -214,3 +214,51 @@ def test_a_node_that_comes_is_no_warning(world: World, plane: Plane, reason: str
     assert world.events("Unschedulable") == []
     assert sentence in described(plane, world)
     assert kubectl(plane, world, "get", "ftj").splitlines()[1].startswith("tune Starting ScalingUp ")
+
+
+@pytest.fixture
+def node(api: Api, namespace: str) -> Iterator[str]:
+    """A node with GPUs, which nobody runs."""
+    name = f"gpus-{namespace}"
+    labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    api.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}})
+    yield name
+    api.delete("Node", "", name)
+
+
+def test_where_a_job_ran_and_what_it_used_is_told_also_after_a_restart(
+    own_world: OwnWorld, plane: Plane, node: str
+) -> None:
+    world = own_world
+    container = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": 8}}}
+    template = {"spec": {"nodeName": node, "containers": [container]}}
+    world.submit(splits_given(podTemplate=template, runPolicy={"maxRestarts": 0}))
+    hour_ago = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 3600))
+    pods = world.wait_pods("tune-train-1", 2)
+    for pod in pods:
+        meta = pod["metadata"]
+        world.api.patch(
+            "Pod", world.namespace, meta["name"], {"status": {"startTime": hour_ago}}, status=True
+        )
+    world.run_pods("tune-train-1", 2)
+    status = world.wait_phase("tune", "Training")
+    names = [pod["metadata"]["name"] for pod in pods]
+    assert status["nodes"]["pods"] == [
+        {"name": name, "node": node, "nodeRank": rank, "ready": True} for rank, name in enumerate(names)
+    ]
+    assert status["device"]["summary"] == "16x NVIDIA-H100-80GB-HBM3"
+    wide = kubectl(plane, world, "get", "ftj", "-o", "wide").splitlines()[1]
+    assert " 2/2 16x NVIDIA-H100-80GB-HBM3 1 " in wide
+
+    world.end_pods("tune-train-1", [1, 1], [error("Boom", "it blew up"), error("PeerLost", "rank 0 is gone")])
+    status = world.wait_phase("tune", "Failed")
+    sentence = f"pod {names[0]} on node {node} ended with exit code 1: it blew up"
+    assert status["lastFailure"]["node"] == node
+    assert status["usage"]["podHours"] == pytest.approx(2, abs=0.1)
+    assert status["usage"]["gpuHours"] == pytest.approx(16, abs=0.8)
+    world.restart()
+    world.settle(world.operator)
+    assert world.status("tune")["usage"] == status["usage"]
+    text = described(plane, world)
+    assert sentence in text
+    assert f"Gpu Hours: {status['usage']['gpuHours']:g}" in text
