@@ -12,6 +12,8 @@ MAX_DROPPED = 32
 MAX_PODS = 64
 MAX_USAGE = 64
 
+StepName = Annotated[str, Field(min_length=1, max_length=64)]
+
 
 def _map(key: str) -> dict[str, object]:
     """Schema of a list that server-side apply merges by a field of its items."""
@@ -21,7 +23,7 @@ def _map(key: str) -> dict[str, object]:
 class Dropped(ApiModel):
     """The examples that one step of the preparation dropped."""
 
-    step: Annotated[str, Field(min_length=1, max_length=64)]
+    step: StepName
     """The step, named as its field of data.prepare: notNull, dedupe, maxTokens."""
     rows: NonNegative
     """Examples."""

@@ -16,8 +16,6 @@ from finetune_operator.policy.outcome import Continue, Outcome, Stop
 _CONTAINER = "prep"
 # Retries after failures that neither the recipe nor the data caused, such as a crash of the JVM.
 _BACKOFF_LIMIT = 2
-# What the schema of a step's name allows.
-_STEP_LENGTH = 64
 
 
 def prepare(draft: Draft) -> Outcome:
@@ -92,7 +90,7 @@ def _finish(draft: Draft, child: Json, mine: list[Json]) -> Outcome:
         )
         return Stop
     result = results[-1]
-    dropped = [Dropped(step=step[:_STEP_LENGTH], rows=rows) for step, rows in result.dropped.items()]
+    dropped = [Dropped(step=step, rows=rows) for step, rows in result.dropped.items()]
     draft.update(
         data=DataStatus(
             rows=result.rows,
