@@ -9,6 +9,7 @@ from pydantic import Field
 from finetune_crds.base import ApiModel, NonNegative
 from finetune_crds.data import Columns
 from finetune_crds.status import SplitCounts
+from finetune_crds.status_parts import StepName
 
 # Exit codes of a pod. Anything else may be retried.
 EXIT_OK = 0
@@ -86,7 +87,7 @@ class PrepResult(ApiModel):
     path: str
     version: NonNegative
     source_version: NonNegative | None = None
-    dropped: dict[str, int] = Field(default_factory=dict)
+    dropped: dict[StepName, NonNegative] = Field(default_factory=dict)
     """Examples that each step dropped, by step."""
     columns: Columns | None = None
     """The source's columns that hold an example: those of the recipe, or those that were found."""

@@ -39,6 +39,7 @@ Alias = Annotated[
         ),
     ),
 ]
+PublicUrl = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^https?://")]
 ExitCode = Annotated[int, Field(ge=1, le=255)]
 
 
@@ -84,6 +85,8 @@ class Tracking(ApiModel):
 
     uri: Uri | None = None
     """MLflow tracking server. Default: the server that the operator is installed with."""
+    public_url: PublicUrl | None = None
+    """Where a browser finds the server of uri, for status.links. Default: uri."""
     registry_uri: Uri | None = None
     """MLflow model registry. Default: the tracking server."""
     experiment: Name | None = None
@@ -263,14 +266,24 @@ class FineTuneJob(ApiModel):
     SHORT_NAMES: ClassVar[list[str]] = ["ftj"]
     COLUMNS: ClassVar[list[dict[str, Any]]] = [
         {"name": "Phase", "type": "string", "jsonPath": ".status.phase"},
+        {"name": "Reason", "type": "string", "jsonPath": ".status.conditions[?(@.type=='Ready')].reason"},
         {"name": "Progress", "type": "string", "jsonPath": ".status.progress.summary"},
         {"name": "Loss", "type": "number", "jsonPath": ".status.progress.loss"},
-        {"name": "Nodes", "type": "string", "jsonPath": ".status.nodes.summary"},
         {"name": "Model", "type": "string", "jsonPath": ".status.model.summary"},
         {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+        {"name": "Nodes", "type": "string", "jsonPath": ".status.nodes.summary", "priority": 1},
+        {"name": "Device", "type": "string", "jsonPath": ".status.device.summary", "priority": 1},
         {"name": "Attempt", "type": "integer", "jsonPath": ".status.attempt", "priority": 1},
+        {"name": "Eval", "type": "number", "jsonPath": ".status.progress.evalLoss", "priority": 1},
         {"name": "Tokens/s", "type": "number", "jsonPath": ".status.progress.tokensPerSecond", "priority": 1},
+        {"name": "ETA", "type": "string", "jsonPath": ".status.progress.eta", "priority": 1},
         {"name": "Run", "type": "string", "jsonPath": ".status.mlflow.runId", "priority": 1},
+        {
+            "name": "Message",
+            "type": "string",
+            "jsonPath": ".status.conditions[?(@.type=='Ready')].message",
+            "priority": 1,
+        },
     ]
     # <name>-train-<attempt>-<index>-<suffix> must be a host name: 63 characters.
     MAX_NAME: ClassVar[int] = 40

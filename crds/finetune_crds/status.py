@@ -10,6 +10,7 @@ from pydantic import Field
 from finetune_crds.base import ApiModel, NonNegative, Uri
 from finetune_crds.conditions import Conditions
 from finetune_crds.data import Columns
+from finetune_crds.status_parts import DeviceStatus, DroppedRows, Links, PlacedPods, Usage
 from finetune_crds.training import Checkpoint
 
 Phase = Literal[
@@ -43,6 +44,8 @@ class DataStatus(ApiModel):
     """Version of the Delta table that was read."""
     columns: Columns | None = None
     """The source's columns that hold an example: those of spec.data.columns, or those that preparation found."""
+    dropped: DroppedRows | None = None
+    """Examples that each step dropped, in the order of the steps."""
 
 
 class Progress(ApiModel):
@@ -64,6 +67,8 @@ class Progress(ApiModel):
     """Tokens per second over all ranks, without padding."""
     seconds_remaining: NonNegative | None = None
     """Estimated remaining time."""
+    eta: str | None = None
+    """The same as people write it, such as 1h20m; absent while no training runs."""
     update_time: datetime | None = None
     """When the trainer last reported."""
 
@@ -77,6 +82,8 @@ class Nodes(ApiModel):
     """Pods that are ready or have finished."""
     summary: str | None = None
     """Both, as ready/desired."""
+    pods: PlacedPods | None = None
+    """The pods that have a node, by node rank: the first 64."""
 
 
 class Resolved(ApiModel):
@@ -141,6 +148,8 @@ class LastFailure(ApiModel):
 
     pod: str | None = None
     """Pod."""
+    node: str | None = None
+    """Node of the pod."""
     rank: NonNegative | None = None
     """Global rank, where known."""
     exit_code: int | None = None
@@ -197,6 +206,8 @@ class FineTuneJobStatus(ApiModel):
     """Progress of the training."""
     nodes: Nodes | None = None
     """Pods of the current attempt."""
+    device: DeviceStatus | None = None
+    """What the training pods compute on."""
     mlflow: MlflowStatus | None = None
     """The MLflow run."""
     model: ModelStatus | None = None
@@ -205,6 +216,10 @@ class FineTuneJobStatus(ApiModel):
     """The last failure."""
     checkpoint: CheckpointStatus | None = None
     """The newest complete checkpoint."""
+    links: Links | None = None
+    """Pages for a browser."""
+    usage: Usage | None = None
+    """What the job has used so far."""
     goodput: Annotated[float, Field(ge=0, le=1)] | None = None
     """Share of the training time that was spent on steps whose result was kept."""
     conditions: Conditions = Field(default_factory=list)

@@ -31,6 +31,11 @@ RESOURCES = {
     "Secret": ("/api/v1", "secrets"),
     "Event": ("/api/v1", "events"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
+    "Node": ("/api/v1", "nodes"),
+    # Kueue's; the second for versions that do not serve v1beta2.
+    "Workload": ("/apis/kueue.x-k8s.io/v1beta2", "workloads"),
+    "WorkloadBeta1": ("/apis/kueue.x-k8s.io/v1beta1", "workloads"),
+    "QueueVisibility": ("/apis/visibility.kueue.x-k8s.io/v1beta1", "localqueues"),
 }
 
 
@@ -68,10 +73,10 @@ class Kube:
         if self._api:
             await self._api.close()
 
-    async def get(self, kind: str, namespace: str, name: str) -> Json | None:
-        """An object; None when it does not exist."""
+    async def get(self, kind: str, namespace: str, name: str, *, subresource: str = "") -> Json | None:
+        """An object, or a subresource of it; None when it does not exist. An empty namespace: one of the cluster."""
         try:
-            return await self._request("GET", path(kind, namespace, name))
+            return await self._request("GET", path(kind, namespace, name, subresource))
         except KubeError as error:
             if error.status == 404:
                 return None

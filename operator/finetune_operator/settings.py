@@ -13,6 +13,8 @@ from finetune_crds.finetunejob import Tracking
 from finetune_crds.modelpromotion import PromotionTracking
 from finetune_operator.defaults import Defaults, DefaultsError
 
+DASHBOARD_FIELDS = ("namespace", "name", "runId")
+"""What a dashboard's URL may name in braces."""
 UNITY_CATALOG = "databricks-uc"
 """The registry URI of Unity Catalog."""
 
@@ -34,6 +36,7 @@ class Settings:
         tracking_uri: default MLflow server; empty for none.
         registry_uri: default model registry; empty for the tracking server.
         tracking_public_url: URL of the default MLflow server for a browser; empty for `tracking_uri`.
+        dashboard_url: URL of a job's dashboard, with {namespace}, {name} and {runId}; empty for none.
         namespace: the operator's own namespace, where it keeps its Leases.
         databricks_host: Databricks workspace of resources that name no Secret; empty for none.
         databricks_client_id: service principal that the operator logs in as there; empty for account-wide federation.
@@ -58,6 +61,7 @@ class Settings:
     tracking_uri: str = ""
     registry_uri: str = ""
     tracking_public_url: str = ""
+    dashboard_url: str = ""
     namespace: str = "default"
     databricks_host: str = ""
     databricks_client_id: str = ""
@@ -155,7 +159,16 @@ def _word(variable: str, text: str) -> str:
         raise SettingsError(
             f"{variable} holds a password, which the status of every job would show: remove it"
         )
+    if variable == "FINETUNE_DASHBOARD_URL":
+        _check_dashboard(variable, text)
     return text
+
+
+def _check_dashboard(variable: str, text: str) -> None:
+    unknown = set(re.findall(r"\{([^{}]*)\}", text)) - {*DASHBOARD_FIELDS}
+    if unknown or not text.startswith(("http://", "https://")):
+        known = ", ".join(f"{{{field}}}" for field in DASHBOARD_FIELDS)
+        raise SettingsError(f"{variable}={text} is not an http or https URL with {known}")
 
 
 def _load(variable: str, path: str) -> Defaults:

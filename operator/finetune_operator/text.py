@@ -12,6 +12,27 @@ def stamp(when: datetime | None) -> str:
     return when.strftime("%Y-%m-%dT%H:%M:%SZ") if when else ""
 
 
+def duration(seconds: int) -> str:
+    """A time span by its two largest units, such as 1h20m; the seconds only below ten minutes."""
+    minutes, rest = divmod(max(seconds, 0), 60)
+    hours, days = minutes // 60, minutes // (24 * 60)
+    if days:
+        return _joined(days, "d", hours % 24, "h")
+    if hours:
+        return _joined(hours, "h", minutes % 60, "m")
+    if minutes >= _MINUTES_WITH_SECONDS:
+        return f"{minutes}m"
+    return _joined(minutes, "m", rest, "s") if minutes else f"{rest}s"
+
+
+def _joined(large: int, unit: str, small: int, smaller: str) -> str:
+    return f"{large}{unit}" + (f"{small}{smaller}" if small else "")
+
+
+# As kubectl shows ages.
+_MINUTES_WITH_SECONDS = 10
+
+
 def short(text: str, limit: int = 300) -> str:
     """The text on one line, without request ids in brackets, truncated to the limit.
 

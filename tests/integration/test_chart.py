@@ -106,7 +106,23 @@ def test_operator_may_do_this_and_no_more() -> None:
         *(("pods", verb) for verb in ("get", "list", "watch")),
         *(("events", verb) for verb in ("create", "list")),
         ("secrets", "get"),
+        # For people: why a job waits, and on what it runs.
+        ("kueue.x-k8s.io/workloads", "list"),
+        ("visibility.kueue.x-k8s.io/localqueues/pendingworkloads", "get"),
+        ("nodes", "get"),
     }
+
+
+def test_what_only_tells_people_more_can_be_left_out() -> None:
+    told = {"kueue.x-k8s.io/workloads", "visibility.kueue.x-k8s.io/localqueues/pendingworkloads", "nodes"}
+    values = ("rbac.kueue=false", "rbac.nodes=false")
+    left = allowed_by(objects(*values)["ClusterRole", "finetune-operator"])
+    assert {name for name, _ in left} & told == set()
+
+
+def test_a_role_of_one_namespace_has_no_rule_for_nodes() -> None:
+    role = objects("watchNamespaces={research}")["Role", "finetune-operator"]
+    assert "nodes" not in {name for name, _ in allowed_by(role)}
 
 
 @pytest.mark.parametrize("values", [(), ("watchNamespaces={research}",)], ids=["all", "watched"])

@@ -104,6 +104,40 @@ def test_roles_of_the_watched_namespace_are_enough_for_a_job_and_a_promotion(
     assert any(tenant.namespace in line["message"] for line in lines)
 
 
+def test_roles_of_the_watched_namespace_are_enough_to_ask_for_kueue(
+    installation: Installation, tenant: World
+) -> None:
+    installation.install(*values(tenant))
+    tenant.submit(splits_given(runPolicy={"queueName": "gpus"}))
+    # NB: without the rule the API server would refuse the question, and whether there is a Kueue would be unknown.
+    found = tenant.wait_condition("tune", "Trained", "QueueInadmissible")
+    assert "Kueue is not installed in this cluster" in found["message"]
+
+
+def test_the_cluster_role_is_enough_to_name_the_gpus_of_a_node(
+    installation: Installation, tenant: World
+) -> None:
+    labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    tenant.api.create(
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-node", "labels": labels}}
+    )
+    installation.install(f"tracking.uri={tenant.mlflow.uri}")
+    container = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": 8}}}
+    template = {"spec": {"nodeName": "gpu-node", "containers": [container]}}
+    tenant.submit(splits_given(podTemplate=template))
+    tenant.run_pods("tune-train-1", 2)
+    status = tenant.wait_phase("tune", "Training")
+    assert status["device"] == {
+        "type": "GPU",
+        "count": 16,
+        "product": "NVIDIA-H100-80GB-HBM3",
+        "summary": "16x NVIDIA-H100-80GB-HBM3",
+    }
+    placed = [(item["nodeRank"], item["node"], item["ready"]) for item in status["nodes"]["pods"]]
+    assert placed == [(0, "gpu-node", True), (1, "gpu-node", True)]
+    tenant.api.delete("Node", "", "gpu-node")
+
+
 def test_without_the_right_to_secrets_a_job_that_names_one_is_told_what_to_install(
     installation: Installation, tenant: World
 ) -> None:

@@ -48,7 +48,7 @@ class StandIn(Kube):
         """What was asked with these verbs, as Kind/name."""
         return [f"{kind}/{name}" for verb, kind, name in self.asked if verb in verbs]
 
-    async def get(self, kind: str, namespace: str, name: str) -> Json | None:
+    async def get(self, kind: str, namespace: str, name: str, *, subresource: str = "") -> Json | None:
         self._note("get", kind, name)
         return copy.deepcopy(self.objects.get((kind, namespace, name)))
 

@@ -26,6 +26,8 @@ _KINDS = {
     "CustomResourceDefinition": "apiextensions.k8s.io/v1",
     "ServiceAccount": "v1",
     "ResourceQuota": "v1",
+    "Node": "v1",
+    "Workload": "kueue.x-k8s.io/v1beta2",
     "Lease": "coordination.k8s.io/v1",
 }
 

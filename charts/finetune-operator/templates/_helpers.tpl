@@ -238,10 +238,20 @@ http://{{ include "finetune.mlflowName" . }}.{{ .Release.Namespace }}.svc:5000
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch]
-# Created for people; listed because only Events say why the pods of a Job were rejected.
+# Created for people; listed because only Events say why the pods of a Job were rejected, whether an autoscaler adds a
+# node, and which volume is missing.
 - apiGroups: [""]
   resources: [events]
   verbs: [create, list]
+{{- if .Values.rbac.kueue }}
+# Why a job waits in a queue of Kueue, and at which position.
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [list]
+- apiGroups: [visibility.kueue.x-k8s.io]
+  resources: [localqueues/pendingworkloads]
+  verbs: [get]
+{{- end }}
 {{- if .Values.rbac.trackingSecrets }}
 # Credentials named by spec.tracking.secretRef and by spec.serving.databricks.secretRef.
 - apiGroups: [""]

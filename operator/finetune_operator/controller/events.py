@@ -24,6 +24,7 @@ _WARN_WHEN_FALSE = {
 }
 _WARN = {
     ConditionReason.SPEC_UNREADABLE,
+    ConditionReason.QUEUE_INADMISSIBLE,
     ConditionReason.RESTARTING,
     ConditionReason.JOB_FAILED,
     ConditionReason.APPROVAL_TIMED_OUT,
@@ -43,6 +44,8 @@ _WARN = {
     ConditionReason.DATABRICKS_ERROR,
     ConditionReason.DATABRICKS_NOT_CONFIGURED,
 }
+# Only a matter of time, also where False is a failure otherwise.
+_NEVER_WARN = {ConditionReason.SCALING_UP}
 _SILENT = {
     ConditionReason.MLFLOW_NOT_CONFIGURED,
     ConditionReason.PODS_RUNNING,
@@ -106,6 +109,7 @@ def event(about: EventTarget, condition: Condition, now: datetime) -> Json:
         condition.reason in _WARN and condition.type != ConditionType.SUCCEEDED
     )
     bad = bad or (condition.status == "False" and condition.type in _WARN_WHEN_FALSE)
+    bad = bad and condition.reason not in _NEVER_WARN
     return {
         "apiVersion": "v1",
         "kind": "Event",

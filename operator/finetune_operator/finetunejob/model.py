@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionType
@@ -56,11 +57,43 @@ class Mlflow:
 
 
 @dataclass(frozen=True)
+class PodEvent:
+    """An Event about a pod, with the time when it last occurred."""
+
+    reason: str
+    message: str
+    at: datetime
+
+
+@dataclass(frozen=True)
+class Queued:
+    """What Kueue says of a Job that waits in a queue.
+
+    Attributes:
+        installed: whether the cluster knows Kueue's Workloads.
+        workload: whether Kueue has made a Workload of the Job.
+        admitted: whether that Workload is admitted.
+        reason: why it is not, as Kueue's one word; empty before Kueue has looked at it.
+        message: the same as a sentence.
+        position: its position in the queue, from 1; None when Kueue does not say.
+    """
+
+    installed: bool = True
+    workload: bool = True
+    admitted: bool = False
+    reason: str = ""
+    message: str = ""
+    position: int | None = None
+
+
+@dataclass(frozen=True)
 class Observed:
     """What exists: the job's child Jobs by name, its pods, and its run and version in MLflow.
 
     `rejections` are the messages of Jobs whose pods the API server refused to create, by Job name. `owned` are the
-    aliases of the job's registered model that a ModelPromotion keeps: namespace/name of it, by alias.
+    aliases of the job's registered model that a ModelPromotion keeps: namespace/name of it, by alias. `pod_events` are
+    the Events about pods that wait, the oldest first, by pod name. `queued` is what Kueue says of the suspended Job;
+    None when none is suspended, or Kueue cannot be read. `node_labels` are labels by node, as far as nodes were read.
     """
 
     jobs: Mapping[str, Json] = field(default_factory=dict)
@@ -68,6 +101,9 @@ class Observed:
     mlflow: Mlflow | None = None
     rejections: Mapping[str, str] = field(default_factory=dict)
     owned: Mapping[str, str] = field(default_factory=dict)
+    pod_events: Mapping[str, tuple[PodEvent, ...]] = field(default_factory=dict)
+    queued: Queued | None = None
+    node_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,14 @@ from finetune_operator.controller.store import Store
 from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.aliases import promoted_aliases
 from finetune_operator.finetunejob.cache import ChildCache
+from finetune_operator.finetunejob.children import is_alive
 from finetune_operator.finetunejob.model import FineTuneJob, Observed
+from finetune_operator.finetunejob.nodes import NodeReader
+from finetune_operator.finetunejob.pod_events import PodEventReader
 from finetune_operator.finetunejob.polling import RunPoller
 from finetune_operator.finetunejob.rejections import rejections
 from finetune_operator.finetunejob.resolve import resolve
+from finetune_operator.finetunejob.workloads import WorkloadReader
 from finetune_operator.kube import Kube
 from finetune_operator.settings import Settings
 
@@ -62,6 +66,9 @@ class FineTuneJobObserver:
     poller: RunPoller = field(init=False)
 
     def __post_init__(self) -> None:
+        self._nodes = NodeReader(self.kube, self.clock)
+        self._pod_events = PodEventReader(self.kube, self.clock)
+        self._workloads = WorkloadReader(self.kube, self.clock)
         self.cache = ChildCache(self.kube, self.store)
         self.poller = RunPoller(self.kube, self.settings, self.clock)
 
@@ -74,10 +81,14 @@ class FineTuneJobObserver:
         mlflow = await self.poller.poll(ftj)
         jobs, pods = await self.cache.jobs_and_pods(ftj)
         refused = await rejections(self.kube, ftj, jobs, pods, now)
+        alive = [] if ftj.is_finished else [pod for pod in pods if is_alive(pod)]
         return Observed(
             jobs=jobs,
             pods=(*pods, *self.cache.failed_pods(ftj)),
             mlflow=mlflow,
             rejections=refused,
             owned=promoted_aliases(self.store, self.settings, ftj),
+            pod_events=await self._pod_events.read(ftj, alive, now),
+            queued=await self._workloads.read(ftj, jobs),
+            node_labels=await self._nodes.read(alive),
         )

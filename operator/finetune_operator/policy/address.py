@@ -11,7 +11,8 @@ from finetune_operator.settings import holds_password
 
 def passwords(tracking: Tracking | PromotionTracking) -> Iterator[str]:
     """A message for each address that holds a password: statuses and logs would show it."""
-    for field, uri in (("uri", tracking.uri), ("registryUri", tracking.registry_uri)):
+    public = tracking.public_url if isinstance(tracking, Tracking) else None
+    for field, uri in (("uri", tracking.uri), ("registryUri", tracking.registry_uri), ("publicUrl", public)):
         if uri and holds_password(uri):
             yield (
                 f"spec.tracking.{field} holds a password: put it into a Secret as MLFLOW_TRACKING_USERNAME and "

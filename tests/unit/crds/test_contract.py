@@ -73,6 +73,8 @@ def test_a_long_message_fits_in_every_script(character: str) -> None:
     assert len(read.error.message) >= 500
 
 
+_PREPARED = '{"prep": {"rows": {}, "tokens": {}, "path": "/p", "version": 1, "dropped": {}}}'
+
 NO_MESSAGES = {
     "nothing": None,
     "empty": "",
@@ -81,6 +83,8 @@ NO_MESSAGES = {
     "a list": "[1, 2]",
     "a number": "3",
     "a message that was cut": RESULT.dump()[:-5],
+    "a step without a name": _PREPARED.replace('"dropped": {}', '"dropped": {"": 1}'),
+    "fewer than no rows dropped": _PREPARED.replace('"dropped": {}', '"dropped": {"limit": -1}'),
     "a result with a field missing": '{"prep": {"path": "/p"}}',
 }
 
@@ -88,6 +92,10 @@ NO_MESSAGES = {
 @pytest.mark.parametrize("text", NO_MESSAGES.values(), ids=NO_MESSAGES)
 def test_log_text_is_no_message(text: str | None) -> None:
     assert TerminationMessage.parse(text) is None
+
+
+def test_a_result_whose_steps_have_names_is_one() -> None:
+    assert TerminationMessage.parse(_PREPARED) is not None
 
 
 def test_fields_of_a_later_version_are_tolerated() -> None:

@@ -113,6 +113,16 @@ REFUSED: dict[str, tuple[str, str, str]] = {
         "never",
         "FINETUNE_PREP_PULL_POLICY=never is not one of Always, IfNotPresent, Never",
     ),
+    "a field that a dashboard does not know": (
+        "FINETUNE_DASHBOARD_URL",
+        "https://g/d?job={job}",
+        "FINETUNE_DASHBOARD_URL=https://g/d?job={job} is not an http or https URL with {namespace}, {name}, {runId}",
+    ),
+    "a dashboard without a scheme": (
+        "FINETUNE_DASHBOARD_URL",
+        "g/d",
+        "FINETUNE_DASHBOARD_URL=g/d is not an http or https URL with {namespace}, {name}, {runId}",
+    ),
     "a password in plain sight": (
         "FINETUNE_TRACKING_URI",
         "http://me:s3cr3t@m",

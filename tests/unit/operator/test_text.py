@@ -1,10 +1,10 @@
-"""Other people's errors, as a status may show them."""
+"""Time spans, and other people's errors, as a status may show them."""
 
 from __future__ import annotations
 
 import pytest
 
-from finetune_operator.text import short
+from finetune_operator.text import duration, short
 
 SHORT = {
     "one line": ("it\n broke\t twice ", "it broke twice"),
@@ -25,3 +25,22 @@ SHORT = {
 @pytest.mark.parametrize(("text", "expected"), SHORT.values(), ids=SHORT)
 def test_short(text: str, expected: str) -> None:
     assert short(text) == expected
+
+
+DURATIONS = {
+    "none": (0, "0s"),
+    "negative": (-5, "0s"),
+    "seconds": (59, "59s"),
+    "minutes and seconds": (61, "1m1s"),
+    "whole minutes": (120, "2m"),
+    "seconds no longer matter": (659, "10m"),
+    "hours and minutes": (4800, "1h20m"),
+    "whole hours": (7200, "2h"),
+    "days and hours": (93600, "1d2h"),
+    "whole days": (172800, "2d"),
+}
+
+
+@pytest.mark.parametrize(("seconds", "expected"), DURATIONS.values(), ids=DURATIONS)
+def test_duration(seconds: int, expected: str) -> None:
+    assert duration(seconds) == expected

@@ -158,9 +158,13 @@ def pod(
     owner: str = "",
     component: str = names.TRAIN,
     ready: bool | None = None,
+    node: str = "",
+    gpus: int = 0,
     **state: Any,
 ) -> Json:
     """A pod of a child Job. `state`: more of its status."""
+    limits = {"nvidia.com/gpu": str(gpus)} if gpus else {}
+    container = {"name": "trainer", "resources": {"limits": {"memory": "1Gi", **limits}}}
     is_ready = phase == "Running" if ready is None else ready
     status: Json = {
         "phase": phase,
@@ -170,6 +174,7 @@ def pod(
         "metadata": {
             "name": f"{job_name}-{index}-abcde",
             "namespace": "team",
+            "uid": f"uid-of-{job_name}-{index}-abcde",
             "ownerReferences": [controller("batch/v1", "Job", owner or f"uid-of-{job_name}")],
             "annotations": {"batch.kubernetes.io/job-completion-index": str(index)},
             "labels": {
@@ -178,8 +183,14 @@ def pod(
                 "batch.kubernetes.io/controller-uid": owner or f"uid-of-{job_name}",
             },
         },
+        "spec": {"containers": [container], **({"nodeName": node} if node else {})},
         "status": status | state,
     }
+
+
+def stamped(seconds: float) -> str:
+    """So many seconds after NOW, as Kubernetes writes it."""
+    return later(seconds).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def ended(

@@ -41,6 +41,7 @@ from worlds.memory.decisions import (
     ftj,
     later,
     pod,
+    stamped,
 )
 
 Json = dict[str, Any]
@@ -70,6 +71,8 @@ class World:
     version: RegisteredVersion | None = None
     ran: set[str] = field(default_factory=set)
     """Jobs whose every pod ended well."""
+    started: list[int] = field(default_factory=list)
+    """When each pod started that ever did, in seconds."""
 
     @property
     def now(self) -> datetime:
@@ -141,17 +144,23 @@ class World:
         for name in self.at_work():
             if not self.pods_of(name) and not is_being_deleted(self.jobs[name]):
                 known = self._identity(name)
-                self.pods += [pod(name, index, ready=ready, **known) for index in range(size(name))]
+                self.pods += [
+                    pod(name, index, ready=ready, gpus=1, startTime=stamped(self.seconds), **known)
+                    for index in range(size(name))
+                ]
+                self.started += [self.seconds] * size(name)
 
     def pods_end(self, *, codes: tuple[int, int], speaks: bool, evicted: bool, registers: bool) -> None:
         """Every Job at work ends, as its pods do."""
         for name in self.at_work():
             mine = self.pods_of(name)
             self.pods = [item for item in self.pods if item not in mine]
+            start = mine[0]["status"]["startTime"] if mine else stamped(self.seconds)
             for index, code in enumerate(codes[: size(name)]):
                 result = TRAINED if size(name) > 1 else PREPARED
                 said = (FAILED if code else result) if speaks else ""
                 more: Json = {"conditions": EVICTED} if evicted and code else {}
+                more |= {"startTime": start, "at": self.seconds, "gpus": 1}
                 container = "trainer" if size(name) > 1 else "prep"
                 known = self._identity(name)
                 self.pods.append(ended(name, index, code, said, container=container, **known, **more))
@@ -326,6 +335,7 @@ def check(world: World, decision: Decision) -> None:
     assert (before.restarts or 0) <= (after.restarts or 0) <= MAX_RESTARTS
     assert phase(after.conditions) == after.phase
     check_ready(after)
+    check_usage(world, decision)
     check_it_can_be_written(after)
     if is_over(before):
         assert decision.apply == ()
@@ -345,6 +355,19 @@ def check(world: World, decision: Decision) -> None:
         component = names.TRAIN if size(*made) > 1 else names.PREP
         mine = [item for item in world.pods if item["metadata"]["labels"][names.LABEL_COMPONENT] == component]
         assert [item for item in mine if is_alive(item)] == [], "two gangs' pods at once"
+
+
+def check_usage(world: World, decision: Decision) -> None:
+    """It never shrinks, and no pod counts for longer than since it started."""
+    before, after = used(world.status), used(decision.status)
+    assert before <= after <= sum(world.seconds - start for start in world.started), "a pod counts twice"
+
+
+def used(status: FineTuneJobStatus) -> int:
+    """The GPU seconds, of pods with one GPU each."""
+    found = [item.gpu_seconds for item in status.usage.jobs] if status.usage else []
+    assert found == [item.pod_seconds for item in (status.usage.jobs if status.usage else [])]
+    return sum(found)
 
 
 def check_it_settles(world: World, decision: Decision) -> None:

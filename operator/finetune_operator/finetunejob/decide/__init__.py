@@ -8,6 +8,7 @@ from finetune_operator.finetunejob.decide import (
     accept,
     deadline,
     finish,
+    links,
     prepare,
     ready,
     record,
@@ -15,6 +16,7 @@ from finetune_operator.finetunejob.decide import (
     suspend,
     track,
     train,
+    usage,
 )
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.model import Decision, FineTuneJob, Observed
@@ -40,6 +42,9 @@ def decide(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settin
     draft = Draft(ftj, observed, now.replace(microsecond=0), settings)
     if not finish.is_finished(draft):
         run_policies(POLICIES, draft)
+        usage.account(draft, final=finish.is_finished(draft))
+        links.link(draft)
+        track.clear_eta(draft)
     if finish.is_finished(draft):
         finish.after_the_end(draft)
     draft.status = ready.summarized(ftj, draft.status, draft.now)

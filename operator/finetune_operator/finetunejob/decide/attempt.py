@@ -35,19 +35,21 @@ def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, fail
     before = draft.status.last_failure
     step = draft.status.checkpoint.step if draft.status.checkpoint else None
     draft.update(last_failure=failure.model_copy(update={"checkpoint_step": step}))
+    where = pods.place(failure.pod, failure.node) if failure.pod else ""
     if was_preempted(failure, mine, child, failed, draft.spec.run_policy.fatal_exit_codes):
         ended = backoff.Attempt(
             backoff.run_seconds(child, draft.now), step, before.checkpoint_step if before else None
         )
         backoff.delay(draft, ended)
         in_vain = " before it had a newer checkpoint" if draft.status.restart_time else ""
-        _restart(draft, number + 1, counted=False, why=f"attempt {number} was preempted{in_vain}")
+        on = f": {where}" if where else ""
+        _restart(draft, number + 1, counted=False, why=f"attempt {number} was preempted{in_vain}{on}")
         return
     verdict = fatal(failure, draft.spec.run_policy)
     restarts = draft.status.restarts or 0
     sentence = failure.message or ""
-    if failure.pod:
-        sentence = f"pod {failure.pod} ended with exit code {failure.exit_code}: {sentence}"
+    if where:
+        sentence = f"{where} ended with exit code {failure.exit_code}: {sentence}"
     if verdict:
         draft.set(ConditionType.TRAINED, False, verdict, sentence)
         draft.fail(verdict, sentence)

@@ -11,6 +11,8 @@ _WHILE_TRAINING: dict[str, Phase] = {
     ConditionReason.TRAINING.value: "Training",
     ConditionReason.STARTING.value: "Starting",
     ConditionReason.RESTARTING.value: "Starting",
+    ConditionReason.QUEUED.value: "Pending",
+    ConditionReason.QUEUE_INADMISSIBLE.value: "Pending",
 }
 
 

@@ -1,4 +1,4 @@
-"""The state of pods: which are alive, what keeps them from running, which failure came first."""
+"""The state of pods: which are alive and ready, how they ended, which failure came first."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from finetune_crds.base import Json
-from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import TerminationMessage
 from finetune_crds.status import LastFailure
 from finetune_operator.finetunejob import children
-from finetune_operator.finetunejob.decide.draft import Draft
-
-_PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
-_CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
 
 @dataclass(frozen=True)
@@ -21,6 +16,7 @@ class Exit:
     """How the main container of a pod ended."""
 
     pod: str
+    node: str | None
     node_rank: int | None
     code: int
     reason: str
@@ -41,10 +37,17 @@ def alive(pods: Iterable[Json]) -> list[Json]:
 
 def listed(pods: Sequence[Json]) -> str:
     """The first pod with its node, and the number of the others."""
-    node = pods[0].get("spec", {}).get("nodeName")
-    where = f" on node {node}" if node else ""
     more = f" and {len(pods) - 1} more" if len(pods) > 1 else ""
-    return f"pod {pods[0]['metadata']['name']}{where}{more}"
+    return f"{place(pods[0]['metadata']['name'], _node(pods[0]))}{more}"
+
+
+def place(name: str, node: str | None) -> str:
+    """A pod with its node, where it has one."""
+    return f"pod {name} on node {node}" if node else f"pod {name}"
+
+
+def _node(pod: Json) -> str | None:
+    return pod.get("spec", {}).get("nodeName") or None
 
 
 def listed_ghosts(found: children.Sorted) -> str:
@@ -54,14 +57,16 @@ def listed_ghosts(found: children.Sorted) -> str:
 
 def ready(pods: Iterable[Json]) -> int:
     """How many pods run and are ready, or have succeeded."""
-    count = 0
-    for pod in pods:
-        status = pod.get("status", {})
-        is_ready = any(
-            item["type"] == "Ready" and item["status"] == "True" for item in status.get("conditions") or []
-        )
-        count += is_ready or status.get("phase") == "Succeeded" or _containers_succeeded(status)
-    return count
+    return sum(map(is_ready, pods))
+
+
+def is_ready(pod: Json) -> bool:
+    """Whether a pod runs and is ready, or has succeeded."""
+    status = pod.get("status", {})
+    runs = any(
+        item["type"] == "Ready" and item["status"] == "True" for item in status.get("conditions") or []
+    )
+    return runs or status.get("phase") == "Succeeded" or _containers_succeeded(status)
 
 
 def _containers_succeeded(status: Json) -> bool:
@@ -86,6 +91,7 @@ def _exit(pod: Json, container: str) -> Exit | None:
     if terminated:
         return Exit(
             pod=pod["metadata"]["name"],
+            node=_node(pod),
             node_rank=children.node_rank(pod),
             code=int(terminated.get("exitCode", 0)),
             reason=terminated.get("reason") or "Error",
@@ -97,6 +103,7 @@ def _exit(pod: Json, container: str) -> Exit | None:
         # No container terminated: the node rejected or evicted the pod.
         return Exit(
             pod=pod["metadata"]["name"],
+            node=_node(pod),
             node_rank=children.node_rank(pod),
             code=137,
             reason=status.get("reason") or "PodFailed",
@@ -157,6 +164,7 @@ def _failure(cause: Exit, attempt: int, ranks_per_node: int) -> LastFailure:
         rank = cause.node_rank
     return LastFailure(
         pod=cause.pod,
+        node=cause.node,
         rank=rank,
         exit_code=cause.code,
         reason=error.reason if error else _reason(cause),
@@ -178,41 +186,3 @@ def _default_message(ended: Exit) -> str:
 def _tail(text: str, lines: int = 8, limit: int = 1000) -> str:
     """The last lines of a log, where a Python traceback names its error."""
     return "\n".join(text.strip().splitlines()[-lines:])[-limit:]
-
-
-def report_health(draft: Draft, pods: Sequence[Json], job_name: str, *, wanted: int) -> None:
-    """Report in a condition what keeps pods from running, and which one."""
-    problems = [problem for pod in pods if (problem := _problem(pod)) is not None]
-    if problems:
-        reason, message = min(problems, key=lambda item: list(ConditionReason).index(item[0]))
-        more = f" ({len(problems)} of {wanted} pods wait)" if len(problems) > 1 else ""
-        draft.set(ConditionType.PODS_HEALTHY, False, reason, message + more)
-    elif len(pods) < wanted and job_name in draft.observed.rejections:
-        draft.set(
-            ConditionType.PODS_HEALTHY,
-            False,
-            ConditionReason.POD_REJECTED,
-            draft.observed.rejections[job_name],
-        )
-    elif pods:
-        draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is blocked")
-
-
-def _problem(pod: Json) -> tuple[ConditionReason, str] | None:
-    name = pod["metadata"]["name"]
-    status = pod.get("status", {})
-    for item in status.get("conditions") or []:
-        if item["type"] == "PodScheduled" and item.get("reason") == "Unschedulable":
-            return ConditionReason.UNSCHEDULABLE, f"pod {name} cannot be scheduled: {item.get('message', '')}"
-    statuses = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
-    for item in statuses:
-        waiting = item.get("state", {}).get("waiting") or {}
-        detail = waiting.get("message") or waiting.get("reason")
-        if waiting.get("reason") in _PULL_REASONS:
-            return (
-                ConditionReason.IMAGE_PULL_FAILED,
-                f"pod {name} cannot pull {item.get('image')}: {waiting['reason']}: {detail}",
-            )
-        if waiting.get("reason") in _CONFIG_REASONS:
-            return ConditionReason.CONTAINER_CONFIG_ERROR, f"pod {name} cannot start {item['name']}: {detail}"
-    return None

@@ -6,9 +6,10 @@ from finetune_crds import JobReference, Recipe, contract
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import DataStatus
+from finetune_crds.status_parts import MAX_DROPPED, Dropped
 from finetune_operator import names
 from finetune_operator.finetunejob.children import Sorted, job_condition, sort
-from finetune_operator.finetunejob.decide import pods, rendezvous, template
+from finetune_operator.finetunejob.decide import health, pods, rendezvous, template
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
@@ -42,9 +43,12 @@ def prepare(draft: Draft) -> Outcome:
     if failed:
         _fail(draft, mine, failed)
         return Stop
-    pods.report_health(draft, pods.alive(mine), name, wanted=1)
+    alive = pods.alive(mine)
+    health.report(draft, alive, name, wanted=1)
     _note_retry(draft, mine)
-    running = "Spark is running" if pods.ready(mine) else "the prep pod is starting"
+    running = (
+        "Spark is running" if pods.ready(mine) else f"the prep pod is starting{health.pulling(draft, alive)}"
+    )
     draft.set(
         ConditionType.PREPARED,
         False,
@@ -86,6 +90,7 @@ def _finish(draft: Draft, child: Json, mine: list[Json]) -> Outcome:
         )
         return Stop
     result = results[-1]
+    dropped = [Dropped(step=step, rows=rows) for step, rows in result.dropped.items()]
     draft.update(
         data=DataStatus(
             rows=result.rows,
@@ -94,6 +99,7 @@ def _finish(draft: Draft, child: Json, mine: list[Json]) -> Outcome:
             version=result.version,
             source_version=result.source_version,
             columns=result.columns,
+            dropped=dropped[:MAX_DROPPED] or None,
         )
     )
     rows = result.rows
@@ -102,9 +108,18 @@ def _finish(draft: Draft, child: Json, mine: list[Json]) -> Outcome:
         True,
         ConditionReason.PREPARED,
         f"{result.path} version {result.version}: {rows.train} train, {rows.validation} validation, "
-        f"{rows.test} test rows",
+        f"{rows.test} test rows{_losses(dropped)}",
     )
     return Continue
+
+
+def _losses(dropped: list[Dropped]) -> str:
+    """How many rows were dropped, and by which steps."""
+    lossy = [item for item in dropped if item.rows]
+    if not lossy:
+        return ""
+    steps = ", ".join(f"{item.rows} by {item.step}" for item in lossy)
+    return f"; {sum(item.rows for item in lossy)} dropped: {steps}"
 
 
 def _fail(draft: Draft, mine: list[Json], failed: Json) -> None:
@@ -118,8 +133,10 @@ def _fail(draft: Draft, mine: list[Json], failed: Json) -> None:
         contract.EXIT_DATA: ConditionReason.DATA_WRONG,
     }
     reason = reasons.get(failure.exit_code or 0, ConditionReason.PREPARATION_FAILED)
-    draft.set(ConditionType.PREPARED, False, reason, failure.message or "")
-    draft.fail(reason, f"preparation failed: {failure.message}")
+    where = pods.place(failure.pod or "", failure.node)
+    message = f"preparation failed in {where}: {failure.message}"
+    draft.set(ConditionType.PREPARED, False, reason, message)
+    draft.fail(reason, message)
 
 
 def _note_retry(draft: Draft, mine: list[Json]) -> None:

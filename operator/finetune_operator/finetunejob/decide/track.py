@@ -7,8 +7,10 @@ import math
 from finetune_crds import contract
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import MlflowStatus, ModelStatus, Progress
-from finetune_operator import names
+from finetune_operator import names, text
+from finetune_operator.finetunejob.decide import links
 from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.model import EnsureRun
 from finetune_operator.mlflow.model import Run
 from finetune_operator.policy.outcome import Continue, Outcome
@@ -65,15 +67,8 @@ def _ensure_run(draft: Draft) -> EnsureRun:
 
 
 def _copy(draft: Draft, run: Run) -> None:
-    spec_uri = draft.spec.tracking.uri
-    public = spec_uri or draft.settings.tracking_public_url or draft.settings.tracking_uri
-    draft.update(
-        mlflow=MlflowStatus(
-            experiment_id=run.experiment_id,
-            run_id=run.run_id,
-            url=f"{public.rstrip('/')}/#/experiments/{run.experiment_id}/runs/{run.run_id}",
-        )
-    )
+    page = links.run_page(draft.settings, draft.spec.tracking, run.experiment_id, run.run_id)
+    draft.update(mlflow=MlflowStatus(experiment_id=run.experiment_id, run_id=run.run_id, url=page))
     _copy_progress(draft, run)
     _copy_evaluation(draft, run)
     note_goodput(draft, run.metrics.get(contract.METRIC_GOODPUT))
@@ -94,19 +89,31 @@ def _copy_progress(draft: Draft, run: Run) -> None:
     max_steps = integer(metrics.get(contract.METRIC_MAX_STEPS))
     before = draft.status.progress
     percent = min(100 * step // max_steps, 100) if max_steps else None
+    left = integer(metrics.get(contract.METRIC_SECONDS_REMAINING))
+    eval_loss = metrics.get(contract.METRIC_FINAL_EVAL_LOSS, metrics.get(contract.METRIC_EVAL_LOSS))
     after = Progress(
         step=step,
         max_steps=max_steps,
         percent=percent,
         summary=f"{percent}%" if percent is not None else None,
         loss=rounded(metrics.get(contract.METRIC_LOSS), 4),
-        eval_loss=rounded(metrics.get(contract.METRIC_EVAL_LOSS), 4),
+        eval_loss=rounded(eval_loss, 4),
         tokens_per_second=rounded(metrics.get(contract.METRIC_TOKENS_PER_SECOND), 1),
-        seconds_remaining=integer(metrics.get(contract.METRIC_SECONDS_REMAINING)),
+        seconds_remaining=left,
+        eta=text.duration(left) if left is not None else None,
         update_time=before.update_time if before else None,
     )
-    if after != before:
-        draft.update(progress=after.model_copy(update={"update_time": draft.now}))
+    # NB: the ETA is removed while no training runs; that is no report.
+    if before is None or after != before.model_copy(update={"eta": after.eta}):
+        after = after.model_copy(update={"update_time": draft.now})
+    draft.update(progress=after)
+
+
+def clear_eta(draft: Draft) -> None:
+    """Remove the remaining time of a training that does not run: it stopped, failed or is complete."""
+    progress = draft.status.progress
+    if progress and progress.eta and phase(draft.status.conditions) != "Training":
+        draft.update(progress=progress.model_copy(update={"eta": None}))
 
 
 def _copy_evaluation(draft: Draft, run: Run) -> None:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.status import ModelStatus, Nodes
+from finetune_crds.status import ModelStatus
 from finetune_operator import names
 from finetune_operator.finetunejob.children import Sorted, job_condition, sort
 from finetune_operator.finetunejob.decide import attempt as attempts
-from finetune_operator.finetunejob.decide import backoff, checkpoint, gang, pods, track
+from finetune_operator.finetunejob.decide import (
+    backoff,
+    checkpoint,
+    device,
+    gang,
+    health,
+    placement,
+    pods,
+    queueing,
+    track,
+)
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
@@ -34,7 +44,8 @@ def train(draft: Draft) -> Outcome:
         return Stop
     # NB: the pass that created the Job may have ended before it wrote the status.
     _note_start(draft, number)
-    _count(draft, mine)
+    draft.update(nodes=placement.nodes(mine, desired=draft.spec.distributed.nodes))
+    device.note(draft, pods.alive(mine))
     checkpoint.note(draft, mine)
     if job_condition(child, "Complete"):
         _finish(draft, mine)
@@ -62,7 +73,7 @@ def _start(draft: Draft, number: int, found: Sorted) -> None:
     _delete_old_jobs(draft, number, found)
     draft.apply += [gang.service(draft), gang.recipe(draft), gang.job(draft, number)]
     nodes = draft.spec.distributed.nodes
-    draft.update(nodes=Nodes(desired=nodes, ready=0, summary=f"0/{nodes}"))
+    draft.update(nodes=placement.nodes([], desired=nodes))
     draft.set(
         ConditionType.TRAINED, False, ConditionReason.STARTING, f"attempt {number}: {nodes} pods are starting"
     )
@@ -84,24 +95,22 @@ def _delete_old_jobs(draft: Draft, number: int, found: Sorted) -> None:
 def _follow(draft: Draft, number: int, child: Json, mine: list[Json]) -> None:
     name, nodes = child["metadata"]["name"], draft.spec.distributed.nodes
     alive = pods.alive(mine)
-    pods.report_health(draft, alive, name, wanted=nodes)
+    draft.requeue_after(draft.settings.poll_seconds)
+    if queueing.is_queued(child) and not alive:
+        queueing.report(draft, number, child)
+        return
+    health.report(draft, alive, name, wanted=nodes)
     ready = draft.status.nodes.ready if draft.status.nodes else 0
     if ready == nodes:
         reason = ConditionReason.TRAINING
         message = f"attempt {number} runs on {nodes} pods; kubectl logs job/{name} shows its progress"
     else:
-        reason, message = ConditionReason.STARTING, f"attempt {number}: {ready} of {nodes} pods are ready"
+        reason = ConditionReason.STARTING
+        message = f"attempt {number}: {ready} of {nodes} pods are ready{health.pulling(draft, alive)}"
     if job_condition(child, "FailureTarget") and alive:
         # NB: the pods of a lost node do not end, and neither does the attempt.
         message = f"attempt {number} has failed and ends when {pods.listed(alive)} has stopped"
     draft.set(ConditionType.TRAINED, False, reason, message)
-    draft.requeue_after(draft.settings.poll_seconds)
-
-
-def _count(draft: Draft, mine: list[Json]) -> None:
-    nodes = draft.spec.distributed.nodes
-    ready = min(pods.ready(mine), nodes)
-    draft.update(nodes=Nodes(desired=nodes, ready=ready, summary=f"{ready}/{nodes}"))
 
 
 def _finish(draft: Draft, mine: list[Json]) -> None:

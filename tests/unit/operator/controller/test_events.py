@@ -72,6 +72,15 @@ KINDS: dict[str, tuple[Condition, str]] = {
     "MLflow is away": (AWAY, "Warning"),
     "MLflow is back": (condition(ConditionType.TRACKED, "True", ConditionReason.RUN_READY), "Normal"),
     "pods are held up": (UNSCHEDULABLE, "Warning"),
+    "a node is on its way": (
+        condition(ConditionType.PODS_HEALTHY, "False", ConditionReason.SCALING_UP),
+        "Normal",
+    ),
+    "in a queue": (condition(ConditionType.TRAINED, "False", ConditionReason.QUEUED), "Normal"),
+    "in a queue that does not exist": (
+        condition(ConditionType.TRAINED, "False", ConditionReason.QUEUE_INADMISSIBLE),
+        "Warning",
+    ),
     "a spec that cannot be read": (
         condition(ConditionType.ACCEPTED, "Unknown", ConditionReason.SPEC_UNREADABLE),
         "Warning",

@@ -3,7 +3,7 @@
 -- For each phase: the health, and the conditions that explain it. Without progress: with it, every training step would
 -- change the health and refresh the Application.
 local phases = {
-  Pending = { "Progressing", { "Accepted" } },
+  Pending = { "Progressing", { "Trained", "Prepared", "Accepted" } },
   Preparing = { "Progressing", { "Prepared" } },
   Starting = { "Progressing", { "Trained" } },
   Training = { "Progressing", { "Trained" } },

@@ -130,6 +130,11 @@ MISTAKES: dict[str, tuple[Json, Settings, list[str]]] = {
     "registering at the default server": (REGISTER, Settings(tracking_uri="http://m"), []),
     "registering at one's own server": (REGISTER | {"tracking": {"uri": "http://m"}}, NO_MLFLOW, []),
     "no MLflow at all": ({}, NO_MLFLOW, []),
+    "a password in a page's address": (
+        {"tracking": {"uri": "http://m", "publicUrl": "https://me:pass@m.example.com"}},
+        NO_MLFLOW,
+        [PASSWORD.replace("tracking.uri", "tracking.publicUrl")],
+    ),
     "a password in plain sight": ({"tracking": {"uri": "http://me:pass@m:5000"}}, NO_MLFLOW, [PASSWORD]),
     "a password for the registry": (
         {"tracking": {"uri": "http://m", "registryUri": "https://me:pass@m"}},

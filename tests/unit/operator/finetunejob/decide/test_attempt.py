@@ -144,6 +144,25 @@ def test_a_restart_says_why_and_is_taken_up_at_once() -> None:
     assert applied(again) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-2"]
 
 
+PLACES: dict[str, tuple[Json, str]] = {
+    "a failure": (
+        ended(JOB, 0, 1, BOOM, node="node-1"),
+        "attempt 1 failed; pod tune-train-1-0-abcde on node node-1 ended with exit code 1: it blew up; ",
+    ),
+    "a preemption": (
+        ended(JOB, 1, 143, conditions=EVICTED, node="node-2"),
+        "attempt 1 was preempted before it had a newer checkpoint: pod tune-train-1-1-abcde on node node-2; ",
+    ),
+}
+
+
+@pytest.mark.parametrize(("found", "expected"), PLACES.values(), ids=PLACES)
+def test_a_restart_says_which_pod_on_which_node(found: Json, expected: str) -> None:
+    told = said(conclude(ftj(running()), failed_attempt(found)), ConditionType.TRAINED)
+    assert told is not None
+    assert told[2].startswith(f"{expected}attempt 2 resumes from the newest checkpoint")
+
+
 def test_the_end_says_the_limit_that_was_reached_and_the_cause() -> None:
     before = running(attempt=3, restarts=2)
     seen = observed(child("tune-train-3", "Failed", BACKOFF), pods=[ended("tune-train-3", 0, 1, BOOM)])

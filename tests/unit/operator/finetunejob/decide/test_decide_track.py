@@ -10,7 +10,6 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus, MlflowStatus, ModelStatus, Progress
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import EnsureRun, Mlflow
-from finetune_operator.settings import Settings
 from worlds.memory.decisions import (
     NOW,
     SETTINGS,
@@ -106,28 +105,6 @@ def test_mlflow_away_later_stops_nothing() -> None:
     assert (decision.status.phase, decision.status.mlflow) == ("Training", KNOWN)
 
 
-URLS: dict[str, tuple[Settings, dict[str, Any], str]] = {
-    "the operator's server": (SETTINGS, {}, "http://mlflow:5000"),
-    "as browsers see it": (
-        Settings(tracking_uri="http://mlflow:5000", tracking_public_url="https://mlflow.example.org/"),
-        {},
-        "https://mlflow.example.org",
-    ),
-    "the job's own": (
-        Settings(tracking_public_url="https://mlflow.example.org"),
-        {"tracking": {"uri": "http://mine/"}},
-        "http://mine",
-    ),
-}
-
-
-@pytest.mark.parametrize(("settings", "parts", "base"), URLS.values(), ids=URLS)
-def test_the_url_is_one_for_browsers(settings: Settings, parts: dict[str, Any], base: str) -> None:
-    decision = conclude(ftj(**parts), observed(mlflow=tracked()), settings=settings)
-    assert decision.status.mlflow is not None
-    assert decision.status.mlflow.url == f"{base}/#/experiments/e1/runs/r1"
-
-
 NAN, INF = float("nan"), float("inf")
 
 PROGRESS: dict[str, tuple[dict[str, float], Progress | None]] = {
@@ -151,8 +128,13 @@ PROGRESS: dict[str, tuple[dict[str, float], Progress | None]] = {
             eval_loss=3.5,
             tokens_per_second=1234.6,
             seconds_remaining=80,
+            eta="1m20s",
             update_time=later(30),
         ),
+    ),
+    "the last evaluation": (
+        {"step": 9.0, "eval_loss": 3.5, "final_eval_loss": 3.25},
+        Progress(step=9, eval_loss=3.25, update_time=later(30)),
     ),
     "loss alone": ({"loss": 2.0}, Progress(step=0, loss=2.0, update_time=later(30))),
     "no end in sight": ({"step": 7.0}, Progress(step=7, update_time=later(30))),
@@ -170,7 +152,7 @@ PROGRESS: dict[str, tuple[dict[str, float], Progress | None]] = {
     ),
     "numbers that are none": (
         {"step": NAN, "max_steps": -INF, "seconds_remaining": -5.0},
-        Progress(step=0, seconds_remaining=0, update_time=later(30)),
+        Progress(step=0, seconds_remaining=0, eta="0s", update_time=later(30)),
     ),
 }
 
@@ -187,6 +169,18 @@ def test_progress_is_dated_when_it_changes_and_no_later() -> None:
     before = first.model_copy(update={"progress": first.progress.model_copy(update={"update_time": NOW})})
     moved = follow(tracked(step=5, max_steps=10), before).status.progress
     assert (moved.step, moved.update_time) == (5, later(30))
+
+
+def test_the_remaining_time_is_told_while_training_runs_and_its_end_is_no_report() -> None:
+    metrics = {"step": 4.0, "max_steps": 10.0, "seconds_remaining": 4800.0}
+    training = follow(tracked(metrics=metrics)).status
+    assert (training.progress.eta, training.progress.update_time) == ("1h20m", later(30))
+    seen = observed(mlflow=tracked(metrics=metrics))
+    stopped = ftj(training, suspend=True)
+    suspended = conclude(stopped, seen, at=later(60), settings=SETTINGS).status
+    assert suspended.progress == training.progress.model_copy(update={"eta": None})
+    again = conclude(ftj(suspended, suspend=True), seen, at=later(90), settings=SETTINGS).status
+    assert again == suspended
 
 
 def test_evaluation_and_goodput() -> None:

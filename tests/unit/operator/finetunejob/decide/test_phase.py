@@ -23,6 +23,8 @@ PREPARING = condition(ConditionType.PREPARED, "False", ConditionReason.PREPARING
 STARTING = condition(ConditionType.TRAINED, "False", ConditionReason.STARTING)
 RESTARTING = condition(ConditionType.TRAINED, "False", ConditionReason.RESTARTING)
 SUSPENDED = condition(ConditionType.SUSPENDED, "True", ConditionReason.SUSPENDED)
+QUEUED = condition(ConditionType.TRAINED, "False", ConditionReason.QUEUED)
+INADMISSIBLE = condition(ConditionType.TRAINED, "False", ConditionReason.QUEUE_INADMISSIBLE)
 RESUMED = condition(ConditionType.SUSPENDED, "False", ConditionReason.RESUMED)
 
 PHASES: dict[str, tuple[list[Condition], str]] = {
@@ -30,6 +32,8 @@ PHASES: dict[str, tuple[list[Condition], str]] = {
     "accepted": ([ACCEPTED], "Pending"),
     "preparing": ([ACCEPTED, PREPARING], "Preparing"),
     "prepared": ([ACCEPTED, PREPARED], "Pending"),
+    "queued": ([PREPARED, QUEUED], "Pending"),
+    "in a queue that does not exist": ([PREPARED, INADMISSIBLE], "Pending"),
     "starting": ([PREPARED, STARTING], "Starting"),
     "training": ([PREPARED, TRAINING], "Training"),
     "restarting": ([PREPARED, RESTARTING], "Starting"),

@@ -1,4 +1,4 @@
-"""What pods say: their ends, the failure that came first, and what keeps them from running."""
+"""What pods say: their ends, and the failure that came first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import PodError, TerminationMessage
 from finetune_crds.status import LastFailure
 from finetune_operator.finetunejob.children import of_job
@@ -14,13 +13,8 @@ from finetune_operator.finetunejob.decide import pods
 from worlds.memory.decisions import (
     EVICTED,
     child,
-    conclude,
     ended,
-    ftj,
-    observed,
     pod,
-    running,
-    said,
 )
 
 Json = dict[str, Any]
@@ -128,6 +122,16 @@ def test_with_one_rank_a_pod_the_rank_is_the_pods() -> None:
     assert failure.rank == 1
 
 
+def test_a_failure_names_the_node() -> None:
+    failure = pods.first_failure([ended(JOB, 1, 1, node="node-1")], "trainer", attempt=1)
+    assert failure is not None
+    assert failure.node == "node-1"
+    evicted = lost(0, "Evicted", "The node was low on resource: memory.", node="node-2")
+    failure = pods.last_failure([evicted], "trainer", attempt=1)
+    assert failure is not None
+    assert failure.node == "node-2"
+
+
 def test_the_last_failure_is_the_newest_whatever_the_pods_names() -> None:
     found = [ended(JOB, 2, 1, "first", at=1), ended(JOB, 0, 65, "last", at=9), ended(JOB, 1, 1, "", at=5)]
     failure = pods.last_failure(found, "trainer", attempt=0)
@@ -158,70 +162,6 @@ def test_counting() -> None:
 
 
 def test_a_person_reads_which_pods_and_where() -> None:
-    on_a_node = {**pod(JOB, 0), "spec": {"nodeName": "node-1"}}
+    on_a_node = pod(JOB, 0, node="node-1")
     assert pods.listed([on_a_node]) == "pod tune-train-1-0-abcde on node node-1"
     assert pods.listed([pod(JOB, 0), pod(JOB, 1), pod(JOB, 2)]) == "pod tune-train-1-0-abcde and 2 more"
-
-
-def held_up(index: int, reason: str, message: str = "") -> Json:
-    waiting = {"reason": reason, **({"message": message} if message else {})}
-    container = {"name": "trainer", "image": "me/mine:1", "state": {"waiting": waiting}}
-    return pod(JOB, index, "Pending", ready=False, containerStatuses=[container])
-
-
-def unschedulable(index: int) -> Json:
-    scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU"}
-    return pod(JOB, index, "Pending", ready=False, conditions=[scheduled])
-
-
-HEALTH: dict[str, tuple[list[Json], dict[str, str], tuple[str, str, str] | None]] = {
-    "no pods yet": ([], {}, None),
-    "no pods may be made": (
-        [],
-        {JOB: "pods of Job tune-train-1 cannot be created: quota"},
-        ("False", ConditionReason.POD_REJECTED, "pods of Job tune-train-1 cannot be created: quota"),
-    ),
-    "some pods may not be made": (
-        [pod(JOB, 0)],
-        {JOB: "quota"},
-        ("False", ConditionReason.POD_REJECTED, "quota"),
-    ),
-    "all is well": (
-        [pod(JOB, 0), held_up(1, "ContainerCreating")],
-        {},
-        ("True", ConditionReason.PODS_RUNNING, "no pod is blocked"),
-    ),
-    "no image": (
-        [pod(JOB, 0), held_up(1, "ErrImagePull", "not found")],
-        {},
-        (
-            "False",
-            ConditionReason.IMAGE_PULL_FAILED,
-            "pod tune-train-1-1-abcde cannot pull me/mine:1: ErrImagePull: not found",
-        ),
-    ),
-    "a container that cannot be made": (
-        [held_up(0, "CreateContainerConfigError", 'secret "s" not found'), pod(JOB, 1)],
-        {},
-        (
-            "False",
-            ConditionReason.CONTAINER_CONFIG_ERROR,
-            'pod tune-train-1-0-abcde cannot start trainer: secret "s" not found',
-        ),
-    ),
-    "the earliest trouble outweighs": (
-        [held_up(0, "ImagePullBackOff"), unschedulable(1)],
-        {},
-        (
-            "False",
-            ConditionReason.UNSCHEDULABLE,
-            "pod tune-train-1-1-abcde cannot be scheduled: no GPU (2 of 2 pods wait)",
-        ),
-    ),
-}
-
-
-@pytest.mark.parametrize(("found", "rejections", "expected"), HEALTH.values(), ids=HEALTH)
-def test_health(found: list[Json], rejections: dict[str, str], expected: tuple[str, str, str] | None) -> None:
-    seen = observed(child(JOB), pods=found, rejections=rejections)
-    assert said(conclude(ftj(running()), seen), ConditionType.PODS_HEALTHY) == expected

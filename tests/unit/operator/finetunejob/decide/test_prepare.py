@@ -11,6 +11,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import PodError, PrepResult, TerminationMessage
 from finetune_crds.data import Columns
 from finetune_crds.status import DataStatus, SplitCounts
+from finetune_crds.status_parts import MAX_DROPPED, Dropped
 from finetune_operator import names
 from worlds.memory.decisions import (
     NOW,
@@ -41,6 +42,7 @@ RESULT = PrepResult(
     version=7,
     source_version=3,
     columns=Columns(type="PromptResponse", prompt="question", response="answer"),
+    dropped={"notNull": 4, "minQuality": 0, "dedupe": 6},
 )
 PREPARED = TerminationMessage(prep=RESULT)
 PREPARING = condition(ConditionType.PREPARED, "False", ConditionReason.PREPARING)
@@ -51,8 +53,8 @@ def error(reason: str, message: str) -> TerminationMessage:
     return TerminationMessage(error=PodError(reason=reason, message=message))
 
 
-def prep_pod(index: int, code: int, said: Any = "", at: int = 0) -> Json:
-    return ended(JOB, index, code, said, container="prep", component=names.PREP, at=at)
+def prep_pod(index: int, code: int, said: Any = "", at: int = 0, node: str = "") -> Json:
+    return ended(JOB, index, code, said, container="prep", component=names.PREP, at=at, node=node)
 
 
 def prepare(*jobs: Json, pods: list[Json] | None = None, **parts: Any) -> Any:
@@ -134,15 +136,42 @@ def test_its_result_becomes_the_status_and_training_starts_from_it() -> None:
         version=7,
         source_version=3,
         columns=RESULT.columns,
+        dropped=[
+            Dropped(step="notNull", rows=4),
+            Dropped(step="minQuality", rows=0),
+            Dropped(step="dedupe", rows=6),
+        ],
     )
     assert said(decision, ConditionType.PREPARED) == (
         "True",
         ConditionReason.PREPARED,
-        "/data/splits version 7: 90 train, 5 validation, 5 test rows",
+        "/data/splits version 7: 90 train, 5 validation, 5 test rows; 10 dropped: 4 by notNull, 6 by dedupe",
     )
     assert applied(decision) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]
     recipe = yaml.safe_load(decision.apply[1]["data"]["recipe.yaml"])
     assert recipe["data"]["splits"] == {"type": "Delta", "path": "/data/splits", "version": 7}
+
+
+DROPPED: dict[str, tuple[dict[str, int], int, str]] = {
+    "nothing to drop": ({}, 0, ""),
+    "nothing dropped": ({"dedupe": 0}, 1, ""),
+    "one step": ({"limit": 7}, 1, "; 7 dropped: 7 by limit"),
+    "more steps than there can be": (
+        dict.fromkeys(map(str, range(40)), 0) | {"0": 1},
+        MAX_DROPPED,
+        "; 1 dropped: 1 by 0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("dropped", "count", "said_of_it"), DROPPED.values(), ids=DROPPED)
+def test_what_steps_dropped_is_told(dropped: dict[str, int], count: int, said_of_it: str) -> None:
+    result = TerminationMessage(prep=RESULT.model_copy(update={"dropped": dropped}))
+    decision = prepare(child(JOB, "Complete"), pods=[prep_pod(0, 0, result)])
+    assert len(decision.status.data.dropped or []) == count
+    found = said(decision, ConditionType.PREPARED)
+    assert found is not None
+    assert found[2] == f"/data/splits version 7: 90 train, 5 validation, 5 test rows{said_of_it}"
 
 
 def test_a_result_that_went_with_its_pod_is_asked_for_again() -> None:
@@ -182,14 +211,14 @@ def test_pods_of_an_earlier_preparation_are_waited_for_and_not_read() -> None:
 
 FAILURES: dict[str, tuple[list[Json], str, str]] = {
     "wrong data": (
-        [prep_pod(0, 65, error("MissingColumn", "there is no column answer"))],
+        [prep_pod(0, 65, error("MissingColumn", "there is no column answer"), node="node-1")],
         ConditionReason.DATA_WRONG,
-        "preparation failed: there is no column answer",
+        "preparation failed in pod tune-prep-0-abcde on node node-1: there is no column answer",
     ),
     "a wrong recipe": (
         [prep_pod(0, 64, error("BadFilter", "data.prepare.filter is no SQL"))],
         ConditionReason.RECIPE_WRONG,
-        "preparation failed: data.prepare.filter is no SQL",
+        "preparation failed in pod tune-prep-0-abcde: data.prepare.filter is no SQL",
     ),
     "crashes, and the last one counts": (
         [
@@ -198,12 +227,12 @@ FAILURES: dict[str, tuple[list[Json], str, str]] = {
             prep_pod(0, 137, error("OutOfMemory", "raise data.prepare.spark.driverMemory"), at=3),
         ],
         ConditionReason.PREPARATION_FAILED,
-        "preparation failed: raise data.prepare.spark.driverMemory",
+        "preparation failed in pod tune-prep-0-abcde: raise data.prepare.spark.driverMemory",
     ),
     "wrong data after a crash": (
         [prep_pod(1, 1, "first", at=1), prep_pod(0, 65, error("NoRows", "no row is left"), at=2)],
         ConditionReason.DATA_WRONG,
-        "preparation failed: no row is left",
+        "preparation failed in pod tune-prep-0-abcde: no row is left",
     ),
     "no pod is left": ([], ConditionReason.PREPARATION_FAILED, "preparation failed: it was over"),
 }

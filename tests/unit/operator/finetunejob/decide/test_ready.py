@@ -27,6 +27,8 @@ UNREADABLE = condition(ConditionType.ACCEPTED, "Unknown", ConditionReason.SPEC_U
 PREPARING = condition(ConditionType.PREPARED, "False", ConditionReason.PREPARING)
 STARTING = condition(ConditionType.TRAINED, "False", ConditionReason.STARTING)
 REGISTERING = condition(ConditionType.REGISTERED, "False", ConditionReason.REGISTERING)
+QUEUED = condition(ConditionType.TRAINED, "False", ConditionReason.QUEUED)
+SCALING_UP = condition(ConditionType.PODS_HEALTHY, "False", ConditionReason.SCALING_UP)
 SUSPENDED = condition(ConditionType.SUSPENDED, "True", ConditionReason.SUSPENDED)
 HEALTHY = condition(ConditionType.PODS_HEALTHY, "True", ConditionReason.PODS_RUNNING)
 UNSCHEDULABLE = condition(ConditionType.PODS_HEALTHY, "False", ConditionReason.UNSCHEDULABLE)
@@ -42,6 +44,8 @@ CASES: dict[str, tuple[list[Condition], Condition]] = {
     "prepared": ([ACCEPTED, PREPARED], PREPARED),
     "starting": ([ACCEPTED, PREPARED, HEALTHY, STARTING], STARTING),
     "a pod cannot be scheduled": ([ACCEPTED, PREPARED, UNSCHEDULABLE, STARTING], UNSCHEDULABLE),
+    "a queue": ([ACCEPTED, PREPARED, HEALTHY, QUEUED], QUEUED),
+    "a node is on its way": ([ACCEPTED, PREPARED, SCALING_UP, STARTING], SCALING_UP),
     "training": ([ACCEPTED, PREPARED, HEALTHY, TRAINING], TRAINING),
     "training without MLflow": ([ACCEPTED, UNREACHABLE, PREPARED, TRAINING], TRAINING),
     "trained": ([ACCEPTED, PREPARED, TRAINED], TRAINED),

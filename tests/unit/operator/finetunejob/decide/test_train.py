@@ -51,7 +51,7 @@ def test_an_attempt_starts_with_all_its_children() -> None:
 
 def test_an_attempt_waits_for_the_pods_of_the_one_before() -> None:
     before = running(attempt=2, restarts=1)
-    leaving = {**pod(JOB, 1), "spec": {"nodeName": "node-1"}}
+    leaving = pod(JOB, 1, node="node-1")
     decision = conclude(ftj(before), observed(child(JOB, "Failed"), pods=[ended(JOB, 0, 1), leaving]))
     assert applied(decision) == []
     assert said(decision, ConditionType.TRAINED) == (
@@ -112,7 +112,9 @@ def test_an_attempt_is_followed(pods: list[Json], ready: int, reason: str, messa
 
 
 def test_an_attempt_ends_with_what_rank_0_reports() -> None:
-    before = running(progress=Progress(step=95, max_steps=100, percent=95, summary="95%", loss=2.25))
+    before = running(
+        progress=Progress(step=95, max_steps=100, percent=95, summary="95%", loss=2.25, eta="9s")
+    )
     seen = observed(child(JOB, "Complete"), pods=[ended(JOB, 1, 0, at=1), ended(JOB, 0, 0, RESULT, at=2)])
     decision = conclude(ftj(before), seen)
     assert said(decision, ConditionType.TRAINED) == (

@@ -1,0 +1,99 @@
+"""Parts of a FineTuneJob's status that answer what people ask: on which device and nodes, at what cost, and where to look."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from finetune_crds.base import ApiModel, Name, NonNegative, Uri
+
+MAX_DROPPED = 32
+MAX_PODS = 64
+MAX_USAGE = 64
+
+StepName = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+def _map(key: str) -> dict[str, object]:
+    """Schema of a list that server-side apply merges by a field of its items."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+
+
+class Dropped(ApiModel):
+    """The examples that one step of the preparation dropped."""
+
+    step: StepName
+    """The step, named as its field of data.prepare: notNull, dedupe, maxTokens."""
+    rows: NonNegative
+    """Examples."""
+
+
+DroppedRows = Annotated[list[Dropped], Field(max_length=MAX_DROPPED, json_schema_extra=_map("step"))]
+
+
+class PlacedPod(ApiModel):
+    """A training pod that has a node."""
+
+    name: Name
+    """Pod."""
+    node: Name
+    """Its node."""
+    node_rank: NonNegative | None = None
+    """Its node rank. Its global ranks begin at nodeRank * processesPerNode."""
+    ready: bool = False
+    """Whether it is ready or has succeeded."""
+
+
+PlacedPods = Annotated[list[PlacedPod], Field(max_length=MAX_PODS, json_schema_extra=_map("name"))]
+
+
+class DeviceStatus(ApiModel):
+    """What the training pods compute on, from their resource limits."""
+
+    type: Literal["GPU", "CPU"]
+    """GPU or CPU."""
+    count: NonNegative | None = None
+    """GPUs of all pods together; absent on CPUs."""
+    product: Annotated[str, Field(max_length=253)] | None = None
+    """The GPU, as a label of the node or of the pod's nodeSelector names it."""
+    summary: str | None = None
+    """All of it, such as 16x NVIDIA-H100-80GB-HBM3."""
+
+
+class JobUsage(ApiModel):
+    """The use by the pods of one batch Job. The operator writes and reads it, so that each pod counts once."""
+
+    uid: Annotated[str, Field(min_length=1, max_length=64)]
+    """uid of the batch Job, or `earlier` for the Jobs that no longer exist."""
+    pod_seconds: NonNegative
+    """Running time of the pods."""
+    gpu_seconds: NonNegative
+    """The same, times the GPUs of each pod."""
+
+
+class Usage(ApiModel):
+    """What the job has used so far: every pod of preparation and training, of all attempts.
+
+    A pod counts from when its node takes it until it ends. For running pods the figures grow every ten minutes.
+    """
+
+    pod_hours: Annotated[float, Field(ge=0)] = 0.0
+    """Running time of the pods in hours."""
+    gpu_hours: Annotated[float, Field(ge=0)] = 0.0
+    """The same, times the GPUs of each pod."""
+    jobs: Annotated[list[JobUsage], Field(max_length=MAX_USAGE, json_schema_extra=_map("uid"))] = Field(
+        default_factory=list
+    )
+    """The same by batch Job, for the operator itself."""
+
+
+class Links(ApiModel):
+    """Pages for a browser."""
+
+    run: Uri | None = None
+    """The MLflow run."""
+    model: Uri | None = None
+    """The registered version."""
+    dashboard: Uri | None = None
+    """The installation's dashboard of the job: tracking.dashboardUrl of the chart."""

@@ -1,0 +1,57 @@
+"""The pages that people open from a browser: the run, the registered version, the installation's dashboard."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from finetune_crds.finetunejob import Tracking
+from finetune_crds.status_parts import Links
+from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.settings import Settings
+
+
+def tracking_page(settings: Settings, tracking: Tracking) -> str:
+    """Where a browser finds the MLflow server of a job."""
+    own = tracking.public_url or tracking.uri
+    return (own or settings.tracking_public_url or settings.tracking_uri).rstrip("/")
+
+
+def registry_page(settings: Settings, tracking: Tracking) -> str | None:
+    """Where a browser finds the model registry of a job; None where it has no pages of MLflow's."""
+    server, registry = settings.servers(tracking)
+    if registry.rstrip("/") == server.rstrip("/"):
+        return tracking_page(settings, tracking)
+    return registry.rstrip("/") if registry.startswith(("http://", "https://")) else None
+
+
+def run_page(settings: Settings, tracking: Tracking, experiment_id: str, run_id: str) -> str:
+    """The page of an MLflow run."""
+    return f"{tracking_page(settings, tracking)}/#/experiments/{experiment_id}/runs/{run_id}"
+
+
+def link(draft: Draft) -> None:
+    """Record the pages that exist by now."""
+    if draft.ftj.spec is None:
+        return
+    mlflow = draft.status.mlflow
+    found = Links(run=mlflow.url if mlflow else None, model=_model(draft), dashboard=_dashboard(draft))
+    draft.update(links=found if found.to_json() else None)
+
+
+def _model(draft: Draft) -> str | None:
+    model, page = draft.status.model, registry_page(draft.settings, draft.spec.tracking)
+    if model is None or model.name is None or model.version is None or page is None:
+        return None
+    return f"{page}/#/models/{quote(model.name, safe='')}/versions/{quote(model.version, safe='')}"
+
+
+def _dashboard(draft: Draft) -> str | None:
+    """The dashboard; None while its URL needs a run that does not exist yet."""
+    url = draft.settings.dashboard_url
+    run_id = draft.status.mlflow.run_id if draft.status.mlflow else None
+    if not url or ("{runId}" in url and run_id is None):
+        return None
+    values = {"namespace": draft.ftj.namespace, "name": draft.ftj.name, "runId": run_id or ""}
+    for field, value in values.items():
+        url = url.replace(f"{{{field}}}", quote(value, safe=""))
+    return url

@@ -1,0 +1,79 @@
+"""A training Job that waits in a queue of Kueue: which queue, and why it is not admitted."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator import names
+from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.model import Queued
+
+# Kueue's words for a Workload that waits for something other than its turn.
+_INADMISSIBLE = {"Inadmissible", "Misconfigured", "Suspended"}
+# How long Kueue may take to make a Workload.
+_PATIENCE = timedelta(seconds=5)
+
+
+def is_queued(child: Json) -> bool:
+    """Whether a batch Job is suspended, and so has no pods, until something starts it."""
+    return bool(child["spec"].get("suspend"))
+
+
+def report(draft: Draft, number: int, child: Json) -> None:
+    """Say why an attempt waits whose Job is suspended, and that no pod is blocked: there is none."""
+    reason, message = _waiting(draft, number, child)
+    draft.set(ConditionType.TRAINED, False, reason, message)
+    if draft.condition(ConditionType.PODS_HEALTHY):
+        draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is blocked")
+
+
+def _waiting(draft: Draft, number: int, child: Json) -> tuple[ConditionReason, str]:
+    queue = _queue(child)
+    if queue is None:
+        job = child["metadata"]["name"]
+        return ConditionReason.QUEUE_INADMISSIBLE, (
+            f"attempt {number} waits: something other than the operator suspended Job {job}, which names no queue: "
+            f"check kubectl get job {job} -o yaml"
+        )
+    queued = draft.observed.queued
+    look = f"check kubectl get localqueue -n {draft.ftj.namespace}"
+    problem = _problem(queued, look, patient=draft.now - _created(child) < _PATIENCE)
+    if problem:
+        job = child["metadata"]["name"]
+        return ConditionReason.QUEUE_INADMISSIBLE, (
+            f"attempt {number} waits: Job {job} is suspended and no Workload is admitted by queue {queue}: {problem}"
+        )
+    return ConditionReason.QUEUED, f"attempt {number} waits in Kueue's queue {queue}{_progress(queued)}"
+
+
+def _problem(queued: Queued | None, look: str, *, patient: bool) -> str | None:
+    """What keeps the Job from ever being admitted, and what to do; None when it only waits for its turn."""
+    if queued is None:
+        return None
+    if not queued.installed:
+        return (
+            "Kueue is not installed in this cluster: install it, or remove runPolicy.queueName and suspend and resume "
+            "the job"
+        )
+    if not queued.workload:
+        return None if patient else f"Kueue has made no Workload for it: {look}"
+    return f"{queued.message}: {look}" if queued.reason in _INADMISSIBLE else None
+
+
+def _progress(queued: Queued | None) -> str:
+    if queued is None:
+        return ": kubectl get workloads shows why"
+    if queued.admitted:
+        return ", which has admitted it"
+    position = f" at position {queued.position}" if queued.position is not None else ""
+    return f"{position}: {queued.message}" if queued.message else position
+
+
+def _queue(child: Json) -> str | None:
+    return (child["metadata"].get("labels") or {}).get(names.LABEL_QUEUE)
+
+
+def _created(child: Json) -> datetime:
+    return datetime.fromisoformat(child["metadata"]["creationTimestamp"])

@@ -1,0 +1,264 @@
+"""`kubectl get` and `kubectl describe` alone tell why a job waits, what was dropped, and which pods failed where."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from finetune_crds.contract import TerminationMessage
+from support.api import Api
+from support.waiting import wait_for
+from worlds.processes.jobs import PREPARED, error, job, splits_given
+from worlds.processes.servers import Plane
+from worlds.processes.world import OwnWorld, World
+
+Json = dict[str, Any]
+
+WORKLOADS: Json = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {
+        "name": "workloads.kueue.x-k8s.io",
+        "annotations": {"api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/kueue"},
+    },
+    "spec": {
+        "group": "kueue.x-k8s.io",
+        "names": {"kind": "Workload", "plural": "workloads", "singular": "workload"},
+        "scope": "Namespaced",
+        "versions": [
+            {
+                "name": "v1beta2",
+                "served": True,
+                "storage": True,
+                "subresources": {"status": {}},
+                "schema": {
+                    "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+                },
+            }
+        ],
+    },
+}
+
+
+@pytest.fixture
+def kueue(api: Api) -> Iterator[None]:
+    """Kueue's CRD, without Kueue."""
+    api.create(WORKLOADS)
+    name = WORKLOADS["metadata"]["name"]
+    wait_for(
+        "Workloads are served",
+        lambda: "Established" in str(api.get("CustomResourceDefinition", "", name)),
+    )
+    yield
+    api.delete("CustomResourceDefinition", "", name)
+
+
+def kubectl(plane: Plane, world: World, *arguments: str) -> str:
+    """The output of kubectl in the world's namespace, each run of spaces as one."""
+    command = [str(plane.kubectl), "--kubeconfig", str(plane.kubeconfig), "-n", world.namespace, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return "\n".join(" ".join(line.split()) for line in done.stdout.splitlines())
+
+
+def described(plane: Plane, world: World) -> str:
+    return kubectl(plane, world, "describe", "ftj", "tune")
+
+
+def workload_of(body: Json, reason: str, message: str) -> Json:
+    """Play Kueue: the Workload of a Job, which is not admitted."""
+    meta = body["metadata"]
+    owner = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "name": meta["name"],
+        "uid": meta["uid"],
+        "controller": True,
+    }
+    quota = {"type": "QuotaReserved", "status": "False", "reason": reason, "message": message}
+    return {
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
+        "kind": "Workload",
+        "metadata": {
+            "name": f"job-{meta['name']}-x",
+            "namespace": meta["namespace"],
+            "ownerReferences": [owner],
+        },
+        "status": {"conditions": [quota]},
+    }
+
+
+def test_without_kueue_a_queue_is_said_to_admit_nothing(world: World, plane: Plane) -> None:
+    world.submit(splits_given(runPolicy={"queueName": "reserch"}))
+    found = world.wait_condition("tune", "Trained", "QueueInadmissible")
+    sentence = (
+        "attempt 1 waits: Job tune-train-1 is suspended and no Workload is admitted by queue reserch: Kueue is not "
+        "installed in this cluster: install it, or remove runPolicy.queueName and suspend and resume the job"
+    )
+    assert found["message"] == sentence
+    assert sentence in described(plane, world)
+    header, row = kubectl(plane, world, "get", "ftj").splitlines()
+    assert header == "NAME PHASE REASON PROGRESS LOSS MODEL AGE"
+    assert row.startswith("tune Pending QueueInadmissible ")
+
+
+def test_a_wrong_queue_is_named_with_what_to_check(world: World, plane: Plane, kueue: None) -> None:
+    world.submit(splits_given(runPolicy={"queueName": "reserch"}))
+    made = wait_for("the Job", lambda: world.api.get("Job", world.namespace, "tune-train-1"))
+    forged = workload_of(made, "Inadmissible", "LocalQueue reserch doesn't exist")
+    status = {"status": forged.pop("status")}
+    name = world.api.create(forged)["metadata"]["name"]
+    world.api.patch("Workload", world.namespace, name, status, status=True)
+    sentence = (
+        "attempt 1 waits: Job tune-train-1 is suspended and no Workload is admitted by queue reserch: LocalQueue reserch "
+        f"doesn't exist: check kubectl get localqueue -n {world.namespace}"
+    )
+    wait_for("what Kueue says", lambda: world.condition("tune", "Trained").get("message") == sentence)
+    assert {item["type"] for item in world.events("QueueInadmissible")} == {"Warning"}
+    assert sentence in described(plane, world)
+    full = workload_of(made, "Pending", "insufficient unused quota for nvidia.com/gpu")["status"]
+    world.api.patch("Workload", world.namespace, name, {"status": full}, status=True)
+    found = world.wait_condition("tune", "Trained", "Queued")
+    assert found["message"].endswith("queue reserch: insufficient unused quota for nvidia.com/gpu")
+    wait_for("a Normal Event", lambda: {item["type"] for item in world.events("Queued")} == {"Normal"})
+
+
+def test_what_each_step_dropped_is_described(world: World, plane: Plane) -> None:
+    assert PREPARED.prep is not None
+    result = PREPARED.prep.model_copy(update={"dropped": {"notNull": 4, "minQuality": 0, "dedupe": 96}})
+    world.submit(job())
+    world.run_pods("tune-prep", 1)
+    world.end_pods("tune-prep", [0], [TerminationMessage(prep=result)])
+    found = world.wait_condition("tune", "Prepared", "Prepared")
+    assert found["message"].endswith("50 test rows; 100 dropped: 4 by notNull, 96 by dedupe")
+    text = described(plane, world)
+    assert "Dropped:\nRows: 4\nStep: notNull\nRows: 0\nStep: minQuality\nRows: 96\nStep: dedupe\n" in text
+    assert found["message"] in text
+
+
+def test_a_quota_is_described(world: World, plane: Plane) -> None:
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "none", "namespace": world.namespace},
+        "spec": {"hard": {"pods": "0"}},
+    }
+    world.api.create(quota)
+    wait_for(
+        "the quota counts",
+        lambda: (world.api.get("ResourceQuota", world.namespace, "none") or {}).get("status", {}).get("hard"),
+    )
+    world.submit(splits_given())
+    world.wait_condition("tune", "PodsHealthy", "PodRejected")
+    text = described(plane, world)
+    assert "pods of Job tune-train-1 cannot be created" in text
+    assert "exceeded quota: none" in text
+    assert kubectl(plane, world, "get", "ftj").splitlines()[1].startswith("tune Starting PodRejected ")
+
+
+def event_about(pod: Json, reason: str, message: str) -> Json:
+    """Play an autoscaler, or the kubelet."""
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    meta = pod["metadata"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{meta['name']}.{reason.lower()}", "namespace": meta["namespace"]},
+        "involvedObject": {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "name": meta["name"],
+            "namespace": meta["namespace"],
+            "uid": meta["uid"],
+        },
+        "type": "Normal",
+        "reason": reason,
+        "message": message,
+        "source": {"component": "test"},
+        "firstTimestamp": stamp,
+        "lastTimestamp": stamp,
+        "count": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("TriggeredScaleUp", "pod triggered scale-up: [{gpus 1->2 (max: 5)}]"),
+        ("Nominated", "Pod should schedule on: nodeclaim/gpus-x7"),
+    ],
+)
+def test_a_node_that_comes_is_no_warning(world: World, plane: Plane, reason: str, message: str) -> None:
+    world.submit(splits_given())
+    for pod in world.wait_pods("tune-train-1", 2):
+        world.api.create(event_about(pod, reason, message))
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        waiting = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/2 nodes: no GPU",
+            "lastTransitionTime": stamp,
+        }
+        meta = pod["metadata"]
+        status = {"status": {"conditions": [waiting]}}
+        world.api.patch("Pod", meta["namespace"], meta["name"], status, status=True)
+    world.wait_condition("tune", "PodsHealthy", "ScalingUp")
+    sentence = f"waits for a node, which is on its way: {message} (2 of 2 pods wait)"
+    wait_for("both pods", lambda: world.condition("tune", "PodsHealthy")["message"].endswith(sentence))
+    wait_for("an Event", lambda: world.events("ScalingUp"))
+    assert {item["type"] for item in world.events("ScalingUp")} == {"Normal"}
+    assert world.events("Unschedulable") == []
+    assert sentence in described(plane, world)
+    assert kubectl(plane, world, "get", "ftj").splitlines()[1].startswith("tune Starting ScalingUp ")
+
+
+@pytest.fixture
+def node(api: Api, namespace: str) -> Iterator[str]:
+    """A node with GPUs, which nobody runs."""
+    name = f"gpus-{namespace}"
+    labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    api.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}})
+    yield name
+    api.delete("Node", "", name)
+
+
+def test_where_a_job_ran_and_what_it_used_is_told_also_after_a_restart(
+    own_world: OwnWorld, plane: Plane, node: str
+) -> None:
+    world = own_world
+    container = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": 8}}}
+    template = {"spec": {"nodeName": node, "containers": [container]}}
+    world.submit(splits_given(podTemplate=template, runPolicy={"maxRestarts": 0}))
+    hour_ago = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 3600))
+    pods = world.wait_pods("tune-train-1", 2)
+    for pod in pods:
+        meta = pod["metadata"]
+        world.api.patch(
+            "Pod", world.namespace, meta["name"], {"status": {"startTime": hour_ago}}, status=True
+        )
+    world.run_pods("tune-train-1", 2)
+    status = world.wait_phase("tune", "Training")
+    names = [pod["metadata"]["name"] for pod in pods]
+    assert status["nodes"]["pods"] == [
+        {"name": name, "node": node, "nodeRank": rank, "ready": True} for rank, name in enumerate(names)
+    ]
+    assert status["device"]["summary"] == "16x NVIDIA-H100-80GB-HBM3"
+    wide = kubectl(plane, world, "get", "ftj", "-o", "wide").splitlines()[1]
+    assert " 2/2 16x NVIDIA-H100-80GB-HBM3 1 " in wide
+
+    world.end_pods("tune-train-1", [1, 1], [error("Boom", "it blew up"), error("PeerLost", "rank 0 is gone")])
+    status = world.wait_phase("tune", "Failed")
+    sentence = f"pod {names[0]} on node {node} ended with exit code 1: it blew up"
+    assert status["lastFailure"]["node"] == node
+    assert status["usage"]["podHours"] == pytest.approx(2, abs=0.1)
+    assert status["usage"]["gpuHours"] == pytest.approx(16, abs=0.8)
+    world.restart()
+    world.settle(world.operator)
+    assert world.status("tune")["usage"] == status["usage"]
+    text = described(plane, world)
+    assert sentence in text
+    assert f"Gpu Hours: {status['usage']['gpuHours']:g}" in text

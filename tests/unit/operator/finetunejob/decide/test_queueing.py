@@ -1,0 +1,131 @@
+"""A training Job that waits in a queue of Kueue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator.finetunejob.model import Queued
+from worlds.memory.decisions import (
+    child,
+    conclude,
+    condition,
+    ftj,
+    later,
+    observed,
+    pod,
+    running,
+    said,
+    stamped,
+)
+
+Json = dict[str, Any]
+JOB = "tune-train-1"
+NOT_ADMITTED = "attempt 1 waits: Job tune-train-1 is suspended and no Workload is admitted by queue gpus: "
+LOOK = "check kubectl get localqueue -n team"
+
+
+def suspended(queue: str | None = "gpus") -> Json:
+    found = child(JOB, creationTimestamp=stamped(0))
+    found["spec"]["suspend"] = True
+    if queue:
+        found["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = queue
+    return found
+
+
+# What Kueue says, seconds since the Job was created, and reason and message of Trained.
+WAITING: dict[str, tuple[Queued | None, float, str, str]] = {
+    "nothing can be read": (
+        None,
+        60,
+        ConditionReason.QUEUED,
+        "attempt 1 waits in Kueue's queue gpus: kubectl get workloads shows why",
+    ),
+    "there is no Kueue": (
+        Queued(installed=False),
+        0,
+        ConditionReason.QUEUE_INADMISSIBLE,
+        f"{NOT_ADMITTED}Kueue is not installed in this cluster: install it, or remove runPolicy.queueName and "
+        "suspend and resume the job",
+    ),
+    "Kueue has had no time yet": (
+        Queued(workload=False),
+        4,
+        ConditionReason.QUEUED,
+        "attempt 1 waits in Kueue's queue gpus",
+    ),
+    "Kueue made nothing of it": (
+        Queued(workload=False),
+        5,
+        ConditionReason.QUEUE_INADMISSIBLE,
+        f"{NOT_ADMITTED}Kueue has made no Workload for it: {LOOK}",
+    ),
+    "a queue that does not exist": (
+        Queued(reason="Inadmissible", message="LocalQueue gpus doesn't exist"),
+        60,
+        ConditionReason.QUEUE_INADMISSIBLE,
+        f"{NOT_ADMITTED}LocalQueue gpus doesn't exist: {LOOK}",
+    ),
+    "the same in another version of Kueue": (
+        Queued(reason="Misconfigured", message="LocalQueue gpus doesn't exist"),
+        60,
+        ConditionReason.QUEUE_INADMISSIBLE,
+        f"{NOT_ADMITTED}LocalQueue gpus doesn't exist: {LOOK}",
+    ),
+    "a full queue": (
+        Queued(reason="Pending", message="insufficient unused quota for nvidia.com/gpu", position=3),
+        60,
+        ConditionReason.QUEUED,
+        "attempt 1 waits in Kueue's queue gpus at position 3: insufficient unused quota for nvidia.com/gpu",
+    ),
+    "a queue that Kueue has not looked at": (
+        Queued(position=1),
+        60,
+        ConditionReason.QUEUED,
+        "attempt 1 waits in Kueue's queue gpus at position 1",
+    ),
+    "admitted": (
+        Queued(admitted=True),
+        60,
+        ConditionReason.QUEUED,
+        "attempt 1 waits in Kueue's queue gpus, which has admitted it",
+    ),
+}
+
+
+@pytest.mark.parametrize(("queued", "seconds", "reason", "message"), WAITING.values(), ids=WAITING)
+def test_waiting(queued: Queued | None, seconds: float, reason: str, message: str) -> None:
+    decision = conclude(ftj(running()), observed(suspended(), queued=queued), at=later(seconds))
+    assert said(decision, ConditionType.TRAINED) == ("False", reason, message)
+    assert said(decision, ConditionType.READY) == ("False", reason, message)
+    assert (decision.status.phase, decision.requeue_seconds) == ("Pending", 5.0)
+
+
+def test_a_job_that_no_queue_holds() -> None:
+    decision = conclude(ftj(running()), observed(suspended(queue=None)), at=later(60))
+    assert said(decision, ConditionType.TRAINED) == (
+        "False",
+        ConditionReason.QUEUE_INADMISSIBLE,
+        "attempt 1 waits: something other than the operator suspended Job tune-train-1, which names no queue: check "
+        "kubectl get job tune-train-1 -o yaml",
+    )
+
+
+def test_a_gang_that_kueue_preempts_is_told_about_until_its_pods_have_stopped() -> None:
+    seen = observed(suspended(), pods=[pod(JOB, 0)], queued=Queued(reason="Pending", message="preempted"))
+    told = said(conclude(ftj(running()), seen, at=later(60)), ConditionType.TRAINED)
+    assert told == ("False", ConditionReason.STARTING, "attempt 1: 1 of 2 pods are ready")
+
+
+def test_what_blocked_pods_before_they_went_is_forgotten() -> None:
+    before = running()
+    blocked = condition(ConditionType.PODS_HEALTHY, "False", ConditionReason.UNSCHEDULABLE)
+    before = before.model_copy(update={"conditions": [*before.conditions, blocked]})
+    decision = conclude(ftj(before), observed(suspended(), queued=Queued(position=1)), at=later(60))
+    assert said(decision, ConditionType.PODS_HEALTHY) == (
+        "True",
+        ConditionReason.PODS_RUNNING,
+        "no pod is blocked",
+    )

@@ -1,0 +1,161 @@
+"""Hours of pods and GPUs: each pod counts once, whatever happens to it or to the operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_crds.status_parts import JobUsage, Usage
+from finetune_operator.finetunejob.decide.usage import EARLIER, used
+from worlds.memory.decisions import (
+    ACCEPTED,
+    PREPARED,
+    TRAINING,
+    child,
+    conclude,
+    ended,
+    ftj,
+    later,
+    observed,
+    pod,
+    running,
+    stamped,
+    status,
+)
+
+Json = dict[str, Any]
+JOB = "tune-train-1"
+HOUR = 3600
+
+
+def ran(index: int, seconds: int, *, gpus: int = 0, job: str = JOB, begin: float = 0) -> Json:
+    """A pod that ended after so many seconds."""
+    return ended(job, index, 0, at=int(begin) + seconds, gpus=gpus, startTime=stamped(begin))
+
+
+def runs(index: int, begin: float = 0, *, gpus: int = 0, job: str = JOB, **meta: Any) -> Json:
+    """A pod that still runs."""
+    found = pod(job, index, gpus=gpus, startTime=stamped(begin))
+    return {**found, "metadata": {**found["metadata"], **meta}}
+
+
+def entry(pod_seconds: int, gpu_seconds: int = 0, job: str = JOB) -> JobUsage:
+    return JobUsage(uid=f"uid-of-{job}", pod_seconds=pod_seconds, gpu_seconds=gpu_seconds)
+
+
+def usage(*jobs: JobUsage) -> Usage:
+    return Usage(
+        pod_hours=round(sum(item.pod_seconds for item in jobs) / HOUR, 2),
+        gpu_hours=round(sum(item.gpu_seconds for item in jobs) / HOUR, 2),
+        jobs=list(jobs),
+    )
+
+
+STOPPING: Json = {"deletionTimestamp": stamped(820), "deletionGracePeriodSeconds": 120}
+EVICTED_AT = [{"type": "DisruptionTarget", "status": "True", "lastTransitionTime": stamped(300)}]
+# What was recorded, the pods, seconds since NOW, whether the job ends, and what is recorded then.
+USED: dict[str, tuple[Usage | None, list[Json], float, bool, Usage | None]] = {
+    "nothing": (None, [], 0, False, None),
+    "a pod that no node took": (None, [pod(JOB, 0, "Pending", ready=False)], HOUR, False, None),
+    "a pod that began just now": (None, [runs(0)], 599, False, None),
+    "two pods that ended": (
+        None,
+        [ran(0, 1800, gpus=8), ran(1, 1200, gpus=8)],
+        9000,
+        False,
+        usage(entry(3000, 24000)),
+    ),
+    "pods that run count in whole steps": (
+        None,
+        [runs(0, gpus=2), runs(1, 30)],
+        1234,
+        False,
+        usage(entry(2370, 2400)),
+    ),
+    "a job that ends counts them to the second": (
+        None,
+        [runs(0), runs(1, 30)],
+        1234,
+        True,
+        usage(entry(2438)),
+    ),
+    "a pod that stops counts until it was told to": (
+        None,
+        [runs(0, **STOPPING)],
+        1234,
+        False,
+        usage(entry(700)),
+    ),
+    "a pod that its node evicted": (
+        None,
+        [pod(JOB, 0, "Failed", startTime=stamped(0), conditions=EVICTED_AT)],
+        HOUR,
+        False,
+        usage(entry(300)),
+    ),
+    "the same pod twice": (None, [ran(0, 60), ran(0, 60)], 600, False, usage(entry(60))),
+    "a pod again, after a restart of the operator": (
+        usage(entry(60)),
+        [ran(0, 60)],
+        600,
+        False,
+        usage(entry(60)),
+    ),
+    "a pod that no longer exists": (usage(entry(3600, 7200)), [], 9000, False, usage(entry(3600, 7200))),
+    "one of two pods no longer exists": (usage(entry(3000)), [ran(1, 1200)], 9000, False, usage(entry(3000))),
+    "another attempt": (
+        usage(entry(1800)),
+        [ran(0, 1800), ran(0, 600, job="tune-train-2", begin=2000)],
+        9000,
+        False,
+        usage(entry(1800), entry(600, job="tune-train-2")),
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "pods", "seconds", "final", "expected"), USED.values(), ids=USED)
+def test_used(
+    before: Usage | None, pods: list[Json], seconds: float, final: bool, expected: Usage | None
+) -> None:
+    assert used(before, pods, set(), at=later(seconds), final=final) == expected
+
+
+def test_many_attempts_become_one_entry_but_for_those_that_can_still_be_counted() -> None:
+    attempts = [entry(HOUR, 2 * HOUR, job=f"tune-train-{number}") for number in range(1, 8)]
+    before = usage(entry(60, job="tune-prep"), *attempts)
+    pods = [ran(0, 60, job="tune-prep"), ran(0, HOUR, job="tune-train-7"), ran(0, 120, job="tune-train-8")]
+    present = {"uid-of-tune-prep", "uid-of-tune-train-6"}
+    folded = usage(
+        JobUsage(uid=EARLIER, pod_seconds=5 * HOUR, gpu_seconds=10 * HOUR),
+        entry(60, job="tune-prep"),
+        entry(HOUR, 2 * HOUR, job="tune-train-6"),
+        entry(HOUR, 2 * HOUR, job="tune-train-7"),
+        entry(120, job="tune-train-8"),
+    )
+    assert used(before, pods, present, at=later(9000), final=False) == folded
+    assert used(folded, pods, present, at=later(9000), final=False) == folded
+
+
+def test_preparation_and_training_are_in_the_status() -> None:
+    before = running(usage=usage(entry(900, job="tune-prep")))
+    seen = observed(child(JOB), pods=[runs(0, gpus=4), runs(1, gpus=4)])
+    found = conclude(ftj(before), seen, at=later(HOUR)).status.usage
+    assert found == usage(entry(900, job="tune-prep"), entry(2 * HOUR, 8 * HOUR))
+
+
+def test_between_two_steps_nothing_is_written() -> None:
+    seen = observed(child(JOB), pods=[runs(0), runs(1)])
+    first = conclude(ftj(running()), seen, at=later(601)).status
+    assert conclude(ftj(first), seen, at=later(1199)).status == first
+    assert conclude(ftj(first), seen, at=later(1200)).status.usage == usage(entry(2400))
+
+
+def test_a_job_that_fails_at_its_deadline_counts_its_pods_until_then() -> None:
+    before = status(ACCEPTED, PREPARED, TRAINING, attempt=1, start_time=later(0))
+    seen = observed(child(JOB), pods=[runs(0, 10), runs(1, 10)])
+    decision = conclude(ftj(before, runPolicy={"activeDeadlineSeconds": 700}), seen, at=later(701))
+    assert decision.status.phase == "Failed"
+    assert decision.status.usage == usage(entry(1382))
+    again = conclude(ftj(decision.status, runPolicy={"activeDeadlineSeconds": 700}), seen, at=later(2000))
+    assert again.status.usage == usage(entry(1382))

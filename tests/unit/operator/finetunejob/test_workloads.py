@@ -1,0 +1,131 @@
+"""What Kueue says of a training Job that waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_operator.finetunejob.model import Queued
+from finetune_operator.finetunejob.workloads import WorkloadReader
+from finetune_operator.kube import KubeError
+from standins.kube import StandIn
+from worlds.memory.decisions import child, controller, ftj, running
+
+Json = dict[str, Any]
+JOB = "tune-train-1"
+NOT_FOUND = KubeError(404, "the server could not find the requested resource")
+FORBIDDEN = KubeError(403, "workloads is forbidden")
+
+
+def suspended(ended: str = "", *, suspend: bool = True, queue: str = "gpus") -> Json:
+    found = child(JOB, ended)
+    found["spec"]["suspend"] = suspend
+    found["metadata"]["labels"] |= {"kueue.x-k8s.io/queue-name": queue} if queue else {}
+    return found
+
+
+def workload(*conditions: tuple[str, str, str, str], uid: str = f"uid-of-{JOB}", **status: Any) -> Json:
+    """A Workload; its conditions are type, status, reason and message."""
+    keys = ("type", "status", "reason", "message")
+    named = [dict(zip(keys, item, strict=True)) for item in conditions]
+    meta = {"name": "job-tune-x", "ownerReferences": [controller("batch/v1", "Job", uid)]}
+    return {"kind": "Workload", "metadata": meta, "status": {"conditions": named, **status}}
+
+
+def pending(*names: str) -> Json:
+    items = [{"metadata": {"name": name}, "positionInLocalQueue": at} for at, name in enumerate(names)]
+    return {"kind": "QueueVisibility", "metadata": {"name": "gpus"}, "items": items}
+
+
+FULL = ("QuotaReserved", "False", "Pending", "insufficient unused quota")
+RESERVED = ("QuotaReserved", "True", "QuotaReserved", "Quota reserved in ClusterQueue all")
+CHECK = {"name": "provision", "state": "Pending", "message": "waiting for nodes"}
+CHECKING = "its quota is reserved; it waits for the admission check provision (waiting for nodes)"
+
+SAID: dict[str, tuple[list[Json], Queued]] = {
+    "no Workload": ([], Queued(workload=False)),
+    "the Workload of another Job": ([workload(FULL, uid="other")], Queued(workload=False)),
+    "one that Kueue has not looked at": ([workload()], Queued()),
+    "no room": ([workload(FULL)], Queued(reason="Pending", message="insufficient unused quota")),
+    "its position": (
+        [workload(FULL), pending("job-a-y", "job-tune-x")],
+        Queued(reason="Pending", message="insufficient unused quota", position=2),
+    ),
+    "a queue of others": (
+        [workload(FULL), pending("job-a-y")],
+        Queued(reason="Pending", message="insufficient unused quota"),
+    ),
+    "a queue that does not exist": (
+        [workload(("QuotaReserved", "False", "Inadmissible", "LocalQueue gpus doesn't exist"))],
+        Queued(reason="Inadmissible", message="LocalQueue gpus doesn't exist"),
+    ),
+    "checks after the quota": (
+        [workload(RESERVED, admissionChecks=[CHECK, {"name": "done", "state": "Ready"}])],
+        Queued(message=CHECKING),
+    ),
+    "admitted": (
+        [workload(RESERVED, ("Admitted", "True", "Admitted", "The workload is admitted"))],
+        Queued(admitted=True),
+    ),
+}
+
+
+@pytest.mark.parametrize(("exist", "expected"), SAID.values(), ids=SAID)
+async def test_said(exist: list[Json], expected: Queued) -> None:
+    reader = WorkloadReader(StandIn(*exist), lambda: 0.0)
+    assert await reader.read(ftj(running()), {JOB: suspended()}) == expected
+
+
+QUIET: dict[str, dict[str, Json]] = {
+    "no Job": {},
+    "a Job that runs": {JOB: suspended(suspend=False)},
+    "a Job that ended": {JOB: suspended("Failed")},
+    "a Job that no queue holds": {JOB: suspended(queue="")},
+    "a Job of another attempt": {"tune-train-2": suspended()},
+}
+
+
+@pytest.mark.parametrize("jobs", QUIET.values(), ids=QUIET)
+async def test_nothing_is_asked_about_what_waits_in_no_queue(jobs: dict[str, Json]) -> None:
+    kube = StandIn()
+    assert await WorkloadReader(kube, lambda: 0.0).read(ftj(running()), jobs) is None
+    assert kube.asked == []
+
+
+REFUSED: dict[str, tuple[dict[str, KubeError], Queued | None]] = {
+    "no Kueue": ({"Workload": NOT_FOUND, "WorkloadBeta1": NOT_FOUND}, Queued(installed=False)),
+    "an older Kueue": (
+        {"Workload": NOT_FOUND},
+        Queued(reason="Pending", message="insufficient unused quota"),
+    ),
+    "a Kueue that may not be read": ({"Workload": FORBIDDEN}, None),
+    "an API server that is away": ({"Workload": KubeError(0, "away")}, None),
+    "positions that may not be read": (
+        {"QueueVisibility": FORBIDDEN},
+        Queued(reason="Pending", message="insufficient unused quota"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("refuse", "expected"), REFUSED.values(), ids=REFUSED)
+async def test_what_cannot_be_read_does_not_end_the_pass(
+    refuse: dict[str, KubeError], expected: Queued | None
+) -> None:
+    kube = StandIn(workload(FULL), {**workload(FULL), "kind": "WorkloadBeta1"})
+    kube.refuse = {
+        ("get" if kind == "QueueVisibility" else "list", kind): error for kind, error in refuse.items()
+    }
+    assert await WorkloadReader(kube, lambda: 0.0).read(ftj(running()), {JOB: suspended()}) == expected
+
+
+async def test_all_jobs_of_a_namespace_share_a_list_for_five_seconds() -> None:
+    kube, seconds = StandIn(), 0.0
+    reader = WorkloadReader(kube, lambda: seconds)
+    counts = []
+    for now in (0.0, 4.9, 5.0):
+        seconds = now
+        for _ in range(3):
+            await reader.read(ftj(running()), {JOB: suspended()})
+        counts.append(len(kube.asked))
+    assert counts == [1, 1, 2]
