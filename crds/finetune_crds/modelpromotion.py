@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from finetune_crds.base import ApiModel, Name, StringMap, Uri, immutable, rules
+from finetune_crds.base import ApiModel, ObjectName, StringMap, Uri, immutable, rules
 from finetune_crds.env import LocalReference
 from finetune_crds.finetunejob import Alias
 from finetune_crds.gates import Gates
@@ -59,7 +59,7 @@ class Source(ApiModel):
     """A version by its number."""
     alias: Alias | None = None
     """The version that another alias of the model points at, also when that alias moves later."""
-    fine_tune_job: Name | None = None
+    fine_tune_job: ObjectName | None = None
     """The version that a FineTuneJob of this namespace registers, once the job has succeeded."""
 
 

@@ -97,7 +97,7 @@ def test_roles_of_the_watched_namespace_are_enough_for_a_job_and_a_promotion(
         "the promotion is gone", lambda: not tenant.api.get("ModelPromotion", tenant.namespace, "champion")
     )
     assert alias(tenant) is None
-    assert other.status("tune") == {}
+    assert other.status("tune") == {"observedGeneration": -1}
     lines = [json.loads(line) for line in installation.log().splitlines()]
     assert [line for line in lines if line["severity"] not in ("debug", "info")] == []
     assert any(tenant.namespace in line["message"] for line in lines)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from finetune_crds.base import Json
-from finetune_crds.conditions import ConditionType
+from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.errors import Problem
@@ -108,6 +108,15 @@ class Deletion:
 
 
 @dataclass(frozen=True)
+class Rehearsal:
+    """What the API server said of the training pods in a dry run: a condition without its type and times."""
+
+    admitted: bool | None
+    reason: ConditionReason
+    message: str
+
+
+@dataclass(frozen=True)
 class Decision:
     """The new status, and the actions to take.
 
@@ -117,6 +126,7 @@ class Decision:
         delete: child Jobs to delete.
         sweep: whether to delete the other children too.
         actions: writes to MLflow.
+        rehearse: objects to create as dry runs; the status then gets the API server's answer.
         requeue_seconds: when the next pass is due if no event comes before; None for the next resync.
     """
 
@@ -125,4 +135,5 @@ class Decision:
     delete: tuple[Deletion, ...] = ()
     sweep: bool = False
     actions: tuple[Action, ...] = ()
+    rehearse: tuple[Json, ...] = ()
     requeue_seconds: float | None = None

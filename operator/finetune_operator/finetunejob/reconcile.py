@@ -52,8 +52,8 @@ class FineTuneJobReconciler(Reconciler):
         except (KubeError, NameTaken) as error:
             await self._report(ftj, error)
             raise
-        # What was written to MLflow is read back at once.
-        return 0.0 if decision.actions else decision.requeue_seconds
+        # What was written to MLflow is read back at once; the API server's answer to a dry run is in the status.
+        return 0.0 if decision.actions or decision.rehearse else decision.requeue_seconds
 
     async def complain(self, body: Json, message: str) -> None:
         """Report in the status that the job cannot be reconciled; the status of a finished job stays."""
@@ -68,8 +68,10 @@ class FineTuneJobReconciler(Reconciler):
         """Say on the resource itself why its children cannot be made."""
         if isinstance(error, NameTaken):
             kind, reason = ConditionType.PODS_HEALTHY, ConditionReason.NAME_TAKEN
-        elif error.status in (403, 422, 400):
+        elif error.status == 403:
             kind, reason = ConditionType.PODS_HEALTHY, ConditionReason.POD_REJECTED
+        elif error.status in (422, 400):
+            kind, reason = ConditionType.PODS_HEALTHY, ConditionReason.POD_TEMPLATE_INVALID
         else:
             return
         now = self.now()

@@ -85,6 +85,7 @@ def condition(
 
 
 ACCEPTED = condition(ConditionType.ACCEPTED, "True", ConditionReason.ACCEPTED)
+ADMITTED = condition(ConditionType.PODS_ADMITTED, "True", ConditionReason.PODS_ADMITTED)
 PREPARED = condition(ConditionType.PREPARED, "True", ConditionReason.SPLITS_GIVEN)
 TRAINING = condition(ConditionType.TRAINED, "False", ConditionReason.TRAINING)
 TRAINED = condition(ConditionType.TRAINED, "True", ConditionReason.TRAINED)

@@ -17,6 +17,7 @@ from finetune_operator import names
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.children import is_alive, is_being_deleted, job_ended, owner
 from finetune_operator.finetunejob.decide import decide
+from finetune_operator.finetunejob.decide.admit import rehearsed
 from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.model import (
     Decision,
@@ -26,6 +27,7 @@ from finetune_operator.finetunejob.model import (
     FinishRun,
     Mlflow,
     Observed,
+    Rehearsal,
     SetAlias,
 )
 from finetune_operator.mlflow.model import Run
@@ -52,6 +54,8 @@ PREPARED = TerminationMessage(
 )
 TRAINED = TerminationMessage(train=TrainResult(step=10, eval_loss=2.0))
 FAILED = TerminationMessage(error=PodError(reason="Boom", message="it blew up"))
+ADMITTED = Rehearsal(admitted=True, reason=ConditionReason.PODS_ADMITTED, message="they would be created")
+REFUSED = Rehearsal(admitted=False, reason=ConditionReason.POD_REJECTED, message="they would be refused")
 AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow is away")
 
 
@@ -66,6 +70,9 @@ class World:
     jobs: dict[str, Json] = field(default_factory=dict)
     pods: list[Json] = field(default_factory=list)
     away: bool = False
+    admits: bool = True
+    """Whether the API server would create the training pods."""
+    generation: int = 1
     run: Run | None = None
     version: RegisteredVersion | None = None
     ran: set[str] = field(default_factory=set)
@@ -76,14 +83,18 @@ class World:
         return later(self.seconds)
 
     def ftj(self) -> FineTuneJob:
-        return ftj(self.status, suspend=self.suspend, **self.parts)
+        found = ftj(self.status, suspend=self.suspend, **self.parts)
+        return dataclasses.replace(found, generation=self.generation)
 
     def observed(self) -> Observed:
         mlflow = Mlflow(problem=AWAY) if self.away else Mlflow(run=self.run, version=self.version)
         return Observed(jobs=dict(self.jobs), pods=tuple(self.pods), mlflow=mlflow)
 
     def decide(self) -> Decision:
-        return decide(self.ftj(), self.observed(), self.now, SETTINGS)
+        """A decision, with the API server's answer to its dry runs."""
+        decision = decide(self.ftj(), self.observed(), self.now, SETTINGS)
+        answer = ADMITTED if self.admits else REFUSED
+        return rehearsed(self.ftj(), decision, answer, now=self.now) if decision.rehearse else decision
 
     def carry_out(self, decision: Decision) -> None:
         """What `apply` does, but for the status."""
@@ -192,6 +203,11 @@ class World:
 
     def people_suspend_or_resume(self) -> None:
         self.suspend = not self.suspend
+        self.generation += 1
+
+    def a_policy_comes_or_goes(self) -> None:
+        self.admits = not self.admits
+        self.generation += 1
 
     def time_passes(self, *, seconds: int) -> None:
         self.seconds += seconds
@@ -227,6 +243,7 @@ HAPPENINGS = [
     *[happening("time_passes", seconds=st.sampled_from([1, 30, 400]))] * 2,
     happening("a_child_vanishes", index=st.integers(0, 3)),
     happening("mlflow_comes_or_goes"),
+    happening("a_policy_comes_or_goes"),
     happening("mlflow_loses_everything"),
     *[
         happening(
@@ -286,7 +303,8 @@ def told(parts: Json, story: Story) -> World:
 
 def check_it_comes_to_its_end(world: World) -> None:
     """When nothing goes wrong any more, the job succeeds, unless what went wrong before ends it."""
-    world.away, world.suspend = False, False
+    world.away, world.suspend, world.admits = False, False, True
+    world.generation += 1
     for _ in range(6):
         world.pods_vanish(all_of_them=False)
         world.pass_over()

@@ -14,6 +14,9 @@ from finetune_operator.finetunejob.decide.draft import Draft
 
 _PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 _CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+_REFUSALS = frozenset(
+    {ConditionReason.NAME_TAKEN, ConditionReason.POD_REJECTED, ConditionReason.POD_TEMPLATE_INVALID}
+)
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,13 @@ def _default_message(ended: Exit) -> str:
 def _tail(text: str, lines: int = 8, limit: int = 1000) -> str:
     """The last lines of a log, where a Python traceback names its error."""
     return "\n".join(text.strip().splitlines()[-lines:])[-limit:]
+
+
+def forget_refusal(draft: Draft) -> None:
+    """Remove what kept a child from being created, when it is about to be created; if it is refused again, it returns."""
+    health = draft.condition(ConditionType.PODS_HEALTHY)
+    if health and health.reason in _REFUSALS:
+        draft.unset(ConditionType.PODS_HEALTHY)
 
 
 def report_health(draft: Draft, pods: Sequence[Json], job_name: str, *, wanted: int) -> None:
