@@ -395,7 +395,13 @@ def change(world: World, **spec: Any) -> None:
 GPU: Json = {"limits": {"cpu": "1"}}
 TYPO: Json = {"spec": {"containers": [{"name": "trainer", "resource": GPU}]}}
 RIGHT: Json = {"spec": {"containers": [{"name": "trainer", "resources": GPU}]}}
-PRIVILEGED: Json = {"spec": {"containers": [{"name": "trainer", "securityContext": {"privileged": True}}]}}
+PRIVILEGED: Json = {
+    "spec": {
+        "containers": [
+            {"name": "trainer", "securityContext": {"privileged": True, "allowPrivilegeEscalation": True}}
+        ]
+    }
+}
 
 
 @pytest.mark.parametrize(

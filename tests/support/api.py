@@ -27,6 +27,7 @@ _KINDS = {
     "ServiceAccount": "v1",
     "ResourceQuota": "v1",
     "Lease": "coordination.k8s.io/v1",
+    "Role": "rbac.authorization.k8s.io/v1",
 }
 
 

@@ -46,7 +46,6 @@ def preparing(judged: Condition | None) -> FineTuneJobStatus:
     return status(ACCEPTED, *([judged] if judged else []), PREPARING, start_time=NOW)
 
 
-NEXT = {"generation": 2}
 BOTH = ["Job/tune-train-1", "Pod/tune-train-1-0"]
 PREP = ["ConfigMap/tune-prep", "Job/tune-prep"]
 
@@ -58,7 +57,11 @@ CASES: dict[str, tuple[FineTuneJob, list[str], list[str]]] = {
     "beyond a quota": (ftj(status(QUOTA), data=SOURCE), [], PREP),
     "a typo": (ftj(status(TYPO), data=SOURCE), [], []),
     "a policy": (ftj(status(POLICY), data=SOURCE), [], []),
-    "a typo that was corrected": (dataclasses.replace(ftj(status(TYPO), data=SOURCE), **NEXT), BOTH, []),
+    "a typo that was corrected": (
+        dataclasses.replace(ftj(status(TYPO), data=SOURCE), generation=2),
+        BOTH,
+        [],
+    ),
     "no preparation": (ftj(), [], ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]),
     "suspended": (ftj(data=SOURCE, suspend=True), [], []),
 }
@@ -75,7 +78,7 @@ def test_before_the_preparation(of: FineTuneJob, rehearses: list[str], creates: 
 @pytest.mark.parametrize("judged", [ADMITTED, TYPO, POLICY, QUOTA], ids=lambda item: item.reason)
 def test_a_preparation_that_runs_goes_on(judged: Condition) -> None:
     before = ftj(preparing(judged), data=SOURCE)
-    changed = dataclasses.replace(before, **NEXT)
+    changed = dataclasses.replace(before, generation=2)
     seen = observed(child("tune-prep"))
     found = [conclude(of, seen, settings=SETTINGS) for of in (before, changed)]
     assert [rehearsals(decision) for decision in found] == [[], BOTH]
@@ -133,7 +136,7 @@ ANSWERS: dict[str, tuple[Rehearsal, tuple[str, str], str]] = {
 
 @pytest.mark.parametrize(("answer", "ready", "also"), ANSWERS.values(), ids=ANSWERS)
 def test_the_answer_is_in_the_status(answer: Rehearsal, ready: tuple[str, str], also: str) -> None:
-    new = dataclasses.replace(ftj(data=SOURCE), **NEXT)
+    new = dataclasses.replace(ftj(data=SOURCE), generation=2)
     found = rehearsed(new, conclude(new), answer, now=later(5))
     word = {True: "True", False: "False", None: "Unknown"}[answer.admitted]
     assert said(found, ConditionType.PODS_ADMITTED) == (word, answer.reason, answer.message)
