@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from support.ports import free_port
 from support.process import running
 from support.waiting import wait_for
 from worlds.processes.jobs import PREPARED, TRAINED, error, job, splits_given
+from worlds.processes.servers import Plane
 from worlds.processes.world import World
 
 Json = dict[str, Any]
@@ -281,6 +284,18 @@ TAKEN_BY_THE_SCHEMA: dict[str, Json] = {
 def test_the_schema_takes(api: Api, namespace: str, case: str) -> None:
     body = TAKEN_BY_THE_SCHEMA[case]
     assert api.create({**body, "metadata": {**body["metadata"], "namespace": namespace}})
+
+
+def test_what_two_writers_apply_to_a_set_is_all_there(plane: Plane, namespace: str, api: Api) -> None:
+    body = job(runPolicy={"retryableExitCodes": [1, 2]})
+    part = {key: body[key] for key in ("apiVersion", "kind", "metadata")}
+    part["spec"] = {**body["spec"], "runPolicy": {"retryableExitCodes": [2, 3]}}
+    for writer, content in (("git", body), ("team", part)):
+        apply = [str(plane.kubectl), "--kubeconfig", str(plane.kubeconfig), "--namespace", namespace, "apply"]
+        apply += ["--server-side", "--field-manager", writer, "--filename", "-"]
+        subprocess.run(apply, input=json.dumps(content), text=True, check=True, capture_output=True)
+    kept = api.get("FineTuneJob", namespace, "tune") or {}
+    assert sorted(kept["spec"]["runPolicy"]["retryableExitCodes"]) == [1, 2, 3]
 
 
 CHANGES: dict[str, tuple[Json, str | None]] = {
