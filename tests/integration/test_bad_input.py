@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -419,32 +420,39 @@ PRIVILEGED: Json = {
 }
 
 
-@pytest.mark.parametrize(
-    ("body", "kind"), [(job, "PodsAdmitted"), (splits_given, "PodsHealthy")], ids=["to prepare", "prepared"]
-)
+@pytest.mark.parametrize(("body", "first"), [(job, ("tune-prep", 1)), (splits_given, ("tune-train-1", 2))])
 def test_a_typo_in_a_pod_template_is_told_at_once_until_it_is_corrected(
-    world: World, body: Callable[..., Json], kind: str
+    world: World, body: Callable[..., Json], first: tuple[str, int]
 ) -> None:
     world.submit(body(podTemplate=TYPO))
-    found = world.wait_condition("tune", kind, "PodTemplateInvalid")
-    assert 'unknown field "spec.template.spec.containers[0].resource"' in found["message"]
-    assert (holding(world), world.api.list("Job", world.namespace)) == (["Stalled"], [])
+    found = world.wait_condition("tune", "PodsAdmitted", "PodTemplateInvalid")
+    assert re.search('unknown field "spec[.](template[.]spec[.])?containers.0.[.]resource"', found["message"])
+    assert (holding(world), children(world)) == (["Stalled"], [])
     change(world, podTemplate=RIGHT)
-    name = "tune-prep" if kind == "PodsAdmitted" else "tune-train-1"
-    world.run_pods(name, 1 if kind == "PodsAdmitted" else 2)
+    world.run_pods(*first)
     wait_for("it goes on", lambda: holding(world) == ["Reconciling"])
 
 
-def test_a_policy_that_forbids_the_pods_is_told_before_the_preparation(world: World) -> None:
+@pytest.mark.parametrize(("body", "first"), [(job, ("tune-prep", 1)), (splits_given, ("tune-train-1", 2))])
+def test_a_policy_that_forbids_the_pods_is_told_before_anything_is_created(
+    world: World, body: Callable[..., Json], first: tuple[str, int]
+) -> None:
     label = {"pod-security.kubernetes.io/enforce": "restricted"}
     world.api.patch("Namespace", "", world.namespace, {"metadata": {"labels": label}})
-    world.submit(job(podTemplate=PRIVILEGED))
+    world.submit(body(podTemplate=PRIVILEGED))
     found = world.wait_condition("tune", "PodsAdmitted", "PodRejected")
     assert 'violates PodSecurity "restricted:latest"' in found["message"]
     assert "correct spec.podTemplate" in found["message"]
-    assert (holding(world), world.api.list("Job", world.namespace)) == (["Stalled"], [])
-    world.api.patch("FineTuneJob", world.namespace, "tune", {"spec": {"podTemplate": None, "suspend": False}})
-    world.run_pods("tune-prep", 1)
+    assert (holding(world), children(world)) == (["Stalled"], [])
+    change(world, podTemplate=None)
+    world.run_pods(*first)
+
+
+def children(world: World) -> list[str]:
+    """The kinds of what the operator has created."""
+    kinds = ("Job", "Service", "ConfigMap")
+    selector = "app.kubernetes.io/managed-by=finetune-operator"
+    return [kind for kind in kinds if world.api.list(kind, world.namespace, selector)]
 
 
 def test_a_quota_that_is_used_up_is_told_before_the_preparation_which_goes_on(world: World) -> None:

@@ -16,7 +16,6 @@ from finetune_operator.controller.leases import LeaseBusy
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.children import is_being_deleted, is_child
-from finetune_operator.finetunejob.decide.admit import rehearsed
 from finetune_operator.finetunejob.decide.failed_action import failed_action
 from finetune_operator.finetunejob.model import (
     Action,
@@ -28,7 +27,6 @@ from finetune_operator.finetunejob.model import (
     SetAlias,
 )
 from finetune_operator.finetunejob.observe import FineTuneJobObserver
-from finetune_operator.finetunejob.rehearse import rehearse
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.registry.base import MoveAlias
@@ -52,7 +50,7 @@ class FineTuneJobApplier:
     writer: AliasWriter
 
     async def apply(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> None:
-        """Carry out a decision: deletions, children, dry runs, MLflow, status, Events, in this order.
+        """Carry out a decision: deletions, children, MLflow, status, Events, in this order.
 
         Raises:
             KubeError: the API server refused something, or could not be reached.
@@ -63,8 +61,6 @@ class FineTuneJobApplier:
         await self._delete(ftj, decision)
         for body in decision.apply:
             await self._child(ftj, body)
-        if decision.rehearse:
-            decision = rehearsed(ftj, decision, await rehearse(self.kube, decision.rehearse), now=now)
         failure: ExternalError | LeaseBusy | None = None
         for action in decision.actions:
             try:

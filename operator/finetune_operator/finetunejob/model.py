@@ -56,11 +56,21 @@ class Mlflow:
 
 
 @dataclass(frozen=True)
+class Rehearsal:
+    """What the API server said of the training pods in a dry run: a condition without its type and times."""
+
+    admitted: bool | None
+    reason: ConditionReason
+    message: str
+
+
+@dataclass(frozen=True)
 class Observed:
     """What exists: the job's child Jobs by name, its pods, and its run and version in MLflow.
 
     `rejections` are the messages of Jobs whose pods the API server refused to create, by Job name. `owned` are the
-    aliases of the job's registered model that a ModelPromotion keeps: namespace/name of it, by alias.
+    aliases of the job's registered model that a ModelPromotion keeps: namespace/name of it, by alias. `rehearsal` is the
+    answer to the dry runs that the decision asked for.
     """
 
     jobs: Mapping[str, Json] = field(default_factory=dict)
@@ -68,6 +78,7 @@ class Observed:
     mlflow: Mlflow | None = None
     rejections: Mapping[str, str] = field(default_factory=dict)
     owned: Mapping[str, str] = field(default_factory=dict)
+    rehearsal: Rehearsal | None = None
 
 
 @dataclass(frozen=True)
@@ -108,15 +119,6 @@ class Deletion:
 
 
 @dataclass(frozen=True)
-class Rehearsal:
-    """What the API server said of the training pods in a dry run: a condition without its type and times."""
-
-    admitted: bool | None
-    reason: ConditionReason
-    message: str
-
-
-@dataclass(frozen=True)
 class Decision:
     """The new status, and the actions to take.
 
@@ -126,7 +128,7 @@ class Decision:
         delete: child Jobs to delete.
         sweep: whether to delete the other children too.
         actions: writes to MLflow.
-        rehearse: objects to create as dry runs; the status then gets the API server's answer.
+        rehearse: objects to create as dry runs. The rest of the decision counts only when it is made again with the answer.
         requeue_seconds: when the next pass is due if no event comes before; None for the next resync.
     """
 

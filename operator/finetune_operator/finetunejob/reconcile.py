@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import ClassVar
 
@@ -17,6 +17,7 @@ from finetune_operator.finetunejob.decide import decide
 from finetune_operator.finetunejob.decide.ready import summarized
 from finetune_operator.finetunejob.model import Decision, FineTuneJob
 from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
+from finetune_operator.finetunejob.rehearse import rehearse
 from finetune_operator.kube import KubeError
 from finetune_operator.policy.status import with_condition
 from finetune_operator.settings import Settings
@@ -37,7 +38,7 @@ class FineTuneJobReconciler(Reconciler):
     now: Callable[[], datetime] = utc_now
 
     async def reconcile(self, body: Json) -> float | None:
-        """One pass."""
+        """One pass. Where `decide` asks for dry runs, it decides again with the API server's answer."""
         if "deletionTimestamp" in body["metadata"]:
             return None
         ftj = read_finetunejob(body)
@@ -45,6 +46,9 @@ class FineTuneJobReconciler(Reconciler):
             observed = await self.observer.observe(ftj, self.now())
             now = self.now()
             decision = decide(ftj, observed, now, self.settings)
+            if decision.rehearse:
+                answer = await rehearse(self.observer.kube, decision.rehearse)
+                decision = decide(ftj, replace(observed, rehearsal=answer), now, self.settings)
             await self.applier.apply(ftj, decision, now)
         except LeaseBusy as error:
             log.debug("%s: %s", ftj.key, error)
@@ -52,8 +56,8 @@ class FineTuneJobReconciler(Reconciler):
         except (KubeError, NameTaken) as error:
             await self._report(ftj, error)
             raise
-        # What was written to MLflow is read back at once; the API server's answer to a dry run is in the status.
-        return 0.0 if decision.actions or decision.rehearse else decision.requeue_seconds
+        # What was written to MLflow is read back at once.
+        return 0.0 if decision.actions else decision.requeue_seconds
 
     async def complain(self, body: Json, message: str) -> None:
         """Report in the status that the job cannot be reconciled; the status of a finished job stays."""

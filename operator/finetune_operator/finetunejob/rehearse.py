@@ -57,5 +57,5 @@ def _refusal(body: Json, error: KubeError) -> Rehearsal:
     if error.status == 403 and _QUOTA.search(str(error)):
         message = f"{what} would be refused now: {error}; the preparation goes on, and the pods are created after it"
         return Rehearsal(admitted=False, reason=ConditionReason.QUOTA_EXCEEDED, message=message)
-    message = f"{what} would be refused: {error}: correct spec.podTemplate; the preparation starts after that"
+    message = f"{what} would be refused: {error}: correct spec.podTemplate, and the job goes on"
     return Rehearsal(admitted=False, reason=_REASONS[error.status], message=message)

@@ -17,7 +17,6 @@ from finetune_operator import names
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.children import is_alive, is_being_deleted, job_ended, owner
 from finetune_operator.finetunejob.decide import decide
-from finetune_operator.finetunejob.decide.admit import rehearsed
 from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.model import (
     Decision,
@@ -34,6 +33,7 @@ from finetune_operator.mlflow.model import Run
 from finetune_operator.registry.base import RegisteredVersion
 from worlds.memory.decisions import (
     EVICTED,
+    FINE,
     NODES,
     SETTINGS,
     SOURCE,
@@ -54,7 +54,6 @@ PREPARED = TerminationMessage(
 )
 TRAINED = TerminationMessage(train=TrainResult(step=10, eval_loss=2.0))
 FAILED = TerminationMessage(error=PodError(reason="Boom", message="it blew up"))
-ADMITTED = Rehearsal(admitted=True, reason=ConditionReason.PODS_ADMITTED, message="they would be created")
 REFUSED = Rehearsal(admitted=False, reason=ConditionReason.POD_REJECTED, message="they would be refused")
 AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow is away")
 
@@ -88,13 +87,11 @@ class World:
 
     def observed(self) -> Observed:
         mlflow = Mlflow(problem=AWAY) if self.away else Mlflow(run=self.run, version=self.version)
-        return Observed(jobs=dict(self.jobs), pods=tuple(self.pods), mlflow=mlflow)
+        answer = FINE if self.admits else REFUSED
+        return Observed(jobs=dict(self.jobs), pods=tuple(self.pods), mlflow=mlflow, rehearsal=answer)
 
     def decide(self) -> Decision:
-        """A decision, with the API server's answer to its dry runs."""
-        decision = decide(self.ftj(), self.observed(), self.now, SETTINGS)
-        answer = ADMITTED if self.admits else REFUSED
-        return rehearsed(self.ftj(), decision, answer, now=self.now) if decision.rehearse else decision
+        return decide(self.ftj(), self.observed(), self.now, SETTINGS)
 
     def carry_out(self, decision: Decision) -> None:
         """What `apply` does, but for the status."""

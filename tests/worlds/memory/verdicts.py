@@ -9,14 +9,12 @@ from typing import Any, Literal
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.status import FineTuneJobStatus, MlflowStatus
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.decide.admit import rehearsed
 from finetune_operator.finetunejob.model import FineTuneJob, Mlflow, Observed, Rehearsal
 from finetune_operator.registry.base import RegisteredVersion
 from finetune_operator.settings import Settings
 from standins.databricks import running as databricks
 from worlds.memory.decisions import (
     NO_MLFLOW,
-    NOW,
     SETTINGS,
     SOURCE,
     child,
@@ -103,13 +101,12 @@ def job(
 
 
 def judged(admitted: bool, reason: ConditionReason) -> Callable[[], Awaitable[Json]]:
-    """A FineTuneJob with a preparation, after the pass that follows a dry run with this answer."""
+    """A FineTuneJob with a preparation, after a dry run with this answer."""
 
     async def body() -> Json:
-        new = ftj(data=SOURCE)
         answer = Rehearsal(admitted, reason, "the API server said so")
-        answered = rehearsed(new, conclude(new), answer, now=NOW)
-        return _resource("FineTuneJob", conclude(ftj(answered.status, data=SOURCE)).status.to_json())
+        decision = conclude(ftj(data=SOURCE), answer=answer)
+        return _resource("FineTuneJob", decision.status.to_json())
 
     return body
 
@@ -169,7 +166,6 @@ JOBS: dict[str, Verdict] = {
     "a password in an address": Verdict(
         job(ftj(tracking={"uri": "http://me:pass@m:5000"})), "Failed", "Degraded", ("Finished",)
     ),
-    "not judged by the API server yet": Verdict(job(ftj(data=SOURCE)), "InProgress", "Progressing"),
     "a typo in podTemplate": Verdict(
         judged(False, ConditionReason.POD_TEMPLATE_INVALID), "Failed", "Degraded"
     ),

@@ -128,6 +128,7 @@ async def test_a_pass_makes_the_children_then_writes_the_status_then_tells_peopl
     await world.look()
     verbs = [(verb, kind) for verb, kind, _ in world.kube.asked]
     assert verbs == [
+        ("rehearse", "Pod"),
         ("get", "Service"),
         ("apply", "Service"),
         ("get", "ConfigMap"),
@@ -290,9 +291,14 @@ async def test_a_typo_is_told_before_the_preparation_and_asked_about_once() -> N
     world.kube.keep({**body, "metadata": {**body["metadata"], "generation": 2}})
     world.watch()
     await world.look()
-    assert world.kube.done("rehearse") == ["Job/tune-train-1", "Pod/tune-train-1-0"]
+    assert world.kube.done("rehearse", "apply", "create")[:4] == [
+        "Job/tune-train-1",
+        "Pod/tune-train-1-0",
+        "ConfigMap/tune-prep",
+        "Job/tune-prep",
+    ]
     await world.look()
-    assert world.kube.done("rehearse", "apply", "create")[:2] == ["ConfigMap/tune-prep", "Job/tune-prep"]
+    assert world.kube.done("rehearse") == []
     assert (world.status["phase"], world.holding()) == ("Preparing", ["Reconciling"])
 
 
@@ -300,9 +306,8 @@ async def test_pods_beyond_a_quota_are_told_of_and_the_preparation_goes_on() -> 
     world = World(StandIn(submitted(data=SOURCE)))
     world.kube.refuse["rehearse", "Pod"] = KubeError(403, "exceeded quota: gpus")
     await world.look()
-    assert (world.holding(), world.next_look()) == (["Reconciling"], 0.0)
-    await world.look()
-    assert world.status["phase"] == "Preparing"
+    assert (world.status["phase"], world.holding()) == ("Preparing", ["Reconciling"])
+    assert world.kube.done("create")[0] == "Job/tune-prep"
     assert (world.condition(ConditionType.READY) or ("",))[0] == ConditionReason.QUOTA_EXCEEDED
 
 

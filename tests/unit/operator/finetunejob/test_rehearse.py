@@ -38,7 +38,7 @@ REFUSALS: dict[str, tuple[str, KubeError, Rehearsal]] = {
         Rehearsal(
             False,
             ConditionReason.POD_TEMPLATE_INVALID,
-            f"Job tune-train-1 would be refused: {TYPO}: correct spec.podTemplate; the preparation starts after that",
+            f"Job tune-train-1 would be refused: {TYPO}: correct spec.podTemplate, and the job goes on",
         ),
     ),
     "a value that cannot be": (
@@ -47,8 +47,7 @@ REFUSALS: dict[str, tuple[str, KubeError, Rehearsal]] = {
         Rehearsal(
             False,
             ConditionReason.POD_TEMPLATE_INVALID,
-            "Job tune-train-1 would be refused: Invalid value: correct spec.podTemplate; the preparation starts after "
-            "that",
+            "Job tune-train-1 would be refused: Invalid value: correct spec.podTemplate, and the job goes on",
         ),
     ),
     "a quota": (
@@ -67,7 +66,7 @@ REFUSALS: dict[str, tuple[str, KubeError, Rehearsal]] = {
         Rehearsal(
             False,
             ConditionReason.POD_REJECTED,
-            f"Pod tune-train-1-0 would be refused: {POLICY}: correct spec.podTemplate; the preparation starts after that",
+            f"Pod tune-train-1-0 would be refused: {POLICY}: correct spec.podTemplate, and the job goes on",
         ),
     ),
     "no right to create pods": (
