@@ -18,46 +18,6 @@ RENAMED = "x-renamed"
 Json = dict[str, Any]
 """A Kubernetes object, or a part of one, as plain JSON."""
 
-# NB: the API server estimates the cost of a CEL rule from the longest value a field may hold, and refuses a
-# CRD whose rules could cost too much. So every string, list and map of the API has a bound.
-Name = Annotated[str, Field(min_length=1, max_length=253)]
-ObjectName = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
-"""The name of an object of the same namespace, such as a Secret."""
-LabelValue = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")]
-"""The value of a label."""
-Text = Annotated[str, Field(min_length=1, max_length=1024)]
-LongText = Annotated[str, Field(min_length=1, max_length=16384)]
-Uri = Annotated[str, Field(min_length=1, max_length=1024)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-NonNegative = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
-StringMap = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
-Quantity = Annotated[
-    str,
-    Field(min_length=1, max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"),
-]
-"""An amount of memory, as Kubernetes writes it."""
-Passthrough = Annotated[
-    dict[str, Any], Field(json_schema_extra={"type": "object", "x-kubernetes-preserve-unknown-fields": True})
-]
-
-
-class ApiModel(BaseModel):
-    """A part of the API: snake_case in Python, camelCase in YAML; unknown fields are ignored."""
-
-    model_config = ConfigDict(
-        alias_generator=to_camel,
-        populate_by_name=True,
-        extra="ignore",
-        frozen=True,
-        use_attribute_docstrings=True,
-        serialize_by_alias=True,
-    )
-
-    def to_json(self) -> dict[str, Any]:
-        """The part as in YAML: camelCase, without fields that are not set."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
-
 
 class Rule(NamedTuple):
     """A CEL rule.
@@ -93,6 +53,129 @@ def renamed(**fields: tuple[str, str]) -> dict[str, Any]:
     Without them it would drop what it does not know, and the job would run without it.
     """
     return {RENAMED: fields}
+
+
+# NB: the API server estimates the cost of a CEL rule from the longest value a field may hold, and refuses a
+# CRD whose rules could cost too much. So every string, list and map of the API has a bound.
+Name = Annotated[str, Field(min_length=1, max_length=253)]
+LabelValue = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")]
+"""The value of a label."""
+Text = Annotated[str, Field(min_length=1, max_length=1024)]
+LongText = Annotated[str, Field(min_length=1, max_length=16384)]
+Uri = Annotated[str, Field(min_length=1, max_length=1024)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+StringMap = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
+Quantity = Annotated[
+    str,
+    Field(min_length=1, max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"),
+]
+"""An amount of memory, as Kubernetes writes it."""
+Passthrough = Annotated[
+    dict[str, Any], Field(json_schema_extra={"type": "object", "x-kubernetes-preserve-unknown-fields": True})
+]
+
+
+# Names that Kubernetes checks when it gets them in a child: here the API server refuses them with the resource itself.
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = f"{_LABEL}([.]{_LABEL})*"
+_LETTERS = "lowercase letters, digits, '-' and '.', and begin and end with a letter or a digit"
+_ENV_NAME = "([-_a-zA-Z]|[.][-_a-zA-Z0-9])[-._a-zA-Z0-9]*"
+_ENV_MESSAGE = (
+    "the name of an environment variable must have letters, digits, '_', '-' and '.', and not begin with a digit or with "
+    "'..'"
+)
+
+
+def _matching(pattern: str, message: str) -> dict[str, Any]:
+    return rules((f"self.matches('^{pattern}$')", message))
+
+
+ObjectName = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=253,
+        json_schema_extra=_matching(_SUBDOMAIN, f"the name of an object must have {_LETTERS}"),
+    ),
+]
+"""The name of a Secret, a ConfigMap, a claim or another object of the namespace."""
+QueueName = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=63,
+        json_schema_extra=_matching(
+            _SUBDOMAIN, f"the name of a queue becomes a label: it must have {_LETTERS}"
+        ),
+    ),
+]
+"""The name of a Kueue LocalQueue, which becomes the value of a label."""
+VolumeName = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=63,
+        json_schema_extra=_matching(
+            _LABEL,
+            "the name of a volume must have lowercase letters, digits and '-', and begin and end with a letter or a digit",
+        ),
+    ),
+]
+"""The name of a volume of a pod template."""
+EnvName = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=253,
+        json_schema_extra=_matching(_ENV_NAME, _ENV_MESSAGE),
+    ),
+]
+"""The name of an environment variable, or the beginning of one."""
+EnvMap = Annotated[
+    dict[str, Annotated[str, Field(max_length=4096)]],
+    Field(
+        max_length=64,
+        json_schema_extra=rules((f"self.all(name, name.matches('^{_ENV_NAME}$'))", _ENV_MESSAGE)),
+    ),
+]
+"""Environment variables by their names."""
+Image = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=1024,
+        json_schema_extra=_matching("[^ ]+", "the name of an image must not have spaces"),
+    ),
+]
+"""The name of a container image."""
+
+
+class ApiModel(BaseModel):
+    """A part of the API: snake_case in Python, camelCase in YAML; unknown fields are ignored."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="ignore",
+        frozen=True,
+        use_attribute_docstrings=True,
+        serialize_by_alias=True,
+    )
+
+    def to_json(self) -> dict[str, Any]:
+        """The part as in YAML: camelCase, without fields that are not set."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+A_SET: dict[str, Any] = {"x-kubernetes-list-type": "set"}
+"""Schema of a list without an order, whose items are unique: several writers can each apply their own."""
+
+
+def by_key(name: str) -> dict[str, Any]:
+    """Schema of a list whose items are unique by a field: several writers can each apply their own."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [name]}
 
 
 def immutable(field: str, message: str) -> Rule:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from finetune_crds.base import ApiModel
+from finetune_crds.base import ApiModel, by_key
 
 
 class Condition(ApiModel):
@@ -35,9 +35,14 @@ Conditions = Annotated[
     list[Condition],
     Field(
         max_length=16,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        json_schema_extra=by_key("type"),
     ),
 ]
+
+
+# NB: kstatus takes a resource without conditions for finished, unless its observedGeneration is another than its generation.
+UNSEEN = -1
+ObservedGeneration = Annotated[int, Field(ge=UNSEEN)]
 
 
 class ConditionType(StrEnum):
@@ -50,8 +55,8 @@ class ConditionType(StrEnum):
     """True while the operator works on the resource, or waits for something that may come: a server, a Secret, an approval.
     Absent otherwise, as kstatus expects of it."""
     STALLED = "Stalled"
-    """True when the resource comes no further unless its spec changes: a failed job, a promotion that was refused, or
-    that is not where it should be. Absent otherwise."""
+    """True when the resource comes no further unless its spec changes: a failed job, a podTemplate that the API server
+    refuses, a promotion that was refused, or that is not where it should be. Absent otherwise."""
     ACCEPTED = "Accepted"
     """This version of the operator can carry out the spec."""
     SUSPENDED = "Suspended"
@@ -66,6 +71,9 @@ class ConditionType(StrEnum):
     """The newest checkpoint could be written; absent before the first. Read from the trainer's tag on the run."""
     REGISTERED = "Registered"
     """The version exists and its aliases point at it."""
+    PODS_ADMITTED = "PodsAdmitted"
+    """The API server would create the training pods, as a dry run says before anything is created; absent once the data are
+    prepared."""
     PODS_HEALTHY = "PodsHealthy"
     """Every pod that should run is scheduled, and its image is pulled."""
     FINISHED = "Finished"
@@ -116,6 +124,7 @@ class ConditionReason(StrEnum):
     CREDENTIALS_MISSING = "CredentialsMissing"
     CREDENTIALS_UNREADABLE = "CredentialsUnreadable"
     MLFLOW_NOT_CONFIGURED = "MlflowNotConfigured"
+    STORAGE_NOT_CONFIGURED = "StorageNotConfigured"
     PREPARING = "Preparing"
     PREPARED = "Prepared"
     SPLITS_GIVEN = "SplitsGiven"
@@ -138,7 +147,11 @@ class ConditionReason(StrEnum):
     VOLUME_NOT_READY = "VolumeNotReady"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"
+    PODS_ADMITTED = "PodsAdmitted"
+    NOT_CHECKED = "NotChecked"
+    QUOTA_EXCEEDED = "QuotaExceeded"
     POD_REJECTED = "PodRejected"
+    POD_TEMPLATE_INVALID = "PodTemplateInvalid"
     SUCCEEDED = "Succeeded"
     RECIPE_WRONG = "RecipeWrong"
     DATA_WRONG = "DataWrong"

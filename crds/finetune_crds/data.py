@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from finetune_crds.base import (
+    A_SET,
     ApiModel,
     Fraction,
+    Image,
     LongText,
     Name,
     NonNegative,
@@ -22,7 +24,7 @@ from finetune_crds.base import (
     renamed,
     rules,
 )
-from finetune_crds.env import EnvFromSource, EnvVar, LocalReference
+from finetune_crds.env import Env, EnvFromSource, LocalReference
 
 
 class Source(ApiModel):
@@ -283,7 +285,9 @@ class Prepare(ApiModel):
     output: Uri = ""
     """Delta table to write: s3://bucket/folder, or an absolute path on a volume. Each preparation writes a new version. Default:
     a folder of the job in the storage that the operator is installed with."""
-    not_null: Annotated[list[Name], Field(max_length=32)] = Field(default_factory=list)
+    not_null: Annotated[list[Name], Field(max_length=32, json_schema_extra=A_SET)] = Field(
+        default_factory=list
+    )
     """Columns that must not be null or blank, besides the columns of the example."""
     min_quality: float | None = None
     """Minimum quality score. Examples without a score are dropped."""
@@ -315,9 +319,9 @@ class Prepare(ApiModel):
     """How examples are divided into splits. Default: 0.9, 0.05 and 0.05 with seed 42."""
     spark: Spark = Field(default_factory=Spark)
     """How Spark runs. Default: Local."""
-    image: Name | None = None
+    image: Image | None = None
     """Image of the prep pod. Default: the image that the operator is installed with."""
-    env: Annotated[list[EnvVar], Field(max_length=64)] = Field(default_factory=list)
+    env: Env = Field(default_factory=list)
     """Environment variables of the prep pod, besides those of spec.env."""
     env_from: Annotated[list[EnvFromSource], Field(max_length=16)] = Field(default_factory=list)
     """Secrets and ConfigMaps whose keys become environment variables of the prep pod, besides those of spec.envFrom."""

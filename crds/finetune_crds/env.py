@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import ConfigDict
+from typing import Annotated
 
-from finetune_crds.base import ApiModel, LongText, Name, Passthrough, Rule, rules
+from pydantic import ConfigDict, Field
+
+from finetune_crds.base import ApiModel, EnvName, LongText, ObjectName, Passthrough, Rule, by_key, rules
 
 # The contract with the pods. torchrun reads PET_*; scripts read the others. Only the operator sets them.
 RESERVED_ENV = (
@@ -42,10 +44,11 @@ class EnvVar(ApiModel):
                 ".name",
                 "'the operator sets ' + self.name + ' (rendezvous, MLflow run, recipe): remove it'",
             ),
+            ("!has(self.value) || !has(self.valueFrom)", "set value or valueFrom, not both"),
         )
     )
 
-    name: Name
+    name: EnvName
     """Name of the variable."""
     value: LongText | None = None
     """Its value."""
@@ -56,14 +59,18 @@ class EnvVar(ApiModel):
 class ObjectReference(ApiModel):
     """An object of the same namespace."""
 
-    name: Name
+    name: ObjectName
     """Its name."""
+
+
+Env = Annotated[list[EnvVar], Field(max_length=64, json_schema_extra=by_key("name"))]
+"""Environment variables, each name once."""
 
 
 class LocalReference(ApiModel):
     """A Secret or ConfigMap of the same namespace."""
 
-    name: Name
+    name: ObjectName
     """Its name."""
     optional: bool = False
     """Whether pods may start without it."""
@@ -78,7 +85,7 @@ class EnvFromSource(ApiModel):
         )
     )
 
-    prefix: Name | None = None
+    prefix: EnvName | None = None
     """Prefix of each name."""
     secret_ref: LocalReference | None = None
     """The Secret."""

@@ -7,21 +7,25 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from finetune_crds.base import (
+    A_SET,
     ApiModel,
+    Image,
     LongText,
     Name,
     NonNegative,
     ObjectName,
     Passthrough,
     Positive,
+    QueueName,
     StringMap,
     Uri,
+    VolumeName,
     immutable,
     renamed,
     rules,
 )
 from finetune_crds.data import Data, unchanged
-from finetune_crds.env import EnvFromSource, EnvVar, LocalReference
+from finetune_crds.env import Env, EnvFromSource, LocalReference
 from finetune_crds.status import FineTuneJobStatus
 from finetune_crds.training import Checkpoint, Distributed, Method, Model, Objective, Training
 
@@ -41,6 +45,7 @@ Alias = Annotated[
 ]
 PublicUrl = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^https?://")]
 ExitCode = Annotated[int, Field(ge=1, le=255)]
+ExitCodes = Annotated[list[ExitCode], Field(max_length=64, json_schema_extra=A_SET)]
 
 
 class Code(ApiModel):
@@ -55,7 +60,7 @@ class Code(ApiModel):
 
     config_map_ref: LocalReference | None = None
     """ConfigMap whose keys become files of mountPath."""
-    volume: Name | None = None
+    volume: VolumeName | None = None
     """Volume of podTemplate that holds the code."""
     mount_path: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^/.*")] = "/workspace"
     """Folder of the code; also the working directory."""
@@ -64,13 +69,13 @@ class Code(ApiModel):
 class Trainer(ApiModel):
     """What runs in the training pods."""
 
-    image: Name | None = None
+    image: Image | None = None
     """Image. Default: the image that the operator is installed with."""
     command: Annotated[list[LongText], Field(max_length=64)] = Field(default_factory=list)
     """Your own command, run once in each pod, such as [torchrun, my_train.py]. Default: the built-in loop."""
     args: Annotated[list[LongText], Field(max_length=256)] = Field(default_factory=list)
     """Arguments of that command."""
-    env: Annotated[list[EnvVar], Field(max_length=64)] = Field(default_factory=list)
+    env: Env = Field(default_factory=list)
     """Environment variables of the training pods, besides those of spec.env."""
     env_from: Annotated[list[EnvFromSource], Field(max_length=16)] = Field(default_factory=list)
     """Secrets and ConfigMaps whose keys become environment variables of the training pods, besides those of spec.envFrom."""
@@ -106,7 +111,7 @@ class Register(ApiModel):
 
     model: Name = ""
     """Name of the registered model. Default: metadata.name."""
-    aliases: Annotated[list[Alias], Field(max_length=10)] = ["candidate"]
+    aliases: Annotated[list[Alias], Field(max_length=10, json_schema_extra=A_SET)] = ["candidate"]
     """Aliases to point at the new version."""
     tags: StringMap = Field(default_factory=dict)
     """Tags of the version."""
@@ -119,15 +124,15 @@ class RunPolicy(ApiModel):
 
     max_restarts: NonNegative = 3
     """How often the whole gang restarts after a failure. Preemption and node loss do not count."""
-    retryable_exit_codes: Annotated[list[ExitCode], Field(max_length=64)] = Field(default_factory=list)
+    retryable_exit_codes: ExitCodes = Field(default_factory=list)
     """If set, only these exit codes cause a restart."""
-    fatal_exit_codes: Annotated[list[ExitCode], Field(max_length=64)] = [64, 65]
+    fatal_exit_codes: ExitCodes = [64, 65]
     """Exit codes that fail the job at once: 64 the recipe is wrong, 65 the data is wrong."""
     active_deadline_seconds: Positive | None = None
     """The job fails when preparation and training take longer than this. Time in suspension does not count."""
     ttl_seconds_after_finished: NonNegative | None = None
     """Seconds from the end until the pods and other children are deleted. The FineTuneJob itself stays."""
-    queue_name: Name | None = None
+    queue_name: QueueName | None = None
     """Kueue queue that admits the training pods."""
 
 
@@ -234,7 +239,7 @@ class FineTuneJobSpec(ApiModel):
     """The gang of pods. Default: one pod with one rank."""
     trainer: Trainer = Field(default_factory=Trainer)
     """What runs in the training pods. Default: the built-in loop."""
-    env: Annotated[list[EnvVar], Field(max_length=64)] = Field(default_factory=list)
+    env: Env = Field(default_factory=list)
     """Environment variables of all pods of the job. A change takes effect with the next pod."""
     env_from: Annotated[list[EnvFromSource], Field(max_length=16)] = Field(default_factory=list)
     """Secrets and ConfigMaps whose keys become environment variables of all pods, such as credentials of the storage. A change

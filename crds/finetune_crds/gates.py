@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import ApiModel, Name, rules
+from finetune_crds.base import ApiModel, Name, by_key, rules
 
 _Tolerance = Annotated[float, Field(ge=0, le=1e12)]
 
@@ -110,6 +110,6 @@ Gates = Annotated[
     list[Gate],
     Field(
         max_length=32,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        json_schema_extra=by_key("name"),
     ),
 ]

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from finetune_crds.base import ApiModel, NonNegative
-from finetune_crds.conditions import Conditions
+from finetune_crds.base import ApiModel
+from finetune_crds.conditions import UNSEEN, Conditions, ObservedGeneration
 from finetune_crds.serving import ServingStatus
 
 PromotionPhase = Literal[
@@ -189,8 +189,8 @@ class ModelPromotionStatus(ApiModel):
     """The registered model: spec.model, or the name of this resource."""
     phase: PromotionPhase | None = None
     """Where the promotion stands, as one word; derived from the conditions."""
-    observed_generation: NonNegative | None = None
-    """Generation of the spec that this status describes."""
+    observed_generation: ObservedGeneration = UNSEEN
+    """Generation of the spec that this status describes. Default: -1, until the operator has seen the resource."""
     current: _Version | None = None
     """The version that the alias points at, as last read from the registry."""
     promoted: _Version | None = None

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from finetune_crds.base import ApiModel, NonNegative, Uri
-from finetune_crds.conditions import Conditions
+from finetune_crds.conditions import UNSEEN, Conditions, ObservedGeneration
 from finetune_crds.data import Columns
 from finetune_crds.status_parts import DeviceStatus, DroppedRows, Links, PlacedPods, Usage
 from finetune_crds.training import Checkpoint
@@ -178,8 +178,8 @@ class FineTuneJobStatus(ApiModel):
 
     phase: Phase | None = None
     """Where the job stands, as one word; derived from the conditions."""
-    observed_generation: NonNegative | None = None
-    """Generation of the spec that this status describes."""
+    observed_generation: ObservedGeneration = UNSEEN
+    """Generation of the spec that this status describes. Default: -1, until the operator has seen the resource."""
     attempt: NonNegative | None = None
     """Number of the current training attempt, from 1."""
     restarts: NonNegative | None = None

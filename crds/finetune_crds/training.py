@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from finetune_crds.base import (
+    A_SET,
     ApiModel,
+    EnvMap,
     Fraction,
     LabelValue,
     LongText,
@@ -15,7 +17,6 @@ from finetune_crds.base import (
     NonNegative,
     ObjectName,
     Positive,
-    StringMap,
     Uri,
     renamed,
     rules,
@@ -75,7 +76,9 @@ class Lora(ApiModel):
     """Scale of the update; see scaling."""
     dropout: Fraction = 0.0
     """Dropout before the adapter."""
-    target_modules: Annotated[list[Name], Field(max_length=32)] = Field(default_factory=list)
+    target_modules: Annotated[list[Name], Field(max_length=32, json_schema_extra=A_SET)] = Field(
+        default_factory=list
+    )
     """Names of the layers to adapt, such as q_proj. Default: every linear layer except the output."""
     scaling: Literal["Standard", "RankStabilized"] = "Standard"
     """Standard: the update is multiplied by alpha / rank. RankStabilized: by alpha / sqrt(rank) (arXiv:2312.03732)."""
@@ -346,7 +349,7 @@ class Distributed(ApiModel):
     """How long the ranks wait for each other when an attempt starts."""
     collective_timeout_seconds: Positive = 1800
     """How long one collective may take before the attempt fails."""
-    nccl: StringMap = Field(default_factory=dict)
+    nccl: EnvMap = Field(default_factory=dict)
     """Environment variables of NCCL, such as NCCL_DEBUG: INFO."""
 
     @property

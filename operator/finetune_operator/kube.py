@@ -95,10 +95,18 @@ class Kube:
             if not token:
                 return Listing(found, int(page["metadata"].get("resourceVersion") or 0))
 
-    async def create(self, body: Json) -> Json:
-        """Create an object; KubeError 409 when it exists."""
+    async def create(self, body: Json, *, dry_run: bool = False) -> Json:
+        """Create an object; KubeError 409 when it exists, 400 when it has a field that the API server does not know.
+
+        Args:
+            dry_run: have the API server check it, with defaults, quotas and admission, and store nothing.
+        """
         kind, namespace = body["kind"], body["metadata"]["namespace"]
-        query = {"fieldManager": names.FIELD_MANAGER}
+        query = {
+            "fieldManager": names.FIELD_MANAGER,
+            "fieldValidation": "Strict",
+            **({"dryRun": "All"} if dry_run else {}),
+        }
         return await self._request("POST", path(kind, namespace), query=query, body=body)
 
     async def apply(self, body: Json, *, subresource: str = "") -> Json:

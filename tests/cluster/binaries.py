@@ -25,6 +25,7 @@ KUBERNETES = "v1.34.4"
 MODULE = PACKAGE / "go"
 ARGOCD = "github.com/argoproj/argo-cd/v3"
 ARGOCD_MODULE = PACKAGE / "go-argocd"
+KSTATUS_MODULE = PACKAGE / "go-kstatus"
 KUBE_NAMES = (
     "etcd",
     "kube-apiserver",
@@ -111,6 +112,7 @@ PROGRAMS = {
             beside_module=ARGOCD,
             beside=("manifests/crds", "manifests/base/config"),
         ),
+        Program("kstatus", "./", "kstatus of cli-utils 0.37", "1 min", module=KSTATUS_MODULE),
     )
 }
 

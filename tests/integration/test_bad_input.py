@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from support.ports import free_port
 from support.process import running
 from support.waiting import wait_for
 from worlds.processes.jobs import PREPARED, TRAINED, error, job, splits_given
+from worlds.processes.servers import Plane
 from worlds.processes.world import World
 
 Json = dict[str, Any]
@@ -37,6 +42,15 @@ def found(**fields: Any) -> Json:
 PREFERENCES: Json = {"type": "Preference", "prompt": "p", "chosen": "c", "rejected": "r"}
 NO_PACKS: Json = {"packing": False}
 DPO: Json = {"type": "DPO"}
+OBJECT = "the name of an object must have lowercase letters"
+VARIABLE = "the name of an environment variable must have letters"
+
+
+def code(**source: Any) -> Json:
+    """spec.trainer with the user's own code."""
+    return {"command": ["python"], "code": source}
+
+
 DISTILLATION: Json = {"type": "Distillation", "distillation": {"teacher": "/models/teacher"}}
 
 
@@ -207,6 +221,39 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
         job(training={"select": "Best", "evalEverySteps": 5}, checkpoint=None),
         "training.select: Best keeps the best checkpoint: set checkpoint",
     ),
+    **{
+        f"the name of {what}": (body, sentence)
+        for what, body, sentence in (
+            ("a Secret", job(tracking={"secretRef": {"name": " "}}), OBJECT),
+            ("a Secret in capitals", job(trainer={"envFrom": [{"secretRef": {"name": "Hub"}}]}), OBJECT),
+            ("a ConfigMap", job(trainer={"envFrom": [{"configMapRef": {"name": "-a"}}]}), OBJECT),
+            ("a ConfigMap of code", job(trainer=code(configMapRef={"name": "a_b"})), OBJECT),
+            ("a volume", job(trainer=code(volume="a.b")), "the name of a volume must have lowercase letters"),
+            ("a queue", job(runPolicy={"queueName": "a b"}), "the name of a queue becomes a label"),
+            ("a long queue", job(runPolicy={"queueName": "q" * 64}), "may not be more than 63"),
+            ("a variable", job(trainer={"env": [{"name": "1ST", "value": "a"}]}), VARIABLE),
+            ("two variables", job(trainer={"env": [{"name": "A=B", "value": "a"}]}), VARIABLE),
+            ("a prefix", job(trainer={"envFrom": [{"prefix": "a b", "secretRef": {"name": "s"}}]}), VARIABLE),
+            ("a variable of NCCL", job(distributed={"nccl": {"NCCL DEBUG": "INFO"}}), VARIABLE),
+            ("an image", job(trainer={"image": " "}), "the name of an image must not have spaces"),
+        )
+    },
+    "a variable from two places": (
+        job(trainer={"env": [{"name": "A", "value": "a", "valueFrom": {"fieldRef": {}}}]}),
+        "set value or valueFrom, not both",
+    ),
+    **{
+        f"{what} twice": (body, "Duplicate value")
+        for what, body in (
+            ("a variable", job(trainer={"env": [{"name": "A", "value": "a"}, {"name": "A", "value": "b"}]})),
+            ("a variable of the preparation", job(data=prepared(env=[{"name": "A", "value": "a"}] * 2))),
+            ("an alias", job(register={"model": "m", "aliases": ["a", "a"]})),
+            ("a column", job(data=prepared(notNull=["a", "a"]))),
+            ("a fatal exit code", job(runPolicy={"fatalExitCodes": [3, 3]})),
+            ("an exit code to retry", job(runPolicy={"retryableExitCodes": [3, 3]})),
+            ("a layer", job(method={"type": "LoRA", "lora": {"targetModules": ["q_proj", "q_proj"]}})),
+        )
+    },
     "stopping early without evaluations": (
         job(training={"earlyStopping": {}}),
         "earlyStopping needs evaluations during training: set training.evalEverySteps",
@@ -251,6 +298,16 @@ TAKEN_BY_THE_SCHEMA: dict[str, Json] = {
     "the best of some": job(
         training={"select": "Best", "evalEverySteps": 5, "earlyStopping": {"patience": 2}}
     ),
+    "names of all kinds": job(
+        trainer={
+            **code(configMapRef={"name": "my.code-1"}),
+            "image": "registry.example.org:5000/team/trainer@sha256:0123",
+            "env": [{"name": "_A.b-1", "value": "a"}, {"name": ".B", "valueFrom": {"fieldRef": {}}}],
+            "envFrom": [{"prefix": "S3_", "secretRef": {"name": "0.s3.login"}}],
+        },
+        runPolicy={"queueName": "team-a.gpu"},
+        distributed={"nccl": {"NCCL_DEBUG": "INFO"}},
+    ),
     "all of the speed": job(
         training={"compile": True, "activationCheckpointing": "Auto"},
         distributed={"strategy": "HSDP", "nodes": 2, "processesPerNode": 2},
@@ -263,6 +320,18 @@ TAKEN_BY_THE_SCHEMA: dict[str, Json] = {
 def test_the_schema_takes(api: Api, namespace: str, case: str) -> None:
     body = TAKEN_BY_THE_SCHEMA[case]
     assert api.create({**body, "metadata": {**body["metadata"], "namespace": namespace}})
+
+
+def test_what_two_writers_apply_to_a_set_is_all_there(plane: Plane, namespace: str, api: Api) -> None:
+    body = job(runPolicy={"retryableExitCodes": [1, 2]})
+    part = {key: body[key] for key in ("apiVersion", "kind", "metadata")}
+    part["spec"] = {**body["spec"], "runPolicy": {"retryableExitCodes": [2, 3]}}
+    for writer, content in (("git", body), ("team", part)):
+        apply = [str(plane.kubectl), "--kubeconfig", str(plane.kubeconfig), "--namespace", namespace, "apply"]
+        apply += ["--server-side", "--field-manager", writer, "--filename", "-"]
+        subprocess.run(apply, input=json.dumps(content), text=True, check=True, capture_output=True)
+    kept = api.get("FineTuneJob", namespace, "tune") or {}
+    assert sorted(kept["spec"]["runPolicy"]["retryableExitCodes"]) == [1, 2, 3]
 
 
 CHANGES: dict[str, tuple[Json, str | None]] = {
@@ -344,9 +413,7 @@ def test_wrong_data_fails_at_once_with_the_pods_sentence(world: World) -> None:
 
 def test_what_is_not_implemented_is_refused_by_name(world: World) -> None:
     world.submit(job(data=prepared(dedupe={"near": {}}, spark={"mode": "Kubernetes"})))
-    world.wait_phase("tune", "Failed")
-    accepted = world.condition("tune", "Accepted")
-    assert accepted["reason"] == "NotImplemented"
+    accepted = world.wait_condition("tune", "Accepted", "NotImplemented")
     assert "data.prepare.spark.mode Kubernetes (use Local)" in accepted["message"]
     assert "data.prepare.dedupe.near" in accepted["message"]
     assert world.api.list("Job", world.namespace) == []
@@ -355,9 +422,122 @@ def test_what_is_not_implemented_is_refused_by_name(world: World) -> None:
 def test_reserved_environment_in_a_pod_template_is_refused(world: World) -> None:
     containers = [{"name": "trainer", "env": [{"name": "WORLD_SIZE", "value": "1"}]}]
     world.submit(splits_given(podTemplate={"spec": {"containers": containers}}))
-    world.wait_phase("tune", "Failed")
     message = "spec.podTemplate sets WORLD_SIZE, which the operator sets: remove it"
-    assert world.condition("tune", "Accepted")["message"] == message
+    assert world.wait_condition("tune", "Accepted", "InvalidSpec")["message"] == message
+    assert holding(world) == ["Stalled"]
+    change(world, podTemplate=None)
+    world.run_pods("tune-train-1", 2)
+
+
+def test_registering_without_a_server_waits_until_the_installation_has_one(
+    api: Api, kubeconfig: Path, mlflow_server: Mlflow, namespace: str, tmp_path: Path
+) -> None:
+    settings = watching(namespace, "")
+    with running(operator_process(kubeconfig, tmp_path / "without.log", settings)):
+        world = World(api, mlflow_server, namespace)
+        world.submit(splits_given())
+        found = world.wait_condition("tune", "Accepted", "MlflowNotConfigured")
+        assert found["message"].startswith("spec.register needs an MLflow server: install the chart with")
+        assert holding(world) == ["Reconciling"]
+    settings = watching(namespace, mlflow_server.uri)
+    with running(operator_process(kubeconfig, tmp_path / "with.log", settings)):
+        world.run_pods("tune-train-1", 2)
+        world.delete_all()
+
+
+def holding(world: World, name: str = "tune") -> list[str]:
+    """Which conditions of the summary are True."""
+    conditions = world.status(name)["conditions"]
+    return [
+        item["type"]
+        for item in conditions
+        if item["type"] in ("Ready", "Reconciling", "Stalled", "Finished") and item["status"] == "True"
+    ]
+
+
+def change(world: World, **spec: Any) -> None:
+    """Change parts of the spec; None takes a part away."""
+    world.api.patch("FineTuneJob", world.namespace, "tune", {"spec": spec})
+
+
+GPU: Json = {"limits": {"cpu": "1"}}
+TYPO: Json = {"spec": {"containers": [{"name": "trainer", "resource": GPU}]}}
+RIGHT: Json = {"spec": {"containers": [{"name": "trainer", "resources": GPU}]}}
+PRIVILEGED: Json = {
+    "spec": {
+        "containers": [
+            {"name": "trainer", "securityContext": {"privileged": True, "allowPrivilegeEscalation": True}}
+        ]
+    }
+}
+
+
+@pytest.mark.parametrize(("body", "first"), [(job, ("tune-prep", 1)), (splits_given, ("tune-train-1", 2))])
+def test_a_typo_in_a_pod_template_is_told_at_once_until_it_is_corrected(
+    world: World, body: Callable[..., Json], first: tuple[str, int]
+) -> None:
+    world.submit(body(podTemplate=TYPO))
+    found = world.wait_condition("tune", "PodsAdmitted", "PodTemplateInvalid")
+    assert re.search('unknown field "spec[.](template[.]spec[.])?containers.0.[.]resource"', found["message"])
+    assert (holding(world), children(world)) == (["Stalled"], [])
+    change(world, podTemplate=RIGHT)
+    world.run_pods(*first)
+    wait_for("it goes on", lambda: holding(world) == ["Reconciling"])
+
+
+@pytest.mark.parametrize(("body", "first"), [(job, ("tune-prep", 1)), (splits_given, ("tune-train-1", 2))])
+def test_a_policy_that_forbids_the_pods_is_told_before_anything_is_created(
+    world: World, body: Callable[..., Json], first: tuple[str, int]
+) -> None:
+    label = {"pod-security.kubernetes.io/enforce": "restricted"}
+    world.api.patch("Namespace", "", world.namespace, {"metadata": {"labels": label}})
+    world.submit(body(podTemplate=PRIVILEGED))
+    found = world.wait_condition("tune", "PodsAdmitted", "PodRejected")
+    assert 'violates PodSecurity "restricted:latest"' in found["message"]
+    assert "correct spec.podTemplate" in found["message"]
+    assert (holding(world), children(world)) == (["Stalled"], [])
+    change(world, podTemplate=None)
+    world.run_pods(*first)
+
+
+def children(world: World) -> list[str]:
+    """The kinds of what the operator has created."""
+    kinds = ("Job", "Service", "ConfigMap")
+    selector = "app.kubernetes.io/managed-by=finetune-operator"
+    return [kind for kind in kinds if world.api.list(kind, world.namespace, selector)]
+
+
+def test_a_quota_that_is_used_up_is_told_before_the_preparation_which_goes_on(world: World) -> None:
+    # The pod of the preparation fits, and one that asks for a CPU does not.
+    limit(world, {"limits.cpu": "500m"})
+    small = {"spec": {"containers": [{"name": "prep", "resources": {"limits": {"cpu": "100m"}}}]}}
+    large = {"spec": {"containers": [{"name": "trainer", "resources": GPU}]}}
+    world.submit(job(data=prepared(podTemplate=small), podTemplate=large))
+    found = world.wait_condition("tune", "PodsAdmitted", "QuotaExceeded")
+    assert "exceeded quota: few, requested: limits.cpu=1" in found["message"]
+    world.run_pods("tune-prep", 1)
+    assert holding(world) == ["Reconciling"]
+    assert world.condition("tune", "Ready")["reason"] == "QuotaExceeded"
+    world.end_pods("tune-prep", [0], [PREPARED])
+    world.wait_condition("tune", "PodsHealthy", "PodRejected")
+    world.api.delete("ResourceQuota", world.namespace, "few")
+    world.run_pods("tune-train-1", 2)
+    assert world.condition("tune", "PodsAdmitted") == {}
+
+
+def limit(world: World, hard: Json) -> None:
+    """Create a quota, and wait until it counts."""
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "few", "namespace": world.namespace},
+        "spec": {"hard": hard},
+    }
+    world.api.create(quota)
+    wait_for(
+        "the quota counts",
+        lambda: (world.api.get("ResourceQuota", world.namespace, "few") or {}).get("status", {}).get("hard"),
+    )
 
 
 def test_pods_that_cannot_run_are_named_with_the_reason(world: World) -> None:
@@ -382,20 +562,10 @@ def test_pods_that_cannot_run_are_named_with_the_reason(world: World) -> None:
 
 
 def test_pods_that_the_api_server_rejects_are_explained(world: World) -> None:
-    quota = {
-        "apiVersion": "v1",
-        "kind": "ResourceQuota",
-        "metadata": {"name": "none", "namespace": world.namespace},
-        "spec": {"hard": {"pods": "0"}},
-    }
-    world.api.create(quota)
-    wait_for(
-        "the quota counts",
-        lambda: (world.api.get("ResourceQuota", world.namespace, "none") or {}).get("status", {}).get("hard"),
-    )
+    limit(world, {"pods": "0"})
     world.submit(splits_given())
     found = world.wait_condition("tune", "PodsHealthy", "PodRejected")
-    assert "exceeded quota: none" in found["message"]
+    assert "exceeded quota: few" in found["message"]
 
 
 def test_a_child_name_that_is_taken_is_said(world: World) -> None:
@@ -434,7 +604,7 @@ def test_mlflow_away_at_the_start_is_waited_for_and_away_later_stops_nothing(
         world.end_pods("tune-prep", [0], [PREPARED])
         found = world.wait_condition("tune", "Tracked", "MlflowUnreachable")
         assert found["message"].startswith(f"MLflow at {server.uri} cannot be reached")
-        waiting = world.wait_condition("tune", "Trained", "Starting")
+        waiting = world.wait_condition("tune", "Trained", "MlflowUnreachable")
         assert waiting["message"].startswith("training waits for MLflow")
         with running(server):
             world.run_pods("tune-train-1", 2)
@@ -465,3 +635,7 @@ def test_a_missing_tracking_secret_is_named(world: World) -> None:
     world.submit(splits_given(tracking=tracking))
     found = world.wait_condition("tune", "Tracked", "CredentialsMissing")
     assert found["message"].startswith("Secret absent of spec.tracking.secretRef does not exist")
+    waiting = world.wait_condition("tune", "Trained", "CredentialsMissing")
+    assert waiting["message"].startswith("training waits for MLflow: Secret absent")
+    assert holding(world) == ["Reconciling"]
+    assert world.condition("tune", "Ready")["reason"] == "CredentialsMissing"

@@ -103,7 +103,8 @@ def test_operator_may_do_this_and_no_more() -> None:
         ("finetune.dev/finetunejobs/finalizers", "update"),
         *(("batch/jobs", verb) for verb in jobs),
         *((name, verb) for name in ("services", "configmaps") for verb in applied),
-        *(("pods", verb) for verb in ("get", "list", "watch")),
+        # Created as dry runs only.
+        *(("pods", verb) for verb in ("get", "list", "watch", "create")),
         *(("events", verb) for verb in ("create", "list")),
         ("secrets", "get"),
         # For people: why a job waits, and on what it runs.

@@ -17,7 +17,7 @@ from support.mlflow_server import Mlflow
 from support.operator_process import metric
 from support.process import running
 from support.waiting import wait_for
-from worlds.processes.jobs import TRAINED, splits_given
+from worlds.processes.jobs import TRAINED, job, splits_given
 from worlds.processes.operators import new_namespace
 from worlds.processes.servers import Plane
 from worlds.processes.world import World
@@ -98,7 +98,7 @@ def test_roles_of_the_watched_namespace_are_enough_for_a_job_and_a_promotion(
         "the promotion is gone", lambda: not tenant.api.get("ModelPromotion", tenant.namespace, "champion")
     )
     assert alias(tenant) is None
-    assert other.status("tune") == {}
+    assert other.status("tune") == {"observedGeneration": -1}
     lines = [json.loads(line) for line in installation.log().splitlines()]
     assert [line for line in lines if line["severity"] not in ("debug", "info")] == []
     assert any(tenant.namespace in line["message"] for line in lines)
@@ -154,6 +154,25 @@ def test_without_the_right_to_secrets_a_job_that_names_one_is_told_what_to_insta
     assert found["message"].endswith("install the chart with rbac.trackingSecrets")
     installation.install(*values(tenant, "rbac.trackingSecrets=true"))
     tenant.wait_condition("tune", "Tracked", "RunReady")
+
+
+@pytest.mark.parametrize(("may", "reason"), [(True, "PodsAdmitted"), (False, "NotChecked")])
+def test_training_pods_are_judged_before_the_preparation_as_far_as_the_role_lets_the_operator(
+    installation: Installation, tenant: World, *, may: bool, reason: str
+) -> None:
+    installation.install(*values(tenant))
+    if not may:
+        role = tenant.api.get("Role", tenant.namespace, RELEASE) or {}
+        for rule in role["rules"]:
+            rule["verbs"] = [
+                verb for verb in rule["verbs"] if rule["resources"] != ["pods"] or verb != "create"
+            ]
+        tenant.api.patch("Role", tenant.namespace, RELEASE, {"rules": role["rules"]})
+    tenant.submit(job())
+    tenant.wait_condition("tune", "PodsAdmitted", reason)
+    tenant.run_pods("tune-prep", 1)
+    assert ("is not checked by a dry run" in installation.log()) is not may
+    tenant.delete_all()
 
 
 def test_an_upgrade_and_an_uninstall_leave_a_running_job_alone(

@@ -134,6 +134,18 @@ REFUSED: dict[str, tuple[Json, str]] = {
         promotion(source={"type": "Version", "version": 1.5}),
         "spec.source.version",
     ),
+    "a job with an empty name": (
+        promotion(source={"type": "FineTuneJob", "fineTuneJobRef": {"name": " "}}),
+        "spec.source.fineTuneJobRef.name: Invalid value: the name of an object must have lowercase letters",
+    ),
+    "a Secret with a space": (
+        promotion(tracking={"secretRef": {"name": "my login"}}),
+        "spec.tracking.secretRef.name: Invalid value: the name of an object must have lowercase letters",
+    ),
+    "a Secret of the endpoint in capitals": (
+        served(secretRef={"name": "Databricks"}),
+        "spec.serving.databricks.secretRef.name: Invalid value: the name of an object must have lowercase letters",
+    ),
     "a gate without a name": (
         promotion(gates=[{"metric": {"name": "eval_loss", "max": 3}}]),
         "spec.gates[0].name: Required value",

@@ -61,8 +61,10 @@ class StandIn(Kube):
         ]
         return Listing(found, self.version)
 
-    async def create(self, body: Json) -> Json:
-        self._note("create", body["kind"], body["metadata"]["name"])
+    async def create(self, body: Json, *, dry_run: bool = False) -> Json:
+        self._note("rehearse" if dry_run else "create", body["kind"], body["metadata"]["name"])
+        if dry_run:
+            return copy.deepcopy(body)
         if self._key(body) in self.objects:
             raise KubeError(409, f"{body['metadata']['name']} already exists", "AlreadyExists")
         return self.keep(body)

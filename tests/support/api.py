@@ -29,6 +29,7 @@ _KINDS = {
     "Node": "v1",
     "Workload": "kueue.x-k8s.io/v1beta2",
     "Lease": "coordination.k8s.io/v1",
+    "Role": "rbac.authorization.k8s.io/v1",
 }
 
 

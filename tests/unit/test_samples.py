@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from finetune_crds import FineTuneJob, ModelPromotion
-from finetune_operator.finetunejob.decide.accept import mistakes, not_implemented
+from finetune_operator.finetunejob.decide.accept import not_implemented, reserved_env
 from finetune_operator.modelpromotion.decide import accept as promotion
+from finetune_operator.policy.address import passwords
 from finetune_operator.settings import Settings
 
 SAMPLES = Path(__file__).parents[2] / "crds" / "samples"
@@ -30,7 +31,7 @@ def test_a_sample_is_refused_for_what_comes_later_and_nothing_else(sample: Path)
     for part in yaml.safe_load_all(sample.read_text(encoding="utf-8")):
         if part["kind"] == "FineTuneJob":
             spec = FineTuneJob.model_validate(part).spec
-            assert [*mistakes(spec, INSTALLED)] == []
+            assert [*passwords(spec.tracking), *reserved_env(spec)] == []
             assert [*not_implemented(spec)] == REFUSED.get(sample.stem, [])
         if part["kind"] == "ModelPromotion":
             assert [*promotion.mistakes(ModelPromotion.model_validate(part).spec, INSTALLED)] == []

@@ -235,9 +235,11 @@ http://{{ include "finetune.mlflowName" . }}.{{ .Release.Namespace }}.svc:5000
 - apiGroups: [""]
   resources: [services, configmaps]
   verbs: [get, list, create, patch, delete]
+# Pods are created as dry runs only, which tell before the preparation what would keep those of the training Job from being
+# created. Without the right, they are not checked. A Job that the operator creates can run the same pods.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch]
+  verbs: [get, list, watch, create]
 # Created for people; listed because only Events say why the pods of a Job were rejected, whether an autoscaler adds a
 # node, and which volume is missing.
 - apiGroups: [""]

@@ -17,6 +17,7 @@ _MAX_MESSAGE = 1024
 _WARN_WHEN_FALSE = {
     ConditionType.ACCEPTED,
     ConditionType.TRACKED,
+    ConditionType.PODS_ADMITTED,
     ConditionType.PODS_HEALTHY,
     ConditionType.CHECKPOINT_STORED,
     ConditionType.REGISTRY_READY,
@@ -48,6 +49,9 @@ _WARN = {
 _NEVER_WARN = {ConditionReason.SCALING_UP}
 _SILENT = {
     ConditionReason.MLFLOW_NOT_CONFIGURED,
+    ConditionReason.STORAGE_NOT_CONFIGURED,
+    ConditionReason.PODS_ADMITTED,
+    ConditionReason.NOT_CHECKED,
     ConditionReason.PODS_RUNNING,
     ConditionReason.NO_PODS,
     ConditionReason.RUN_FINISHED,
@@ -94,7 +98,9 @@ def changes(before: Sequence[Condition], after: Sequence[Condition]) -> list[Con
 def _is_new(before: Condition | None, after: Condition) -> bool:
     if after.type in SUMMARY:
         return False
-    if after.reason in _SILENT or (after.type == ConditionType.ACCEPTED and after.status == "True"):
+    if after.type == ConditionType.ACCEPTED and after.status == "True":
+        return False
+    if after.reason in _SILENT and after.type != ConditionType.ACCEPTED:
         return False
     if after.type == ConditionType.REGISTRY_READY and after.status == "True" and before is None:
         return False

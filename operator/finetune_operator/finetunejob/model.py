@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from finetune_crds.base import Json
-from finetune_crds.conditions import ConditionType
+from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.errors import Problem
@@ -87,6 +87,15 @@ class Queued:
 
 
 @dataclass(frozen=True)
+class Rehearsal:
+    """What the API server said of the training pods in a dry run: a condition without its type and times."""
+
+    admitted: bool | None
+    reason: ConditionReason
+    message: str
+
+
+@dataclass(frozen=True)
 class Observed:
     """What exists: the job's child Jobs by name, its pods, and its run and version in MLflow.
 
@@ -94,6 +103,7 @@ class Observed:
     aliases of the job's registered model that a ModelPromotion keeps: namespace/name of it, by alias. `pod_events` are
     the Events about pods that wait, the oldest first, by pod name. `queued` is what Kueue says of the suspended Job;
     None when none is suspended, or Kueue cannot be read. `node_labels` are labels by node, as far as nodes were read.
+    `rehearsal` is the answer to the dry runs that the decision asked for.
     """
 
     jobs: Mapping[str, Json] = field(default_factory=dict)
@@ -104,6 +114,7 @@ class Observed:
     pod_events: Mapping[str, tuple[PodEvent, ...]] = field(default_factory=dict)
     queued: Queued | None = None
     node_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    rehearsal: Rehearsal | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +164,7 @@ class Decision:
         delete: child Jobs to delete.
         sweep: whether to delete the other children too.
         actions: writes to MLflow.
+        rehearse: objects to create as dry runs. The rest of the decision counts only when it is made again with the answer.
         requeue_seconds: when the next pass is due if no event comes before; None for the next resync.
     """
 
@@ -161,4 +173,5 @@ class Decision:
     delete: tuple[Deletion, ...] = ()
     sweep: bool = False
     actions: tuple[Action, ...] = ()
+    rehearse: tuple[Json, ...] = ()
     requeue_seconds: float | None = None

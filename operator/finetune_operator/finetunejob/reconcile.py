@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import ClassVar
 
@@ -17,6 +17,7 @@ from finetune_operator.finetunejob.decide import decide
 from finetune_operator.finetunejob.decide.ready import summarized
 from finetune_operator.finetunejob.model import Decision, FineTuneJob
 from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
+from finetune_operator.finetunejob.rehearse import rehearse
 from finetune_operator.kube import KubeError
 from finetune_operator.policy.status import with_condition
 from finetune_operator.settings import Settings
@@ -37,7 +38,7 @@ class FineTuneJobReconciler(Reconciler):
     now: Callable[[], datetime] = utc_now
 
     async def reconcile(self, body: Json) -> float | None:
-        """One pass."""
+        """One pass. Where `decide` asks for dry runs, it decides again with the API server's answer."""
         if "deletionTimestamp" in body["metadata"]:
             return None
         ftj = read_finetunejob(body, self.settings.defaults)
@@ -45,6 +46,9 @@ class FineTuneJobReconciler(Reconciler):
             observed = await self.observer.observe(ftj, self.now())
             now = self.now()
             decision = decide(ftj, observed, now, self.settings)
+            if decision.rehearse:
+                answer = await rehearse(self.observer.kube, decision.rehearse)
+                decision = decide(ftj, replace(observed, rehearsal=answer), now, self.settings)
             await self.applier.apply(ftj, decision, now)
         except LeaseBusy as error:
             log.debug("%s: %s", ftj.key, error)
@@ -68,8 +72,10 @@ class FineTuneJobReconciler(Reconciler):
         """Say on the resource itself why its children cannot be made."""
         if isinstance(error, NameTaken):
             kind, reason = ConditionType.PODS_HEALTHY, ConditionReason.NAME_TAKEN
-        elif error.status in (403, 422, 400):
+        elif error.status == 403:
             kind, reason = ConditionType.PODS_HEALTHY, ConditionReason.POD_REJECTED
+        elif error.status in (422, 400):
+            kind, reason = ConditionType.PODS_HEALTHY, ConditionReason.POD_TEMPLATE_INVALID
         else:
             return
         now = self.now()

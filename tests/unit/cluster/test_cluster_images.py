@@ -111,3 +111,7 @@ def test_go_modules_agree_on_the_version() -> None:
     argocd = (binaries.ARGOCD_MODULE / "go.mod").read_text()
     version = binaries.PROGRAMS["argocd"].title.removeprefix("Argo CD ")
     assert f"require {binaries.ARGOCD} v{version}." in argocd
+    kstatus = (binaries.KSTATUS_MODULE / "go.mod").read_text()
+    assert f"k8s.io/apimachinery {binaries.KUBERNETES.replace('v1.', 'v0.')}" in kstatus
+    version = binaries.PROGRAMS["kstatus"].title.removeprefix("kstatus of cli-utils ")
+    assert f"sigs.k8s.io/cli-utils v{version}." in kstatus

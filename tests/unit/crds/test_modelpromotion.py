@@ -120,7 +120,7 @@ def test_fields_of_a_later_version_are_passed_over() -> None:
 def test_a_resource_without_a_status_has_an_empty_one() -> None:
     found = ModelPromotion.model_validate({"metadata": {"name": "champion"}, "spec": LEAST})
     assert found.status == ModelPromotionStatus()
-    assert found.status.to_json() == {"history": [], "conditions": []}
+    assert found.status.to_json() == {"observedGeneration": -1, "history": [], "conditions": []}
 
 
 def test_a_status_is_read_as_it_was_written() -> None:
@@ -143,6 +143,7 @@ def test_a_status_is_read_as_it_was_written() -> None:
     }
     written = {
         "phase": "Promoted",
+        "observedGeneration": 3,
         "current": "2",
         "gates": {"version": "2", "digest": "0a1b", "summary": "0/1", "verdicts": [verdict]},
         "history": [move],

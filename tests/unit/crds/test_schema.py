@@ -126,6 +126,39 @@ def test_every_required_field_exists() -> None:
     assert paths(lambda node: not set(node.get("required", [])) <= set(node.get("properties", {}))) == []
 
 
+def test_several_writers_can_each_apply_their_items_of_a_list() -> None:
+    """But for lists whose order counts."""
+    lists = {path: node for path, node in SPEC.items() if node["type"] == "array"}
+    merged = {
+        path: node["x-kubernetes-list-type"]
+        for path, node in lists.items()
+        if "x-kubernetes-list-type" in node
+    }
+    assert {kind: [path for path in merged if merged[path] == kind] for kind in ("map", "set")} == {
+        "map": [".spec.data.prepare.env", ".spec.trainer.env"],
+        "set": [
+            ".spec.data.prepare.notNull",
+            ".spec.method.lora.targetModules",
+            ".spec.register.aliases",
+            ".spec.runPolicy.retryableExitCodes",
+            ".spec.runPolicy.fatalExitCodes",
+        ],
+    }
+    assert lists.keys() - merged.keys() == {
+        ".spec.data.prepare.envFrom",
+        ".spec.trainer.command",
+        ".spec.trainer.args",
+        ".spec.trainer.envFrom",
+    }
+
+
+@pytest.mark.parametrize("kind", RESOURCES)
+def test_no_resource_looks_seen_before_the_operator_has_seen_it(kind: Resource) -> None:
+    """The kstatus library takes a resource without conditions for finished, unless its generation is another."""
+    status = crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+    assert status["default"] == {"observedGeneration": -1}
+
+
 def test_conditions_merge_by_their_type() -> None:
     node = NODES[".status.conditions"]
     kept = ("x-kubernetes-list-type", "x-kubernetes-list-map-keys", "maxItems")

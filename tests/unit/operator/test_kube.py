@@ -106,6 +106,18 @@ async def test_a_list_is_read_page_by_page_and_true_at_one_version(kube: Kube, s
     assert server.asked[0]["token"] == "Bearer s3cr3t"
 
 
+@pytest.mark.parametrize(("dry_run", "more"), [(False, {}), (True, {"dryRun": "All"})])
+async def test_what_is_created_has_no_unknown_fields(
+    kube: Kube, server: Server, *, dry_run: bool, more: Json
+) -> None:
+    body = {"kind": "Job", "metadata": {"namespace": "team", "name": "tune"}}
+    server.answers = [(201, body)]
+    assert await kube.create(body, dry_run=dry_run) == body
+    asked = server.asked[0]
+    assert (asked["method"], asked["path"], asked["body"]) == ("POST", path("Job", "team"), body)
+    assert asked["query"] == {"fieldManager": "finetune-operator", "fieldValidation": "Strict", **more}
+
+
 async def test_apply_takes_the_fields_over(kube: Kube, server: Server) -> None:
     body = {"kind": "FineTuneJob", "metadata": {"namespace": "team", "name": "tune"}, "status": {}}
     server.answers = [(200, body)]

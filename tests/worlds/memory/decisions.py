@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,7 +15,7 @@ from finetune_crds.status import FineTuneJobStatus
 from finetune_operator import names
 from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.decide import decide, gang
-from finetune_operator.finetunejob.model import Decision, FineTuneJob, Mlflow, Observed
+from finetune_operator.finetunejob.model import Decision, FineTuneJob, Mlflow, Observed, Rehearsal
 from finetune_operator.finetunejob.resolve import resolve
 from finetune_operator.mlflow.model import Run
 from finetune_operator.registry.base import RegisteredVersion
@@ -93,6 +94,7 @@ def condition(
 
 
 ACCEPTED = condition(ConditionType.ACCEPTED, "True", ConditionReason.ACCEPTED)
+ADMITTED = condition(ConditionType.PODS_ADMITTED, "True", ConditionReason.PODS_ADMITTED)
 PREPARED = condition(ConditionType.PREPARED, "True", ConditionReason.SPLITS_GIVEN)
 TRAINING = condition(ConditionType.TRAINED, "False", ConditionReason.TRAINING)
 TRAINED = condition(ConditionType.TRAINED, "True", ConditionReason.TRAINED)
@@ -240,11 +242,22 @@ def tracked(
     return Mlflow(run=run, version=version)
 
 
+FINE = Rehearsal(admitted=True, reason=ConditionReason.PODS_ADMITTED, message="they would be created")
+
+
 def conclude(
-    ftj: FineTuneJob, seen: Observed | None = None, *, at: datetime = NOW, settings: Settings = NO_MLFLOW
+    ftj: FineTuneJob,
+    seen: Observed | None = None,
+    *,
+    at: datetime = NOW,
+    settings: Settings = NO_MLFLOW,
+    answer: Rehearsal | None = FINE,
 ) -> Decision:
-    """The decision; by default there is no MLflow, so that training needs no run."""
-    return decide(ftj, seen or observed(), at, settings)
+    """The decision; by default there is no MLflow, so that training needs no run.
+
+    answer: what the API server says to dry runs; None: they are still to come.
+    """
+    return decide(ftj, replace(seen or observed(), rehearsal=answer), at, settings)
 
 
 def said(decision: Decision, kind: ConditionType) -> tuple[str, str, str] | None:

@@ -26,12 +26,14 @@ from finetune_operator.finetunejob.model import (
     FinishRun,
     Mlflow,
     Observed,
+    Rehearsal,
     SetAlias,
 )
 from finetune_operator.mlflow.model import Run
 from finetune_operator.registry.base import RegisteredVersion
 from worlds.memory.decisions import (
     EVICTED,
+    FINE,
     NODES,
     SETTINGS,
     SOURCE,
@@ -53,6 +55,7 @@ PREPARED = TerminationMessage(
 )
 TRAINED = TerminationMessage(train=TrainResult(step=10, eval_loss=2.0))
 FAILED = TerminationMessage(error=PodError(reason="Boom", message="it blew up"))
+REFUSED = Rehearsal(admitted=False, reason=ConditionReason.POD_REJECTED, message="they would be refused")
 AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow is away")
 
 
@@ -67,6 +70,9 @@ class World:
     jobs: dict[str, Json] = field(default_factory=dict)
     pods: list[Json] = field(default_factory=list)
     away: bool = False
+    admits: bool = True
+    """Whether the API server would create the training pods."""
+    generation: int = 1
     run: Run | None = None
     version: RegisteredVersion | None = None
     ran: set[str] = field(default_factory=set)
@@ -79,11 +85,13 @@ class World:
         return later(self.seconds)
 
     def ftj(self) -> FineTuneJob:
-        return ftj(self.status, suspend=self.suspend, **self.parts)
+        found = ftj(self.status, suspend=self.suspend, **self.parts)
+        return dataclasses.replace(found, generation=self.generation)
 
     def observed(self) -> Observed:
         mlflow = Mlflow(problem=AWAY) if self.away else Mlflow(run=self.run, version=self.version)
-        return Observed(jobs=dict(self.jobs), pods=tuple(self.pods), mlflow=mlflow)
+        answer = FINE if self.admits else REFUSED
+        return Observed(jobs=dict(self.jobs), pods=tuple(self.pods), mlflow=mlflow, rehearsal=answer)
 
     def decide(self) -> Decision:
         return decide(self.ftj(), self.observed(), self.now, SETTINGS)
@@ -201,6 +209,11 @@ class World:
 
     def people_suspend_or_resume(self) -> None:
         self.suspend = not self.suspend
+        self.generation += 1
+
+    def a_policy_comes_or_goes(self) -> None:
+        self.admits = not self.admits
+        self.generation += 1
 
     def time_passes(self, *, seconds: int) -> None:
         self.seconds += seconds
@@ -236,6 +249,7 @@ HAPPENINGS = [
     *[happening("time_passes", seconds=st.sampled_from([1, 30, 400]))] * 2,
     happening("a_child_vanishes", index=st.integers(0, 3)),
     happening("mlflow_comes_or_goes"),
+    happening("a_policy_comes_or_goes"),
     happening("mlflow_loses_everything"),
     *[
         happening(
@@ -295,7 +309,8 @@ def told(parts: Json, story: Story) -> World:
 
 def check_it_comes_to_its_end(world: World) -> None:
     """When nothing goes wrong any more, the job succeeds, unless what went wrong before ends it."""
-    world.away, world.suspend = False, False
+    world.away, world.suspend, world.admits = False, False, True
+    world.generation += 1
     for _ in range(6):
         world.pods_vanish(all_of_them=False)
         world.pass_over()

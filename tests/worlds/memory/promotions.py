@@ -151,7 +151,9 @@ class ApiServer(StandIn):
         super().__init__()
         self.writes = writes
 
-    async def create(self, body: Json) -> Json:
+    async def create(self, body: Json, *, dry_run: bool = False) -> Json:
+        if dry_run:
+            return await super().create(body, dry_run=True)
         with self.writes.one(f"create {body['kind']}"):
             return await super().create(body)
 

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from finetune_operator.finetunejob.decide import (
     accept,
+    admit,
     deadline,
     finish,
     links,
@@ -27,6 +28,7 @@ from finetune_operator.settings import Settings
 POLICIES = (
     record.record,
     accept.accept,
+    admit.admit,
     track.track,
     suspend.suspend,
     deadline.deadline,

@@ -14,25 +14,32 @@ from finetune_operator.policy.address import passwords
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 from finetune_operator.settings import Settings
 
+_NO_STORAGE = (
+    "{field} is missing: install the chart with defaults.storage, where each job gets a folder, or create the job with the "
+    "field"
+)
+_NO_SERVER = "spec.register needs an MLflow server: install the chart with tracking.uri, or create the job with spec.tracking.uri"
+
 
 def accept(draft: Draft) -> Outcome:
-    """Accept the job, or fail it with everything that is wrong with it in one message."""
+    """Accept the job, or say everything that is wrong with it in one message.
+
+    It fails only for what can never change. What may change in its spec, in the installation, or with another version of
+    the operator is judged again at each pass until the job is accepted.
+    """
     if draft.ftj.spec is None:
         return _leave_alone(draft)
     if draft.holds(ConditionType.ACCEPTED):
         return Continue
     if _was_at_work(draft):
         return _accept(draft)
-    wrong = [*mistakes(draft.spec, draft.settings)]
+    wrong = [*passwords(draft.spec.tracking)]
     if wrong:
-        return _refuse(draft, ConditionReason.INVALID_SPEC, "; ".join(wrong))
-    missing = [*not_implemented(draft.spec)]
-    if missing:
-        return _refuse(
-            draft,
-            ConditionReason.NOT_IMPLEMENTED,
-            f"this version of the operator cannot do: {'; '.join(missing)}",
-        )
+        return _fail(draft, "; ".join(wrong))
+    waits = next(obstacles(draft.spec, draft.settings), None)
+    if waits:
+        draft.set(ConditionType.ACCEPTED, False, *waits)
+        return Stop
     return _accept(draft)
 
 
@@ -59,26 +66,33 @@ def _was_at_work(draft: Draft) -> bool:
     return unknown and draft.status.start_time is not None
 
 
-def _refuse(draft: Draft, reason: ConditionReason, message: str) -> Outcome:
-    draft.set(ConditionType.ACCEPTED, False, reason, message)
-    draft.fail(reason, message)
+def _fail(draft: Draft, message: str) -> Outcome:
+    draft.set(ConditionType.ACCEPTED, False, ConditionReason.INVALID_SPEC, message)
+    draft.fail(ConditionReason.INVALID_SPEC, message)
     return Stop
 
 
-def mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
-    """What the schema cannot see."""
+def obstacles(spec: FineTuneJobSpec, settings: Settings) -> Iterator[tuple[ConditionReason, str]]:
+    """What the job waits for: a change of its spec, of the operator, or of the installation."""
+    wrong = [*reserved_env(spec)]
+    if wrong:
+        yield ConditionReason.INVALID_SPEC, "; ".join(wrong)
+    missing = [*not_implemented(spec)]
+    if missing:
+        message = (
+            f"this version of the operator cannot do: {'; '.join(missing)}; the job waits for one that can"
+        )
+        yield ConditionReason.NOT_IMPLEMENTED, message
     if spec.register_ and not settings.servers(spec.tracking)[0]:
-        yield (
-            "spec.register needs an MLflow server: set spec.tracking.uri, or install the chart with tracking.uri"
-        )
+        yield ConditionReason.MLFLOW_NOT_CONFIGURED, _NO_SERVER
     if spec.data.prepare and not spec.data.prepare.output:
-        yield (
-            "spec.data.prepare.output is missing: set it, or install the chart with defaults.storage, where each job gets a "
-            "folder"
-        )
+        yield ConditionReason.STORAGE_NOT_CONFIGURED, _NO_STORAGE.format(field="spec.data.prepare.output")
     if spec.checkpoint and not spec.checkpoint.uri:
-        yield "spec.checkpoint.uri is missing: set it, or install the chart with defaults.storage"
-    yield from passwords(spec.tracking)
+        yield ConditionReason.STORAGE_NOT_CONFIGURED, _NO_STORAGE.format(field="spec.checkpoint.uri")
+
+
+def reserved_env(spec: FineTuneJobSpec) -> Iterator[str]:
+    """Reserved variables that pod templates set, which the schema cannot see."""
     yield from _reserved_env("spec.podTemplate", spec.pod_template, "trainer")
     if spec.data.prepare:
         yield from _reserved_env("spec.data.prepare.podTemplate", spec.data.prepare.pod_template, "prep")

@@ -28,6 +28,7 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
     delete: list[Deletion] = field(default_factory=list)
     sweep: bool = False
     actions: list[Action] = field(default_factory=list)
+    rehearse: list[Json] = field(default_factory=list)
     requeue_seconds: float | None = None
 
     def __post_init__(self) -> None:
@@ -55,6 +56,10 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
         self.set(ConditionType.FAILED, True, reason, message)
         self.update(completion_time=self.now)
 
+    def unset(self, kind: ConditionType) -> None:
+        """Remove a condition that no longer applies."""
+        self.update(conditions=[item for item in self.status.conditions if item.type != kind])
+
     def stop_children(self) -> None:
         """Delete every child Job that still runs, and its pods."""
         for item in self.observed.jobs.values():
@@ -75,5 +80,6 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
             delete=tuple(self.delete),
             sweep=self.sweep,
             actions=tuple(self.actions),
+            rehearse=tuple(self.rehearse),
             requeue_seconds=self.requeue_seconds,
         )

@@ -26,6 +26,12 @@ _AUTOSCALER_PATIENCE = timedelta(seconds=20)
 _NODE_PATIENCE = timedelta(minutes=15)
 
 
+# What keeps a child from being created.
+_REFUSALS = frozenset(
+    {ConditionReason.NAME_TAKEN, ConditionReason.POD_REJECTED, ConditionReason.POD_TEMPLATE_INVALID}
+)
+
+
 class Problem(NamedTuple):
     """What keeps a pod from running."""
 
@@ -41,6 +47,13 @@ _RANKING = (
     ConditionReason.CONTAINER_CONFIG_ERROR,
     ConditionReason.SCALING_UP,
 )
+
+
+def forget_refusal(draft: Draft) -> None:
+    """Remove what kept a child from being created, when it is about to be created; if it is refused again, it returns."""
+    found = draft.condition(ConditionType.PODS_HEALTHY)
+    if found and found.reason in _REFUSALS:
+        draft.unset(ConditionType.PODS_HEALTHY)
 
 
 def report(draft: Draft, alive: Sequence[Json], job_name: str, *, wanted: int) -> None:

@@ -67,6 +67,7 @@ def _start(draft: Draft, found: Sorted) -> None:
         draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, message)
         draft.requeue_after(draft.settings.poll_seconds)
         return
+    health.forget_refusal(draft)
     draft.apply += [_recipe(draft), _job(draft)]
     draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, "the prep pod is starting")
 

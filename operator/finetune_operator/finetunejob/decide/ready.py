@@ -1,11 +1,14 @@
-"""The summary of a FineTuneJob: Ready once it has succeeded, Stalled when it has failed, Reconciling until then."""
+"""The summary of a FineTuneJob: Ready once it has succeeded, Reconciling until then.
+
+Stalled: it has failed, or waits for a change of its spec. What waits for anything else is Reconciling.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from finetune_crds.conditions import Condition, ConditionType
+from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus, Phase
 from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.model import FineTuneJob
@@ -29,7 +32,9 @@ _ALSO: dict[Phase, tuple[ConditionType, ...]] = {
 }
 _SETTLED: tuple[Phase, ...] = ("Failed", "Succeeded", "Suspended")
 # Conditions that, while they do not hold, explain more than the phase that they delay.
-_OBSTACLES = (ConditionType.ACCEPTED, ConditionType.PODS_HEALTHY)
+_OBSTACLES = (ConditionType.ACCEPTED, ConditionType.PODS_ADMITTED, ConditionType.PODS_HEALTHY)
+# Reasons of obstacles that only a change of the spec removes.
+_MUST_CHANGE: tuple[str, ...] = (ConditionReason.INVALID_SPEC, ConditionReason.POD_TEMPLATE_INVALID)
 
 
 def summarized(ftj: FineTuneJob, status: FineTuneJobStatus, now: datetime) -> FineTuneJobStatus:
@@ -43,11 +48,30 @@ def ready(conditions: Sequence[Condition]) -> Readiness:
     word = phase(conditions)
     explanation = next(_explanations(word, {item.type: item for item in conditions}))
     also = _ALSO.get(word, (ConditionType.RECONCILING,))
+    if _waits_for_a_change(word, explanation):
+        also = (ConditionType.STALLED,)
     return Readiness(word == "Succeeded", also, explanation.reason, explanation.message)
+
+
+def _waits_for_a_change(word: Phase, explanation: Condition) -> bool:
+    """Whether the job comes no further before its spec changes. A preparation that runs is progress."""
+    if word not in ("Pending", "Starting") or explanation.type not in _OBSTACLES:
+        return False
+    refused = (explanation.type, explanation.reason) == (
+        ConditionType.PODS_ADMITTED,
+        ConditionReason.POD_REJECTED,
+    )
+    return refused or explanation.reason in _MUST_CHANGE
 
 
 def _explanations(word: Phase, known: dict[str, Condition]) -> Iterator[Condition]:
     if word not in _SETTLED:
-        yield from (known[kind] for kind in _OBSTACLES if kind in known and known[kind].status != "True")
+        yield from (known[kind] for kind in _OBSTACLES if kind in known and _is_obstacle(known[kind]))
     yield from (known[kind] for kind in _EXPLAINS[word] if kind in known)
     yield from known.values()
+
+
+def _is_obstacle(item: Condition) -> bool:
+    """Whether a condition does not hold; pods that no dry run has checked are no obstacle."""
+    unknown = item.status == "Unknown" and item.type != ConditionType.PODS_ADMITTED
+    return item.status == "False" or unknown

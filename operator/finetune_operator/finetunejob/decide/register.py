@@ -23,13 +23,10 @@ def register(draft: Draft) -> Outcome:
         return Continue
     seen = draft.observed.mlflow
     if seen is None or seen.problem:
-        why = seen.problem.message if seen and seen.problem else "MLflow has not been asked yet"
-        draft.set(
-            ConditionType.REGISTERED,
-            False,
-            ConditionReason.REGISTERING,
-            f"registration waits for MLflow: {why}",
-        )
+        reason, why = ConditionReason.REGISTERING, "MLflow has not been asked yet"
+        if seen and seen.problem:
+            reason, why = seen.problem.reason, seen.problem.message
+        draft.set(ConditionType.REGISTERED, False, reason, f"registration waits for MLflow: {why}")
         draft.requeue_after(draft.settings.poll_seconds)
         return Stop
     if seen.version is None:

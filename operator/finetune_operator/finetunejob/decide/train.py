@@ -32,8 +32,10 @@ def train(draft: Draft) -> Outcome:
         return Continue
     if not track.may_train(draft):
         tracked = draft.condition(ConditionType.TRACKED)
-        why = tracked.message if tracked and tracked.status == "False" else "the MLflow run is being created"
-        draft.set(ConditionType.TRAINED, False, ConditionReason.STARTING, f"training waits for MLflow: {why}")
+        reason, why = ConditionReason.STARTING, "the MLflow run is being created"
+        if tracked and tracked.status == "False":
+            reason, why = ConditionReason(tracked.reason), tracked.message
+        draft.set(ConditionType.TRAINED, False, reason, f"training waits for MLflow: {why}")
         return Stop
     number = draft.status.attempt or 1
     name = names.train_name(draft.ftj.name, number)
@@ -71,6 +73,7 @@ def _start(draft: Draft, number: int, found: Sorted) -> None:
         draft.requeue_after(draft.settings.poll_seconds)
         return
     _delete_old_jobs(draft, number, found)
+    health.forget_refusal(draft)
     draft.apply += [gang.service(draft), gang.recipe(draft), gang.job(draft, number)]
     nodes = draft.spec.distributed.nodes
     draft.update(nodes=placement.nodes([], desired=nodes))

@@ -12,6 +12,9 @@ from finetune_operator.policy.outcome import Continue, Outcome, Stop
 from finetune_operator.settings import UNITY_CATALOG, Settings
 
 DATABRICKS = "databricks"
+_NO_REGISTRY = (
+    "no model registry is known: set spec.tracking.registryUri, or install the chart with tracking.uri"
+)
 
 
 def accept(draft: Draft) -> Outcome:
@@ -23,6 +26,8 @@ def accept(draft: Draft) -> Outcome:
     wrong = [*mistakes(draft.spec, draft.settings)]
     if wrong:
         return _refuse(draft, ConditionReason.INVALID_SPEC, "; ".join(wrong))
+    if not draft.settings.servers(draft.spec.tracking)[1]:
+        return _refuse(draft, ConditionReason.MLFLOW_NOT_CONFIGURED, _NO_REGISTRY)
     if draft.observed.rival:
         message = (
             f"ModelPromotion {draft.observed.rival} is older and keeps the alias {draft.spec.alias} of "
@@ -48,10 +53,6 @@ def _refuse(draft: Draft, reason: ConditionReason, message: str) -> Outcome:
 def mistakes(spec: ModelPromotionSpec, settings: Settings) -> Iterator[str]:
     """What the schema cannot see."""
     server, registry = settings.servers(spec.tracking)
-    if not registry:
-        yield (
-            "no model registry is known: set spec.tracking.registryUri, or install the chart with tracking.uri"
-        )
     yield from passwords(spec.tracking)
     if registry == UNITY_CATALOG:
         if spec.tracking.uri not in (None, DATABRICKS):

@@ -9,6 +9,7 @@ from finetune_crds.promotion_status import PromotionPhase
 
 _WHILE_NOT_PROMOTED: dict[str, PromotionPhase] = {
     ConditionReason.INVALID_SPEC: "Failed",
+    ConditionReason.MLFLOW_NOT_CONFIGURED: "Pending",
     ConditionReason.CONFLICT: "Conflict",
     ConditionReason.JOB_FAILED: "Failed",
     ConditionReason.NOTHING_TO_ROLL_BACK_TO: "Failed",
@@ -20,7 +21,7 @@ _WHILE_NOT_PROMOTED: dict[str, PromotionPhase] = {
     ConditionReason.SOAKING: "Soaking",
     ConditionReason.PROMOTING: "Promoting",
     ConditionReason.MOVE_DELAYED: "Promoting",
-    ConditionReason.MOVE_REFUSED: "Failed",
+    ConditionReason.MOVE_REFUSED: "Promoting",
     ConditionReason.REGISTRY_CHANGED: "Drifted",
     ConditionReason.ALIAS_MOVED: "Drifted",
     ConditionReason.ALIAS_REMOVED: "Drifted",
@@ -29,11 +30,6 @@ _WHILE_NOT_SERVED: dict[str, PromotionPhase] = {
     ConditionReason.ENDPOINT_FAILED: "Failed",
     ConditionReason.CANARY_FAILED: "Failed",
     ConditionReason.CONFLICT: "Conflict",
-    ConditionReason.DATABRICKS_ERROR: "Failed",
-    ConditionReason.CREDENTIALS_MISSING: "Failed",
-    ConditionReason.CREDENTIALS_UNREADABLE: "Failed",
-    ConditionReason.DATABRICKS_FORBIDDEN: "Failed",
-    ConditionReason.DATABRICKS_NOT_CONFIGURED: "Failed",
 }
 
 

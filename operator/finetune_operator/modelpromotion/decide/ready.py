@@ -20,16 +20,6 @@ from finetune_operator.policy.ready import summarized as summarize
 _READY: tuple[PromotionPhase, ...] = ("Promoted", "RolledBack")
 # The spec cannot be carried out, or the alias is not where it should be.
 _NOT_READY: tuple[PromotionPhase, ...] = ("Failed", "Conflict", "Drifted")
-# A stop for one of these reasons ends without a change of the spec: a person creates a Secret or grants a permission.
-_MAY_COME: tuple[ConditionReason, ...] = (
-    ConditionReason.CREDENTIALS_MISSING,
-    ConditionReason.CREDENTIALS_UNREADABLE,
-    ConditionReason.DATABRICKS_ERROR,
-    ConditionReason.DATABRICKS_FORBIDDEN,
-    ConditionReason.DATABRICKS_NOT_CONFIGURED,
-    ConditionReason.INTERNAL_ERROR,
-    ConditionReason.MOVE_REFUSED,
-)
 # Moves to a version that passed its gates, or that a person chose.
 _RIGHTFUL: tuple[MoveReason, ...] = ("Promoted", "Reverted", "RolledBack", "Withdrawn", "Adopted")
 
@@ -61,13 +51,22 @@ def _ready(promotion: Promotion, status: ModelPromotionStatus, word: PromotionPh
 
 def _also(word: PromotionPhase, explanation: Condition, *, holds: bool) -> tuple[ConditionType, ...]:
     """Whether the promotion is under way, or comes no further; nothing at rest."""
+    if _is_blind(explanation):
+        return (ConditionType.RECONCILING,)
     if word in ("Refused", "Suspended") and holds:
         return ()
     if word in _READY and explanation.status == "True":
         return ()
-    if word in ("Refused", *_NOT_READY) and explanation.reason not in _MAY_COME:
+    if word in ("Refused", *_NOT_READY):
         return (ConditionType.STALLED,)
     return (ConditionType.RECONCILING,)
+
+
+def _is_blind(explanation: Condition) -> bool:
+    """Whether what else the conditions say may be outdated: the registry does not answer, or the operator failed."""
+    if explanation.type == ConditionType.REGISTRY_READY:
+        return explanation.status != "True" and explanation.reason != ConditionReason.REGISTRY_CHANGED
+    return explanation.type == ConditionType.ACCEPTED and explanation.status == "Unknown"
 
 
 def _where(promotion: Promotion, status: ModelPromotionStatus) -> str:

@@ -37,9 +37,9 @@ TRAINED = TerminationMessage(train=TrainResult(step=10, eval_loss=2.0))
 class Cluster(ApiServer):
     """An API server that sets the default of a Job's parallelism."""
 
-    async def create(self, body: Json) -> Json:
+    async def create(self, body: Json, *, dry_run: bool = False) -> Json:
         spec = {"parallelism": 1} | body["spec"] if body["kind"] == "Job" else None
-        return await super().create({**body, "spec": spec} if spec else body)
+        return await super().create({**body, "spec": spec} if spec else body, dry_run=dry_run)
 
 
 class World:

@@ -34,6 +34,7 @@ from worlds.memory.decisions import (
     NO_MLFLOW,
     NOW,
     SETTINGS,
+    SOURCE,
     SPLITS,
     UID,
     conclude,
@@ -105,6 +106,16 @@ class World:
                 return item["reason"], item["message"]
         return None
 
+    def holding(self) -> list[str]:
+        """Which of these conditions are True."""
+        true = [item["type"] for item in self.status["conditions"] if item["status"] == "True"]
+        return [kind for kind in ("Reconciling", "Stalled", "Finished") if kind in true]
+
+    def new_events(self) -> list[str]:
+        return [
+            f"{kind}/{name}" for verb, kind, name in self.kube.asked if (verb, kind) == ("create", "Event")
+        ]
+
     def next_look(self) -> float | None:
         return self.queue._due.get(KEY)
 
@@ -118,6 +129,7 @@ async def test_a_pass_makes_the_children_then_writes_the_status_then_tells_peopl
     await world.look()
     verbs = [(verb, kind) for verb, kind, _ in world.kube.asked]
     assert verbs == [
+        ("rehearse", "Pod"),
         ("get", "Service"),
         ("apply", "Service"),
         ("get", "ConfigMap"),
@@ -252,9 +264,52 @@ async def test_children_that_the_api_server_refuses_are_said() -> None:
     )
     await world.look()
     assert world.condition(ConditionType.PODS_HEALTHY) == (
-        ConditionReason.POD_REJECTED,
+        ConditionReason.POD_TEMPLATE_INVALID,
         "spec.template.spec.containers[1].name: Required value",
     )
+    assert world.holding() == ["Stalled"]
+    del world.kube.refuse["create", "Job"]
+    await world.look()
+    assert (world.condition(ConditionType.PODS_HEALTHY), world.holding()) == (None, ["Reconciling"])
+
+
+async def test_a_typo_is_told_before_the_preparation_and_asked_about_once() -> None:
+    world = World(StandIn(submitted(data=SOURCE)))
+    world.kube.refuse["rehearse", "Job"] = KubeError(400, 'unknown field "spec.template.spec.tolerationz"')
+    await world.look()
+    assert world.kube.done("rehearse", "create", "apply", "status") == [
+        "Job/tune-train-1",
+        "FineTuneJob/tune",
+        *world.new_events(),
+    ]
+    assert (world.holding(), world.events()) == (["Stalled"], [("Warning", "PodTemplateInvalid")])
+    for _ in range(3):
+        await world.look()
+        assert world.kube.done("rehearse", "create", "apply", "status") == []
+
+    del world.kube.refuse["rehearse", "Job"]
+    body = world.kube.objects["FineTuneJob", "team", "tune"]
+    world.kube.keep({**body, "metadata": {**body["metadata"], "generation": 2}})
+    world.watch()
+    await world.look()
+    assert world.kube.done("rehearse", "apply", "create")[:4] == [
+        "Job/tune-train-1",
+        "Pod/tune-train-1-0",
+        "ConfigMap/tune-prep",
+        "Job/tune-prep",
+    ]
+    await world.look()
+    assert world.kube.done("rehearse") == []
+    assert (world.status["phase"], world.holding()) == ("Preparing", ["Reconciling"])
+
+
+async def test_pods_beyond_a_quota_are_told_of_and_the_preparation_goes_on() -> None:
+    world = World(StandIn(submitted(data=SOURCE)))
+    world.kube.refuse["rehearse", "Pod"] = KubeError(403, "exceeded quota: gpus")
+    await world.look()
+    assert (world.status["phase"], world.holding()) == ("Preparing", ["Reconciling"])
+    assert world.kube.done("create")[0] == "Job/tune-prep"
+    assert (world.condition(ConditionType.READY) or ("",))[0] == ConditionReason.QUOTA_EXCEEDED
 
 
 async def test_an_error_of_the_operator_is_in_the_status_until_a_pass_succeeds(

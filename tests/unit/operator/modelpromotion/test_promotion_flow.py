@@ -9,6 +9,7 @@ import pytest
 from finetune_crds.conditions import ConditionReason
 from finetune_operator import names
 from finetune_operator.errors import Problem
+from finetune_operator.settings import Settings
 from unit.operator.modelpromotion.champion import AWAY, world
 from worlds.memory.promotions import World
 
@@ -206,6 +207,23 @@ async def test_people_are_told() -> None:
     assert there.events() == ["SourceResolved", "GatesPassed", "Promoting", "Promoted"]
 
 
+async def test_without_a_registry_a_promotion_waits_until_the_installation_has_one() -> None:
+    there = world()
+    there.registry.aliases["staging"] = "2"
+    there.settings, configured = Settings(namespace="system"), there.settings
+    there.restart()
+    await there.settle()
+    message = (
+        "no model registry is known: set spec.tracking.registryUri, or install the chart with tracking.uri"
+    )
+    assert (there.status().phase, there.says("Reconciling")) == ("Pending", ("MlflowNotConfigured", message))
+    assert there.says("Stalled") is None
+    there.settings = configured
+    there.restart()
+    await there.settle()
+    assert (there.status().phase, there.registry.aliases["champion"]) == ("Promoted", "2")
+
+
 async def test_a_move_that_is_refused_is_said_once_and_tried_in_peace() -> None:
     there = world()
     there.registry.aliases["staging"] = "2"
@@ -216,7 +234,7 @@ async def test_a_move_that_is_refused_is_said_once_and_tried_in_peace() -> None:
         there.seconds += 60
         await there.operator.look("champion")
     message = "alias champion of support-llama cannot be moved: MLflow refuses access"
-    assert (there.status().phase, there.says("Promoted")) == ("Failed", ("MoveRefused", message))
+    assert (there.status().phase, there.says("Promoted")) == ("Promoting", ("MoveRefused", message))
     before = there.writes.log.count("status ModelPromotion")
     for _ in range(3):
         there.seconds += 60

@@ -251,7 +251,7 @@ async def test_an_endpoint_goes_back_while_the_alias_may_not_be_written(
     state.add_version(MODEL, 2, {"error_rate": 0.2})
     state.denied, state.faults = {f"PUT {ALIASES}"}, [replace(item) for item in faults]
     await there.look(minutes=10)
-    assert there.now == ("Failed", {"staging": 2, "champion": 2}, {"1": 100})
+    assert there.now == ("Promoting", {"staging": 2, "champion": 2}, {"1": 100})
     promoted, served = there.says("Promoted"), there.says("Served")
     assert promoted
     assert served
@@ -273,14 +273,14 @@ async def test_a_canary_is_judged_while_the_next_version_cannot_have_the_alias(s
     state.denied = {f"PUT {ALIASES}"}
     state.set_alias(MODEL, "staging", 3)
     await there.look(minutes=60)
-    assert there.now == ("Failed", {"staging": 3, "champion": 2}, {"2": 10, "1": 90})
+    assert there.now == ("Promoting", {"staging": 3, "champion": 2}, {"2": 10, "1": 90})
     assert there.says("Served") == (
         "Canary",
         "version 2 gets 10% of the traffic, step 1 of 2; no further step is taken while champion is being moved",
     )
     state.add_version(MODEL, 2, {"error_rate": 0.2})
     await there.look(minutes=2)
-    assert there.now == ("Failed", {"staging": 3, "champion": 2}, {"1": 100})
+    assert there.now == ("Promoting", {"staging": 3, "champion": 2}, {"1": 100})
     state.denied = set()
     await there.look(minutes=2)
     assert there.now[1:] == ({"staging": 3, "champion": 3}, {"3": 10, "1": 90})

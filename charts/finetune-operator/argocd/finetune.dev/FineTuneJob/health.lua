@@ -47,9 +47,18 @@ for _, kind in ipairs(known[2]) do
   end
 end
 
-local pods = conditions.PodsHealthy
-if known[1] == "Progressing" and pods ~= nil and pods.status == "False" then
-  message = pods.message
+-- What keeps a job from going on explains more than the step that it is at.
+if known[1] == "Progressing" then
+  for _, kind in ipairs({ "PodsHealthy", "PodsAdmitted", "Accepted" }) do
+    if conditions[kind] ~= nil and conditions[kind].status == "False" then
+      message = conditions[kind].message
+    end
+  end
+end
+
+-- A job that waits for a change of its spec has not failed, and does not go on either.
+if conditions.Stalled ~= nil and conditions.Stalled.status == "True" then
+  return health("Degraded", message)
 end
 
 return health(known[1], message)

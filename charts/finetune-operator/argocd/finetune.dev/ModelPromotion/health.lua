@@ -44,9 +44,21 @@ for _, condition in ipairs(status.conditions or {}) do
   conditions[condition.type] = condition
 end
 
+local function holds(kind)
+  return conditions[kind] ~= nil and conditions[kind].status == "True"
+end
+
+local said = known[1]
 -- A candidate that was refused degrades nothing while the alias is at a version that passed.
-if status.phase == "Refused" and conditions.Ready ~= nil and conditions.Ready.status == "True" then
-  return health("Healthy", conditions.Ready.message)
+if status.phase == "Refused" and holds("Ready") then
+  said = "Healthy"
+end
+-- While the registry does not answer, the rest of the status may be outdated.
+if said ~= "Suspended" and holds("Reconciling") then
+  said = "Progressing"
+end
+if said == "Healthy" and status.phase == "Refused" then
+  return health(said, conditions.Ready.message)
 end
 
 local message = nil
@@ -67,4 +79,4 @@ if registry ~= nil and registry.status == "False" and registry.message ~= messag
   message = message .. " (the registry is not ready: " .. registry.message .. ")"
 end
 
-return health(known[1], message)
+return health(said, message)

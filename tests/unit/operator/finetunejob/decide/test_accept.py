@@ -9,7 +9,7 @@ import pytest
 
 from finetune_crds.conditions import SUMMARY, ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus
-from finetune_operator.finetunejob.decide.accept import mistakes, not_implemented
+from finetune_operator.finetunejob.decide.accept import not_implemented, reserved_env
 from finetune_operator.finetunejob.model import Decision
 from finetune_operator.settings import Settings
 from worlds.memory.decisions import (
@@ -17,6 +17,7 @@ from worlds.memory.decisions import (
     NOW,
     PREPARED,
     SOURCE,
+    SPLITS,
     TRAINING,
     applied,
     child,
@@ -29,9 +30,11 @@ from worlds.memory.decisions import (
     said,
     spec,
     status,
+    tracked,
 )
 
 Json = dict[str, Any]
+ACCEPTED = ("True", ConditionReason.ACCEPTED, "the spec can be run")
 
 
 def prepared(**prepare: Any) -> Json:
@@ -117,52 +120,115 @@ def test_not_implemented(parts: Json, expected: list[str]) -> None:
 
 
 REGISTER: Json = {"register": {"model": "m"}}
-NEEDS_MLFLOW = (
-    "spec.register needs an MLflow server: set spec.tracking.uri, or install the chart with tracking.uri"
-)
+NEEDS_MLFLOW = "spec.register needs an MLflow server: install the chart with tracking.uri, or create the job with spec.tracking.uri"
 PASSWORD = (
     "spec.tracking.uri holds a password: put it into a Secret as MLFLOW_TRACKING_USERNAME and "
     "MLFLOW_TRACKING_PASSWORD, and name that in spec.tracking.secretRef"
 )
+CANNOT = (
+    "this version of the operator cannot do: data.prepare.spark.mode Kubernetes (use Local); data.prepare.dedupe.near "
+    "(exact duplicates can be removed); the job waits for one that can"
+)
+NO_STORAGE = "{} is missing: install the chart with defaults.storage, where each job gets a folder, or create the job with the field"
+SETS_RANK = "spec.podTemplate sets NODE_RANK, which the operator sets: remove it"
+OWN_RANK: Json = {
+    "podTemplate": {
+        "spec": {"containers": [{"name": "trainer", "env": [{"name": "NODE_RANK", "value": "1"}]}]}
+    }
+}
+NO_SPARK: Json = {"data": prepared(spark={"mode": "Kubernetes"}, dedupe={"near": {}})}
 
-MISTAKES: dict[str, tuple[Json, Settings, list[str]]] = {
-    "registering nowhere": (REGISTER, NO_MLFLOW, [NEEDS_MLFLOW]),
-    "registering at the default server": (REGISTER, Settings(tracking_uri="http://m"), []),
-    "registering at one's own server": (REGISTER | {"tracking": {"uri": "http://m"}}, NO_MLFLOW, []),
-    "no MLflow at all": ({}, NO_MLFLOW, []),
+# The parts, the installation, the reason and the message of Accepted, and what the job does then.
+VERDICTS: dict[str, tuple[Json, Settings, tuple[str, str, str], str]] = {
+    "registering nowhere": (
+        REGISTER,
+        NO_MLFLOW,
+        ("False", ConditionReason.MLFLOW_NOT_CONFIGURED, NEEDS_MLFLOW),
+        "waits",
+    ),
+    "registering at the default server": (REGISTER, Settings(tracking_uri="http://m"), ACCEPTED, "runs"),
+    "registering at one's own server": (
+        REGISTER | {"tracking": {"uri": "http://m"}},
+        NO_MLFLOW,
+        ACCEPTED,
+        "runs",
+    ),
+    "no MLflow at all": ({}, NO_MLFLOW, ACCEPTED, "runs"),
+    "a feature that is not there": (
+        NO_SPARK,
+        NO_MLFLOW,
+        ("False", ConditionReason.NOT_IMPLEMENTED, CANNOT),
+        "waits",
+    ),
+    "a reserved variable": (
+        OWN_RANK,
+        NO_MLFLOW,
+        ("False", ConditionReason.INVALID_SPEC, SETS_RANK),
+        "is stalled",
+    ),
+    "a password in plain sight": (
+        {"tracking": {"uri": "http://me:pass@m:5000"}},
+        NO_MLFLOW,
+        ("False", ConditionReason.INVALID_SPEC, PASSWORD),
+        "fails",
+    ),
     "a password in a page's address": (
         {"tracking": {"uri": "http://m", "publicUrl": "https://me:pass@m.example.com"}},
         NO_MLFLOW,
-        [PASSWORD.replace("tracking.uri", "tracking.publicUrl")],
+        ("False", ConditionReason.INVALID_SPEC, PASSWORD.replace("tracking.uri", "tracking.publicUrl")),
+        "fails",
     ),
-    "a password in plain sight": ({"tracking": {"uri": "http://me:pass@m:5000"}}, NO_MLFLOW, [PASSWORD]),
+    "no place for the splits": (
+        {"data": {"source": SOURCE["source"]}},
+        NO_MLFLOW,
+        ("False", ConditionReason.STORAGE_NOT_CONFIGURED, NO_STORAGE.format("spec.data.prepare.output")),
+        "waits",
+    ),
+    "no place for checkpoints": (
+        {"checkpoint": {}},
+        NO_MLFLOW,
+        ("False", ConditionReason.STORAGE_NOT_CONFIGURED, NO_STORAGE.format("spec.checkpoint.uri")),
+        "waits",
+    ),
     "a password for the registry": (
         {"tracking": {"uri": "http://m", "registryUri": "https://me:pass@m"}},
         NO_MLFLOW,
-        [PASSWORD.replace("tracking.uri", "tracking.registryUri")],
+        ("False", ConditionReason.INVALID_SPEC, PASSWORD.replace("tracking.uri", "tracking.registryUri")),
+        "fails",
     ),
+}
+SUMMARIES: dict[str, tuple[str, set[str]]] = {
+    "runs": ("Starting", {"Reconciling"}),
+    "waits": ("Pending", {"Reconciling"}),
+    "is stalled": ("Pending", {"Stalled"}),
+    "fails": ("Failed", {"Stalled", "Finished", "Failed"}),
 }
 
 
-@pytest.mark.parametrize(("parts", "settings", "expected"), MISTAKES.values(), ids=MISTAKES)
-def test_mistakes(parts: Json, settings: Settings, expected: list[str]) -> None:
-    assert [*mistakes(spec(**parts), settings)] == expected
+@pytest.mark.parametrize(("parts", "settings", "expected", "then"), VERDICTS.values(), ids=VERDICTS)
+def test_a_new_job(parts: Json, settings: Settings, expected: tuple[str, str, str], then: str) -> None:
+    decision = conclude(ftj(**parts), settings=dataclasses.replace(settings, tracking_uri=""))
+    if settings.tracking_uri or parts.get("tracking", {}).get("uri") == "http://m":
+        decision = conclude(ftj(**parts), observed(mlflow=tracked()), settings=settings)
+    assert said(decision, ConditionType.ACCEPTED) == expected
+    true = {item.type for item in decision.status.conditions if item.status == "True"}
+    found = (decision.status.phase, true & {"Ready", "Reconciling", "Stalled", "Finished", "Failed"})
+    assert found == SUMMARIES[then]
+    assert (applied(decision) != []) == (then == "runs")
 
 
-def test_a_refused_job_fails_with_everything_that_is_missing_and_makes_nothing() -> None:
-    decision = conclude(ftj(data=prepared(spark={"mode": "Kubernetes"}, dedupe={"near": {}})))
-    message = (
-        "this version of the operator cannot do: data.prepare.spark.mode Kubernetes (use Local); "
-        "data.prepare.dedupe.near (exact duplicates can be removed)"
-    )
-    assert said(decision, ConditionType.ACCEPTED) == ("False", ConditionReason.NOT_IMPLEMENTED, message)
-    assert said(decision, ConditionType.FAILED) == ("True", ConditionReason.NOT_IMPLEMENTED, message)
-    assert (decision.status.phase, applied(decision), decision.actions) == ("Failed", [], ())
-
-
-def test_a_mistake_is_an_invalid_spec() -> None:
-    decision = conclude(ftj(**REGISTER))
-    assert said(decision, ConditionType.FAILED) == ("True", ConditionReason.INVALID_SPEC, NEEDS_MLFLOW)
+def test_what_kept_a_job_waiting_comes() -> None:
+    """A server is set, a version of the operator comes that can, and podTemplate is corrected."""
+    server = Settings(tracking_uri="http://m")
+    for before, after, settings in (
+        (REGISTER, REGISTER, server),
+        (NO_SPARK, {"data": SPLITS}, NO_MLFLOW),
+        (OWN_RANK, {}, NO_MLFLOW),
+    ):
+        held = conclude(ftj(**before)).status
+        again = conclude(ftj(held, **after), observed(mlflow=tracked()), settings=settings)
+        assert said(again, ConditionType.ACCEPTED) == ACCEPTED
+        assert applied(again)[-1] == "Job/tune-train-1"
 
 
 UNREADABLE = (
@@ -197,7 +263,12 @@ def test_a_job_at_work_goes_on_when_its_spec_can_be_read_again() -> None:
 def test_a_new_job_is_judged_when_its_spec_can_be_read() -> None:
     unreadable = condition(ConditionType.ACCEPTED, "Unknown", ConditionReason.SPEC_UNREADABLE)
     assert conclude(ftj(status(unreadable))).status.phase == "Starting"
-    assert conclude(ftj(status(unreadable), **REGISTER)).status.phase == "Failed"
+    held = conclude(ftj(status(unreadable), **REGISTER))
+    assert said(held, ConditionType.ACCEPTED) == (
+        "False",
+        ConditionReason.MLFLOW_NOT_CONFIGURED,
+        NEEDS_MLFLOW,
+    )
 
 
 def test_what_was_accepted_is_not_judged_again() -> None:
@@ -221,4 +292,4 @@ RESERVED: dict[str, tuple[Json, list[str]]] = {
 
 @pytest.mark.parametrize(("pod", "expected"), RESERVED.values(), ids=RESERVED)
 def test_reserved_variables_in_a_pod_template(pod: Json, expected: list[str]) -> None:
-    assert [*mistakes(spec(podTemplate={"spec": pod}), Settings())] == expected
+    assert [*reserved_env(spec(podTemplate={"spec": pod}))] == expected

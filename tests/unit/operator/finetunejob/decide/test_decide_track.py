@@ -11,6 +11,7 @@ from finetune_crds.status import FineTuneJobStatus, MlflowStatus, ModelStatus, P
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import EnsureRun, Mlflow
 from worlds.memory.decisions import (
+    ADMITTED,
     NOW,
     SETTINGS,
     SOURCE,
@@ -64,7 +65,8 @@ RUNS: dict[str, tuple[dict[str, Any], EnsureRun]] = {
 
 @pytest.mark.parametrize(("tracking", "expected"), RUNS.values(), ids=RUNS)
 def test_a_run_is_made_when_there_is_none(tracking: dict[str, Any], expected: EnsureRun) -> None:
-    decision = conclude(ftj(tracking=tracking, data=SOURCE), observed(mlflow=Mlflow()), settings=SETTINGS)
+    of = ftj(status(ADMITTED), tracking=tracking, data=SOURCE)
+    decision = conclude(of, observed(mlflow=Mlflow()), settings=SETTINGS)
     assert decision.actions == (expected,)
     assert applied(decision) == ["ConfigMap/tune-prep", "Job/tune-prep"]
 
@@ -73,10 +75,12 @@ def test_a_run_is_made_when_there_is_none(tracking: dict[str, Any], expected: En
 def test_training_waits_for_the_run_that_its_pods_log_to(mlflow: Mlflow | None) -> None:
     decision = conclude(ftj(), observed(mlflow=mlflow), settings=SETTINGS)
     assert applied(decision) == []
-    why = AWAY.problem.message if mlflow == AWAY and AWAY.problem else "the MLflow run is being created"
+    reason, why = ConditionReason.STARTING, "the MLflow run is being created"
+    if mlflow == AWAY and AWAY.problem:
+        reason, why = AWAY.problem.reason, AWAY.problem.message
     assert said(decision, ConditionType.TRAINED) == (
         "False",
-        ConditionReason.STARTING,
+        reason,
         f"training waits for MLflow: {why}",
     )
     assert decision.requeue_seconds == SETTINGS.poll_seconds

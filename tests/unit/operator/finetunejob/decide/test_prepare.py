@@ -14,6 +14,7 @@ from finetune_crds.status import DataStatus, SplitCounts
 from finetune_crds.status_parts import MAX_DROPPED, Dropped
 from finetune_operator import names
 from worlds.memory.decisions import (
+    ADMITTED,
     NOW,
     SETTINGS,
     SOURCE,
@@ -46,6 +47,7 @@ RESULT = PrepResult(
 )
 PREPARED = TerminationMessage(prep=RESULT)
 PREPARING = condition(ConditionType.PREPARED, "False", ConditionReason.PREPARING)
+NEW = status(ADMITTED)
 BEFORE = status(PREPARING, start_time=NOW)
 
 
@@ -62,7 +64,7 @@ def prepare(*jobs: Json, pods: list[Json] | None = None, **parts: Any) -> Any:
 
 
 def test_it_starts_without_mlflow_having_a_run() -> None:
-    decision = conclude(ftj(data=SOURCE), observed(), settings=SETTINGS)
+    decision = conclude(ftj(NEW, data=SOURCE), observed(), settings=SETTINGS)
     assert applied(decision) == ["ConfigMap/tune-prep", "Job/tune-prep"]
     assert (decision.status.phase, decision.status.start_time) == ("Preparing", NOW)
     recipe = yaml.safe_load(decision.apply[0]["data"]["recipe.yaml"])
@@ -74,7 +76,7 @@ def test_it_starts_without_mlflow_having_a_run() -> None:
 
 def test_the_job_retries_what_is_nobodys_fault_and_nothing_else() -> None:
     prepare = {"output": "/out", "image": "mine:1", "env": [{"name": "A", "value": "b"}]}
-    decision = conclude(ftj(data={**SOURCE, "prepare": prepare}), settings=SETTINGS)
+    decision = conclude(ftj(NEW, data={**SOURCE, "prepare": prepare}), settings=SETTINGS)
     made = decision.apply[1]
     assert (made["kind"], made["metadata"]["name"], made["spec"]["backoffLimit"]) == ("Job", JOB, 2)
     assert made["spec"]["podFailurePolicy"] == {

@@ -64,6 +64,41 @@ def test_ready(conditions: list[Condition], explanation: Condition) -> None:
     assert ready(conditions) == (holds, also, explanation.reason, explanation.message)
 
 
+NO_SERVER = condition(ConditionType.ACCEPTED, "False", ConditionReason.MLFLOW_NOT_CONFIGURED)
+NOT_THERE = condition(ConditionType.ACCEPTED, "False", ConditionReason.NOT_IMPLEMENTED)
+NO_SECRET = condition(ConditionType.TRAINED, "False", ConditionReason.CREDENTIALS_MISSING)
+TYPO = condition(ConditionType.PODS_ADMITTED, "False", ConditionReason.POD_TEMPLATE_INVALID)
+POLICY = condition(ConditionType.PODS_ADMITTED, "False", ConditionReason.POD_REJECTED)
+QUOTA = condition(ConditionType.PODS_ADMITTED, "False", ConditionReason.QUOTA_EXCEEDED)
+UNCHECKED = condition(ConditionType.PODS_ADMITTED, "Unknown", ConditionReason.NOT_CHECKED)
+NO_CHILD = condition(ConditionType.PODS_HEALTHY, "False", ConditionReason.POD_TEMPLATE_INVALID)
+NO_POD = condition(ConditionType.PODS_HEALTHY, "False", ConditionReason.POD_REJECTED)
+NAME_TAKEN = condition(ConditionType.PODS_HEALTHY, "False", ConditionReason.NAME_TAKEN)
+
+# What explains the job, and whether it waits for a change of its spec.
+WAITS: dict[str, tuple[list[Condition], Condition, bool]] = {
+    "for a server": ([NO_SERVER], NO_SERVER, False),
+    "for another version": ([NOT_THERE], NOT_THERE, False),
+    "for a version that can read it": ([UNREADABLE], UNREADABLE, False),
+    "for a Secret": ([ACCEPTED, PREPARED, NO_SECRET], NO_SECRET, False),
+    "for a podTemplate without reserved variables": ([REFUSED], REFUSED, True),
+    "for a podTemplate without a typo": ([ACCEPTED, TYPO], TYPO, True),
+    "for a podTemplate that the policy allows": ([ACCEPTED, POLICY], POLICY, True),
+    "for the preparation, then for another podTemplate": ([ACCEPTED, TYPO, PREPARING], TYPO, False),
+    "for the preparation, then for a quota": ([ACCEPTED, QUOTA, PREPARING], QUOTA, False),
+    "for the preparation, unchecked": ([ACCEPTED, UNCHECKED, PREPARING], PREPARING, False),
+    "for a training Job that can be created": ([ACCEPTED, PREPARED, NO_CHILD], NO_CHILD, True),
+    "for a quota": ([ACCEPTED, PREPARED, NO_POD, STARTING], NO_POD, False),
+    "for a name": ([ACCEPTED, PREPARED, NAME_TAKEN], NAME_TAKEN, False),
+}
+
+
+@pytest.mark.parametrize(("conditions", "explanation", "stalled"), WAITS.values(), ids=WAITS)
+def test_what_a_job_waits_for(conditions: list[Condition], explanation: Condition, *, stalled: bool) -> None:
+    also = ConditionType.STALLED if stalled else ConditionType.RECONCILING
+    assert ready(conditions) == (False, (also,), explanation.reason, explanation.message)
+
+
 def test_a_job_that_ends_is_finished_and_at_rest_or_stalled() -> None:
     training = summarized(ftj(), FineTuneJobStatus(conditions=[ACCEPTED, PREPARED, TRAINING]), NOW)
     assert summary(training) == {"Ready": "False", "Reconciling": "True"}

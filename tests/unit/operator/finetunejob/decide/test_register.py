@@ -116,7 +116,7 @@ WAITING: dict[str, tuple[Mlflow | None, float, tuple[str, str, str]]] = {
         6000,
         (
             "False",
-            ConditionReason.REGISTERING,
+            ConditionReason.MLFLOW_UNREACHABLE,
             "registration waits for MLflow: MLflow at http://m cannot be reached: no",
         ),
     ),

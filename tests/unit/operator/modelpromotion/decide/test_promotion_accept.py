@@ -17,13 +17,6 @@ IN_CATALOG = {"tracking": {"uri": "databricks", "registryUri": "databricks-uc"}}
 
 CASES: dict[str, tuple[Json, Settings, list[str]]] = {
     "nothing": ({}, MLFLOW, []),
-    "no registry": (
-        {},
-        Settings(),
-        [
-            "no model registry is known: set spec.tracking.registryUri, or install the chart with tracking.uri",
-        ],
-    ),
     "a password in the address": (
         {"tracking": {"uri": "https://me:secret@mlflow"}},
         MLFLOW,
