@@ -44,7 +44,6 @@ def resolve(
         "run_policy": spec.run_policy.model_copy(
             update={"queue_name": spec.run_policy.queue_name or filled.queue_name}
         ),
-        "service_account_name": spec.service_account_name or defaults.service_account_name,
     }
     prepare = spec.data.prepare
     if prepare:
@@ -52,7 +51,7 @@ def resolve(
             "output": filled.output or "",
             "env": _env(defaults.env, spec.env, prepare.env),
             "env_from": [*defaults.env_from, *spec.env_from, *prepare.env_from],
-            "pod_template": merge(_pull_secrets(defaults), prepare.pod_template) or None,
+            "pod_template": merge(_every_pod(spec, defaults), prepare.pod_template) or None,
         }
         parts["data"] = spec.data.model_copy(update={"prepare": prepare.model_copy(update=changes)})
     if spec.register_:
@@ -89,9 +88,8 @@ def _checkpoint(spec: FineTuneJobSpec, defaults: Defaults) -> Checkpoint | None:
     if wanted is None and (not uri or spec.trainer.command):
         return None
     given = wanted.model_dump(exclude_unset=True) if wanted else {}
-    return Checkpoint.model_validate(
-        {"uri": uri, **defaults.checkpoint.model_dump(exclude_none=True), **given}
-    )
+    folder = {"uri": uri} if uri else {}
+    return Checkpoint.model_validate({**folder, **defaults.checkpoint.model_dump(exclude_none=True), **given})
 
 
 def _env(*parts: Sequence[EnvVar]) -> list[EnvVar]:
@@ -101,13 +99,17 @@ def _env(*parts: Sequence[EnvVar]) -> list[EnvVar]:
 
 def _training_template(spec: FineTuneJobSpec, defaults: Defaults) -> Json | None:
     """The installation's template under the GPUs of the spec, under the template of the spec."""
-    template = merge(_pull_secrets(defaults), defaults.pod_template)
+    template = merge(_every_pod(spec, defaults), defaults.pod_template)
     return merge(merge(template, _gpus(spec)), spec.pod_template) or None
 
 
-def _pull_secrets(defaults: Defaults) -> Json:
+def _every_pod(spec: FineTuneJobSpec, defaults: Defaults) -> Json:
+    """What the pods of preparation and training have alike."""
     secrets = [secret.to_json() for secret in defaults.image_pull_secrets]
-    return {"spec": {"imagePullSecrets": secrets}} if secrets else {}
+    account = spec.service_account_name or defaults.service_account_name
+    found: Json = {"imagePullSecrets": secrets} if secrets else {}
+    found |= {"serviceAccountName": account} if account else {}
+    return {"spec": found} if found else {}
 
 
 def _gpus(spec: FineTuneJobSpec) -> Json:

@@ -135,7 +135,7 @@ def test_several_writers_can_each_apply_their_items_of_a_list() -> None:
         if "x-kubernetes-list-type" in node
     }
     assert {kind: [path for path in merged if merged[path] == kind] for kind in ("map", "set")} == {
-        "map": [".spec.data.prepare.env", ".spec.trainer.env"],
+        "map": [".spec.data.prepare.env", ".spec.trainer.env", ".spec.env"],
         "set": [
             ".spec.data.prepare.notNull",
             ".spec.method.lora.targetModules",
@@ -149,6 +149,7 @@ def test_several_writers_can_each_apply_their_items_of_a_list() -> None:
         ".spec.trainer.command",
         ".spec.trainer.args",
         ".spec.trainer.envFrom",
+        ".spec.envFrom",
     }
 
 

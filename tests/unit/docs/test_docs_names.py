@@ -35,7 +35,7 @@ _LABEL = re.compile(r"finetune\.dev/[\w-]+")
 
 # Fields of Kubernetes' own objects, and names of other tools that look like fields of ours.
 OF_OTHERS = {
-    "backoffLimit", "lastTransitionTime", "nodeSelector", "observedGeneration", "podFailurePolicy", "secretKeyRef",
+    "backoffLimit", "fieldPath", "lastTransitionTime", "messageExpression", "nodeSelector", "observedGeneration", "podFailurePolicy", "secretKeyRef",
     "terminationGracePeriodSeconds", "valueFrom.secretKeyRef", "host.cluster.internal", "catalog.schema.name",
     "checkpoint.checkpoint_dir", "dropDuplicates", "mlflow.register_model", "randomSplit", "step_scheduler.max_steps",
 }  # fmt: skip

@@ -8,6 +8,7 @@ from pathlib import Path
 from prometheus_client.metrics import MetricWrapperBase
 
 from finetune_operator import metrics
+from finetune_operator.defaults import Defaults
 from finetune_operator.settings import Settings
 
 ROOT = Path(__file__).parents[3]
@@ -24,7 +25,9 @@ def rows(heading: str) -> list[list[str]]:
 
 def shown(value: object) -> str:
     """A default, as the table has it."""
-    return f"{value:g}" if isinstance(value, float) else str(value or "")
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value or "") if value != Defaults() else ""
 
 
 def test_settings() -> None:

@@ -32,7 +32,7 @@ VERSIONS = st.sampled_from([*"111222334567"])
 APPROVED = [{"required": True, "version": version} for version in "123"]
 EDITS: dict[str, st.SearchStrategy[Any]] = {
     "gates": st.sampled_from([STRICT, STRICT, LOOSE, None]),
-    "source": st.one_of(st.just({"alias": "staging"}), VERSIONS.map(lambda version: {"version": version})),
+    "source": st.one_of(st.just({"type": "Alias", "alias": "staging"}), VERSIONS.map(back_to)),
     "approval": st.sampled_from([*[None] * 6, {"required": True}, {"required": True}, *APPROVED]),
     "soakSeconds": st.sampled_from([0, 0, 60]),
     "rollbackTo": st.sampled_from([*[None] * 6, PREVIOUS, PREVIOUS, *map(back_to, ("1", "3", "7"))]),

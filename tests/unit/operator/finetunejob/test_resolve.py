@@ -58,22 +58,21 @@ def test_the_shortest_job_has_everything_of_its_installation() -> None:
     assert found.pod_template == {
         "spec": {
             "imagePullSecrets": [{"name": "registry"}],
+            "serviceAccountName": "trainer",
             "tolerations": [{"key": "gpu"}],
             "containers": [{"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": "8"}}}],
         }
     }
     prepare = found.data.prepare
     assert prepare
-    assert prepare.pod_template == {"spec": {"imagePullSecrets": [{"name": "registry"}]}}
+    assert prepare.pod_template == {
+        "spec": {"imagePullSecrets": [{"name": "registry"}], "serviceAccountName": "trainer"}
+    }
     for part in (found.trainer, prepare):
         names = [item.name for item in part.env], [item.secret_ref for item in part.env_from]
         assert (names[0], [item.name for item in names[1] if item]) == (["AWS_REGION"], ["s3"])
     assert found.model.cache
-    assert (
-        found.distributed.processes_per_node,
-        found.service_account_name,
-        found.model.cache.claim_name,
-    ) == (8, "trainer", "models")
+    assert (found.distributed.processes_per_node, found.model.cache.claim_name) == (8, "models")
 
 
 OWN: dict[str, tuple[Json, Json]] = {
@@ -115,7 +114,16 @@ def test_the_words_of_a_job_come_before_those_of_its_installation(spec: Json, ex
 def test_without_an_installation_a_job_has_what_it_says() -> None:
     found = spec_of(SHORT, {})
     assert resolved(found).to_json() == {"model": "chat"}
-    assert (found.checkpoint, found.model.cache, found.service_account_name) == (None, None, None)
+    assert (found.checkpoint, found.model.cache) == (None, None)
+
+
+def test_pods_have_the_service_account_of_the_job() -> None:
+    found = spec_of(SHORT | {"serviceAccountName": "mine"})
+    assert found.data.prepare
+    assert [
+        (template or {})["spec"]["serviceAccountName"]
+        for template in (found.pod_template, found.data.prepare.pod_template)
+    ] == ["mine", "mine"]
 
 
 def test_a_running_job_keeps_its_folders_and_takes_new_credentials() -> None:

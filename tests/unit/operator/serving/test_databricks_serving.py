@@ -105,7 +105,7 @@ ENTITIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {
             "workload_size": "Large",
-            "workload_type": "GPUMedium",
+            "workload_type": "GPU_MEDIUM",
             "scale_to_zero_enabled": False,
             "environment_vars": {"A": "b", "KEY": "{{secrets/scope/key}}"},
         },

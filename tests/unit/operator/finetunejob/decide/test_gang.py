@@ -61,7 +61,7 @@ FULL: Json = {
         "args": ["--fast"],
         "env": [{"name": "HF_HOME", "value": "/models"}],
         "envFrom": [{"configMapRef": {"name": "more"}}],
-        "code": {"configMap": "my-code", "mountPath": "/code"},
+        "code": {"configMapRef": {"name": "my-code"}, "mountPath": "/code"},
     },
     "podTemplate": {
         "spec": {
@@ -177,7 +177,7 @@ EXPECTED: Json = {
                 "volumes": [
                     {"name": "tmp", "emptyDir": {}},
                     {"name": "shm", "emptyDir": {"medium": "Memory"}},
-                    {"name": "code", "configMap": {"name": "my-code"}},
+                    {"name": "code", "configMap": {"name": "my-code", "optional": False}},
                     {"name": "recipe", "configMap": {"name": "tune-train"}},
                 ],
             },
@@ -221,9 +221,9 @@ def test_the_recipe_names_the_splits_that_preparation_made() -> None:
 
 
 FOUND = Columns(type="Messages", messages="messages")
-NAMED = {"prompt": "question", "response": "answer"}
+NAMED = {"type": "PromptResponse", "prompt": "question", "response": "answer"}
 COLUMNS: dict[str, tuple[Json | None, Columns | None, Json | None]] = {
-    "those that preparation found": (None, FOUND, {"messages": "messages"}),
+    "those that preparation found": (None, FOUND, {"type": "Messages", "messages": "messages"}),
     "those of the spec": (NAMED, Columns.model_validate(NAMED), NAMED),
     "those of the spec, where preparation said nothing": (NAMED, None, NAMED),
     "none, where nobody knows them": (None, None, None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -65,7 +66,7 @@ def test_a_step_lasts_from_when_it_is_in_force(databricks: Workspace) -> None:
     databricks.endpoints.finish("support")
     assert rollout.step() == "Canary"
     assert rollout.status.serving
-    assert rollout.status.serving.next_step_time == "2026-08-01T12:40:00Z"
+    assert rollout.status.serving.next_step_time == datetime(2026, 8, 1, 12, 40, tzinfo=UTC)
 
 
 def test_the_first_version_has_no_canary(databricks: Workspace) -> None:

@@ -24,11 +24,11 @@ HOLDER = version("1", loss=2.0, accuracy=0.8)
 
 
 def metric(**bounds: float) -> Json:
-    return {"metric": {"name": "loss", **bounds}}
+    return {"type": "Metric", "metric": {"name": "loss", **bounds}}
 
 
 def compared(goal: str = "Minimize", metric: str = "loss", **tolerance: Json) -> Json:
-    return {"comparison": {"metric": metric, "goal": goal, **tolerance}}
+    return {"type": "Comparison", "comparison": {"metric": metric, "goal": goal, **tolerance}}
 
 
 def better(**distance: float) -> Json:
@@ -103,19 +103,19 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
         ),
     ),
     "a tag as it must be": (
-        {"tag": {"name": "reviewed", "equals": "yes"}},
+        {"type": "Tag", "tag": {"name": "reviewed", "equals": "yes"}},
         version("2", tags={"reviewed": "yes"}),
         None,
         ("Passed", "yes", "= yes", None, "tag reviewed is 'yes'"),
     ),
     "another tag": (
-        {"tag": {"name": "reviewed", "equals": "yes"}},
+        {"type": "Tag", "tag": {"name": "reviewed", "equals": "yes"}},
         version("2", tags={"reviewed": "no"}),
         None,
         ("Failed", "no", "= yes", None, "tag reviewed is 'no', but it must be 'yes'"),
     ),
     "no tag yet": (
-        {"tag": {"name": "reviewed", "equals": "yes"}},
+        {"type": "Tag", "tag": {"name": "reviewed", "equals": "yes"}},
         version("2"),
         None,
         ("Inconclusive", None, "= yes", None, "version 2 has no tag reviewed, which must be 'yes'"),
