@@ -111,9 +111,14 @@ class Columns(ApiModel):
     rejected: Name | None = None
     """Column with the answer that was not preferred (DPO). Default: rejected."""
 
+    @property
+    def named(self) -> list[str]:
+        """The columns, in the order of the fields."""
+        return [name for field in COLUMNS_OF[self.type] if (name := getattr(self, field))]
+
     @model_validator(mode="before")
     @classmethod
-    def _named(cls, given: object) -> object:
+    def _with_names(cls, given: object) -> object:
         """The columns with the default name of each that the type has."""
         if not isinstance(given, dict):
             return given

@@ -73,14 +73,14 @@ def test_a_worse_version_is_refused_and_people_see_why(watched: Registry, plane:
     assert [item["verdict"] for item in status["gates"]["verdicts"]] == ["Passed", "Failed"]
 
     kubectl = partial(run_kubectl, plane, watched.namespace)
-    header, row = kubectl("get", "mp").splitlines()
+    header, row = kubectl("get", "mprom").splitlines()
     assert header.split() == [
         *("NAME", "MODEL", "ALIAS", "PHASE", "REASON", "CURRENT", "CANDIDATE", "GATES", "AGE")
     ]
     shown = ["champion", watched.model, "champion", "Refused", "GateFailed", good, worse, "1/2"]
     assert row.split()[:8] == shown
     # The alias is still at a version that passed.
-    kubectl("wait", "mp/champion", "--for=condition=Ready", "--timeout=5s")
+    kubectl("wait", "mprom/champion", "--for=condition=Ready", "--timeout=5s")
     told = kubectl("events", "--for", "modelpromotion/champion")
     assert "eval_loss is 2.4, that of version 1, which has the alias, is 2: but it must be <= 2.1" in told
 
@@ -91,11 +91,11 @@ def test_a_promotion_without_a_version_that_passed_is_not_ready(watched: Registr
     watched.apply(gates=GATES)
     watched.wait("Refused", None)
     kubectl = partial(run_kubectl, plane, watched.namespace)
-    kubectl("wait", "mp/champion", "--for=condition=Ready=False", "--timeout=5s")
+    kubectl("wait", "mprom/champion", "--for=condition=Ready=False", "--timeout=5s")
     ready, generation = watched.condition("Ready"), watched.get()["metadata"]["generation"]
     assert (ready["reason"], ready["observedGeneration"]) == ("GateFailed", generation)
     watched.patch(gates=[])
-    kubectl("wait", "mp/champion", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "mprom/champion", "--for=condition=Ready", "--timeout=60s")
     assert watched.status()["current"] == worse
 
 

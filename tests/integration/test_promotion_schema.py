@@ -241,10 +241,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
         promotion(onDelete="Delete"),
         'spec.onDelete: Unsupported value: "Delete": supported values: "KeepAlias", "RemoveAlias"',
     ),
-    "back to a word": (
-        promotion(rollbackTo={"type": "Previous"}),
-        "spec.rollbackTo in body must be of type object",
-    ),
+    "back to a word": (promotion(rollbackTo="before"), "spec.rollbackTo in body must be of type object"),
     "back to no version": (
         promotion(rollbackTo={"type": "Version"}),
         "spec.rollbackTo.version: Invalid value: version and type Version require each other",

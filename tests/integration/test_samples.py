@@ -132,7 +132,10 @@ def test_the_pipeline_of_three_aliases_is_one() -> None:
     assert first["register"] == worse["register"] == {"model": staging["model"], "aliases": ["candidate"]}
     assert first["data"]["prepare"]["output"] == worse["data"]["splits"]["path"]
     assert first["training"]["maxLength"] == worse["training"]["maxLength"]
-    assert [staging["source"], champion["source"]] == [{"alias": "candidate"}, {"alias": "staging"}]
+    assert [staging["source"], champion["source"]] == [
+        {"type": "Alias", "alias": "candidate"},
+        {"type": "Alias", "alias": "staging"},
+    ]
     assert staging["model"] == champion["model"]
 
 

@@ -40,7 +40,7 @@ def recipe(
 
     objective = objective or {"type": "SFT"}
     pairs = {"type": "Preference", "prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
-    columns = pairs if objective["type"] == "DPO" else {"text": "text"}
+    columns = pairs if objective["type"] == "DPO" else {"type": "Text"}
     return Recipe.model_validate(
         {
             "job": {"name": "tiny", "namespace": "tests", "uid": "0123456789abcdef"},

@@ -327,14 +327,18 @@ def _from_hub(name: str, revision: str | None, cache: Cache | None, *, without_w
         return _snapshot(name, revision, cache, without_weights=without_weights)
     except GatedRepoError as error:
         raise RecipeRefusedError(
-            f"model.base {name} is gated: accept its terms and set HF_TOKEN in env", reason="ModelForbidden"
+            f"model.base {name} is gated: accept its terms, and name a Secret with HF_TOKEN in spec.envFrom, which reaches all pods",
+            reason="ModelForbidden",
         ) from error
     except HFValidationError as error:
         raise _not_found(name, "write a Hub id (org/name), an absolute path, s3:// or models:/") from error
     except RevisionNotFoundError as error:
         raise _not_found(f"{name} at revision {revision}", "correct model.revision") from error
     except RepositoryNotFoundError as error:
-        raise _not_found(name, "correct the Hub id, or set HF_TOKEN in env if it is private") from error
+        raise _not_found(
+            name,
+            "correct the Hub id, or name a Secret with HF_TOKEN in spec.envFrom, which reaches all pods, if it is private",
+        ) from error
     except LocalEntryNotFoundError as error:
         raise TrainingError(
             "HubUnreachable",

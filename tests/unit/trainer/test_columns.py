@@ -26,29 +26,37 @@ def schema(*texts: str, messages: str = "", other: str = "") -> list[Column]:
 
 PREFERENCE: Json = {"type": "Preference", "prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
 FOUND: dict[str, tuple[list[Column], Json, Json]] = {
-    "messages": (schema("id", "prompt", messages="messages"), {}, {"messages": "messages"}),
-    "text": (schema("id", "text", "source", other="label"), {}, {"text": "text"}),
-    "prompt and response": (schema("prompt", "response"), {}, {"prompt": "prompt", "response": "response"}),
+    "messages": (schema("id", "prompt", messages="messages"), {}, {"type": "Messages"}),
+    "text": (schema("id", "text", "source", other="label"), {}, {"type": "Text"}),
+    "prompt and response": (
+        schema("prompt", "response"),
+        {},
+        {"type": "PromptResponse", "prompt": "prompt", "response": "response"},
+    ),
     "prompt and completion": (
         schema("prompt", "completion"),
         {},
-        {"prompt": "prompt", "response": "completion"},
+        {"type": "PromptResponse", "prompt": "prompt", "response": "completion"},
     ),
     "instruction and output": (
         schema("instruction", "output"),
         {},
-        {"prompt": "instruction", "response": "output"},
+        {"type": "PromptResponse", "prompt": "instruction", "response": "output"},
     ),
     "instruction and response": (
         schema("instruction", "response", "category"),
         {},
-        {"prompt": "instruction", "response": "response"},
+        {"type": "PromptResponse", "prompt": "instruction", "response": "response"},
     ),
-    "question and answer": (schema("question", "answer"), {}, {"prompt": "question", "response": "answer"}),
+    "question and answer": (
+        schema("question", "answer"),
+        {},
+        {"type": "PromptResponse", "prompt": "question", "response": "answer"},
+    ),
     "a column of that name with another type": (
         schema("text", other="messages"),
         {},
-        {"text": "text"},
+        {"type": "Text"},
     ),
     "preferences for DPO": (schema("prompt", "chosen", "rejected"), {"dpo": True}, PREFERENCE),
     "preferences for DPO beside other examples, some of them lists": (
@@ -59,12 +67,12 @@ FOUND: dict[str, tuple[list[Column], Json, Json]] = {
     "preferences are no examples for another objective": (
         schema("prompt", "chosen", "rejected", "text"),
         {},
-        {"text": "text"},
+        {"type": "Text"},
     ),
     "what templates name, of several": (
         schema("text", "instruction", "input", "output"),
         {"templates": ("instruction", "input", "output")},
-        {"prompt": "instruction", "response": "output"},
+        {"type": "PromptResponse", "prompt": "instruction", "response": "output"},
     ),
 }
 

@@ -40,7 +40,7 @@ def spark(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(session.ENV_JARS, str(jars))
         patch.setattr("tempfile.tempdir", str(scratch))
-        started = session.start(Spark(driver_memory="1g", conf=QUICK))
+        started = session.start(Spark(driver_memory="1Gi", conf=QUICK))
     yield started
     gateway = started.sparkContext._gateway
     started.stop()

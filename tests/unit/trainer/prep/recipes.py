@@ -7,7 +7,7 @@ from typing import Any
 from finetune_crds.recipe import Recipe
 
 # Spark's settings for runs of seconds: few partitions, and a JVM that compiles quickly, not well.
-PAIR = {"prompt": "question", "response": "answer"}
+PAIR = {"type": "PromptResponse", "prompt": "question", "response": "answer"}
 QUICK = {"spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
 Json = dict[str, Any]
 

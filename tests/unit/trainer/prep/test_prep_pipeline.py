@@ -192,9 +192,12 @@ def test_two_pods_at_once_write_one_version(ask: Asker, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
-        ({"text": "question"}, ["id", "text", "tokens", "split"]),
-        ({"prompt": "question", "response": "answer"}, ["id", "prompt", "response", "tokens", "split"]),
-        ({"messages": "chat"}, ["id", "messages", "tokens", "split"]),
+        ({"type": "Text", "text": "question"}, ["id", "text", "tokens", "split"]),
+        (
+            {"type": "PromptResponse", "prompt": "question", "response": "answer"},
+            ["id", "prompt", "response", "tokens", "split"],
+        ),
+        ({"type": "Messages", "messages": "chat"}, ["id", "messages", "tokens", "split"]),
     ],
 )
 def test_columns_of_the_table(
@@ -462,7 +465,7 @@ def test_the_command_leaves_a_result(
         source=source,
         base=str(tokenizer_folder),
         output=str(tmp_path / "table"),
-        spark={"driverMemory": "1g", "conf": QUICK},
+        spark={"driverMemory": "1Gi", "conf": QUICK},
         **STEPS,
     )
     (tmp_path / "recipe.yaml").write_text(asked.to_yaml())

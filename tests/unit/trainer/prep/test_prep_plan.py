@@ -12,7 +12,9 @@ from finetune_trainer.prep.template import Template
 from unit.trainer.prep.recipes import recipe
 
 PREFERENCES = {"type": "Preference", "prompt": "question", "chosen": "good", "rejected": "bad"}
-TEXT, PAIR, CHAT = {"text": "body"}, {"prompt": "question", "response": "answer"}, {"messages": "chat"}
+TEXT = {"type": "Text", "text": "body"}
+PAIR = {"type": "PromptResponse", "prompt": "question", "response": "answer"}
+CHAT = {"type": "Messages", "messages": "chat"}
 
 
 def column(name: str) -> Template:
@@ -134,26 +136,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "data.prepare.dedupe.near is not available yet: remove it and keep dedupe.exact",
     ),
     (
-        "preferences without the rejected",
-        {"columns": {"type": "Preference", "prompt": "p", "chosen": "c"}},
-        "data.columns of preferences are prompt, chosen and rejected: name all three",
-    ),
-    (
-        "preferences without a prompt",
-        {"columns": {"chosen": "c", "rejected": "r"}},
-        "data.columns of preferences are prompt, chosen and rejected: name all three",
-    ),
-    (
         "a template of both answers",
         {"columns": PREFERENCES, "promptTemplate": "{question}", "responseTemplate": "{good}"},
-        "data.prepare.responseTemplate cannot go with data.columns.chosen: promptTemplate renders the prompt, and both "
-        "answers stay as they are",
+        "data.prepare.responseTemplate cannot go with data.columns of type Preference: promptTemplate renders the prompt, "
+        "and both answers stay as they are",
     ),
     (
         "template over messages",
         {"columns": CHAT, "promptTemplate": "{chat}"},
-        "data.prepare.promptTemplate cannot go with data.columns.messages, which the model's chat template renders: "
-        "remove one",
+        "data.prepare.promptTemplate cannot go with data.columns of type Messages, which the model's chat template "
+        "renders: remove one",
     ),
     (
         "response template alone",
@@ -161,14 +153,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "data.prepare.responseTemplate needs promptTemplate beside it",
     ),
     (
-        "prompt alone",
-        {"columns": {"prompt": "question"}},
-        "data.columns must name text, messages, prompt and response, or prompt, chosen and rejected",
-    ),
-    (
         "the answer of a text",
         {"columns": TEXT, "objective": {"lossOn": "Answer"}},
-        "objective.lossOn Answer needs data.columns.prompt and response, or messages: a text has no answer",
+        "objective.lossOn Answer needs data.columns of type PromptResponse or Messages: a text has no answer",
     ),
     (
         "split",

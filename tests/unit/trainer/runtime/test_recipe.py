@@ -19,7 +19,7 @@ WITHOUT_VIRTUAL_TOKENS = (
     "virtual tokens are lost under packing, compile and activation checkpointing: set training.packing and "
     "training.compile to false and training.activationCheckpointing to None"
 )
-TOGETHER = "objective DPO and data.columns.prompt, chosen and rejected go together"
+TOGETHER = "objective DPO and data.columns of type Preference go together"
 
 TABLE: list[tuple[dict[str, Any], list[str]]] = [
     ({}, []),
@@ -86,9 +86,9 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
     ({"objective.type": "DPO"}, [TOGETHER]),
     ({"data.columns": PREFERENCES}, [TOGETHER]),
     (
-        {"data.columns": {"text": "text"}, "objective.lossOn": "Answer"},
+        {"data.columns": {"type": "Text"}, "objective.lossOn": "Answer"},
         [
-            "objective.lossOn Answer needs data.columns.prompt and response, or messages: a text has no answer",
+            "objective.lossOn Answer needs data.columns of type PromptResponse or Messages: a text has no answer",
         ],
     ),
     (

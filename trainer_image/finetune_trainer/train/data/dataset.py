@@ -97,7 +97,7 @@ def _nothing_left(splits: Splits, name: str, encoder: Encoder) -> str:
 
 def _spool(splits: Splits, name: str, encoder: Encoder, folder: Path) -> None:
     """Append the examples to files, in input order."""
-    wanted = [column for column in encoder.columns.to_json().values() if column]
+    wanted = encoder.columns.named
     with (
         (folder / "tokens").open("wb") as tokens,
         (folder / "loss_mask").open("wb") as loss_mask,

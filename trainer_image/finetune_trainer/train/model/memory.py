@@ -232,7 +232,7 @@ def _what_would_fit(shape: Shape, recipe: Recipe, world: World, row_tokens: int,
 
     def fits(shards: int, *, shape: Shape = shape, batch_size: int = training.per_device_batch_size) -> bool:
         changed = recipe.model_copy(
-            update={"training": training.model_copy(update={"batch_size": batch_size})}
+            update={"training": training.model_copy(update={"per_device_batch_size": batch_size})}
         )
         need = estimate(shape, changed, shards=shards, row_tokens=row_tokens, recompute="Full")
         return need.total <= limit

@@ -1,0 +1,148 @@
+"""Ten mistakes that people make, each with the sentence that they get, where they look for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes.dynamic.exceptions import DynamicApiError
+
+from finetune_crds import JobReference, Recipe
+from finetune_crds.finetunejob import FineTuneJobSpec
+from support.api import Api
+from support.mlflow_server import Mlflow
+from support.operator_process import operator_process
+from support.process import running
+from worlds.processes.jobs import error, job, splits_given
+from worlds.processes.world import World
+
+Json = dict[str, Any]
+
+AT_APPLY: dict[str, tuple[Json, str]] = {
+    "epochs and maxSteps": (
+        job(training={"epochs": 3, "maxSteps": 100}),
+        "set epochs or maxSteps, not both",
+    ),
+    "a split of 1.1": (
+        job(
+            data={
+                "source": {"type": "Parquet", "path": "/data/corpus"},
+                "prepare": {"output": "/x", "splitRatios": {"train": 0.9, "validation": 0.1, "test": 0.1}},
+            }
+        ),
+        "train, validation and test must add up to 1 (defaults: 0.9, 0.05 and 0.05)",
+    ),
+    "a learning rate that YAML reads as text": (
+        job(training={"learningRate": "2e-5"}),
+        'spec.training.learningRate in body must be of type number: "string"',
+    ),
+    "more processes than GPUs": (
+        job(distributed={"gpusPerNode": 4, "processesPerNode": 8}),
+        "processesPerNode is above gpusPerNode, and each process needs a GPU of its own: lower it, or remove it",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", AT_APPLY)
+def test_kubectl_apply_says(api: Api, namespace: str, mistake: str) -> None:
+    body, sentence = AT_APPLY[mistake]
+    with pytest.raises(DynamicApiError) as refusal:
+        api.create({**body, "metadata": {**body["metadata"], "namespace": namespace}})
+    assert sentence in refusal.value.summary()
+
+
+def test_a_running_job_cannot_be_edited(world: World) -> None:
+    world.submit(splits_given())
+    world.run_pods("tune-train-1", 2)
+    world.wait_phase("tune", "Training")
+    with pytest.raises(DynamicApiError) as refusal:
+        world.api.patch(
+            "FineTuneJob", world.namespace, "tune", {"spec": {"training": {"learningRate": 1e-4}}}
+        )
+    sentence = (
+        "spec.training cannot change once the job exists (only suspend, runPolicy, podTemplate, env, envFrom, and of "
+        "trainer and data.prepare the image, env and envFrom can): create a FineTuneJob with another name"
+    )
+    assert sentence in refusal.value.summary()
+
+
+def test_a_large_model_without_a_gpu(world: World) -> None:
+    """The pods are played; the sentence is the launcher's."""
+    from finetune_trainer.outcome import RecipeRefusedError
+    from finetune_trainer.train.runtime.device import Gpus, check
+
+    body = splits_given(model={"base": "Qwen/Qwen3-8B"})
+    recipe = Recipe.of(
+        JobReference(name="tune", namespace="team", uid="u"), FineTuneJobSpec.model_validate(body["spec"])
+    )
+    with pytest.raises(RecipeRefusedError) as refused:
+        check(recipe, 2, Gpus(0), lambda: 8_190_735_360)
+    sentence = str(refused.value)
+    assert sentence == (
+        "model.base Qwen/Qwen3-8B has 8.2 billion parameters and the pod sees no GPU: set distributed.gpusPerNode, or "
+        "distributed.device: CPU to train it on CPUs"
+    )
+    world.submit(body)
+    world.run_pods("tune-train-1", 2)
+    world.end_pods("tune-train-1", [64, 64], [error("NoGpu", sentence)] * 2)
+    world.wait_phase("tune", "Failed")
+    assert sentence in world.condition("tune", "Ready")["message"]
+
+
+def test_a_token_of_the_hub_on_the_trainer_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The preparation counts tokens with the model's tokenizer, and has no token: the sentence is its own."""
+    import httpx
+    from huggingface_hub.errors import GatedRepoError
+
+    from finetune_trainer import artifacts
+    from finetune_trainer.outcome import RecipeRefusedError
+
+    def gated(*_: object, **__: object) -> Path:
+        request = httpx.Request("GET", "https://hub")
+        raise GatedRepoError("403", response=httpx.Response(403, request=request))
+
+    monkeypatch.setattr(artifacts, "_snapshot", gated)
+    with pytest.raises(RecipeRefusedError) as refused:
+        artifacts.fetch_tokenizer("meta-llama/Llama-3.1-8B", tmp_path)
+    sentence = str(refused.value)
+    assert sentence == (
+        "model.base meta-llama/Llama-3.1-8B is gated: accept its terms, and name a Secret with HF_TOKEN in spec.envFrom, "
+        "which reaches all pods"
+    )
+    world.submit(job(trainer={"envFrom": [{"secretRef": {"name": "hub"}}]}))
+    world.run_pods("tune-prep", 1)
+    world.end_pods("tune-prep", [64], [error("ModelForbidden", sentence)])
+    world.wait_phase("tune", "Failed")
+    assert sentence in world.condition("tune", "Ready")["message"]
+
+
+def test_a_wrong_queue(world: World) -> None:
+    world.submit(splits_given(runPolicy={"queueName": "reserch"}))
+    world.wait_condition("tune", "Trained", "QueueInadmissible")
+    sentence = "Job tune-train-1 is suspended and no Workload is admitted by queue reserch"
+    assert sentence in world.condition("tune", "Ready")["message"]
+
+
+def test_registering_without_a_server(api: Api, kubeconfig: Path, namespace: str, tmp_path: Path) -> None:
+    settings = {"FINETUNE_NAMESPACES": namespace, "FINETUNE_POLL_SECONDS": "1"}
+    with running(operator_process(kubeconfig, tmp_path / "operator.log", settings)):
+        world = World(api, Mlflow(tmp_path), namespace)
+        world.submit(splits_given())
+        found = world.wait_condition("tune", "Accepted", "MlflowNotConfigured")
+    assert found["message"] == (
+        "spec.register needs an MLflow server: install the chart with tracking.uri, or create the job with "
+        "spec.tracking.uri"
+    )
+    assert world.condition("tune", "Ready")["message"] == found["message"]
+
+
+def test_resource_for_resources(world: World) -> None:
+    container = {"name": "trainer", "resource": {"limits": {"nvidia.com/gpu": "1"}}}
+    world.submit(job(podTemplate={"spec": {"containers": [container]}}))
+    found = world.wait_condition("tune", "PodsAdmitted", "PodTemplateInvalid")
+    assert 'unknown field "spec.template.spec.containers[0].resource"' in found["message"]
+    assert "correct spec.podTemplate, and the job goes on" in found["message"]
+    assert world.api.list("Job", world.namespace) == []
