@@ -94,15 +94,15 @@ def test_a_token_of_the_hub_on_the_trainer_alone(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The preparation counts tokens with the model's tokenizer, and has no token: the sentence is its own."""
-    import httpx
+    import httpx2
     from huggingface_hub.errors import GatedRepoError
 
     from finetune_trainer import artifacts
     from finetune_trainer.outcome import RecipeRefusedError
 
     def gated(*_: object, **__: object) -> Path:
-        request = httpx.Request("GET", "https://hub")
-        raise GatedRepoError("403", response=httpx.Response(403, request=request))
+        request = httpx2.Request("GET", "https://hub")
+        raise GatedRepoError("403", response=httpx2.Response(403, request=request))
 
     monkeypatch.setattr(artifacts, "_snapshot", gated)
     with pytest.raises(RecipeRefusedError) as refused:

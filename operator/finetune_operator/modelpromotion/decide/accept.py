@@ -23,6 +23,7 @@ def accept(draft: Draft) -> Outcome:
         return _refuse(
             draft, ConditionReason.INVALID_SPEC, draft.promotion.invalid or "the spec cannot be read"
         )
+    draft.update(model=draft.spec.model)
     wrong = [*mistakes(draft.spec, draft.settings)]
     if wrong:
         return _refuse(draft, ConditionReason.INVALID_SPEC, "; ".join(wrong))

@@ -128,7 +128,7 @@ def _start_over(draft: Draft, difference: str) -> None:
     kept = (ConditionType.ACCEPTED, ConditionType.REGISTRY_READY, ConditionType.SUSPENDED)
     message = f"{difference}: spec.onDrift is Adopt, so the promotion starts over from where the alias is"
     draft.status = ModelPromotionStatus(
-        conditions=[item for item in draft.status.conditions if item.type in kept]
+        model=draft.status.model, conditions=[item for item in draft.status.conditions if item.type in kept]
     )
     draft.set(ConditionType.REGISTRY_READY, True, ConditionReason.REGISTRY_READY, message)
     draft.watch_from_now()

@@ -112,7 +112,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "Hub",
         {"source": {"type": "Hub", "dataset": "org/set"}},
-        "data.source.type Hub is not available yet: download the data set first and name its files with format "
+        "data.source.type Hub is not available yet: download the data set first and name its files with type "
         "Parquet or JSONLines",
     ),
     (
