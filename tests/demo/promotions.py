@@ -167,7 +167,7 @@ def summary(installation: Installation) -> Iterator[str]:
     kubectl = installation.place.kubectl
     yield ""
     yield "The promotions"
-    table = kubectl("get", "mp", *NAMES, "--namespace", NAMESPACE)
+    table = kubectl("get", "mprom", *NAMES, "--namespace", NAMESPACE)
     yield from (f"  {row}" for row in table.splitlines())
     yield ""
     yield "What became of the champion, newest first"

@@ -73,7 +73,7 @@ def test_a_worse_version_is_refused_and_people_see_why(watched: Registry, plane:
     assert [item["verdict"] for item in status["gates"]["verdicts"]] == ["Passed", "Failed"]
 
     kubectl = partial(run_kubectl, plane, watched.namespace)
-    header, row = kubectl("get", "mp").splitlines()
+    header, row = kubectl("get", "mprom").splitlines()
     assert header.split() == [
         *("NAME", "MODEL", "ALIAS", "PHASE", "REASON", "CURRENT", "CANDIDATE", "GATES", "AGE")
     ]

@@ -88,7 +88,7 @@ def test_a_place_is_a_phase_and_a_version() -> None:
 
 def test_the_line_to_type_is_one_that_a_shell_takes() -> None:
     words = shlex.split(patch_command("champion", {"rollbackTo": {"type": "Previous"}, "gates": None}))
-    assert words[:-1] == ["kubectl", "patch", "mp", "champion", "--type", "merge", "-p"]
+    assert words[:-1] == ["kubectl", "patch", "mprom", "champion", "--type", "merge", "-p"]
     assert json.loads(words[-1]) == {"spec": {"rollbackTo": {"type": "Previous"}, "gates": None}}
 
 

@@ -246,7 +246,7 @@ BROKEN = {
     "make bench-trainer BENCH='--round 5'": "no benchmark has the option --round",
     "kubectl get ftjs": "kubectl knows no resource ftjs",
     "kubectl get ftj,mpp": "kubectl knows no resource mpp",
-    "kubectl get ftj,mprom --watch": "kubectl watches one kind at a time: ftj,mp",
+    "kubectl get ftj,mprom --watch": "kubectl watches one kind at a time: ftj,mprom",
     "kubectl show ftj": "kubectl has no verb ['show']",
     "kubectl explain finetunejob.spec.prepare": "finetunejob has no field spec.prepare",
     "kubectl get ftj a -o jsonpath='{.status.failure}'": "ftj has no field status.failure",

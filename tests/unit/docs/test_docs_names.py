@@ -37,7 +37,7 @@ _LABEL = re.compile(r"finetune\.dev/[\w-]+")
 OF_OTHERS = {
     "backoffLimit", "lastTransitionTime", "nodeSelector", "observedGeneration", "podFailurePolicy", "secretKeyRef",
     "terminationGracePeriodSeconds", "valueFrom.secretKeyRef", "host.cluster.internal", "catalog.schema.name",
-    "checkpoint.checkpoint_dir", "dropDuplicates", "mlflow.register_model", "randomSplit", "step_scheduler.max_steps",
+    "fieldPath", "messageExpression", "checkpoint.checkpoint_dir", "dropDuplicates", "mlflow.register_model", "randomSplit", "step_scheduler.max_steps",
 }  # fmt: skip
 
 

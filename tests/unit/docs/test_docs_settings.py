@@ -8,6 +8,7 @@ from pathlib import Path
 from prometheus_client.metrics import MetricWrapperBase
 
 from finetune_operator import metrics
+from finetune_operator.defaults import Defaults
 from finetune_operator.settings import Settings
 
 ROOT = Path(__file__).parents[3]
@@ -24,6 +25,8 @@ def rows(heading: str) -> list[list[str]]:
 
 def shown(value: object) -> str:
     """A default, as the table has it."""
+    if isinstance(value, Defaults):
+        return "" if value == Defaults() else repr(value)
     return f"{value:g}" if isinstance(value, float) else str(value or "")
 
 
