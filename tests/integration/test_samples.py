@@ -13,13 +13,14 @@ import yaml
 from finetune_crds import FineTuneJob, ModelPromotion, ModelPromotionSpec
 from finetune_crds.gates import ComparisonGate, Gate
 from finetune_crds.modelpromotion import Source
+from finetune_crds.reference import sample_files
 from finetune_crds.serving import DatabricksServing
 from finetune_crds.training import MethodType, ObjectiveType
 from support.api import Api
 from worlds.processes.servers import Plane
 
 Json = dict[str, Any]
-SAMPLES = sorted((Path(__file__).parents[2] / "crds" / "samples").glob("*.yaml"))
+SAMPLES = sample_files()
 KINDS = {kind.KIND: kind for kind in (FineTuneJob, ModelPromotion)}
 
 
@@ -132,7 +133,10 @@ def test_the_pipeline_of_three_aliases_is_one() -> None:
     assert first["register"] == worse["register"] == {"model": staging["model"], "aliases": ["candidate"]}
     assert first["data"]["prepare"]["output"] == worse["data"]["splits"]["path"]
     assert first["training"]["maxLength"] == worse["training"]["maxLength"]
-    assert [staging["source"], champion["source"]] == [{"alias": "candidate"}, {"alias": "staging"}]
+    assert [staging["source"], champion["source"]] == [
+        {"type": "Alias", "alias": "candidate"},
+        {"type": "Alias", "alias": "staging"},
+    ]
     assert staging["model"] == champion["model"]
 
 
