@@ -93,7 +93,9 @@ def test_what_is_wrong_is_found(title: str, text: str, said: str) -> None:
 
 def test_the_manifests_in_the_readme_are_the_shortest_samples() -> None:
     readme = next(page for page in PAGES if page.name == "README.md")
-    samples = [ROOT / "crds/samples/gpu" / f"{name}.yaml" for name in ("support-chat", "promotion-support-chat")]
+    samples = [
+        ROOT / "crds/samples/gpu" / f"{name}.yaml" for name in ("support-chat", "promotion-support-chat")
+    ]
     assert [yaml.safe_load(block.text) for block in readme.blocks("yaml")] == [
         yaml.safe_load(sample.read_text(encoding="utf-8")) for sample in samples
     ]
