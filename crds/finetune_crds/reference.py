@@ -167,13 +167,20 @@ def attribute_docs(enum: type[StrEnum]) -> dict[str, str]:
     return found
 
 
+def sample_files() -> list[Path]:
+    """The samples by name, without the kustomizations beside them."""
+    found = [path for path in SAMPLES.rglob("*.yaml") if path.name != "kustomization.yaml"]
+    return sorted(found, key=lambda path: path.name)
+
+
 def sample_reference() -> str:
     """The page of the samples: the comment at the top of each as text, then the manifest."""
     lines = [
         "# Samples",
-        "A manifest for each scenario, from `crds/samples/`. Each of them is applied by a test.",
+        "A manifest for each scenario, from `crds/samples/`. Each of them is applied by a test. A sample runs on the demo's "
+        "cluster as it is, unless its first line says what it needs.",
     ]
-    for path in sorted(SAMPLES.glob("*.yaml")):
+    for path in sample_files():
         text = path.read_text(encoding="utf-8")
         comment = [line[1:] for line in _leading_comment(text)]
         manifest = "\n".join(text.splitlines()[len(comment) :])

@@ -33,6 +33,7 @@ BROWSER_URL = "http://localhost:5000"
 CORPUS = "s3://finetune/corpus/docstrings"
 PREFERENCES = "s3://finetune/corpus/preferences"
 BASE_MODEL = "s3://finetune/models/docstring-llama-base"
+STORAGE = "s3://finetune/jobs"
 PRETRAINING_SECONDS = 30
 CRASHES = 3
 
@@ -77,6 +78,9 @@ class Installation:
             "mlflow.artifactsDestination=s3://finetune/mlflow",
             "mlflow.envFromSecret=s3-credentials",
             f"tracking.publicUrl={BROWSER_URL}",
+            # What a platform team sets once, so that a job need not say it.
+            f"defaults.storage={STORAGE}",
+            "defaults.envFrom[0].secretRef.name=s3-credentials",
             *values,
         ]
         command = ["upgrade", "--install", RELEASE, str(CHART)]

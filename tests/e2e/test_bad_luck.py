@@ -17,7 +17,7 @@ def applied(jobs: Jobs) -> Jobs:
     no_model = on_prepared_splits("no-model", maxSteps=10)
     no_model["spec"]["model"]["base"] = MISSING
     no_image = on_prepared_splits("no-image", maxSteps=10)
-    no_image["spec"]["trainer"]["image"] = IMAGE
+    no_image["spec"]["trainer"] = {"image": IMAGE}
     for job in (no_image, no_model, on_prepared_splits("deleted", maxSteps=100_000)):
         jobs.apply(job)
     return jobs

@@ -14,10 +14,11 @@ STEPS = 20
 
 
 def short(name: str) -> Json:
-    """A sample, with few steps."""
+    """A sample, with few steps, in the precision that its losses are compared in."""
     job = sample(name)
     training = {key: value for key, value in job["spec"]["training"].items() if key != "epochs"}
-    job["spec"]["training"] = training | {"maxSteps": STEPS, "evalEverySteps": STEPS // 2, "logEverySteps": 2}
+    few = {"maxSteps": STEPS, "evalEverySteps": STEPS // 2, "logEverySteps": 2, "precision": "FP32"}
+    job["spec"]["training"] = training | few
     return job
 
 

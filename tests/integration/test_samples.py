@@ -13,13 +13,15 @@ import yaml
 from finetune_crds import FineTuneJob, ModelPromotion, ModelPromotionSpec
 from finetune_crds.gates import ComparisonGate, Gate
 from finetune_crds.modelpromotion import Source
+from finetune_crds.reference import SAMPLES as FOLDER
+from finetune_crds.reference import sample_files
 from finetune_crds.serving import DatabricksServing
 from finetune_crds.training import MethodType, ObjectiveType
 from support.api import Api
 from worlds.processes.servers import Plane
 
 Json = dict[str, Any]
-SAMPLES = sorted((Path(__file__).parents[2] / "crds" / "samples").glob("*.yaml"))
+SAMPLES = sample_files()
 KINDS = {kind.KIND: kind for kind in (FineTuneJob, ModelPromotion)}
 
 
@@ -32,6 +34,25 @@ def test_api_server_accepts(sample: Path, plane: Plane, api: Api) -> None:
     said = list(yaml.safe_load_all(sample.read_text(encoding="utf-8")))
     kept = objects(done.stdout)
     assert [changed(one, other) for one, other in zip(said, kept, strict=True)] == [[]] * len(said)
+
+
+@pytest.mark.parametrize("folder", ["gpu", "cpu"])
+def test_a_kustomization_is_accepted_on_its_own_device(folder: str, plane: Plane, api: Api) -> None:
+    where = [str(plane.kubectl), "--kubeconfig", str(plane.kubeconfig), "apply", "--dry-run=server"]
+    done = subprocess.run(
+        [*where, "--validate=strict", "--output", "json", "--kustomize", str(FOLDER / folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    job, promotion = sorted(json.loads(done.stdout)["items"], key=lambda item: str(item["kind"]))
+    wanted = job["spec"]["distributed"]
+    assert (wanted["nodes"], wanted.get("gpusPerNode"), wanted.get("device")) == (
+        2,
+        *{"gpu": (1, None), "cpu": (None, "CPU")}[folder],
+    )
+    assert (job["kind"], promotion["kind"]) == ("FineTuneJob", "ModelPromotion")
 
 
 def objects(text: str) -> list[Json]:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 import yaml
 
-from finetune_crds import FineTuneJob, ModelPromotion
+from demo.install import BASE_MODEL
+from finetune_crds import FineTuneJob, FineTuneJobSpec, ModelPromotion
+from finetune_crds.reference import SAMPLES, sample_files
 from finetune_operator.finetunejob.decide.accept import not_implemented, reserved_env
 from finetune_operator.modelpromotion.decide import accept as promotion
 from finetune_operator.policy.address import passwords
 from finetune_operator.settings import Settings
 
-SAMPLES = Path(__file__).parents[2] / "crds" / "samples"
 INSTALLED = Settings(tracking_uri="http://mlflow:5000")
+# The samples that are for CPUs; others are copied to GPUs.
+ON_CPUS = {"quickstart", "quickstart-worse"}
+LINES_OF_THE_SHORTEST = 14
 
 REFUSED = {
     "air-cli": ["data.source.type Hub (copy the data set to a folder and use Parquet or JSONLines)"],
@@ -26,12 +32,69 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("sample", sorted(SAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("sample", sample_files(), ids=lambda path: path.stem)
 def test_a_sample_is_refused_for_what_comes_later_and_nothing_else(sample: Path) -> None:
     for part in yaml.safe_load_all(sample.read_text(encoding="utf-8")):
         if part["kind"] == "FineTuneJob":
             spec = FineTuneJob.model_validate(part).spec
             assert [*passwords(spec.tracking), *reserved_env(spec)] == []
             assert [*not_implemented(spec)] == REFUSED.get(sample.stem, [])
+            # Nobody has to read the operator's message to know.
+            assert not REFUSED.get(sample.stem) or "which this version does not have" in comment(sample)
         if part["kind"] == "ModelPromotion":
             assert [*promotion.mistakes(ModelPromotion.model_validate(part).spec, INSTALLED)] == []
+
+
+def comment(sample: Path) -> str:
+    """What a sample says before its first manifest."""
+    lines = takewhile(lambda line: line.startswith("#"), sample.read_text(encoding="utf-8").splitlines())
+    return " ".join(line.removeprefix("# ") for line in lines)
+
+
+def needs(spec: FineTuneJobSpec) -> Iterator[str]:
+    """What a job needs that the demo's cluster does not have."""
+    yield from ["GPUs"] if spec.distributed.gpus_per_node else []
+    yield from ["a model of the Hub"] if spec.model.base.count("/") == 1 else []
+    yield from ["a queue"] if spec.run_policy.queue_name else []
+    yield from ["a claim"] if claims(spec) else []
+    yield from ["splits of another job"] if spec.data.splits and not spec.trainer.command else []
+
+
+def claims(spec: FineTuneJobSpec) -> set[str]:
+    """The claims that the pods of a job mount."""
+    templates = [spec.pod_template, spec.data.prepare.pod_template if spec.data.prepare else None]
+    volumes = [volume for item in templates if item for volume in item["spec"].get("volumes", [])]
+    cache = [spec.model.cache.claim_name] if spec.model.cache else []
+    return {
+        item["persistentVolumeClaim"]["claimName"] for item in volumes if "persistentVolumeClaim" in item
+    } | {*cache}
+
+
+@pytest.mark.parametrize("sample", sample_files(), ids=lambda path: path.stem)
+def test_the_first_line_says_what_a_sample_needs(sample: Path) -> None:
+    parts = [*yaml.safe_load_all(sample.read_text(encoding="utf-8"))]
+    made = {part["metadata"]["name"] for part in parts if part["kind"] == "PersistentVolumeClaim"}
+    for part in parts:
+        if part["kind"] == "FineTuneJob":
+            spec = FineTuneJob.model_validate(part).spec
+            missing = [*needs(spec)]
+            assert comment(sample).startswith("Needs ") == bool(missing), missing
+            assert [name for name in claims(spec) - made if name not in comment(sample)] == []
+            # A precision for CPUs costs most of the speed of a GPU.
+            assert (spec.training.precision == "FP32") == (sample.stem in ON_CPUS)
+
+
+@pytest.mark.parametrize("name", ["support-chat", "promotion-support-chat"])
+def test_the_shortest_objects_are_short(name: str) -> None:
+    lines = (SAMPLES / "gpu" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    assert len([line for line in lines if not line.startswith("#")]) <= LINES_OF_THE_SHORTEST
+
+
+def test_the_rehearsal_on_cpus_changes_the_device_and_the_model_alone() -> None:
+    (change,) = yaml.safe_load((SAMPLES / "cpu" / "kustomization.yaml").read_text(encoding="utf-8"))[
+        "patches"
+    ]
+    assert yaml.safe_load(change["patch"])["spec"] == {
+        "model": {"base": BASE_MODEL},
+        "distributed": {"gpusPerNode": None, "device": "CPU"},
+    }

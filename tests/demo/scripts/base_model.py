@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 VOCABULARY = 4096
-CONTEXT = 512
+# As long as training.maxLength is by default, so that a job needs not set it.
+CONTEXT = 2048
 WIDTH, LAYERS, HEADS = 128, 4, 4
 BATCH, LENGTH = 8, 256
 LEARNING_RATE = 3e-3

@@ -30,7 +30,7 @@ VALUES: Json = yaml.safe_load((ROOT / "charts/finetune-operator/values.yaml").re
 OURS = {
     name: kind for kind, model in KINDS.items() for name in (model.PLURAL, kind.lower(), *model.SHORT_NAMES)
 }
-OTHERS = {"secret", "namespace", "pods", "events"}
+OTHERS = {"secret", "namespace", "nodes", "pods", "events"}
 VERBS = {
     "apply",
     "config",
@@ -39,8 +39,10 @@ VERBS = {
     "describe",
     "explain",
     "get",
+    "kustomize",
     "logs",
     "patch",
+    "port-forward",
     "rollout",
     "wait",
 }
@@ -87,7 +89,7 @@ def _options_of_benchmarks(value: str) -> Problems:
 
 
 def _kubectl(words: Words) -> Problems:
-    options, rest = _split(words, {"-n", "--namespace", "-l", "-o", "-p", "-f", "--type"})
+    options, rest = _split(words, {"-n", "--namespace", "-l", "-o", "-p", "-f", "-k", "--type"})
     if not rest or rest[0] not in VERBS:
         yield f"kubectl has no verb {rest[:1]}"
         return
@@ -96,6 +98,8 @@ def _kubectl(words: Words) -> Problems:
         yield from _resources(named[0])
         if "," in named[0] and "--watch" in words:
             yield f"kubectl watches one kind at a time: {named[0]}"
+    elif verb == "kustomize":
+        yield from _file(f"{named[0]}/kustomization.yaml")
     elif verb == "explain":
         kind, *path = named[0].split(".")
         yield from _resources(kind)
@@ -108,6 +112,8 @@ def _options(named: Words, options: dict[str, list[str]]) -> Problems:
     for label in options.get("-l", []):
         if label.partition("=")[0] not in vars(names).values():
             yield f"no label of ours is {label}"
+    for folder in options.get("-k", []):
+        yield from _file(f"{folder}/kustomization.yaml")
     for file in options.get("-f", []):
         # What `make` writes is not there yet.
         if "/" in file and not file.startswith("build/"):
@@ -168,14 +174,15 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _helm(words: Words) -> Problems:
-    options, rest = _split(words, {"-n", "--namespace", "--set", "--version"})
+    options, rest = _split(words, {"-n", "--namespace", "--set", "--values", "--version"})
     if not rest or rest[0] not in ("install", "upgrade", "rollback", "uninstall"):
         yield f"helm has no verb {rest[:1]}"
     for chart in rest[2:]:
         name = f"charts/{chart.rpartition('/charts/')[2]}" if chart.startswith("oci://") else chart
         yield from _file(f"{name}/Chart.yaml")
     for setting in options.get("--set", []):
-        key = setting.partition("=")[0]
+        # What a list that is empty by default may hold is not in the values.
+        key = setting.partition("=")[0].partition("[")[0]
         value: object = VALUES
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
@@ -252,6 +259,8 @@ BROKEN = {
     "kubectl get ftj a -o jsonpath='{.status.failure}'": "ftj has no field status.failure",
     "kubectl logs -l finetune.dev/jobs=a": "no label of ours is finetune.dev/jobs=a",
     "kubectl apply -f crds/samples/quick.yaml": "crds/samples/quick.yaml does not exist",
+    "kubectl apply -k crds/samples": "crds/samples/kustomization.yaml does not exist",
+    "kubectl kustomize crds/samples/tpu": "crds/samples/tpu/kustomization.yaml does not exist",
     """kubectl patch ftj a -p '{"spec":{"suspended":true}}'""": (
         "$.spec: Additional properties are not allowed ('suspended' was unexpected)"
     ),

@@ -91,7 +91,11 @@ def test_what_is_wrong_is_found(title: str, text: str, said: str) -> None:
     assert any(said in problem for problem in found), found
 
 
-def test_the_manifest_in_the_readme_is_the_quickstart() -> None:
+def test_the_manifests_in_the_readme_are_the_shortest_samples() -> None:
     readme = next(page for page in PAGES if page.name == "README.md")
-    quickstart = (ROOT / "crds" / "samples" / "quickstart.yaml").read_text(encoding="utf-8")
-    assert [yaml.safe_load(block.text) for block in readme.blocks("yaml")] == [yaml.safe_load(quickstart)]
+    samples = [
+        ROOT / "crds/samples/gpu" / f"{name}.yaml" for name in ("support-chat", "promotion-support-chat")
+    ]
+    assert [yaml.safe_load(block.text) for block in readme.blocks("yaml")] == [
+        yaml.safe_load(sample.read_text(encoding="utf-8")) for sample in samples
+    ]

@@ -25,9 +25,9 @@ def rows(heading: str) -> list[list[str]]:
 
 def shown(value: object) -> str:
     """A default, as the table has it."""
-    if isinstance(value, float):
-        return f"{value:g}"
-    return str(value or "") if value != Defaults() else ""
+    if isinstance(value, Defaults):
+        return "" if value == Defaults() else repr(value)
+    return f"{value:g}" if isinstance(value, float) else str(value or "")
 
 
 def test_settings() -> None:

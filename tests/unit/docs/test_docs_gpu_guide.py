@@ -1,0 +1,65 @@
+"""docs/getting-started-gpu.md: with its values, the operator accepts its job, and knows what the job leaves out."""
+
+from __future__ import annotations
+
+import yaml
+
+from finetune_crds import FineTuneJob, FineTuneJobSpec
+from finetune_crds.reference import SAMPLES
+from finetune_operator.defaults import Defaults
+from finetune_operator.finetunejob.decide.accept import obstacles
+from finetune_operator.finetunejob.resolve import resolve, resolved
+from finetune_operator.settings import Settings
+from support.documents import Page
+from support.manifests import VALUES
+
+PAGE = Page("docs/getting-started-gpu.md")
+(INSTALLED,) = (yaml.safe_load(block.text) for block in PAGE.blocks("yaml") if block.title == VALUES)
+DEFAULTS = Defaults.model_validate(INSTALLED["defaults"])
+JOB = yaml.safe_load((SAMPLES / "gpu" / "support-chat.yaml").read_text(encoding="utf-8"))
+
+
+def spec() -> FineTuneJobSpec:
+    """The job's spec, as the operator reads it in the guide's installation."""
+    name = JOB["metadata"]["name"]
+    given = FineTuneJob.model_validate(JOB).spec
+    return resolve(given, namespace="research", name=name, known=None, defaults=DEFAULTS)
+
+
+def test_the_job_is_accepted() -> None:
+    settings = Settings(tracking_uri="http://mlflow:5000", defaults=DEFAULTS)
+    assert INSTALLED["mlflow"]["enabled"]
+    assert [*obstacles(spec(), settings)] == []
+
+
+def test_the_installation_fills_in_what_the_guide_shows() -> None:
+    found = resolved(spec())
+    assert found.checkpoint is not None
+    assert (found.output, found.checkpoint.uri, found.model, found.queue_name) == (
+        "s3://my-bucket/finetune/splits/research/support-chat",
+        "s3://my-bucket/finetune/checkpoints",
+        "support-chat",
+        None,
+    )
+
+
+def test_the_pods_have_the_secrets_that_the_guide_creates() -> None:
+    prepare = spec().data.prepare
+    assert prepare is not None
+    created = {
+        name
+        for block in PAGE.blocks("console")
+        for name in ("s3", "hugging-face")
+        if f"kubectl create secret generic {name} --namespace research" in block.text
+    }
+    for part in (prepare.env_from, spec().trainer.env_from):
+        assert {item.secret_ref.name for item in part if item.secret_ref} == created
+
+
+def test_the_pods_have_gpus_and_shared_memory() -> None:
+    template = spec().pod_template
+    assert template is not None
+    (container,) = template["spec"]["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    assert container["volumeMounts"] == [{"name": "shm", "mountPath": "/dev/shm"}]
+    assert [volume["name"] for volume in template["spec"]["volumes"]] == ["shm"]
