@@ -140,7 +140,7 @@ def line(promotion: Json) -> str:
     if (status.get("gates") or {}).get("version") == status.get("candidate") and status.get("gates"):
         parts.append(f"gates {status['gates']['summary']}")
     if status.get("phase") == "Soaking":
-        parts.append(f"until {status['soak']['until']}")
+        parts.append(f"until {status['soak']['endTime']}")
     return "  ".join(parts).rstrip()
 
 

@@ -32,7 +32,7 @@ def promotion(generation: int = 1, **status: Any) -> Json:
 
 
 GATES: Json = {"version": "2", "summary": "1/2", "verdicts": []}
-SOAK: Json = {"version": "2", "until": "2026-11-21T12:00:10Z"}
+SOAK: Json = {"version": "2", "endTime": "2026-11-21T12:00:10Z"}
 
 LINES: dict[str, tuple[Json, str]] = {
     "nothing known": (promotion(), "champion   Pending            current -  candidate -"),
