@@ -178,4 +178,4 @@ def summary(installation: Installation) -> Iterator[str]:
 def move(item: Json) -> str:
     """A move of the history, in one line."""
     versions = f"{item.get('fromVersion') or 'none'} -> {item.get('toVersion') or 'none'}"
-    return f"{item['at']}  {versions:<9}  {item['reason']:<10}  by {item['by']}: {item['message']}"
+    return f"{item['time']}  {versions:<9}  {item['reason']:<10}  by {item['by']}: {item['message']}"

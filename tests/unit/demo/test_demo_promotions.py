@@ -108,7 +108,7 @@ def test_every_verdict_is_told_with_its_numbers() -> None:
 
 def test_a_move_is_told_in_one_line() -> None:
     told = {
-        "at": "2026-11-21T12:00:10Z",
+        "time": "2026-11-21T12:00:10Z",
         "toVersion": "1",
         "reason": "Promoted",
         "by": "you",
