@@ -13,6 +13,8 @@ API_VERSION = f"{GROUP}/{VERSION}"
 
 VALIDATIONS = "x-kubernetes-validations"
 RENAMED = "x-renamed"
+LATE: dict[str, Any] = {"x-late-default": True}
+"""Schema of a field whose default the operator fills in, after that of the installation; the description names it."""
 """Old names of fields in the schema of a model; `structural` turns each into a field that is refused."""
 
 Json = dict[str, Any]
@@ -79,9 +81,9 @@ Passthrough = Annotated[
 
 # Names that Kubernetes checks when it gets them in a child: here the API server refuses them with the resource itself.
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_SUBDOMAIN = f"{_LABEL}([.]{_LABEL})*"
+SUBDOMAIN = f"{_LABEL}([.]{_LABEL})*"
 _LETTERS = "lowercase letters, digits, '-' and '.', and begin and end with a letter or a digit"
-_ENV_NAME = "([-_a-zA-Z]|[.][-_a-zA-Z0-9])[-._a-zA-Z0-9]*"
+ENV_NAME = "([-_a-zA-Z]|[.][-_a-zA-Z0-9])[-._a-zA-Z0-9]*"
 _ENV_MESSAGE = (
     "the name of an environment variable must have letters, digits, '_', '-' and '.', and not begin with a digit or with "
     "'..'"
@@ -97,7 +99,7 @@ ObjectName = Annotated[
     Field(
         min_length=1,
         max_length=253,
-        json_schema_extra=_matching(_SUBDOMAIN, f"the name of an object must have {_LETTERS}"),
+        json_schema_extra=_matching(SUBDOMAIN, f"the name of an object must have {_LETTERS}"),
     ),
 ]
 """The name of a Secret, a ConfigMap, a claim or another object of the namespace."""
@@ -107,7 +109,7 @@ QueueName = Annotated[
         min_length=1,
         max_length=63,
         json_schema_extra=_matching(
-            _SUBDOMAIN, f"the name of a queue becomes a label: it must have {_LETTERS}"
+            SUBDOMAIN, f"the name of a queue becomes a label: it must have {_LETTERS}"
         ),
     ),
 ]
@@ -129,7 +131,7 @@ EnvName = Annotated[
     Field(
         min_length=1,
         max_length=253,
-        json_schema_extra=_matching(_ENV_NAME, _ENV_MESSAGE),
+        json_schema_extra=_matching(ENV_NAME, _ENV_MESSAGE),
     ),
 ]
 """The name of an environment variable, or the beginning of one."""
@@ -137,7 +139,7 @@ EnvMap = Annotated[
     dict[str, Annotated[str, Field(max_length=4096)]],
     Field(
         max_length=64,
-        json_schema_extra=rules((f"self.all(name, name.matches('^{_ENV_NAME}$'))", _ENV_MESSAGE)),
+        json_schema_extra=rules((f"self.all(name, name.matches('^{ENV_NAME}$'))", _ENV_MESSAGE)),
     ),
 ]
 """Environment variables by their names."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from finetune_crds.base import ApiModel, NonNegative
+from finetune_crds.base import ApiModel, NonNegative, Uri
 from finetune_crds.data import Columns
 from finetune_crds.status import SplitCounts
 from finetune_crds.status_parts import StepName
@@ -84,7 +84,7 @@ class PrepResult(ApiModel):
 
     rows: SplitCounts
     tokens: SplitCounts
-    path: str
+    path: Uri
     version: NonNegative
     source_version: NonNegative | None = None
     dropped: dict[StepName, NonNegative] = Field(default_factory=dict)

@@ -195,11 +195,6 @@ class FineTuneJobSpec(ApiModel):
                 "virtual tokens do not work with compiled layers: set training.compile: false",
             ),
             (
-                "self.training.select == 'Last' || has(self.checkpoint)",
-                "training.select: Best keeps the best checkpoint: set checkpoint",
-                ".training.select",
-            ),
-            (
                 "!has(self.trainer.code) || (has(self.trainer.command) && size(self.trainer.command) > 0)",
                 "trainer.code needs trainer.command, such as [torchrun, my_train.py]",
             ),

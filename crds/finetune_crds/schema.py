@@ -44,6 +44,10 @@ def _with_default(field: Schema, *, part: bool) -> Schema:
     """
     if field.get("default") in ([], {}, "", None):
         field.pop("default", None)
+    if field.pop("x-late-default", False):
+        told = _say_default(field)
+        told.pop("default", None)
+        return told
     if not part or field.get("required"):
         return _say_default(field)
     # NB: the API server checks a default against the rules as it is written, before it fills in the inner ones.

@@ -96,7 +96,9 @@ class Resolved(ApiModel):
     model: str | None = None
     """Name of the registered model."""
     queue_name: str | None = None
-    """Kueue queue."""
+    """Kueue queue of the installation, for a job that names none."""
+    learning_rate: float | None = None
+    """Peak learning rate."""
 
 
 class JobUids(ApiModel):

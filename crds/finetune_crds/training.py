@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field
 
 from finetune_crds.base import (
     A_SET,
+    LATE,
     ApiModel,
     EnvMap,
     Fraction,
@@ -237,8 +238,8 @@ class Training(ApiModel):
     """Sequences per rank in one evaluation pass. Default: perDeviceBatchSize."""
     gradient_accumulation: Positive = 1
     """Forward passes per optimizer step."""
-    learning_rate: Annotated[float, Field(gt=0, le=10)] = 2e-5
-    """Peak learning rate."""
+    learning_rate: Annotated[float, Field(gt=0, le=10, json_schema_extra=LATE)] = 2e-5
+    """Peak learning rate. Default: 2e-5; for LoRA, QLoRA and DoRA 2e-4, for PrefixTuning and PromptTuning 1e-2."""
     scheduler: Literal["Linear", "Cosine", "Constant"] = "Cosine"
     """How the learning rate decreases after the warm-up."""
     warmup_steps: NonNegative | None = None
@@ -366,9 +367,9 @@ class Checkpoint(ApiModel):
     uri: Uri = ""
     """s3://bucket/folder, or an absolute path on a volume that all pods share. Each job has its own folder in it. Default: a folder
     of the storage that the operator is installed with."""
-    every_steps: Positive = 200
+    every_steps: Annotated[int, Field(ge=1, json_schema_extra=LATE)] = 200
     """Steps between checkpoints."""
-    keep: Annotated[int, Field(ge=1, le=100)] = 2
+    keep: Annotated[int, Field(ge=1, le=100, json_schema_extra=LATE)] = 2
     """Number of complete checkpoints to keep."""
-    mode: Literal["Async", "Sync"] = "Async"
+    mode: Annotated[Literal["Async", "Sync"], Field(json_schema_extra=LATE)] = "Async"
     """Async: write a checkpoint during the next steps, from a copy in host memory. Sync: write it before the next step."""

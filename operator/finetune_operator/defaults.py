@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from finetune_crds.base import ApiModel, LabelValue, Name, ObjectName, Passthrough, Positive, Uri
-from finetune_crds.env import EnvFromSource, EnvVar, ObjectReference
+from finetune_crds.base import (
+    ENV_NAME,
+    SUBDOMAIN,
+    ApiModel,
+    Name,
+    ObjectName,
+    Passthrough,
+    Positive,
+    QueueName,
+    Uri,
+)
+from finetune_crds.env import RESERVED_ENV, EnvFromSource, EnvVar, ObjectReference
 from finetune_crds.training import ModelCache
 
 
 class DefaultsError(ValueError):
     """The file with the defaults cannot be read, or does not fit."""
+
+
+def _check(found: Iterable[str | None], pattern: str, what: str) -> None:
+    for name in found:
+        if name is not None and not re.fullmatch(pattern, name):
+            raise ValueError(f"{name!r} cannot be {what}")
 
 
 class CheckpointDefaults(ApiModel):
@@ -45,7 +63,7 @@ class Defaults(ApiModel):
     """Secrets of the job's namespace with registry credentials."""
     pod_template: Passthrough | None = None
     """A PodTemplateSpec under the podTemplate of each job's training pods."""
-    queue_name: LabelValue | None = None
+    queue_name: QueueName | None = None
     """Kueue queue."""
     service_account_name: ObjectName | None = None
     """ServiceAccount of all pods."""
@@ -53,6 +71,22 @@ class Defaults(ApiModel):
     """Where downloaded models stay."""
     checkpoint: CheckpointDefaults = Field(default_factory=CheckpointDefaults)
     """Checkpoints of jobs that do not describe their own."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Defaults:
+        """NB: the rules of the schema are the API server's, which never sees this file."""
+        objects = [*(secret.name for secret in self.image_pull_secrets), self.service_account_name]
+        objects += [self.model_cache.claim_name] if self.model_cache else []
+        objects += [
+            ref.name for item in self.env_from for ref in (item.secret_ref, item.config_map_ref) if ref
+        ]
+        _check(objects, SUBDOMAIN, "the name of an object")
+        _check([self.queue_name], SUBDOMAIN, "the name of a queue")
+        _check([item.name for item in self.env], ENV_NAME, "the name of a variable")
+        taken = [item.name for item in self.env if item.name in RESERVED_ENV]
+        if taken:
+            raise ValueError(f"the operator sets {', '.join(taken)}: remove it")
+        return self
 
     def folder(self, *parts: Name) -> str:
         """A folder of the storage; empty without storage."""

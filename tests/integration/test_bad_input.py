@@ -217,10 +217,6 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
         job(training={"select": "Best"}),
         "select: Best needs evaluations during training: set training.evalEverySteps",
     ),
-    "the best without checkpoints": (
-        job(training={"select": "Best", "evalEverySteps": 5}, checkpoint=None),
-        "training.select: Best keeps the best checkpoint: set checkpoint",
-    ),
     **{
         f"the name of {what}": (body, sentence)
         for what, body, sentence in (

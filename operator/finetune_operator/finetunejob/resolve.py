@@ -8,11 +8,14 @@ from finetune_crds.base import Json
 from finetune_crds.env import EnvVar
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import Resolved
-from finetune_crds.training import Checkpoint, Gpu
+from finetune_crds.training import LOW_RANK, SOFT_PROMPTS, Checkpoint, Gpu
 from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.merge import merge
 
 TRAINER = "trainer"
+# Few weights that start at zero learn with larger steps. 2e-4: QLoRA (arXiv:2305.14314, table 9); 1e-2: the guide to prefix
+# tuning of peft.
+_LEARNING_RATES = {**dict.fromkeys(LOW_RANK, 2e-4), **dict.fromkeys(SOFT_PROMPTS, 1e-2)}
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 """Node label of NVIDIA's GPU feature discovery."""
 
@@ -36,6 +39,9 @@ def resolve(
             }
         ),
         "checkpoint": filled.checkpoint,
+        "training": spec.training.model_copy(
+            update={"learning_rate": filled.learning_rate or _learning_rate(spec)}
+        ),
         "pod_template": _training_template(spec, defaults),
         "model": spec.model.model_copy(update={"cache": spec.model.cache or defaults.model_cache}),
         "distributed": spec.distributed.model_copy(
@@ -59,13 +65,17 @@ def resolve(
     return spec.model_copy(update=parts)
 
 
-def resolved(spec: FineTuneJobSpec) -> Resolved:
-    """What stays as it is for the life of a job, of a spec that was resolved."""
+def resolved(spec: FineTuneJobSpec, defaults: Defaults) -> Resolved:
+    """What stays as it is for the life of a job, of a spec that was resolved.
+
+    Of the queue only that of the installation: `runPolicy.queueName` of the job may change.
+    """
     return Resolved(
         output=(spec.data.prepare.output or None) if spec.data.prepare else None,
         checkpoint=spec.checkpoint,
         model=spec.register_.model if spec.register_ else None,
-        queue_name=spec.run_policy.queue_name,
+        queue_name=defaults.queue_name,
+        learning_rate=spec.training.learning_rate,
     )
 
 
@@ -75,8 +85,16 @@ def _first(spec: FineTuneJobSpec, namespace: str, name: str, defaults: Defaults)
         output=(prepare.output or defaults.folder("splits", namespace, name) or None) if prepare else None,
         checkpoint=_checkpoint(spec, defaults),
         model=(spec.register_.model or name) if spec.register_ else None,
-        queue_name=spec.run_policy.queue_name or defaults.queue_name,
+        queue_name=defaults.queue_name,
+        learning_rate=_learning_rate(spec),
     )
+
+
+def _learning_rate(spec: FineTuneJobSpec) -> float:
+    """The learning rate of the spec, or the usual one of its method."""
+    if "learning_rate" in spec.training.model_fields_set:
+        return spec.training.learning_rate
+    return _LEARNING_RATES.get(spec.method.type, spec.training.learning_rate)
 
 
 def _checkpoint(spec: FineTuneJobSpec, defaults: Defaults) -> Checkpoint | None:
@@ -100,7 +118,9 @@ def _env(*parts: Sequence[EnvVar]) -> list[EnvVar]:
 def _training_template(spec: FineTuneJobSpec, defaults: Defaults) -> Json | None:
     """The installation's template under the GPUs of the spec, under the template of the spec."""
     template = merge(_every_pod(spec, defaults), defaults.pod_template)
-    return merge(merge(template, _gpus(spec)), spec.pod_template) or None
+    for above in (_account(spec), _gpus(spec), spec.pod_template):
+        template = merge(template, above)
+    return template or None
 
 
 def _every_pod(spec: FineTuneJobSpec, defaults: Defaults) -> Json:
@@ -110,6 +130,11 @@ def _every_pod(spec: FineTuneJobSpec, defaults: Defaults) -> Json:
     found: Json = {"imagePullSecrets": secrets} if secrets else {}
     found |= {"serviceAccountName": account} if account else {}
     return {"spec": found} if found else {}
+
+
+def _account(spec: FineTuneJobSpec) -> Json:
+    account = spec.service_account_name
+    return {"spec": {"serviceAccountName": account}} if account else {}
 
 
 def _gpus(spec: FineTuneJobSpec) -> Json:
@@ -122,3 +147,17 @@ def _gpus(spec: FineTuneJobSpec) -> Json:
     if wanted.gpu and wanted.gpu.product:
         found["nodeSelector"] = {PRODUCT_LABEL: wanted.gpu.product}
     return {"spec": found}
+
+
+def gpu_limit(template: Json | None, resource: str) -> int | None:
+    """The limit of a resource that a pod template gives the trainer; None without one, or where it is no number."""
+    spec = (template or {}).get("spec")
+    containers = spec.get("containers") if isinstance(spec, dict) else None
+    for item in containers if isinstance(containers, list) else []:
+        if not isinstance(item, dict) or item.get("name") != TRAINER:
+            continue
+        resources = item.get("resources")
+        limits = resources.get("limits") if isinstance(resources, dict) else None
+        found = limits.get(resource) if isinstance(limits, dict) else None
+        return int(str(found)) if str(found).isdecimal() else None
+    return None

@@ -21,9 +21,11 @@ def on_event(store: Store, queue: WorkQueue, kind: str | None, body: Json) -> No
         on_model(store, queue, body["spec"].get("model") or meta["name"])
         queue.add(key)
         return
-    held = store.promotions.get((meta["namespace"], meta["name"]))
+    name = (meta["namespace"], meta["name"])
+    held = store.promotions.get(name)
     store.put("ModelPromotion", body)
-    if held is None or _without_status(held) != _without_status(body):
+    # NB: the store fills in the model that the spec leaves out.
+    if held is None or _without_status(held) != _without_status(store.promotions[name]):
         queue.add(key)
 
 

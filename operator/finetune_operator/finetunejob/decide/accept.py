@@ -8,8 +8,9 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.env import RESERVED_ENV
 from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_crds.training import Gpu
 from finetune_operator.finetunejob.decide.draft import Draft
-from finetune_operator.finetunejob.resolve import resolved
+from finetune_operator.finetunejob.resolve import gpu_limit, resolved
 from finetune_operator.policy.address import passwords
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 from finetune_operator.settings import Settings
@@ -44,7 +45,7 @@ def accept(draft: Draft) -> Outcome:
 
 
 def _accept(draft: Draft) -> Outcome:
-    draft.update(resolved=resolved(draft.spec))
+    draft.update(resolved=resolved(draft.spec, draft.settings.defaults))
     draft.set(ConditionType.ACCEPTED, True, ConditionReason.ACCEPTED, "the spec can be run")
     return Continue
 
@@ -74,7 +75,7 @@ def _fail(draft: Draft, message: str) -> Outcome:
 
 def obstacles(spec: FineTuneJobSpec, settings: Settings) -> Iterator[tuple[ConditionReason, str]]:
     """What the job waits for: a change of its spec, of the operator, or of the installation."""
-    wrong = [*reserved_env(spec)]
+    wrong = [*reserved_env(spec), *too_few_gpus(spec)]
     if wrong:
         yield ConditionReason.INVALID_SPEC, "; ".join(wrong)
     missing = [*not_implemented(spec)]
@@ -87,6 +88,8 @@ def obstacles(spec: FineTuneJobSpec, settings: Settings) -> Iterator[tuple[Condi
         yield ConditionReason.MLFLOW_NOT_CONFIGURED, _NO_SERVER
     if spec.data.prepare and not spec.data.prepare.output:
         yield ConditionReason.STORAGE_NOT_CONFIGURED, _NO_STORAGE.format(field="spec.data.prepare.output")
+    if spec.training.select == "Best" and spec.checkpoint is None:
+        yield ConditionReason.STORAGE_NOT_CONFIGURED, _NO_STORAGE.format(field="spec.checkpoint")
     if spec.checkpoint and not spec.checkpoint.uri:
         yield ConditionReason.STORAGE_NOT_CONFIGURED, _NO_STORAGE.format(field="spec.checkpoint.uri")
 
@@ -96,6 +99,18 @@ def reserved_env(spec: FineTuneJobSpec) -> Iterator[str]:
     yield from _reserved_env("spec.podTemplate", spec.pod_template, "trainer")
     if spec.data.prepare:
         yield from _reserved_env("spec.data.prepare.podTemplate", spec.data.prepare.pod_template, "prep")
+
+
+def too_few_gpus(spec: FineTuneJobSpec) -> Iterator[str]:
+    """A limit of GPUs in the pod template that is below the number of ranks."""
+    distributed = spec.distributed
+    resource = (distributed.gpu or Gpu()).resource_name
+    limit = gpu_limit(spec.pod_template, resource)
+    if limit is not None and limit < distributed.ranks_per_node and distributed.device != "CPU":
+        yield (
+            f"each pod has {distributed.ranks_per_node} processes and spec.podTemplate limits it to {limit} {resource}: set "
+            "distributed.gpusPerNode, and remove the limit from the template"
+        )
 
 
 def _reserved_env(field: str, template: Json | None, container: str) -> Iterator[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator.defaults import Defaults
-from finetune_operator.finetunejob.resolve import resolve, resolved
+from finetune_operator.finetunejob.resolve import gpu_limit, resolve, resolved
 
 Json = dict[str, Any]
 
@@ -44,16 +46,18 @@ def spec_of(spec: Json, installed: Json = INSTALLED, before: Json | None = None)
             defaults=Defaults.model_validate(defaults),
         )
 
-    return made(installed, resolved(made(before)) if before is not None else None)
+    known = resolved(made(before), Defaults.model_validate(before)) if before is not None else None
+    return made(installed, known)
 
 
 def test_the_shortest_job_has_everything_of_its_installation() -> None:
     found = spec_of(SHORT)
-    assert resolved(found).to_json() == {
+    assert resolved(found, Defaults.model_validate(INSTALLED)).to_json() == {
         "output": "s3://bucket/root/splits/team/chat",
         "checkpoint": {"uri": "s3://bucket/root/checkpoints", "everySteps": 50, "keep": 2, "mode": "Async"},
         "model": "chat",
         "queueName": "training",
+        "learningRate": 2e-4,
     }
     assert found.pod_template == {
         "spec": {
@@ -96,7 +100,8 @@ OWN: dict[str, tuple[Json, Json]] = {
             }
         },
     ),
-    "a queue": ({"runPolicy": {"queueName": "urgent"}}, {"queueName": "urgent"}),
+    "a learning rate": ({"training": {"learningRate": 1e-3}}, {"learningRate": 1e-3}),
+    "all weights": ({"method": {"type": "Full"}}, {"learningRate": 2e-5}),
     "a command, which writes checkpoints of its own": (
         {"trainer": {"command": ["torchrun", "mine.py"]}},
         {"checkpoint": None},
@@ -107,13 +112,13 @@ OWN: dict[str, tuple[Json, Json]] = {
 
 @pytest.mark.parametrize(("spec", "expected"), OWN.values(), ids=OWN)
 def test_the_words_of_a_job_come_before_those_of_its_installation(spec: Json, expected: Json) -> None:
-    found = resolved(spec_of(SHORT | spec)).to_json()
+    found = resolved(spec_of(SHORT | spec), Defaults.model_validate(INSTALLED)).to_json()
     assert {name: found.get(name) for name in expected} == expected
 
 
 def test_without_an_installation_a_job_has_what_it_says() -> None:
     found = spec_of(SHORT, {})
-    assert resolved(found).to_json() == {"model": "chat"}
+    assert resolved(found, Defaults()).to_json() == {"model": "chat", "learningRate": 2e-4}
     assert (found.checkpoint, found.model.cache) == (None, None)
 
 
@@ -129,7 +134,9 @@ def test_pods_have_the_service_account_of_the_job() -> None:
 def test_a_running_job_keeps_its_folders_and_takes_new_credentials() -> None:
     later = {**INSTALLED, "storage": "s3://other", "queueName": "other", "envFrom": []}
     found = spec_of(SHORT, later, before=INSTALLED)
-    assert resolved(found) == resolved(spec_of(SHORT))
+    assert resolved(found, Defaults.model_validate(INSTALLED)) == resolved(
+        spec_of(SHORT), Defaults.model_validate(INSTALLED)
+    )
     assert found.trainer.env_from == []
 
 
@@ -154,3 +161,69 @@ def test_a_pod_template_is_over_the_gpus_and_these_over_the_installations() -> N
         "nvidia.com/mig-1g.10gb": "8",
         "nvidia.com/gpu": "4",
     }
+
+
+QUEUES: dict[str, tuple[Json, Json, str | None]] = {
+    "of the installation": ({}, INSTALLED, "training"),
+    "of the job": ({"queueName": "urgent"}, INSTALLED, "urgent"),
+    "of the job alone": ({"queueName": "urgent"}, {}, "urgent"),
+    "of nobody": ({}, {}, None),
+}
+
+
+@pytest.mark.parametrize(("policy", "installed", "queue"), QUEUES.values(), ids=QUEUES)
+def test_a_job_waits_in_its_queue_or_in_that_of_its_installation(
+    policy: Json, installed: Json, queue: str | None
+) -> None:
+    assert spec_of(SHORT | {"runPolicy": policy}, installed).run_policy.queue_name == queue
+
+
+def test_a_job_whose_queue_is_removed_waits_in_none() -> None:
+    accepted = resolved(spec_of(SHORT | {"runPolicy": {"queueName": "typo"}}, {}), Defaults())
+    later = resolve(
+        FineTuneJobSpec.model_validate(SHORT),
+        namespace="team",
+        name="chat",
+        known=accepted,
+        defaults=Defaults(),
+    )
+    assert later.run_policy.queue_name is None
+
+
+def test_the_service_account_of_a_job_comes_before_that_of_the_installations_template() -> None:
+    installed = {"podTemplate": {"spec": {"serviceAccountName": "platform"}}}
+    accounts = [
+        (spec_of(SHORT | job, installed).pod_template or {})["spec"]["serviceAccountName"]
+        for job in ({}, {"serviceAccountName": "mine"})
+    ]
+    assert accounts == ["platform", "mine"]
+
+
+LIMITS: dict[str, tuple[Any, int | None]] = {
+    "text": ("4", 4),
+    "a number": (4, 4),
+    "none": (None, None),
+    "no number": ("many", None),
+}
+
+
+@pytest.mark.parametrize(("limit", "found"), LIMITS.values(), ids=LIMITS)
+def test_the_limit_of_gpus_in_a_template(limit: Any, found: int | None) -> None:
+    containers = [{"name": "other"}, {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": limit}}}]
+    assert gpu_limit({"spec": {"containers": containers}}, "nvidia.com/gpu") == found
+    assert gpu_limit({"spec": {"containers": "x"}}, "nvidia.com/gpu") is None
+
+
+WRONG: dict[str, tuple[Json, str]] = {
+    "an account": ({"serviceAccountName": " "}, "' ' cannot be the name of an object"),
+    "a claim": ({"modelCache": {"claimName": "A B"}}, "'A B' cannot be the name of an object"),
+    "a variable": ({"env": [{"name": "WORLD SIZE"}]}, "'WORLD SIZE' cannot be the name of a variable"),
+    "a variable of ours": ({"env": [{"name": "WORLD_SIZE"}]}, "the operator sets WORLD_SIZE: remove it"),
+    "a queue": ({"queueName": "Team"}, "'Team' cannot be the name of a queue"),
+}
+
+
+@pytest.mark.parametrize(("defaults", "said"), WRONG.values(), ids=WRONG)
+def test_an_installation_cannot_name_what_cannot_be(defaults: Json, said: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(said)):
+        Defaults.model_validate(defaults)

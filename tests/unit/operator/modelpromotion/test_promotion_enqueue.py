@@ -72,3 +72,11 @@ def test_a_promotion_that_is_gone_is_news_to_those_of_its_model() -> None:
         store.put("ModelPromotion", body)
     assert looked_at(store, "DELETED", promotion(LATER)) == ["team/rival", "team/champion"]
     assert set(store.promotions) == {("team", "rival"), ("team", "other")}
+
+
+def test_a_status_of_a_promotion_that_names_no_model_is_no_news() -> None:
+    spec = {"alias": "champion", "source": {"type": "Alias", "alias": "staging"}}
+    store = Store()
+    store.put("ModelPromotion", promotion(spec=spec))
+    assert looked_at(store, "MODIFIED", promotion(LATER, spec=spec, status={"phase": "Promoted"})) == []
+    assert store.promotions["team", "champion"]["spec"]["model"] == "champion"

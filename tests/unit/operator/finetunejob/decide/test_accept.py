@@ -178,6 +178,30 @@ VERDICTS: dict[str, tuple[Json, Settings, tuple[str, str, str], str]] = {
         ("False", ConditionReason.INVALID_SPEC, PASSWORD.replace("tracking.uri", "tracking.publicUrl")),
         "fails",
     ),
+    "eight processes on four GPUs of the template": (
+        {
+            "distributed": {"gpusPerNode": 8},
+            "podTemplate": {
+                "spec": {
+                    "containers": [{"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": "4"}}}]
+                }
+            },
+        },
+        NO_MLFLOW,
+        (
+            "False",
+            ConditionReason.INVALID_SPEC,
+            "each pod has 8 processes and spec.podTemplate limits it to 4 nvidia.com/gpu: set distributed.gpusPerNode, and "
+            "remove the limit from the template",
+        ),
+        "is stalled",
+    ),
+    "the best of checkpoints that nobody keeps": (
+        {"training": {"select": "Best", "evalEverySteps": 5}, "checkpoint": None},
+        NO_MLFLOW,
+        ("False", ConditionReason.STORAGE_NOT_CONFIGURED, NO_STORAGE.format("spec.checkpoint")),
+        "waits",
+    ),
     "no place for the splits": (
         {"data": {"source": SOURCE["source"]}},
         NO_MLFLOW,
