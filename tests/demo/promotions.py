@@ -140,7 +140,7 @@ def line(promotion: Json) -> str:
     if (status.get("gates") or {}).get("version") == status.get("candidate") and status.get("gates"):
         parts.append(f"gates {status['gates']['summary']}")
     if status.get("phase") == "Soaking":
-        parts.append(f"until {status['soak']['until']}")
+        parts.append(f"until {status['soak']['endTime']}")
     return "  ".join(parts).rstrip()
 
 
@@ -178,4 +178,4 @@ def summary(installation: Installation) -> Iterator[str]:
 def move(item: Json) -> str:
     """A move of the history, in one line."""
     versions = f"{item.get('fromVersion') or 'none'} -> {item.get('toVersion') or 'none'}"
-    return f"{item['at']}  {versions:<9}  {item['reason']:<10}  by {item['by']}: {item['message']}"
+    return f"{item['time']}  {versions:<9}  {item['reason']:<10}  by {item['by']}: {item['message']}"

@@ -176,7 +176,7 @@ def test_a_soak_and_a_rollback_go_on_over_a_restart_of_the_operator(
     promotions.patch("back", rollbackTo={"type": "Previous"})
     promotions.reaches("back", at("RolledBack", good))
     promotions.apply(soaked={"source": {"type": "Version", "version": good}, "soakSeconds": SECONDS_OF_SOAK})
-    until = datetime.fromisoformat(promotions.reaches("soaked", at("Soaking", None))["soak"]["until"])
+    until = datetime.fromisoformat(promotions.reaches("soaked", at("Soaking", None))["soak"]["endTime"])
     promotions.restart_operator()
 
     hand.move_alias(MODEL, "back", better)

@@ -139,7 +139,7 @@ def test_an_operator_that_is_killed_again_and_again_loses_nothing(
 
 def _reached(registry: Registry, version: str, how_far: int) -> bool:
     status = registry.status()
-    journalled = (status.get("move") or {}).get("toVersion") == version
+    journalled = ((status.get("journal") or {}).get("move") or {}).get("toVersion") == version
     moved = registry.alias("champion") == version
     return (status.get("candidate") == version or journalled, journalled or moved, moved)[how_far]
 

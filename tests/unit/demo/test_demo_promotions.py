@@ -32,7 +32,7 @@ def promotion(generation: int = 1, **status: Any) -> Json:
 
 
 GATES: Json = {"version": "2", "summary": "1/2", "verdicts": []}
-SOAK: Json = {"version": "2", "until": "2026-11-21T12:00:10Z"}
+SOAK: Json = {"version": "2", "endTime": "2026-11-21T12:00:10Z"}
 
 LINES: dict[str, tuple[Json, str]] = {
     "nothing known": (promotion(), "champion   Pending            current -  candidate -"),
@@ -108,7 +108,7 @@ def test_every_verdict_is_told_with_its_numbers() -> None:
 
 def test_a_move_is_told_in_one_line() -> None:
     told = {
-        "at": "2026-11-21T12:00:10Z",
+        "time": "2026-11-21T12:00:10Z",
         "toVersion": "1",
         "reason": "Promoted",
         "by": "you",
