@@ -17,7 +17,8 @@ from support.waiting import wait_for
 
 NAME = "support-chat"
 CHATS = "corpora/chats"
-EXAMPLES = 400
+# Three steps of one epoch.
+EXAMPLES = 800
 SECONDS = 300
 WHERE = ("--namespace", NAMESPACE)
 

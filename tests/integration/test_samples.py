@@ -18,10 +18,18 @@ from finetune_crds.reference import sample_files
 from finetune_crds.serving import DatabricksServing
 from finetune_crds.training import MethodType, ObjectiveType
 from support.api import Api
+from support.waiting import wait_for
 from worlds.processes.servers import Plane
+from worlds.processes.world import World
 
 Json = dict[str, Any]
 SAMPLES = sample_files()
+# The samples whose jobs wait for something else than their pods in an installation without defaults.
+WAITS = {
+    "alpaca-llama-8b": "NotImplemented",
+    "support-intents": "NotImplemented",
+    "support-chat": "StorageNotConfigured",
+}
 KINDS = {kind.KIND: kind for kind in (FineTuneJob, ModelPromotion)}
 
 
@@ -53,6 +61,33 @@ def test_a_kustomization_is_accepted_on_its_own_device(folder: str, plane: Plane
         *{"gpu": (1, None), "cpu": (None, "CPU")}[folder],
     )
     assert (job["kind"], promotion["kind"]) == ("FineTuneJob", "ModelPromotion")
+
+
+def test_the_operator_starts_the_jobs_that_need_gpus(world: World) -> None:
+    """No other test runs them: the API server takes all that the operator makes of one, or it waits as its sample says."""
+    jobs = [job for job in parts_of("FineTuneJob") if "gpusPerNode" in job["spec"].get("distributed", {})]
+    assert len(jobs) > len(WAITS)
+    for job in jobs:
+        world.submit(job)
+    names = [job["metadata"]["name"] for job in jobs]
+    found = {name: started(world, name) for name in names}
+    assert {name: reason for name, reason in found.items() if reason != "Accepted"} == WAITS
+    refused = {name: world.condition(name, "PodsAdmitted") for name in names}
+    assert [item for item in refused.values() if item.get("status") == "False"] == []
+
+
+def started(world: World, name: str) -> str:
+    """Why a job was accepted or not, once its first child Job has pods or waits in a queue, or once it is not accepted."""
+
+    def reason() -> str | None:
+        accepted = world.condition(name, "Accepted")
+        if accepted.get("status") == "False":
+            return str(accepted["reason"])
+        children = world.api.list("Job", world.namespace, f"finetune.dev/job={name}")
+        begun = [child for child in children if child["spec"].get("suspend") or child["status"].get("active")]
+        return str(accepted["reason"]) if accepted and begun else None
+
+    return wait_for(f"{name} starts", reason, world.patience, instead=lambda: str(world.status(name)))
 
 
 def objects(text: str) -> list[Json]:
@@ -105,19 +140,19 @@ def lost(said: object, understood: object, where: str) -> list[str]:
     return [] if understood in (said, str(said)) else [where]
 
 
+def parts_of(kind: str) -> list[Json]:
+    """All objects of a kind among the samples."""
+    parts = [part for sample in SAMPLES for part in yaml.safe_load_all(sample.read_text(encoding="utf-8"))]
+    return [part for part in parts if part["kind"] == kind]
+
+
 def promotions() -> list[ModelPromotionSpec]:
     """The specs of all promotions among the samples."""
-    parts = [part for sample in SAMPLES for part in yaml.safe_load_all(sample.read_text(encoding="utf-8"))]
-    return [ModelPromotion.model_validate(part).spec for part in parts if part["kind"] == "ModelPromotion"]
+    return [ModelPromotion.model_validate(part).spec for part in parts_of("ModelPromotion")]
 
 
 def test_every_method_and_objective_has_a_sample() -> None:
-    specs = [
-        FineTuneJob.model_validate(part).spec
-        for sample in SAMPLES
-        for part in yaml.safe_load_all(sample.read_text(encoding="utf-8"))
-        if part["kind"] == "FineTuneJob"
-    ]
+    specs = [FineTuneJob.model_validate(part).spec for part in parts_of("FineTuneJob")]
     assert {spec.method.type for spec in specs} == set(get_args(MethodType))
     assert {spec.objective.type for spec in specs} == set(get_args(ObjectiveType))
 
