@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import ApiModel, EnvName, LongText, ObjectName, Passthrough, Rule, by_key, rules
+from finetune_crds.base import ApiModel, EnvName, ObjectName, Passthrough, Rule, by_key, rules
 
 # The contract with the pods. torchrun reads PET_*; scripts read the others. Only the operator sets them.
 RESERVED_ENV = (
@@ -50,7 +50,7 @@ class EnvVar(ApiModel):
 
     name: EnvName
     """Name of the variable."""
-    value: LongText | None = None
+    value: Annotated[str, Field(max_length=16384)] | None = None
     """Its value."""
     value_from: Passthrough | None = None
     """Where the value comes from: secretKeyRef, configMapKeyRef, fieldRef or resourceFieldRef, as in a Pod."""

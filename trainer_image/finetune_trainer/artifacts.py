@@ -314,6 +314,9 @@ def _mlflow_files(repository: object, folder: str) -> Iterable[str]:
             yield entry.path
 
 
+_ALL_PODS = "name a Secret with HF_ALL_PODS in spec.envFrom, which reaches all pods"
+
+
 def _from_hub(name: str, revision: str | None, cache: Cache | None, *, without_weights: bool) -> Path:
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -327,7 +330,7 @@ def _from_hub(name: str, revision: str | None, cache: Cache | None, *, without_w
         return _snapshot(name, revision, cache, without_weights=without_weights)
     except GatedRepoError as error:
         raise RecipeRefusedError(
-            f"model.base {name} is gated: accept its terms, and name a Secret with HF_TOKEN in spec.envFrom, which reaches all pods",
+            f"model.base {name} is gated: accept its terms, and {_ALL_PODS}",
             reason="ModelForbidden",
         ) from error
     except HFValidationError as error:
@@ -337,7 +340,7 @@ def _from_hub(name: str, revision: str | None, cache: Cache | None, *, without_w
     except RepositoryNotFoundError as error:
         raise _not_found(
             name,
-            "correct the Hub id, or name a Secret with HF_TOKEN in spec.envFrom, which reaches all pods, if it is private",
+            f"correct the Hub id or, if it is private, {_ALL_PODS}",
         ) from error
     except LocalEntryNotFoundError as error:
         raise TrainingError(

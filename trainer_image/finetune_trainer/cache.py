@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,8 +141,7 @@ def _write(entry: Path, key: Any, fill: Callable[[Path], None], *, alone: bool) 
     alone: no other pod is writing it, so what pods that ended have left can go.
     """
     entry.parent.mkdir(parents=True, exist_ok=True)
-    left = entry.parent.glob(f".{entry.name}-*") if alone else ()
-    for folder in (entry, *left):
+    for folder in entry.parent.glob(f".{entry.name}-*") if alone else ():
         shutil.rmtree(folder, ignore_errors=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=entry.parent))
     try:
@@ -160,6 +159,12 @@ def _write(entry: Path, key: Any, fill: Callable[[Path], None], *, alone: bool) 
 
 
 def _rename(partial: Path, entry: Path) -> None:
+    """Give a whole entry its name, in place of a broken one, whose files another pod may still read until then."""
+    broken = partial.with_name(f"{partial.name}-broken")
+    with suppress(FileNotFoundError):
+        if not _is_whole(entry):
+            entry.rename(broken)
+            shutil.rmtree(broken, ignore_errors=True)
     try:
         partial.rename(entry)
     except OSError:
@@ -169,10 +174,10 @@ def _rename(partial: Path, entry: Path) -> None:
 
 
 def _is_whole(entry: Path) -> bool:
-    """Whether an entry has all files of its manifest, at their sizes."""
+    """Whether an entry has all files of its manifest, at their sizes; files that others put beside them do not count."""
     try:
         manifest = json.loads((entry / _MANIFEST).read_text(encoding="utf-8"))
-        return bool(manifest["files"]) and manifest["files"] == _sizes(entry / _FILES)
+        return bool(manifest["files"]) and manifest["files"].items() <= _sizes(entry / _FILES).items()
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

@@ -91,6 +91,27 @@ def test_a_broken_entry_is_written_again(cache: Cache, broken: Callable[[Path], 
     assert (download.count, (files / WEIGHTS).read_bytes()) == (2, b"weights")
 
 
+def test_a_file_that_others_put_beside_an_entry_does_not_break_it(cache: Cache) -> None:
+    files = cache.get(KEY, Download())
+    (files / ".nfs0001").write_bytes(b"open elsewhere")
+    assert cache.find(KEY) == files
+
+
+def test_a_broken_entry_stays_until_there_is_a_whole_one(cache: Cache) -> None:
+    """Another pod may still read its other files."""
+
+    def fails(_: Path) -> None:
+        raise TrainingError("Away", "the store is away")
+
+    files = cache.get(KEY, Download())
+    (files / "config.json").unlink()
+    with pytest.raises(TrainingError, match="the store is away"):
+        cache.get(KEY, fails)
+    assert (files / WEIGHTS).read_bytes() == b"weights"
+    cache.get(KEY, Download())
+    assert (len(names(cache)), (files / "config.json").exists()) == (1, True)
+
+
 def test_a_download_that_fails_leaves_nothing(cache: Cache) -> None:
     def fails(folder: Path) -> None:
         (folder / "config.json").write_bytes(b"{}")

@@ -143,5 +143,5 @@ def _table(spark: SparkSession, asked: Request) -> DeltaTable:
         field = "path" if source.path else "table"
         raise DataError(
             "MissingSource",
-            f"data.source.{field} {asked.source_name} is not a Delta table: correct it, or set another format",
+            f"data.source.{field} {asked.source_name} is not a Delta table: correct it, or set another type",
         ) from error

@@ -29,7 +29,7 @@ class Evaluator:
         network: the sharded network.
         collator: makes this rank's batches.
         validation: the split; None: the run evaluates nothing.
-        training: evalEverySteps, earlyStopping, loadBest and the batch size.
+        training: evalEverySteps, earlyStopping, select and the batch size.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Evaluator:
         )
 
     def should_keep(self, before: Progress, loss: float) -> bool:
-        """Whether loadBest requires a checkpoint of these weights, given the progress before the evaluation."""
+        """Whether select: Best requires a checkpoint of these weights, given the progress before the evaluation."""
         best = before.best_eval_loss
         return self._training.select == "Best" and (best is None or loss < best)
 
@@ -100,7 +100,7 @@ class Evaluator:
     def load_best(
         self, checkpointer: Checkpointer, loss: float, before_batch: Callable[[], None] = lambda: None
     ) -> float:
-        """Load the weights with the lowest evaluation loss if loadBest is set, and return their loss.
+        """Load the weights with the lowest evaluation loss if select is Best, and return their loss.
 
         Args:
             checkpointer: knows the best checkpoint.

@@ -285,13 +285,13 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "no Delta table",
         {"source": {"type": "Delta", "path": "{corpus}/parquet"}},
         "MissingSource",
-        "data.source.path {corpus}/parquet is not a Delta table: correct it, or set another format",
+        "data.source.path {corpus}/parquet is not a Delta table: correct it, or set another type",
     ),
     (
         "no table of that name",
         {"source": {"type": "Delta", "table": "nowhere"}},
         "MissingSource",
-        "data.source.table nowhere is not a Delta table: correct it, or set another format",
+        "data.source.table nowhere is not a Delta table: correct it, or set another type",
     ),
     (
         "missing version",

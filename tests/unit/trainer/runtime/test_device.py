@@ -93,6 +93,31 @@ def test_a_pod_without_the_gpus_that_it_needs_is_refused(pod: Pod, case: str) ->
     assert f"{refused.value.reason}: {refused.value.message}" == sentence
 
 
+ASKED: dict[str, tuple[int, Gpus, str]] = {
+    "a small model, and a pod that sees none": (
+        8,
+        NONE,
+        "distributed.gpusPerNode is 8 and the pod sees no GPU; check that the pod requests GPUs, and that its node has "
+        "the driver and the device plugin",
+    ),
+    "an image for CPUs": (8, FOR_CPUS, f"distributed.gpusPerNode is 8 and the pod sees no GPU; {NO_WHEEL}"),
+    "devices that a pod sees one of": (
+        8,
+        Gpus(1),
+        "the pod has 8 processes and sees 1 GPU: set distributed.processesPerNode to 1 or less, since a pod sees one device "
+        "of some resources, such as MIG, however many it has",
+    ),
+}
+
+
+@pytest.mark.parametrize(("asked", "gpus", "sentence"), ASKED.values(), ids=ASKED)
+def test_gpus_that_a_job_asks_for_are_there(pod: Pod, asked: int, gpus: Gpus, sentence: str) -> None:
+    recipe = Recipe.model_validate(pod.but({"distributed.gpusPerNode": asked}).recipe)
+    with pytest.raises(RecipeRefusedError) as refused:
+        check(recipe, asked, gpus, lambda: 1)
+    assert refused.value.message == sentence
+
+
 # torch's version of CUDA, whether it finds a driver, how many devices, and what the pod sees.
 SEEN: dict[str, tuple[str | None, bool, int, Gpus]] = {
     "GPUs": ("13.0", True, 4, Gpus(4)),

@@ -63,20 +63,21 @@ def check(recipe: Recipe, processes: int, gpus: Gpus, parameters: Callable[[], i
     Raises:
         RecipeRefusedError: GPUs are missing, or fewer than ranks.
     """
-    wanted, base = recipe.distributed.device, recipe.model.base
+    wanted, asked, base = recipe.distributed.device, recipe.distributed.gpus_per_node, recipe.model.base
     if wanted == "CPU":
         return
     if gpus.count:
         if processes > gpus.count:
             raise RecipeRefusedError(
-                f"the pod has {processes} processes and sees {_count(gpus.count)}: set distributed.gpusPerNode to "
-                f"{processes}, or distributed.processesPerNode to {gpus.count} or less",
+                f"the pod has {processes} processes and sees {_count(gpus.count)}: "
+                + _more_gpus(processes, gpus.count, asked),
                 reason="TooFewGpus",
             )
         return
-    if wanted == "GPU":
+    if wanted == "GPU" or asked is not None:
+        field = "device is GPU" if asked is None else f"gpusPerNode is {asked}"
         raise RecipeRefusedError(
-            f"distributed.device is GPU and the pod sees no GPU; {gpus.why_none}", reason="NoGpu"
+            f"distributed.{field} and the pod sees no GPU; {gpus.why_none}", reason="NoGpu"
         )
     size = parameters()
     if size > _LARGE:
@@ -86,6 +87,14 @@ def check(recipe: Recipe, processes: int, gpus: Gpus, parameters: Callable[[], i
             + (f"; {gpus.why_none}" if gpus.torch_for_cpus else ""),
             reason="NoGpu",
         )
+
+
+def _more_gpus(processes: int, visible: int, asked: int | None) -> str:
+    """What to change where there are fewer GPUs than processes."""
+    fewer = f"set distributed.processesPerNode to {visible} or less"
+    if asked is not None and asked >= processes:
+        return f"{fewer}, since a pod sees one device of some resources, such as MIG, however many it has"
+    return f"set distributed.gpusPerNode to {processes}, or {fewer.removeprefix('set ')}"
 
 
 def _count(gpus: int) -> str:
