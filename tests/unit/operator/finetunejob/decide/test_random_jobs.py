@@ -47,8 +47,10 @@ PARTS: Json = {
 
 
 def test_a_gang_in_the_place_of_another_one_of_its_job_counts() -> None:
-    run, an_hour = ("pods_run", {"ready": True}), ("time_passes", {"seconds": 3600})
-    story = [run, an_hour, ("pods_vanish", {"all_of_them": True}), an_hour, run, an_hour]
+    run: tuple[str, Json] = ("pods_run", {"ready": True})
+    an_hour: tuple[str, Json] = ("time_passes", {"seconds": 3600})
+    vanish: tuple[str, Json] = ("pods_vanish", {"all_of_them": True})
+    story = [run, an_hour, vanish, an_hour, run, an_hour]
     world = told(PARTS | {"data": SPLITS}, [(item, ["whole"]) for item in story])
     assert used(world.status) == 2 * 2 * 3600
 
