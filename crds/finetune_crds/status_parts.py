@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -70,6 +71,8 @@ class JobUsage(ApiModel):
     """Running time of the pods."""
     gpu_seconds: NonNegative
     """The same, times the GPUs of each pod."""
+    counted_until: datetime | None = None
+    """Until when its pods are counted; absent for `earlier`."""
 
 
 class Usage(ApiModel):

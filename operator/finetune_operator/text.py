@@ -1,10 +1,11 @@
-"""Times and foreign error messages, in the form that statuses and logs show."""
+"""Times, addresses and foreign error messages, in the form that statuses and logs show."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from datetime import datetime
+from urllib.parse import urlsplit
 
 
 def stamp(when: datetime | None) -> str:
@@ -51,3 +52,18 @@ def masked(text: str, secrets: Iterable[str]) -> str:
     for secret in secrets:
         text = text.replace(secret, "***").replace(repr(secret)[1:-1], "***")
     return text
+
+
+def canonical(uri: str) -> str:
+    """The address in one spelling, so that equal servers compare equal; other text stays unchanged."""
+    try:
+        parts = urlsplit(uri.strip())
+    except ValueError:
+        return uri.strip()
+    if parts.scheme not in _DEFAULT_PORTS:
+        return uri.strip()
+    server = parts.netloc.lower().removesuffix(_DEFAULT_PORTS[parts.scheme])
+    return f"{parts.scheme}://{server}{parts.path.rstrip('/')}"
+
+
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}

@@ -6,9 +6,9 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionType
 from finetune_operator.controller.store import Store
 from finetune_operator.finetunejob.model import FineTuneJob
-from finetune_operator.mlflow.host import canonical
 from finetune_operator.registry.choose import registry_of
 from finetune_operator.settings import Settings
+from finetune_operator.text import canonical
 
 
 def promoted_aliases(store: Store, settings: Settings, ftj: FineTuneJob) -> dict[str, str]:

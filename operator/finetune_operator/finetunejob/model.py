@@ -76,6 +76,7 @@ class Queued:
         reason: why it is not, as Kueue's one word; empty before Kueue has looked at it.
         message: the same as a sentence.
         position: its position in the queue, from 1; None when Kueue does not say.
+        read_at: where there is no Workload, when that was read, or earlier.
     """
 
     installed: bool = True
@@ -84,6 +85,7 @@ class Queued:
     reason: str = ""
     message: str = ""
     position: int | None = None
+    read_at: datetime | None = None
 
 
 @dataclass(frozen=True)

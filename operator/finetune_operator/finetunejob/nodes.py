@@ -30,9 +30,13 @@ class NodeReader:
     _known: dict[str, tuple[float, Mapping[str, str]]] = field(default_factory=dict)
     """By node: when it was read, and its labels."""
 
-    async def read(self, alive: Sequence[Json]) -> dict[str, Mapping[str, str]]:
-        """The labels of the node that tells which GPU the pods have; nothing for pods without GPUs, or without nodes."""
-        node = device.node_to_read(alive)
+    async def read(self, alive: Sequence[Json], named: str) -> dict[str, Mapping[str, str]]:
+        """The labels of the node that tells which GPU the pods have; nothing for pods without GPUs, or without nodes.
+
+        Args:
+            named: a resource that counts as a GPU besides those with known names.
+        """
+        node = device.node_to_read(alive, named)
         if node is None:
             return {}
         now = self.clock()

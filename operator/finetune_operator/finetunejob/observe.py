@@ -15,6 +15,7 @@ from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.aliases import promoted_aliases
 from finetune_operator.finetunejob.cache import ChildCache
 from finetune_operator.finetunejob.children import is_alive
+from finetune_operator.finetunejob.decide import device
 from finetune_operator.finetunejob.model import FineTuneJob, Observed
 from finetune_operator.finetunejob.nodes import NodeReader
 from finetune_operator.finetunejob.pod_events import PodEventReader
@@ -89,6 +90,6 @@ class FineTuneJobObserver:
             rejections=refused,
             owned=promoted_aliases(self.store, self.settings, ftj),
             pod_events=await self._pod_events.read(ftj, alive, now),
-            queued=await self._workloads.read(ftj, jobs),
-            node_labels=await self._nodes.read(alive),
+            queued=await self._workloads.read(ftj, jobs, now),
+            node_labels=await self._nodes.read(alive, device.resource(ftj)),
         )

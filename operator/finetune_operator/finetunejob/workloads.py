@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from http import HTTPStatus
+from typing import Generic, NamedTuple, TypeVar
 
 from finetune_crds.base import Json
 from finetune_operator import names
@@ -20,6 +24,42 @@ _FRESH_SECONDS = 5.0
 _KINDS = ("Workload", "WorkloadBeta1")
 _VISIBILITY = "pendingworkloads"
 
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class _Workload(NamedTuple):
+    """What is used of a Workload."""
+
+    name: str
+    queued: Queued
+
+
+@dataclass
+class _Reads(Generic[Key, Value]):
+    """What was read, by key, for five seconds. Those that want it at the same time share one read.
+
+    Attributes:
+        clock: monotonic seconds.
+    """
+
+    clock: Callable[[], float]
+    _held: dict[Key, tuple[float, Value]] = field(default_factory=dict)
+    """With the times when the reads began."""
+    _locks: defaultdict[Key, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+
+    async def get(self, key: Key, read: Callable[[], Awaitable[Value]]) -> tuple[float, Value]:
+        """The value, and the time when its read began."""
+        held = self._held.get(key)
+        if held and self.clock() - held[0] < _FRESH_SECONDS:
+            return held
+        async with self._locks[key]:
+            # NB: a read that ended meanwhile counts, however long it took.
+            if self._held.get(key) is held:
+                began = self.clock()
+                self._held[key] = began, await read()
+            return self._held[key]
+
 
 @dataclass
 class WorkloadReader:
@@ -31,34 +71,30 @@ class WorkloadReader:
 
     kube: Kube
     clock: Callable[[], float]
-    _workloads: dict[str, tuple[float, Mapping[str, Json] | KubeError]] = field(default_factory=dict)
-    """By namespace: when they were read, and the Workloads by the uid of their Job, or why they cannot be read."""
-    _positions: dict[tuple[str, str], tuple[float, Mapping[str, int]]] = field(default_factory=dict)
-    """By namespace and queue: when they were read, and the positions by Workload."""
 
-    async def read(self, ftj: FineTuneJob, jobs: Mapping[str, Json]) -> Queued | None:
+    def __post_init__(self) -> None:
+        self._workloads: _Reads[str, Mapping[str, _Workload] | KubeError] = _Reads(self.clock)
+        """By namespace: the Workloads by the uid of their Job, or why they cannot be read."""
+        self._positions: _Reads[tuple[str, str], Mapping[str, int]] = _Reads(self.clock)
+        """By namespace and queue: the positions by Workload."""
+
+    async def read(self, ftj: FineTuneJob, jobs: Mapping[str, Json], now: datetime) -> Queued | None:
         """What Kueue says of the current attempt's Job; None unless that waits in a queue, or when nothing can be read."""
         job = jobs.get(names.train_name(ftj.name, ftj.status.attempt or 1))
         queue = (job["metadata"].get("labels") or {}).get(names.LABEL_QUEUE) if job else None
         if job is None or queue is None or not job["spec"].get("suspend") or job_ended(job):
             return None
-        found = await self._of_namespace(ftj.namespace)
+        asked, namespace = self.clock(), ftj.namespace
+        began, found = await self._workloads.get(namespace, lambda: self._list(namespace))
         if isinstance(found, KubeError):
             return Queued(installed=False) if found.status == HTTPStatus.NOT_FOUND else None
         workload = found.get(job["metadata"]["uid"])
         if workload is None:
-            return Queued(workload=False)
-        positions = await self._of_queue(ftj.namespace, queue)
-        return _queued(workload, positions.get(workload["metadata"]["name"]))
+            return Queued(workload=False, read_at=now - timedelta(seconds=max(asked - began, 0)))
+        _, positions = await self._positions.get((namespace, queue), lambda: self._pending(namespace, queue))
+        return replace(workload.queued, position=positions.get(workload.name))
 
-    async def _of_namespace(self, namespace: str) -> Mapping[str, Json] | KubeError:
-        now = self.clock()
-        held = self._workloads.get(namespace)
-        if held is None or now - held[0] >= _FRESH_SECONDS:
-            held = self._workloads[namespace] = (now, await self._list(namespace))
-        return held[1]
-
-    async def _list(self, namespace: str) -> Mapping[str, Json] | KubeError:
+    async def _list(self, namespace: str) -> Mapping[str, _Workload] | KubeError:
         failure = KubeError(HTTPStatus.NOT_FOUND, "no version of Kueue is served")
         for kind in _KINDS:
             try:
@@ -70,19 +106,12 @@ class WorkloadReader:
                 log.info("the Workloads of namespace %s cannot be read: %s", namespace, error)
                 break
             return {
-                owner["uid"]: body
+                owner["uid"]: _Workload(body["metadata"]["name"], _queued(body))
                 for body in listed
                 for owner in body["metadata"].get("ownerReferences") or []
                 if owner.get("controller") and owner["kind"] == "Job"
             }
         return failure
-
-    async def _of_queue(self, namespace: str, queue: str) -> Mapping[str, int]:
-        now = self.clock()
-        held = self._positions.get((namespace, queue))
-        if held is None or now - held[0] >= _FRESH_SECONDS:
-            held = self._positions[namespace, queue] = (now, await self._pending(namespace, queue))
-        return held[1]
 
     async def _pending(self, namespace: str, queue: str) -> Mapping[str, int]:
         """The positions in a queue, from 1; nothing where Kueue serves none."""
@@ -95,20 +124,16 @@ class WorkloadReader:
         return {item["metadata"]["name"]: item.get("positionInLocalQueue", 0) + 1 for item in items}
 
 
-def _queued(workload: Json, position: int | None) -> Queued:
+def _queued(workload: Json) -> Queued:
     """The first of the steps to admission that is not done."""
     conditions = {item["type"]: item for item in (workload.get("status") or {}).get("conditions") or []}
     for step in ("QuotaReserved", "Admitted"):
         found = conditions.get(step)
         if found is None:
-            return Queued(position=position, message="" if step == "QuotaReserved" else _checks(workload))
+            return Queued(message="" if step == "QuotaReserved" else _checks(workload))
         if found["status"] != "True":
             message = _checks(workload) if step == "Admitted" else ""
-            return Queued(
-                reason=found.get("reason", ""),
-                message=short(message or found.get("message", "")),
-                position=position,
-            )
+            return Queued(reason=found.get("reason", ""), message=short(message or found.get("message", "")))
     return Queued(admitted=True)
 
 

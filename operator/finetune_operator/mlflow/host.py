@@ -12,7 +12,6 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.errors import ExternalError, Problem
@@ -80,21 +79,6 @@ class Host:
             password=known.password or None,
             token=known.token or None,
         )
-
-
-def canonical(uri: str) -> str:
-    """The address in one spelling, so that equal servers compare equal; other text stays unchanged."""
-    try:
-        parts = urlsplit(uri.strip())
-    except ValueError:
-        return uri.strip()
-    if parts.scheme not in _DEFAULT_PORTS:
-        return uri.strip()
-    server = parts.netloc.lower().removesuffix(_DEFAULT_PORTS[parts.scheme])
-    return f"{parts.scheme}://{server}{parts.path.rstrip('/')}"
-
-
-_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 class Problems:

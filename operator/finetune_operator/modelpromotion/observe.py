@@ -18,7 +18,6 @@ from finetune_operator.controller.reading import read_spec, read_status
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.kube import Kube
-from finetune_operator.mlflow.host import canonical
 from finetune_operator.modelpromotion.decide.canary import main_version
 from finetune_operator.modelpromotion.decide.rollback import target_version
 from finetune_operator.modelpromotion.decide.source import named_version
@@ -30,6 +29,7 @@ from finetune_operator.registry.outages import Outages
 from finetune_operator.serving.choose import open_serving
 from finetune_operator.serving.model import Endpoint, Serving
 from finetune_operator.settings import Settings
+from finetune_operator.text import canonical
 
 # A model that no promotion reads leaves the cache after this many polls.
 _KEPT_POLLS = 10

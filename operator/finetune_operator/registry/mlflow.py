@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from finetune_operator.mlflow.host import ANONYMOUS, Credentials, Host, canonical
+from finetune_operator.mlflow.host import ANONYMOUS, Credentials, Host
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server, get_run
 from finetune_operator.registry.base import (
@@ -18,6 +18,7 @@ from finetune_operator.registry.base import (
     evaluated_on,
     from_milliseconds,
 )
+from finetune_operator.text import canonical
 
 # NB: databases of MLflow hold versions in 32 bits, and PostgreSQL fails on more.
 _LARGEST_VERSION = 2**31 - 1

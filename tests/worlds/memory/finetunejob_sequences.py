@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from hypothesis import strategies as st
@@ -18,6 +18,7 @@ from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.children import is_alive, is_being_deleted, job_ended, owner
 from finetune_operator.finetunejob.decide import decide
 from finetune_operator.finetunejob.decide.phase import phase
+from finetune_operator.finetunejob.decide.usage import span
 from finetune_operator.finetunejob.model import (
     Decision,
     Deletion,
@@ -47,6 +48,8 @@ from worlds.memory.decisions import (
 )
 
 Json = dict[str, Any]
+# By the uid of a pod's Job, the pod's name, and when it started.
+Counted = dict[tuple[str, str, str], int]
 MAX_RESTARTS = 1
 CODES = st.sampled_from([0, 0, 0, 0, 0, 1, 75, 137, 64])
 NUMBERS = st.one_of(st.floats(0, 1000), st.sampled_from([float("nan"), float("inf"), float("-inf"), -1.0]))
@@ -79,6 +82,8 @@ class World:
     """Jobs whose every pod ended well."""
     started: list[int] = field(default_factory=list)
     """When each pod started that ever did, in seconds."""
+    counted: Counted = field(default_factory=dict)
+    """What the status that was written holds at least of each pod, in seconds."""
 
     @property
     def now(self) -> datetime:
@@ -112,7 +117,11 @@ class World:
         decision = self.decide()
         check(self, decision)
         self.carry_out(decision)
-        self.status = decision.status
+        self.write(decision)
+
+    def write(self, decision: Decision) -> None:
+        """The status of a decision is written."""
+        self.counted, self.status = at_least(self), decision.status
 
     def _delete(self, item: Deletion) -> None:
         """In the foreground: the Job stays until its pods are gone."""
@@ -246,7 +255,7 @@ HAPPENINGS = [
     * 4,
     *[happening("pods_vanish", all_of_them=st.booleans())] * 2,
     *[happening("people_suspend_or_resume")] * 2,
-    *[happening("time_passes", seconds=st.sampled_from([1, 30, 400]))] * 2,
+    *[happening("time_passes", seconds=st.sampled_from([1, 30, 400, 1500]))] * 2,
     happening("a_child_vanishes", index=st.integers(0, 3)),
     happening("mlflow_comes_or_goes"),
     happening("a_policy_comes_or_goes"),
@@ -299,7 +308,7 @@ def told(parts: Json, story: Story) -> World:
             check_it_settles(world, decision)
             world.carry_out(decision)
             if look == "whole":
-                world.status = decision.status
+                world.write(decision)
                 older.append(decision.status)
     for status in older:
         # A status that is no longer true: the API server refuses what is written on top of it.
@@ -373,9 +382,26 @@ def check(world: World, decision: Decision) -> None:
 
 
 def check_usage(world: World, decision: Decision) -> None:
-    """It never shrinks, and no pod counts for longer than since it started."""
+    """It never shrinks, no pod counts for longer than since it started, and none is left out."""
     before, after = used(world.status), used(decision.status)
     assert before <= after <= sum(world.seconds - start for start in world.started), "a pod counts twice"
+    assert after >= sum(at_least(world).values()), "a pod does not count"
+
+
+def at_least(world: World) -> Counted:
+    """What has to be counted by now: of a pod that runs, all but the last ten minutes."""
+    if is_over(world.status):
+        return world.counted
+    found = dict(world.counted)
+    for item in world.pods:
+        ran = span(item)
+        if ran is None:
+            continue
+        end = ran.end or world.now - timedelta(minutes=10)
+        meta = item["metadata"]
+        key = (meta["ownerReferences"][0]["uid"], meta["name"], item["status"]["startTime"])
+        found[key] = max(found.get(key, 0), int((end - ran.start).total_seconds()))
+    return found
 
 
 def used(status: FineTuneJobStatus) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from finetune_crds.base import Json
 from finetune_crds.status_parts import DeviceStatus
 from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.model import FineTuneJob
 
 # Extended resources of which one is one GPU: nvidia.com/gpu, amd.com/gpu, nvidia.com/mig-1g.5gb, gpu.intel.com/i915.
 _GPU = re.compile(r"[^/]+/(gpu|gpu\.shared|mig-.+)|gpu\.intel\.com/.+")
@@ -22,19 +23,29 @@ _PRODUCT_LABELS = (
 )
 
 
-def gpus(pod: Json) -> int:
-    """The GPUs in the resource limits of a pod's containers."""
+def resource(ftj: FineTuneJob) -> str:
+    """The resource that the spec names as its GPU, whatever its name; empty when it names none."""
+    gpu = ftj.spec.distributed.gpu if ftj.spec else None
+    return gpu.resource_name if gpu else ""
+
+
+def gpus(pod: Json, named: str) -> int:
+    """The GPUs in the resource limits of a pod's containers.
+
+    Args:
+        named: a resource that counts besides those with known names.
+    """
     return sum(
         _count(value)
         for container in pod.get("spec", {}).get("containers") or []
         for name, value in ((container.get("resources") or {}).get("limits") or {}).items()
-        if _GPU.fullmatch(name)
+        if name == named or _GPU.fullmatch(name)
     )
 
 
-def node_to_read(alive: Sequence[Json]) -> str | None:
+def node_to_read(alive: Sequence[Json], named: str) -> str | None:
     """The node whose labels name the product: that of the first pod with a GPU and a node."""
-    return next((node for pod in alive if (node := _node(pod)) and gpus(pod)), None)
+    return next((node for pod in alive if (node := _node(pod)) and gpus(pod, named)), None)
 
 
 def note(draft: Draft, alive: Sequence[Json]) -> None:
@@ -42,7 +53,7 @@ def note(draft: Draft, alive: Sequence[Json]) -> None:
     pod = next((pod for pod in alive if _node(pod)), alive[0] if alive else None)
     if pod is None:
         return
-    in_pod = gpus(pod)
+    in_pod = gpus(pod, resource(draft.ftj))
     if not in_pod:
         draft.update(device=DeviceStatus(type="CPU", summary="CPU"))
         return

@@ -8,20 +8,27 @@ from finetune_crds.finetunejob import Tracking
 from finetune_crds.status_parts import Links
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.settings import Settings
+from finetune_operator.text import canonical
 
 
 def tracking_page(settings: Settings, tracking: Tracking) -> str:
     """Where a browser finds the MLflow server of a job."""
-    own = tracking.public_url or tracking.uri
-    return (own or settings.tracking_public_url or settings.tracking_uri).rstrip("/")
+    return (tracking.public_url or _page(settings, settings.servers(tracking)[0])).rstrip("/")
 
 
 def registry_page(settings: Settings, tracking: Tracking) -> str | None:
-    """Where a browser finds the model registry of a job; None where it has no pages of MLflow's."""
-    server, registry = settings.servers(tracking)
-    if registry.rstrip("/") == server.rstrip("/"):
+    """Where a browser finds the model registry of a job; None for one whose address for browsers is not known."""
+    server, registry = (canonical(uri) for uri in settings.servers(tracking))
+    if registry == server:
         return tracking_page(settings, tracking)
-    return registry.rstrip("/") if registry.startswith(("http://", "https://")) else None
+    known = settings.tracking_public_url and registry == canonical(settings.tracking_uri)
+    return settings.tracking_public_url.rstrip("/") if known else None
+
+
+def _page(settings: Settings, server: str) -> str:
+    """The installation's own server has an address for browsers, also where a job names that server."""
+    own = canonical(server) == canonical(settings.tracking_uri)
+    return (settings.tracking_public_url if own else "") or server
 
 
 def run_page(settings: Settings, tracking: Tracking, experiment_id: str, run_id: str) -> str:

@@ -13,7 +13,9 @@ from finetune_operator.finetunejob.model import Queued
 # Kueue's words for a Workload that waits for something other than its turn.
 _INADMISSIBLE = {"Inadmissible", "Misconfigured", "Suspended"}
 # How long Kueue may take to make a Workload.
-_PATIENCE = timedelta(seconds=5)
+_PATIENCE = timedelta(seconds=30)
+# Positions up to this one are exact.
+_NEAR = 10
 
 
 def is_queued(child: Json) -> bool:
@@ -39,7 +41,7 @@ def _waiting(draft: Draft, number: int, child: Json) -> tuple[ConditionReason, s
         )
     queued = draft.observed.queued
     look = f"check kubectl get localqueue -n {draft.ftj.namespace}"
-    problem = _problem(queued, look, patient=draft.now - _created(child) < _PATIENCE)
+    problem = _problem(queued, look, _created(child) + _PATIENCE)
     if problem:
         job = child["metadata"]["name"]
         return ConditionReason.QUEUE_INADMISSIBLE, (
@@ -48,8 +50,12 @@ def _waiting(draft: Draft, number: int, child: Json) -> tuple[ConditionReason, s
     return ConditionReason.QUEUED, f"attempt {number} waits in Kueue's queue {queue}{_progress(queued)}"
 
 
-def _problem(queued: Queued | None, look: str, *, patient: bool) -> str | None:
-    """What keeps the Job from ever being admitted, and what to do; None when it only waits for its turn."""
+def _problem(queued: Queued | None, look: str, due: datetime) -> str | None:
+    """What keeps the Job from ever being admitted, and what to do; None when it only waits for its turn.
+
+    Args:
+        due: when Kueue has had enough time to make a Workload.
+    """
     if queued is None:
         return None
     if not queued.installed:
@@ -58,7 +64,8 @@ def _problem(queued: Queued | None, look: str, *, patient: bool) -> str | None:
             "the job"
         )
     if not queued.workload:
-        return None if patient else f"Kueue has made no Workload for it: {look}"
+        late = queued.read_at is not None and queued.read_at >= due
+        return f"Kueue has made no Workload for it: {look}" if late else None
     return f"{queued.message}: {look}" if queued.reason in _INADMISSIBLE else None
 
 
@@ -67,8 +74,19 @@ def _progress(queued: Queued | None) -> str:
         return ": kubectl get workloads shows why"
     if queued.admitted:
         return ", which has admitted it"
-    position = f" at position {queued.position}" if queued.position is not None else ""
+    position = f" at position {_rounded(queued.position)}" if queued.position is not None else ""
     return f"{position}: {queued.message}" if queued.message else position
+
+
+def _rounded(position: int) -> str:
+    """The position, in steps of 10, 20, 50, 100 and so on where it is far.
+
+    NB: each admission moves every job behind it, and each change of the message is a write of the status.
+    """
+    if position <= _NEAR:
+        return str(position)
+    digits = 10 ** (len(str(position)) - 1)
+    return f"{max(step * digits for step in (1, 2, 5) if step * digits <= position)} or later"
 
 
 def _queue(child: Json) -> str | None:

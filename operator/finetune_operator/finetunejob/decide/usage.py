@@ -1,7 +1,7 @@
 """What a job has used: the running time of its pods, and that times their GPUs.
 
-The sum is kept by batch Job and only grows, so that a pod counts once: also after the operator was restarted, and after
-the pod or its Job was deleted.
+The sum is kept by batch Job, with the time until which its pods are counted: what they ran after that is added. So a pod
+counts once, also after the operator was restarted, and a pod in the place of a deleted one counts too.
 """
 
 from __future__ import annotations
@@ -39,13 +39,20 @@ def account(draft: Draft, *, final: bool) -> None:
         final: the job has just ended: count running pods until now.
     """
     present = {item["metadata"]["uid"] for item in draft.observed.jobs.values()}
-    after = used(draft.status.usage, draft.observed.pods, present, at=draft.now, final=final)
+    named = device.resource(draft.ftj)
+    after = used(draft.status.usage, draft.observed.pods, present, at=draft.now, final=final, resource=named)
     if after != draft.status.usage:
         draft.update(usage=after)
 
 
 def used(
-    before: Usage | None, pods: Sequence[Json], present: set[str], *, at: datetime, final: bool
+    before: Usage | None,
+    pods: Sequence[Json],
+    present: set[str],
+    *,
+    at: datetime,
+    final: bool,
+    resource: str,
 ) -> Usage | None:
     """The usage with what the pods add to it; None when nothing was used yet.
 
@@ -54,13 +61,17 @@ def used(
         present: uids of the batch Jobs that exist.
         at: the time.
         final: count running pods until `at`; otherwise in whole steps since the first pod of their Job started.
+        resource: one that counts as a GPU besides those with known names.
     """
     entries = {item.uid: item for item in (before.jobs if before else [])}
     mine = _by_job(pods)
     for uid, its_pods in mine.items():
-        larger = _larger(entries.get(uid), _of_job(uid, its_pods, at=at, final=final))
-        if larger.pod_seconds:
-            entries[uid] = larger
+        known = entries.get(uid) or JobUsage(uid=uid, pod_seconds=0, gpu_seconds=0)
+        spans = [(found, device.gpus(pod, resource)) for pod in its_pods if (found := span(pod))]
+        if spans:
+            known = _continued(known, spans, _until([found for found, _ in spans], at, final=final))
+        if known.pod_seconds:
+            entries[uid] = known
     if not entries:
         return None
     jobs = _folded([*entries.values()], present | set(mine))
@@ -68,17 +79,6 @@ def used(
         pod_hours=round(sum(item.pod_seconds for item in jobs) / _HOUR, 2),
         gpu_hours=round(sum(item.gpu_seconds for item in jobs) / _HOUR, 2),
         jobs=jobs,
-    )
-
-
-def _larger(before: JobUsage | None, found: JobUsage) -> JobUsage:
-    """NB: a pod that no longer exists adds nothing to what is found, and must not reduce what was recorded."""
-    if before is None:
-        return found
-    return JobUsage(
-        uid=found.uid,
-        pod_seconds=max(before.pod_seconds, found.pod_seconds),
-        gpu_seconds=max(before.gpu_seconds, found.gpu_seconds),
     )
 
 
@@ -92,26 +92,33 @@ def _by_job(pods: Iterable[Json]) -> dict[str, list[Json]]:
     return {uid: list(mine.values()) for uid, mine in found.items()}
 
 
-def _of_job(uid: str, pods: list[Json], *, at: datetime, final: bool) -> JobUsage:
-    spans = [(pod, found) for pod in pods if (found := span(pod)) is not None]
-    if not spans:
-        return JobUsage(uid=uid, pod_seconds=0, gpu_seconds=0)
-    until = at if final else _step(min(found.start for _, found in spans), at)
-    seconds = [(pod, _seconds(found, until)) for pod, found in spans]
+def _until(spans: list[Span], at: datetime, *, final: bool) -> datetime:
+    """Until when pods count: the last whole step since the first of them started, or the last end of one after that.
+
+    NB: the clock of a node may be ahead; a pod that is yet to end runs.
+    """
+    first = min(item.start for item in spans)
+    step = at if final else first + max((at - first) // _STEP, 0) * _STEP
+    return max(step, *(item.end for item in spans if item.end and item.end <= at), first)
+
+
+def _continued(before: JobUsage, spans: list[tuple[Span, int]], until: datetime) -> JobUsage:
+    """The usage of a Job with what its pods, each with its GPUs, ran since they were counted."""
+    seconds = [(_seconds(found, before.counted_until, until), gpus) for found, gpus in spans]
+    added = sum(time for time, _ in seconds)
+    if not added:
+        return before
     return JobUsage(
-        uid=uid,
-        pod_seconds=sum(time for _, time in seconds),
-        gpu_seconds=sum(time * device.gpus(pod) for pod, time in seconds),
+        uid=before.uid,
+        pod_seconds=before.pod_seconds + added,
+        gpu_seconds=before.gpu_seconds + sum(time * gpus for time, gpus in seconds),
+        counted_until=until,
     )
 
 
-def _seconds(found: Span, until: datetime) -> int:
-    return max(int(((found.end or until) - found.start).total_seconds()), 0)
-
-
-def _step(first: datetime, at: datetime) -> datetime:
-    """The end of the last whole step since `first`."""
-    return first + max((at - first) // _STEP, 0) * _STEP
+def _seconds(found: Span, since: datetime | None, until: datetime) -> int:
+    start, end = max(found.start, since or found.start), min(found.end or until, until)
+    return max(int((end - start).total_seconds()), 0)
 
 
 def _folded(jobs: list[JobUsage], seen: set[str]) -> list[JobUsage]:

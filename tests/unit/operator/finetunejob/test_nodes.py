@@ -34,8 +34,8 @@ async def test_read(exist: list[Json], alive: list[Json], refusal: KubeError | N
     reader = NodeReader(kube, lambda: seconds)
     for later in (0.0, 5.0, 3599.0):
         seconds = later
-        assert await reader.read(alive) == expected
+        assert await reader.read(alive, "nvidia.com/gpu") == expected
     assert len(kube.asked) == len(expected)
     seconds = 3600.0
-    await reader.read(alive)
+    await reader.read(alive, "nvidia.com/gpu")
     assert len(kube.asked) == 2 * len(expected)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from finetune_operator.finetunejob.model import Queued
 from finetune_operator.finetunejob.workloads import WorkloadReader
-from finetune_operator.kube import KubeError
+from finetune_operator.kube import KubeError, Listing
 from standins.kube import StandIn
-from worlds.memory.decisions import child, controller, ftj, running
+from worlds.memory.decisions import NOW, child, controller, ftj, later, running
 
 Json = dict[str, Any]
 JOB = "tune-train-1"
@@ -44,8 +45,8 @@ CHECK = {"name": "provision", "state": "Pending", "message": "waiting for nodes"
 CHECKING = "its quota is reserved; it waits for the admission check provision (waiting for nodes)"
 
 SAID: dict[str, tuple[list[Json], Queued]] = {
-    "no Workload": ([], Queued(workload=False)),
-    "the Workload of another Job": ([workload(FULL, uid="other")], Queued(workload=False)),
+    "no Workload": ([], Queued(workload=False, read_at=NOW)),
+    "the Workload of another Job": ([workload(FULL, uid="other")], Queued(workload=False, read_at=NOW)),
     "one that Kueue has not looked at": ([workload()], Queued()),
     "no room": ([workload(FULL)], Queued(reason="Pending", message="insufficient unused quota")),
     "its position": (
@@ -74,7 +75,7 @@ SAID: dict[str, tuple[list[Json], Queued]] = {
 @pytest.mark.parametrize(("exist", "expected"), SAID.values(), ids=SAID)
 async def test_said(exist: list[Json], expected: Queued) -> None:
     reader = WorkloadReader(StandIn(*exist), lambda: 0.0)
-    assert await reader.read(ftj(running()), {JOB: suspended()}) == expected
+    assert await reader.read(ftj(running()), {JOB: suspended()}, NOW) == expected
 
 
 QUIET: dict[str, dict[str, Json]] = {
@@ -89,7 +90,7 @@ QUIET: dict[str, dict[str, Json]] = {
 @pytest.mark.parametrize("jobs", QUIET.values(), ids=QUIET)
 async def test_nothing_is_asked_about_what_waits_in_no_queue(jobs: dict[str, Json]) -> None:
     kube = StandIn()
-    assert await WorkloadReader(kube, lambda: 0.0).read(ftj(running()), jobs) is None
+    assert await WorkloadReader(kube, lambda: 0.0).read(ftj(running()), jobs, NOW) is None
     assert kube.asked == []
 
 
@@ -116,7 +117,7 @@ async def test_what_cannot_be_read_does_not_end_the_pass(
     kube.refuse = {
         ("get" if kind == "QueueVisibility" else "list", kind): error for kind, error in refuse.items()
     }
-    assert await WorkloadReader(kube, lambda: 0.0).read(ftj(running()), {JOB: suspended()}) == expected
+    assert await WorkloadReader(kube, lambda: 0.0).read(ftj(running()), {JOB: suspended()}, NOW) == expected
 
 
 async def test_all_jobs_of_a_namespace_share_a_list_for_five_seconds() -> None:
@@ -126,6 +127,58 @@ async def test_all_jobs_of_a_namespace_share_a_list_for_five_seconds() -> None:
     for now in (0.0, 4.9, 5.0):
         seconds = now
         for _ in range(3):
-            await reader.read(ftj(running()), {JOB: suspended()})
+            await reader.read(ftj(running()), {JOB: suspended()}, NOW)
         counts.append(len(kube.asked))
     assert counts == [1, 1, 2]
+
+
+async def test_a_missing_workload_is_as_old_as_the_list() -> None:
+    seconds = 0.0
+    reader = WorkloadReader(StandIn(), lambda: seconds)
+    for seconds, read in ((0.0, 0.0), (4.5, 0.0), (5.0, 5.0)):
+        found = await reader.read(ftj(running()), {JOB: suspended()}, later(seconds))
+        assert found == Queued(workload=False, read_at=later(read))
+
+
+class Slow(StandIn):
+    """Answers a list when it is told to."""
+
+    def __init__(self, *objects: Json) -> None:
+        super().__init__(*objects)
+        self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def list(self, kind: str, namespace: str | None, **selectors: str) -> Listing:
+        found = await super().list(kind, namespace, **selectors)
+        self.is_asked.set()
+        await self.may_answer.wait()
+        return found
+
+
+async def test_all_that_read_at_the_same_time_share_a_list_however_long_it_takes() -> None:
+    kube, seconds = Slow(workload(FULL), pending("job-tune-x")), 0.0
+    reader = WorkloadReader(kube, lambda: seconds)
+
+    async def answer() -> None:
+        nonlocal seconds
+        await kube.is_asked.wait()
+        seconds = 60.0
+        kube.may_answer.set()
+
+    reads = [reader.read(ftj(running()), {JOB: suspended()}, NOW) for _ in range(16)]
+    *found, _ = await asyncio.wait_for(asyncio.gather(*reads, answer()), timeout=10)
+    assert found == [Queued(reason="Pending", message="insufficient unused quota", position=1)] * 16
+    assert kube.done("list", "get") == ["Workload/", "QueueVisibility/gpus"]
+
+
+async def test_a_read_that_is_cancelled_leaves_the_others_theirs() -> None:
+    kube = Slow(workload(FULL))
+    reader = WorkloadReader(kube, lambda: 0.0)
+    first, second = (
+        asyncio.create_task(reader.read(ftj(running()), {JOB: suspended()}, NOW)) for _ in range(2)
+    )
+    await asyncio.wait_for(kube.is_asked.wait(), timeout=10)
+    first.cancel()
+    kube.may_answer.set()
+    assert await asyncio.wait_for(second, timeout=10) == Queued(
+        reason="Pending", message="insufficient unused quota"
+    )

@@ -8,9 +8,9 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.errors import ExternalError
-from finetune_operator.mlflow.host import canonical
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.registry.mlflow import MlflowRegistry
+from finetune_operator.text import canonical
 
 WRITTEN = {
     "http://mlflow:5000": "http://mlflow:5000",

@@ -66,6 +66,7 @@ LIMITS: dict[str, tuple[list[Json | None], int]] = {
     "of two containers": ([{"nvidia.com/gpu": "2"}, {"nvidia.com/gpu": 1}], 3),
     "of other makers": ([{"amd.com/gpu": "4"}, {"gpu.intel.com/i915": "1"}], 5),
     "slices": ([{"nvidia.com/mig-1g.5gb": "2", "nvidia.com/gpu.shared": "1"}], 3),
+    "of the resource that the spec names": ([{"habana.ai/gaudi": "8", "rdma/hca": "1"}], 8),
     "other devices": ([{"rdma/hca": "1", "aws.amazon.com/neuron": "2", "vendor/gpu-memory": "9"}], 0),
 }
 
@@ -73,7 +74,7 @@ LIMITS: dict[str, tuple[list[Json | None], int]] = {
 @pytest.mark.parametrize(("limits", "expected"), LIMITS.values(), ids=LIMITS)
 def test_gpus_are_counted_in_the_limits(limits: list[Json | None], expected: int) -> None:
     containers = [{"resources": {"limits": item}} for item in limits]
-    assert device.gpus({"spec": {"containers": [*containers, {}]}}) == expected
+    assert device.gpus({"spec": {"containers": [*containers, {}]}}, "habana.ai/gaudi") == expected
 
 
 READ: dict[str, tuple[list[Json], str | None]] = {
@@ -86,4 +87,12 @@ READ: dict[str, tuple[list[Json], str | None]] = {
 
 @pytest.mark.parametrize(("pods", "expected"), READ.values(), ids=READ)
 def test_the_node_to_read(pods: list[Json], expected: str | None) -> None:
-    assert device.node_to_read(pods) == expected
+    assert device.node_to_read(pods, "nvidia.com/gpu") == expected
+
+
+def test_gpus_of_the_resource_that_the_spec_names() -> None:
+    mine = pod(JOB, 0)
+    mine["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/GA102GL_A10"] = "8"
+    parts = {"distributed": {"nodes": 2, "gpusPerNode": 8, "gpu": {"resourceName": "nvidia.com/GA102GL_A10"}}}
+    found = conclude(ftj(running(), **parts), observed(child(JOB), pods=[mine])).status.device
+    assert found == UNNAMED

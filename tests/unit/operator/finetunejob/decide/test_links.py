@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,7 +37,31 @@ BASES: dict[str, tuple[Settings, Json, str, str | None]] = {
         INSIDE,
         {"uri": "http://mine", "publicUrl": "https://mine.example.org", "registryUri": "https://registry/"},
         "https://mine.example.org",
-        "https://registry",
+        None,
+    ),
+    "the installation's server, named by the job": (
+        INSIDE,
+        {"uri": "HTTP://MLflow:5000/"},
+        "https://mlflow.example.org",
+        "https://mlflow.example.org",
+    ),
+    "the installation's server as the registry": (
+        INSIDE,
+        {"uri": "http://mine", "registryUri": "http://mlflow:5000/"},
+        "http://mine",
+        "https://mlflow.example.org",
+    ),
+    "the same server as the registry, in another spelling": (
+        INSIDE,
+        {"uri": "http://mine:80", "registryUri": "http://mine/", "publicUrl": "https://mine.example.org"},
+        "https://mine.example.org",
+        "https://mine.example.org",
+    ),
+    "a registry of the installation": (
+        replace(INSIDE, registry_uri="http://registry:5000"),
+        {},
+        "https://mlflow.example.org",
+        None,
     ),
     "a registry without pages": (
         Settings(tracking_uri="http://mlflow:5000", registry_uri="databricks-uc"),

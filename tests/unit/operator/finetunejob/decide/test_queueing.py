@@ -51,14 +51,20 @@ WAITING: dict[str, tuple[Queued | None, float, str, str]] = {
         "suspend and resume the job",
     ),
     "Kueue has had no time yet": (
-        Queued(workload=False),
-        4,
+        Queued(workload=False, read_at=later(29)),
+        29,
+        ConditionReason.QUEUED,
+        "attempt 1 waits in Kueue's queue gpus",
+    ),
+    "Kueue had had no time yet when it was asked": (
+        Queued(workload=False, read_at=later(29)),
+        34,
         ConditionReason.QUEUED,
         "attempt 1 waits in Kueue's queue gpus",
     ),
     "Kueue made nothing of it": (
-        Queued(workload=False),
-        5,
+        Queued(workload=False, read_at=later(30)),
+        34,
         ConditionReason.QUEUE_INADMISSIBLE,
         f"{NOT_ADMITTED}Kueue has made no Workload for it: {LOOK}",
     ),
@@ -129,3 +135,31 @@ def test_what_blocked_pods_before_they_went_is_forgotten() -> None:
         ConditionReason.PODS_RUNNING,
         "no pod is blocked",
     )
+
+
+PLACES = {
+    1: "1",
+    10: "10",
+    11: "10 or later",
+    19: "10 or later",
+    20: "20 or later",
+    99: "50 or later",
+    100: "100 or later",
+    5432: "5000 or later",
+}
+
+
+@pytest.mark.parametrize(("position", "place"), PLACES.items(), ids=map(str, PLACES))
+def test_a_position_is_exact_near_the_front(position: int, place: str) -> None:
+    decision = conclude(ftj(running()), observed(suspended(), queued=Queued(position=position)), at=later(60))
+    message = f"attempt 1 waits in Kueue's queue gpus at position {place}"
+    assert said(decision, ConditionType.TRAINED) == ("False", ConditionReason.QUEUED, message)
+
+
+def test_a_job_behind_many_writes_its_status_a_few_times() -> None:
+    status, writes = running(), 0
+    for ahead in range(200, 0, -1):
+        seen = observed(suspended(), queued=Queued(position=ahead))
+        found = conclude(ftj(status), seen, at=later(60)).status
+        status, writes = found, writes + (found != status)
+    assert writes == 15

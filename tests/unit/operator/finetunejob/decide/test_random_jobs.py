@@ -14,6 +14,7 @@ from worlds.memory.finetunejob_sequences import (
     World,
     check_it_comes_to_its_end,
     told,
+    used,
 )
 
 QUICK = settings(
@@ -37,17 +38,25 @@ def test_a_job_comes_to_its_end_whatever_happened(parts: Json, story: Story) -> 
     check_it_comes_to_its_end(told(parts, story))
 
 
+PARTS: Json = {
+    "distributed": NODES,
+    "register": {"model": "m"},
+    "checkpoint": None,
+    "runPolicy": {"maxRestarts": 0, "activeDeadlineSeconds": None, "ttlSecondsAfterFinished": None},
+}
+
+
+def test_a_gang_in_the_place_of_another_one_of_its_job_counts() -> None:
+    run: tuple[str, Json] = ("pods_run", {"ready": True})
+    an_hour: tuple[str, Json] = ("time_passes", {"seconds": 3600})
+    vanish: tuple[str, Json] = ("pods_vanish", {"all_of_them": True})
+    story = [run, an_hour, vanish, an_hour, run, an_hour]
+    world = told(PARTS | {"data": SPLITS}, [(item, ["whole"]) for item in story])
+    assert used(world.status) == 2 * 2 * 3600
+
+
 @pytest.mark.parametrize("data", [SOURCE, SPLITS], ids=["prepared", "given"])
 def test_a_job_that_nothing_happens_to_succeeds(data: Json) -> None:
-    policy = {"maxRestarts": 0, "activeDeadlineSeconds": None, "ttlSecondsAfterFinished": None}
-    register = {"model": "m"}
-    parts = {
-        "data": data,
-        "distributed": NODES,
-        "register": register,
-        "checkpoint": None,
-        "runPolicy": policy,
-    }
-    world = World(parts)
+    world = World(PARTS | {"data": data})
     check_it_comes_to_its_end(world)
     assert (world.status.phase, world.status.attempt) == ("Succeeded", 1)

@@ -26,6 +26,7 @@ from worlds.memory.decisions import (
 
 Json = dict[str, Any]
 JOB = "tune-train-1"
+GPU = "nvidia.com/gpu"
 HOUR = 3600
 
 
@@ -40,8 +41,11 @@ def runs(index: int, begin: float = 0, *, gpus: int = 0, job: str = JOB, **meta:
     return {**found, "metadata": {**found["metadata"], **meta}}
 
 
-def entry(pod_seconds: int, gpu_seconds: int = 0, job: str = JOB) -> JobUsage:
-    return JobUsage(uid=f"uid-of-{job}", pod_seconds=pod_seconds, gpu_seconds=gpu_seconds)
+def entry(pod_seconds: int, gpu_seconds: int = 0, job: str = JOB, *, until: float) -> JobUsage:
+    """What the pods of a Job used until so many seconds after NOW."""
+    return JobUsage(
+        uid=f"uid-of-{job}", pod_seconds=pod_seconds, gpu_seconds=gpu_seconds, counted_until=later(until)
+    )
 
 
 def usage(*jobs: JobUsage) -> Usage:
@@ -64,52 +68,85 @@ USED: dict[str, tuple[Usage | None, list[Json], float, bool, Usage | None]] = {
         [ran(0, 1800, gpus=8), ran(1, 1200, gpus=8)],
         9000,
         False,
-        usage(entry(3000, 24000)),
+        usage(entry(3000, 24000, until=9000)),
     ),
     "pods that run count in whole steps": (
         None,
         [runs(0, gpus=2), runs(1, 30)],
         1234,
         False,
-        usage(entry(2370, 2400)),
+        usage(entry(2370, 2400, until=1200)),
     ),
     "a job that ends counts them to the second": (
         None,
         [runs(0), runs(1, 30)],
         1234,
         True,
-        usage(entry(2438)),
+        usage(entry(2438, until=1234)),
     ),
     "a pod that stops counts until it was told to": (
         None,
         [runs(0, **STOPPING)],
         1234,
         False,
-        usage(entry(700)),
+        usage(entry(700, until=1200)),
     ),
     "a pod that its node evicted": (
         None,
         [pod(JOB, 0, "Failed", startTime=stamped(0), conditions=EVICTED_AT)],
         HOUR,
         False,
-        usage(entry(300)),
+        usage(entry(300, until=HOUR)),
     ),
-    "the same pod twice": (None, [ran(0, 60), ran(0, 60)], 600, False, usage(entry(60))),
+    "the same pod twice": (None, [ran(0, 60), ran(0, 60)], 600, False, usage(entry(60, until=600))),
     "a pod again, after a restart of the operator": (
-        usage(entry(60)),
+        usage(entry(60, until=600)),
         [ran(0, 60)],
         600,
         False,
-        usage(entry(60)),
+        usage(entry(60, until=600)),
     ),
-    "a pod that no longer exists": (usage(entry(3600, 7200)), [], 9000, False, usage(entry(3600, 7200))),
-    "one of two pods no longer exists": (usage(entry(3000)), [ran(1, 1200)], 9000, False, usage(entry(3000))),
+    "a pod that no longer exists": (
+        usage(entry(3600, 7200, until=HOUR)),
+        [],
+        9000,
+        False,
+        usage(entry(3600, 7200, until=HOUR)),
+    ),
+    "one of two pods no longer exists": (
+        usage(entry(3000, until=1800)),
+        [ran(1, 1200)],
+        9000,
+        False,
+        usage(entry(3000, until=1800)),
+    ),
+    "a pod in the place of one that no longer exists": (
+        usage(entry(10 * HOUR, 80 * HOUR, until=10 * HOUR)),
+        [runs(0, 12 * HOUR, gpus=8)],
+        13 * HOUR,
+        False,
+        usage(entry(11 * HOUR, 88 * HOUR, until=13 * HOUR)),
+    ),
+    "the other pods, when one ends between two steps": (
+        usage(entry(1200, until=600)),
+        [ran(0, 754), runs(1)],
+        756,
+        False,
+        usage(entry(1508, until=754)),
+    ),
+    "a pod whose node's clock is ahead": (
+        usage(entry(1200, until=600)),
+        [ran(0, 790), runs(1)],
+        756,
+        False,
+        usage(entry(1200, until=600)),
+    ),
     "another attempt": (
-        usage(entry(1800)),
+        usage(entry(1800, until=2400)),
         [ran(0, 1800), ran(0, 600, job="tune-train-2", begin=2000)],
         9000,
         False,
-        usage(entry(1800), entry(600, job="tune-train-2")),
+        usage(entry(1800, until=2400), entry(600, job="tune-train-2", until=8600)),
     ),
 }
 
@@ -118,37 +155,37 @@ USED: dict[str, tuple[Usage | None, list[Json], float, bool, Usage | None]] = {
 def test_used(
     before: Usage | None, pods: list[Json], seconds: float, final: bool, expected: Usage | None
 ) -> None:
-    assert used(before, pods, set(), at=later(seconds), final=final) == expected
+    assert used(before, pods, set(), at=later(seconds), final=final, resource=GPU) == expected
 
 
 def test_many_attempts_become_one_entry_but_for_those_that_can_still_be_counted() -> None:
-    attempts = [entry(HOUR, 2 * HOUR, job=f"tune-train-{number}") for number in range(1, 8)]
-    before = usage(entry(60, job="tune-prep"), *attempts)
+    attempts = [entry(HOUR, 2 * HOUR, job=f"tune-train-{number}", until=9000) for number in range(1, 8)]
+    before = usage(entry(60, job="tune-prep", until=9000), *attempts)
     pods = [ran(0, 60, job="tune-prep"), ran(0, HOUR, job="tune-train-7"), ran(0, 120, job="tune-train-8")]
     present = {"uid-of-tune-prep", "uid-of-tune-train-6"}
     folded = usage(
         JobUsage(uid=EARLIER, pod_seconds=5 * HOUR, gpu_seconds=10 * HOUR),
-        entry(60, job="tune-prep"),
-        entry(HOUR, 2 * HOUR, job="tune-train-6"),
-        entry(HOUR, 2 * HOUR, job="tune-train-7"),
-        entry(120, job="tune-train-8"),
+        entry(60, job="tune-prep", until=9000),
+        entry(HOUR, 2 * HOUR, job="tune-train-6", until=9000),
+        entry(HOUR, 2 * HOUR, job="tune-train-7", until=9000),
+        entry(120, job="tune-train-8", until=9000),
     )
-    assert used(before, pods, present, at=later(9000), final=False) == folded
-    assert used(folded, pods, present, at=later(9000), final=False) == folded
+    assert used(before, pods, present, at=later(9000), final=False, resource=GPU) == folded
+    assert used(folded, pods, present, at=later(9000), final=False, resource=GPU) == folded
 
 
 def test_preparation_and_training_are_in_the_status() -> None:
-    before = running(usage=usage(entry(900, job="tune-prep")))
+    before = running(usage=usage(entry(900, job="tune-prep", until=0)))
     seen = observed(child(JOB), pods=[runs(0, gpus=4), runs(1, gpus=4)])
     found = conclude(ftj(before), seen, at=later(HOUR)).status.usage
-    assert found == usage(entry(900, job="tune-prep"), entry(2 * HOUR, 8 * HOUR))
+    assert found == usage(entry(900, job="tune-prep", until=0), entry(2 * HOUR, 8 * HOUR, until=HOUR))
 
 
 def test_between_two_steps_nothing_is_written() -> None:
     seen = observed(child(JOB), pods=[runs(0), runs(1)])
     first = conclude(ftj(running()), seen, at=later(601)).status
     assert conclude(ftj(first), seen, at=later(1199)).status == first
-    assert conclude(ftj(first), seen, at=later(1200)).status.usage == usage(entry(2400))
+    assert conclude(ftj(first), seen, at=later(1200)).status.usage == usage(entry(2400, until=1200))
 
 
 def test_a_job_that_fails_at_its_deadline_counts_its_pods_until_then() -> None:
@@ -156,6 +193,21 @@ def test_a_job_that_fails_at_its_deadline_counts_its_pods_until_then() -> None:
     seen = observed(child(JOB), pods=[runs(0, 10), runs(1, 10)])
     decision = conclude(ftj(before, runPolicy={"activeDeadlineSeconds": 700}), seen, at=later(701))
     assert decision.status.phase == "Failed"
-    assert decision.status.usage == usage(entry(1382))
+    assert decision.status.usage == usage(entry(1382, until=701))
     again = conclude(ftj(decision.status, runPolicy={"activeDeadlineSeconds": 700}), seen, at=later(2000))
-    assert again.status.usage == usage(entry(1382))
+    assert again.status.usage == usage(entry(1382, until=701))
+
+
+def test_a_job_whose_pods_kueue_replaces_counts_all_of_them_also_after_a_restart_of_the_operator() -> None:
+    found = None
+    for hours, pods in ((10, [runs(0, gpus=8)]), (11, []), (13, [runs(0, 12 * HOUR, gpus=8)])):
+        found = used(found, pods, set(), at=later(hours * HOUR), final=False, resource=GPU)
+    assert found == usage(entry(11 * HOUR, 88 * HOUR, until=13 * HOUR))
+
+
+def test_gpus_of_the_resource_that_the_spec_names_count() -> None:
+    mine = runs(0)
+    mine["spec"]["containers"][0]["resources"]["limits"]["habana.ai/gaudi"] = "8"
+    parts = {"distributed": {"gpusPerNode": 8, "gpu": {"resourceName": "habana.ai/gaudi"}}}
+    found = conclude(ftj(running(), **parts), observed(child(JOB), pods=[mine]), at=later(HOUR)).status.usage
+    assert found == usage(entry(HOUR, 8 * HOUR, until=HOUR))
