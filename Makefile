@@ -116,13 +116,15 @@ docs-serve: venv ## Serve the documentation, and rebuild it while you write
 images: venv ## Build the operator, prep and trainer images
 	@$(BIN)/python -m cluster images
 
-# What images stand on, and the CUDA version of the trainer's second image.
+# What images stand on, the CUDA version of the trainer's second image, and the platform of all nodes that run them.
 BASE_IMAGE ?= docker.io/library/python:3.11-slim
 CUDA ?= cu130
+PLATFORM ?= linux/amd64
 
 .PHONY: release
 release: venv ## Build and push images and chart: REGISTRY=registry.example.com VERSION=0.2.0
-	@$(BIN)/python -m cluster release --registry '$(REGISTRY)' --version '$(VERSION)' --base '$(BASE_IMAGE)' --cuda '$(CUDA)'
+	@$(BIN)/python -m cluster release --registry '$(REGISTRY)' --version '$(VERSION)' --base '$(BASE_IMAGE)' --cuda '$(CUDA)' \
+	  --platform '$(PLATFORM)'
 
 .PHONY: venv
 venv: $(STAMP) ## Create the virtual environment that everything here runs in

@@ -14,6 +14,7 @@ from finetune_crds.base import (
     ENV_NAME,
     SUBDOMAIN,
     ApiModel,
+    Json,
     Name,
     ObjectName,
     Passthrough,
@@ -35,6 +36,41 @@ def _check(found: Iterable[str | None], pattern: str, what: str) -> None:
             raise ValueError(f"{name!r} cannot be {what}")
 
 
+_STORAGE = r"/\S+|s3a?://[^/\s]\S*"
+_LISTS = ("containers", "initContainers", "volumes", "tolerations")
+_NAMED = ("containers", "initContainers", "volumes")
+
+
+def _check_sources(env: Iterable[EnvVar], env_from: Iterable[EnvFromSource]) -> None:
+    """The rules of variables that the API server checks in a job."""
+    for variable in env:
+        if variable.value is not None and variable.value_from is not None:
+            raise ValueError(f"the variable {variable.name} has both value and valueFrom: remove one of them")
+    for source in env_from:
+        if (source.secret_ref is None) == (source.config_map_ref is None):
+            raise ValueError("an item of envFrom needs one of secretRef and configMapRef")
+
+
+def _check_template(template: Json) -> None:
+    """What every job's pod template is merged with must have the shape of one."""
+    unknown = [name for name in template if name not in ("metadata", "spec")]
+    if unknown:
+        raise ValueError(f"podTemplate has metadata and spec, and no {', '.join(unknown)}")
+    spec = template.get("spec", {})
+    objects = {"podTemplate.metadata": template.get("metadata", {}), "podTemplate.spec": spec}
+    if isinstance(spec, dict):
+        objects["podTemplate.spec.nodeSelector"] = spec.get("nodeSelector", {})
+    wrong = [path for path, value in objects.items() if not isinstance(value, dict)]
+    if wrong:
+        raise ValueError(f"{wrong[0]} is no object")
+    for name in _LISTS:
+        items = spec.get(name, [])
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+            raise ValueError(f"podTemplate.spec.{name} is no list of objects")
+        if name in _NAMED and not all("name" in item for item in items):
+            raise ValueError(f"an item of podTemplate.spec.{name} has no name")
+
+
 class CheckpointDefaults(ApiModel):
     """Checkpoints of jobs that do not describe their own."""
 
@@ -54,7 +90,7 @@ class Defaults(ApiModel):
     model_config = ConfigDict(extra="forbid")
 
     storage: Uri | None = None
-    """Folder of splits and checkpoints, such as s3://bucket/root."""
+    """Folder of splits and checkpoints: s3://bucket/root, or an absolute path."""
     env: list[EnvVar] = Field(default_factory=list)
     """Environment variables of all pods of all jobs."""
     env_from: list[EnvFromSource] = Field(default_factory=list)
@@ -83,6 +119,10 @@ class Defaults(ApiModel):
         _check(objects, SUBDOMAIN, "the name of an object")
         _check([self.queue_name], SUBDOMAIN, "the name of a queue")
         _check([item.name for item in self.env], ENV_NAME, "the name of a variable")
+        _check([item.prefix for item in self.env_from], ENV_NAME, "the beginning of a variable's name")
+        _check([self.storage], _STORAGE, "the storage: it is s3://bucket/folder or an absolute path")
+        _check_sources(self.env, self.env_from)
+        _check_template(self.pod_template or {})
         taken = [item.name for item in self.env if item.name in RESERVED_ENV]
         if taken:
             raise ValueError(f"the operator sets {', '.join(taken)}: remove it")

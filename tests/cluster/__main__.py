@@ -31,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif options.command == "programs":
             binaries.ensure(*(options.only or binaries.PROGRAMS))
         elif options.command == "release":
-            print(make(Target.of(options.registry, options.version), options.base, options.cuda))
+            target = Target.of(options.registry, options.version)
+            print(make(target, options.base, options.cuda, options.platform))
         elif options.command == "readme":
             (readme.check if options.check else readme.write)()
         elif options.command == "prune":
@@ -112,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     release.add_argument(
         "--cuda", required=True, help="CUDA version of the trainer's second image, such as cu130"
     )
+    release.add_argument("--platform", required=True, help="platform of the images, such as linux/amd64")
     written = commands.add_parser("readme", help="write the chart's README.md")
     written.add_argument("--check", action="store_true", help="write nothing, and fail if it is stale")
     programs = commands.add_parser("programs", help="build the programs that clusters and tests run")

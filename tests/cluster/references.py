@@ -28,6 +28,6 @@ class Reference:
         repository, _, tag = path.partition(":")
         return cls(registry, repository, tag if tag or digest else "latest", digest)
 
-    def values(self, image: str) -> list[str]:
-        """The chart's values for one of its images, `name=value` each, all of them strings."""
-        return [f"image.{image}.{name}={value}" for name, value in vars(self).items()]
+    def values(self, path: str) -> list[str]:
+        """The chart's values for the image at a path such as image.trainer, `name=value` each, all of them strings."""
+        return [f"{path}.{name}={value}" for name, value in vars(self).items()]

@@ -67,12 +67,13 @@ class Installation:
         """The operator, and an MLflow server for evaluation."""
         place = self.place
         images = {
-            "operator": place.operator_image,
-            "prep": place.prep_image,
-            "trainer": place.trainer_image,
+            "image.operator": place.operator_image,
+            "image.prep": place.prep_image,
+            "image.trainer": place.trainer_image,
+            "mlflow.image": place.trainer_image,
         }
         # NB: a tag of digits alone would be taken for a number.
-        strings = [value for name, image in images.items() for value in Reference.of(image).values(name)]
+        strings = [value for path, image in images.items() for value in Reference.of(image).values(path)]
         settings = [
             "mlflow.enabled=true",
             "mlflow.artifactsDestination=s3://finetune/mlflow",

@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from cluster import backends, registry
-from cluster.release import make
+from cluster.release import engines, make
 from cluster.release.engines import STAND_IN
 from cluster.release.target import Target
 
@@ -44,7 +44,7 @@ def digest_of(artifact: str) -> str:
 
 @pytest.mark.skipif(backends.choose()[0] != "local", reason="needs the registry of a local cluster")
 def test_what_is_written_down_is_in_the_registry(target: Target) -> None:
-    folder = make.make(target, STAND_IN, NO_CUDA)
+    folder = make.make(target, STAND_IN, NO_CUDA, engines.here())
     *images, cuda, chart = (folder / "artifacts.txt").read_text(encoding="utf-8").splitlines()
     assert [line.rpartition("@")[0] for line in (*images, chart)] == [
         *(target.image(name) for name in ("finetune-operator", "finetune-prep", "finetune-trainer")),

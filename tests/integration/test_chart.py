@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,8 @@ REFUSED = {
     "a log level": ("log.level=loud", "/log/level"),
     "a tracking server without a scheme": ("tracking.uri=mlflow", "/tracking/uri"),
     "a size": ("mlflow.persistence.size=big", "/mlflow/persistence/size"),
+    "defaults without a value": ("defaults=null", "missing property 'defaults'"),
+    "an account that nothing names": ("serviceAccount.create=false", "/serviceAccount/name"),
     "a workspace without an audience": (
         "databricks.host=https://example.cloud.databricks.com",
         "/databricks/tokenAudience",
@@ -287,6 +290,30 @@ def test_crd_is_kept_unless_asked(name: str) -> None:
     ]
     assert policies == ["keep", None]
     assert crd not in objects("crds.enabled=false")
+
+
+WAVE = "argocd.argoproj.io/sync-wave"
+
+
+def test_argo_cd_orders_only_the_crds_before_all_else() -> None:
+    """A sync waits until a wave is healthy: pods before their ServiceAccount, rights or ConfigMap never are."""
+    values = ("mlflow.enabled=true", "argocd.healthConfigMap.enabled=true", "networkPolicy.enabled=true")
+    waves = {
+        (part["kind"] == "CustomResourceDefinition", part["metadata"].get("annotations", {}).get(WAVE))
+        for part in parts(*values)
+    }
+    assert waves == {(True, "-2"), (False, None)}
+
+
+def test_the_sample_of_argo_cd_has_values_of_the_chart() -> None:
+    applications = yaml.safe_load_all((CHART / "argocd" / "application.yaml").read_text(encoding="utf-8"))
+    values = next(applications)["spec"]["source"]["helm"]["valuesObject"]
+    settings = [
+        word for name, value in values.items() for word in ("--set-json", f"{name}={json.dumps(value)}")
+    ]
+    done = helm("template", "x", str(CHART), "--kube-version", KUBE_VERSION, *settings)
+    assert done.returncode == 0, done.stderr
+    assert "registry.example.com/ml/finetune-trainer:0.1.0-cu130" in done.stdout
 
 
 def notes_of(kubeconfig: Path, *values: str) -> str:

@@ -84,6 +84,41 @@ IMAGES = {
             "b.example.com/mlflow:v3",
         ],
     ),
+    "a trainer for GPUs, and MLflow on the one for CPUs": (
+        ("image.trainer.registry=r.example.com", "image.trainer.tag=0.1.0-cu130"),
+        [
+            "finetune-operator:0.1.0",
+            "finetune-prep:0.1.0",
+            "r.example.com/finetune-trainer:0.1.0-cu130",
+            "r.example.com/finetune-trainer:0.1.0",
+        ],
+    ),
+    "MLflow in another version of the trainer": (
+        ("image.trainer.repository=my/trainer", "image.trainer.tag=v7", "mlflow.image.tag=v6"),
+        ["finetune-operator:0.1.0", "finetune-prep:0.1.0", "my/trainer:v7", "my/trainer:v6"],
+    ),
+    "MLflow of its own, with the registry in its name": (
+        ("image.trainer.registry=r.example.com", "mlflow.image.repository=b.example.com/mlflow"),
+        [
+            "finetune-operator:0.1.0",
+            "finetune-prep:0.1.0",
+            "r.example.com/finetune-trainer:0.1.0",
+            "b.example.com/mlflow:0.1.0",
+        ],
+    ),
+    "MLflow on a mirror of the trainer": (
+        (
+            "image.trainer.registry=r.example.com",
+            "mlflow.image.registry=b.example.com",
+            f"mlflow.image.digest={DIGEST}",
+        ),
+        [
+            "finetune-operator:0.1.0",
+            "finetune-prep:0.1.0",
+            "r.example.com/finetune-trainer:0.1.0",
+            f"b.example.com/finetune-trainer@{DIGEST}",
+        ],
+    ),
 }
 
 
@@ -216,6 +251,12 @@ def test_certificates_of_ones_own(name: str, value: str, source: Json) -> None:
     assert mount in container["volumeMounts"]
 
 
+def proxies(name: str, *values: str) -> dict[str, str | None]:
+    """The variables of a proxy in a Deployment's pod."""
+    container = pod(*values, "mlflow.enabled=true", name=name)["containers"][0]
+    return {item["name"]: item.get("value") for item in container["env"] if item["name"].endswith("_PROXY")}
+
+
 @pytest.mark.parametrize("name", ["finetune-operator", "finetune-operator-mlflow"])
 def test_a_proxy_is_not_used_for_what_is_in_the_cluster(name: str) -> None:
     values = (
@@ -223,12 +264,18 @@ def test_a_proxy_is_not_used_for_what_is_in_the_cluster(name: str) -> None:
         "proxy.https=http://q.example.com",
         "proxy.noProxy={.example.com}",
     )
-    container = pod(*values, "mlflow.enabled=true", name=name)["containers"][0]
-    found = {item["name"]: item.get("value") for item in container["env"] if item["name"].endswith("_PROXY")}
-    assert found == {
+    assert proxies(name, *values) == {
         "HTTP_PROXY": "http://p.example.com:3128",
         "HTTPS_PROXY": "http://q.example.com",
         "NO_PROXY": "localhost,127.0.0.1,$(KUBERNETES_SERVICE_HOST),.svc,.cluster.local,.example.com",
+    }
+
+
+@pytest.mark.parametrize("name", ["finetune-operator", "finetune-operator-mlflow"])
+def test_hosts_without_a_proxy_where_the_proxy_comes_from_a_secret(name: str) -> None:
+    assert proxies(name) == {}
+    assert proxies(name, "proxy.noProxy={.example.com}") == {
+        "NO_PROXY": "localhost,127.0.0.1,$(KUBERNETES_SERVICE_HOST),.svc,.cluster.local,.example.com"
     }
 
 
@@ -293,7 +340,6 @@ ACCOUNTS = {
     "the chart's": ((), "finetune-operator", True),
     "the chart's by another name": (("serviceAccount.name=mine",), "mine", True),
     "one that is there": (("serviceAccount.create=false", "serviceAccount.name=mine"), "mine", False),
-    "the namespace's": (("serviceAccount.create=false",), "default", False),
 }
 
 
@@ -304,6 +350,34 @@ def test_the_service_account(values: tuple[str, ...], name: str, made: bool) -> 
     assert (("ServiceAccount", name) in found) is made
     binding = found["ClusterRoleBinding", "finetune-operator"]
     assert [subject["name"] for subject in binding["subjects"]] == [name]
+
+
+def test_mlflow_has_an_account_where_one_is_named() -> None:
+    name = "finetune-operator-mlflow"
+    assert "serviceAccountName" not in pod("mlflow.enabled=true", name=name)
+    found = pod("mlflow.enabled=true", "mlflow.serviceAccountName=mlflow", name=name)
+    assert (found["serviceAccountName"], found["automountServiceAccountToken"]) == ("mlflow", False)
+
+
+BLANK = (
+    "commonLabels",
+    "imagePullSecrets",
+    "global.imagePullSecrets",
+    "defaults.imagePullSecrets",
+    "proxy.noProxy",
+    "mlflow.allowedHosts",
+    "resources",
+    "podSecurityContext",
+    "watchNamespaces",
+    "tolerations",
+)
+
+
+def test_lists_and_labels_may_be_blank() -> None:
+    """A list whose items are all commented out is null."""
+    values = ("mlflow.enabled=true", "openshift=true", "proxy.http=http://p.example.com")
+    found = objects(*values, *(f"{name}=null" for name in BLANK))
+    assert found.keys() == objects(*values).keys()
 
 
 def test_a_service_monitor_in_prometheus_own_namespace() -> None:

@@ -12,6 +12,7 @@ import yaml
 from jsonschema import Draft7Validator
 
 from finetune_crds.env import RESERVED_ENV
+from finetune_operator.defaults import Defaults, DefaultsError
 from support.documents import Block, blocks
 from support.manifests import VALUES as TITLE
 
@@ -42,13 +43,38 @@ def nested(path: str, leaf: Any) -> Json:
     return dict(leaf)
 
 
+def over(values: Json, below: Json) -> Json:
+    """Values over others, as Helm lays them: null removes what is below."""
+    found = below | values
+    for name, value in values.items():
+        if isinstance(value, dict) and isinstance(below.get(name), dict):
+            found[name] = over(value, below[name])
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def errors(values: Json) -> list[str]:
-    return [error.message for error in Draft7Validator(SCHEMA).iter_errors(values)]
+    """What the chart's schema says of the values that Helm makes of these and those of the chart."""
+    return [error.message for error in Draft7Validator(SCHEMA).iter_errors(over(values, VALUES))]
 
 
 def test_the_values_fit_the_schema() -> None:
     Draft7Validator.check_schema(SCHEMA)
-    assert errors(VALUES) == []
+    assert errors({}) == []
+
+
+# Nothing in a template reads what is inside of these.
+BLANK = {"resources", "mlflow.resources", "podSecurityContext", "securityContext"}
+
+
+@pytest.mark.parametrize("path", [path for path in paths(VALUES) if path not in BLANK])
+def test_a_blank_object_is_refused(path: str) -> None:
+    name = path.rpartition(".")[2]
+    assert errors(nested(path, None)) == [f"{name!r} is a required property"]
+
+
+@pytest.mark.parametrize("path", sorted(BLANK))
+def test_what_is_passed_on_may_be_blank(path: str) -> None:
+    assert errors(nested(path, None)) == []
 
 
 @pytest.mark.parametrize("path", ["", *(path for path in paths(VALUES) if path != "global")])
@@ -81,7 +107,9 @@ def test_jobs_cannot_get_variables_that_the_operator_sets() -> None:
     assert errors(nested("defaults.env", [{"name": "HF_HOME", "value": "/models"}])) == []
 
 
+LONG = "a" * 1024
 DEFAULTS: dict[str, tuple[Json, bool]] = {
+    "none": ({}, True),
     "all of them": (
         {
             "storage": "s3://bucket/finetune",
@@ -90,7 +118,17 @@ DEFAULTS: dict[str, tuple[Json, bool]] = {
                 {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
             ],
             "envFrom": [{"secretRef": {"name": "s3"}}, {"configMapRef": {"name": "more", "optional": True}}],
-            "podTemplate": {"metadata": {"labels": {"team": "ml"}}, "spec": {"priorityClassName": "low"}},
+            "podTemplate": {
+                "metadata": {"labels": {"team": "ml"}},
+                "spec": {
+                    "priorityClassName": "low",
+                    "containers": [{"name": "trainer"}],
+                    "initContainers": [{"name": "first"}],
+                    "volumes": [{"name": "shm", "emptyDir": {}}],
+                    "tolerations": [{"operator": "Exists"}],
+                    "nodeSelector": {"gpu": "h100"},
+                },
+            },
             "queueName": "gpus",
             "serviceAccountName": "trainer",
             "modelCache": {"claimName": "models"},
@@ -100,21 +138,105 @@ DEFAULTS: dict[str, tuple[Json, bool]] = {
         True,
     ),
     "a volume as storage": ({"storage": "/data"}, True),
+    "a storage in the spelling of Spark": ({"storage": "s3a://bucket/finetune"}, True),
+    "a storage of 1024 characters": ({"storage": f"/{LONG[1:]}"}, True),
+    "a storage of 1025 characters": ({"storage": f"/{LONG}"}, False),
     "a storage that is none": ({"storage": "bucket/finetune"}, False),
-    "a variable with two origins": ({"env": [{"name": "A", "value": "1", "valueFrom": {}}]}, False),
+    "a storage without the S3 protocol": ({"storage": "gs://bucket/finetune"}, False),
+    "a storage that is a page": ({"storage": "https://bucket.example.com/finetune"}, False),
+    "a storage with a space": ({"storage": "s3://bucket/fine tune"}, False),
+    "a storage without a bucket": ({"storage": "s3:///finetune"}, False),
+    "an empty variable": ({"env": [{"name": "A", "value": ""}]}, True),
+    "a variable without a value": ({"env": [{"name": "A"}]}, True),
+    "a variable of 16384 characters": ({"env": [{"name": "A", "value": LONG * 16}]}, True),
+    "a variable of more": ({"env": [{"name": "A", "value": f"{LONG * 16}a"}]}, False),
+    "a variable with dots": ({"env": [{"name": "a.b-c", "value": "1"}]}, True),
+    "a variable with a digit first": ({"env": [{"name": "1A", "value": "1"}]}, False),
+    "a variable with two dots first": ({"env": [{"name": "..A", "value": "1"}]}, False),
+    "a variable with a long name": ({"env": [{"name": LONG[:254], "value": "1"}]}, False),
+    "a variable with two origins": (
+        {"env": [{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
+        False,
+    ),
+    "a variable with no value and an origin": (
+        {"env": [{"name": "A", "value": "", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
+        False,
+    ),
+    "a variable that the operator sets": ({"env": [{"name": "MASTER_PORT", "value": "1"}]}, False),
+    "a source with a prefix": ({"envFrom": [{"prefix": "A_", "secretRef": {"name": "s3"}}]}, True),
+    "a source with a wrong prefix": ({"envFrom": [{"prefix": "1-", "secretRef": {"name": "s3"}}]}, False),
     "a source that is none": ({"envFrom": [{"prefix": "A_"}]}, False),
     "two sources in one": (
         {"envFrom": [{"secretRef": {"name": "a"}, "configMapRef": {"name": "a"}}]},
         False,
     ),
     "a Secret without a name": ({"envFrom": [{"secretRef": {"name": " "}}]}, False),
+    "a Secret with dots": ({"envFrom": [{"secretRef": {"name": "a.b"}}]}, True),
+    "a Secret with two dots": ({"envFrom": [{"secretRef": {"name": "a..b"}}]}, False),
     "a queue that is no label": ({"queueName": "a b"}, False),
+    "a queue of 63 characters": ({"queueName": LONG[:63]}, True),
+    "a queue of 64 characters": ({"queueName": LONG[:64]}, False),
+    "an account with two dots": ({"serviceAccountName": "a..b"}, False),
+    "an account of 254 characters": ({"serviceAccountName": LONG[:254]}, False),
+    "a claim with a dot": ({"modelCache": {"claimName": "a.b"}}, True),
+    "a claim with two dots": ({"modelCache": {"claimName": "a..b"}}, False),
+    "a claim with a dash before a dot": ({"modelCache": {"claimName": "a-.b"}}, False),
     "a mode of other spelling": ({"checkpoint": {"mode": "async"}}, False),
+    "no step": ({"checkpoint": {"everySteps": 0}}, False),
+    "101 checkpoints": ({"checkpoint": {"keep": 101}}, False),
     "a pod template with a field beside its spec": ({"podTemplate": {"containers": []}}, False),
+    "a pod template without a spec": ({"podTemplate": {"metadata": {}}}, True),
+    "a pod template with a word as spec": ({"podTemplate": {"spec": "x"}}, False),
+    "containers that are no list": ({"podTemplate": {"spec": {"containers": "x"}}}, False),
+    "containers by their names": ({"podTemplate": {"spec": {"containers": {"trainer": {}}}}}, False),
+    "a container as a word": ({"podTemplate": {"spec": {"containers": ["trainer"]}}}, False),
+    "a container without a name": ({"podTemplate": {"spec": {"containers": [{"image": "x"}]}}}, False),
+    "volumes that are no list": ({"podTemplate": {"spec": {"volumes": {"name": "shm"}}}}, False),
+    "one toleration": ({"podTemplate": {"spec": {"tolerations": {"key": "gpu"}}}}, False),
+    "a node as a word": ({"podTemplate": {"spec": {"nodeSelector": "gpu"}}}, False),
     "a pull secret as a word": ({"imagePullSecrets": ["registry"]}, False),
 }
 
 
+def starts(defaults: Json, folder: Path) -> bool:
+    """Whether the operator starts with the defaults that the chart gives it: it leaves out what is not set."""
+    file = folder / "defaults.yaml"
+    file.write_text(yaml.safe_dump({name: value for name, value in defaults.items() if value}))
+    try:
+        Defaults.load(str(file))
+    except DefaultsError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize(("defaults", "fit"), DEFAULTS.values(), ids=DEFAULTS)
-def test_defaults_of_jobs(defaults: Json, fit: bool) -> None:
-    assert (errors({"defaults": defaults}) == []) is fit
+def test_chart_and_operator_take_the_same_defaults(defaults: Json, fit: bool, tmp_path: Path) -> None:
+    chart, operator = errors({"defaults": defaults}) == [], starts(defaults, tmp_path)
+    assert (chart, operator) == (fit, fit)
+
+
+FIT: dict[str, tuple[Json, bool]] = {
+    "a volume in decimal units": (nested("mlflow.persistence.size", "10G"), True),
+    "a volume with a fraction": (nested("mlflow.persistence.size", "1.5Gi"), True),
+    "a volume in words": (nested("mlflow.persistence.size", "big"), False),
+    "a volume of bytes, for want of a unit": (nested("mlflow.persistence.size", "10"), False),
+    "an hour between scrapes": (nested("metrics.serviceMonitor.interval", "1h"), True),
+    "a minute and a half": (nested("metrics.serviceMonitor.interval", "1m30s"), True),
+    "a time without a unit": (nested("metrics.serviceMonitor.interval", "30"), False),
+    "units in the wrong order": (nested("metrics.serviceMonitor.interval", "30s1m"), False),
+    "no time": (nested("metrics.serviceMonitor.interval", ""), False),
+    "the limit of a scrape of Prometheus' own": (nested("metrics.serviceMonitor.scrapeTimeout", ""), True),
+    "claims": (nested("resources.claims", [{"name": "gpu", "request": "one"}]), True),
+    "a claim without a name": (nested("resources.claims", [{"request": "one"}]), False),
+    "an account that is there": (nested("serviceAccount", {"create": False, "name": "mine"}), True),
+    "an account that nothing names": (nested("serviceAccount.create", False), False),
+    "an account with a blank name": (nested("serviceAccount", {"create": False, "name": None}), False),
+    "an account of MLflow": (nested("mlflow.serviceAccountName", "mlflow"), True),
+    "an account of MLflow that cannot be": (nested("mlflow.serviceAccountName", "a..b"), False),
+    "an image without a name": (nested("image.prep.repository", None), False),
+}
+
+
+@pytest.mark.parametrize(("values", "fit"), FIT.values(), ids=FIT)
+def test_values_that_fit_and_that_do_not(values: Json, fit: bool) -> None:
+    assert (errors(values) == []) is fit

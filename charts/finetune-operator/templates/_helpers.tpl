@@ -14,8 +14,7 @@
 {{- end -}}
 
 {{- define "finetune.serviceAccount" -}}
-{{- $default := ternary (include "finetune.fullname" .) "default" .Values.serviceAccount.create -}}
-{{- .Values.serviceAccount.name | default $default -}}
+{{- .Values.serviceAccount.name | default (include "finetune.fullname" .) -}}
 {{- end -}}
 
 {{- /* Labels that a selector may hold: they never change. Called with (dict "root" $ "component" "operator"). */ -}}
@@ -31,7 +30,7 @@ app.kubernetes.io/component: {{ .component }}
 {{- $_ := set $own "app.kubernetes.io/version" .root.Chart.AppVersion -}}
 {{- $_ := set $own "app.kubernetes.io/managed-by" .root.Release.Service -}}
 {{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") -}}
-{{- merge $own (.more | default dict) .root.Values.commonLabels | toYaml -}}
+{{- merge $own (.more | default dict) (.root.Values.commonLabels | default dict) | toYaml -}}
 {{- end -}}
 
 {{- /* The reference of an image. Called with (dict "root" $ "image" .Values.image.operator). */ -}}
@@ -42,11 +41,16 @@ app.kubernetes.io/component: {{ .component }}
 {{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ .image.tag | default .root.Chart.AppVersion }}{{ end -}}
 {{- end -}}
 
-{{- /* The image of the MLflow server: its own or, without one, the trainer's. */ -}}
+{{- /*
+The image of the MLflow server: its own or, without one, the trainer's. NB: not with the trainer's tag or digest, which may
+be those for GPUs.
+*/ -}}
 {{- define "finetune.mlflowImage" -}}
 {{- $image := .Values.mlflow.image -}}
 {{- if not $image.repository -}}
-{{- $image = .Values.image.trainer -}}
+{{- $trainer := pick .Values.image.trainer "registry" "repository" -}}
+{{- $registry := $image.registry | default $trainer.registry -}}
+{{- $image = merge (dict "registry" $registry "repository" $trainer.repository) $image -}}
 {{- end -}}
 {{- include "finetune.image" (dict "root" . "image" $image) -}}
 {{- end -}}
@@ -65,7 +69,7 @@ app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
 {{- define "finetune.pullSecrets" -}}
-{{- $all := concat (.Values.global.imagePullSecrets | default list) .Values.imagePullSecrets -}}
+{{- $all := concat (.Values.global.imagePullSecrets | default list) (.Values.imagePullSecrets | default list) -}}
 {{- with include "finetune.pullSecretNames" $all | fromJsonArray }}
 imagePullSecrets:
   {{- range . }}
@@ -76,7 +80,7 @@ imagePullSecrets:
 
 {{- define "finetune.podSecurity" -}}
 {{- if .Values.openshift -}}
-{{- omit .Values.podSecurityContext "runAsUser" "runAsGroup" "fsGroup" | toYaml -}}
+{{- omit (.Values.podSecurityContext | default dict) "runAsUser" "runAsGroup" "fsGroup" | toYaml -}}
 {{- else -}}
 {{- toYaml .Values.podSecurityContext -}}
 {{- end -}}
@@ -94,7 +98,8 @@ imagePullSecrets:
 {{- $_ := set $found "modelCache" .Values.defaults.modelCache -}}
 {{- end -}}
 {{- $secrets := list -}}
-{{- $all := concat (.Values.global.imagePullSecrets | default list) .Values.imagePullSecrets .Values.defaults.imagePullSecrets -}}
+{{- $all := concat (.Values.global.imagePullSecrets | default list) (.Values.imagePullSecrets | default list) -}}
+{{- $all = concat $all (.Values.defaults.imagePullSecrets | default list) -}}
 {{- range include "finetune.pullSecretNames" $all | fromJsonArray -}}
 {{- $secrets = append $secrets (dict "name" .) -}}
 {{- end -}}
@@ -121,10 +126,10 @@ imagePullSecrets:
 - name: HTTPS_PROXY
   value: {{ . | quote }}
 {{- end }}
-{{- if or .Values.proxy.http .Values.proxy.https }}
+{{- if or .Values.proxy.http .Values.proxy.https .Values.proxy.noProxy }}
 # Kubernetes puts the address of the API server into this variable.
 - name: NO_PROXY
-  value: {{ concat (list "localhost" "127.0.0.1" "$(KUBERNETES_SERVICE_HOST)" ".svc" ".cluster.local") .Values.proxy.noProxy | join "," | quote }}
+  value: {{ concat (list "localhost" "127.0.0.1" "$(KUBERNETES_SERVICE_HOST)" ".svc" ".cluster.local") (.Values.proxy.noProxy | default list) | join "," | quote }}
 {{- end }}
 {{- end -}}
 
@@ -202,7 +207,7 @@ http://{{ include "finetune.mlflowName" . }}.{{ .Release.Namespace }}.svc:5000
 {{- $service := include "finetune.mlflowName" . -}}
 {{- $inNamespace := printf "%s.%s" $service .Release.Namespace -}}
 {{- $names := list $service $inNamespace (printf "%s.svc" $inNamespace) (printf "%s.svc.cluster.local" $inNamespace) -}}
-{{- $names = concat $names (list "localhost" "127.0.0.1") .Values.mlflow.allowedHosts -}}
+{{- $names = concat $names (list "localhost" "127.0.0.1") (.Values.mlflow.allowedHosts | default list) -}}
 {{- $hosts := list -}}
 {{- range $names -}}
 {{- $hosts = append $hosts . -}}

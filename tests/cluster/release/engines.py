@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform as platforms
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 STAND_IN = "stand-in"
 """The base image that stands in for python:3.11-slim on machines that reach no registry; see `images.base`."""
 _BUILD_SECONDS = 3600
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def _familiar(repository: str) -> str:
+    """A repository as `docker inspect` names it: without the host of Docker Hub."""
+    return repository.removeprefix("docker.io/")
 
 
 class Engine(Protocol):
@@ -31,10 +38,12 @@ class Docker:
     """A Docker engine. NB: which registries it reaches without TLS is its own setting."""
 
     base: str
+    platform: str
 
     def publish(self, image: Image, reference: str, *, tls: bool) -> str:
         """Build an image and push it; return its digest in the registry."""
-        argv = ["docker", "build", "--file", image.dockerfile, "--tag", reference]
+        argv = ["docker", "build", "--platform", self.platform]
+        argv += ["--file", image.dockerfile, "--tag", reference]
         argv += ["--target", image.target] if image.target else []
         for argument in (f"BASE_IMAGE={self.base}", *image.arguments):
             argv += ["--build-arg", argument]
@@ -43,8 +52,11 @@ class Docker:
         say(f"pushing {reference}")
         run("docker", "push", reference, timeout=_BUILD_SECONDS)
         known = json.loads(run("docker", "inspect", "--format", "{{json .RepoDigests}}", reference))
-        repository = reference.rpartition(":")[0]
-        return next(str(each).partition("@")[2] for each in known if each.startswith(f"{repository}@"))
+        repository = _familiar(reference.rpartition(":")[0])
+        for name, _, digest in (str(each).partition("@") for each in known):
+            if _familiar(name) == repository:
+                return digest
+        raise ClusterError(f"docker does not say the digest of {reference}, but knows {known}")
 
 
 @dataclass(frozen=True)
@@ -72,22 +84,32 @@ class Buildah:
         return self.base, builder.buildah("images", "--quiet", "--no-trunc", self.base)
 
 
-def choose(base: str) -> Engine:
-    """The engine of this machine.
+def choose(base: str, platform: str) -> Engine:
+    """The engine of this machine, for a platform such as linux/amd64.
 
     Raises:
-        ClusterError: there is none, or it cannot build on that base.
+        ClusterError: there is none, or it cannot build on that base or for that platform.
     """
     if base == STAND_IN and not backends.can_be_local():
         raise ClusterError(f"BASE_IMAGE={STAND_IN} needs root on Debian or Ubuntu")
     if base != STAND_IN and kind.has_docker():
-        return Docker(base)
+        return Docker(base, platform)
     if backends.can_be_local():
+        if platform != here():
+            raise ClusterError(
+                f"buildah builds for {here()} here: name PLATFORM={here()}, or use a Docker engine"
+            )
         packages.ensure(*packages.IMAGES)
         return Buildah(base)
     raise ClusterError(
         "a release needs a Docker engine that answers, or root on Debian or Ubuntu for buildah"
     )
+
+
+def here() -> str:
+    """The platform of this machine."""
+    machine = platforms.machine()
+    return f"linux/{_ARCHITECTURES.get(machine, machine)}"
 
 
 def for_cuda(backend: str) -> Image:

@@ -25,7 +25,7 @@ FOLDER = REPOSITORY / "build" / "release"
 _PYTHON_VERSION = "3.11"
 
 
-def make(target: Target, base: str, cuda: str) -> Path:
+def make(target: Target, base: str, cuda: str, platform: str) -> Path:
     """Build and push images and chart, and write what people install from; return its folder.
 
     The chart comes last: one that can be pulled has its images.
@@ -33,7 +33,7 @@ def make(target: Target, base: str, cuda: str) -> Path:
     Raises:
         ClusterError: a step failed.
     """
-    engine = engines.choose(base)
+    engine = engines.choose(base, platform)
     folder = _new_folder(target)
     artifacts = [*_publish_images(engine, target), _publish_cuda(engine, target, cuda)]
     package, artifact = publish_chart(target, folder)

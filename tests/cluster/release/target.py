@@ -9,7 +9,10 @@ from typing import Self
 from cluster.paths import ClusterError
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+(-[0-9A-Za-z][0-9A-Za-z.-]*)?")
-_REGISTRY = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:\d+)?(/[a-z0-9][a-z0-9._-]*)*")
+# A host has a dot or a port, or is localhost: anything else is a folder of Docker Hub to Docker, and no host to Helm.
+_REGISTRY = re.compile(
+    r"(localhost|(?=[^/]*[.:])[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:\d+)?)(/[a-z0-9][a-z0-9._-]*)*"
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class Target:
         without_scheme = registry.removeprefix("http://")
         if not _REGISTRY.fullmatch(without_scheme):
             raise ClusterError(
-                f"REGISTRY={registry} is no registry: name it as registry.example.com or registry.example.com/folder"
+                f"REGISTRY={registry} is no registry: name it as registry.example.com, registry.example.com/folder or, "
+                "for Docker Hub, docker.io/folder"
             )
         if not _VERSION.fullmatch(version):
             raise ClusterError(f"VERSION={version} is no version: name it as 0.2.0 or 0.2.0-rc.1")

@@ -33,7 +33,7 @@ def test_a_reference(text: str, expected: Reference) -> None:
 
 
 def test_values_of_the_chart() -> None:
-    assert Reference("registry.example.com", "trainer", "0.1.0", "").values("trainer") == [
+    assert Reference("registry.example.com", "trainer", "0.1.0", "").values("image.trainer") == [
         "image.trainer.registry=registry.example.com",
         "image.trainer.repository=trainer",
         "image.trainer.tag=0.1.0",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ DIGEST = f"sha256:{'a' * 64}"
 TARGETS = {
     "a registry": ("registry.example.com", Target("registry.example.com", "0.2.0")),
     "a folder of one": ("registry.example.com:5000/ml", Target("registry.example.com:5000/ml", "0.2.0")),
+    "Docker Hub": ("docker.io/acme", Target("docker.io/acme", "0.2.0")),
+    "this machine": ("localhost/ml", Target("localhost/ml", "0.2.0")),
+    "a port": ("registry:5000", Target("registry:5000", "0.2.0")),
     "without TLS": ("http://127.0.0.1:5000", Target("127.0.0.1:5000", "0.2.0", tls=False)),
 }
 
@@ -35,6 +39,8 @@ REFUSED = {
         "0.2.0",
         "REGISTRY=https://registry.example.com is no registry",
     ),
+    "a folder of Docker Hub": ("acme", "0.2.0", "REGISTRY=acme is no registry"),
+    "two folders of Docker Hub": ("acme/ml", "0.2.0", "REGISTRY=acme/ml is no registry"),
     "no version": ("registry.example.com", "", "VERSION= is no version"),
     "a version of a tag": ("registry.example.com", "v0.2", "VERSION=v0.2 is no version"),
     "what no tag can hold": ("registry.example.com", "0.2.0+1", r"VERSION=0.2.0\+1 is no version"),
@@ -103,12 +109,12 @@ def test_a_release(reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         return file
 
     monkeypatch.setattr(make, "FOLDER", tmp_path)
-    monkeypatch.setattr(engines, "choose", lambda _base: engine)
+    monkeypatch.setattr(engines, "choose", lambda _base, _platform: engine)
     monkeypatch.setattr(make, "missing_wheels", lambda _cuda: reason)
     monkeypatch.setattr(chart, "package", packaged)
     monkeypatch.setattr(chart, "push", lambda _target, _package: DIGEST)
     monkeypatch.setattr(chart, "manifests", lambda _package: "kind: Namespace\n")
-    folder = make.make(target, "python:3.11-slim", "cu130")
+    folder = make.make(target, "python:3.11-slim", "cu130", "linux/amd64")
 
     cuda = ("registry.example.com/finetune-trainer:0.2.0-cu130", "trainer", ("TORCH_BACKEND=cu130",))
     assert engine.published == [
@@ -134,25 +140,82 @@ def test_a_release(reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 # Records its arguments, and answers `docker inspect`.
 DOCKER = """#!/bin/sh
 echo "$*" >> {folder}/calls
-[ "$1" = inspect ] && echo '["other.example.com/a@sha256:b", "registry.example.com/finetune-trainer@{digest}"]'
+[ "$1" = inspect ] && echo '["other.example.com/a@sha256:b", "{known}"]'
 exit 0
 """
+ARM = "linux/arm64"
 
 
-def test_docker_builds_and_pushes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "docker"
-    program.write_text(DOCKER.format(folder=tmp_path, digest=DIGEST))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], engines.Docker]:
+    """A Docker engine that knows one image by its digest."""
+
+    def answering(known: str) -> engines.Docker:
+        program = tmp_path / "docker"
+        program.write_text(DOCKER.format(folder=tmp_path, known=known))
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        return engines.Docker("python:3.11-slim", ARM)
+
+    return answering
+
+
+def test_docker_builds_and_pushes(docker: Callable[[str], engines.Docker], tmp_path: Path) -> None:
+    engine = docker(f"registry.example.com/finetune-trainer@{DIGEST}")
     reference = "registry.example.com/finetune-trainer:0.2.0-cu130"
     image = engines.for_cuda("cu130")
-    assert engines.Docker("python:3.11-slim").publish(image, reference, tls=True) == DIGEST
+    assert engine.publish(image, reference, tls=True) == DIGEST
     build, push, inspect = (tmp_path / "calls").read_text().splitlines()
     assert build == (
-        f"build --file trainer_image/Dockerfile --tag {reference} --target trainer --build-arg "
+        f"build --platform {ARM} --file trainer_image/Dockerfile --tag {reference} --target trainer --build-arg "
         f"BASE_IMAGE=python:3.11-slim --build-arg TORCH_BACKEND=cu130 {REPOSITORY}"
     )
     assert (push, inspect) == (f"push {reference}", f"inspect --format {{{{json .RepoDigests}}}} {reference}")
+
+
+# Docker leaves out the host of Docker Hub where it lists what it knows.
+KNOWN = {
+    "Docker Hub": ("docker.io/acme", "acme"),
+    "Docker Hub in full": ("docker.io/acme", "docker.io/acme"),
+    "a port": ("registry:5000/ml", "registry:5000/ml"),
+}
+
+
+@pytest.mark.parametrize(("registry", "known"), KNOWN.values(), ids=KNOWN)
+def test_the_digest_of_what_docker_pushed(
+    registry: str, known: str, docker: Callable[[str], engines.Docker]
+) -> None:
+    image = images.PROJECT[0]
+    engine = docker(f"{known}/{image.name}@{DIGEST}")
+    assert engine.publish(image, f"{registry}/{image.name}:0.2.0", tls=True) == DIGEST
+
+
+def test_a_digest_that_docker_does_not_say(docker: Callable[[str], engines.Docker]) -> None:
+    image = images.PROJECT[0]
+    engine = docker(f"else.example.com/{image.name}@{DIGEST}")
+    with pytest.raises(ClusterError, match=r"^docker does not say the digest of r.example.com/"):
+        engine.publish(image, f"r.example.com/{image.name}:0.2.0", tls=True)
+
+
+PLATFORMS = {
+    "that of the machine": ("x86_64", "linux/amd64", True),
+    "that of an Arm machine": ("aarch64", "linux/arm64", True),
+    "another": ("aarch64", "linux/amd64", False),
+}
+
+
+@pytest.mark.parametrize(("machine", "platform", "built"), PLATFORMS.values(), ids=PLATFORMS)
+def test_buildah_builds_for_the_machine_that_it_is_on(
+    machine: str, platform: str, built: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr("cluster.backends.can_be_local", lambda: True)
+    monkeypatch.setattr("cluster.packages.ensure", lambda *_packages: None)
+    if built:
+        assert isinstance(engines.choose(engines.STAND_IN, platform), engines.Buildah)
+    else:
+        with pytest.raises(ClusterError, match=r"^buildah builds for linux/arm64 here"):
+            engines.choose(engines.STAND_IN, platform)
 
 
 def test_an_image_for_cuda_has_another_content(tmp_path: Path) -> None:

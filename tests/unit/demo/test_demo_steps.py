@@ -93,8 +93,8 @@ def test_the_chart_gets_the_images_in_the_parts_of_its_values(demo: Recorded) ->
     demo.installation.chart("resyncSeconds=5")
     (call,) = demo.calls()
     images = " ".join(
-        f"--set-string image.{name}.{part}={value}"
-        for name in ("operator", "prep", "trainer")
+        f"--set-string {name}.{part}={value}"
+        for name in ("image.operator", "image.prep", "image.trainer", "mlflow.image")
         for part, value in {"registry": "", "repository": "image", "tag": "latest", "digest": ""}.items()
     )
     assert call.startswith(f"helm upgrade --install {RELEASE} {CHART} --namespace {SYSTEM} {images} --set ")
