@@ -227,13 +227,13 @@ def test_columns_are_found_in_the_schema(
     pq.write_table(pa.Table.from_pylist([row], pa.schema(fields)), tmp_path / "chats.parquet")
     whole = {"train": 1, "validation": 0, "test": 0}
     source = {"type": "Parquet", "path": str(tmp_path / "chats.parquet")}
-    found = ask(source=source, columns=None, split=whole)
+    found = ask(source=source, columns=None, splitRatios=whole)
     assert found.columns == Columns(type="Messages", messages="messages")
     assert "columns messages\n" in capsys.readouterr().out
     (made,) = table_of(found)
     assert (list(made), made["messages"]) == (["id", "messages", "tokens", "split"], chats)
     # A pod that is tried again still knows.
-    assert ask(source=source, columns=None, split=whole) == found
+    assert ask(source=source, columns=None, splitRatios=whole) == found
 
 
 def test_preferences_come_through_every_step(ask: Asker, tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def test_limit_and_split_do_not_depend_on_partitions(
     assert len(four) == 200
     monkeypatch.setattr(steps, "_MOST_ROWS_HELD", 199)
     assert prepared(spark, MANY, 6, **asked) == four
-    asked["split"]["seed"] = 8
+    asked["splitRatios"]["seed"] = 8
     other = prepared(spark, MANY, 4, **asked)
     assert set(other) != set(four)
     both = set(other) & set(four)
