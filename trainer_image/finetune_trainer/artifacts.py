@@ -314,7 +314,7 @@ def _mlflow_files(repository: object, folder: str) -> Iterable[str]:
             yield entry.path
 
 
-_ALL_PODS = "name a Secret with HF_ALL_PODS in spec.envFrom, which reaches all pods"
+_ALL_PODS = "name a Secret with HF_TOKEN in spec.envFrom, which reaches all pods"
 
 
 def _from_hub(name: str, revision: str | None, cache: Cache | None, *, without_weights: bool) -> Path:
