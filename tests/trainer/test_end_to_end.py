@@ -287,7 +287,7 @@ def test_a_base_that_is_not_there_ends_the_pod_with_64(pod: Pod, capsys: pytest.
 
 def test_all_pods_of_a_gang_end_with_the_same_sentence(pod: Pod, tmp_path: Path, table: Path) -> None:
     port = free_port()
-    wrong = pod.but({"data.columns": {"prompt": "question", "response": "response"}})
+    wrong = pod.but({"data.columns": {"type": "PromptResponse", "prompt": "question"}})
     gang = [wrong.in_gang(rank, port) for rank in range(2)]
     for rank, member in enumerate(gang):
         member.folder = tmp_path / str(rank)
