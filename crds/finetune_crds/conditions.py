@@ -149,6 +149,7 @@ class ConditionReason(StrEnum):
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"
     PODS_ADMITTED = "PodsAdmitted"
     NOT_CHECKED = "NotChecked"
+    CHECK_FAILED = "CheckFailed"
     QUOTA_EXCEEDED = "QuotaExceeded"
     POD_REJECTED = "PodRejected"
     POD_TEMPLATE_INVALID = "PodTemplateInvalid"
