@@ -169,9 +169,7 @@ JOBS: dict[str, Verdict] = {
     "a typo in podTemplate": Verdict(
         judged(False, ConditionReason.POD_TEMPLATE_INVALID), "Failed", "Degraded"
     ),
-    "refused by a policy": Verdict(
-        judged(False, ConditionReason.POD_REJECTED), "InProgress", "Progressing"
-    ),
+    "refused by a policy": Verdict(judged(False, ConditionReason.POD_REJECTED), "InProgress", "Progressing"),
     "behind a webhook that fails": Verdict(
         judged(None, ConditionReason.CHECK_FAILED), "InProgress", "Progressing"
     ),

@@ -126,7 +126,9 @@ def test_the_pod_is_one_of_the_jobs_pods() -> None:
 
 
 def test_annotations_that_are_none_are_left_for_the_api_server_to_refuse() -> None:
-    _, pod = conclude(ftj(data=SOURCE, podTemplate={"metadata": {"annotations": ["a"]}}), answer=None).rehearse
+    _, pod = conclude(
+        ftj(data=SOURCE, podTemplate={"metadata": {"annotations": ["a"]}}), answer=None
+    ).rehearse
     assert pod["metadata"]["annotations"] == ["a"]
 
 
