@@ -55,8 +55,8 @@ class ConditionType(StrEnum):
     """True while the operator works on the resource, or waits for something that may come: a server, a Secret, an approval.
     Absent otherwise, as kstatus expects of it."""
     STALLED = "Stalled"
-    """True when the resource comes no further unless its spec changes: a failed job, a podTemplate that the API server
-    refuses, a promotion that was refused, or that is not where it should be. Absent otherwise."""
+    """True when the resource comes no further unless its spec changes: a failed job, a podTemplate that is wrong, a
+    promotion that was refused, or that is not where it should be. Absent otherwise."""
     ACCEPTED = "Accepted"
     """This version of the operator can carry out the spec."""
     SUSPENDED = "Suspended"
@@ -149,6 +149,7 @@ class ConditionReason(StrEnum):
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"
     PODS_ADMITTED = "PodsAdmitted"
     NOT_CHECKED = "NotChecked"
+    CHECK_FAILED = "CheckFailed"
     QUOTA_EXCEEDED = "QuotaExceeded"
     POD_REJECTED = "PodRejected"
     POD_TEMPLATE_INVALID = "PodTemplateInvalid"

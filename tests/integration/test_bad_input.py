@@ -491,9 +491,89 @@ def test_a_policy_that_forbids_the_pods_is_told_before_anything_is_created(
     found = world.wait_condition("tune", "PodsAdmitted", "PodRejected")
     assert 'violates PodSecurity "restricted:latest"' in found["message"]
     assert "correct spec.podTemplate" in found["message"]
-    assert (holding(world), children(world)) == (["Stalled"], [])
+    assert (holding(world), children(world)) == (["Reconciling"], [])
     change(world, podTemplate=None)
     world.run_pods(*first)
+
+
+def test_what_the_pods_lack_may_come_while_the_spec_stays(world: World) -> None:
+    name = f"late-{world.namespace}"
+    world.submit(job(podTemplate={"spec": {"priorityClassName": name}}))
+    found = world.wait_condition("tune", "PodsAdmitted", "PodRejected")
+    assert f"no PriorityClass with name {name} was found" in found["message"]
+    assert (holding(world), children(world)) == (["Reconciling"], [])
+    late = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}}
+    world.api.create({**late, "value": 1})
+    world.run_pods("tune-prep", 1)
+    world.wait_condition("tune", "PodsAdmitted", "PodsAdmitted")
+    world.api.delete("PriorityClass", "", name)
+
+
+def test_a_service_account_that_is_missing_is_told_and_waited_for(world: World) -> None:
+    world.submit(job(serviceAccountName="late"))
+    found = world.wait_condition("tune", "PodsAdmitted", "CheckFailed")
+    assert 'serviceaccount "late" not found' in found["message"]
+    assert (found["status"], holding(world), children(world)) == ("Unknown", ["Reconciling"], [])
+    meta = {"name": "late", "namespace": world.namespace}
+    world.api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta})
+    world.run_pods("tune-prep", 1)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "has(object.metadata.ownerReferences) && object.metadata.ownerReferences.exists(o, o.controller)",
+        "'batch.kubernetes.io/job-name' in object.metadata.labels",
+        "'batch.kubernetes.io/job-completion-index' in object.metadata.annotations",
+    ],
+)
+def test_a_policy_against_pods_that_nothing_controls_refuses_no_training_pod(
+    world: World, plane: Plane, rule: str
+) -> None:
+    name = f"naked-{world.namespace}"
+    metadata = {"name": name}
+    rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]
+    where = {"matchLabels": {"kubernetes.io/metadata.name": world.namespace}}
+    group = "admissionregistration.k8s.io/v1"
+    constraints = {"resourceRules": rules, "namespaceSelector": where}
+    no_field = "has(object.metadata.labels) && has(object.metadata.annotations)"
+    policy = {
+        "apiVersion": group,
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": metadata,
+        "spec": {
+            "matchConstraints": constraints,
+            "validations": [{"expression": f"{no_field} && {rule}", "message": "naked pods are not allowed"}],
+        },
+    }
+    binding = {
+        "apiVersion": group,
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": metadata,
+        "spec": {"policyName": name, "validationActions": ["Deny"]},
+    }
+    try:
+        world.api.create(policy)
+        world.api.create(binding)
+        wait_for("the policy counts", lambda: "naked pods" in naked_pod(world, plane))
+        world.submit(job())
+        assert world.wait_condition("tune", "PodsAdmitted", "PodsAdmitted")["status"] == "True"
+    finally:
+        for kind in ("ValidatingAdmissionPolicyBinding", "ValidatingAdmissionPolicy"):
+            world.api.delete(kind, "", name)
+
+
+def naked_pod(world: World, plane: Plane) -> str:
+    """What the API server says of a pod with the fields that a rule reads, which nothing controls."""
+    body = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "naked", "labels": {"a": "b"}, "annotations": {"a": "b"}},
+        "spec": {"containers": [{"name": "a", "image": "a"}]},
+    }
+    create = [str(plane.kubectl), "--kubeconfig", str(plane.kubeconfig), "--namespace", world.namespace]
+    create += ["create", "--dry-run=server", "--filename", "-"]
+    return subprocess.run(create, input=json.dumps(body), text=True, check=False, capture_output=True).stderr
 
 
 def children(world: World) -> list[str]:

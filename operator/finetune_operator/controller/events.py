@@ -26,6 +26,7 @@ _WARN_WHEN_FALSE = {
 _WARN = {
     ConditionReason.SPEC_UNREADABLE,
     ConditionReason.QUEUE_INADMISSIBLE,
+    ConditionReason.CHECK_FAILED,
     ConditionReason.RESTARTING,
     ConditionReason.JOB_FAILED,
     ConditionReason.APPROVAL_TIMED_OUT,

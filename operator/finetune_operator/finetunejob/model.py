@@ -90,11 +90,15 @@ class Queued:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What the API server said of the training pods in a dry run: a condition without its type and times."""
+    """What the API server said of the training pods in a dry run: a condition without its type and times.
+
+    `again_seconds`: when the same dry run is made again; None for never.
+    """
 
     admitted: bool | None
     reason: ConditionReason
     message: str
+    again_seconds: float | None = None
 
 
 @dataclass(frozen=True)

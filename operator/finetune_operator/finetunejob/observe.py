@@ -20,6 +20,7 @@ from finetune_operator.finetunejob.model import FineTuneJob, Observed
 from finetune_operator.finetunejob.nodes import NodeReader
 from finetune_operator.finetunejob.pod_events import PodEventReader
 from finetune_operator.finetunejob.polling import RunPoller
+from finetune_operator.finetunejob.rehearse import Rehearser
 from finetune_operator.finetunejob.rejections import rejections
 from finetune_operator.finetunejob.resolve import resolve
 from finetune_operator.finetunejob.workloads import WorkloadReader
@@ -65,6 +66,7 @@ class FineTuneJobObserver:
     clock: Callable[[], float]
     cache: ChildCache = field(init=False)
     poller: RunPoller = field(init=False)
+    rehearser: Rehearser = field(init=False)
 
     def __post_init__(self) -> None:
         self._nodes = NodeReader(self.kube, self.clock)
@@ -72,6 +74,7 @@ class FineTuneJobObserver:
         self._workloads = WorkloadReader(self.kube, self.clock)
         self.cache = ChildCache(self.kube, self.store)
         self.poller = RunPoller(self.kube, self.settings, self.clock)
+        self.rehearser = Rehearser(self.kube, self.clock)
 
     async def observe(self, ftj: FineTuneJob, now: datetime) -> Observed:
         """Everything that `decide` needs to know.

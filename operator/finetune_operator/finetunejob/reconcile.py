@@ -17,7 +17,6 @@ from finetune_operator.finetunejob.decide import decide
 from finetune_operator.finetunejob.decide.ready import summarized
 from finetune_operator.finetunejob.model import Decision, FineTuneJob
 from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
-from finetune_operator.finetunejob.rehearse import rehearse
 from finetune_operator.kube import KubeError
 from finetune_operator.policy.status import with_condition
 from finetune_operator.settings import Settings
@@ -47,7 +46,7 @@ class FineTuneJobReconciler(Reconciler):
             now = self.now()
             decision = decide(ftj, observed, now, self.settings)
             if decision.rehearse:
-                answer = await rehearse(self.observer.kube, decision.rehearse)
+                answer = await self.observer.rehearser.rehearse(ftj, decision.rehearse)
                 decision = decide(ftj, replace(observed, rehearsal=answer), now, self.settings)
             await self.applier.apply(ftj, decision, now)
         except LeaseBusy as error:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
-from finetune_operator.finetunejob.model import Rehearsal
+from finetune_operator.finetunejob.model import FineTuneJob, Rehearsal
 from finetune_operator.kube import Kube, KubeError
 
 log = logging.getLogger(__name__)
@@ -24,23 +25,69 @@ _REASONS = {
     400: ConditionReason.POD_TEMPLATE_INVALID,
     422: ConditionReason.POD_TEMPLATE_INVALID,
 }
+# Answers that may change while the spec stays: a policy, the installation, a webhook.
+_MAY_CHANGE = frozenset(
+    {
+        ConditionReason.POD_REJECTED,
+        ConditionReason.POD_TEMPLATE_INVALID,
+        ConditionReason.CHECK_FAILED,
+    }
+)
+# The delay before such a dry run is repeated doubles from the first to the second.
+_FIRST_SECONDS = 1.0
+_LAST_SECONDS = 60.0
+_MOST_JOBS = 4096
+
+
+@dataclass
+class _Answer:
+    """What was said of which generation of a job, and when it is asked about again."""
+
+    generation: int
+    rehearsal: Rehearsal
+    delay: float
+    due: float
+
+
+@dataclass
+class Rehearser:
+    """Makes dry runs. One that was refused is repeated after a delay, and at once when the spec is another.
+
+    Attributes:
+        clock: monotonic seconds.
+    """
+
+    kube: Kube
+    clock: Callable[[], float]
+    _known: dict[str, _Answer] = field(default_factory=dict)
+    """By uid of the FineTuneJob: the last answer that may change."""
+
+    async def rehearse(self, ftj: FineTuneJob, bodies: Sequence[Json]) -> Rehearsal:
+        """The API server's answer for a job; until a refused dry run is due again, the answer that it got."""
+        now, held = self.clock(), self._known.get(ftj.uid)
+        if held and held.generation != ftj.generation:
+            held = None
+        if held and now < held.due:
+            return replace(held.rehearsal, again_seconds=held.due - now)
+        found = await rehearse(self.kube, bodies)
+        self._known.pop(ftj.uid, None)
+        if found.reason not in _MAY_CHANGE:
+            return found
+        if len(self._known) >= _MOST_JOBS:
+            self._known.clear()
+        delay = min(held.delay * 2, _LAST_SECONDS) if held else _FIRST_SECONDS
+        self._known[ftj.uid] = _Answer(ftj.generation, found, delay, now + delay)
+        return replace(found, again_seconds=delay)
 
 
 async def rehearse(kube: Kube, bodies: Sequence[Json]) -> Rehearsal:
-    """Create objects as dry runs; the first refusal counts.
-
-    Raises:
-        KubeError: the API server could not be reached, or failed; or the service account does not exist yet.
-    """
+    """Create objects as dry runs; the first refusal counts."""
     for body in bodies:
         try:
             await kube.create(body, dry_run=True)
         except KubeError as error:
-            if error.status == 409:
-                continue
-            if error.status not in _REASONS or _NO_ACCOUNT in str(error):
-                raise
-            return _refusal(body, error)
+            if error.status != 409:
+                return _refusal(body, error)
     return Rehearsal(
         admitted=True,
         reason=ConditionReason.PODS_ADMITTED,
@@ -50,12 +97,17 @@ async def rehearse(kube: Kube, bodies: Sequence[Json]) -> Rehearsal:
 
 def _refusal(body: Json, error: KubeError) -> Rehearsal:
     what = f"{body['kind']} {body['metadata']['name']}"
+    where = body["metadata"]["namespace"]
     if _UNCHECKED.search(str(error)):
-        log.warning("%s/%s is not checked by a dry run: %s", body["metadata"]["namespace"], what, error)
+        log.warning("%s/%s is not checked by a dry run: %s", where, what, error)
         message = f"the training pods are not checked before they are created: {error}"
         return Rehearsal(admitted=None, reason=ConditionReason.NOT_CHECKED, message=message)
+    if error.status not in _REASONS or _NO_ACCOUNT in str(error):
+        log.warning("%s/%s cannot be checked by a dry run: %s", where, what, error)
+        message = f"{what} cannot be checked by a dry run: {error}: trying again"
+        return Rehearsal(admitted=None, reason=ConditionReason.CHECK_FAILED, message=message)
     if error.status == 403 and _QUOTA.search(str(error)):
         message = f"{what} would be refused now: {error}; the preparation goes on, and the pods are created after it"
         return Rehearsal(admitted=False, reason=ConditionReason.QUOTA_EXCEEDED, message=message)
-    message = f"{what} would be refused: {error}: correct spec.podTemplate, and the job goes on"
+    message = f"{what} would be refused: {error}"
     return Rehearsal(admitted=False, reason=_REASONS[error.status], message=message)

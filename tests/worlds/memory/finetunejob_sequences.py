@@ -222,7 +222,6 @@ class World:
 
     def a_policy_comes_or_goes(self) -> None:
         self.admits = not self.admits
-        self.generation += 1
 
     def time_passes(self, *, seconds: int) -> None:
         self.seconds += seconds
@@ -318,8 +317,9 @@ def told(parts: Json, story: Story) -> World:
 
 def check_it_comes_to_its_end(world: World) -> None:
     """When nothing goes wrong any more, the job succeeds, unless what went wrong before ends it."""
-    world.away, world.suspend, world.admits = False, False, True
-    world.generation += 1
+    world.away, world.admits = False, True
+    if world.suspend:
+        world.people_suspend_or_resume()
     for _ in range(6):
         world.pods_vanish(all_of_them=False)
         world.pass_over()

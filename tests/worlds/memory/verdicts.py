@@ -100,7 +100,7 @@ def job(
     return body
 
 
-def judged(admitted: bool, reason: ConditionReason) -> Callable[[], Awaitable[Json]]:
+def judged(admitted: bool | None, reason: ConditionReason) -> Callable[[], Awaitable[Json]]:
     """A FineTuneJob with a preparation, after a dry run with this answer."""
 
     async def body() -> Json:
@@ -169,7 +169,10 @@ JOBS: dict[str, Verdict] = {
     "a typo in podTemplate": Verdict(
         judged(False, ConditionReason.POD_TEMPLATE_INVALID), "Failed", "Degraded"
     ),
-    "refused by a policy": Verdict(judged(False, ConditionReason.POD_REJECTED), "Failed", "Degraded"),
+    "refused by a policy": Verdict(judged(False, ConditionReason.POD_REJECTED), "InProgress", "Progressing"),
+    "behind a webhook that fails": Verdict(
+        judged(None, ConditionReason.CHECK_FAILED), "InProgress", "Progressing"
+    ),
     "beyond a quota": Verdict(judged(False, ConditionReason.QUOTA_EXCEEDED), "InProgress", "Progressing"),
     "preparing": Verdict(judged(True, ConditionReason.PODS_ADMITTED), "InProgress", "Progressing"),
     "starting": Verdict(job(), "InProgress", "Progressing"),

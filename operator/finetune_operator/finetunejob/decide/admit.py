@@ -1,63 +1,121 @@
 """Before anything is created for a job, the API server judges its training pods by a dry run.
 
 A preparation takes hours, and the pods of a Job that exists stay as they are when podTemplate is corrected. The API server is
-asked once for each generation of the spec, until the data are prepared. A quota does not stop the job: the pods need it only
-after the preparation, when other jobs may have returned it.
+asked once for each generation of the spec, until the data are prepared; and again where it refused the pods or failed, since
+its policies and the defaults of the installation change without the spec. A quota does not stop the job: the pods need it
+only after the preparation, when other jobs may have returned it.
 """
 
 from __future__ import annotations
 
-from finetune_crds.base import Json
+from finetune_crds.base import API_VERSION, Json
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_operator.finetunejob.decide import gang
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.model import Rehearsal
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
+# Why the pods could not be created now, and neither could their Job.
+_HOLDS_BACK: tuple[str, ...] = (
+    ConditionReason.POD_REJECTED,
+    ConditionReason.POD_TEMPLATE_INVALID,
+    ConditionReason.CHECK_FAILED,
+)
+# The labels and annotations that the Job controller gives the first pod of an Indexed Job.
+_INDEX = "batch.kubernetes.io/job-completion-index"
+_FIRST = {_INDEX: "0"}
+
 
 def admit(draft: Draft) -> Outcome:
-    """End the pass until the training pods are judged, and while they are refused, unless the preparation runs already."""
+    """End the pass until the training pods are judged, and while they are refused, unless something has started already."""
     if draft.holds(ConditionType.PREPARED):
         draft.unset(ConditionType.PODS_ADMITTED)
         return Continue
     if draft.spec.suspend:
         return Continue
     judged = draft.condition(ConditionType.PODS_ADMITTED)
-    if judged is None or judged.observed_generation != draft.generation:
+    if judged is None or judged.observed_generation != draft.generation or _holds_back(judged):
         answer = draft.observed.rehearsal
         if answer is None:
             draft.rehearse += rehearsal(draft)
             return Stop
         judged = _record(draft, answer)
-    return Stop if judged and _is_refused(judged) and draft.status.start_time is None else Continue
+        if answer.again_seconds is not None:
+            draft.requeue_after(answer.again_seconds)
+    return Stop if judged and _holds_back(judged) and draft.status.start_time is None else Continue
 
 
 def rehearsal(draft: Draft) -> list[Json]:
-    """One of the training pods, since a Job alone passes quotas and Pod Security; and the Job, where it comes much later."""
+    """One of the training pods, since a Job alone passes quotas and Pod Security; and the Job, where it comes much later.
+
+    The pod has what the Job controller adds: policies refuse pods that nothing controls. Its owner is the FineTuneJob, since
+    the Job does not exist.
+    """
     job = gang.job(draft, draft.status.attempt or 1)
     template, meta = job["spec"]["template"], job["metadata"]
+    given = template.get("metadata", {})
+    annotations = given.get("annotations") or {}
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            **template.get("metadata", {}),
+            **given,
             "name": f"{meta['name']}-0",
             "namespace": meta["namespace"],
+            "labels": {**given.get("labels", {}), **_job_labels(meta["name"], draft.ftj.uid), **_FIRST},
+            # NB: annotations that are no mapping are left for the API server to refuse.
+            "annotations": {**annotations, **_FIRST} if isinstance(annotations, dict) else annotations,
+            "ownerReferences": [_controller(draft)],
         },
         "spec": template["spec"],
     }
     return [job, pod] if draft.spec.data.prepare else [pod]
 
 
+def _job_labels(name: str, uid: str) -> dict[str, str]:
+    """Labels of the pods of a Job, with the old names of them."""
+    prefixes = ("batch.kubernetes.io/", "")
+    return {
+        f"{prefix}{key}": value
+        for prefix in prefixes
+        for key, value in (("job-name", name), ("controller-uid", uid))
+    }
+
+
+def _controller(draft: Draft) -> Json:
+    """The owner, without blockOwnerDeletion, for which the operator would need a right on its finalizers."""
+    ftj = draft.ftj
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "FineTuneJob",
+        "name": ftj.name,
+        "uid": ftj.uid,
+        "controller": True,
+    }
+
+
 def _record(draft: Draft, answer: Rehearsal) -> Condition | None:
     """Write the answer into the status; without a preparation only a refusal, since the pods themselves tell the rest."""
-    draft.set(ConditionType.PODS_ADMITTED, answer.admitted, answer.reason, answer.message)
+    message = f"{answer.message}{_remedy(draft, answer.reason)}"
+    draft.set(ConditionType.PODS_ADMITTED, answer.admitted, answer.reason, message)
     judged = draft.condition(ConditionType.PODS_ADMITTED)
-    if judged and draft.spec.data.prepare is None and not _is_refused(judged):
+    if judged and draft.spec.data.prepare is None and not _holds_back(judged):
         draft.unset(ConditionType.PODS_ADMITTED)
     return judged
 
 
-def _is_refused(judged: Condition) -> bool:
-    """Whether the pods cannot be created before the spec changes."""
-    return judged.status == "False" and judged.reason != ConditionReason.QUOTA_EXCEEDED
+def _remedy(draft: Draft, reason: ConditionReason) -> str:
+    """What to correct, as the end of a sentence: the pods come from the spec and from the installation."""
+    fields = "spec.podTemplate"
+    if draft.settings.defaults.pod_template:
+        fields += " or the installation's defaults.podTemplate"
+    if reason == ConditionReason.POD_TEMPLATE_INVALID:
+        return f": correct {fields}, and the job goes on"
+    if reason == ConditionReason.POD_REJECTED:
+        return f": correct {fields}, or the policy, and the job goes on"
+    return ""
+
+
+def _holds_back(judged: Condition) -> bool:
+    """Whether the pods could not be created now, for a reason that also keeps the job from starting."""
+    return judged.reason in _HOLDS_BACK

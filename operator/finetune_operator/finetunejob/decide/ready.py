@@ -55,23 +55,22 @@ def ready(conditions: Sequence[Condition]) -> Readiness:
 
 def _waits_for_a_change(word: Phase, explanation: Condition) -> bool:
     """Whether the job comes no further before its spec changes. A preparation that runs is progress."""
-    if word not in ("Pending", "Starting") or explanation.type not in _OBSTACLES:
-        return False
-    refused = (explanation.type, explanation.reason) == (
-        ConditionType.PODS_ADMITTED,
-        ConditionReason.POD_REJECTED,
+    return (
+        word in ("Pending", "Starting")
+        and explanation.type in _OBSTACLES
+        and explanation.reason in _MUST_CHANGE
     )
-    return refused or explanation.reason in _MUST_CHANGE
 
 
 def _explanations(word: Phase, known: dict[str, Condition]) -> Iterator[Condition]:
     if word not in _SETTLED:
-        yield from (known[kind] for kind in _OBSTACLES if kind in known and _is_obstacle(known[kind]))
+        yield from (known[kind] for kind in _OBSTACLES if kind in known and _is_obstacle(word, known[kind]))
     yield from (known[kind] for kind in _EXPLAINS[word] if kind in known)
     yield from known.values()
 
 
-def _is_obstacle(item: Condition) -> bool:
-    """Whether a condition does not hold; pods that no dry run has checked are no obstacle."""
-    unknown = item.status == "Unknown" and item.type != ConditionType.PODS_ADMITTED
-    return item.status == "False" or unknown
+def _is_obstacle(word: Phase, item: Condition) -> bool:
+    """Whether a condition does not hold; pods that no dry run has checked delay a job only before it starts."""
+    if item.type == ConditionType.PODS_ADMITTED and item.status == "Unknown":
+        return word == "Pending" and item.reason == ConditionReason.CHECK_FAILED
+    return item.status != "True"

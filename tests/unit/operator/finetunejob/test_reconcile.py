@@ -273,7 +273,7 @@ async def test_children_that_the_api_server_refuses_are_said() -> None:
     assert (world.condition(ConditionType.PODS_HEALTHY), world.holding()) == (None, ["Reconciling"])
 
 
-async def test_a_typo_is_told_before_the_preparation_and_asked_about_once() -> None:
+async def test_a_typo_is_told_before_the_preparation_and_its_correction_counts_at_once() -> None:
     world = World(StandIn(submitted(data=SOURCE)))
     world.kube.refuse["rehearse", "Job"] = KubeError(400, 'unknown field "spec.template.spec.tolerationz"')
     await world.look()
@@ -301,6 +301,50 @@ async def test_a_typo_is_told_before_the_preparation_and_asked_about_once() -> N
     await world.look()
     assert world.kube.done("rehearse") == []
     assert (world.status["phase"], world.holding()) == ("Preparing", ["Reconciling"])
+
+
+NO_PRIORITY = KubeError(403, "no PriorityClass with name gpu was found")
+NO_ANSWER = KubeError(500, "failed calling webhook")
+
+
+@pytest.mark.parametrize("error", [NO_PRIORITY, NO_ANSWER], ids=str)
+async def test_a_job_whose_pods_are_refused_goes_on_by_itself_when_they_are_not(error: KubeError) -> None:
+    world = World(StandIn(submitted(data=SOURCE)))
+    world.kube.refuse["rehearse", "Pod"] = error
+    await world.look()
+    assert (world.holding(), world.condition(ConditionType.PODS_HEALTHY)) == (["Reconciling"], None)
+    assert str(error) in (world.condition(ConditionType.READY) or ("", ""))[1]
+    for delay in (1, 2, 4):
+        world.watch()
+        world.queue._due.clear()
+        await world.look()
+        assert world.kube.done("rehearse", "create", "apply", "status") == []
+        due = world.next_look()
+        assert due == world.seconds + delay
+        world.seconds = due
+        await world.look()
+        assert world.kube.done("rehearse") == ["Job/tune-train-1", "Pod/tune-train-1-0"]
+
+    del world.kube.refuse["rehearse", "Pod"]
+    world.seconds += 8
+    await world.look()
+    assert (world.status["phase"], world.kube.done("create")[:1]) == ("Preparing", ["Job/tune-prep"])
+
+
+async def test_a_webhook_that_fails_keeps_no_running_job_from_its_deadline() -> None:
+    world = World(StandIn(submitted(data=SOURCE, runPolicy={"activeDeadlineSeconds": 3})))
+    await world.look()
+    world.kube.refuse["rehearse", "Pod"] = NO_ANSWER
+    body = world.kube.objects["FineTuneJob", "team", "tune"]
+    world.kube.keep({**body, "metadata": {**body["metadata"], "generation": 2}})
+    world.watch()
+    await world.look()
+    assert (world.condition(ConditionType.PODS_ADMITTED) or ("",))[0] == ConditionReason.CHECK_FAILED
+    assert world.status["phase"] == "Preparing"
+    world.seconds = 4
+    world.watch()
+    await world.look()
+    assert (world.condition(ConditionType.FAILED) or ("",))[0] == ConditionReason.DEADLINE_EXCEEDED
 
 
 async def test_pods_beyond_a_quota_are_told_of_and_the_preparation_goes_on() -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from finetune_crds.conditions import ConditionReason
-from finetune_operator.finetunejob.model import Rehearsal
-from finetune_operator.finetunejob.rehearse import rehearse
+from finetune_operator.finetunejob.model import FineTuneJob, Rehearsal
+from finetune_operator.finetunejob.rehearse import Rehearser, rehearse
 from finetune_operator.kube import KubeError
 from standins.kube import StandIn
+from worlds.memory.decisions import ftj
 
 Json = dict[str, Any]
 BODIES: list[Json] = [
     {"kind": "Job", "metadata": {"name": "tune-train-1", "namespace": "team"}},
     {"kind": "Pod", "metadata": {"name": "tune-train-1-0", "namespace": "team"}},
 ]
+JOB = ftj()
 ADMITTED = Rehearsal(True, ConditionReason.PODS_ADMITTED, "the API server would create the training pods")
 TYPO = (
     'Job in version "v1" cannot be handled as a Job: strict decoding error: unknown field '
@@ -38,7 +41,7 @@ REFUSALS: dict[str, tuple[str, KubeError, Rehearsal]] = {
         Rehearsal(
             False,
             ConditionReason.POD_TEMPLATE_INVALID,
-            f"Job tune-train-1 would be refused: {TYPO}: correct spec.podTemplate, and the job goes on",
+            f"Job tune-train-1 would be refused: {TYPO}",
         ),
     ),
     "a value that cannot be": (
@@ -47,7 +50,7 @@ REFUSALS: dict[str, tuple[str, KubeError, Rehearsal]] = {
         Rehearsal(
             False,
             ConditionReason.POD_TEMPLATE_INVALID,
-            "Job tune-train-1 would be refused: Invalid value: correct spec.podTemplate, and the job goes on",
+            "Job tune-train-1 would be refused: Invalid value",
         ),
     ),
     "a quota": (
@@ -66,7 +69,7 @@ REFUSALS: dict[str, tuple[str, KubeError, Rehearsal]] = {
         Rehearsal(
             False,
             ConditionReason.POD_REJECTED,
-            f"Pod tune-train-1-0 would be refused: {POLICY}: correct spec.podTemplate, and the job goes on",
+            f"Pod tune-train-1-0 would be refused: {POLICY}",
         ),
     ),
     "no right to create pods": (
@@ -104,12 +107,87 @@ async def test_a_refusal(kind: str, error: KubeError, expected: Rehearsal) -> No
     assert await rehearse(kube, BODIES) == expected
 
 
-@pytest.mark.parametrize("error", [KubeError(0, "away"), KubeError(500, "oops"), KubeError(403, ACCOUNT)])
-async def test_what_passes_by_itself_is_tried_again(error: KubeError) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [KubeError(0, "away"), KubeError(500, "failed calling webhook"), KubeError(403, ACCOUNT)],
+    ids=lambda item: str(item.status),
+)
+async def test_a_dry_run_that_cannot_be_made(error: KubeError, caplog: pytest.LogCaptureFixture) -> None:
     kube = StandIn()
     kube.refuse["rehearse", "Pod"] = error
-    with pytest.raises(KubeError):
-        await rehearse(kube, BODIES)
+    message = f"Pod tune-train-1-0 cannot be checked by a dry run: {error}: trying again"
+    assert await rehearse(kube, BODIES) == Rehearsal(None, ConditionReason.CHECK_FAILED, message)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"team/Pod tune-train-1-0 cannot be checked by a dry run: {error}"
+    ]
+
+
+@dataclass
+class Asked:
+    """Dry runs of one job on a stand-in for the API server, with a clock."""
+
+    kube: StandIn = field(default_factory=StandIn)
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.rehearser = Rehearser(self.kube, lambda: self.seconds)
+
+    async def look(self, of: FineTuneJob = JOB) -> tuple[Rehearsal, int]:
+        """The answer, and how many dry runs it took."""
+        self.kube.asked.clear()
+        answer = await self.rehearser.rehearse(of, BODIES)
+        return answer, len(self.kube.asked)
+
+
+MAY_CHANGE = {
+    "a policy": KubeError(403, POLICY),
+    "a typo": KubeError(400, TYPO),
+    "a webhook that fails": KubeError(500, "failed calling webhook"),
+}
+
+
+@pytest.mark.parametrize("error", MAY_CHANGE.values(), ids=MAY_CHANGE)
+async def test_a_refused_dry_run_is_repeated_with_growing_delays(error: KubeError) -> None:
+    world = Asked()
+    world.kube.refuse["rehearse", "Job"] = error
+    delays = []
+    for _ in range(9):
+        answer, asked = await world.look()
+        assert asked == 1
+        delays.append(answer.again_seconds or 0)
+        world.seconds += delays[-1] / 2
+        again = replace(answer, again_seconds=delays[-1] / 2)
+        assert await world.look() == (again, 0)
+        world.seconds += delays[-1] / 2
+    assert delays == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    del world.kube.refuse["rehearse", "Job"]
+    assert await world.look() == (ADMITTED, 2)
+    assert await world.look() == (ADMITTED, 2)
+
+
+async def test_a_changed_spec_and_other_jobs_are_asked_about_at_once() -> None:
+    world = Asked()
+    world.kube.refuse["rehearse", "Job"] = KubeError(400, TYPO)
+    await world.look()
+    world.seconds = 1
+    answer, _ = await world.look()
+    assert answer.again_seconds == 2
+    answer, asked = await world.look(replace(JOB, generation=2))
+    assert (answer.again_seconds, asked) == (1, 1)
+    assert (await world.look(replace(JOB, uid="other")))[1] == 1
+
+
+NEVER_AGAIN = {
+    "a quota": KubeError(403, QUOTA),
+    "no right to create pods": KubeError(403, NO_RIGHT),
+}
+
+
+@pytest.mark.parametrize("error", NEVER_AGAIN.values(), ids=NEVER_AGAIN)
+async def test_an_answer_that_keeps_no_job_from_starting_is_not_asked_for_again(error: KubeError) -> None:
+    world = Asked()
+    world.kube.refuse["rehearse", "Pod"] = error
+    assert (await world.look())[0].again_seconds is None
 
 
 async def test_pods_that_are_not_checked_are_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""The training pods are judged by a dry run before anything is created, once for each generation."""
+"""The training pods are judged by a dry run before anything is created, again when refused or when the spec changes."""
 
 from __future__ import annotations
 
@@ -7,22 +7,27 @@ from typing import Any
 
 import pytest
 
+from finetune_crds.base import API_VERSION
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus
+from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.model import Decision, FineTuneJob, Rehearsal
 from worlds.memory.decisions import (
     ACCEPTED,
     ADMITTED,
     FINE,
+    NO_MLFLOW,
     NOW,
     PREPARED,
     SETTINGS,
     SOURCE,
+    UID,
     applied,
     child,
     conclude,
     condition,
     ftj,
+    later,
     observed,
     said,
     status,
@@ -33,6 +38,7 @@ QUOTA = condition(ConditionType.PODS_ADMITTED, "False", ConditionReason.QUOTA_EX
 TYPO = condition(ConditionType.PODS_ADMITTED, "False", ConditionReason.POD_TEMPLATE_INVALID)
 POLICY = condition(ConditionType.PODS_ADMITTED, "False", ConditionReason.POD_REJECTED)
 UNCHECKED = condition(ConditionType.PODS_ADMITTED, "Unknown", ConditionReason.NOT_CHECKED)
+BROKEN = condition(ConditionType.PODS_ADMITTED, "Unknown", ConditionReason.CHECK_FAILED)
 PREPARING = condition(ConditionType.PREPARED, "False", ConditionReason.PREPARING)
 POD, JOB = "Pod/tune-train-1-0", "Job/tune-train-1"
 
@@ -58,10 +64,17 @@ ASKS: dict[str, tuple[FineTuneJob, list[str]]] = {
     "judged": (ftj(status(ADMITTED), data=SOURCE), []),
     "not checked": (ftj(status(UNCHECKED), data=SOURCE), []),
     "beyond a quota": (ftj(status(QUOTA), data=SOURCE), []),
-    "refused": (STALLED, []),
-    "refused, and changed": (changed(STALLED), [JOB, POD]),
-    "refused without a preparation": (ftj(status(POLICY)), []),
+    "a typo": (STALLED, [JOB, POD]),
+    "a typo, and changed": (changed(STALLED), [JOB, POD]),
+    "refused": (ftj(status(POLICY), data=SOURCE), [JOB, POD]),
+    "refused without a preparation": (ftj(status(POLICY)), [POD]),
     "refused without a preparation, and changed": (changed(ftj(status(POLICY))), [POD]),
+    "refused, and suspended": (ftj(status(POLICY), data=SOURCE, suspend=True), []),
+    "the check failed": (ftj(status(BROKEN), data=SOURCE), [JOB, POD]),
+    "preparing, and refused": (
+        ftj(status(ACCEPTED, POLICY, PREPARING, start_time=NOW), data=SOURCE),
+        [JOB, POD],
+    ),
     "preparing": (RUNNING, []),
     "preparing, and changed": (changed(RUNNING), [JOB, POD]),
     "prepared, and changed": (changed(TRAINS), []),
@@ -83,19 +96,52 @@ def test_the_pod_is_one_of_the_jobs_pods() -> None:
     template = {"metadata": {"annotations": {"a": "b"}}, "spec": {"nodeSelector": {"pool": "gpu"}}}
     job, pod = conclude(ftj(data=SOURCE, podTemplate=template), answer=None).rehearse
     inner = job["spec"]["template"]
+    index = {"batch.kubernetes.io/job-completion-index": "0"}
+    of_its_job = {
+        "batch.kubernetes.io/job-name": "tune-train-1",
+        "batch.kubernetes.io/controller-uid": UID,
+        "job-name": "tune-train-1",
+        "controller-uid": UID,
+    }
+    owner = {
+        "apiVersion": API_VERSION,
+        "kind": "FineTuneJob",
+        "name": "tune",
+        "uid": UID,
+        "controller": True,
+    }
     assert pod == {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {**inner["metadata"], "name": "tune-train-1-0", "namespace": "team"},
+        "metadata": {
+            "name": "tune-train-1-0",
+            "namespace": "team",
+            "labels": {**inner["metadata"]["labels"], **of_its_job, **index},
+            "annotations": {"a": "b", **index},
+            "ownerReferences": [owner],
+        },
         "spec": inner["spec"],
     }
-    assert (pod["metadata"]["annotations"], pod["spec"]["nodeSelector"]) == ({"a": "b"}, {"pool": "gpu"})
+    assert pod["spec"]["nodeSelector"] == {"pool": "gpu"}
+
+
+def test_annotations_that_are_none_are_left_for_the_api_server_to_refuse() -> None:
+    _, pod = conclude(
+        ftj(data=SOURCE, podTemplate={"metadata": {"annotations": ["a"]}}), answer=None
+    ).rehearse
+    assert pod["metadata"]["annotations"] == ["a"]
 
 
 UNKNOWN = Rehearsal(None, ConditionReason.NOT_CHECKED, "no right")
 USED_UP = Rehearsal(False, ConditionReason.QUOTA_EXCEEDED, "exceeded quota")
-WRONG = Rehearsal(False, ConditionReason.POD_TEMPLATE_INVALID, "unknown field")
-FORBIDDEN = Rehearsal(False, ConditionReason.POD_REJECTED, "violates PodSecurity")
+WRONG = Rehearsal(False, ConditionReason.POD_TEMPLATE_INVALID, "unknown field", 30)
+FORBIDDEN = Rehearsal(False, ConditionReason.POD_REJECTED, "violates PodSecurity", 30)
+AWAY = Rehearsal(None, ConditionReason.CHECK_FAILED, "failed calling webhook", 30)
+SAID = {
+    WRONG: "unknown field: correct spec.podTemplate, and the job goes on",
+    FORBIDDEN: "violates PodSecurity: correct spec.podTemplate, or the policy, and the job goes on",
+}
+"""What the condition says of an answer, where it says more."""
 
 PREPARES = ["ConfigMap/tune-prep", "Job/tune-prep"]
 TRAINED = ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]
@@ -112,15 +158,25 @@ ANSWERS: dict[str, tuple[FineTuneJob, Rehearsal, str | None, list[str], tuple[st
         PREPARES,
         (ConditionReason.QUOTA_EXCEEDED, "exceeded quota"),
     ),
-    "a typo": (NEW, WRONG, "False", [], (ConditionReason.POD_TEMPLATE_INVALID, "unknown field")),
+    "a typo": (NEW, WRONG, "False", [], (ConditionReason.POD_TEMPLATE_INVALID, SAID[WRONG])),
     "a policy": (
         NEW,
         FORBIDDEN,
         "False",
         [],
-        (ConditionReason.POD_REJECTED, "violates PodSecurity"),
+        (ConditionReason.POD_REJECTED, SAID[FORBIDDEN]),
+    ),
+    "the check failed": (NEW, AWAY, "Unknown", [], (ConditionReason.CHECK_FAILED, AWAY.message)),
+    "the check failed without a preparation": (
+        ftj(),
+        AWAY,
+        "Unknown",
+        [],
+        (ConditionReason.CHECK_FAILED, AWAY.message),
     ),
     "fine after a typo": (changed(STALLED), FINE, "True", PREPARES, GOES_ON),
+    "fine after a typo in the installation": (STALLED, FINE, "True", PREPARES, GOES_ON),
+    "fine after a failed check": (ftj(status(BROKEN), data=SOURCE), FINE, "True", PREPARES, GOES_ON),
     "fine without a preparation": (ftj(), FINE, None, TRAINED, STARTS),
     "not checked without a preparation": (ftj(), UNKNOWN, None, TRAINED, STARTS),
     "beyond a quota without a preparation": (ftj(), USED_UP, None, TRAINED, STARTS),
@@ -129,7 +185,7 @@ ANSWERS: dict[str, tuple[FineTuneJob, Rehearsal, str | None, list[str], tuple[st
         FORBIDDEN,
         "False",
         [],
-        (ConditionReason.POD_REJECTED, "violates PodSecurity"),
+        (ConditionReason.POD_REJECTED, SAID[FORBIDDEN]),
     ),
     "fine after a policy, without a preparation": (
         changed(ftj(status(POLICY))),
@@ -150,13 +206,25 @@ def test_what_follows_from_the_answer(
     ready: tuple[str, str],
 ) -> None:
     decision = conclude(of, answer=answer)
-    expected = (admitted, answer.reason, answer.message) if admitted else None
+    expected = (admitted, answer.reason, SAID.get(answer, answer.message)) if admitted else None
     assert said(decision, ConditionType.PODS_ADMITTED) == expected
     assert (applied(decision), said(decision, ConditionType.READY)) == (creates, ("False", *ready))
     true = [item.type for item in decision.status.conditions if item.status == "True"]
     assert [kind for kind in ("Reconciling", "Stalled", "Finished") if kind in true] == [
-        "Reconciling" if creates else "Stalled"
+        "Stalled" if answer is WRONG else "Reconciling"
     ]
+    assert creates or decision.requeue_seconds == 30
+
+
+@pytest.mark.parametrize("answer", [WRONG, FORBIDDEN], ids=lambda item: item.reason)
+def test_a_refusal_names_every_place_that_the_pods_come_from(answer: Rehearsal) -> None:
+    defaults = Defaults(pod_template={"spec": {"priorityClassName": "none"}})
+    settings = dataclasses.replace(NO_MLFLOW, defaults=defaults)
+    found = said(conclude(NEW, settings=settings, answer=answer), ConditionType.PODS_ADMITTED)
+    assert found
+    assert found[2].startswith(
+        f"{answer.message}: correct spec.podTemplate or the installation's defaults.podTemplate, "
+    )
 
 
 def test_the_answer_is_about_the_generation_that_was_asked_about() -> None:
@@ -171,8 +239,24 @@ def test_the_answer_is_about_the_generation_that_was_asked_about() -> None:
 def test_a_preparation_that_runs_goes_on(answer: Rehearsal) -> None:
     decision = conclude(changed(RUNNING), observed(child("tune-prep")), settings=SETTINGS, answer=answer)
     assert (decision.delete, decision.status.phase) == ((), "Preparing")
-    assert said(decision, ConditionType.READY) == ("False", answer.reason, answer.message)
+    assert said(decision, ConditionType.READY) == ("False", answer.reason, SAID.get(answer, answer.message))
     assert said(decision, ConditionType.RECONCILING) is not None
+
+
+def test_a_preparation_that_runs_goes_on_where_its_change_cannot_be_checked() -> None:
+    decision = conclude(changed(RUNNING), observed(child("tune-prep")), settings=SETTINGS, answer=AWAY)
+    assert said(decision, ConditionType.PODS_ADMITTED) == ("Unknown", AWAY.reason, AWAY.message)
+    ready = said(decision, ConditionType.READY)
+    assert (ready and ready[1], decision.status.phase) == (ConditionReason.PREPARING, "Preparing")
+
+
+@pytest.mark.parametrize("answer", [WRONG, FORBIDDEN, AWAY], ids=lambda item: item.reason)
+def test_its_deadline_counts_whatever_the_answer_is(answer: Rehearsal) -> None:
+    of = ftj(RUNNING.status, data=SOURCE, runPolicy={"activeDeadlineSeconds": 60})
+    decision = conclude(changed(of), observed(child("tune-prep")), at=later(61), answer=answer)
+    found = said(decision, ConditionType.FAILED)
+    assert found
+    assert found[1] == ConditionReason.DEADLINE_EXCEEDED
 
 
 @pytest.mark.parametrize("judged", [ADMITTED, QUOTA], ids=lambda item: item.reason)

@@ -70,6 +70,7 @@ NO_SECRET = condition(ConditionType.TRAINED, "False", ConditionReason.CREDENTIAL
 TYPO = condition(ConditionType.PODS_ADMITTED, "False", ConditionReason.POD_TEMPLATE_INVALID)
 POLICY = condition(ConditionType.PODS_ADMITTED, "False", ConditionReason.POD_REJECTED)
 QUOTA = condition(ConditionType.PODS_ADMITTED, "False", ConditionReason.QUOTA_EXCEEDED)
+BROKEN = condition(ConditionType.PODS_ADMITTED, "Unknown", ConditionReason.CHECK_FAILED)
 UNCHECKED = condition(ConditionType.PODS_ADMITTED, "Unknown", ConditionReason.NOT_CHECKED)
 NO_CHILD = condition(ConditionType.PODS_HEALTHY, "False", ConditionReason.POD_TEMPLATE_INVALID)
 NO_POD = condition(ConditionType.PODS_HEALTHY, "False", ConditionReason.POD_REJECTED)
@@ -83,7 +84,9 @@ WAITS: dict[str, tuple[list[Condition], Condition, bool]] = {
     "for a Secret": ([ACCEPTED, PREPARED, NO_SECRET], NO_SECRET, False),
     "for a podTemplate without reserved variables": ([REFUSED], REFUSED, True),
     "for a podTemplate without a typo": ([ACCEPTED, TYPO], TYPO, True),
-    "for a podTemplate that the policy allows": ([ACCEPTED, POLICY], POLICY, True),
+    "for a policy that allows its pods": ([ACCEPTED, POLICY], POLICY, False),
+    "for a webhook that answers": ([ACCEPTED, BROKEN], BROKEN, False),
+    "for the preparation, then for a webhook": ([ACCEPTED, BROKEN, PREPARING], PREPARING, False),
     "for the preparation, then for another podTemplate": ([ACCEPTED, TYPO, PREPARING], TYPO, False),
     "for the preparation, then for a quota": ([ACCEPTED, QUOTA, PREPARING], QUOTA, False),
     "for the preparation, unchecked": ([ACCEPTED, UNCHECKED, PREPARING], PREPARING, False),
