@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 GROUP = "finetune.dev"
@@ -152,6 +152,12 @@ Image = Annotated[
     ),
 ]
 """The name of a container image."""
+
+
+def first_mistake(error: ValidationError) -> tuple[str, str]:
+    """Where the first mistake of a document is, as a path of fields, and what it is."""
+    first = error.errors()[0]
+    return ".".join(str(part) for part in first["loc"]) or "the top", first["msg"]
 
 
 class ApiModel(BaseModel):

@@ -10,7 +10,7 @@ from typing import Literal
 import yaml
 from pydantic import Field, ValidationError
 
-from finetune_crds.base import ApiModel, StringMap
+from finetune_crds.base import ApiModel, StringMap, first_mistake
 from finetune_crds.data import Data
 from finetune_crds.finetunejob import FineTuneJobSpec, Register, Tracking
 from finetune_crds.training import Checkpoint, Distributed, Method, Model, Objective, Training
@@ -88,6 +88,5 @@ class Recipe(ApiModel):
         except yaml.YAMLError as error:
             raise RecipeError(f"the recipe {path} is not YAML: {error}") from error
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the top"
-            raise RecipeError(f"the recipe {path} is wrong at {where}: {first['msg']}") from error
+            where, what = first_mistake(error)
+            raise RecipeError(f"the recipe {path} is wrong at {where}: {what}") from error

@@ -354,6 +354,11 @@ class Distributed(ApiModel):
     """Environment variables of NCCL, such as NCCL_DEBUG: INFO."""
 
     @property
+    def gpu_resource(self) -> str:
+        """The extended resource of the GPUs."""
+        return (self.gpu or Gpu()).resource_name
+
+    @property
     def ranks_per_node(self) -> int:
         """Ranks in each pod."""
         return self.processes_per_node or self.gpus_per_node or 1

@@ -21,6 +21,7 @@ from finetune_crds.base import (
     Positive,
     QueueName,
     Uri,
+    first_mistake,
 )
 from finetune_crds.env import RESERVED_ENV, EnvFromSource, EnvVar, ObjectReference
 from finetune_crds.training import ModelCache
@@ -144,6 +145,5 @@ class Defaults(ApiModel):
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise DefaultsError(f"the defaults {path} cannot be read: {error}") from error
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the top"
-            raise DefaultsError(f"the defaults {path} are wrong at {where}: {first['msg']}") from error
+            where, what = first_mistake(error)
+            raise DefaultsError(f"the defaults {path} are wrong at {where}: {what}") from error

@@ -26,6 +26,9 @@ LABEL_ATTEMPT = "finetune.dev/attempt"  # the operator and people: which trainin
 LABEL_CONTROLLER = "batch.kubernetes.io/controller-uid"  # Kubernetes, on pods: the uid of their Job
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue, on the training Job
 
+PREP_CONTAINER = "prep"
+TRAINER_CONTAINER = "trainer"
+
 PREP = "prep"
 TRAIN = "train"
 

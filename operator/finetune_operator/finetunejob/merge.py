@@ -1,8 +1,11 @@
-"""Pod templates over each other, as a strategic merge patch lays them."""
+"""Pod templates: over each other, as a strategic merge patch lays them; and what is in them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
+
+from finetune_crds.base import Json
 
 # Lists of a PodSpec whose items are identified by a key (Kubernetes API reference, patchMergeKey).
 _KEYS = {
@@ -53,3 +56,12 @@ def _identity(item: Any, key: str, position: int) -> str | int:
     """The key of an item, or its position when it has none."""
     found = item.get(key) if isinstance(item, dict) else None
     return found if isinstance(found, str) else position
+
+
+def containers(template: Json | None, name: str) -> Iterator[Json]:
+    """The containers of a name in a template that the API server has not validated: none where it has no such list."""
+    spec = (template or {}).get("spec")
+    found = spec.get("containers") if isinstance(spec, dict) else None
+    for item in found if isinstance(found, list) else []:
+        if isinstance(item, dict) and item.get("name") == name:
+            yield item

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
+from finetune_operator.finetunejob.decide.admit import HOLDS_BACK
 from finetune_operator.finetunejob.model import FineTuneJob, Rehearsal
 from finetune_operator.kube import Kube, KubeError
 
@@ -25,15 +26,7 @@ _REASONS = {
     400: ConditionReason.POD_TEMPLATE_INVALID,
     422: ConditionReason.POD_TEMPLATE_INVALID,
 }
-# Answers that may change while the spec stays: a policy, the installation, a webhook.
-_MAY_CHANGE = frozenset(
-    {
-        ConditionReason.POD_REJECTED,
-        ConditionReason.POD_TEMPLATE_INVALID,
-        ConditionReason.CHECK_FAILED,
-    }
-)
-# The delay before such a dry run is repeated doubles from the first to the second.
+# The delay before a dry run that was refused is repeated doubles from the first to the second.
 _FIRST_SECONDS = 1.0
 _LAST_SECONDS = 60.0
 _MOST_JOBS = 4096
@@ -71,7 +64,7 @@ class Rehearser:
             return replace(held.rehearsal, again_seconds=held.due - now)
         found = await rehearse(self.kube, bodies)
         self._known.pop(ftj.uid, None)
-        if found.reason not in _MAY_CHANGE:
+        if found.reason not in HOLDS_BACK:
             return found
         if len(self._known) >= _MOST_JOBS:
             self._known.clear()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from finetune_crds.base import Json
 from finetune_crds.env import EnvVar
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import Resolved
-from finetune_crds.training import LOW_RANK, SOFT_PROMPTS, Checkpoint, Gpu
+from finetune_crds.training import LOW_RANK, SOFT_PROMPTS, Checkpoint
+from finetune_operator import names
 from finetune_operator.defaults import Defaults
-from finetune_operator.finetunejob.merge import merge
+from finetune_operator.finetunejob.merge import containers, merge
 
-TRAINER = "trainer"
 # Few weights that start at zero learn with larger steps. 2e-4: QLoRA (arXiv:2305.14314, table 9); 1e-2: the guide to prefix
 # tuning of peft.
 _LEARNING_RATES = {**dict.fromkeys(LOW_RANK, 2e-4), **dict.fromkeys(SOFT_PROMPTS, 1e-2)}
@@ -29,7 +30,8 @@ def resolve(
         known: what was resolved when the job was accepted, which later changes of the installation leave alone; None before.
             Variables and pod templates are always those of the installation now: they count from the next pod on.
     """
-    filled = known or _first(spec, namespace, name, defaults)
+    filled = known or resolved(spec, namespace=namespace, name=name, defaults=defaults)
+    every_pod, own = _every_pod(defaults), _of_pods(_account(spec.service_account_name))
     parts: dict[str, object] = {
         "data": spec.data,
         "trainer": spec.trainer.model_copy(
@@ -42,7 +44,7 @@ def resolve(
         "training": spec.training.model_copy(
             update={"learning_rate": filled.learning_rate or _learning_rate(spec)}
         ),
-        "pod_template": _training_template(spec, defaults),
+        "pod_template": _layered(every_pod, defaults.pod_template, own, _gpus(spec), spec.pod_template),
         "model": spec.model.model_copy(update={"cache": spec.model.cache or defaults.model_cache}),
         "distributed": spec.distributed.model_copy(
             update={"processes_per_node": spec.distributed.ranks_per_node}
@@ -57,7 +59,7 @@ def resolve(
             "output": filled.output or "",
             "env": _env(defaults.env, spec.env, prepare.env),
             "env_from": [*defaults.env_from, *spec.env_from, *prepare.env_from],
-            "pod_template": merge(_every_pod(spec, defaults), prepare.pod_template) or None,
+            "pod_template": _layered(every_pod, own, prepare.pod_template),
         }
         parts["data"] = spec.data.model_copy(update={"prepare": prepare.model_copy(update=changes)})
     if spec.register_:
@@ -65,21 +67,11 @@ def resolve(
     return spec.model_copy(update=parts)
 
 
-def resolved(spec: FineTuneJobSpec, defaults: Defaults) -> Resolved:
-    """What stays as it is for the life of a job, of a spec that was resolved.
+def resolved(spec: FineTuneJobSpec, *, namespace: str, name: str, defaults: Defaults) -> Resolved:
+    """What stays as it is for the life of a job. A spec that was resolved gives the same again.
 
     Of the queue only that of the installation: `runPolicy.queueName` of the job may change.
     """
-    return Resolved(
-        output=(spec.data.prepare.output or None) if spec.data.prepare else None,
-        checkpoint=spec.checkpoint,
-        model=spec.register_.model if spec.register_ else None,
-        queue_name=defaults.queue_name,
-        learning_rate=spec.training.learning_rate,
-    )
-
-
-def _first(spec: FineTuneJobSpec, namespace: str, name: str, defaults: Defaults) -> Resolved:
     prepare = spec.data.prepare
     return Resolved(
         output=(prepare.output or defaults.folder("splits", namespace, name) or None) if prepare else None,
@@ -115,35 +107,32 @@ def _env(*parts: Sequence[EnvVar]) -> list[EnvVar]:
     return list({variable.name: variable for part in parts for variable in part}.values())
 
 
-def _training_template(spec: FineTuneJobSpec, defaults: Defaults) -> Json | None:
-    """The installation's template under the GPUs of the spec, under the template of the spec."""
-    template = merge(_every_pod(spec, defaults), defaults.pod_template)
-    for above in (_account(spec), _gpus(spec), spec.pod_template):
-        template = merge(template, above)
-    return template or None
+def _layered(*templates: Json | None) -> Json | None:
+    """Templates, each over the one before."""
+    return functools.reduce(merge, templates) or None
 
 
-def _every_pod(spec: FineTuneJobSpec, defaults: Defaults) -> Json:
-    """What the pods of preparation and training have alike."""
+def _every_pod(defaults: Defaults) -> Json:
+    """What the installation gives the pods of preparation and of training."""
     secrets = [secret.to_json() for secret in defaults.image_pull_secrets]
-    account = spec.service_account_name or defaults.service_account_name
     found: Json = {"imagePullSecrets": secrets} if secrets else {}
-    found |= {"serviceAccountName": account} if account else {}
-    return {"spec": found} if found else {}
+    return _of_pods(found | _account(defaults.service_account_name))
 
 
-def _account(spec: FineTuneJobSpec) -> Json:
-    account = spec.service_account_name
-    return {"spec": {"serviceAccountName": account}} if account else {}
+def _of_pods(fields: Json) -> Json:
+    return {"spec": fields} if fields else {}
+
+
+def _account(name: str | None) -> Json:
+    return {"serviceAccountName": name} if name else {}
 
 
 def _gpus(spec: FineTuneJobSpec) -> Json:
     wanted = spec.distributed
     if wanted.gpus_per_node is None:
         return {}
-    resource = wanted.gpu.resource_name if wanted.gpu else Gpu().resource_name
-    limits = {resource: str(wanted.gpus_per_node)}
-    found: Json = {"containers": [{"name": TRAINER, "resources": {"limits": limits}}]}
+    limits = {wanted.gpu_resource: str(wanted.gpus_per_node)}
+    found: Json = {"containers": [{"name": names.TRAINER_CONTAINER, "resources": {"limits": limits}}]}
     if wanted.gpu and wanted.gpu.product:
         found["nodeSelector"] = {PRODUCT_LABEL: wanted.gpu.product}
     return {"spec": found}
@@ -151,13 +140,14 @@ def _gpus(spec: FineTuneJobSpec) -> Json:
 
 def gpu_limit(template: Json | None, resource: str) -> int | None:
     """The limit of a resource that a pod template gives the trainer; None without one, or where it is no number."""
-    spec = (template or {}).get("spec")
-    containers = spec.get("containers") if isinstance(spec, dict) else None
-    for item in containers if isinstance(containers, list) else []:
-        if not isinstance(item, dict) or item.get("name") != TRAINER:
-            continue
+    for item in containers(template, names.TRAINER_CONTAINER):
         resources = item.get("resources")
         limits = resources.get("limits") if isinstance(resources, dict) else None
-        found = limits.get(resource) if isinstance(limits, dict) else None
-        return int(str(found)) if str(found).isdecimal() else None
+        return whole_number(limits.get(resource)) if isinstance(limits, dict) else None
     return None
+
+
+def whole_number(value: object) -> int | None:
+    """A quantity of an extended resource, which people write as text or as a number; None where it is none."""
+    text = str(value)
+    return int(text) if text.isdecimal() else None

@@ -14,6 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 from finetune_crds.base import Json
 from finetune_operator import names
 from finetune_operator.finetunejob.children import job_ended
+from finetune_operator.finetunejob.decide import queueing
 from finetune_operator.finetunejob.model import FineTuneJob, Queued
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.text import short
@@ -81,8 +82,8 @@ class WorkloadReader:
     async def read(self, ftj: FineTuneJob, jobs: Mapping[str, Json], now: datetime) -> Queued | None:
         """What Kueue says of the current attempt's Job; None unless that waits in a queue, or when nothing can be read."""
         job = jobs.get(names.train_name(ftj.name, ftj.status.attempt or 1))
-        queue = (job["metadata"].get("labels") or {}).get(names.LABEL_QUEUE) if job else None
-        if job is None or queue is None or not job["spec"].get("suspend") or job_ended(job):
+        queue = queueing.queue_of(job) if job else None
+        if job is None or queue is None or not queueing.is_queued(job) or job_ended(job):
             return None
         asked, namespace = self.clock(), ftj.namespace
         began, found = await self._workloads.get(namespace, lambda: self._list(namespace))

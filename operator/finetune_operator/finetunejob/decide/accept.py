@@ -8,8 +8,9 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.env import RESERVED_ENV
 from finetune_crds.finetunejob import FineTuneJobSpec
-from finetune_crds.training import Gpu
+from finetune_operator import names
 from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.merge import containers
 from finetune_operator.finetunejob.resolve import gpu_limit, resolved
 from finetune_operator.policy.address import passwords
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
@@ -45,7 +46,11 @@ def accept(draft: Draft) -> Outcome:
 
 
 def _accept(draft: Draft) -> Outcome:
-    draft.update(resolved=resolved(draft.spec, draft.settings.defaults))
+    draft.update(
+        resolved=resolved(
+            draft.spec, namespace=draft.ftj.namespace, name=draft.ftj.name, defaults=draft.settings.defaults
+        )
+    )
     draft.set(ConditionType.ACCEPTED, True, ConditionReason.ACCEPTED, "the spec can be run")
     return Continue
 
@@ -96,15 +101,16 @@ def obstacles(spec: FineTuneJobSpec, settings: Settings) -> Iterator[tuple[Condi
 
 def reserved_env(spec: FineTuneJobSpec) -> Iterator[str]:
     """Reserved variables that pod templates set, which the schema cannot see."""
-    yield from _reserved_env("spec.podTemplate", spec.pod_template, "trainer")
+    yield from _reserved_env("spec.podTemplate", spec.pod_template, names.TRAINER_CONTAINER)
     if spec.data.prepare:
-        yield from _reserved_env("spec.data.prepare.podTemplate", spec.data.prepare.pod_template, "prep")
+        template = spec.data.prepare.pod_template
+        yield from _reserved_env("spec.data.prepare.podTemplate", template, names.PREP_CONTAINER)
 
 
 def too_few_gpus(spec: FineTuneJobSpec) -> Iterator[str]:
     """A limit of GPUs in the pod template that is below the number of ranks."""
     distributed = spec.distributed
-    resource = (distributed.gpu or Gpu()).resource_name
+    resource = distributed.gpu_resource
     limit = gpu_limit(spec.pod_template, resource)
     if limit is not None and limit < distributed.ranks_per_node and distributed.device != "CPU":
         yield (
@@ -118,10 +124,8 @@ def _reserved_env(field: str, template: Json | None, container: str) -> Iterator
 
     What is no pod template at all is left for the API server to refuse.
     """
-    spec = (template or {}).get("spec")
-    found = spec.get("containers") if isinstance(spec, dict) else None
-    for item in found if isinstance(found, list) else []:
-        env = item.get("env") if isinstance(item, dict) and item.get("name") == container else None
+    for item in containers(template, container):
+        env = item.get("env")
         variables = [entry for entry in env if isinstance(entry, dict)] if isinstance(env, list) else []
         taken = [entry["name"] for entry in variables if entry.get("name") in RESERVED_ENV]
         if taken:

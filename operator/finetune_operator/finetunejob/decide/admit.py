@@ -15,8 +15,9 @@ from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.model import Rehearsal
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
-# Why the pods could not be created now, and neither could their Job.
-_HOLDS_BACK: tuple[str, ...] = (
+# Why the pods could not be created now, and neither could their Job. It may change while the spec stays: a policy, the
+# installation, a webhook.
+HOLDS_BACK: tuple[str, ...] = (
     ConditionReason.POD_REJECTED,
     ConditionReason.POD_TEMPLATE_INVALID,
     ConditionReason.CHECK_FAILED,
@@ -118,4 +119,4 @@ def _remedy(draft: Draft, reason: ConditionReason) -> str:
 
 def _holds_back(judged: Condition) -> bool:
     """Whether the pods could not be created now, for a reason that also keeps the job from starting."""
-    return judged.reason in _HOLDS_BACK
+    return judged.reason in HOLDS_BACK

@@ -9,12 +9,13 @@ from finetune_crds.base import Json
 from finetune_crds.status_parts import DeviceStatus
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.model import FineTuneJob
+from finetune_operator.finetunejob.resolve import PRODUCT_LABEL, whole_number
 
 # Extended resources of which one is one GPU: nvidia.com/gpu, amd.com/gpu, nvidia.com/mig-1g.5gb, gpu.intel.com/i915.
 _GPU = re.compile(r"[^/]+/(gpu|gpu\.shared|mig-.+)|gpu\.intel\.com/.+")
 # Labels of nodes, and keys of a nodeSelector, whose value is the product; the first that is there counts.
 _PRODUCT_LABELS = (
-    "nvidia.com/gpu.product",
+    PRODUCT_LABEL,
     "amd.com/gpu.product-name",
     "beta.amd.com/gpu.product-name",
     "cloud.google.com/gke-accelerator",
@@ -24,9 +25,8 @@ _PRODUCT_LABELS = (
 
 
 def resource(ftj: FineTuneJob) -> str:
-    """The resource that the spec names as its GPU, whatever its name; empty when it names none."""
-    gpu = ftj.spec.distributed.gpu if ftj.spec else None
-    return gpu.resource_name if gpu else ""
+    """The resource that the spec names as its GPU, whatever its name; empty without a spec."""
+    return ftj.spec.distributed.gpu_resource if ftj.spec else ""
 
 
 def gpus(pod: Json, named: str) -> int:
@@ -36,7 +36,7 @@ def gpus(pod: Json, named: str) -> int:
         named: a resource that counts besides those with known names.
     """
     return sum(
-        _count(value)
+        whole_number(value) or 0
         for container in pod.get("spec", {}).get("containers") or []
         for name, value in ((container.get("resources") or {}).get("limits") or {}).items()
         if name == named or _GPU.fullmatch(name)
@@ -75,8 +75,3 @@ def _product(pod: Json, node_labels: Mapping[str, Mapping[str, str]]) -> str | N
 
 def _node(pod: Json) -> str | None:
     return pod.get("spec", {}).get("nodeName") or None
-
-
-def _count(value: object) -> int:
-    text = str(value)
-    return int(text) if text.isdecimal() else 0

@@ -10,7 +10,7 @@ from finetune_operator.finetunejob.decide import rendezvous, template
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.merge import merge
 
-CONTAINER = "trainer"
+CONTAINER = names.TRAINER_CONTAINER
 BUILT_IN_COMMAND = ["finetune-train"]
 # The part of the grace period that torchrun needs after its workers have exited.
 _TORCHRUN_SECONDS = 10

@@ -13,7 +13,7 @@ from finetune_operator.finetunejob.decide import health, pods, rendezvous, templ
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
-_CONTAINER = "prep"
+_CONTAINER = names.PREP_CONTAINER
 # Retries after failures that neither the recipe nor the data caused, such as a crash of the JVM.
 _BACKOFF_LIMIT = 2
 

@@ -32,7 +32,7 @@ def report(draft: Draft, number: int, child: Json) -> None:
 
 
 def _waiting(draft: Draft, number: int, child: Json) -> tuple[ConditionReason, str]:
-    queue = _queue(child)
+    queue = queue_of(child)
     if queue is None:
         job = child["metadata"]["name"]
         return ConditionReason.QUEUE_INADMISSIBLE, (
@@ -89,7 +89,8 @@ def _rounded(position: int) -> str:
     return f"{max(step * digits for step in (1, 2, 5) if step * digits <= position)} or later"
 
 
-def _queue(child: Json) -> str | None:
+def queue_of(child: Json) -> str | None:
+    """The queue that a batch Job names."""
     return (child["metadata"].get("labels") or {}).get(names.LABEL_QUEUE)
 
 

@@ -9,8 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_crds.status import Resolved
 from finetune_operator.defaults import Defaults
-from finetune_operator.finetunejob.resolve import gpu_limit, resolve, resolved
+from finetune_operator.finetunejob.resolve import gpu_limit, resolve
+from finetune_operator.finetunejob.resolve import resolved as settled
 
 Json = dict[str, Any]
 
@@ -34,6 +36,11 @@ INSTALLED: Json = {
 }
 
 
+def settled_of(spec: FineTuneJobSpec, defaults: Defaults) -> Resolved:
+    """What stays for the life of the job team/chat."""
+    return settled(spec, namespace="team", name="chat", defaults=defaults)
+
+
 def spec_of(spec: Json, installed: Json = INSTALLED, before: Json | None = None) -> FineTuneJobSpec:
     """A spec of the job team/chat, resolved; `before` is the installation when the job was accepted."""
 
@@ -46,13 +53,13 @@ def spec_of(spec: Json, installed: Json = INSTALLED, before: Json | None = None)
             defaults=Defaults.model_validate(defaults),
         )
 
-    known = resolved(made(before), Defaults.model_validate(before)) if before is not None else None
+    known = settled_of(made(before), Defaults.model_validate(before)) if before is not None else None
     return made(installed, known)
 
 
 def test_the_shortest_job_has_everything_of_its_installation() -> None:
     found = spec_of(SHORT)
-    assert resolved(found, Defaults.model_validate(INSTALLED)).to_json() == {
+    assert settled_of(found, Defaults.model_validate(INSTALLED)).to_json() == {
         "output": "s3://bucket/root/splits/team/chat",
         "checkpoint": {"uri": "s3://bucket/root/checkpoints", "everySteps": 50, "keep": 2, "mode": "Async"},
         "model": "chat",
@@ -112,13 +119,13 @@ OWN: dict[str, tuple[Json, Json]] = {
 
 @pytest.mark.parametrize(("spec", "expected"), OWN.values(), ids=OWN)
 def test_the_words_of_a_job_come_before_those_of_its_installation(spec: Json, expected: Json) -> None:
-    found = resolved(spec_of(SHORT | spec), Defaults.model_validate(INSTALLED)).to_json()
+    found = settled_of(spec_of(SHORT | spec), Defaults.model_validate(INSTALLED)).to_json()
     assert {name: found.get(name) for name in expected} == expected
 
 
 def test_without_an_installation_a_job_has_what_it_says() -> None:
     found = spec_of(SHORT, {})
-    assert resolved(found, Defaults()).to_json() == {"model": "chat", "learningRate": 2e-4}
+    assert settled_of(found, Defaults()).to_json() == {"model": "chat", "learningRate": 2e-4}
     assert (found.checkpoint, found.model.cache) == (None, None)
 
 
@@ -134,7 +141,7 @@ def test_pods_have_the_service_account_of_the_job() -> None:
 def test_a_running_job_keeps_its_folders_and_takes_new_credentials() -> None:
     later = {**INSTALLED, "storage": "s3://other", "queueName": "other", "envFrom": []}
     found = spec_of(SHORT, later, before=INSTALLED)
-    assert resolved(found, Defaults.model_validate(INSTALLED)) == resolved(
+    assert settled_of(found, Defaults.model_validate(INSTALLED)) == settled_of(
         spec_of(SHORT), Defaults.model_validate(INSTALLED)
     )
     assert found.trainer.env_from == []
@@ -179,7 +186,7 @@ def test_a_job_waits_in_its_queue_or_in_that_of_its_installation(
 
 
 def test_a_job_whose_queue_is_removed_waits_in_none() -> None:
-    accepted = resolved(spec_of(SHORT | {"runPolicy": {"queueName": "typo"}}, {}), Defaults())
+    accepted = settled_of(spec_of(SHORT | {"runPolicy": {"queueName": "typo"}}, {}), Defaults())
     later = resolve(
         FineTuneJobSpec.model_validate(SHORT),
         namespace="team",
