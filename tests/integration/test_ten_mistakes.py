@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes.dynamic.exceptions import DynamicApiError
 
 from finetune_crds import JobReference, Recipe
 from finetune_crds.finetunejob import FineTuneJobSpec
@@ -14,6 +13,7 @@ from support.api import Api
 from support.mlflow_server import Mlflow
 from support.operator_process import operator_process
 from support.process import running
+from support.refusals import refused
 from worlds.processes.jobs import error, job, splits_given
 from worlds.processes.world import World
 
@@ -47,24 +47,22 @@ AT_APPLY: dict[str, tuple[Json, str]] = {
 @pytest.mark.parametrize("mistake", AT_APPLY)
 def test_kubectl_apply_says(api: Api, namespace: str, mistake: str) -> None:
     body, sentence = AT_APPLY[mistake]
-    with pytest.raises(DynamicApiError) as refusal:
+    with refused(sentence):
         api.create({**body, "metadata": {**body["metadata"], "namespace": namespace}})
-    assert sentence in refusal.value.summary()
 
 
 def test_a_running_job_cannot_be_edited(world: World) -> None:
     world.submit(splits_given())
     world.run_pods("tune-train-1", 2)
     world.wait_phase("tune", "Training")
-    with pytest.raises(DynamicApiError) as refusal:
-        world.api.patch(
-            "FineTuneJob", world.namespace, "tune", {"spec": {"training": {"learningRate": 1e-4}}}
-        )
     sentence = (
         "spec.training cannot change once the job exists (only suspend, runPolicy, podTemplate, env, envFrom, and of "
         "trainer and data.prepare the image, env and envFrom can): create a FineTuneJob with another name"
     )
-    assert sentence in refusal.value.summary()
+    with refused(sentence):
+        world.api.patch(
+            "FineTuneJob", world.namespace, "tune", {"spec": {"training": {"learningRate": 1e-4}}}
+        )
 
 
 def test_a_large_model_without_a_gpu(world: World) -> None:
@@ -76,9 +74,9 @@ def test_a_large_model_without_a_gpu(world: World) -> None:
     recipe = Recipe.of(
         JobReference(name="tune", namespace="team", uid="u"), FineTuneJobSpec.model_validate(body["spec"])
     )
-    with pytest.raises(RecipeRefusedError) as refused:
+    with pytest.raises(RecipeRefusedError) as raised:
         check(recipe, 2, Gpus(0), lambda: 8_190_735_360)
-    sentence = str(refused.value)
+    sentence = str(raised.value)
     assert sentence == (
         "model.base Qwen/Qwen3-8B has 8.2 billion parameters and the pod sees no GPU: set distributed.gpusPerNode, or "
         "distributed.device: CPU to train it on CPUs"
@@ -105,9 +103,9 @@ def test_a_token_of_the_hub_on_the_trainer_alone(
         raise GatedRepoError("403", response=httpx2.Response(403, request=request))
 
     monkeypatch.setattr(artifacts, "_snapshot", gated)
-    with pytest.raises(RecipeRefusedError) as refused:
+    with pytest.raises(RecipeRefusedError) as raised:
         artifacts.fetch_tokenizer("meta-llama/Llama-3.1-8B", tmp_path)
-    sentence = str(refused.value)
+    sentence = str(raised.value)
     assert sentence == (
         "model.base meta-llama/Llama-3.1-8B is gated: accept its terms, and name a Secret with HF_TOKEN in spec.envFrom, "
         "which reaches all pods"
