@@ -68,6 +68,9 @@ def serving(respond: Callable[[Request], Answer], port: int = 0) -> Iterator[str
                 self.send_response(answer.status)
                 for name, value in {"Content-Length": str(len(answer.content)), **answer.headers}.items():
                     self.send_header(name, value)
+                if self.close_connection:
+                    # NB: a client that asked for it and is not told so may use the connection again before it sees its end.
+                    self.send_header("Connection", "close")
                 self.end_headers()
                 if self.command != "HEAD":
                     self.wfile.write(answer.content)
