@@ -153,23 +153,30 @@ class Splits(ApiModel):
 
 
 class NearDedupe(ApiModel):
-    """MinHash near-duplicate removal."""
+    """Removal of near duplicates."""
 
-    threshold: Fraction = 0.7
-    """Jaccard similarity at which two examples count as duplicates."""
-    bands: Annotated[int, Field(ge=1, le=100)] = 25
-    """Bands of the MinHash signature."""
-    rows: Annotated[int, Field(ge=1, le=50)] = 10
-    """Rows in each band."""
+    threshold: Annotated[float, Field(ge=0.3, le=1)] = 0.7
+    """Jaccard similarity, on runs of three words, from which on two examples are duplicates. MinHash finds candidates; each pair
+    is compared exactly."""
 
 
 class Dedupe(ApiModel):
     """Which duplicates are removed."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "self.exact || !has(self.near)",
+                "near needs exact: exact duplicates are removed first",
+                ".near",
+            ),
+        )
+    )
+
     exact: bool = True
     """Keep one of the examples whose text (all columns of the example) differs in case and white space only."""
     near: NearDedupe | None = None
-    """Also remove near duplicates."""
+    """Also keep one of the examples whose text (all columns of the example) is nearly the same."""
 
 
 class SplitRatios(ApiModel):

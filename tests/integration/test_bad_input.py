@@ -406,10 +406,9 @@ def test_wrong_data_fails_at_once_with_the_pods_sentence(world: World) -> None:
 
 
 def test_what_is_not_implemented_is_refused_by_name(world: World) -> None:
-    world.submit(job(data=prepared(dedupe={"near": {}}, spark={"mode": "Kubernetes"})))
+    world.submit(job(data=prepared(spark={"mode": "Databricks"})))
     accepted = world.wait_condition("tune", "Accepted", "NotImplemented")
-    assert "data.prepare.spark.mode Kubernetes (use Local)" in accepted["message"]
-    assert "data.prepare.dedupe.near" in accepted["message"]
+    assert "data.prepare.spark.mode Databricks (use Local)" in accepted["message"]
     assert world.api.list("Job", world.namespace) == []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from finetune_crds.status import SplitCounts
 from finetune_trainer import artifacts, columns
 from finetune_trainer.cache import Cache
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import errors, output, session, source, steps, tokens
+from finetune_trainer.prep import errors, near, output, session, source, steps, tokens
 from finetune_trainer.prep.plan import plan as planned
 from finetune_trainer.tokenizer import load_tokenizer
 
@@ -78,9 +78,10 @@ def _make(corpus: source.Corpus, recipe: Recipe, asked: Request, tokenizer: Path
     used = recipe.data.columns or _found(corpus.frame, recipe, asked)
     plan = planned(_with_columns(recipe, used))
     source.check(corpus.frame, plan)
-    seen = Observed()
-    prepared = examples(corpus.frame, recipe, plan, tokenizer, seen).persist(StorageLevel.MEMORY_AND_DISK)
-    try:
+    with ExitStack() as held:
+        seen = Observed(held)
+        prepared = examples(corpus.frame, recipe, plan, tokenizer, seen)
+        prepared = seen.keep(prepared, StorageLevel.MEMORY_AND_DISK)
         found = counts(prepared, plan, seen)
         check(found, plan)
         result = PrepResult(
@@ -94,8 +95,6 @@ def _make(corpus: source.Corpus, recipe: Recipe, asked: Request, tokenizer: Path
         )
         say(f"writing {plan.prepare.output}")
         return output.commit(prepared, recipe, result)
-    finally:
-        prepared.unpersist()
 
 
 def _found(frame: DataFrame, recipe: Recipe, asked: Request) -> Columns:
@@ -112,16 +111,30 @@ def _with_columns(recipe: Recipe, used: Columns) -> Recipe:
 
 
 class Observed:
-    """Row counts, observed in the pass that writes the table."""
+    """Row counts, observed in the pass that writes the table.
 
-    def __init__(self) -> None:
+    near: the near duplicates, where they are removed. held: ends the frames that are kept.
+    """
+
+    def __init__(self, held: ExitStack) -> None:
+        self.held = held
+        self.near: near.Clusters | None = None
         self.filtered, self.unique, self.short = (
             Observation(name) for name in ("filtered", "unique", "short")
         )
 
+    def keep(self, frame: DataFrame, level: StorageLevel) -> DataFrame:
+        """Keep a frame that is read more than once."""
+        kept = frame.persist(level)
+        self.held.callback(kept.unpersist)
+        return kept
+
 
 def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen: Observed) -> DataFrame:
-    """The plan of the whole preparation: `id`, the example's columns, `tokens` and `split`."""
+    """The plan of the whole preparation: `id`, the example's columns, `tokens` and `split`.
+
+    Near duplicates are found at once; nothing else runs.
+    """
     wanted = plan.prepare
     frame = steps.flagged(steps.with_conversation(frame, plan.form), plan)
     by = sf.col(steps.DROPPED_BY)
@@ -135,6 +148,10 @@ def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen
     if wanted.dedupe.exact:
         frame = steps.without_duplicates(frame)
     frame = frame.observe(seen.unique, sf.count(sf.lit(1)).alias("all"))
+    if wanted.dedupe.near:
+        frame = seen.keep(frame, StorageLevel.DISK_ONLY)
+        frame, seen.near = near.removed(frame, wanted.dedupe.near, seen.held)
+        say(near.described(seen.near))
     frame = tokens.with_tokens(frame, recipe.model, tokenizer, plan.form.columns)
     if wanted.max_tokens is not None:
         frame = frame.where(sf.col(steps.TOKENS) <= wanted.max_tokens)
@@ -158,6 +175,9 @@ def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
     rows = {name: row["rows"] for name, row in splits.items()}
     if wanted.dedupe.exact:
         dropped["dedupe"] = passed - unique
+    if seen.near:
+        dropped["nearDedupe"] = seen.near.dropped
+        unique -= seen.near.dropped
     if wanted.max_tokens is not None:
         dropped["maxTokens"] = unique - short
     if wanted.limit is not None:

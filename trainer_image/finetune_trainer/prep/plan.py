@@ -115,8 +115,8 @@ def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
         ),
         (mode != "Local", f"data.prepare.spark.mode {mode} is not available yet: use Local"),
         (
-            prepare.dedupe.near is not None,
-            "data.prepare.dedupe.near is not available yet: remove it and keep dedupe.exact",
+            prepare.dedupe.near is not None and not prepare.dedupe.exact,
+            "data.prepare.dedupe.near needs dedupe.exact: exact duplicates are removed first",
         ),
         (
             kind == "Preference" and prepare.response_template is not None,

@@ -13,7 +13,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from finetune_trainer.outcome import DataError, RecipeRefusedError
-from finetune_trainer.prep import source
+from finetune_trainer.prep import near, source
 from finetune_trainer.prep.errors import first_line
 from finetune_trainer.prep.plan import MESSAGES
 from finetune_trainer.prep.template import quoted
@@ -159,10 +159,10 @@ def _checked(frame: DataFrame, plan: Plan, verdict: Column) -> DataFrame:
 
 
 def identified(frame: DataFrame, plan: Plan) -> DataFrame:
-    """Select the rows that pass the filters, with a fingerprint and the source columns of an example.
+    """Select the rows that pass the filters, with a fingerprint and the columns of an example.
 
     id: a hash of the example as it is. fingerprint: the same but for case and white space. group: the text that
-    decides on the split.
+    decides on the split. plain: the text that is compared for near duplicates, if they are removed.
     """
     form, key = plan.form, plan.prepare.split_ratios.key
     texts = _texts(form)
@@ -172,11 +172,13 @@ def identified(frame: DataFrame, plan: Plan) -> DataFrame:
     identity = sf.sha2(
         sf.to_json(sf.struct(*(text.alias(f"t{i}") for i, text in enumerate(texts)), owner.alias("key"))), 256
     )
+    compared = [sf.concat_ws("\n", *plain).alias(near.TEXT)] if plan.prepare.dedupe.near else []
     kept = frame.where(sf.col(DROPPED_BY).isNull())
     return kept.select(
         sf.substring(identity, 1, 32).alias(ID),
         fingerprint.alias(FINGERPRINT),
         sf.coalesce(owner, fingerprint).alias(GROUP),
+        *compared,
         *_rendered(form),
     )
 

@@ -140,6 +140,25 @@ def test_the_table_holds_what_the_result_says(ask: Asker, corpus: Path, tmp_path
     assert len({row["id"] for row in tables[0]}) == 70
 
 
+def test_near_duplicates_are_removed_and_counted(
+    ask: Asker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = {
+        "question": "What is in the old table beside the window of the hall?",
+        "answer": "An answer of more words",
+    }
+    others = [{"question": long["question"], "answer": f"{long['answer']} {end}"} for end in ("than", "then")]
+    pq.write_table(pa.Table.from_pylist([long, *others, *ROWS[:5]]), tmp_path / "corpus.parquet")
+    source = {"type": "Parquet", "path": str(tmp_path / "corpus.parquet")}
+    result = ask(source=source, dedupe={"near": {}}, splitRatios={"train": 1, "validation": 0, "test": 0})
+    assert result.dropped == {"notNull": 0, "dedupe": 0, "nearDedupe": 2}
+    assert len(table_of(result)) == result.rows.train == 6
+    assert (
+        "near duplicates: 3 examples, of which 1 stays; the largest cluster has 3\n"
+        in capsys.readouterr().out
+    )
+
+
 def test_a_pod_that_is_tried_again_finds_its_version(ask: Asker, capsys: pytest.CaptureFixture[str]) -> None:
     first, again = ask(uid="one", **STEPS), ask(uid="one", **STEPS)
     said = capsys.readouterr().out

@@ -132,8 +132,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "near dedupe",
-        {"dedupe": {"near": {}}},
-        "data.prepare.dedupe.near is not available yet: remove it and keep dedupe.exact",
+        {"dedupe": {"exact": False, "near": {}}},
+        "data.prepare.dedupe.near needs dedupe.exact: exact duplicates are removed first",
     ),
     (
         "a template of both answers",
@@ -187,9 +187,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "two at once",
-        {"spark": {"mode": "Kubernetes"}, "dedupe": {"near": {}}},
-        "data.prepare.spark.mode Kubernetes is not available yet: use Local; data.prepare.dedupe.near is not available "
-        "yet: remove it and keep dedupe.exact",
+        {"spark": {"mode": "Databricks"}, "dedupe": {"exact": False, "near": {}}},
+        "data.prepare.spark.mode Databricks is not available yet: use Local; data.prepare.dedupe.near needs dedupe.exact: "
+        "exact duplicates are removed first",
     ),
 ]
 

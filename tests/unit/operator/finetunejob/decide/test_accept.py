@@ -51,10 +51,7 @@ REFUSED: dict[str, tuple[Json, list[str]]] = {
         {"data": prepared(spark={"mode": "Databricks"})},
         ["data.prepare.spark.mode Databricks (use Local)"],
     ),
-    "near duplicates": (
-        {"data": prepared(dedupe={"near": {}})},
-        ["data.prepare.dedupe.near (exact duplicates can be removed)"],
-    ),
+    "near duplicates": ({"data": prepared(dedupe={"near": {}})}, []),
     "a data set of the Hub": (
         {"data": {**SOURCE, "source": {"type": "Hub", "dataset": "a/b"}}},
         ["data.source.type Hub (copy the data set to a folder and use Parquet or JSONLines)"],
@@ -67,10 +64,10 @@ REFUSED: dict[str, tuple[Json, list[str]]] = {
         ],
     ),
     "several at once": (
-        {"data": prepared(spark={"mode": "Kubernetes"}, dedupe={"near": {}})},
+        {"data": prepared(spark={"mode": "Databricks"}), "tracking": {"uri": "databricks"}},
         [
-            "data.prepare.spark.mode Kubernetes (use Local)",
-            "data.prepare.dedupe.near (exact duplicates can be removed)",
+            "data.prepare.spark.mode Databricks (use Local)",
+            "tracking.uri databricks (use the http or https address of an MLflow server)",
         ],
     ),
     **{
@@ -125,10 +122,7 @@ PASSWORD = (
     "spec.tracking.uri holds a password: put it into a Secret as MLFLOW_TRACKING_USERNAME and "
     "MLFLOW_TRACKING_PASSWORD, and name that in spec.tracking.secretRef"
 )
-CANNOT = (
-    "this version of the operator cannot do: data.prepare.spark.mode Kubernetes (use Local); data.prepare.dedupe.near "
-    "(exact duplicates can be removed); the job waits for one that can"
-)
+CANNOT = "this version of the operator cannot do: data.prepare.spark.mode Databricks (use Local); the job waits for one that can"
 NO_STORAGE = "{} is missing: install the chart with defaults.storage, where each job gets a folder, or create the job with the field"
 SETS_RANK = "spec.podTemplate sets NODE_RANK, which the operator sets: remove it"
 OWN_RANK: Json = {
@@ -136,7 +130,7 @@ OWN_RANK: Json = {
         "spec": {"containers": [{"name": "trainer", "env": [{"name": "NODE_RANK", "value": "1"}]}]}
     }
 }
-NO_SPARK: Json = {"data": prepared(spark={"mode": "Kubernetes"}, dedupe={"near": {}})}
+NO_SPARK: Json = {"data": prepared(spark={"mode": "Databricks"})}
 
 # The parts, the installation, the reason and the message of Accepted, and what the job does then.
 VERDICTS: dict[str, tuple[Json, Settings, tuple[str, str, str], str]] = {
@@ -296,7 +290,7 @@ def test_a_new_job_is_judged_when_its_spec_can_be_read() -> None:
 
 
 def test_what_was_accepted_is_not_judged_again() -> None:
-    decision = conclude(ftj(running(), data=prepared(dedupe={"near": {}})))
+    decision = conclude(ftj(running(), data=prepared(spark={"mode": "Databricks"})))
     assert said(decision, ConditionType.FAILED) is None
 
 

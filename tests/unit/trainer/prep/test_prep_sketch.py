@@ -1,0 +1,63 @@
+"""Sketches of texts: shingles, and bands that near duplicates share."""
+
+from __future__ import annotations
+
+import pytest
+
+from finetune_trainer.prep.sketch import Banding, Sketches, banding, sketch
+
+
+def shingles(found: Sketches) -> list[set[int]]:
+    """The shingles of each text."""
+    starts = [0, *found.ends.tolist()]
+    return [
+        set(found.shingles[start:end].tolist())
+        for start, end in zip(starts, found.ends.tolist(), strict=False)
+    ]
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1])
+def test_a_pair_at_the_threshold_is_found(threshold: float) -> None:
+    shape = banding(threshold)
+    assert shape.found(threshold) >= 0.97
+    # One more row in a band would find too few, unless there is no such band.
+    narrower = Banding(128 // (shape.rows + 1), shape.rows + 1)
+    assert narrower.bands == 0 or narrower.found(threshold) < 0.97
+
+
+SHINGLES = [
+    ("", 1),
+    ("one", 1),
+    ("one two", 1),
+    ("one two three", 1),
+    ("one two three four", 2),
+    ("one, two; three -- four!", 2),
+    ("one two three one two three one two three", 3),
+    ("\u5b66\u4e60\u6a21\u578b", 2),
+    ("1 2 3 4 5", 3),
+]
+
+
+@pytest.mark.parametrize(("text", "count"), SHINGLES)
+def test_shingles_are_distinct_runs_of_three_words(text: str, count: int) -> None:
+    assert [len(found) for found in shingles(sketch([text], banding(0.7)))] == [count]
+
+
+def test_a_text_has_the_same_sketch_beside_any_other() -> None:
+    texts = ["", "one", "one two", "one two three four", "five one two three four", "one"]
+    together = sketch(texts, banding(0.7))
+    alone = [sketch([text], banding(0.7)) for text in texts]
+    assert shingles(together) == [shingles(found)[0] for found in alone]
+    assert together.bands.tolist() == [found.bands[0].tolist() for found in alone]
+    assert together.bands[1].tolist() == together.bands[5].tolist() != together.bands[2].tolist()
+
+
+def test_a_text_has_the_same_sketch_in_every_process() -> None:
+    found = sketch(["the answer to the question"], Banding(2, 64))
+    assert found.shingles.tolist() == [4040344567790176928, 11660623596785761380, 15062717866719320911]
+    assert found.bands.tolist() == [[2720516737519856323, 9841510069980253992]]
+
+
+def test_the_share_of_common_shingles_is_that_of_common_runs_of_words() -> None:
+    one, other = shingles(sketch(["a b c d e f", "a b c d x f"], banding(0.7)))
+    assert (len(one & other), len(one | other)) == (2, 6)

@@ -1,0 +1,124 @@
+"""Sketches of texts: their shingles, and the MinHash bands by which likely near duplicates meet.
+
+MinHash estimates the Jaccard similarity of two sets of shingles (Broder 1997, On the resemblance and containment of
+documents). Banding makes of it a test that similar pairs pass with high probability (Leskovec, Rajaraman and Ullman,
+Mining of Massive Datasets, section 3.4).
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    Longs = npt.NDArray[np.uint64]
+    Counts = npt.NDArray[np.int64]
+
+SHINGLE_WORDS = 3
+"""Words in a shingle."""
+_HASHES = 128
+# Least probability that a pair just at the threshold shares a band.
+_FOUND = 0.97
+# Scripts without spaces between words: each character is a word.
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
+# A fixed seed: the same text has the same bands in every pod.
+_RANDOM = np.random.Generator(np.random.PCG64(20261122))
+_FACTORS: Longs = _RANDOM.integers(0, 2**64, _HASHES, dtype=np.uint64) | np.uint64(1)
+_OFFSETS: Longs = _RANDOM.integers(0, 2**64, _HASHES, dtype=np.uint64)
+_PLACES: Longs = _RANDOM.integers(0, 2**64, SHINGLE_WORDS, dtype=np.uint64) | np.uint64(1)
+_HALF = np.uint64(32)
+
+
+class Banding(NamedTuple):
+    """`bands` groups of `rows` hashes: two texts meet where all hashes of a band agree."""
+
+    bands: int
+    rows: int
+
+    def found(self, similarity: float) -> float:
+        """Return the probability that two texts of this Jaccard similarity meet."""
+        return float(1 - (1 - similarity**self.rows) ** self.bands)
+
+
+class Sketches(NamedTuple):
+    """Sketches of texts.
+
+    shingles: hashes of each text's shingles, sorted and distinct, one text after the other.
+    ends: for each text, the end of its shingles.
+    bands: hashes of the bands, texts x bands.
+    """
+
+    shingles: Longs
+    ends: Counts
+    bands: Longs
+
+
+def banding(threshold: float) -> Banding:
+    """Return the bands that find a pair at the threshold with a probability of 0.97, with few false candidates."""
+    fitting = (Banding(_HASHES // rows, rows) for rows in range(_HASHES, 0, -1))
+    return next((found for found in fitting if found.found(threshold) >= _FOUND), Banding(_HASHES, 1))
+
+
+def sketch(texts: Sequence[str], shape: Banding) -> Sketches:
+    """Sketch texts in lower case. A text of fewer than SHINGLE_WORDS words is one shingle."""
+    shingles, owners = _shingles(texts)
+    starts = np.searchsorted(owners, np.arange(len(texts)))
+    ends = np.append(starts[1:], len(owners))
+    return Sketches(shingles, ends, _bands(shingles, starts, shape))
+
+
+def _shingles(texts: Sequence[str]) -> tuple[Longs, Counts]:
+    """Return the distinct shingles of each text, and the index of the text of each, which is sorted."""
+    words: list[int] = []
+    counts = np.empty(len(texts), np.int64)
+    for index, text in enumerate(texts):
+        before = len(words)
+        words.extend(map(_word, _WORD.findall(text)))
+        words.extend([0] * (SHINGLE_WORDS - len(words) + before))
+        counts[index] = len(words) - before
+    hashes = np.array(words, np.uint64)
+    owners = np.repeat(np.arange(len(texts)), counts)
+    last = len(words) - SHINGLE_WORDS + 1
+    found = np.zeros(max(last, 0), np.uint64)
+    for place, factor in enumerate(_PLACES):
+        found = _mixed(found + hashes[place : place + last] * factor)
+    # A shingle does not reach from one text into the next.
+    whole = owners[:last] == owners[SHINGLE_WORDS - 1 :]
+    found, owners = found[whole], owners[:last][whole]
+    order = np.lexsort((found, owners))
+    found, owners = found[order], owners[order]
+    new = np.ones(len(found), bool)
+    new[1:] = (found[1:] != found[:-1]) | (owners[1:] != owners[:-1])
+    return found[new], owners[new]
+
+
+def _bands(shingles: Longs, starts: Counts, shape: Banding) -> Longs:
+    bands = np.empty((len(starts), shape.bands), np.uint64)
+    for band in range(shape.bands):
+        joined = np.full(len(starts), band + 1, np.uint64)
+        for row in range(band * shape.rows, (band + 1) * shape.rows):
+            least = np.minimum.reduceat((shingles * _FACTORS[row] + _OFFSETS[row]) >> _HALF, starts)
+            joined = _mixed(joined * _PLACES[0] + least)
+        bands[:, band] = joined
+    return bands
+
+
+@lru_cache(maxsize=1 << 16)
+def _word(word: str) -> int:
+    data = word.encode("utf-8", "surrogatepass")
+    return zlib.crc32(data) << 32 | zlib.adler32(data)
+
+
+def _mixed(values: Longs) -> Longs:
+    """Spread the bits of each value (the finaliser of MurmurHash3, Austin Appleby)."""
+    values = (values ^ (values >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    values = (values ^ (values >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    return values ^ (values >> np.uint64(33))
