@@ -71,7 +71,7 @@ def removed(frame: DataFrame, wanted: NearDedupe, held: ExitStack) -> tuple[Data
     texts = frame.select(_ID, TEXT)
     sketched = texts.mapInArrow(partial(_sketched, shape=shape), _SKETCHED).persist(StorageLevel.DISK_ONLY)
     held.callback(sketched.unpersist)
-    pairs = _verified(_candidates(sketched), sketched, wanted.threshold)
+    pairs = verified(candidates(sketched), sketched, wanted.threshold)
     members = pairs.repartition(1).mapInArrow(_clustered, _CLUSTERED).persist(StorageLevel.DISK_ONLY)
     held.callback(members.unpersist)
     gone = members.where(sf.col(_ID) != sf.col(_FIRST_ID)).select(_ID)
@@ -113,8 +113,12 @@ def _sketched(batches: Iterable[pa.RecordBatch], *, shape: Banding) -> Iterator[
             yield pa.RecordBatch.from_arrays(columns, [_ID, _SHINGLES, _BANDS])
 
 
-def _candidates(sketched: DataFrame) -> DataFrame:
-    """Return the pairs `a` and `b`, each once, of examples that share a band."""
+def candidates(sketched: DataFrame) -> DataFrame:
+    """Return the pairs `a` and `b`, each once, of examples that share a band.
+
+    Args:
+        sketched: `id`, `shingles` and `bands` of each example.
+    """
     band = sf.explode(_BANDS).alias("band")
     shared = sketched.select(_ID, band).groupBy("band").agg(sf.collect_list(_ID).alias("ids"))
     met = shared.where(sf.size("ids") > 1).select(sf.slice(sf.array_sort("ids"), 1, _BAND).alias("ids"))
@@ -125,7 +129,7 @@ def _candidates(sketched: DataFrame) -> DataFrame:
     return each.select(sf.explode(others).alias("a"), "b").distinct()
 
 
-def _verified(pairs: DataFrame, sketched: DataFrame, threshold: float) -> DataFrame:
+def verified(pairs: DataFrame, sketched: DataFrame, threshold: float) -> DataFrame:
     """Return the pairs whose sets of shingles are similar enough."""
     one, other = (
         sketched.select(sf.col(_ID).alias(name), sf.col(_SHINGLES).alias(f"{name}_shingles")) for name in "ab"

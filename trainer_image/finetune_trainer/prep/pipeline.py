@@ -176,7 +176,7 @@ def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
     if wanted.dedupe.exact:
         dropped["dedupe"] = passed - unique
     if seen.near:
-        dropped["nearDedupe"] = seen.near.dropped
+        dropped["near"] = seen.near.dropped
         unique -= seen.near.dropped
     if wanted.max_tokens is not None:
         dropped["maxTokens"] = unique - short

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 WORDS = [
     f"{first}{last}" for first in ("ba", "ke", "li", "mo", "nu", "ra", "se", "ti") for last in "bdfglmnprstvz"
 ]
+LETTER = (
+    "write a short letter to a friend whom you have not seen for many years, ask how the family is, tell of the new house, "
+    "and end with an invitation to the town of"
+)
 LICENCE = (
     "licensed under the terms below: permission is granted, free of charge, to any person who has a copy of this "
     "software, to use it without restriction, and the software is provided as it is, without warranty of any kind. "
@@ -51,9 +55,8 @@ def corpus(seed: int = 7) -> dict[str, Row]:
         for _ in range(chance.randint(0, 3)):
             add(edited(text, chance), origin)
     for _ in range(60):
-        city, food, number = *words(2), chance.randint(0, 10**6)
-        add(f"write a short letter to a friend in {city} about {food} number {number}: {' '.join(words(25))}")
-        add(LICENCE + " ".join(words(60)))
+        add(f"{LETTER} {' '.join(words(15))}")
+        add(LICENCE + " ".join(words(20)))
         add(" ".join(str(chance.randint(0, 999)) for _ in range(80)))
     return rows
 
@@ -115,6 +118,15 @@ def test_the_least_id_of_a_cluster_stays(spark: SparkSession) -> None:
     text = " ".join(WORDS)
     rows = {"c": text, "a": f"{text} more", "b": f"some {text}", "d": "quite another text", "e": ""}
     assert clusters(spark, rows, 2) == ({"a", "d", "e"}, Clusters(clusters=1, rows=3, largest=3))
+
+
+def test_examples_that_meet_behind_another_are_compared(spark: SparkSession) -> None:
+    """All three share a band, and the first is not like the others."""
+    rows = [("a", [1, 2, 3], [7]), ("b", [4, 5, 6], [7]), ("c", [4, 5, 6, 8], [7]), ("d", [4, 5, 6], [9])]
+    sketched = spark.createDataFrame(rows, "id string, shingles array<bigint>, bands array<bigint>")
+    pairs = near.verified(near.candidates(sketched), sketched, 0.75).collect()
+    assert [tuple(pair) for pair in pairs] == [("b", "c")]
+    assert near.verified(near.candidates(sketched), sketched, 0.76).collect() == []
 
 
 def test_nothing_is_removed_from_nothing(spark: SparkSession) -> None:

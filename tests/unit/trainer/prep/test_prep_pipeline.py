@@ -151,7 +151,7 @@ def test_near_duplicates_are_removed_and_counted(
     pq.write_table(pa.Table.from_pylist([long, *others, *ROWS[:5]]), tmp_path / "corpus.parquet")
     source = {"type": "Parquet", "path": str(tmp_path / "corpus.parquet")}
     result = ask(source=source, dedupe={"near": {}}, splitRatios={"train": 1, "validation": 0, "test": 0})
-    assert result.dropped == {"notNull": 0, "dedupe": 0, "nearDedupe": 2}
+    assert result.dropped == {"notNull": 0, "dedupe": 0, "near": 2}
     assert len(table_of(result)) == result.rows.train == 6
     assert (
         "near duplicates: 3 examples, of which 1 stays; the largest cluster has 3\n"
