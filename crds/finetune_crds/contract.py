@@ -54,6 +54,9 @@ METRIC_REWARD_ACCURACY = "reward_accuracy"  # DPO
 TAG_JOB_UID = "finetune.dev/uid"  # operator, when it makes the run: how it finds the run again
 TAG_JOB = "finetune.dev/job"  # operator: namespace/name
 TAG_ATTEMPT = "finetune.dev/attempt"  # trainer, on the run: the newest attempt
+TAG_PREPARATION = (
+    "finetune.dev/preparation"  # prep pod, on the run: the step and its percent, such as writing 40%
+)
 TAG_DEVICE = "finetune.dev/device"  # trainer, on the run: GPU or CPU
 TAG_DEVICE_NAME = "finetune.dev/device-name"  # trainer, on the run: which one, such as NVIDIA H100 80GB HBM3
 TAG_RECIPE = "finetune.dev/recipe"  # trainer: digest of the recipe

@@ -58,7 +58,7 @@ class Progress(ApiModel):
     percent: Annotated[int, Field(ge=0, le=100)] | None = None
     """Steps done in percent."""
     summary: str | None = None
-    """The same as kubectl shows it, such as 40%."""
+    """The same as kubectl shows it, such as 40%. While the data is prepared: the step and its percent, such as writing 40%."""
     loss: float | None = None
     """Last training loss."""
     eval_loss: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,9 +18,11 @@ from finetune_crds.status import SplitCounts
 from finetune_trainer import artifacts, columns
 from finetune_trainer.cache import Cache
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import errors, near, output, session, source, steps, tokens
+from finetune_trainer.prep import errors, near, output, progress, session, source, steps, tokens
 from finetune_trainer.prep.plan import plan as planned
+from finetune_trainer.prep.progress import Progress, SparkTasks
 from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.track import Tracker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,35 +54,44 @@ def run(recipe: Recipe, asked: Request) -> PrepResult:
         RecipeRefusedError: the recipe, its filter, its templates or its tokenizer are wrong.
         DataError: the source or a column is missing, or too little is left.
     """
-    with _tokenizer(recipe) as tokenizer, _spark(asked) as spark:
-        return prepare(spark, recipe, asked, tokenizer)
+    run_id = os.environ.get("MLFLOW_RUN_ID")
+    with _tokenizer(recipe) as tokenizer, Tracker(run_id) as tracker, _spark(asked) as spark:
+        told = Progress(tracker, SparkTasks(spark.sparkContext))
+        with told.running():
+            return prepare(spark, recipe, asked, tokenizer, told)
 
 
-def prepare(spark: SparkSession, recipe: Recipe, asked: Request, tokenizer: Path) -> PrepResult:
+def prepare(
+    spark: SparkSession, recipe: Recipe, asked: Request, tokenizer: Path, told: Progress
+) -> PrepResult:
     """Write the table of a recipe, or find the version that this job already wrote.
 
     Args:
         tokenizer: folder with the model's tokenizer.
+        told: learns which step runs.
     """
+    told.step(progress.READING)
     with errors.telling(asked):
         earlier = output.find(spark, recipe, asked.prepare.output)
         if earlier is not None:
             say(
                 f"{earlier.path} version {earlier.version} was made by this job before: nothing is written twice"
             )
-        result = earlier or _make(source.read(spark, asked), recipe, asked, tokenizer)
+        result = earlier or _make(source.read(spark, asked), recipe, asked, tokenizer, told)
     report(result)
     return result
 
 
-def _make(corpus: source.Corpus, recipe: Recipe, asked: Request, tokenizer: Path) -> PrepResult:
+def _make(
+    corpus: source.Corpus, recipe: Recipe, asked: Request, tokenizer: Path, told: Progress
+) -> PrepResult:
     at = f" version {corpus.version}" if corpus.version is not None else ""
     say(f"source {asked.source_name}{at}")
     used = recipe.data.columns or _found(corpus.frame, recipe, asked)
     plan = planned(_with_columns(recipe, used))
     source.check(corpus.frame, plan)
     with ExitStack() as held:
-        seen = Observed(held)
+        seen = Observed(held, told)
         prepared = examples(corpus.frame, recipe, plan, tokenizer, seen)
         prepared = seen.keep(prepared, StorageLevel.MEMORY_AND_DISK)
         found = counts(prepared, plan, seen)
@@ -93,6 +105,7 @@ def _make(corpus: source.Corpus, recipe: Recipe, asked: Request, tokenizer: Path
             dropped=found.dropped,
             columns=used,
         )
+        told.step(progress.WRITING)
         say(f"writing {plan.prepare.output}")
         return output.commit(prepared, recipe, result)
 
@@ -113,11 +126,12 @@ def _with_columns(recipe: Recipe, used: Columns) -> Recipe:
 class Observed:
     """Row counts, observed in the pass that writes the table.
 
-    near: the near duplicates, where they are removed. held: ends the frames that are kept.
+    near: the near duplicates, where they are removed. held: ends the frames that are kept. told: learns which step runs.
     """
 
-    def __init__(self, held: ExitStack) -> None:
+    def __init__(self, held: ExitStack, told: Progress) -> None:
         self.held = held
+        self.told = told
         self.near: near.Clusters | None = None
         self.filtered, self.unique, self.short = (
             Observation(name) for name in ("filtered", "unique", "short")
@@ -149,9 +163,11 @@ def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen
         frame = steps.without_duplicates(frame)
     frame = frame.observe(seen.unique, sf.count(sf.lit(1)).alias("all"))
     if wanted.dedupe.near:
+        seen.told.step(progress.NEAR_DUPLICATES)
         frame = seen.keep(frame, StorageLevel.DISK_ONLY)
         frame, seen.near = near.removed(frame, wanted.dedupe.near, seen.held)
         say(near.described(seen.near))
+    seen.told.step(progress.TOKENS)
     frame = tokens.with_tokens(frame, recipe.model, tokenizer, plan.form.columns)
     if wanted.max_tokens is not None:
         frame = frame.where(sf.col(steps.TOKENS) <= wanted.max_tokens)

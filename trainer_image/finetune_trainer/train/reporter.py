@@ -15,10 +15,10 @@ from finetune_trainer.train.model import speed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from finetune_trainer.track import Tracker
     from finetune_trainer.train.checkpoint.checkpointer import Progress
     from finetune_trainer.train.model.network import Network
     from finetune_trainer.train.runtime.distributed import World
-    from finetune_trainer.train.runtime.track import Tracker
 
 
 @dataclass

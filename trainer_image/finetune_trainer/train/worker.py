@@ -17,6 +17,7 @@ from finetune_crds import contract
 from finetune_crds.contract import TerminationMessage, TrainResult
 from finetune_trainer import outcome
 from finetune_trainer.tokenizer import load_tokenizer, pad_id
+from finetune_trainer.track import Tracker
 from finetune_trainer.train import build
 from finetune_trainer.train.checkpoint.checkpointer import Checkpointer, Progress
 from finetune_trainer.train.data import corpus
@@ -32,7 +33,6 @@ from finetune_trainer.train.runtime import device, scratch, system
 from finetune_trainer.train.runtime.distributed import World, is_loss_of_peer, joined
 from finetune_trainer.train.runtime.preemption import Preemption, on_sigterm
 from finetune_trainer.train.runtime.recipe import load_recipe, row_tokens
-from finetune_trainer.train.runtime.track import Tracker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -47,6 +47,7 @@ def decide(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settin
         usage.account(draft, final=finish.is_finished(draft))
         links.link(draft)
         track.clear_eta(draft)
+        track.show_preparation(draft)
     if finish.is_finished(draft):
         finish.after_the_end(draft)
     draft.status = ready.summarized(ftj, draft.status, draft.now)

@@ -9,7 +9,7 @@ from finetune_crds.status import DataStatus
 from finetune_crds.status_parts import MAX_DROPPED, Dropped
 from finetune_operator import names
 from finetune_operator.finetunejob.children import Sorted, job_condition, sort
-from finetune_operator.finetunejob.decide import health, pods, rendezvous, template
+from finetune_operator.finetunejob.decide import health, pods, rendezvous, template, track
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
@@ -34,7 +34,11 @@ def prepare(draft: Draft) -> Outcome:
     found = sort(draft.observed.jobs, draft.observed.pods, names.PREP, name)
     child, mine = found.current, found.pods
     if child is None:
-        _start(draft, found)
+        if track.run_is_coming(draft):
+            message = "preparation starts when the MLflow run exists"
+            draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, message)
+        else:
+            _start(draft, found)
         return Stop
     draft.note_start()
     if job_condition(child, "Complete"):
@@ -163,6 +167,7 @@ def _job(draft: Draft) -> Json:
     if wanted is None:
         raise ValueError(f"{ftj.key} has nothing to prepare")
     name = names.prep_name(ftj.name)
+    run_id = draft.status.mlflow.run_id if draft.status.mlflow else None
     pod = template.pod_template(
         container=_CONTAINER,
         image=wanted.image or settings.prep_image,
@@ -174,7 +179,7 @@ def _job(draft: Draft) -> Json:
         env=wanted.env,
         env_from=wanted.env_from,
         secret=spec.tracking.secret_ref,
-        contract_env=rendezvous.run_env(servers=settings.servers(spec.tracking), run_id=None),
+        contract_env=rendezvous.run_env(servers=settings.servers(spec.tracking), run_id=run_id),
         config_map=name,
         model_cache=spec.model.cache,
         labels=template.labels(ftj, names.PREP),

@@ -15,6 +15,9 @@ from finetune_operator.finetunejob.model import EnsureRun
 from finetune_operator.mlflow.model import Run
 from finetune_operator.policy.outcome import Continue, Outcome
 
+# The width of the column that shows the step of the preparation.
+_LONGEST_STEP = 24
+
 
 def tracking_uri(draft: Draft) -> str:
     """The MLflow server of the job; empty for none."""
@@ -54,6 +57,13 @@ def may_train(draft: Draft) -> bool:
     """Whether training may start as far as tracking is concerned: the pods need the run's id."""
     return not tracking_uri(draft) or (
         draft.status.mlflow is not None and draft.status.mlflow.run_id is not None
+    )
+
+
+def run_is_coming(draft: Draft) -> bool:
+    """Whether this pass is the first that creates the run: a pod that is made now would not know its id."""
+    return any(isinstance(action, EnsureRun) for action in draft.actions) and not any(
+        item.type == ConditionType.TRACKED for item in draft.ftj.status.conditions
     )
 
 
@@ -114,6 +124,18 @@ def clear_eta(draft: Draft) -> None:
     progress = draft.status.progress
     if progress and progress.eta and phase(draft.status.conditions) != "Training":
         draft.update(progress=progress.model_copy(update={"eta": None}))
+
+
+def show_preparation(draft: Draft) -> None:
+    """Show the step of the preparation while it runs, and remove it afterwards."""
+    before, mlflow = draft.status.progress, draft.observed.mlflow
+    run = mlflow.run if mlflow else None
+    step = run.tags.get(contract.TAG_PREPARATION, "")[:_LONGEST_STEP] if run else ""
+    if phase(draft.status.conditions) != "Preparing":
+        if before and before.summary and not (before.step or before.max_steps):
+            draft.update(progress=None)
+    elif step and (before is None or before.summary != step):
+        draft.update(progress=Progress(summary=step, update_time=draft.now))
 
 
 def _copy_evaluation(draft: Draft, run: Run) -> None:

@@ -24,7 +24,9 @@ from finetune_trainer import outcome
 from finetune_trainer.cache import Cache
 from finetune_trainer.prep import output, pipeline
 from finetune_trainer.prep.plan import request
+from finetune_trainer.prep.progress import Progress
 from finetune_trainer.prep.session import ENV_JARS
+from finetune_trainer.track import Tracker
 from unit.trainer.prep.recipes import QUICK, recipe
 
 if TYPE_CHECKING:
@@ -76,7 +78,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepare(spark: SparkSession, asked: Recipe) -> PrepResult:
-    return pipeline.prepare(spark, asked, request(asked), Path(asked.model.base))
+    return pipeline.prepare(
+        spark, asked, request(asked), Path(asked.model.base), Progress(Tracker(None), None)
+    )
 
 
 class Asker:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from finetune_trainer import track
 from finetune_trainer.outcome import TrainingError
-from finetune_trainer.train.runtime import track
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds import contract
+from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus, MlflowStatus, ModelStatus, Progress
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import EnsureRun, Mlflow
@@ -19,6 +20,7 @@ from worlds.memory.decisions import (
     applied,
     child,
     conclude,
+    condition,
     ftj,
     later,
     observed,
@@ -68,7 +70,62 @@ def test_a_run_is_made_when_there_is_none(tracking: dict[str, Any], expected: En
     of = ftj(status(ADMITTED), tracking=tracking, data=SOURCE)
     decision = conclude(of, observed(mlflow=Mlflow()), settings=SETTINGS)
     assert decision.actions == (expected,)
+    assert applied(decision) == []
+    assert said(decision, ConditionType.PREPARED) == (
+        "False",
+        ConditionReason.PREPARING,
+        "preparation starts when the MLflow run exists",
+    )
+
+
+REFUSED = condition(ConditionType.TRACKED, "False", ConditionReason.MLFLOW_ERROR)
+WITH_RUN: dict[str, tuple[Mlflow, tuple[Condition, ...], str | None]] = {
+    "the run exists": (tracked(), (), "r1"),
+    "MLflow is away": (AWAY, (), None),
+    "the run could not be created": (Mlflow(), (REFUSED,), None),
+}
+
+
+@pytest.mark.parametrize(("mlflow", "before", "run_id"), WITH_RUN.values(), ids=WITH_RUN)
+def test_a_preparation_knows_the_run_and_does_not_depend_on_it(
+    mlflow: Mlflow, before: tuple[Condition, ...], run_id: str | None
+) -> None:
+    of = ftj(status(ADMITTED, *before), data=SOURCE)
+    decision = conclude(of, observed(mlflow=mlflow), settings=SETTINGS)
     assert applied(decision) == ["ConfigMap/tune-prep", "Job/tune-prep"]
+    container = decision.apply[1]["spec"]["template"]["spec"]["containers"][0]
+    assert {item["name"]: item.get("value") for item in container["env"]}.get("MLFLOW_RUN_ID") == run_id
+
+
+STEP = {contract.TAG_PREPARATION: "near duplicates 40%"}
+SHOWN = Progress(summary="near duplicates 40%", update_time=NOW)
+PREPARING: dict[str, tuple[Mlflow, Progress | None, Progress | None]] = {
+    "a step": (tracked(tags=STEP), None, SHOWN.model_copy(update={"update_time": later(30)})),
+    "the same step": (tracked(tags=STEP), SHOWN, SHOWN),
+    "no step": (tracked(), None, None),
+    "MLflow is away": (AWAY, SHOWN, SHOWN),
+    "a long text": (
+        tracked(tags={contract.TAG_PREPARATION: "x" * 100}),
+        None,
+        Progress(summary="x" * 24, update_time=later(30)),
+    ),
+}
+
+
+@pytest.mark.parametrize(("mlflow", "before", "after"), PREPARING.values(), ids=PREPARING)
+def test_the_step_of_a_preparation_is_its_progress(
+    mlflow: Mlflow, before: Progress | None, after: Progress | None
+) -> None:
+    preparing = condition(ConditionType.PREPARED, "False", ConditionReason.PREPARING)
+    of = ftj(status(ADMITTED, preparing, progress=before, mlflow=KNOWN), data=SOURCE)
+    decision = conclude(of, observed(child("tune-prep"), mlflow=mlflow), at=later(30), settings=SETTINGS)
+    assert (decision.status.phase, decision.status.progress) == ("Preparing", after)
+
+
+def test_the_step_of_a_preparation_goes_when_training_starts() -> None:
+    assert follow(tracked(tags=STEP), running(progress=SHOWN)).status.progress is None
+    trained = Progress(step=3, summary="3%", update_time=NOW)
+    assert follow(tracked(tags=STEP), running(progress=trained)).status.progress == trained
 
 
 @pytest.mark.parametrize("mlflow", [None, Mlflow(), AWAY], ids=["not asked", "no run", "away"])

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from finetune_trainer.track import Tracker
 from finetune_trainer.train.runtime import system
-from finetune_trainer.train.runtime.track import Tracker
 from support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def test_metrics_wait_for_mlflow_and_keep_their_times(
     assert began - 1 <= min(times) / 1000 <= max(times) / 1000 <= away_until + 1
     said = capsys.readouterr().out.splitlines()
     assert said == [
-        "MLflow is unreachable, training continues: connection refused",
+        "MLflow is unreachable, the pod goes on: connection refused",
         "MLflow is reachable again",
     ]
 
@@ -72,7 +72,7 @@ def test_an_mlflow_that_stays_away_holds_nobody_up(
     tracker.close(0.2)
     assert time.monotonic() - began < 5
     assert capsys.readouterr().out.splitlines() == [
-        "MLflow is unreachable, training continues: connection refused",
+        "MLflow is unreachable, the pod goes on: connection refused",
         "MLflow was not reachable for 0 s: the last metrics are lost",
     ]
 
@@ -103,7 +103,7 @@ def test_what_mlflow_refuses_is_left_out_and_the_rest_follows(
 def test_a_rank_that_ends_well_waits_longer_for_mlflow_than_one_that_fails(
     mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch, *, fails: bool
 ) -> None:
-    monkeypatch.setattr("finetune_trainer.train.runtime.track._CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr("finetune_trainer.track._CLOSE_SECONDS", 0.05)
     door = Door(mlflow)
     opening = threading.Timer(1, setattr, (door, "opened", True))
     with suppress(ZeroDivisionError), Tracker(mlflow.run_id, connect=door.connect) as tracker:

@@ -191,7 +191,7 @@ class Tracker:
     def _wait_for_mlflow(self, error: Exception, pause: float) -> None:
         if not self._away:
             self._away = True
-            self._say(f"MLflow is unreachable, training continues: {first_line(error)}")
+            self._say(f"MLflow is unreachable, the pod goes on: {first_line(error)}")
         with self._changed:
             self._changed.wait_for(lambda: self._closing, timeout=pause)
 

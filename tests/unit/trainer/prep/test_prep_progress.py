@@ -1,0 +1,88 @@
+"""The progress of a preparation, as the MLflow run learns it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from finetune_crds import contract
+from finetune_trainer.prep.progress import NEAR_DUPLICATES, READING, WRITING, Progress, SparkTasks, Tasks
+from finetune_trainer.track import Tracker
+from support.waiting import wait_for
+
+if TYPE_CHECKING:
+    import pytest
+    from pyspark.sql import SparkSession
+
+
+class Told(Tracker):
+    """A tracker that keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.texts: list[str] = []
+
+    def tags(self, tags: dict[str, str]) -> None:  # type: ignore[override]
+        assert list(tags) == [contract.TAG_PREPARATION]
+        self.texts += tags.values()
+
+
+class Counted:
+    """Counts that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = Tasks(0, 0)
+        self.steps: list[str] = []
+
+    def begin(self, step: str) -> None:
+        self.steps.append(step)
+        self.now = Tasks(0, 0)
+
+    def count(self, step: str) -> Tasks:
+        assert step == self.steps[-1]
+        return self.now
+
+
+def test_a_percent_only_grows_and_ends_with_the_next_step() -> None:
+    told, counted = Told(), Counted()
+    progress = Progress(told, counted)
+    progress.tell()
+    progress.step(READING)
+    for now in (Tasks(1, 4), Tasks(1, 4), Tasks(2, 10), Tasks(10, 10)):
+        counted.now = now
+        progress.tell()
+    progress.step(WRITING)
+    assert told.texts == ["reading 0%", "reading 25%", "reading 99%", "writing 0%"]
+
+
+def test_without_counts_the_step_alone_is_told() -> None:
+    told = Told()
+    progress = Progress(told, None)
+    progress.step(READING)
+    progress.tell()
+    progress.step(NEAR_DUPLICATES)
+    assert told.texts == ["reading", "near duplicates"]
+
+
+def test_counts_that_fail_stop_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    class Broken(Counted):
+        def count(self, step: str) -> Tasks:
+            if step and self.now.known:
+                raise ConnectionError("Spark is gone")
+            return self.now
+
+    told, counted = Told(), Broken()
+    progress = Progress(told, counted)
+    progress.step(READING)
+    counted.now = Tasks(1, 2)
+    with progress.running(seconds=0.01):
+        said = wait_for("the sentence", lambda: capsys.readouterr().out)
+    assert said == "the progress of the preparation is not known any more: Spark is gone\n"
+
+
+def test_tasks_are_those_of_the_step(spark: SparkSession) -> None:
+    counter = SparkTasks(spark.sparkContext)
+    counter.begin(READING)
+    spark.sparkContext.parallelize(range(8), 4).count()
+    counter.begin(WRITING)
+    spark.sparkContext.parallelize(range(8), 3).count()
+    assert (counter.count(READING), counter.count(WRITING)) == (Tasks(4, 4), Tasks(3, 3))

@@ -1,0 +1,116 @@
+"""The progress of a preparation: which step runs and its percent, from Spark's own counts of tasks."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from finetune_crds import contract
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark import SparkContext
+
+    from finetune_trainer.track import Tracker
+
+READING, NEAR_DUPLICATES, TOKENS, WRITING = "reading", "near duplicates", "tokens", "writing"
+"""The steps, as people see them."""
+_SECONDS = 2.0
+
+
+class Tasks(NamedTuple):
+    """Tasks of a step so far."""
+
+    done: int
+    known: int
+
+
+class Counter(Protocol):
+    """Counts the tasks of a step."""
+
+    def begin(self, step: str) -> None:
+        """Count what this thread runs from now on as a step."""
+
+    def count(self, step: str) -> Tasks:
+        """Return the tasks of a step, from any thread."""
+
+
+class SparkTasks:
+    """Counts Spark's tasks; a step is a job group."""
+
+    def __init__(self, spark: SparkContext) -> None:
+        self._spark = spark
+
+    def begin(self, step: str) -> None:
+        """Count what this thread runs from now on as a step."""
+        self._spark.setJobGroup(step, step)
+
+    def count(self, step: str) -> Tasks:
+        """Return the tasks of a step, from any thread."""
+        tracker = self._spark.statusTracker()
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(step)]
+        stages = {stage for job in jobs if job for stage in job.stageIds}
+        found = [info for stage in stages if (info := tracker.getStageInfo(stage))]
+        return Tasks(sum(info.numCompletedTasks for info in found), sum(info.numTasks for info in found))
+
+
+class Progress:
+    """Tells the MLflow run which step of a preparation runs, and its percent.
+
+    Args:
+        tracker: the run; without one, nothing is told.
+        counter: None: steps are told without a percent.
+    """
+
+    def __init__(self, tracker: Tracker, counter: Counter | None) -> None:
+        self._tracker = tracker
+        self._counter = counter
+        self._step = ""
+        self._percent = 0
+        self._told = ""
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    def step(self, name: str) -> None:
+        """Begin a step, in the thread that runs it."""
+        if self._counter:
+            self._counter.begin(name)
+        with self._lock:
+            self._step, self._percent = name, 0
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell the step and its percent, if they have changed.
+
+        NB: Spark makes the later stages of a step when it knows the results of the earlier ones. So the percent only
+        grows, and a step is not at 100% before the next one begins.
+        """
+        with self._lock:
+            tasks = self._counter.count(self._step) if self._counter and self._step else Tasks(0, 0)
+            if tasks.known:
+                self._percent = max(self._percent, min(100 * tasks.done // tasks.known, 99))
+            text = f"{self._step} {self._percent}%" if self._counter else self._step
+            if self._step and text != self._told:
+                self._told = text
+                self._tracker.tags({contract.TAG_PREPARATION: text})
+
+    @contextmanager
+    def running(self, seconds: float = _SECONDS) -> Iterator[None]:
+        """Tell the progress every few seconds for the time of a block."""
+        thread = threading.Thread(target=self._work, args=(seconds,), name="progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            thread.join()
+
+    def _work(self, seconds: float) -> None:
+        while not self._ended.wait(seconds):
+            try:
+                self.tell()
+            except Exception as error:  # noqa: BLE001 - progress never stops a preparation
+                print(f"the progress of the preparation is not known any more: {error}", flush=True)
+                return
