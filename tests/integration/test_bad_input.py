@@ -34,6 +34,11 @@ def prepared(columns: Json | None = None, **fields: Any) -> Json:
     }
 
 
+def source(**fields: Any) -> Json:
+    """A job whose data.source has these fields."""
+    return job(data=prepared() | {"source": fields})
+
+
 def found(**fields: Any) -> Json:
     """The same without columns."""
     return {name: part for name, part in prepared(**fields).items() if name != "columns"}
@@ -209,6 +214,52 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
         job(data=prepared(columns={"type": "Messages", "messages": "m"}, promptTemplate="{m}")),
         "prepare.promptTemplate cannot be used with columns of type Messages",
     ),
+    **{
+        f"a source: {what}": (source(**fields), sentence)
+        for what, fields, sentence in (
+            (
+                "a table of files",
+                {"type": "CSV", "table": "a.b"},
+                "table needs type Delta; use path for files",
+            ),
+            ("a version of files", {"type": "CSV", "path": "/a", "version": 1}, "version pins a Delta table"),
+            (
+                "a time of files",
+                {"type": "Parquet", "path": "/a", "versionTime": "2026-11-01T00:00:00Z"},
+                "versionTime pins a Delta table",
+            ),
+            (
+                "two versions",
+                {"type": "Delta", "path": "/a", "version": 1, "versionTime": "2026-11-01T00:00:00Z"},
+                "set version or versionTime, not both",
+            ),
+            (
+                "a time that is none",
+                {"type": "Delta", "path": "/a", "versionTime": "yesterday"},
+                "spec.data.source.versionTime: Invalid value",
+            ),
+            ("a path of the Hub", {"type": "Hub", "path": "/a"}, "set dataset for type Hub"),
+            (
+                "a split of files",
+                {"type": "JSONLines", "path": "/a", "split": "train"},
+                "split needs type Hub",
+            ),
+        )
+    },
+    "a data set of the Hub in executor pods": (
+        job(
+            data=prepared(spark={"mode": "Kubernetes"}) | {"source": {"type": "Hub", "dataset": "org/name"}},
+        ),
+        "source.type Hub needs prepare.spark.mode Local",
+    ),
+    "a setting of Spark that loads code": (
+        job(
+            data=prepared(
+                spark={"conf": {"spark.sql.adaptive.enabled": "true", "spark.jars": "s3://a/b.jar"}}
+            )
+        ),
+        "conf takes settings of the work",
+    ),
     "output over the source": (
         job(data=prepared(output="/data/corpus")),
         "prepare.output is the source itself",
@@ -275,6 +326,13 @@ TAKEN_BY_THE_SCHEMA: dict[str, Json] = {
         method={"type": "PromptTuning", "softPrompt": {"initText": "Answer:"}}, training=NO_PACKS
     ),
     "DPO": job(data=prepared(columns=PREFERENCES, promptTemplate="Q: {p}"), objective=DPO),
+    "a version at a time": source(type="Delta", path="/a", versionTime="2026-11-01T00:00:00+01:00"),
+    "a split of the Hub": source(type="Hub", dataset="org/name", config="en", split="train", revision="main"),
+    "settings of Spark": job(
+        data=prepared(
+            spark={"conf": {"spark.sql.shuffle.partitions": "9", "spark.hadoop.fs.s3a.threads.max": "9"}}
+        )
+    ),
     "columns that are found in the data": job(data=found()),
     "preferences that are found in the data": job(data=found(promptTemplate="Q: {prompt}"), objective=DPO),
     "an answer in columns that are found": job(

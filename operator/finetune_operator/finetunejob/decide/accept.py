@@ -139,8 +139,6 @@ def not_implemented(spec: FineTuneJobSpec) -> Iterator[str]:
         yield f"data.prepare.spark.mode {prepare.spark.mode} (use Local)"
     if prepare and prepare.dedupe.near:
         yield "data.prepare.dedupe.near (exact duplicates can be removed)"
-    if spec.data.source and spec.data.source.type == "Hub":
-        yield "data.source.type Hub (copy the data set to a folder and use Parquet or JSONLines)"
     for field in ("uri", "registry_uri"):
         uri = getattr(spec.tracking, field)
         if uri and not uri.startswith(("http://", "https://")):
