@@ -29,7 +29,7 @@ FOUND = {
     "`reflect`('java.util.UUID', 'randomUUID') = language": "the function reflect",
     "spark_catalog.default.score(language) > 1": "the function spark_catalog.default.score",
     "current_user() = language": "the function current_user",
-    "session_user = language": "the function session_user",
+    "session_user = language": "the function current_user",
     "current_catalog() = language": "the function current_catalog",
     "current_date > DATE'2020-01-01'": "the function current_date",
     "unix_timestamp() > stars": "the function current_timestamp",
