@@ -9,7 +9,7 @@ from pydantic import Field
 from finetune_crds.base import ApiModel, NonNegative, Uri
 from finetune_crds.data import Columns
 from finetune_crds.status import SplitCounts
-from finetune_crds.status_parts import StepName
+from finetune_crds.status_parts import Commit, SourceRows, StepName
 
 # Exit codes of a pod. Anything else may be retried.
 EXIT_OK = 0
@@ -90,6 +90,8 @@ class PrepResult(ApiModel):
     path: Uri
     version: NonNegative
     source_version: NonNegative | None = None
+    source_revision: Commit | None = None
+    sources: list[SourceRows] | None = None
     dropped: dict[StepName, NonNegative] = Field(default_factory=dict)
     """Examples that each step dropped, by step."""
     columns: Columns | None = None

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from finetune_crds import spark_conf
 from finetune_crds.base import (
     A_SET,
     ApiModel,
@@ -25,45 +26,7 @@ from finetune_crds.base import (
     rules,
 )
 from finetune_crds.env import Env, EnvFromSource, LocalReference
-
-
-class Source(ApiModel):
-    """The raw corpus."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "self.type == 'Hub' ? has(self.dataset) && !has(self.path) && !has(self.table) "
-                ": !has(self.dataset) && (has(self.path) != has(self.table))",
-                "set dataset for type Hub, and exactly one of path and table for the others",
-            ),
-            (
-                "!has(self.table) || self.type == 'Delta'",
-                "table needs type Delta; use path for files",
-                ".table",
-            ),
-            (
-                "!has(self.version) || self.type == 'Delta'",
-                "version pins a Delta table; files have no versions",
-                ".version",
-            ),
-        )
-        | renamed(format=("string", "type"))
-    )
-
-    type: Literal["Delta", "Parquet", "JSONLines", "Hub"]
-    """What the corpus is: a Delta table, Parquet or JSON lines files, or a data set of the Hugging Face Hub."""
-    path: Uri | None = None
-    """Folder or file: s3://bucket/folder, or an absolute path on a volume that podTemplate mounts."""
-    table: Name | None = None
-    """Name of a Delta table in Spark's catalog: catalog.schema.table."""
-    version: NonNegative | None = None
-    """Version of the Delta table to read. Default: the newest when preparation starts; see status.data.sourceVersion."""
-    dataset: Name | None = None
-    """Hub data set id, such as tatsu-lab/alpaca."""
-    revision: Name | None = None
-    """Git revision of the Hub data set."""
-
+from finetune_crds.source import Source
 
 ColumnsType = Literal["Text", "Messages", "PromptResponse", "Preference"]
 COLUMNS_OF: dict[str, tuple[str, ...]] = {
@@ -165,9 +128,15 @@ class Dedupe(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
+            ("!has(self.columns) || self.exact", "dedupe.columns needs dedupe.exact", ".columns"),
             (
-                "self.exact || !has(self.near)",
-                "near needs exact: exact duplicates are removed first",
+                "!has(self.near) || self.exact",
+                "dedupe.near needs dedupe.exact: exact duplicates are removed first",
+                ".near",
+            ),
+            (
+                "!has(self.near) || !has(self.columns)",
+                "dedupe.near compares whole examples: remove dedupe.columns or dedupe.near",
                 ".near",
             ),
         )
@@ -175,6 +144,8 @@ class Dedupe(ApiModel):
 
     exact: bool = True
     """Keep one of the examples whose text (all columns of the example) differs in case and white space only."""
+    columns: Annotated[list[Name], Field(min_length=1, max_length=32, json_schema_extra=A_SET)] | None = None
+    """Columns whose text makes examples duplicates, such as the prompt alone. Default: all columns of the example."""
     near: NearDedupe | None = None
     """Also keep one of the examples whose text (all columns of the example) is nearly the same."""
 
@@ -229,6 +200,7 @@ class Spark(ApiModel):
                 "databricks needs mode Databricks",
                 ".databricks",
             ),
+            spark_conf.rule(),
         )
     )
 
@@ -243,7 +215,7 @@ class Spark(ApiModel):
     driver_memory: Quantity = "2Gi"
     """Heap of the driver, such as 2Gi."""
     conf: StringMap = Field(default_factory=dict)
-    """More Spark settings."""
+    """More Spark settings, of those that neither load code nor move the driver."""
     databricks: DatabricksCluster | None = None
     """The compute of the Databricks run."""
 
@@ -263,6 +235,8 @@ _FIXED = (
     "qualityColumn",
     "minChars",
     "maxChars",
+    "minPromptChars",
+    "maxPromptChars",
     "filter",
     "dedupe",
     "promptTemplate",
@@ -284,6 +258,11 @@ class Prepare(ApiModel):
                 "!has(self.minChars) || !has(self.maxChars) || self.minChars <= self.maxChars",
                 "minChars must not be above maxChars",
                 ".minChars",
+            ),
+            (
+                "!has(self.minPromptChars) || !has(self.maxPromptChars) || self.minPromptChars <= self.maxPromptChars",
+                "minPromptChars must not be above maxPromptChars",
+                ".minPromptChars",
             ),
             (
                 "!has(self.responseTemplate) || has(self.promptTemplate)",
@@ -309,6 +288,10 @@ class Prepare(ApiModel):
     """Minimum length of an example in characters."""
     max_chars: Positive | None = None
     """Maximum length of an example in characters."""
+    min_prompt_chars: NonNegative | None = None
+    """Minimum length of the prompt column in characters."""
+    max_prompt_chars: Positive | None = None
+    """Maximum length of the prompt column in characters."""
     filter: LongText | None = None
     """Spark SQL condition that an example must meet, such as `language = 'en'`."""
     dedupe: Dedupe = Field(default_factory=Dedupe)
@@ -358,11 +341,23 @@ class Data(ApiModel):
                 ".prepare",
             ),
             (
+                "!has(self.prepare) || !has(self.source) || self.prepare.spark.mode == 'Local' || (self.source.type != 'Hub' "
+                "&& (!has(self.source.sources) || self.source.sources.all(part, part.type != 'Hub')))",
+                "source.type Hub needs prepare.spark.mode Local: the data set is downloaded into the prep pod",
+                ".prepare.spark",
+            ),
+            (
                 "!has(self.prepare) || !has(self.prepare.promptTemplate) || !has(self.columns) || "
                 "self.columns.type != 'Messages'",
                 "prepare.promptTemplate cannot be used with columns of type Messages, which the model's chat template "
                 "renders: remove one",
                 ".prepare.promptTemplate",
+            ),
+            (
+                "!has(self.prepare) || (!has(self.prepare.minPromptChars) && !has(self.prepare.maxPromptChars)) || "
+                "!has(self.columns) || self.columns.type in ['PromptResponse', 'Preference']",
+                "prepare.minPromptChars and maxPromptChars need columns of type PromptResponse or Preference",
+                ".prepare",
             ),
             (
                 "!has(self.prepare) || !has(self.prepare.responseTemplate) || !has(self.columns) || "
@@ -372,8 +367,9 @@ class Data(ApiModel):
                 ".prepare.responseTemplate",
             ),
             (
-                "!has(self.prepare) || !has(self.prepare.output) || !has(self.source) || !has(self.source.path) || "
-                "self.prepare.output != self.source.path",
+                "!has(self.prepare) || !has(self.prepare.output) || !has(self.source) || ((!has(self.source.path) || "
+                "self.prepare.output != self.source.path) && (!has(self.source.sources) || self.source.sources.all(part, "
+                "!has(part.path) || part.path != self.prepare.output)))",
                 "prepare.output is the source itself: write to another folder",
                 ".prepare.output",
             ),

@@ -10,7 +10,15 @@ from pydantic import Field
 from finetune_crds.base import ApiModel, NonNegative, Uri
 from finetune_crds.conditions import UNSEEN, Conditions, ObservedGeneration
 from finetune_crds.data import Columns
-from finetune_crds.status_parts import DeviceStatus, DroppedRows, Links, PlacedPods, Usage
+from finetune_crds.status_parts import (
+    Commit,
+    DeviceStatus,
+    DroppedRows,
+    Links,
+    PlacedPods,
+    SourcesRows,
+    Usage,
+)
 from finetune_crds.training import Checkpoint
 
 Phase = Literal[
@@ -42,6 +50,10 @@ class DataStatus(ApiModel):
     """Its version."""
     source_version: NonNegative | None = None
     """Version of the Delta table that was read."""
+    source_revision: Commit | None = None
+    """Commit of the Hub data set that was read."""
+    sources: SourcesRows | None = None
+    """The sources of a mix."""
     columns: Columns | None = None
     """The source's columns that hold an example: those of spec.data.columns, or those that preparation found."""
     dropped: DroppedRows | None = None

@@ -8,17 +8,36 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from finetune_crds.base import ApiModel, Name, NonNegative, Uri
+from finetune_crds.source import MAX_SOURCES, SourceName
 
 MAX_DROPPED = 32
 MAX_PODS = 64
 MAX_USAGE = 64
 
+Commit = Annotated[str, Field(max_length=64)]
+"""A commit of a repository of the Hub."""
 StepName = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 def _map(key: str) -> dict[str, object]:
     """Schema of a list that server-side apply merges by a field of its items."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+
+
+class SourceRows(ApiModel):
+    """What became of one source of a mix."""
+
+    name: SourceName
+    """The source, as in data.source.sources."""
+    rows: NonNegative
+    """Its examples in the splits."""
+    version: NonNegative | None = None
+    """Version of the Delta table that was read."""
+    revision: Commit | None = None
+    """Commit of the Hub data set that was read."""
+
+
+SourcesRows = Annotated[list[SourceRows], Field(max_length=MAX_SOURCES, json_schema_extra=_map("name"))]
 
 
 class Dropped(ApiModel):

@@ -34,6 +34,21 @@ def prepared(columns: Json | None = None, **fields: Any) -> Json:
     }
 
 
+def source(**fields: Any) -> Json:
+    """A job whose data.source has these fields."""
+    return job(data=prepared() | {"source": fields})
+
+
+def mixed(**fields: Any) -> Json:
+    """A mix of two sources, with fields of the first replaced; None removes one."""
+    first = {"name": "a", "type": "CSV", "path": "/mixed/csv", **fields}
+    second = {"name": "b", "type": "Delta", "path": "/mixed/delta", "version": 3, "weight": 2.5}
+    return {
+        "type": "Mix",
+        "sources": [{name: value for name, value in first.items() if value is not None}, second],
+    }
+
+
 def found(**fields: Any) -> Json:
     """The same without columns."""
     return {name: part for name, part in prepared(**fields).items() if name != "columns"}
@@ -209,6 +224,86 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
         job(data=prepared(columns={"type": "Messages", "messages": "m"}, promptTemplate="{m}")),
         "prepare.promptTemplate cannot be used with columns of type Messages",
     ),
+    **{
+        f"a source: {what}": (source(**fields), sentence)
+        for what, fields, sentence in (
+            (
+                "a table of files",
+                {"type": "CSV", "table": "a.b"},
+                "table needs type Delta; use path for files",
+            ),
+            ("a version of files", {"type": "CSV", "path": "/a", "version": 1}, "version pins a Delta table"),
+            (
+                "a time of files",
+                {"type": "Parquet", "path": "/a", "versionTime": "2026-11-01T00:00:00Z"},
+                "versionTime pins a Delta table",
+            ),
+            (
+                "two versions",
+                {"type": "Delta", "path": "/a", "version": 1, "versionTime": "2026-11-01T00:00:00Z"},
+                "set version or versionTime, not both",
+            ),
+            (
+                "a time that is none",
+                {"type": "Delta", "path": "/a", "versionTime": "yesterday"},
+                "spec.data.source.versionTime: Invalid value",
+            ),
+            ("a path of the Hub", {"type": "Hub", "path": "/a"}, "set dataset for type Hub"),
+            (
+                "a split of files",
+                {"type": "JSONLines", "path": "/a", "split": "train"},
+                "split needs type Hub",
+            ),
+        )
+    },
+    **{
+        f"a mix: {what}": (job(data=prepared(**fields) | {"source": mix}), sentence)
+        for what, mix, fields, sentence in (
+            ("no sources", {"type": "Mix"}, {}, "sources for type Mix"),
+            ("a path", mixed() | {"path": "/a"}, {}, "sources for type Mix"),
+            ("sources of files", mixed() | {"type": "CSV", "path": "/a"}, {}, "sources for type Mix"),
+            ("a source that is nowhere", mixed(path=None), {}, "set dataset for type Hub"),
+            ("a weight of nothing", mixed(weight=0), {}, "weight: Invalid value: 0"),
+            (
+                "output over a source",
+                mixed(),
+                {"output": "/mixed/csv"},
+                "prepare.output is the source itself",
+            ),
+            (
+                "a data set of the Hub in executor pods",
+                mixed(type="Hub", path=None, dataset="org/name"),
+                {"spark": {"mode": "Kubernetes"}},
+                "source.type Hub needs prepare.spark.mode Local",
+            ),
+        )
+    },
+    "columns of duplicates that stay": (
+        job(data=prepared(dedupe={"exact": False, "columns": ["a"]})),
+        "dedupe.columns needs dedupe.exact",
+    ),
+    "the prompt of a text": (
+        job(data=prepared(minPromptChars=1)),
+        "minPromptChars and maxPromptChars need columns of type PromptResponse or Preference",
+    ),
+    "limits of the prompt in the wrong order": (
+        job(data=found(minPromptChars=3, maxPromptChars=2)),
+        "minPromptChars must not be above maxPromptChars",
+    ),
+    "a data set of the Hub in executor pods": (
+        job(
+            data=prepared(spark={"mode": "Kubernetes"}) | {"source": {"type": "Hub", "dataset": "org/name"}},
+        ),
+        "source.type Hub needs prepare.spark.mode Local",
+    ),
+    "a setting of Spark that loads code": (
+        job(
+            data=prepared(
+                spark={"conf": {"spark.sql.adaptive.enabled": "true", "spark.jars": "s3://a/b.jar"}}
+            )
+        ),
+        "conf takes settings of the work",
+    ),
     "output over the source": (
         job(data=prepared(output="/data/corpus")),
         "prepare.output is the source itself",
@@ -275,6 +370,17 @@ TAKEN_BY_THE_SCHEMA: dict[str, Json] = {
         method={"type": "PromptTuning", "softPrompt": {"initText": "Answer:"}}, training=NO_PACKS
     ),
     "DPO": job(data=prepared(columns=PREFERENCES, promptTemplate="Q: {p}"), objective=DPO),
+    "a mix of sources": job(data=prepared() | {"source": mixed()}),
+    "limits of the prompt, and columns of duplicates": job(
+        data=found(minPromptChars=2, maxPromptChars=9, dedupe={"columns": ["prompt"]})
+    ),
+    "a version at a time": source(type="Delta", path="/a", versionTime="2026-11-01T00:00:00+01:00"),
+    "a split of the Hub": source(type="Hub", dataset="org/name", config="en", split="train", revision="main"),
+    "settings of Spark": job(
+        data=prepared(
+            spark={"conf": {"spark.sql.shuffle.partitions": "9", "spark.hadoop.fs.s3a.threads.max": "9"}}
+        )
+    ),
     "columns that are found in the data": job(data=found()),
     "preferences that are found in the data": job(data=found(promptTemplate="Q: {prompt}"), objective=DPO),
     "an answer in columns that are found": job(

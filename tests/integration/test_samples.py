@@ -26,7 +26,6 @@ Json = dict[str, Any]
 SAMPLES = sample_files()
 # The samples whose jobs wait for something else than their pods in an installation without defaults.
 WAITS = {
-    "alpaca-llama-8b": "NotImplemented",
     "support-intents": "NotImplemented",
     "support-chat": "StorageNotConfigured",
 }

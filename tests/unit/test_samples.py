@@ -23,7 +23,6 @@ ON_CPUS = {"quickstart", "quickstart-worse"}
 LINES_OF_THE_SHORTEST = 14
 
 REFUSED = {
-    "air-cli": ["data.source.type Hub (copy the data set to a folder and use Parquet or JSONLines)"],
     "databricks-notebook": [
         "data.prepare.spark.mode Databricks (use Local)",
         "tracking.uri databricks (use the http or https address of an MLflow server)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -10,10 +11,13 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from finetune_trainer.outcome import DataError, PodFailure, TrainingError
+from finetune_trainer.prep import chat, delta_table
+from finetune_trainer.prep.session import spark_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from finetune_crds.source import MixedSource, Source
     from finetune_trainer.prep.plan import Request
 
 # Errors that a row can cause in an expression of the recipe, in ANSI mode.
@@ -25,6 +29,10 @@ _BAD_ROW = (
     "ARITHMETIC_OVERFLOW",
 )
 _UNREADABLE = ("FAILED_READ_FILE", "CANNOT_READ_FILE_FOOTER")
+# A message may quote a line of the corpus.
+_MOST_CHARS = 200
+_GONE = "FAILED_READ_FILE.FILE_NOT_EXIST"
+_FULL = "No space left on device"
 # Exceptions of Hadoop's file systems.
 _FORBIDDEN = ("java.nio.file.AccessDeniedException",)
 _MISSING = ("org.apache.hadoop.fs.s3a.UnknownStoreException", "java.io.FileNotFoundException")
@@ -41,17 +49,22 @@ def telling(asked: Request) -> Iterator[None]:
 
     Raises:
         DataError: a row that the filter cannot take, a file that is none, a bucket that is not there or not open.
-        TrainingError: the storage does not answer.
+        TrainingError: the storage does not answer, or the disk is full.
     """
     try:
         yield
     except PySparkException as error:
-        known = _of_spark(asked, error.getCondition() or "", first_line(error))
+        known = chat.failure(str(error)) or _of_spark(asked, error.getCondition() or "", first_line(error))
         if known is None:
             raise
         raise known from error
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise _disk_full() from error
     except Py4JJavaError as error:
-        known = _of_hadoop(_causes(error))
+        causes = _causes(error)
+        known = _of_file(asked, causes) or _of_hadoop(causes)
         if known is None:
             raise
         raise known from error
@@ -69,14 +82,53 @@ def _of_spark(asked: Request, condition: str, detail: str) -> PodFailure | None:
             f"data.prepare.filter `{asked.prepare.filter}` fails on a row of {asked.source_name}: {detail}; use try_cast "
             "or leave such rows out",
         )
+    if condition == _GONE and (table := _table_of(asked, detail)):
+        return delta_table.gone(table)
     if condition.startswith(_UNREADABLE):
         return DataError("UnreadableSource", f"{asked.source_name} cannot be read: {detail}")
     return None
 
 
+def _of_file(asked: Request, causes: list[tuple[str, str]]) -> PodFailure | None:
+    """The error of a file that Spark cannot read: it names the file, and its last cause says why."""
+    read = next((detail for _, detail in causes if detail.startswith("[FAILED_READ_FILE")), None)
+    if read is None:
+        return None
+    if read.startswith(f"[{_GONE}]") and (table := _table_of(asked, read)):
+        return delta_table.gone(table)
+    file = re.search(r"while reading file (\S+?)\.?\s", f"{read} ")
+    why = _plain(causes[-1][1])
+    return DataError(
+        "UnreadableSource",
+        f"{_local(file.group(1)) if file else asked.source_name} cannot be read: {why}; correct or remove it",
+    )
+
+
+def _table_of(asked: Request, detail: str) -> Source | MixedSource | None:
+    """The Delta table whose file a message names."""
+    tables = [part for part in asked.source.parts if part.type == "Delta"]
+    named = [part for part in tables if part.path and spark_path(part.path).rstrip("/") + "/" in detail]
+    return next(iter(named or tables), None)
+
+
+def _plain(detail: str) -> str:
+    """Return the first sentence of a message about a file, without what Spark puts around it."""
+    said = re.sub(r"^\[[A-Z_.0-9]+\] |\s+SQLSTATE: \w+$", "", detail)
+    if said.startswith("CSV header does not conform"):
+        return "its header names a column twice, or differs from that of another file"
+    return said.split(". ")[0].rstrip(".")[:_MOST_CHARS]
+
+
+def _local(file: str) -> str:
+    """Return the address of a file as the recipe names it."""
+    return re.sub(r"^file:/+", "/", file).replace("s3a://", "s3://", 1)
+
+
 def _of_hadoop(causes: list[tuple[str, str]]) -> PodFailure | None:
     for kind, detail in causes:
         place = _place(detail)
+        if _FULL in detail:
+            return _disk_full()
         if kind in _FORBIDDEN:
             return DataError(
                 "AccessDenied",
@@ -90,6 +142,14 @@ def _of_hadoop(causes: list[tuple[str, str]]) -> PodFailure | None:
                 f"{place} cannot be reached: is AWS_ENDPOINT_URL right, and the store up?",
             )
     return None
+
+
+def _disk_full() -> TrainingError:
+    return TrainingError(
+        "DiskFull",
+        "the disk of the prep pod is full: give it more scratch space (a volume at /tmp in data.prepare.podTemplate, or a "
+        "higher limit of ephemeral-storage)",
+    )
 
 
 def _place(detail: str) -> str:

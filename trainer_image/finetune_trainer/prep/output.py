@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from finetune_crds.contract import PrepResult
+from finetune_trainer.outcome import DataError
 from finetune_trainer.prep.session import spark_path
 from finetune_trainer.prep.steps import ID, SPLIT
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 _TOKENS_A_FILE = 16_000_000
 # How many commits a restarted pod searches for that of its predecessor.
 _COMMITS_LOOKED_AT = 100
+
+# What Delta writes before it commits, and the checksums of local files.
+_LEFT_BEHIND = re.compile(r"_delta_log|part-.*[.]parquet|[.].*")
 
 
 def find(spark: SparkSession, recipe: Recipe, path: str) -> PrepResult | None:
@@ -40,6 +45,48 @@ def find(spark: SparkSession, recipe: Recipe, path: str) -> PrepResult | None:
     )
     found = (_result(recipe, commit["userMetadata"], commit["version"]) for commit in commits)
     return next((result for result in found if result is not None), None)
+
+
+def require_own(spark: SparkSession, path: str) -> None:
+    """Check that `path` is empty, or a table that a preparation wrote: a new version hides what was there.
+
+    Raises:
+        DataError: it is something else.
+    """
+    from delta.tables import DeltaTable
+
+    place = spark_path(path)
+    if DeltaTable.isDeltaTable(spark, place):
+        commits = (
+            DeltaTable.forPath(spark, place).history(_COMMITS_LOOKED_AT).select("userMetadata").collect()
+        )
+        if not any(_is_ours(commit["userMetadata"]) for commit in commits):
+            raise DataError(
+                "OutputTaken",
+                f"data.prepare.output {path} is a Delta table that no preparation wrote: name another folder",
+            )
+    elif _holds_files(spark, place):
+        raise DataError(
+            "OutputTaken",
+            f"data.prepare.output {path} has files and is not a Delta table: name another folder, or empty it",
+        )
+
+
+def _is_ours(metadata: str | None) -> bool:
+    try:
+        said = json.loads(metadata or "")
+    except ValueError:
+        return False
+    return isinstance(said, dict) and {"job", "recipe", "result"} <= said.keys()
+
+
+def _holds_files(spark: SparkSession, place: str) -> bool:
+    """Whether a folder has files other than those that a killed pod of a preparation leaves before its commit."""
+    context: Any = spark.sparkContext
+    path = context._jvm.org.apache.hadoop.fs.Path(place)  # noqa: SLF001 - pyspark has no file system
+    files = path.getFileSystem(context._jsc.hadoopConfiguration())  # noqa: SLF001
+    found = files.listStatus(path) if files.exists(path) else []
+    return any(not _LEFT_BEHIND.fullmatch(entry.getPath().getName()) for entry in found)
 
 
 def _result(recipe: Recipe, metadata: str, version: int) -> PrepResult | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark import StorageLevel
 from pyspark.sql import Observation
@@ -15,10 +15,11 @@ from pyspark.sql import functions as sf
 
 from finetune_crds.contract import PrepResult
 from finetune_crds.status import SplitCounts
+from finetune_crds.status_parts import SourceRows
 from finetune_trainer import artifacts, columns
 from finetune_trainer.cache import Cache
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import errors, near, output, progress, session, source, steps, tokens
+from finetune_trainer.prep import errors, mix, near, output, progress, session, source, steps, tokens
 from finetune_trainer.prep.plan import plan as planned
 from finetune_trainer.prep.progress import Progress, SparkTasks
 from finetune_trainer.tokenizer import load_tokenizer
@@ -38,13 +39,14 @@ if TYPE_CHECKING:
 class Counts:
     """Counts of kept and dropped rows.
 
-    examples: rows of the source. dropped: by step, in order. rows, tokens: of each split.
+    examples: rows of the source. dropped: by step, in order. rows, tokens: of each split. sources: rows by source of a mix.
     """
 
     examples: int
     dropped: dict[str, int]
     rows: dict[str, int]
     tokens: dict[str, int]
+    sources: dict[str, int] = field(default_factory=dict)
 
 
 def run(recipe: Recipe, asked: Request) -> PrepResult:
@@ -71,25 +73,57 @@ def prepare(
         told: learns which step runs.
     """
     told.step(progress.READING)
-    with errors.telling(asked):
+    with errors.telling(asked), tempfile.TemporaryDirectory(prefix="finetune-source-") as scratch:
         earlier = output.find(spark, recipe, asked.prepare.output)
-        if earlier is not None:
+        if earlier is None:
+            output.require_own(spark, asked.prepare.output)
+        else:
             say(
                 f"{earlier.path} version {earlier.version} was made by this job before: nothing is written twice"
             )
-        result = earlier or _make(source.read(spark, asked), recipe, asked, tokenizer, told)
+        result = earlier or _make(
+            _corpus(spark, recipe, asked, Path(scratch)), recipe, asked, tokenizer, told
+        )
     report(result)
     return result
 
 
-def _make(
-    corpus: source.Corpus, recipe: Recipe, asked: Request, tokenizer: Path, told: Progress
-) -> PrepResult:
-    at = f" version {corpus.version}" if corpus.version is not None else ""
-    say(f"source {asked.source_name}{at}")
-    used = recipe.data.columns or _found(corpus.frame, recipe, asked)
-    plan = planned(_with_columns(recipe, used))
-    source.check(corpus.frame, plan)
+@dataclass(frozen=True)
+class Corpus:
+    """The rows to prepare: of one source, or of the sources of a mix, each as it was read.
+
+    columns: those that hold an example, named by the recipe or found.
+    """
+
+    frame: DataFrame
+    columns: Columns
+    read: list[source.Corpus]
+
+
+def _corpus(spark: SparkSession, recipe: Recipe, asked: Request, scratch: Path) -> Corpus:
+    """Read the source, or the sources of a mix, and check that they have the columns that the recipe names."""
+    if asked.source.sources is None:
+        one = source.read(spark, asked.source, scratch)
+        say(f"source {asked.source_name}{one.at}")
+        columns = recipe.data.columns or _found(one.frame, recipe, asked, asked.source_name)
+        source.check(one.frame, planned(_with_columns(recipe, columns)), asked.source_name)
+        return Corpus(one.frame, columns, [one])
+    parts, read = [], []
+    for part in asked.source.sources:
+        made = source.read(spark, part, scratch / part.name, f"data.source.sources[{part.name}]")
+        say(f"source {part.name}: {part.address}{made.at}")
+        columns = recipe.data.columns or _found(made.frame, recipe, asked, part.address)
+        parts.append(mix.Part(part, made.frame, columns))
+        read.append(made)
+    parts, columns = mix.agreed(parts, asked.templates)
+    plan = planned(_with_columns(recipe, columns))
+    for checked in parts:
+        source.check(checked.frame, plan, checked.source.address)
+    return Corpus(mix.mixed(parts, plan.form, plan.prepare.split_ratios.seed), columns, read)
+
+
+def _make(corpus: Corpus, recipe: Recipe, asked: Request, tokenizer: Path, told: Progress) -> PrepResult:
+    plan = planned(_with_columns(recipe, corpus.columns))
     with ExitStack() as held:
         seen = Observed(held, told)
         prepared = examples(corpus.frame, recipe, plan, tokenizer, seen)
@@ -101,20 +135,39 @@ def _make(
             tokens=SplitCounts(**found.tokens),
             path=plan.prepare.output,
             version=0,
-            source_version=corpus.version,
+            **_versions(corpus, asked, found),
             dropped=found.dropped,
-            columns=used,
+            columns=corpus.columns,
         )
         told.step(progress.WRITING)
         say(f"writing {plan.prepare.output}")
         return output.commit(prepared, recipe, result)
 
 
-def _found(frame: DataFrame, recipe: Recipe, asked: Request) -> Columns:
-    """Find the columns of an example in the source's schema."""
-    source.require(frame, asked.templates, asked.source_name)
+def _versions(corpus: Corpus, asked: Request, found: Counts) -> dict[str, Any]:
+    """What was read, as the result has it: of one source, or by source."""
+    if asked.source.sources is None:
+        (one,) = corpus.read
+        return {"source_version": one.version, "source_revision": one.revision}
+    parts = zip(asked.source.sources, corpus.read, strict=True)
+    return {
+        "sources": [
+            SourceRows(
+                name=part.name,
+                rows=found.sources.get(part.name, 0),
+                version=read.version,
+                revision=read.revision,
+            )
+            for part, read in parts
+        ]
+    }
+
+
+def _found(frame: DataFrame, recipe: Recipe, asked: Request, where: str) -> Columns:
+    """Find the columns of an example in a source's schema."""
+    source.require(frame, asked.templates, where)
     dpo = recipe.objective.type == "DPO"
-    found = columns.find(source.schema(frame), asked.source_name, dpo=dpo, templates=asked.templates)
+    found = columns.find(source.schema(frame), where, dpo=dpo, templates=asked.templates)
     say(f"columns {columns.described(found)}")
     return found
 
@@ -175,7 +228,8 @@ def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen
     frame = steps.with_split(
         steps.limited(frame, wanted.limit, wanted.split_ratios.seed), wanted.split_ratios
     )
-    return frame.select(steps.ID, *plan.form.columns, steps.TOKENS, steps.SPLIT)
+    origin = [steps.SOURCE] if plan.source.sources else []
+    return frame.select(steps.ID, *plan.form.columns, *origin, steps.TOKENS, steps.SPLIT)
 
 
 def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
@@ -184,6 +238,7 @@ def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
         sf.count(sf.lit(1)).alias("rows"), sf.sum(steps.TOKENS).alias("tokens")
     )
     splits = {row[steps.SPLIT]: row for row in totals.collect()}
+    origins = prepared.groupBy(steps.SOURCE).count().collect() if plan.source.sources else []
     filtered, unique, short = seen.filtered.get, seen.unique.get["all"], seen.short.get["all"]
     wanted = plan.prepare
     dropped = {name: filtered[name] for name in steps.filter_names(wanted)}
@@ -198,7 +253,8 @@ def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
         dropped["maxTokens"] = unique - short
     if wanted.limit is not None:
         dropped["limit"] = short - sum(rows.values())
-    return Counts(filtered["all"], dropped, rows, {name: row["tokens"] for name, row in splits.items()})
+    held = {name: row["tokens"] for name, row in splits.items()}
+    return Counts(filtered["all"], dropped, rows, held, {row[steps.SOURCE]: row["count"] for row in origins})
 
 
 def check(found: Counts, plan: Plan) -> None:
@@ -261,6 +317,8 @@ def report(result: PrepResult) -> None:
     say(f"{'split':<12} {'rows':>10} {'tokens':>10}")
     for name, number in rows.items():
         say(f"{name:<12} {number:>10,} {held[name]:>10,}")
+    for part in result.sources or []:
+        say(f"source {part.name}: {part.rows:,} rows")
     say(f"{result.path} version {result.version}")
 
 

@@ -10,8 +10,9 @@ from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.prep.template import Template
 
 if TYPE_CHECKING:
-    from finetune_crds.data import Prepare, Source
+    from finetune_crds.data import Prepare
     from finetune_crds.recipe import Recipe
+    from finetune_crds.source import MixedSource, Source
 
 MESSAGES = "messages"
 PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
@@ -25,12 +26,14 @@ class Form:
     content: source columns whose text is the example: its length, and what makes it a duplicate.
     rendered: the table's text columns, each with its template.
     messages: source column with a conversation; `rendered` is then empty.
+    prompt: source column with the prompt.
     """
 
     required: tuple[str, ...]
     content: tuple[str, ...]
     rendered: dict[str, Template]
     messages: str | None = None
+    prompt: str | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -52,7 +55,7 @@ class Request:
     @property
     def source_name(self) -> str:
         """The source as the recipe names it."""
-        return self.source.path or self.source.table or ""
+        return self.source.address
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Plan(Request):
         prepare = self.prepare
         named = [*self.form.required, *self.form.content, *prepare.not_null]
         named += [prepare.quality_column] if prepare.min_quality is not None else []
+        named += prepare.dedupe.columns or []
         named += [prepare.split_ratios.key] if prepare.split_ratios.key else []
         return tuple(dict.fromkeys(named))
 
@@ -102,16 +106,21 @@ def plan(recipe: Recipe) -> Plan:
 
 def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
     kind, ratios = recipe.data.columns.type if recipe.data.columns else None, prepare.split_ratios
+    parts = source.parts
     mode, total = prepare.spark.mode, ratios.train + ratios.validation + ratios.test
     table = (
         (
-            source.type == "Hub",
-            "data.source.type Hub is not available yet: download the data set first and name its files with "
-            "type Parquet or JSONLines",
+            (source.type == "Mix") != bool(source.sources),
+            "data.source needs sources with type Mix, and with no other type",
         ),
         (
-            source.type != "Hub" and (source.path is None) == (source.table is None),
-            "data.source needs exactly one of path and table",
+            any(_misplaced(part) for part in parts if part.type != "Mix"),
+            "data.source needs dataset for type Hub, and exactly one of path and table for the others",
+        ),
+        (
+            mode != "Local" and any(part.type == "Hub" for part in parts),
+            "data.source.type Hub needs data.prepare.spark.mode Local: the data set is downloaded into the prep pod, "
+            f"where mode {mode} cannot read it",
         ),
         (mode != "Local", f"data.prepare.spark.mode {mode} is not available yet: use Local"),
         (
@@ -119,9 +128,18 @@ def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
             "data.prepare.dedupe.near needs dedupe.exact: exact duplicates are removed first",
         ),
         (
+            prepare.dedupe.near is not None and prepare.dedupe.columns is not None,
+            "data.prepare.dedupe.near compares whole examples: remove dedupe.columns or dedupe.near",
+        ),
+        (
             kind == "Preference" and prepare.response_template is not None,
             "data.prepare.responseTemplate cannot go with data.columns of type Preference: promptTemplate renders the "
             "prompt, and both answers stay as they are",
+        ),
+        (
+            kind in ("Text", "Messages") and {prepare.min_prompt_chars, prepare.max_prompt_chars} != {None},
+            "data.prepare.minPromptChars and maxPromptChars need data.columns of type PromptResponse or Preference, and the "
+            f"examples are of type {kind}",
         ),
         (
             kind == "Messages" and prepare.prompt_template is not None,
@@ -141,11 +159,17 @@ def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
             f"data.prepare.splitRatios adds up to {total:g}: train, validation and test must add up to 1",
         ),
         (
-            prepare.output == source.path,
+            any(prepare.output == part.path for part in parts),
             f"data.prepare.output {prepare.output} is the source itself: write to another folder",
         ),
     )
     return [sentence for refused, sentence in table if refused]
+
+
+def _misplaced(source: Source | MixedSource) -> bool:
+    """Whether a source is nowhere, or at several places."""
+    given = [place for place in (source.path, source.table, source.dataset) if place is not None]
+    return len(given) != 1 or (source.dataset is not None) != (source.type == "Hub")
 
 
 def _templates(prepare: Prepare) -> dict[str, Template]:
@@ -166,7 +190,7 @@ def _form(named: Columns, prepare: Prepare) -> Form:
     required = tuple(name for name in (named.text, named.prompt, named.response) if name is not None)
     rendered = _rendered(required, prepare)
     content = tuple(dict.fromkeys(column for template in rendered.values() for column in template.columns))
-    return Form(required=required, content=content or required, rendered=rendered)
+    return Form(required=required, content=content or required, rendered=rendered, prompt=named.prompt)
 
 
 def _preferences(prompt: str, chosen: str, rejected: str, prepare: Prepare) -> Form:
@@ -180,6 +204,7 @@ def _preferences(prompt: str, chosen: str, rejected: str, prepare: Prepare) -> F
             CHOSEN: Template.of_column(chosen),
             REJECTED: Template.of_column(rejected),
         },
+        prompt=prompt,
     )
 
 

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from finetune_crds import spark_conf
 from finetune_trainer.outcome import RecipeRefusedError, TrainingError
 
 if TYPE_CHECKING:
@@ -32,9 +33,6 @@ _EXCLUDED_ADAPTIVE_RULES = "org.apache.spark.sql.execution.adaptive.AQEPropagate
 _JOINED = {
     "spark.sql.optimizer.excludedRules": ",",
     "spark.sql.adaptive.optimizer.excludedRules": ",",
-    "spark.sql.extensions": ",",
-    "spark.driver.extraJavaOptions": " ",
-    "spark.driver.extraClassPath": os.pathsep,
 }
 # Settings that the recipe has a field for, or that the session depends on.
 _OWNED = {
@@ -58,7 +56,7 @@ def start(spark: Spark) -> SparkSession:
     """Start Spark in this pod, on its available cores.
 
     Raises:
-        RecipeRefusedError: the recipe's conf sets what it has a field for.
+        RecipeRefusedError: the recipe's conf sets what it may not.
         TrainingError: the jars are not where FINETUNE_JARS says.
     """
     from pyspark.sql import SparkSession
@@ -120,11 +118,13 @@ def settings(
     """Return Spark's settings: ours, then S3's from the environment, then the recipe's conf.
 
     Raises:
-        RecipeRefusedError: the conf sets what the recipe has a field for.
+        RecipeRefusedError: the conf sets what the recipe has a field for, or what no recipe may set.
     """
     for name, field in _OWNED.items():
         if name in spark.conf:
             raise RecipeRefusedError(f"data.prepare.spark.conf may not set {name}: use {field}")
+    if said := spark_conf.refusal(spark.conf):
+        raise RecipeRefusedError(f"data.prepare.spark.{said}")
     ours = {
         "spark.app.name": "finetune-prep",
         "spark.master": f"local[{cores}]",

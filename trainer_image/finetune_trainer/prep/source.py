@@ -9,49 +9,71 @@ from pyspark.sql.types import ArrayType, DataType, StringType, StructType
 
 from finetune_trainer.columns import Column, Kind
 from finetune_trainer.outcome import DataError
+from finetune_trainer.prep import delta_table, files, hub
 from finetune_trainer.prep.plan import CHOSEN
-from finetune_trainer.prep.session import spark_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-    from delta.tables import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
-    from finetune_trainer.prep.plan import Plan, Request
+    from finetune_crds.source import MixedSource, Source
+    from finetune_trainer.prep.plan import Plan
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The source as a DataFrame, and its version where it is a Delta table."""
+    """A source as a DataFrame, and what was read: the version of a Delta table, the commit of a Hub data set."""
 
     frame: DataFrame
-    version: int | None
+    version: int | None = None
+    revision: str | None = None
+
+    @property
+    def at(self) -> str:
+        """What was read, for a message; it begins with a space unless it is empty."""
+        if self.revision is not None:
+            return f" at commit {self.revision}"
+        return f" version {self.version}" if self.version is not None else ""
 
 
-def read(spark: SparkSession, asked: Request) -> Corpus:
-    """Read the source at one version, so that every pass reads the same rows.
+def read(
+    spark: SparkSession, source: Source | MixedSource, scratch: Path, field: str = "data.source"
+) -> Corpus:
+    """Read a source, other than a mix, at one version, so that every pass reads the same rows.
+
+    Args:
+        scratch: folder for what is downloaded; it must stay until the rows have been read.
+        field: the recipe's field that holds the source, for messages.
 
     Raises:
+        RecipeRefusedError: the Hub does not have the data set, or closes it to the pod.
         DataError: the source or its version is missing.
+        TrainingError: the Hub does not answer.
     """
-    return _delta(spark, asked) if asked.source.type == "Delta" else Corpus(_files(spark, asked), None)
+    if source.type == "Delta":
+        return Corpus(*delta_table.read(spark, source, field))
+    if source.type == "Hub":
+        paths, commit = hub.fetch(source, scratch, field)
+        return Corpus(files.frame(spark, "Parquet", paths), revision=commit)
+    return Corpus(files.read(spark, source, field))
 
 
-def check(frame: DataFrame, plan: Plan) -> None:
-    """Check the columns that the recipe names.
+def check(frame: DataFrame, plan: Plan, where: str) -> None:
+    """Check the columns that the recipe names; `where` is the source, for messages.
 
     Raises:
         DataError: one of them is missing, or a preference holds lists.
     """
-    require(frame, plan.columns, plan.source_name)
+    require(frame, plan.columns, where)
     preference = plan.form.required if CHOSEN in plan.form.rendered else ()
     for name in preference:
         kind = frame.schema[name].dataType
         if isinstance(kind, ArrayType):
             raise DataError(
                 "WrongColumnType",
-                f"column {name} of {plan.source_name} holds {kind.simpleString()}: preferences are prepared as text; "
+                f"column {name} of {where} holds {kind.simpleString()}: preferences are prepared as text; "
                 "for lists of {role, content}, name files that need no preparation in data.splits",
             )
 
@@ -95,53 +117,3 @@ def has(frame: DataFrame) -> str:
 
 def _and(names: list[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def _files(spark: SparkSession, asked: Request) -> DataFrame:
-    from pyspark.errors import AnalysisException
-
-    source, path = asked.source, spark_path(asked.source_name)
-    try:
-        return spark.read.parquet(path) if source.type == "Parquet" else spark.read.json(path)
-    except AnalysisException as error:
-        if error.getCondition() == "PATH_NOT_FOUND":
-            raise DataError(
-                "MissingSource",
-                f"data.source.path {source.path} does not exist: mount the volume or correct it",
-            ) from error
-        if error.getCondition() == "UNABLE_TO_INFER_SCHEMA":
-            raise DataError(
-                "EmptySource", f"data.source.path {source.path} has no {source.type} files"
-            ) from error
-        raise
-
-
-def _delta(spark: SparkSession, asked: Request) -> Corpus:
-    source = asked.source
-    newest = int(_table(spark, asked).history(1).select("version").first()["version"])
-    version = newest if source.version is None else source.version
-    if version > newest:
-        raise DataError(
-            "MissingVersion",
-            f"the Delta table {asked.source_name} has no version {version}: its newest is {newest}",
-        )
-    reader = spark.read.format("delta").option("versionAsOf", version)
-    frame = reader.load(spark_path(source.path)) if source.path else reader.table(source.table or "")
-    return Corpus(frame, version)
-
-
-def _table(spark: SparkSession, asked: Request) -> DeltaTable:
-    from delta.tables import DeltaTable
-    from pyspark.errors import AnalysisException
-
-    source = asked.source
-    try:
-        if source.path:
-            return DeltaTable.forPath(spark, spark_path(source.path))
-        return DeltaTable.forName(spark, source.table or "")
-    except AnalysisException as error:
-        field = "path" if source.path else "table"
-        raise DataError(
-            "MissingSource",
-            f"data.source.{field} {asked.source_name} is not a Delta table: correct it, or set another type",
-        ) from error

@@ -13,7 +13,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from finetune_trainer.outcome import DataError, RecipeRefusedError
-from finetune_trainer.prep import near, source
+from finetune_trainer.prep import condition, near, source
 from finetune_trainer.prep.errors import first_line
 from finetune_trainer.prep.plan import MESSAGES
 from finetune_trainer.prep.template import quoted
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 DROPPED_BY = "dropped_by"
 ID, FINGERPRINT, GROUP, TOKENS, SPLIT = "id", "fingerprint", "group", "tokens", "split"
+# The source of a row in a mix: among the columns of the sources, and in the table.
+MIXED_FROM, SOURCE = "__finetune_source", "source"
 _BUCKETS = 10_000
 _MOST_ROWS_HELD = 100_000
 _CONVERSATION = ArrayType(
@@ -66,7 +68,7 @@ def flagged(frame: DataFrame, plan: Plan) -> DataFrame:
     """Add the column `dropped_by`: the first filter that a row fails, or null.
 
     Raises:
-        RecipeRefusedError: data.prepare.filter is not an SQL condition.
+        RecipeRefusedError: data.prepare.filter is not an SQL condition on the columns of a row.
         DataError: it names a column that the source does not have.
     """
     verdict = None
@@ -83,6 +85,8 @@ def filter_names(prepare: Prepare) -> list[str]:
         "minQuality": prepare.min_quality is not None,
         "minChars": prepare.min_chars is not None,
         "maxChars": prepare.max_chars is not None,
+        "minPromptChars": prepare.min_prompt_chars is not None,
+        "maxPromptChars": prepare.max_prompt_chars is not None,
         "filter": prepare.filter is not None,
     }
     return [name for name, used in wanted.items() if used]
@@ -91,16 +95,19 @@ def filter_names(prepare: Prepare) -> list[str]:
 def _filters(frame: DataFrame, plan: Plan) -> list[tuple[str, Column]]:
     prepare, form = plan.prepare, plan.form
     characters = _characters(form)
+    prompt = sf.length(sf.col(quoted(form.prompt)).cast("string")) if form.prompt else sf.lit(0)
     # NB: scores may be text, NaN or null; in ANSI mode a plain cast fails, and NaN is greater than every number.
     score = sf.expr(f"try_cast({quoted(prepare.quality_column)} AS double)")
     good = score.isNotNull() & ~sf.isnan(score) & (score >= sf.lit(prepare.min_quality or 0.0))
-    condition = sf.expr(prepare.filter) if prepare.filter else sf.lit(True)
+    wanted = sf.expr(prepare.filter) if prepare.filter else sf.lit(True)
     tests = {
         "notNull": _any_blank(frame, plan),
         "minQuality": ~good,
         "minChars": characters < sf.lit(prepare.min_chars),
         "maxChars": characters > sf.lit(prepare.max_chars),
-        "filter": ~sf.coalesce(condition, sf.lit(False)),
+        "minPromptChars": prompt < sf.lit(prepare.min_prompt_chars),
+        "maxPromptChars": prompt > sf.lit(prepare.max_prompt_chars),
+        "filter": ~sf.coalesce(wanted, sf.lit(False)),
     }
     return [(name, tests[name]) for name in filter_names(prepare)]
 
@@ -125,29 +132,34 @@ def _characters(form: Form) -> Column:
     if form.messages is not None:
         lengths = sf.transform(sf.col(quoted(form.messages)), lambda turn: sf.length(turn["content"]))
         return sf.aggregate(lengths, sf.lit(0), lambda total, length: total + length)
-    return sum((sf.length(text) for text in _texts(form)), start=sf.lit(0))
+    return sum((sf.length(text) for text in texts(form)), start=sf.lit(0))
 
 
-def _texts(form: Form) -> list[Column]:
+def texts(form: Form) -> list[Column]:
     """Return the texts of an example."""
     if form.messages is not None:
         turns = sf.transform(
             sf.col(quoted(form.messages)), lambda turn: sf.concat_ws("\n", turn["role"], turn["content"])
         )
         return [sf.concat_ws("\n", turns)]
-    return [sf.coalesce(sf.col(quoted(name)).cast("string"), sf.lit("")) for name in form.content]
+    return [_text(name) for name in form.content]
+
+
+def _text(column: str) -> Column:
+    return sf.coalesce(sf.col(quoted(column)).cast("string"), sf.lit(""))
 
 
 def _checked(frame: DataFrame, plan: Plan, verdict: Column) -> DataFrame:
     try:
+        if plan.prepare.filter:
+            condition.check(frame, plan.prepare.filter)
         return frame.select("*", verdict)
     except ParseException as error:
         raise RecipeRefusedError(
             f"data.prepare.filter `{plan.prepare.filter}` is not an SQL condition: {first_line(error)}"
         ) from error
     except AnalysisException as error:
-        condition = error.getCondition() or ""
-        if condition.startswith("UNRESOLVED_COLUMN"):
+        if (error.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
             raise DataError(
                 "MissingColumn",
                 f"data.prepare.filter `{plan.prepare.filter}` names a column that {plan.source_name} does not have: "
@@ -161,26 +173,40 @@ def _checked(frame: DataFrame, plan: Plan, verdict: Column) -> DataFrame:
 def identified(frame: DataFrame, plan: Plan) -> DataFrame:
     """Select the rows that pass the filters, with a fingerprint and the columns of an example.
 
-    id: a hash of the example as it is. fingerprint: the same but for case and white space. group: the text that
-    decides on the split. plain: the text that is compared for near duplicates, if they are removed.
+    id: a hash of the example as it is. fingerprint: what is equal for duplicates: a hash of its text, or of the text of
+    dedupe.columns, but for case and white space. group: the text that decides on the split. plain: the text that is
+    compared for near duplicates, if they are removed. source: where the row is from, in a mix.
     """
     form, key = plan.form, plan.prepare.split_ratios.key
-    texts = _texts(form)
-    plain = [sf.lower(sf.trim(sf.regexp_replace(text, r"(?U)\s+", " "))) for text in texts]
-    fingerprint = sf.sha2(sf.concat_ws("\n", *plain), 256)
+    example = texts(form)
+    fingerprint = _fingerprint(example)
+    chosen = [_text(name) for name in plan.prepare.dedupe.columns or []]
     owner = sf.col(quoted(key)).cast("string") if key else sf.lit(None).cast("string")
     identity = sf.sha2(
-        sf.to_json(sf.struct(*(text.alias(f"t{i}") for i, text in enumerate(texts)), owner.alias("key"))), 256
+        sf.to_json(sf.struct(*(text.alias(f"t{i}") for i, text in enumerate(example)), owner.alias("key"))),
+        256,
     )
-    compared = [sf.concat_ws("\n", *plain).alias(near.TEXT)] if plan.prepare.dedupe.near else []
+    compared = [_plain(example).alias(near.TEXT)] if plan.prepare.dedupe.near else []
     kept = frame.where(sf.col(DROPPED_BY).isNull())
     return kept.select(
         sf.substring(identity, 1, 32).alias(ID),
-        fingerprint.alias(FINGERPRINT),
+        (_fingerprint(chosen) if chosen else fingerprint).alias(FINGERPRINT),
         sf.coalesce(owner, fingerprint).alias(GROUP),
         *compared,
         *_rendered(form),
+        *([sf.col(MIXED_FROM).alias(SOURCE)] if MIXED_FROM in frame.columns else []),
     )
+
+
+def _fingerprint(parts: list[Column]) -> Column:
+    """Return a hash that is the same for texts that differ in case and white space only."""
+    return sf.sha2(_plain(parts), 256)
+
+
+def _plain(parts: list[Column]) -> Column:
+    """Return texts in lower case, their white space folded, a line for each."""
+    plain = [sf.lower(sf.trim(sf.regexp_replace(text, r"(?U)\s+", " "))) for text in parts]
+    return sf.concat_ws("\n", *plain)
 
 
 def _rendered(form: Form) -> list[Column]:
@@ -190,9 +216,10 @@ def _rendered(form: Form) -> list[Column]:
 
 
 def without_duplicates(frame: DataFrame) -> DataFrame:
-    """Keep one example per fingerprint, the one with the least id: the choice is deterministic."""
+    """Keep one example per fingerprint, the one with the least id (and source): the choice is deterministic."""
     # NB: dropDuplicates keeps an arbitrary row.
-    kept = sf.min_by(sf.struct("*"), sf.col(ID)).alias("kept")
+    order = [name for name in (ID, SOURCE) if name in frame.columns]
+    kept = sf.min_by(sf.struct("*"), sf.struct(*order)).alias("kept")
     return frame.groupBy(FINGERPRINT).agg(kept).select("kept.*")
 
 

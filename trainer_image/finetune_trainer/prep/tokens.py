@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import IntegerType, StructField, StructType
 
+from finetune_trainer.prep import chat
 from finetune_trainer.prep.plan import CHOSEN, MESSAGES
 from finetune_trainer.prep.steps import TOKENS
 from finetune_trainer.tokenizer import load_tokenizer
@@ -47,7 +48,7 @@ def count(tokenizer: PreTrainedTokenizerBase, examples: dict[str, list[Any]]) ->
     text behind it. A preference counts twice: its prompt followed by either answer.
     """
     if MESSAGES in examples:
-        rendered = [str(tokenizer.apply_chat_template(turns, tokenize=False)) for turns in examples[MESSAGES]]
+        rendered = [chat.render(tokenizer, turns) for turns in examples[MESSAGES]]
         return [len(ids) for ids in _encode(tokenizer, rendered, special=False)]
     first, *others = examples.values()
     end = tokenizer.eos_token_id

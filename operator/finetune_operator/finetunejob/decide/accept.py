@@ -137,8 +137,6 @@ def not_implemented(spec: FineTuneJobSpec) -> Iterator[str]:
     prepare = spec.data.prepare
     if prepare and prepare.spark.mode != "Local":
         yield f"data.prepare.spark.mode {prepare.spark.mode} (use Local)"
-    if spec.data.source and spec.data.source.type == "Hub":
-        yield "data.source.type Hub (copy the data set to a folder and use Parquet or JSONLines)"
     for field in ("uri", "registry_uri"):
         uri = getattr(spec.tracking, field)
         if uri and not uri.startswith(("http://", "https://")):

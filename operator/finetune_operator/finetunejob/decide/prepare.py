@@ -103,6 +103,8 @@ def _finish(draft: Draft, child: Json, mine: list[Json]) -> Outcome:
             path=result.path,
             version=result.version,
             source_version=result.source_version,
+            source_revision=result.source_revision,
+            sources=result.sources,
             columns=result.columns,
             dropped=dropped[:MAX_DROPPED] or None,
         )

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from finetune_crds.data import Spark
 from finetune_trainer.prep import session
-from unit.trainer.prep.recipes import QUICK
+from unit.trainer.prep.recipes import QUICK, QUICK_JVM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +39,8 @@ def spark(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
     scratch = tmp_path_factory.mktemp("spark")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(session.ENV_JARS, str(jars))
+        for name, value in QUICK_JVM.items():
+            patch.setenv(name, value)
         patch.setattr("tempfile.tempdir", str(scratch))
         started = session.start(Spark(driver_memory="1Gi", conf=QUICK))
     yield started

@@ -6,9 +6,10 @@ from typing import Any
 
 from finetune_crds.recipe import Recipe
 
-# Spark's settings for runs of seconds: few partitions, and a JVM that compiles quickly, not well.
+# For runs of seconds: few partitions, and a JVM that compiles quickly, not well.
 PAIR = {"type": "PromptResponse", "prompt": "question", "response": "answer"}
-QUICK = {"spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+QUICK = {"spark.sql.shuffle.partitions": "2"}
+QUICK_JVM = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"}
 Json = dict[str, Any]
 
 

@@ -45,6 +45,14 @@ THROWN: list[tuple[str, str, str, int, str]] = [
         1,
         "s3://corpus/raw cannot be reached: is AWS_ENDPOINT_URL right, and the store up?",
     ),
+    (
+        "disk full",
+        "java.io.IOException",
+        "No space left on device",
+        1,
+        "the disk of the prep pod is full: give it more scratch space (a volume at /tmp in data.prepare.podTemplate, or a "
+        "higher limit of ephemeral-storage)",
+    ),
 ]
 
 

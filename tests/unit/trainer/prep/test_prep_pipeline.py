@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -27,7 +28,8 @@ from finetune_trainer.prep.plan import request
 from finetune_trainer.prep.progress import Progress
 from finetune_trainer.prep.session import ENV_JARS
 from finetune_trainer.track import Tracker
-from unit.trainer.prep.recipes import QUICK, recipe
+from support.http_server import Answer, serving
+from unit.trainer.prep.recipes import QUICK, QUICK_JVM, recipe
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -317,6 +319,13 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "data.source.table nowhere is not a Delta table: correct it, or set another type",
     ),
     (
+        "a catalog that is not configured",
+        {"source": {"type": "Delta", "table": "main.sales.chats"}},
+        "MissingCatalog",
+        "data.source.table main.sales.chats is in the catalog main, which is not configured in this preparation: use path "
+        "with the location of the table",
+    ),
+    (
         "missing version",
         {"source": {"type": "Delta", "path": "{corpus}/delta", "version": 7}},
         "MissingVersion",
@@ -425,6 +434,77 @@ def test_wrong_data(ask: Asker, changes: dict[str, Any], reason: str, sentence: 
     assert not ask.output.exists()
 
 
+def test_an_output_that_is_something_else_is_left_alone(ask: Asker, corpus: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    write_deltalake(theirs, pa.table({"a": [1]}))
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/_SUCCESS").write_text("")
+    told = {}
+    for name in ("theirs", "files"):
+        with pytest.raises(outcome.DataError) as failed:
+            ask(output=str(tmp_path / name))
+        assert failed.value.reason == "OutputTaken"
+        told[name] = failed.value.message.replace(str(tmp_path), "")
+    assert told == {
+        "theirs": "data.prepare.output /theirs is a Delta table that no preparation wrote: name another folder",
+        "files": "data.prepare.output /files has files and is not a Delta table: name another folder, or empty it",
+    }
+    assert (DeltaTable(theirs).version(), [*(tmp_path / "files").iterdir()]) == (
+        0,
+        [tmp_path / "files/_SUCCESS"],
+    )
+
+
+def test_what_a_killed_pod_left_is_no_hindrance(ask: Asker) -> None:
+    ask.output.mkdir()
+    (ask.output / "part-00000-0123-c000.snappy.parquet").write_bytes(b"half")
+    (ask.output / "_delta_log").mkdir()
+    assert ask(**STEPS).version == 0
+
+
+def test_a_conversation_that_the_chat_template_refuses(
+    ask: Asker, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tokenizer_folder, tmp_path / "strict")
+    strict = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('Roles must alternate.') }}{% endif %}"
+    (tmp_path / "strict/chat_template.jinja").write_text(strict)
+    turns = [{"role": "assistant", "content": "ho"}, {"role": "user", "content": "hi"}]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    with pytest.raises(outcome.DataError) as failed:
+        ask(
+            source={"type": "JSONLines", "path": str(tmp_path / "chats.jsonl")},
+            columns=None,
+            base=str(tmp_path / "strict"),
+        )
+    assert (failed.value.reason, failed.value.message) == (
+        "TemplateFailed",
+        "the chat template of the model fails on a conversation of the roles assistant, user: Roles must alternate; leave "
+        "such rows out with data.prepare.filter",
+    )
+    assert not ask.output.exists()
+
+
+def test_credentials_that_the_store_refuses(spark: SparkSession, ask: Asker) -> None:
+    closed = b"<Error><Code>InvalidAccessKeyId</Code><Message>no</Message></Error>"
+    configuration = spark.sparkContext._jsc.hadoopConfiguration()
+    with serving(lambda _: Answer(403, closed, {"Content-Type": "application/xml"})) as address:
+        for name, value in {
+            "endpoint": address,
+            "path.style.access": "true",
+            "endpoint.region": "us-east-1",
+            "aws.credentials.provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
+            "access.key": "key",
+            "secret.key": "secret",
+        }.items():
+            configuration.set(f"fs.s3a.bucket.closed.{name}", value)
+        with pytest.raises(outcome.DataError) as failed:
+            ask(source={"type": "Parquet", "path": "s3://closed/corpus"})
+    assert (failed.value.reason, failed.value.message) == (
+        "AccessDenied",
+        "s3://closed/corpus is closed to the pod's credentials: grant them access, or correct them",
+    )
+
+
 def _filled(value: Any, corpus: Path) -> Any:
     if isinstance(value, dict):
         return {name: _filled(inner, corpus) for name, inner in value.items()}
@@ -453,12 +533,16 @@ def test_the_tokenizer_comes_from_the_claim_of_the_recipe(
 @pytest.fixture
 def pod(jars: Path, tmp_path: Path) -> dict[str, str]:
     """The environment of a prep pod whose recipe and termination message are in `tmp_path`."""
-    return os.environ | {
-        ENV_JARS: str(jars),
-        "HYPERPARAMETERS_PATH": str(tmp_path / "recipe.yaml"),
-        outcome.ENV_TERMINATION_PATH: str(tmp_path / "termination"),
-        "TMPDIR": str(tmp_path),
-    }
+    return (
+        os.environ
+        | QUICK_JVM
+        | {
+            ENV_JARS: str(jars),
+            "HYPERPARAMETERS_PATH": str(tmp_path / "recipe.yaml"),
+            outcome.ENV_TERMINATION_PATH: str(tmp_path / "termination"),
+            "TMPDIR": str(tmp_path),
+        }
+    )
 
 
 def run(pod: dict[str, str]) -> tuple[int, str, TerminationMessage | None]:
@@ -523,7 +607,7 @@ REFUSED: list[tuple[str, str, str, str]] = [
     ("no recipe", "", "InvalidRecipe", "the recipe {recipe} is wrong at the top: Input should be"),
     (
         "wrong recipe",
-        "job: {name: a, namespace: b, uid: c}\nmodel: {base: /m}\ndata: {columns: {type: Text, text: t}, source: {type: CSV}}",
+        "job: {name: a, namespace: b, uid: c}\nmodel: {base: /m}\ndata: {columns: {type: Text, text: t}, source: {type: XML}}",
         "InvalidRecipe",
         "the recipe {recipe} is wrong at data.source.type: Input should be",
     ),

@@ -31,6 +31,7 @@ FORMS: list[tuple[str, dict[str, Any], dict[str, Any], Form]] = [
             ("question", "answer"),
             ("question", "answer"),
             {"prompt": column("question"), "response": column("answer")},
+            prompt="question",
         ),
     ),
     ("messages", CHAT, {}, Form(("chat",), ("chat",), {}, messages="chat")),
@@ -42,6 +43,7 @@ FORMS: list[tuple[str, dict[str, Any], dict[str, Any], Form]] = [
             ("question", "good", "bad"),
             ("question", "good", "bad"),
             {"prompt": column("question"), "chosen": column("good"), "rejected": column("bad")},
+            prompt="question",
         ),
     ),
     (
@@ -56,6 +58,7 @@ FORMS: list[tuple[str, dict[str, Any], dict[str, Any], Form]] = [
                 "chosen": column("good"),
                 "rejected": column("bad"),
             },
+            prompt="question",
         ),
     ),
     (
@@ -66,6 +69,7 @@ FORMS: list[tuple[str, dict[str, Any], dict[str, Any], Form]] = [
             ("question", "answer"),
             ("question", "answer"),
             {"text": Template((("Q: ", "question"), (" A: ", "answer")))},
+            prompt="question",
         ),
     ),
     (
@@ -79,6 +83,7 @@ FORMS: list[tuple[str, dict[str, Any], dict[str, Any], Form]] = [
                 "prompt": Template((("", "context"), ("\n", "question"))),
                 "response": Template(((" ", "answer"), ("{", None), ("}", None))),
             },
+            prompt="question",
         ),
     ),
 ]
@@ -93,9 +98,15 @@ def test_form_of_an_example(columns: dict[str, Any], templates: dict[str, Any], 
 
 def test_columns_that_the_source_must_have() -> None:
     made = plan(
-        recipe(notNull=["license"], minQuality=0.5, qualityColumn="score", splitRatios={"key": "thread"})
+        recipe(
+            notNull=["license"],
+            minQuality=0.5,
+            qualityColumn="score",
+            dedupe={"columns": ["question", "title"]},
+            splitRatios={"key": "thread"},
+        )
     )
-    assert made.columns == ("question", "answer", "license", "score", "thread")
+    assert made.columns == ("question", "answer", "license", "score", "title", "thread")
     assert plan(recipe()).columns == ("question", "answer")
 
 
@@ -110,15 +121,33 @@ def test_a_recipe_without_columns_says_which_its_templates_name() -> None:
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
-        "Hub",
-        {"source": {"type": "Hub", "dataset": "org/set"}},
-        "data.source.type Hub is not available yet: download the data set first and name its files with type "
-        "Parquet or JSONLines",
+        "Hub without a data set",
+        {"source": {"type": "Hub"}},
+        "data.source needs dataset for type Hub, and exactly one of path and table for the others",
+    ),
+    (
+        "Hub in executor pods",
+        {"source": {"type": "Hub", "dataset": "org/set"}, "spark": {"mode": "Kubernetes"}},
+        "data.source.type Hub needs data.prepare.spark.mode Local: the data set is downloaded into the prep pod, where "
+        "mode Kubernetes cannot read it; data.prepare.spark.mode Kubernetes is not available yet: use Local",
     ),
     (
         "path and table",
         {"source": {"type": "Delta", "path": "/corpus", "table": "a.b"}},
-        "data.source needs exactly one of path and table",
+        "data.source needs dataset for type Hub, and exactly one of path and table for the others",
+    ),
+    (
+        "a mix without sources",
+        {"source": {"type": "Mix"}},
+        "data.source needs sources with type Mix, and with no other type",
+    ),
+    (
+        "output over a source of a mix",
+        {
+            "source": {"type": "Mix", "sources": [{"name": "a", "type": "CSV", "path": "/corpus"}]},
+            "output": "/corpus",
+        },
+        "data.prepare.output /corpus is the source itself: write to another folder",
     ),
     (
         "Kubernetes",
@@ -146,6 +175,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"columns": CHAT, "promptTemplate": "{chat}"},
         "data.prepare.promptTemplate cannot go with data.columns of type Messages, which the model's chat template "
         "renders: remove one",
+    ),
+    (
+        "the prompt of a text",
+        {"columns": TEXT, "maxPromptChars": 9},
+        "data.prepare.minPromptChars and maxPromptChars need data.columns of type PromptResponse or Preference, and the "
+        "examples are of type Text",
     ),
     (
         "response template alone",

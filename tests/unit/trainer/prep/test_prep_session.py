@@ -29,18 +29,55 @@ def test_settings_follow_the_recipe_and_the_pod() -> None:
 
 
 def test_conf_of_the_recipe_wins_or_is_put_behind_ours() -> None:
+    rules = "spark.sql.optimizer.excludedRules"
     conf = {
         "spark.sql.shuffle.partitions": "7",
-        "spark.sql.extensions": "org.example.Extension",
-        "spark.driver.extraJavaOptions": "-Xss4m",
-        "spark.example": "x",
+        rules: "org.example.Rule",
+        "spark.hadoop.fs.s3a.threads.max": "9",
     }
     ours, theirs = settings(Spark()), settings(Spark(conf=conf))
     changed = {name: value for name, value in theirs.items() if ours.get(name) != value}
-    assert changed == conf | {
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,org.example.Extension",
-        "spark.driver.extraJavaOptions": f"{ours['spark.driver.extraJavaOptions']} -Xss4m",
+    assert changed == conf | {rules: f"{ours[rules]},org.example.Rule"}
+
+
+REFUSED_CONF = [
+    "spark.jars",
+    "spark.jars.packages",
+    "spark.files",
+    "spark.submit.pyFiles",
+    "spark.plugins",
+    "spark.extraListeners",
+    "spark.driver.extraJavaOptions",
+    "spark.driver.extraClassPath",
+    "spark.executor.extraLibraryPath",
+    "spark.executorEnv.LD_PRELOAD",
+    "spark.sql.extensions",
+    "spark.sql.catalog.other",
+    "spark.sql.queryExecutionListeners",
+    "spark.sql.hive.metastore.jars",
+    "spark.sql.warehouse.dir",
+    "spark.hadoop.javax.jdo.option.ConnectionURL",
+    "spark.hadoop.fs.file.impl",
+    "spark.python.daemon.module",
+    "spark.pyspark.python",
+    "spark.driver.host",
+    "spark.local.dir",
+    "spark.kubernetes.driver.podTemplateFile",
+    "spark.memoryless",
+    "a.spark.memory.fraction",
+]
+
+
+def test_conf_takes_no_setting_that_loads_code_or_moves_the_driver() -> None:
+    taken = {
+        "spark.sql.adaptive.enabled": "true",
+        "spark.speculation": "true",
+        "spark.memory.fraction": "0.5",
     }
+    with pytest.raises(RecipeRefusedError) as refused:
+        settings(Spark(conf=taken | dict.fromkeys(REFUSED_CONF, "x")))
+    begin, _, _ = refused.value.message.partition(": it takes settings of the work")
+    assert begin == f"data.prepare.spark.conf may not set {', '.join(REFUSED_CONF)}"
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,16 @@ FILTERS: list[tuple[str, dict[str, Any], list[tuple[Row, str | None]]]] = [
         ],
     ),
     (
+        "lengths of the prompt alone",
+        {"minPromptChars": 2, "maxPromptChars": 4},
+        [
+            (pair("ä", "éééé"), "minPromptChars"),
+            (pair("äö", "é"), None),
+            (pair("äöüß", "éééé"), None),
+            (pair("äöüßx", "é"), "maxPromptChars"),
+        ],
+    ),
+    (
         "SQL, where null means no",
         {"filter": "length(question) > 3 AND try_cast(quality AS int) > 0"},
         [
@@ -209,6 +219,21 @@ def test_rows_that_differ_in_one_column_of_the_example_are_no_duplicates(spark: 
     rows = [pair("a b", "c"), pair("a", "b c"), pair("a", "b c", quality="0", thread="other")]
     made = steps.without_duplicates(identified(frame(spark, rows), recipe()))
     assert sorted((row["prompt"], row["response"]) for row in made.collect()) == [("a", "b c"), ("a b", "c")]
+
+
+def test_duplicates_in_the_columns_that_the_recipe_names(spark: SparkSession) -> None:
+    rows = [
+        pair("one", "x", thread="A"),
+        pair("two", "y", thread=" a"),
+        pair("two", "z", thread="b"),
+        pair("two", "z"),
+    ]
+
+    def kept(*columns: str) -> int:
+        asked = recipe(dedupe={"columns": [*columns]})
+        return int(steps.without_duplicates(identified(frame(spark, rows), asked)).count())
+
+    assert [kept("thread"), kept("question"), kept("question", "thread"), kept("answer")] == [3, 2, 4, 3]
 
 
 def prepared(spark: SparkSession, rows: list[Row], partitions: int, **asked: Any) -> dict[str, str]:

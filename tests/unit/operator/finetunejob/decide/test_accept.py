@@ -54,7 +54,7 @@ REFUSED: dict[str, tuple[Json, list[str]]] = {
     "near duplicates": ({"data": prepared(dedupe={"near": {}})}, []),
     "a data set of the Hub": (
         {"data": {**SOURCE, "source": {"type": "Hub", "dataset": "a/b"}}},
-        ["data.source.type Hub (copy the data set to a folder and use Parquet or JSONLines)"],
+        [],
     ),
     "an MLflow of another kind": (
         {"tracking": {"uri": "databricks", "registryUri": "databricks-uc"}},

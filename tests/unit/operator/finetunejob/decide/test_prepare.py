@@ -42,6 +42,7 @@ RESULT = PrepResult(
     path="/data/splits",
     version=7,
     source_version=3,
+    source_revision="c0ffee",
     columns=Columns(type="PromptResponse", prompt="question", response="answer"),
     dropped={"notNull": 4, "minQuality": 0, "dedupe": 6},
 )
@@ -137,6 +138,7 @@ def test_its_result_becomes_the_status_and_training_starts_from_it() -> None:
         path="/data/splits",
         version=7,
         source_version=3,
+        source_revision="c0ffee",
         columns=RESULT.columns,
         dropped=[
             Dropped(step="notNull", rows=4),

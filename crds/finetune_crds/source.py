@@ -1,0 +1,115 @@
+"""`spec.data.source`: the raw corpus of a preparation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AwareDatetime, ConfigDict, Field
+
+from finetune_crds.base import ApiModel, Name, NonNegative, Rule, Uri, by_key, renamed, rules
+
+# NB: a result with all names and versions must fit into a termination message.
+MAX_SOURCES = 16
+SourceName = Annotated[str, Field(max_length=32, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")]
+# NB: only a bounded string may be compared in CEL.
+Time = Annotated[AwareDatetime, Field(json_schema_extra={"maxLength": 64})]
+
+_NO_PLACE = "!has(self.path) && !has(self.table) && !has(self.dataset)"
+_PLACE = (
+    "(self.type == 'Hub' ? has(self.dataset) && !has(self.path) && !has(self.table) "
+    ": !has(self.dataset) && (has(self.path) != has(self.table)))"
+)
+_SAID = "set dataset for type Hub, {mix}and exactly one of path and table for the others"
+
+
+def _only_of(field: str, kind: str, message: str) -> Rule:
+    """The rule that a field is set with one type only."""
+    return Rule(f"!has(self.{field}) || self.type == '{kind}'", message, f".{field}")
+
+
+_RULES = (
+    _only_of("table", "Delta", "table needs type Delta; use path for files"),
+    _only_of("version", "Delta", "version pins a Delta table; files have no versions"),
+    _only_of("versionTime", "Delta", "versionTime pins a Delta table; files have no versions"),
+    Rule(
+        "!has(self.version) || !has(self.versionTime)", "set version or versionTime, not both", ".versionTime"
+    ),
+    *(_only_of(field, "Hub", f"{field} needs type Hub") for field in ("config", "split", "revision")),
+)
+
+
+class OneSource(ApiModel):
+    """Where a corpus is."""
+
+    path: Uri | None = None
+    """Folder or file: s3://bucket/folder, or an absolute path on a volume that podTemplate mounts."""
+    table: Name | None = None
+    """Name of a Delta table in Spark's catalog: catalog.schema.table."""
+    version: NonNegative | None = None
+    """Version of the Delta table to read. Default: the newest when preparation starts; see status.data."""
+    version_time: Time | None = None
+    """Read the version of the Delta table that was current at this time, such as 2026-11-01T00:00:00Z."""
+    dataset: Name | None = None
+    """Hub data set id, such as tatsu-lab/alpaca."""
+    config: Name | None = None
+    """Configuration of the Hub data set, which its page calls subset. Default: its default, or the only one."""
+    split: Name | None = None
+    """Split of the Hub data set to read. Default: train, or the only one."""
+    revision: Name | None = None
+    """Branch, tag or commit of the Hub data set. Default: main; see status.data for the commit."""
+
+    @property
+    def address(self) -> str:
+        """Where the corpus is: its path, its table or its data set."""
+        return self.path or self.table or self.dataset or ""
+
+
+class MixedSource(OneSource):
+    """One corpus of a mix."""
+
+    model_config = ConfigDict(json_schema_extra=rules((_PLACE, _SAID.format(mix="")), *_RULES))
+
+    name: SourceName
+    """Name of the source in the mix; the column `source` of the prepared table has it."""
+    weight: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
+    """Share of its rows in the mix, relative to the other weights."""
+    type: Literal["Delta", "Parquet", "JSONLines", "CSV", "Hub"]
+    """What the corpus is, as in data.source."""
+
+
+class Source(OneSource):
+    """The raw corpus."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                f"self.type == 'Mix' ? has(self.sources) && {_NO_PLACE} : !has(self.sources) && {_PLACE}",
+                _SAID.format(mix="sources for type Mix, "),
+            ),
+            *_RULES,
+        )
+        | renamed(format=("string", "type"))
+    )
+
+    type: Literal["Delta", "Parquet", "JSONLines", "CSV", "Hub", "Mix"]
+    """What the corpus is: a Delta table; Parquet, JSON lines or CSV files; a data set of the Hugging Face Hub; or a mix of several
+    of these."""
+    sources: (
+        Annotated[
+            list[MixedSource], Field(min_length=1, max_length=MAX_SOURCES, json_schema_extra=by_key("name"))
+        ]
+        | None
+    ) = None
+    """The sources of a mix. The one with the fewest rows for its weight is read whole, and the others are sampled to their
+    share."""
+
+    @property
+    def parts(self) -> list[Source | MixedSource]:
+        """The sources of a mix, or this one."""
+        return [*self.sources] if self.sources else [self]
+
+    @property
+    def address(self) -> str:
+        """Where the corpus is, or which sources are mixed."""
+        names = [part.name for part in self.sources or []]
+        return f"the mix of {', '.join(names)}" if names else super().address

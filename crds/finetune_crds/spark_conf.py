@@ -1,0 +1,40 @@
+"""Which settings of Spark a job may set: those of its work, and none that runs other code or moves what the operator owns."""
+
+from __future__ import annotations
+
+import re
+
+from finetune_crds.base import Rule
+
+ALLOWED = (
+    "spark[.]sql[.](adaptive|files|json|csv|parquet|orc|optimizer|execution[.]arrow)[.].+",
+    "spark[.]sql[.](shuffle[.]partitions|autoBroadcastJoinThreshold|broadcastTimeout|caseSensitive|session[.]timeZone)",
+    "spark[.]databricks[.]delta[.].+",
+    "spark[.](shuffle|memory|network|rpc|task|speculation|locality|reducer|dynamicAllocation|eventLog)[.].+",
+    "spark[.](speculation|default[.]parallelism|log[.]level|driver[.]maxResultSize|io[.]compression[.].+)",
+    "spark[.](driver|executor)[.](memoryOverhead|memoryOverheadFactor)",
+    "spark[.]executor[.](heartbeatInterval|pyspark[.]memory)",
+    "spark[.]ui[.](enabled|port|showConsoleProgress)",
+    "spark[.]hadoop[.]fs[.](s3a|gs|azure)[.].+",
+)
+"""Regular expressions, each of a whole name."""
+_ANY = re.compile("|".join(ALLOWED))
+_WHAT = (
+    "settings of the work (spark.sql.adaptive, spark.sql.shuffle, spark.sql.files, spark.memory, spark.shuffle, "
+    "spark.network, spark.databricks.delta and the like) and of stores (spark.hadoop.fs.s3a, fs.gs, fs.azure), none that "
+    "loads code or moves the driver"
+)
+
+
+def refusal(conf: dict[str, str]) -> str | None:
+    """Say which settings of a job are not allowed, and which are."""
+    names = [name for name in conf if not _ANY.fullmatch(name)]
+    return f"conf may not set {', '.join(names)}: it takes {_WHAT}" if names else None
+
+
+def rule() -> Rule:
+    """The rule of a map of settings, at the object that has it as `conf`."""
+    whole = f"^({'|'.join(ALLOWED)})$"
+    return Rule(
+        f"!has(self.conf) || self.conf.all(name, name.matches('{whole}'))", f"conf takes {_WHAT}", ".conf"
+    )

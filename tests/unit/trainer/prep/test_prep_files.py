@@ -1,0 +1,146 @@
+"""Files and Delta tables as sources: what is read, and what cannot be."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from finetune_crds.source import Source
+from finetune_trainer.outcome import DataError
+from finetune_trainer.prep import errors, source
+from finetune_trainer.prep.plan import request
+from unit.trainer.prep.recipes import recipe
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def rows(spark: SparkSession, folder: Path, **of: Any) -> list[dict[str, Any]]:
+    """The rows of a source, as a preparation reads them."""
+    asked = request(recipe(source=of))
+    with errors.telling(asked):
+        return [row.asDict() for row in source.read(spark, asked.source, folder).frame.collect()]
+
+
+def failed(spark: SparkSession, folder: Path, **of: Any) -> tuple[str, str]:
+    """The reason and the sentence of a source that cannot be read; `folder` is left out of the sentence."""
+    with pytest.raises(DataError) as found:
+        rows(spark, folder, **of)
+    return found.value.reason, found.value.message.replace(f"{folder}/", "")
+
+
+def test_csv(spark: SparkSession, tmp_path: Path) -> None:
+    file = tmp_path / "corpus.csv"
+    file.write_text(
+        'question,answer,quality\n"say ""é""","one\ntwo",0.5\nback\\slash,,none\n', encoding="utf-8"
+    )
+    assert rows(spark, tmp_path, type="CSV", path=str(file)) == [
+        {"question": 'say "é"', "answer": "one\ntwo", "quality": "0.5"},
+        {"question": "back\\slash", "answer": None, "quality": "none"},
+    ]
+
+
+# Text of a.csv and b.jsonl, and what the sentence says of the file.
+BROKEN: dict[str, tuple[str, dict[str, str], str]] = {
+    "too few values": (
+        "CSV",
+        {"a.csv": "q,a\nx,y\nz\n"},
+        "a.csv cannot be read: Malformed CSV record: z",
+    ),
+    "too many values": (
+        "CSV",
+        {"a.csv": "q,a\nx,y\nz,1,2\n"},
+        "a.csv cannot be read: Malformed CSV record: z,1,2",
+    ),
+    "a quote that is not closed": (
+        "CSV",
+        {"a.csv": 'q,a\nx,"y\nz,"w"\n'},
+        "a.csv cannot be read: Unescaped quote character '\"' inside quoted value of CSV field",
+    ),
+    "columns in another order": (
+        "CSV",
+        {"a.csv": "q,a\nx,y\n", "b.csv": "a,q\ny,x\n"},
+        "b.csv cannot be read: its header names a column twice, or differs from that of another file",
+    ),
+    "a line that was cut": (
+        "JSONLines",
+        {"a.jsonl": json.dumps({"q": "x"}) + "\n", "b.jsonl": '{"q": "x"}\n{"q":\n'},
+        "b.jsonl cannot be read: Unexpected end-of-input within/between Object entries",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_line_that_does_not_parse_is_refused_with_its_file(
+    spark: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    form, files, sentence = BROKEN[kind]
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert failed(spark, tmp_path, type=form, path=str(tmp_path)) == (
+        "UnreadableSource",
+        f"{sentence}; correct or remove it",
+    )
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    """A Delta table whose versions 0 to 2 hold their own number."""
+    for version in range(3):
+        write_deltalake(tmp_path / "table", pa.table({"version": [version]}), mode="overwrite")
+    return str(tmp_path / "table")
+
+
+def committed(table: str) -> list[datetime]:
+    """When each version was committed: when its log was written, in milliseconds."""
+    logs = sorted(Path(table).glob("_delta_log/*.json"))
+    return [datetime.fromtimestamp(log.stat().st_mtime_ns // 1_000_000 / 1000, UTC) for log in logs]
+
+
+def test_the_version_that_was_current_at_a_time(spark: SparkSession, table: str, tmp_path: Path) -> None:
+    times = committed(table)
+    later = times[1] + timedelta(microseconds=500)
+    found = []
+    for time in (times[0], later, times[2] + timedelta(milliseconds=1)):
+        asked = Source(type="Delta", path=table, version_time=time)
+        corpus = source.read(spark, asked, tmp_path)
+        found.append((corpus.version, [row["version"] for row in corpus.frame.collect()]))
+    assert found == [(0, [0]), (1, [1]), (2, [2])]
+
+
+def test_a_time_without_a_version(spark: SparkSession, table: str, tmp_path: Path) -> None:
+    began = committed(table)[0]
+    assert failed(spark, tmp_path, type="Delta", path=table, versionTime="2020-01-01T00:00:00Z") == (
+        "VersionGone",
+        f"the log of the Delta table table begins with version 0 at {began.isoformat(timespec='seconds')}, after "
+        "data.source.versionTime 2020-01-01T00:00:00+00:00: name a later time",
+    )
+    assert failed(spark, tmp_path, type="Delta", path=table, versionTime="2100-01-01T00:00:00Z") == (
+        "MissingVersion",
+        "data.source.versionTime 2100-01-01T00:00:00+00:00 is in the future: name a time that has passed",
+    )
+
+
+def test_a_version_whose_files_or_log_are_gone(spark: SparkSession, table: str, tmp_path: Path) -> None:
+    written = DeltaTable(table)
+    before = committed(table)[0].isoformat()
+    assert len(written.vacuum(0, dry_run=False, enforce_retention_duration=False)) == 2
+    because = (
+        "can no longer be read, because VACUUM or the cleanup of its log removed files: name a newer version"
+    )
+    expected = ("VersionGone", f"version 0 of the Delta table table {because}")
+    assert failed(spark, tmp_path, type="Delta", path=table, version=0) == expected
+    assert failed(spark, tmp_path, type="Delta", path=table, versionTime=before) == (
+        "VersionGone",
+        f"the version of {before} of the Delta table table {because}",
+    )
+    written.create_checkpoint()
+    (tmp_path / "table/_delta_log/00000000000000000000.json").unlink()
+    assert failed(spark, tmp_path, type="Delta", path=table, version=0) == expected
+    assert rows(spark, tmp_path, type="Delta", path=table) == [{"version": 2}]

@@ -1,0 +1,118 @@
+"""Reads a corpus in a Delta table, at one version."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from finetune_trainer.outcome import DataError
+from finetune_trainer.prep.session import spark_path
+
+if TYPE_CHECKING:
+    from delta.tables import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+
+    from finetune_crds.source import OneSource
+
+
+def read(spark: SparkSession, source: OneSource, field: str) -> tuple[DataFrame, int]:
+    """Read a table, and return its version too: the one asked for, or the newest.
+
+    Args:
+        field: the recipe's field that holds the source, for messages.
+
+    Raises:
+        DataError: the table or its version is missing.
+    """
+    from pyspark.errors import AnalysisException
+
+    table = _table(spark, source, field)
+    version = _version(table, source, field)
+    reader = spark.read.format("delta").option("versionAsOf", version)
+    try:
+        frame = reader.load(spark_path(source.path)) if source.path else reader.table(source.table or "")
+    except AnalysisException as error:
+        if "DELTA_" not in (error.getCondition() or ""):
+            raise
+        raise gone(source) from error
+    return frame, version
+
+
+def gone(source: OneSource) -> DataError:
+    """Return the error of a version whose log or files no longer exist."""
+    version = "the newest version" if source.version is None else f"version {source.version}"
+    if source.version_time is not None:
+        version = f"the version of {source.version_time.isoformat()}"
+    return DataError(
+        "VersionGone",
+        f"{version} of the Delta table {source.address} can no longer be read, because VACUUM or the cleanup of its log "
+        "removed files: name a newer version",
+    )
+
+
+def _table(spark: SparkSession, source: OneSource, field: str) -> DeltaTable:
+    from delta.tables import DeltaTable
+    from pyspark.errors import AnalysisException
+
+    _require_catalog(spark, source, field)
+    try:
+        if source.path:
+            return DeltaTable.forPath(spark, spark_path(source.path))
+        return DeltaTable.forName(spark, source.table or "")
+    except AnalysisException as error:
+        name = "path" if source.path else "table"
+        raise DataError(
+            "MissingSource",
+            f"{field}.{name} {source.address} is not a Delta table: correct it, or set another type",
+        ) from error
+
+
+def _require_catalog(spark: SparkSession, source: OneSource, field: str) -> None:
+    """Check that Spark knows the catalog of a table with three names.
+
+    Raises:
+        DataError: it does not.
+    """
+    catalog, *names = (source.table or "").split(".")
+    if len(names) == 2 and spark.conf.get(f"spark.sql.catalog.{catalog}", None) is None:
+        raise DataError(
+            "MissingCatalog",
+            f"{field}.table {source.table} is in the catalog {catalog}, which is not configured in this preparation: use path "
+            "with the location of the table",
+        )
+
+
+def _version(table: DeltaTable, source: OneSource, field: str) -> int:
+    newest = int(table.history(1).select("version").first()["version"])
+    if source.version_time is not None:
+        return _version_at(table, source.version_time, source, field)
+    if source.version is not None and source.version > newest:
+        raise DataError(
+            "MissingVersion",
+            f"the Delta table {source.address} has no version {source.version}: its newest is {newest}",
+        )
+    return newest if source.version is None else source.version
+
+
+def _version_at(table: DeltaTable, time: datetime, source: OneSource, field: str) -> int:
+    """Return the version that was current at a time."""
+    from pyspark.sql import functions as sf
+
+    # NB: seconds since the epoch: the session and this process may have other time zones.
+    asked = time.timestamp()
+    if asked > datetime.now(UTC).timestamp():
+        raise DataError(
+            "MissingVersion",
+            f"{field}.versionTime {time.isoformat()} is in the future: name a time that has passed",
+        )
+    commits = table.history().select("version", sf.col("timestamp").cast("double").alias("seconds")).collect()
+    versions = [int(commit["version"]) for commit in commits if commit["seconds"] <= asked]
+    if not versions:
+        oldest = min(commits, key=lambda commit: commit["version"])
+        began = datetime.fromtimestamp(oldest["seconds"], UTC).isoformat(timespec="seconds")
+        raise DataError(
+            "VersionGone",
+            f"the log of the Delta table {source.address} begins with version {oldest['version']} at {began}, after "
+            f"{field}.versionTime {time.isoformat()}: name a later time",
+        )
+    return max(versions)

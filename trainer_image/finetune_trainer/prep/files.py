@@ -1,0 +1,76 @@
+"""Reads a corpus of files: Parquet, JSON lines or CSV."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.types import StructType
+
+from finetune_trainer.outcome import DataError
+from finetune_trainer.prep.session import spark_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from finetune_crds.source import MixedSource, Source
+
+_FORMATS = {"Parquet": "parquet", "JSONLines": "json", "CSV": "csv"}
+# What names the columns of text files, and what reads their lines besides.
+_HEADER: dict[str, dict[str, Any]] = {
+    "JSONLines": {},
+    # NB: Spark's own escape is a backslash, which is text elsewhere.
+    "CSV": {"header": True, "multiLine": True, "escape": '"'},
+}
+_STRICT: dict[str, dict[str, Any]] = {
+    "JSONLines": {},
+    "CSV": {
+        # NB: without it a quote that is not closed swallows the lines up to the next one.
+        "unescapedQuoteHandling": "RAISE_ERROR",
+        # NB: with it Spark names the columns of all files after those of the first.
+        "enforceSchema": False,
+        # NB: with it a line with too few values passes when the missing ones are not read.
+        "columnPruning": False,
+    },
+}
+_CORRUPT = "_corrupt_record"
+
+
+def read(spark: SparkSession, source: Source | MixedSource, field: str) -> DataFrame:
+    """Read the files of a source. All columns of CSV are text.
+
+    A line that does not parse fails the pass that reads it.
+
+    Args:
+        field: the recipe's field that holds the source, for messages.
+
+    Raises:
+        DataError: there are no files.
+    """
+    from pyspark.errors import AnalysisException
+
+    try:
+        return frame(spark, source.type, [spark_path(source.path or "")])
+    except AnalysisException as error:
+        if error.getCondition() == "PATH_NOT_FOUND":
+            raise DataError(
+                "MissingSource",
+                f"{field}.path {source.path} does not exist: mount the volume or correct it",
+            ) from error
+        if error.getCondition() == "UNABLE_TO_INFER_SCHEMA":
+            raise DataError(
+                "EmptySource", f"{field}.path {source.path} has no {source.type} files"
+            ) from error
+        raise
+
+
+def frame(spark: SparkSession, kind: str, paths: list[str]) -> DataFrame:
+    """Return the rows of files of a type."""
+    reader = spark.read.format(_FORMATS[kind])
+    if kind not in _HEADER:
+        return reader.load(paths)
+    options = _HEADER[kind]
+    # NB: with FAILFAST in this first look, which keeps a broken line in a column of its own, nothing would name the file.
+    found = reader.options(**options).load(paths).schema
+    known = StructType([field for field in found.fields if field.name != _CORRUPT])
+    strict = options | _STRICT[kind] | {"mode": "FAILFAST"}
+    return spark.read.format(_FORMATS[kind]).options(**strict).schema(known).load(paths)

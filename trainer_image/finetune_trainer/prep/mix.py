@@ -1,0 +1,124 @@
+"""Mixes several sources: each gives its share of the rows, chosen by a hash, and keeps its name beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as sf
+from pyspark.sql.types import AtomicType
+
+from finetune_crds.data import COLUMNS_OF, Columns
+from finetune_trainer.outcome import DataError
+from finetune_trainer.prep import steps
+from finetune_trainer.prep.template import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+    from finetune_crds.source import MixedSource
+    from finetune_trainer.prep.plan import Form
+
+_BUCKETS = 2**32
+
+
+@dataclass(frozen=True)
+class Part:
+    """A source of a mix: its rows, and the columns that hold an example."""
+
+    source: MixedSource
+    frame: DataFrame
+    columns: Columns
+
+
+def agreed(parts: Sequence[Part], templates: Sequence[str]) -> tuple[list[Part], Columns]:
+    """Give the columns of an example the same names in all parts, and return these columns too.
+
+    Raises:
+        DataError: the parts hold examples of different types, or templates name columns that only some have.
+    """
+    first = parts[0].columns
+    if all(part.columns == first for part in parts):
+        return list(parts), first
+    if templates or any(part.columns.type != first.type for part in parts):
+        told = "; ".join(f"{part.source.name} has {' and '.join(part.columns.named)}" for part in parts)
+        raise DataError(
+            "ColumnsDiffer",
+            f"the sources of the mix do not hold their examples in the same columns: {told}; name columns that all of "
+            "them have in data.columns, or prepare them one by one",
+        )
+    return [_renamed(part) for part in parts], Columns(type=first.type)
+
+
+def _renamed(part: Part) -> Part:
+    """A part whose columns have the default names of their type; another column of such a name is left out."""
+    names = {getattr(part.columns, field): field for field in COLUMNS_OF[part.columns.type]}
+    kept = [name for name in part.frame.columns if name in names or name not in names.values()]
+    frame = part.frame.select(*(sf.col(quoted(name)).alias(names.get(name, name)) for name in kept))
+    return replace(part, frame=frame, columns=Columns(type=part.columns.type))
+
+
+def mixed(parts: Sequence[Part], form: Form, seed: int) -> DataFrame:
+    """Sample each part to its share, and return the rows of all, with the column `steps.MIXED_FROM`.
+
+    The part with the fewest rows for its weight is taken whole. A column that a part does not have is null in its rows.
+    Counting the rows of the parts takes a pass over them.
+
+    Raises:
+        DataError: a part has no rows.
+    """
+    frames = [steps.with_conversation(part.frame, form) for part in parts]
+    counts = [frame.count() for frame in frames]
+    for part, count in zip(parts, counts, strict=True):
+        if not count:
+            raise DataError(
+                "NoRows", f"{part.source.address}, source {part.source.name} of the mix, has no rows"
+            )
+    sampled = [
+        _sampled(frame, form, share, f"{seed}|mix|{part.source.name}").withColumn(
+            steps.MIXED_FROM, sf.lit(part.source.name)
+        )
+        for part, frame, share in zip(parts, frames, shares(parts, counts), strict=True)
+    ]
+    return _union(sampled)
+
+
+def shares(parts: Sequence[Part], counts: Sequence[int]) -> list[float]:
+    """Return which share of its rows each part gives."""
+    weights = [part.source.weight for part in parts]
+    scale = min(count / weight for count, weight in zip(counts, weights, strict=True))
+    return [weight * scale / count for count, weight in zip(counts, weights, strict=True)]
+
+
+def _sampled(frame: DataFrame, form: Form, share: float, salt: str) -> DataFrame:
+    if share >= 1:
+        return frame
+    bucket = sf.pmod(sf.xxhash64(sf.lit(salt), *steps.texts(form)), sf.lit(_BUCKETS))
+    return frame.where(bucket < sf.lit(round(share * _BUCKETS)))
+
+
+def _union(frames: list[DataFrame]) -> DataFrame:
+    """The rows of all frames. Values of a column that has several types become text, or are left out where they cannot."""
+    kinds: dict[str, list[DataType]] = {}
+    for frame in frames:
+        for field in frame.schema.fields:
+            kinds.setdefault(field.name, []).append(field.dataType)
+    same = {name for name, found in kinds.items() if all(kind == found[0] for kind in found)}
+    atomic = {name for name, found in kinds.items() if all(isinstance(kind, AtomicType) for kind in found)}
+    aligned = [
+        frame.select(
+            *(
+                sf.col(quoted(name)) if name in same else sf.col(quoted(name)).cast("string").alias(name)
+                for name in frame.columns
+                if name in same or name in atomic
+            )
+        )
+        for frame in frames
+    ]
+    whole = aligned[0]
+    for frame in aligned[1:]:
+        whole = whole.unionByName(frame, allowMissingColumns=True)
+    return whole
