@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from finetune_crds.recipe import Recipe
+from finetune_trainer.prep.progress import Progress
+from finetune_trainer.track import Tracker
 
 # For runs of seconds: few partitions, and a JVM that compiles quickly, not well.
 PAIR = {"type": "PromptResponse", "prompt": "question", "response": "answer"}
@@ -38,3 +40,8 @@ def recipe(
             "objective": objective or {},
         }
     )
+
+
+def untold() -> Progress:
+    """The progress of a preparation that has no run."""
+    return Progress(Tracker(None), None)

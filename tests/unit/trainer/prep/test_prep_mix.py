@@ -17,7 +17,7 @@ from finetune_crds.source import MixedSource
 from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import mix, pipeline
 from finetune_trainer.prep.plan import request
-from unit.trainer.prep.recipes import recipe
+from unit.trainer.prep.recipes import recipe, untold
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,7 +49,7 @@ def prepare(
 ) -> PrepResult:
     changes = {"columns": None, "splitRatios": WHOLE, "output": str(folder / "out")} | changes
     asked = recipe(source={"type": "Mix", "sources": sources}, base=str(tokenizer), **changes)
-    return pipeline.prepare(spark, asked, request(asked), tokenizer)
+    return pipeline.prepare(spark, asked, request(asked), tokenizer, untold())
 
 
 def table_of(result: PrepResult) -> list[Json]:
