@@ -25,11 +25,9 @@ from finetune_trainer import outcome
 from finetune_trainer.cache import Cache
 from finetune_trainer.prep import output, pipeline
 from finetune_trainer.prep.plan import request
-from finetune_trainer.prep.progress import Progress
 from finetune_trainer.prep.session import ENV_JARS
-from finetune_trainer.track import Tracker
 from support.http_server import Answer, serving
-from unit.trainer.prep.recipes import QUICK, QUICK_JVM, recipe
+from unit.trainer.prep.recipes import QUICK, QUICK_JVM, recipe, untold
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,9 +78,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepare(spark: SparkSession, asked: Recipe) -> PrepResult:
-    return pipeline.prepare(
-        spark, asked, request(asked), Path(asked.model.base), Progress(Tracker(None), None)
-    )
+    return pipeline.prepare(spark, asked, request(asked), Path(asked.model.base), untold())
 
 
 class Asker:
