@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark import StorageLevel
-from pyspark.sql import Observation
 from pyspark.sql import functions as sf
 
 from finetune_crds.contract import PrepResult
@@ -18,6 +17,7 @@ from finetune_trainer import artifacts, columns
 from finetune_trainer.cache import Cache
 from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import errors, output, session, source, steps, tokens
+from finetune_trainer.prep.counter import Counter
 from finetune_trainer.prep.plan import plan as planned
 from finetune_trainer.tokenizer import load_tokenizer
 
@@ -112,12 +112,10 @@ def _with_columns(recipe: Recipe, used: Columns) -> Recipe:
 
 
 class Observed:
-    """Row counts, observed in the pass that writes the table."""
+    """Row counts at three places of the plan."""
 
     def __init__(self) -> None:
-        self.filtered, self.unique, self.short = (
-            Observation(name) for name in ("filtered", "unique", "short")
-        )
+        self.filtered, self.unique, self.short = map(Counter, ("filtered", "unique", "short"))
 
 
 def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen: Observed) -> DataFrame:
@@ -126,19 +124,15 @@ def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen
     frame = steps.flagged(steps.with_conversation(frame, plan.form), plan)
     by = sf.col(steps.DROPPED_BY)
     names = steps.filter_names(wanted)
-    frame = frame.observe(
-        seen.filtered,
-        sf.count(sf.lit(1)).alias("all"),
-        *(sf.count_if(by == name).alias(name) for name in names),
-    )
+    frame = seen.filtered.watch(frame, **{name: sf.count_if(by == name) for name in names})
     frame = steps.identified(frame, plan)
     if wanted.dedupe.exact:
         frame = steps.without_duplicates(frame)
-    frame = frame.observe(seen.unique, sf.count(sf.lit(1)).alias("all"))
+    frame = seen.unique.watch(frame)
     frame = tokens.with_tokens(frame, recipe.model, tokenizer, plan.form.columns)
     if wanted.max_tokens is not None:
         frame = frame.where(sf.col(steps.TOKENS) <= wanted.max_tokens)
-    frame = frame.observe(seen.short, sf.count(sf.lit(1)).alias("all"))
+    frame = seen.short.watch(frame)
     frame = steps.with_split(
         steps.limited(frame, wanted.limit, wanted.split_ratios.seed), wanted.split_ratios
     )
@@ -151,7 +145,9 @@ def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
         sf.count(sf.lit(1)).alias("rows"), sf.sum(steps.TOKENS).alias("tokens")
     )
     splits = {row[steps.SPLIT]: row for row in totals.collect()}
-    filtered, unique, short = seen.filtered.get, seen.unique.get["all"], seen.short.get["all"]
+    again = session.lost_executors(prepared.sparkSession) > 0
+    filtered = seen.filtered.read(again=again)
+    unique, short = seen.unique.read(again=again)["all"], seen.short.read(again=again)["all"]
     wanted = plan.prepare
     dropped = {name: filtered[name] for name in steps.filter_names(wanted)}
     passed = filtered["all"] - sum(dropped.values())

@@ -113,7 +113,10 @@ def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
             source.type != "Hub" and (source.path is None) == (source.table is None),
             "data.source needs exactly one of path and table",
         ),
-        (mode != "Local", f"data.prepare.spark.mode {mode} is not available yet: use Local"),
+        (
+            mode == "Databricks",
+            "data.prepare.spark.mode Databricks is not available yet: use Local or Kubernetes",
+        ),
         (
             prepare.dedupe.near is not None,
             "data.prepare.dedupe.near is not available yet: remove it and keep dedupe.exact",

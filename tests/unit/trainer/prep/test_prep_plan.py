@@ -121,14 +121,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "data.source needs exactly one of path and table",
     ),
     (
-        "Kubernetes",
-        {"spark": {"mode": "Kubernetes"}},
-        "data.prepare.spark.mode Kubernetes is not available yet: use Local",
-    ),
-    (
         "Databricks",
         {"spark": {"mode": "Databricks"}},
-        "data.prepare.spark.mode Databricks is not available yet: use Local",
+        "data.prepare.spark.mode Databricks is not available yet: use Local or Kubernetes",
     ),
     (
         "near dedupe",
@@ -187,9 +182,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "two at once",
-        {"spark": {"mode": "Kubernetes"}, "dedupe": {"near": {}}},
-        "data.prepare.spark.mode Kubernetes is not available yet: use Local; data.prepare.dedupe.near is not available "
-        "yet: remove it and keep dedupe.exact",
+        {"spark": {"mode": "Databricks"}, "dedupe": {"near": {}}},
+        "data.prepare.spark.mode Databricks is not available yet: use Local or Kubernetes; data.prepare.dedupe.near is "
+        "not available yet: remove it and keep dedupe.exact",
     ),
 ]
 

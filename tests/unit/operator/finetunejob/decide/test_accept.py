@@ -43,13 +43,10 @@ def prepared(**prepare: Any) -> Json:
 
 REFUSED: dict[str, tuple[Json, list[str]]] = {
     "nothing": ({}, []),
-    "Spark on Kubernetes": (
-        {"data": prepared(spark={"mode": "Kubernetes"})},
-        ["data.prepare.spark.mode Kubernetes (use Local)"],
-    ),
+    "Spark on Kubernetes": ({"data": prepared(spark={"mode": "Kubernetes"})}, []),
     "Spark on Databricks": (
         {"data": prepared(spark={"mode": "Databricks"})},
-        ["data.prepare.spark.mode Databricks (use Local)"],
+        ["data.prepare.spark.mode Databricks (use Local or Kubernetes)"],
     ),
     "near duplicates": (
         {"data": prepared(dedupe={"near": {}})},
@@ -67,9 +64,9 @@ REFUSED: dict[str, tuple[Json, list[str]]] = {
         ],
     ),
     "several at once": (
-        {"data": prepared(spark={"mode": "Kubernetes"}, dedupe={"near": {}})},
+        {"data": prepared(spark={"mode": "Databricks"}, dedupe={"near": {}})},
         [
-            "data.prepare.spark.mode Kubernetes (use Local)",
+            "data.prepare.spark.mode Databricks (use Local or Kubernetes)",
             "data.prepare.dedupe.near (exact duplicates can be removed)",
         ],
     ),
@@ -126,8 +123,8 @@ PASSWORD = (
     "MLFLOW_TRACKING_PASSWORD, and name that in spec.tracking.secretRef"
 )
 CANNOT = (
-    "this version of the operator cannot do: data.prepare.spark.mode Kubernetes (use Local); data.prepare.dedupe.near "
-    "(exact duplicates can be removed); the job waits for one that can"
+    "this version of the operator cannot do: data.prepare.spark.mode Databricks (use Local or Kubernetes); "
+    "data.prepare.dedupe.near (exact duplicates can be removed); the job waits for one that can"
 )
 NO_STORAGE = "{} is missing: install the chart with defaults.storage, where each job gets a folder, or create the job with the field"
 SETS_RANK = "spec.podTemplate sets NODE_RANK, which the operator sets: remove it"
@@ -136,7 +133,7 @@ OWN_RANK: Json = {
         "spec": {"containers": [{"name": "trainer", "env": [{"name": "NODE_RANK", "value": "1"}]}]}
     }
 }
-NO_SPARK: Json = {"data": prepared(spark={"mode": "Kubernetes"}, dedupe={"near": {}})}
+NO_SPARK: Json = {"data": prepared(spark={"mode": "Databricks"}, dedupe={"near": {}})}
 
 # The parts, the installation, the reason and the message of Accepted, and what the job does then.
 VERDICTS: dict[str, tuple[Json, Settings, tuple[str, str, str], str]] = {
