@@ -93,9 +93,9 @@ async def rehearse(kube: Kube, bodies: Sequence[Json]) -> Rehearsal:
 
 def _forbidden(body: Json) -> Rehearsal:
     """The answer where a ServiceAccount may not create pods."""
-    meta = body["metadata"]
+    *_, namespace, account = body["spec"]["user"].split(":")
     message = (
-        f"ServiceAccount {meta['name']} may not create pods in namespace {meta['namespace']}, as Spark's driver must: add the "
+        f"ServiceAccount {account} may not create pods in namespace {namespace}, as Spark's driver must: add the "
         "namespace to spark.namespaces of the chart, or bind a Role to the account, and the job goes on; "
         "data.prepare.spark.serviceAccountName names another account"
     )
@@ -103,7 +103,7 @@ def _forbidden(body: Json) -> Rehearsal:
 
 
 def _refusal(body: Json, error: KubeError) -> Rehearsal:
-    what = f"{body['kind']} {body['metadata']['name']}"
+    what = " ".join([body["kind"], body["metadata"].get("name", "")]).strip()
     where = body["metadata"]["namespace"]
     if _UNCHECKED.search(str(error)):
         log.warning("%s/%s is not checked by a dry run: %s", where, what, error)

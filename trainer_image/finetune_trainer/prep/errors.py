@@ -27,6 +27,8 @@ _BAD_ROW = (
 _UNREADABLE = ("FAILED_READ_FILE", "CANNOT_READ_FILE_FOOTER")
 # Exceptions of Hadoop's file systems.
 _FORBIDDEN = ("java.nio.file.AccessDeniedException",)
+_ABORTED = "org.apache.spark.SparkException"
+_LOST = "ExecutorLostFailure"
 _MISSING = ("org.apache.hadoop.fs.s3a.UnknownStoreException", "java.io.FileNotFoundException")
 _UNREACHABLE = (
     "java.net.ConnectException",
@@ -41,7 +43,7 @@ def telling(asked: Request) -> Iterator[None]:
 
     Raises:
         DataError: a row that the filter cannot take, a file that is none, a bucket that is not there or not open.
-        TrainingError: the storage does not answer.
+        TrainingError: the storage does not answer, or Spark gave up.
     """
     try:
         yield
@@ -51,7 +53,8 @@ def telling(asked: Request) -> Iterator[None]:
             raise
         raise known from error
     except Py4JJavaError as error:
-        known = _of_hadoop(_causes(error))
+        causes = _causes(error)
+        known = _of_hadoop(causes) or _of_jobs(causes)
         if known is None:
             raise
         raise known from error
@@ -90,6 +93,24 @@ def _of_hadoop(causes: list[tuple[str, str]]) -> PodFailure | None:
                 f"{place} cannot be reached: is AWS_ENDPOINT_URL right, and the store up?",
             )
     return None
+
+
+def _of_jobs(causes: list[tuple[str, str]]) -> PodFailure | None:
+    """The error of a Spark job that was given up; its first line names the task and what happened to it."""
+    found = next((detail for kind, detail in causes if kind == _ABORTED), "")
+    if _LOST in found:
+        return TrainingError(
+            "ExecutorsLost",
+            f"Spark gave up after it lost executors during the same task: {_after(found, 'Reason: ').rstrip('.')}; where "
+            "they ran out of memory, raise data.prepare.spark.executorMemory",
+        )
+    if found.startswith("Job aborted"):
+        return TrainingError("SparkFailed", _after(found, "most recent failure: "))
+    return None
+
+
+def _after(text: str, start: str) -> str:
+    return text.partition(start)[2] or text
 
 
 def _place(detail: str) -> str:

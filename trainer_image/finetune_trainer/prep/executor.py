@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +42,8 @@ def main() -> int:
     home = spark_home()
     environment |= {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
     words = command(environment, home)
+    # NB: Spark unpacks into the working directory what the driver sends, and the root filesystem is read-only.
+    os.chdir(tempfile.gettempdir())
     return os.execve(words[0], words, environment)  # noqa: S606 - the JVM takes the place of this process
 
 

@@ -146,6 +146,8 @@ def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
     )
     splits = {row[steps.SPLIT]: row for row in totals.collect()}
     again = session.lost_executors(prepared.sparkSession) > 0
+    if again:
+        say("Spark lost an executor: counting the rows again")
     filtered = seen.filtered.read(again=again)
     unique, short = seen.unique.read(again=again)["all"], seen.short.read(again=again)["all"]
     wanted = plan.prepare

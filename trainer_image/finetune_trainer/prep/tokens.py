@@ -45,7 +45,7 @@ def shipped(spark: SparkSession, folder: Path) -> Callable[[], Path]:
 
 
 def _unpacked(name: str) -> Path:
-    return Path(SparkFiles.get(name))
+    return Path(SparkFiles.get(name)).absolute()
 
 
 def _count_batches(

@@ -164,7 +164,8 @@ def review(ftj: FineTuneJob, spec: FineTuneJobSpec) -> Json:
     return {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "LocalSubjectAccessReview",
-        "metadata": {"name": account(spec), "namespace": ftj.namespace},
+        # NB: a review has no name.
+        "metadata": {"namespace": ftj.namespace},
         "spec": {
             "user": f"system:serviceaccount:{ftj.namespace}:{account(spec)}",
             "groups": [group, f"{group}:{ftj.namespace}", "system:authenticated"],

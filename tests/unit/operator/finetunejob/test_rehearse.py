@@ -201,7 +201,8 @@ async def test_pods_that_are_not_checked_are_in_the_log(caplog: pytest.LogCaptur
 
 REVIEW: Json = {
     "kind": "LocalSubjectAccessReview",
-    "metadata": {"name": "finetune-spark", "namespace": "team"},
+    "metadata": {"namespace": "team"},
+    "spec": {"user": "system:serviceaccount:team:finetune-spark"},
 }
 FORBIDDEN = Rehearsal(
     False,

@@ -239,6 +239,8 @@ def test_a_folder_of_one_pod_is_told_before_the_job_starts() -> None:
 def test_the_account_is_asked_about_before_the_job_starts() -> None:
     asked = conclude(ftj(data=data()), settings=SETTINGS, answer=None).rehearse
     review = next(body for body in asked if body["kind"] == "LocalSubjectAccessReview")
+    # NB: the API server refuses a review with a name.
+    assert review["metadata"] == {"namespace": "team"}
     assert review["spec"] == {
         "user": "system:serviceaccount:team:finetune-spark",
         "groups": ["system:serviceaccounts", "system:serviceaccounts:team", "system:authenticated"],
