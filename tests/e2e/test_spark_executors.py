@@ -17,14 +17,18 @@ SPARK: Json = {
     "executors": 2,
     "executorMemory": "1Gi",
     "driverMemory": "1Gi",
-    "conf": {"spark.sql.files.maxPartitionBytes": "64k", "spark.sql.shuffle.partitions": "24"},
+    "conf": {"spark.sql.files.maxPartitionBytes": "256k", "spark.sql.shuffle.partitions": "16"},
+}
+# Executors request a core each. A driver that requests none would get what they leave of a busy machine.
+DRIVER: Json = {
+    "spec": {"containers": [{"name": "prep", "resources": {"requests": {"cpu": "500m"}}}]},
 }
 
 
 def test_rows_are_those_of_one_pod_also_when_an_executor_is_lost(jobs: Jobs, run: Run, hand: Hand) -> None:
     job = quickstart()
     job["metadata"]["name"] = "on-executors"
-    job["spec"]["data"]["prepare"] |= {"output": OUTPUT, "spark": SPARK}
+    job["spec"]["data"]["prepare"] |= {"output": OUTPUT, "spark": SPARK, "podTemplate": DRIVER}
     del job["spec"]["register"]
     name = jobs.apply(job)
 
