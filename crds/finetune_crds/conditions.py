@@ -153,6 +153,8 @@ class ConditionReason(StrEnum):
     QUOTA_EXCEEDED = "QuotaExceeded"
     POD_REJECTED = "PodRejected"
     POD_TEMPLATE_INVALID = "PodTemplateInvalid"
+    EXECUTORS_FORBIDDEN = "ExecutorsForbidden"
+    EXECUTORS_FAIL = "ExecutorsFail"
     SUCCEEDED = "Succeeded"
     RECIPE_WRONG = "RecipeWrong"
     DATA_WRONG = "DataWrong"

@@ -19,8 +19,22 @@ EXIT_PREEMPTED = 75
 
 RECIPE_DIRECTORY = "/etc/finetune"
 RECIPE_FILE = "recipe.yaml"
+RECIPE_VOLUME = "recipe"
 RECIPE_PATH = f"{RECIPE_DIRECTORY}/{RECIPE_FILE}"
 TERMINATION_PATH = "/dev/termination-log"
+# A preparation whose executors are pods: their template beside the recipe, their container, the command of the image that
+# is an executor, and the ports of driver and executors.
+EXECUTOR_TEMPLATE_FILE = "executor.yaml"
+EXECUTOR_TEMPLATE_PATH = f"{RECIPE_DIRECTORY}/{EXECUTOR_TEMPLATE_FILE}"
+EXECUTOR_CONTAINER = "executor"
+EXECUTOR_COMMAND = "finetune-executor"
+SPARK_DRIVER_PORT = 7078
+SPARK_BLOCKS_PORT = 7079
+# Variables of its driver: the pod, the namespace, the host name at which executors find it, and what their labels are.
+ENV_POD_NAME = "FINETUNE_POD_NAME"
+ENV_POD_NAMESPACE = "FINETUNE_POD_NAMESPACE"
+ENV_DRIVER_HOST = "FINETUNE_DRIVER_HOST"
+ENV_EXECUTOR_SELECTOR = "FINETUNE_EXECUTOR_SELECTOR"
 # Where the claim of model.cache is mounted, in the training pods and in the prep pod.
 MODEL_CACHE_PATH = "/var/cache/finetune"
 # The folder in it that is a cache of the Hugging Face Hub's client.

@@ -15,6 +15,7 @@ from finetune_crds.base import (
     LongText,
     Name,
     NonNegative,
+    ObjectName,
     Passthrough,
     Positive,
     Quantity,
@@ -196,6 +197,11 @@ class Spark(ApiModel):
                 "executors, executorCores and executorMemory need mode Kubernetes",
             ),
             (
+                "self.mode == 'Kubernetes' || !has(self.serviceAccountName)",
+                "serviceAccountName needs mode Kubernetes: it is the account that creates executor pods",
+                ".serviceAccountName",
+            ),
+            (
                 "self.mode == 'Databricks' || !has(self.databricks)",
                 "databricks needs mode Databricks",
                 ".databricks",
@@ -207,17 +213,24 @@ class Spark(ApiModel):
     mode: Literal["Local", "Kubernetes", "Databricks"] = "Local"
     """Local: in the prep pod. Kubernetes: in executor pods, driven by the prep pod. Databricks: as a Databricks run."""
     executors: Positive | None = None
-    """Number of executor pods."""
+    """Number of executor pods. Default: 2."""
     executor_cores: Positive | None = None
-    """Cores of each executor."""
+    """Cores of each executor. Default: 1."""
     executor_memory: Quantity | None = None
-    """Heap of each executor, such as 4Gi."""
+    """Heap of each executor, such as 4Gi. Its pod gets 40% more, for Python. Default: 2Gi."""
+    service_account_name: ObjectName | None = None
+    """ServiceAccount of the driver, which creates the executor pods. Default: that of the job's pods, or finetune-spark."""
     driver_memory: Quantity = "2Gi"
     """Heap of the driver, such as 2Gi."""
     conf: StringMap = Field(default_factory=dict)
     """More Spark settings, of those that neither load code nor move the driver."""
     databricks: DatabricksCluster | None = None
     """The compute of the Databricks run."""
+
+    @property
+    def executor_pods(self) -> int:
+        """The number of executor pods; 0 where Spark runs in the prep pod or elsewhere."""
+        return (self.executors or 2) if self.mode == "Kubernetes" else 0
 
 
 MAY_CHANGE = "suspend, runPolicy, podTemplate, env, envFrom, and of trainer and data.prepare the image, env and envFrom"
@@ -268,6 +281,12 @@ class Prepare(ApiModel):
                 "!has(self.responseTemplate) || has(self.promptTemplate)",
                 "responseTemplate needs promptTemplate",
                 ".responseTemplate",
+            ),
+            (
+                "self.spark.mode != 'Kubernetes' || !self.output.startsWith('/') || has(self.podTemplate)",
+                "output is a folder of one pod: with spark.mode Kubernetes use s3://bucket/folder, or a volume that "
+                "podTemplate mounts",
+                ".output",
             ),
         )
         | renamed(split=("object", "splitRatios"))
@@ -372,6 +391,14 @@ class Data(ApiModel):
                 "!has(part.path) || part.path != self.prepare.output)))",
                 "prepare.output is the source itself: write to another folder",
                 ".prepare.output",
+            ),
+            (
+                "!has(self.prepare) || !has(self.prepare.spark) || self.prepare.spark.mode != 'Kubernetes' || "
+                "has(self.prepare.podTemplate) || !has(self.source) || !has(self.source.path) || "
+                "!self.source.path.startsWith('/')",
+                "source.path is a folder of one pod: with prepare.spark.mode Kubernetes use s3://bucket/folder, or a "
+                "volume that prepare.podTemplate mounts",
+                ".source.path",
             ),
         )
     )

@@ -14,6 +14,7 @@ ALLOWED = (
     "spark[.](speculation|default[.]parallelism|log[.]level|driver[.]maxResultSize|io[.]compression[.].+)",
     "spark[.](driver|executor)[.](memoryOverhead|memoryOverheadFactor)",
     "spark[.]executor[.](heartbeatInterval|pyspark[.]memory)",
+    "spark[.]kubernetes[.]executor[.]limit[.]cores",
     "spark[.]ui[.](enabled|port|showConsoleProgress)",
     "spark[.]hadoop[.]fs[.](s3a|gs|azure)[.].+",
 )

@@ -21,7 +21,7 @@ TAG_PROMOTED_GATES = "promoted_gates"  # digest of the gates that it passed
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"  # people
 LABEL_JOB = "finetune.dev/job"  # people: kubectl logs -l finetune.dev/job=NAME
 LABEL_UID = "finetune.dev/job-uid"  # the operator: which FineTuneJob a child belongs to
-LABEL_COMPONENT = "finetune.dev/component"  # the operator and people: prep or train
+LABEL_COMPONENT = "finetune.dev/component"  # the operator and people: prep, prep-executor or train
 LABEL_ATTEMPT = "finetune.dev/attempt"  # the operator and people: which training attempt
 LABEL_CONTROLLER = "batch.kubernetes.io/controller-uid"  # Kubernetes, on pods: the uid of their Job
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue, on the training Job
@@ -30,11 +30,14 @@ PREP_CONTAINER = "prep"
 TRAINER_CONTAINER = "trainer"
 
 PREP = "prep"
+EXECUTOR = "prep-executor"
 TRAIN = "train"
+
+SPARK_ACCOUNT = "finetune-spark"  # the chart, which makes it: the ServiceAccount of drivers without another
 
 
 def prep_name(job: str) -> str:
-    """Name of the preparation's Job and of the ConfigMap with its recipe."""
+    """Name of the preparation's Job, of the ConfigMap with its recipe, and of the Service of its driver."""
     return f"{job}-{PREP}"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from demo import place
-from demo.install import Installation
+from demo.install import NAMESPACE, Installation
 from demo.kubectl import Json
 from demo.terminal import Terminal
 from e2e.hand import Hand, reaching
@@ -42,7 +42,7 @@ def installation() -> Iterator[Installation]:
         with terminal.stage("object store, chart, corpus and base model"):
             found.object_store()
             found.seed(SECONDS_OF_PRETRAINING)
-            found.chart("resyncSeconds=5")
+            found.chart("resyncSeconds=5", f"spark.namespaces={{{NAMESPACE}}}")
             found.wait_ready()
             found.finish_script("seed")
         yield found

@@ -54,6 +54,12 @@ def found(**fields: Any) -> Json:
     return {name: part for name, part in prepared(**fields).items() if name != "columns"}
 
 
+def on_executors(path: str, output: str, **fields: Any) -> Json:
+    """spec.data of a preparation whose executors are pods of their own."""
+    prepare = {"output": output, "spark": {"mode": "Kubernetes"}, **fields}
+    return {"source": {"type": "Parquet", "path": path}, "prepare": prepare}
+
+
 PREFERENCES: Json = {"type": "Preference", "prompt": "p", "chosen": "c", "rejected": "r"}
 NO_PACKS: Json = {"packing": False}
 DPO: Json = {"type": "DPO"}
@@ -308,6 +314,22 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
         job(data=prepared(output="/data/corpus")),
         "prepare.output is the source itself",
     ),
+    "executors that share no output": (
+        job(data=on_executors("s3://corpus/a", "/data/splits")),
+        "output is a folder of one pod: with spark.mode Kubernetes use s3://bucket/folder",
+    ),
+    "executors that share no source": (
+        job(data=on_executors("/data/corpus", "s3://splits/a")),
+        "source.path is a folder of one pod: with prepare.spark.mode Kubernetes use s3://bucket/folder",
+    ),
+    "executors in one pod": (
+        job(data=prepared(spark={"executors": 2})),
+        "executors, executorCores and executorMemory need mode Kubernetes",
+    ),
+    "an account that creates no pods": (
+        job(data=prepared(spark={"serviceAccountName": "a"})),
+        "serviceAccountName needs mode Kubernetes",
+    ),
     "the best of no evaluations": (
         job(training={"select": "Best"}),
         "select: Best needs evaluations during training: set training.evalEverySteps",
@@ -392,6 +414,8 @@ TAKEN_BY_THE_SCHEMA: dict[str, Json] = {
     "DPO with QLoRA": job(
         data=prepared(columns=PREFERENCES), objective=DPO | {"dpo": {"beta": 0.2}}, method={"type": "QLoRA"}
     ),
+    "executors on S3": job(data=on_executors("s3://corpus/a", "s3://splits/a")),
+    "executors on a volume": job(data=on_executors("/data/corpus", "/data/splits", podTemplate={})),
     "Distillation with DoRA": job(objective=DISTILLATION, method={"type": "DoRA"}),
     "the answer of a templated text": job(
         data=prepared(promptTemplate="{title}", responseTemplate="{text}"), objective={"lossOn": "Answer"}
@@ -514,7 +538,7 @@ def test_wrong_data_fails_at_once_with_the_pods_sentence(world: World) -> None:
 def test_what_is_not_implemented_is_refused_by_name(world: World) -> None:
     world.submit(job(data=prepared(spark={"mode": "Databricks"})))
     accepted = world.wait_condition("tune", "Accepted", "NotImplemented")
-    assert "data.prepare.spark.mode Databricks (use Local)" in accepted["message"]
+    assert "data.prepare.spark.mode Databricks (use Local or Kubernetes)" in accepted["message"]
     assert world.api.list("Job", world.namespace) == []
 
 

@@ -37,6 +37,10 @@ VARIANTS = {
         "defaults.podTemplate.spec.tolerations[0].operator=Exists",
         "commonLabels.team=ml",
     ),
+    "with Spark's executors": (
+        "spark.namespaces={research,products}",
+        "spark.serviceAccount.annotations.a=b",
+    ),
     "with Argo CD": ("argocd.healthConfigMap.enabled=true", "argocd.healthConfigMap.labels.team=ml"),
     "without CRDs": ("crds.enabled=false", "rbac.aggregate=false", "metrics.service=false"),
 }
@@ -106,6 +110,8 @@ def test_operator_may_do_this_and_no_more() -> None:
         *((name, verb) for name in ("services", "configmaps") for verb in applied),
         # Created as dry runs only.
         *(("pods", verb) for verb in ("get", "list", "watch", "create")),
+        # Whether Spark's driver may create pods.
+        ("authorization.k8s.io/localsubjectaccessreviews", "create"),
         *(("events", verb) for verb in ("create", "list")),
         ("secrets", "get"),
         # For people: why a job waits, and on what it runs.
@@ -120,6 +126,26 @@ def test_what_only_tells_people_more_can_be_left_out() -> None:
     values = ("rbac.kueue=false", "rbac.nodes=false")
     left = allowed_by(objects(*values)["ClusterRole", "finetune-operator"])
     assert {name for name, _ in left} & told == set()
+
+
+def test_sparks_drivers_may_do_this_and_no_more_in_the_namespaces_that_are_named() -> None:
+    found = objects("spark.namespaces={research}")
+    assert {key: found[key]["metadata"]["namespace"] for key in found if "spark" in key[1]} == {
+        ("ServiceAccount", "finetune-spark"): "research",
+        ("Role", "finetune-operator-spark"): "research",
+        ("RoleBinding", "finetune-operator-spark"): "research",
+    }
+    verbs = ("get", "list", "watch", "create", "delete", "deletecollection")
+    assert allowed_by(found["Role", "finetune-operator-spark"]) == {("pods", verb) for verb in verbs}
+    assert [key for key in objects() if "spark" in key[1]] == []
+
+
+def test_an_account_that_exists_gets_the_rights_of_sparks_drivers() -> None:
+    values = ("spark.serviceAccount.create=false", "spark.serviceAccount.name=mine")
+    found = objects("spark.namespaces={research}", *values)
+    assert ("ServiceAccount", "mine") not in found
+    subjects = found["RoleBinding", "finetune-operator-spark"]["subjects"]
+    assert subjects == [{"kind": "ServiceAccount", "name": "mine", "namespace": "research"}]
 
 
 def test_a_role_of_one_namespace_has_no_rule_for_nodes() -> None:

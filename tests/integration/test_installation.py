@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cluster.controlplane import ControlPlane
 from finetune_crds.__main__ import DIGEST
@@ -173,6 +174,53 @@ def test_training_pods_are_judged_before_the_preparation_as_far_as_the_role_lets
     tenant.run_pods("tune-prep", 1)
     assert ("is not checked by a dry run" in installation.log()) is not may
     tenant.delete_all()
+
+
+def test_sparks_driver_waits_for_its_account_and_its_executors_are_told_of(
+    installation: Installation, tenant: World
+) -> None:
+    installation.install(*values(tenant))
+    prepare = {"output": "s3://splits/a", "spark": {"mode": "Kubernetes", "executors": 1}}
+    tenant.submit(job(data={"source": {"type": "Parquet", "path": "s3://corpus/a"}, "prepare": prepare}))
+    told = tenant.wait_condition("tune", "PodsAdmitted", "ExecutorsForbidden")
+    assert (
+        f"ServiceAccount finetune-spark may not create pods in namespace {tenant.namespace}"
+        in told["message"]
+    )
+    assert tenant.api.list("Job", tenant.namespace) == []
+
+    installation.install(*values(tenant, f"spark.namespaces={{{tenant.namespace}}}"))
+    [driver] = tenant.run_pods("tune-prep", 1)
+    assert driver["spec"]["serviceAccountName"] == "finetune-spark"
+    tokens = [item for item in driver["spec"]["volumes"] if item["name"].startswith("kube-api-access-")]
+    assert len(tokens) == 1
+    uid = tenant.job("tune")["metadata"]["uid"]
+    for kind in ("Service", "ConfigMap"):
+        child = tenant.api.get(kind, tenant.namespace, "tune-prep")
+        assert child is not None
+        assert [owner["uid"] for owner in child["metadata"]["ownerReferences"]] == [uid]
+
+    executor = tenant.api.create(executor_of(driver, tenant))
+    assert not any("kube-api-access" in item["name"] for item in executor["spec"]["volumes"])
+    tenant.set_waiting(executor, "ImagePullBackOff", "no such image")
+    unhealthy = tenant.wait_condition("tune", "PodsHealthy", "ImagePullFailed")
+    assert unhealthy["message"].startswith(f"pod {executor['metadata']['name']} cannot pull ")
+    tenant.delete_all()
+
+
+def executor_of(driver: Json, tenant: World) -> Json:
+    """An executor as Spark makes it of its template, which the driver's pod owns."""
+    found = tenant.api.get("ConfigMap", tenant.namespace, "tune-prep")
+    assert found is not None
+    template = yaml.safe_load(found["data"]["executor.yaml"])
+    meta = driver["metadata"]
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"], "controller": True}
+    named = {"name": f"{meta['name']}-exec-1", "namespace": tenant.namespace, "ownerReferences": [owner]}
+    return {
+        **template,
+        "metadata": {**template["metadata"], **named},
+        "spec": {**template["spec"], "restartPolicy": "Never"},
+    }
 
 
 def test_an_upgrade_and_an_uninstall_leave_a_running_job_alone(

@@ -62,7 +62,7 @@ class StandIn(Kube):
         return Listing(found, self.version)
 
     async def create(self, body: Json, *, dry_run: bool = False) -> Json:
-        self._note("rehearse" if dry_run else "create", body["kind"], body["metadata"]["name"])
+        self._note("rehearse" if dry_run else "create", body["kind"], body["metadata"].get("name", ""))
         if dry_run:
             return copy.deepcopy(body)
         if self._key(body) in self.objects:

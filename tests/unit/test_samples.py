@@ -24,7 +24,7 @@ LINES_OF_THE_SHORTEST = 14
 
 REFUSED = {
     "databricks-notebook": [
-        "data.prepare.spark.mode Databricks (use Local)",
+        "data.prepare.spark.mode Databricks (use Local or Kubernetes)",
         "tracking.uri databricks (use the http or https address of an MLflow server)",
         "tracking.registryUri databricks-uc (use the http or https address of an MLflow server)",
     ],
@@ -56,6 +56,8 @@ def needs(spec: FineTuneJobSpec) -> Iterator[str]:
     yield from ["a model of the Hub"] if spec.model.base.count("/") == 1 else []
     yield from ["a queue"] if spec.run_policy.queue_name else []
     yield from ["a claim"] if claims(spec) else []
+    prepare = spec.data.prepare
+    yield from ["an account that may create pods"] if prepare and prepare.spark.executor_pods else []
     yield from ["splits of another job"] if spec.data.splits and not spec.trainer.command else []
 
 

@@ -245,6 +245,10 @@ http://{{ include "finetune.mlflowName" . }}.{{ .Release.Namespace }}.svc:5000
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create]
+# Whether a ServiceAccount may create Spark's executors, which is asked before a job starts. The answer gives away no more.
+- apiGroups: [authorization.k8s.io]
+  resources: [localsubjectaccessreviews]
+  verbs: [create]
 # Created for people; listed because only Events say why the pods of a Job were rejected, whether an autoscaler adds a
 # node, and which volume is missing.
 - apiGroups: [""]

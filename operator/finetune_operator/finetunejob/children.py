@@ -38,6 +38,13 @@ def is_child(body: Json, ftj: FineTuneJob) -> bool:
     return owner("Job", body) == Owner(ftj.namespace, ftj.uid)
 
 
+def controlling_pod(body: Json) -> str | None:
+    """The uid of the Pod that controls an object; None when no Pod does."""
+    reference = _controller(body)
+    is_pod = reference is not None and (reference["apiVersion"], reference["kind"]) == ("v1", "Pod")
+    return str(reference["uid"]) if reference and is_pod else None
+
+
 def recorded_jobs(body: Json) -> set[tuple[str, str]]:
     """The Jobs that a FineTuneJob's status names, by namespace and uid; they may no longer exist."""
     uids: Json = (body.get("status") or {}).get("jobs") or {}

@@ -109,7 +109,8 @@ class Observed:
     aliases of the job's registered model that a ModelPromotion keeps: namespace/name of it, by alias. `pod_events` are
     the Events about pods that wait, the oldest first, by pod name. `queued` is what Kueue says of the suspended Job;
     None when none is suspended, or Kueue cannot be read. `node_labels` are labels by node, as far as nodes were read.
-    `rehearsal` is the answer to the dry runs that the decision asked for.
+    `rehearsal` is the answer to the dry runs that the decision asked for. `executors` are the pods of Spark's executors
+    while it runs.
     """
 
     jobs: Mapping[str, Json] = field(default_factory=dict)
@@ -121,6 +122,7 @@ class Observed:
     queued: Queued | None = None
     node_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     rehearsal: Rehearsal | None = None
+    executors: tuple[Json, ...] = ()
 
 
 @dataclass(frozen=True)

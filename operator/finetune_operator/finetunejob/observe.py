@@ -9,6 +9,7 @@ from datetime import datetime
 from finetune_crds.base import Json
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import FineTuneJobStatus
+from finetune_operator import names
 from finetune_operator.controller.reading import read_spec, read_status
 from finetune_operator.controller.store import Store
 from finetune_operator.defaults import Defaults
@@ -16,6 +17,7 @@ from finetune_operator.finetunejob.aliases import promoted_aliases
 from finetune_operator.finetunejob.cache import ChildCache
 from finetune_operator.finetunejob.children import is_alive
 from finetune_operator.finetunejob.decide import device
+from finetune_operator.finetunejob.executors import ExecutorReader
 from finetune_operator.finetunejob.model import FineTuneJob, Observed
 from finetune_operator.finetunejob.nodes import NodeReader
 from finetune_operator.finetunejob.pod_events import PodEventReader
@@ -72,6 +74,7 @@ class FineTuneJobObserver:
         self._nodes = NodeReader(self.kube, self.clock)
         self._pod_events = PodEventReader(self.kube, self.clock)
         self._workloads = WorkloadReader(self.kube, self.clock)
+        self._executors = ExecutorReader(self.kube, self.settings)
         self.cache = ChildCache(self.kube, self.store)
         self.poller = RunPoller(self.kube, self.settings, self.clock)
         self.rehearser = Rehearser(self.kube, self.clock)
@@ -85,7 +88,10 @@ class FineTuneJobObserver:
         mlflow = await self.poller.poll(ftj)
         jobs, pods = await self.cache.jobs_and_pods(ftj)
         refused = await rejections(self.kube, ftj, jobs, pods, now)
-        alive = [] if ftj.is_finished else [pod for pod in pods if is_alive(pod)]
+        executors = await self._executors.read(ftj, pods, now)
+        if executors.refusal:
+            refused[names.prep_name(ftj.name)] = executors.refusal
+        alive = [] if ftj.is_finished else [pod for pod in (*pods, *executors.pods) if is_alive(pod)]
         return Observed(
             jobs=jobs,
             pods=(*pods, *self.cache.failed_pods(ftj)),
@@ -95,4 +101,5 @@ class FineTuneJobObserver:
             pod_events=await self._pod_events.read(ftj, alive, now),
             queued=await self._workloads.read(ftj, jobs, now),
             node_labels=await self._nodes.read(alive, device.resource(ftj)),
+            executors=executors.pods,
         )

@@ -16,7 +16,7 @@ from finetune_operator.kube import Kube, KubeError
 log = logging.getLogger(__name__)
 
 # The sentences are the API server's: the RBAC authorizer's, and that of admission for webhooks with side effects.
-_UNCHECKED = re.compile(r'cannot create resource "pods"|does not support dry run')
+_UNCHECKED = re.compile(r'cannot create resource "(pods|localsubjectaccessreviews)"|does not support dry run')
 _QUOTA = re.compile(r"exceeded quota|status unknown for quota")
 # NB: kube-controller-manager creates the default service account of a new namespace only after the namespace.
 _NO_ACCOUNT = "error looking up service account"
@@ -77,10 +77,13 @@ async def rehearse(kube: Kube, bodies: Sequence[Json]) -> Rehearsal:
     """Create objects as dry runs; the first refusal counts."""
     for body in bodies:
         try:
-            await kube.create(body, dry_run=True)
+            answer = await kube.create(body, dry_run=True)
         except KubeError as error:
             if error.status != 409:
                 return _refusal(body, error)
+        else:
+            if body["kind"] == "LocalSubjectAccessReview" and answer["status"]["allowed"] is not True:
+                return _forbidden(body)
     return Rehearsal(
         admitted=True,
         reason=ConditionReason.PODS_ADMITTED,
@@ -88,8 +91,19 @@ async def rehearse(kube: Kube, bodies: Sequence[Json]) -> Rehearsal:
     )
 
 
+def _forbidden(body: Json) -> Rehearsal:
+    """The answer where a ServiceAccount may not create pods."""
+    *_, namespace, account = body["spec"]["user"].split(":")
+    message = (
+        f"ServiceAccount {account} may not create pods in namespace {namespace}, as Spark's driver must: add the "
+        "namespace to spark.namespaces of the chart, or bind a Role to the account, and the job goes on; "
+        "data.prepare.spark.serviceAccountName names another account"
+    )
+    return Rehearsal(admitted=False, reason=ConditionReason.EXECUTORS_FORBIDDEN, message=message)
+
+
 def _refusal(body: Json, error: KubeError) -> Rehearsal:
-    what = f"{body['kind']} {body['metadata']['name']}"
+    what = " ".join([body["kind"], body["metadata"].get("name", "")]).strip()
     where = body["metadata"]["namespace"]
     if _UNCHECKED.search(str(error)):
         log.warning("%s/%s is not checked by a dry run: %s", where, what, error)

@@ -38,6 +38,7 @@ OF_OTHERS = {
     "backoffLimit", "fieldPath", "lastTransitionTime", "messageExpression", "nodeSelector", "observedGeneration", "podFailurePolicy", "secretKeyRef",
     "terminationGracePeriodSeconds", "valueFrom.secretKeyRef", "host.cluster.internal", "catalog.schema.name",
     "checkpoint.checkpoint_dir", "dropDuplicates", "mlflow.register_model", "randomSplit", "step_scheduler.max_steps",
+    "spark.dynamicAllocation.enabled", "spark.executor.memoryOverheadFactor", "spark.kubernetes.executor.limit.cores",
 }  # fmt: skip
 
 

@@ -35,6 +35,8 @@ _GONE = "FAILED_READ_FILE.FILE_NOT_EXIST"
 _FULL = "No space left on device"
 # Exceptions of Hadoop's file systems.
 _FORBIDDEN = ("java.nio.file.AccessDeniedException",)
+_ABORTED = "org.apache.spark.SparkException"
+_LOST = "ExecutorLostFailure"
 _MISSING = ("org.apache.hadoop.fs.s3a.UnknownStoreException", "java.io.FileNotFoundException")
 _UNREACHABLE = (
     "java.net.ConnectException",
@@ -49,7 +51,7 @@ def telling(asked: Request) -> Iterator[None]:
 
     Raises:
         DataError: a row that the filter cannot take, a file that is none, a bucket that is not there or not open.
-        TrainingError: the storage does not answer, or the disk is full.
+        TrainingError: the storage does not answer, the disk is full, or Spark gave up.
     """
     try:
         yield
@@ -64,7 +66,7 @@ def telling(asked: Request) -> Iterator[None]:
         raise _disk_full() from error
     except Py4JJavaError as error:
         causes = _causes(error)
-        known = _of_file(asked, causes) or _of_hadoop(causes)
+        known = _of_file(asked, causes) or _of_hadoop(causes) or _of_jobs(causes)
         if known is None:
             raise
         raise known from error
@@ -150,6 +152,24 @@ def _disk_full() -> TrainingError:
         "the disk of the prep pod is full: give it more scratch space (a volume at /tmp in data.prepare.podTemplate, or a "
         "higher limit of ephemeral-storage)",
     )
+
+
+def _of_jobs(causes: list[tuple[str, str]]) -> PodFailure | None:
+    """The error of a Spark job that was given up; its first line names the task and what happened to it."""
+    found = next((detail for kind, detail in causes if kind == _ABORTED), "")
+    if _LOST in found:
+        return TrainingError(
+            "ExecutorsLost",
+            f"Spark gave up after it lost executors during the same task: {_after(found, 'Reason: ').rstrip('.')}; where "
+            "they ran out of memory, raise data.prepare.spark.executorMemory",
+        )
+    if found.startswith("Job aborted"):
+        return TrainingError("SparkFailed", _after(found, "most recent failure: "))
+    return None
+
+
+def _after(text: str, start: str) -> str:
+    return text.partition(start)[2] or text
 
 
 def _place(detail: str) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark import StorageLevel
-from pyspark.sql import Observation
 from pyspark.sql import functions as sf
 
 from finetune_crds.contract import PrepResult
@@ -20,6 +19,7 @@ from finetune_trainer import artifacts, columns
 from finetune_trainer.cache import Cache
 from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import errors, mix, near, output, progress, session, source, steps, tokens
+from finetune_trainer.prep.counter import Counter
 from finetune_trainer.prep.plan import plan as planned
 from finetune_trainer.prep.progress import Progress, SparkTasks
 from finetune_trainer.tokenizer import load_tokenizer
@@ -177,7 +177,7 @@ def _with_columns(recipe: Recipe, used: Columns) -> Recipe:
 
 
 class Observed:
-    """Row counts, observed in the pass that writes the table.
+    """Row counts at three places of the plan.
 
     near: the near duplicates, where they are removed. held: ends the frames that are kept. told: learns which step runs.
     """
@@ -186,9 +186,7 @@ class Observed:
         self.held = held
         self.told = told
         self.near: near.Clusters | None = None
-        self.filtered, self.unique, self.short = (
-            Observation(name) for name in ("filtered", "unique", "short")
-        )
+        self.filtered, self.unique, self.short = map(Counter, ("filtered", "unique", "short"))
 
     def keep(self, frame: DataFrame, level: StorageLevel) -> DataFrame:
         """Keep a frame that is read more than once."""
@@ -206,15 +204,11 @@ def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen
     frame = steps.flagged(steps.with_conversation(frame, plan.form), plan)
     by = sf.col(steps.DROPPED_BY)
     names = steps.filter_names(wanted)
-    frame = frame.observe(
-        seen.filtered,
-        sf.count(sf.lit(1)).alias("all"),
-        *(sf.count_if(by == name).alias(name) for name in names),
-    )
+    frame = seen.filtered.watch(frame, **{name: sf.count_if(by == name) for name in names})
     frame = steps.identified(frame, plan)
     if wanted.dedupe.exact:
         frame = steps.without_duplicates(frame)
-    frame = frame.observe(seen.unique, sf.count(sf.lit(1)).alias("all"))
+    frame = seen.unique.watch(frame)
     if wanted.dedupe.near:
         seen.told.step(progress.NEAR_DUPLICATES)
         frame = seen.keep(frame, StorageLevel.DISK_ONLY)
@@ -224,7 +218,7 @@ def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen
     frame = tokens.with_tokens(frame, recipe.model, tokenizer, plan.form.columns)
     if wanted.max_tokens is not None:
         frame = frame.where(sf.col(steps.TOKENS) <= wanted.max_tokens)
-    frame = frame.observe(seen.short, sf.count(sf.lit(1)).alias("all"))
+    frame = seen.short.watch(frame)
     frame = steps.with_split(
         steps.limited(frame, wanted.limit, wanted.split_ratios.seed), wanted.split_ratios
     )
@@ -239,7 +233,11 @@ def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
     )
     splits = {row[steps.SPLIT]: row for row in totals.collect()}
     origins = prepared.groupBy(steps.SOURCE).count().collect() if plan.source.sources else []
-    filtered, unique, short = seen.filtered.get, seen.unique.get["all"], seen.short.get["all"]
+    again = session.lost_executors(prepared.sparkSession) > 0
+    if again:
+        say("Spark lost an executor: counting the rows again")
+    filtered = seen.filtered.read(again=again)
+    unique, short = seen.unique.read(again=again)["all"], seen.short.read(again=again)["all"]
     wanted = plan.prepare
     dropped = {name: filtered[name] for name in steps.filter_names(wanted)}
     passed = filtered["all"] - sum(dropped.values())

@@ -122,7 +122,10 @@ def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
             "data.source.type Hub needs data.prepare.spark.mode Local: the data set is downloaded into the prep pod, "
             f"where mode {mode} cannot read it",
         ),
-        (mode != "Local", f"data.prepare.spark.mode {mode} is not available yet: use Local"),
+        (
+            mode == "Databricks",
+            "data.prepare.spark.mode Databricks is not available yet: use Local or Kubernetes",
+        ),
         (
             prepare.dedupe.near is not None and not prepare.dedupe.exact,
             "data.prepare.dedupe.near needs dedupe.exact: exact duplicates are removed first",

@@ -1,4 +1,4 @@
-"""The Spark session of a preparation in the prep pod."""
+"""The Spark session of a preparation: all of it in the prep pod, or its driver alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finetune_crds import spark_conf
+from finetune_crds.contract import EXECUTOR_TEMPLATE_PATH
 from finetune_trainer.outcome import RecipeRefusedError, TrainingError
+from finetune_trainer.prep import kubernetes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,31 +55,50 @@ _UNITS = {
 
 
 def start(spark: Spark) -> SparkSession:
-    """Start Spark in this pod, on its available cores.
+    """Start Spark in this pod, on its available cores or as the driver of executors in pods of their own.
 
     Raises:
         RecipeRefusedError: the recipe's conf sets what it may not.
-        TrainingError: the jars are not where FINETUNE_JARS says.
+        TrainingError: the jars are not where FINETUNE_JARS says, or the driver may not create pods.
     """
     from pyspark.sql import SparkSession
+
+    driver = _driver(spark)
 
     # NB: Python workers inherit this environment through the JVM.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # NB: without it Spark resolves its host name, which fails in some networks.
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    if driver is None:
+        # NB: without it Spark resolves its host name, which fails in some networks.
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ.pop("SPARK_LOCAL_DIRS", None)
     chosen = settings(
         spark,
         jars=jars_folder(),
         scratch=Path(tempfile.gettempdir()),
-        cores=available_cores(),
+        cores=spark.executor_pods * (spark.executor_cores or 1) if driver else available_cores(),
         environment=os.environ,
+        driver=driver,
     )
     builder = SparkSession.builder
     for name, value in chosen.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def _driver(spark: Spark) -> kubernetes.Driver | None:
+    """The driver of executors in pods, without executors of an earlier one; None where Spark runs in this pod alone."""
+    if not spark.executor_pods:
+        return None
+    driver = kubernetes.Driver.of(os.environ, Path(EXECUTOR_TEMPLATE_PATH))
+    kubernetes.delete_executors(driver)
+    return driver
+
+
+def lost_executors(spark: SparkSession) -> int:
+    """The number of executors that Spark had and no longer has."""
+    known = spark.sparkContext._jsc.sc().statusStore().executorList(False)  # noqa: SLF001 - Spark has no other way
+    return sum(not known.apply(position).isActive() for position in range(known.size()))
 
 
 def jars_folder() -> Path:
@@ -113,9 +134,18 @@ def _cpu_quota(cgroup: Path) -> int:
 
 
 def settings(
-    spark: Spark, *, jars: Path, scratch: Path, cores: int, environment: Mapping[str, str]
+    spark: Spark,
+    *,
+    jars: Path,
+    scratch: Path,
+    cores: int,
+    environment: Mapping[str, str],
+    driver: kubernetes.Driver | None = None,
 ) -> dict[str, str]:
     """Return Spark's settings: ours, then S3's from the environment, then the recipe's conf.
+
+    Args:
+        driver: this pod, where executors are pods of their own.
 
     Raises:
         RecipeRefusedError: the conf sets what the recipe has a field for, or what no recipe may set.
@@ -123,8 +153,7 @@ def settings(
     for name, field in _OWNED.items():
         if name in spark.conf:
             raise RecipeRefusedError(f"data.prepare.spark.conf may not set {name}: use {field}")
-    if said := spark_conf.refusal(spark.conf):
-        raise RecipeRefusedError(f"data.prepare.spark.{said}")
+    options = f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile={_LOG_SETTINGS}"
     ours = {
         "spark.app.name": "finetune-prep",
         "spark.master": f"local[{cores}]",
@@ -132,7 +161,7 @@ def settings(
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraClassPath": f"{jars}/*",
-        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile={_LOG_SETTINGS}",
+        "spark.driver.extraJavaOptions": options,
         "spark.local.dir": str(scratch),
         "spark.hadoop.hadoop.tmp.dir": str(scratch / "hadoop"),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
@@ -147,10 +176,15 @@ def settings(
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.databricks.delta.snapshotPartitions": "2",
     } | s3_settings(environment)
+    if driver:
+        memory = jvm_memory(spark.executor_memory or "2Gi")
+        ours |= kubernetes.settings(spark, driver, jars=jars, scratch=scratch, options=options, memory=memory)
+    if said := spark_conf.refusal(spark.conf):
+        raise RecipeRefusedError(f"data.prepare.spark.{said}")
     joined = {
         name: separator.join((ours[name], spark.conf[name]))
         for name, separator in _JOINED.items()
-        if name in spark.conf
+        if name in spark.conf and name in ours
     }
     return ours | spark.conf | joined
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import uuid
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyspark import SparkFiles
 from pyspark.sql.types import IntegerType, StructField, StructType
 
 from finetune_trainer.prep import chat
@@ -13,11 +18,10 @@ from finetune_trainer.prep.steps import TOKENS
 from finetune_trainer.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator
 
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from transformers import PreTrainedTokenizerBase
 
     from finetune_crds.training import Model
@@ -26,15 +30,31 @@ if TYPE_CHECKING:
 def with_tokens(frame: DataFrame, model: Model, folder: Path, columns: tuple[str, ...]) -> DataFrame:
     """Add the column `tokens`: the length of the example in `columns`."""
     schema = StructType([*frame.schema.fields, StructField(TOKENS, IntegerType(), nullable=False)])
-    return frame.mapInArrow(partial(_count_batches, model=model, folder=folder, columns=columns), schema)
+    find = shipped(frame.sparkSession, folder)
+    return frame.mapInArrow(partial(_count_batches, model=model, find=find, columns=columns), schema)
+
+
+def shipped(spark: SparkSession, folder: Path) -> Callable[[], Path]:
+    """Return a function that finds a folder of this pod in any task; executors in other pods get a copy of it."""
+    context = spark.sparkContext
+    if context.master.startswith("local"):
+        return partial(Path, folder)
+    name = f"tokenizer-{uuid.uuid4().hex}"
+    archive = shutil.make_archive(str(Path(tempfile.mkdtemp()) / name), "zip", folder)
+    context.addArchive(f"{archive}#{name}")
+    return partial(_unpacked, name)
+
+
+def _unpacked(name: str) -> Path:
+    return Path(SparkFiles.get(name)).absolute()
 
 
 def _count_batches(
-    batches: Iterable[pa.RecordBatch], *, model: Model, folder: Path, columns: tuple[str, ...]
+    batches: Iterable[pa.RecordBatch], *, model: Model, find: Callable[[], Path], columns: tuple[str, ...]
 ) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
-    tokenizer = load_tokenizer(model, folder)
+    tokenizer = load_tokenizer(model, find())
     for batch in batches:
         examples = {name: batch.column(name).to_pylist() for name in columns}
         counts = pa.array(count(tokenizer, examples), pa.int32())

@@ -9,6 +9,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.env import RESERVED_ENV
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator import names
+from finetune_operator.finetunejob.decide import executors
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.merge import containers
 from finetune_operator.finetunejob.resolve import gpu_limit, resolved
@@ -80,7 +81,7 @@ def _fail(draft: Draft, message: str) -> Outcome:
 
 def obstacles(spec: FineTuneJobSpec, settings: Settings) -> Iterator[tuple[ConditionReason, str]]:
     """What the job waits for: a change of its spec, of the operator, or of the installation."""
-    wrong = [*reserved_env(spec), *too_few_gpus(spec)]
+    wrong = [*reserved_env(spec), *too_few_gpus(spec), *executors.unshared(spec)]
     if wrong:
         yield ConditionReason.INVALID_SPEC, "; ".join(wrong)
     missing = [*not_implemented(spec)]
@@ -135,8 +136,8 @@ def _reserved_env(field: str, template: Json | None, container: str) -> Iterator
 def not_implemented(spec: FineTuneJobSpec) -> Iterator[str]:
     """The parts of a spec that are in the API and not in this version, each with what to use meanwhile."""
     prepare = spec.data.prepare
-    if prepare and prepare.spark.mode != "Local":
-        yield f"data.prepare.spark.mode {prepare.spark.mode} (use Local)"
+    if prepare and prepare.spark.mode == "Databricks":
+        yield "data.prepare.spark.mode Databricks (use Local or Kubernetes)"
     for field in ("uri", "registry_uri"):
         uri = getattr(spec.tracking, field)
         if uri and not uri.startswith(("http://", "https://")):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from finetune_crds.base import API_VERSION, Json
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
-from finetune_operator.finetunejob.decide import gang
+from finetune_operator.finetunejob.decide import executors, gang
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.model import Rehearsal
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
@@ -20,6 +20,7 @@ from finetune_operator.policy.outcome import Continue, Outcome, Stop
 HOLDS_BACK: tuple[str, ...] = (
     ConditionReason.POD_REJECTED,
     ConditionReason.POD_TEMPLATE_INVALID,
+    ConditionReason.EXECUTORS_FORBIDDEN,
     ConditionReason.CHECK_FAILED,
 )
 # The labels and annotations that the Job controller gives the first pod of an Indexed Job.
@@ -49,6 +50,8 @@ def admit(draft: Draft) -> Outcome:
 def rehearsal(draft: Draft) -> list[Json]:
     """One of the training pods, since a Job alone passes quotas and Pod Security; and the Job, where it comes much later.
 
+    With executors, also the question whether Spark's driver may create them.
+
     The pod has what the Job controller adds: policies refuse pods that nothing controls. Its owner is the FineTuneJob, since
     the Job does not exist.
     """
@@ -70,7 +73,8 @@ def rehearsal(draft: Draft) -> list[Json]:
         },
         "spec": template["spec"],
     }
-    return [job, pod] if draft.spec.data.prepare else [pod]
+    reviews = [executors.review(draft.ftj, draft.spec)] if executors.wanted(draft.spec) else []
+    return [*([job] if draft.spec.data.prepare else []), pod, *reviews]
 
 
 def _job_labels(name: str, uid: str) -> dict[str, str]:

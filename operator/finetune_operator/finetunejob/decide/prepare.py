@@ -5,13 +5,17 @@ from __future__ import annotations
 from finetune_crds import JobReference, Recipe, contract
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.env import LocalReference
+from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import DataStatus
 from finetune_crds.status_parts import MAX_DROPPED, Dropped
 from finetune_operator import names
 from finetune_operator.finetunejob.children import Sorted, job_condition, sort
-from finetune_operator.finetunejob.decide import health, pods, rendezvous, template, track
+from finetune_operator.finetunejob.decide import executors, health, pods, rendezvous, template, track
 from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
+from finetune_operator.settings import Settings
 
 _CONTAINER = names.PREP_CONTAINER
 # Retries after failures that neither the recipe nor the data caused, such as a crash of the JVM.
@@ -48,10 +52,16 @@ def prepare(draft: Draft) -> Outcome:
         _fail(draft, mine, failed)
         return Stop
     alive = pods.alive(mine)
-    health.report(draft, alive, name, wanted=1)
+    number, at_work = executors.wanted(draft.spec), pods.alive(draft.observed.executors)
+    health.report(draft, [*alive, *at_work], name, wanted=1 + number)
+    trouble = executors.restless(draft.observed.executors, number)
+    if trouble and draft.holds(ConditionType.PODS_HEALTHY):
+        draft.set(ConditionType.PODS_HEALTHY, False, ConditionReason.EXECUTORS_FAIL, trouble)
     _note_retry(draft, mine)
     running = (
-        "Spark is running" if pods.ready(mine) else f"the prep pod is starting{health.pulling(draft, alive)}"
+        executors.progress(at_work, number)
+        if pods.ready(mine)
+        else f"the prep pod is starting{health.pulling(draft, alive)}"
     )
     draft.set(
         ConditionType.PREPARED,
@@ -72,7 +82,8 @@ def _start(draft: Draft, found: Sorted) -> None:
         draft.requeue_after(draft.settings.poll_seconds)
         return
     health.forget_refusal(draft)
-    draft.apply += [_recipe(draft), _job(draft)]
+    driver = [executors.service(draft.ftj)] if executors.wanted(draft.spec) else []
+    draft.apply += [*driver, _recipe(draft), _job(draft)]
     draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, "the prep pod is starting")
 
 
@@ -159,18 +170,58 @@ def _recipe(draft: Draft) -> Json:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": template.metadata(ftj, names.prep_name(ftj.name), names.PREP),
-        "data": {contract.RECIPE_FILE: Recipe.of(reference, draft.spec).to_yaml()},
+        "data": {
+            contract.RECIPE_FILE: Recipe.of(reference, draft.spec).to_yaml(),
+            **_executor_template(ftj, draft.spec, draft.settings),
+        },
     }
 
 
-def _job(draft: Draft) -> Json:
-    ftj, spec, settings = draft.ftj, draft.spec, draft.settings
+def _executor_template(ftj: FineTuneJob, spec: FineTuneJobSpec, settings: Settings) -> dict[str, str]:
+    if not executors.wanted(spec):
+        return {}
+    return executors.template_file(_executor(ftj, spec, settings))
+
+
+def _executor(ftj: FineTuneJob, spec: FineTuneJobSpec, settings: Settings) -> Json:
+    # NB: executors talk to no MLflow server, so they get none of its credentials.
+    return executors.as_executor(ftj, _pod(ftj, spec, settings, secret=None, contract_env=[]), spec)
+
+
+def executor_trial(ftj: FineTuneJob, settings: Settings) -> Json:
+    """An executor's pod, to be created as a dry run.
+
+    Raises:
+        ValueError: the job has no spec, or nothing to prepare.
+    """
+    if ftj.spec is None:
+        raise ValueError(f"{ftj.key} has no spec that can be read")
+    return executors.trial(_executor(ftj, ftj.spec, settings), ftj)
+
+
+def _driver(ftj: FineTuneJob, spec: FineTuneJobSpec, settings: Settings, run_id: str | None) -> Json:
+    """The prep pod."""
+    number = executors.wanted(spec)
+    contract_env = [
+        *rendezvous.run_env(servers=settings.servers(spec.tracking), run_id=run_id),
+        *(executors.driver_env(ftj) if number else ()),
+    ]
+    pod = _pod(ftj, spec, settings, secret=spec.tracking.secret_ref, contract_env=contract_env)
+    return executors.as_driver(pod, spec) if number else pod
+
+
+def _pod(
+    ftj: FineTuneJob,
+    spec: FineTuneJobSpec,
+    settings: Settings,
+    *,
+    secret: LocalReference | None,
+    contract_env: list[Json],
+) -> Json:
     wanted = spec.data.prepare
     if wanted is None:
         raise ValueError(f"{ftj.key} has nothing to prepare")
-    name = names.prep_name(ftj.name)
-    run_id = draft.status.mlflow.run_id if draft.status.mlflow else None
-    pod = template.pod_template(
+    return template.pod_template(
         container=_CONTAINER,
         image=wanted.image or settings.prep_image,
         own_image=wanted.image is None,
@@ -180,14 +231,21 @@ def _job(draft: Draft) -> Json:
         args=[],
         env=wanted.env,
         env_from=wanted.env_from,
-        secret=spec.tracking.secret_ref,
-        contract_env=rendezvous.run_env(servers=settings.servers(spec.tracking), run_id=run_id),
-        config_map=name,
+        secret=secret,
+        contract_env=contract_env,
+        config_map=names.prep_name(ftj.name),
         model_cache=spec.model.cache,
         labels=template.labels(ftj, names.PREP),
         subdomain=None,
         user_template=wanted.pod_template,
     )
+
+
+def _run_id(draft: Draft) -> str | None:
+    return draft.status.mlflow.run_id if draft.status.mlflow else None
+
+
+def _job(draft: Draft) -> Json:
     rule: Json = {
         "action": "FailJob",
         "onExitCodes": {
@@ -203,10 +261,10 @@ def _job(draft: Draft) -> Json:
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": template.metadata(ftj, name, names.PREP),
+        "metadata": template.metadata(draft.ftj, names.prep_name(draft.ftj.name), names.PREP),
         "spec": {
             "backoffLimit": _BACKOFF_LIMIT,
             "podFailurePolicy": {"rules": [disrupted, rule]},
-            "template": pod,
+            "template": _driver(draft.ftj, draft.spec, draft.settings, _run_id(draft)),
         },
     }

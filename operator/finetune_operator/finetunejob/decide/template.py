@@ -106,7 +106,7 @@ def pod_template(
         "name": container,
         "env": list(contract_env),
         "volumeMounts": [
-            {"name": "recipe", "mountPath": contract.RECIPE_DIRECTORY, "readOnly": True},
+            {"name": contract.RECIPE_VOLUME, "mountPath": contract.RECIPE_DIRECTORY, "readOnly": True},
             *mounts,
         ],
     }
@@ -115,7 +115,7 @@ def pod_template(
         "spec": {
             "restartPolicy": "Never",
             "containers": [owned_container],
-            "volumes": [{"name": "recipe", "configMap": {"name": config_map}}, *volumes],
+            "volumes": [{"name": contract.RECIPE_VOLUME, "configMap": {"name": config_map}}, *volumes],
             **({"subdomain": subdomain} if subdomain else {}),
         },
     }

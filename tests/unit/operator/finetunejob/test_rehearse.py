@@ -197,3 +197,30 @@ async def test_pods_that_are_not_checked_are_in_the_log(caplog: pytest.LogCaptur
     assert [record.getMessage() for record in caplog.records] == [
         f"team/Pod tune-train-1-0 is not checked by a dry run: {NO_RIGHT}"
     ]
+
+
+REVIEW: Json = {
+    "kind": "LocalSubjectAccessReview",
+    "metadata": {"namespace": "team"},
+    "spec": {"user": "system:serviceaccount:team:finetune-spark"},
+}
+FORBIDDEN = Rehearsal(
+    False,
+    ConditionReason.EXECUTORS_FORBIDDEN,
+    "ServiceAccount finetune-spark may not create pods in namespace team, as Spark's driver must: add the namespace to "
+    "spark.namespaces of the chart, or bind a Role to the account, and the job goes on; "
+    "data.prepare.spark.serviceAccountName names another account",
+)
+
+
+@pytest.mark.parametrize(("allowed", "expected"), [(True, ADMITTED), (False, FORBIDDEN)])
+async def test_an_account_that_may_not_create_pods(allowed: bool, expected: Rehearsal) -> None:
+    answered = {**REVIEW, "status": {"allowed": allowed}}
+    assert await rehearse(StandIn(), [*BODIES, answered]) == expected
+
+
+async def test_a_review_that_the_operator_may_not_ask_for_checks_nothing() -> None:
+    kube = StandIn()
+    refused = KubeError(403, NO_RIGHT.replace('"pods"', '"localsubjectaccessreviews"'))
+    kube.refuse["rehearse", "LocalSubjectAccessReview"] = refused
+    assert (await rehearse(kube, [*BODIES, REVIEW])).reason == ConditionReason.NOT_CHECKED

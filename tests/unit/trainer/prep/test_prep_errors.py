@@ -53,6 +53,24 @@ THROWN: list[tuple[str, str, str, int, str]] = [
         "the disk of the prep pod is full: give it more scratch space (a volume at /tmp in data.prepare.podTemplate, or a "
         "higher limit of ephemeral-storage)",
     ),
+    (
+        "executors that are killed",
+        "org.apache.spark.SparkException",
+        "Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times, most recent failure: Lost task 0.3 in stage "
+        "1.0 (TID 9) (10.0.0.7 executor 5): ExecutorLostFailure (executor 5 exited caused by one of the running tasks) "
+        "Reason: The executor with id 5 exited with exit code 137(SIGKILL, possible container OOM).",
+        1,
+        "Spark gave up after it lost executors during the same task: The executor with id 5 exited with exit code "
+        "137(SIGKILL, possible container OOM); where they ran out of memory, raise data.prepare.spark.executorMemory",
+    ),
+    (
+        "a task that fails",
+        "org.apache.spark.SparkException",
+        "Job aborted due to stage failure: Task 1 in stage 1.0 failed 4 times, most recent failure: Lost task 1.3 in stage "
+        "1.0 (TID 6) (10.0.0.7 executor 1): java.io.IOException: No space left on device",
+        1,
+        "Lost task 1.3 in stage 1.0 (TID 6) (10.0.0.7 executor 1): java.io.IOException: No space left on device",
+    ),
 ]
 
 

@@ -608,10 +608,10 @@ REFUSED: list[tuple[str, str, str, str]] = [
         "the recipe {recipe} is wrong at data.source.type: Input should be",
     ),
     (
-        "mode Kubernetes",
-        recipe(spark={"mode": "Kubernetes"}).to_yaml(),
+        "mode Databricks",
+        recipe(spark={"mode": "Databricks"}).to_yaml(),
         "RecipeRefused",
-        "data.prepare.spark.mode Kubernetes is not available yet: use Local",
+        "data.prepare.spark.mode Databricks is not available yet: use Local or Kubernetes",
     ),
     (
         "base model that does not exist",

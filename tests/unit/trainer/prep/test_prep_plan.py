@@ -150,14 +150,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "data.prepare.output /corpus is the source itself: write to another folder",
     ),
     (
-        "Kubernetes",
-        {"spark": {"mode": "Kubernetes"}},
-        "data.prepare.spark.mode Kubernetes is not available yet: use Local",
-    ),
-    (
         "Databricks",
         {"spark": {"mode": "Databricks"}},
-        "data.prepare.spark.mode Databricks is not available yet: use Local",
+        "data.prepare.spark.mode Databricks is not available yet: use Local or Kubernetes",
     ),
     (
         "near dedupe",
@@ -223,8 +218,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "two at once",
         {"spark": {"mode": "Databricks"}, "dedupe": {"exact": False, "near": {}}},
-        "data.prepare.spark.mode Databricks is not available yet: use Local; data.prepare.dedupe.near needs dedupe.exact: "
-        "exact duplicates are removed first",
+        "data.prepare.spark.mode Databricks is not available yet: use Local or Kubernetes; data.prepare.dedupe.near needs "
+        "dedupe.exact: exact duplicates are removed first",
     ),
 ]
 

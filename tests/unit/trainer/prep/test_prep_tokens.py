@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark import SparkContext
 
 from finetune_crds.data import COLUMNS_OF, Columns
 from finetune_crds.training import Model
@@ -72,6 +74,18 @@ def test_counts_beside_the_rows(spark: SparkSession, tokenizer_folder: Path) -> 
         for id_, prompt, response in rows
     ]
     assert [tuple(row) for row in made.collect()] == wanted
+
+
+def test_executors_in_other_pods_get_the_tokenizer(
+    spark: SparkSession, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SparkContext, "master", property(lambda _: "k8s://https://kubernetes.default.svc"))
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
+    frame = spark.createDataFrame([("a", "the table")], "id string, text string")
+    counted = tokens.with_tokens(frame, Model(base="/model"), folder, ("text",))
+    shutil.rmtree(folder)
+    tokenizer = load_tokenizer(Model(base="/model"), tokenizer_folder)
+    assert [row["tokens"] for row in counted.collect()] == [len(tokenizer("the table")["input_ids"]) + 1]
 
 
 def test_tokenizers_that_cannot_be_used(tokenizer_folder: Path, tmp_path: Path) -> None:

@@ -43,13 +43,10 @@ def prepared(**prepare: Any) -> Json:
 
 REFUSED: dict[str, tuple[Json, list[str]]] = {
     "nothing": ({}, []),
-    "Spark on Kubernetes": (
-        {"data": prepared(spark={"mode": "Kubernetes"})},
-        ["data.prepare.spark.mode Kubernetes (use Local)"],
-    ),
+    "Spark on Kubernetes": ({"data": prepared(spark={"mode": "Kubernetes"})}, []),
     "Spark on Databricks": (
         {"data": prepared(spark={"mode": "Databricks"})},
-        ["data.prepare.spark.mode Databricks (use Local)"],
+        ["data.prepare.spark.mode Databricks (use Local or Kubernetes)"],
     ),
     "near duplicates": ({"data": prepared(dedupe={"near": {}})}, []),
     "a data set of the Hub": (
@@ -66,7 +63,7 @@ REFUSED: dict[str, tuple[Json, list[str]]] = {
     "several at once": (
         {"data": prepared(spark={"mode": "Databricks"}), "tracking": {"uri": "databricks"}},
         [
-            "data.prepare.spark.mode Databricks (use Local)",
+            "data.prepare.spark.mode Databricks (use Local or Kubernetes)",
             "tracking.uri databricks (use the http or https address of an MLflow server)",
         ],
     ),
@@ -122,7 +119,10 @@ PASSWORD = (
     "spec.tracking.uri holds a password: put it into a Secret as MLFLOW_TRACKING_USERNAME and "
     "MLFLOW_TRACKING_PASSWORD, and name that in spec.tracking.secretRef"
 )
-CANNOT = "this version of the operator cannot do: data.prepare.spark.mode Databricks (use Local); the job waits for one that can"
+CANNOT = (
+    "this version of the operator cannot do: data.prepare.spark.mode Databricks (use Local or Kubernetes); the job waits for one "
+    "that can"
+)
 NO_STORAGE = "{} is missing: install the chart with defaults.storage, where each job gets a folder, or create the job with the field"
 SETS_RANK = "spec.podTemplate sets NODE_RANK, which the operator sets: remove it"
 OWN_RANK: Json = {

@@ -9,7 +9,7 @@ import pytest
 from finetune_crds.env import RESERVED_ENV
 from finetune_crds.training import Distributed
 from finetune_operator.finetunejob.decide.rendezvous import rendezvous_env, run_env
-from worlds.memory.decisions import SETTINGS, conclude, ftj, observed, tracked
+from worlds.memory.decisions import ADMITTED, SETTINGS, conclude, ftj, observed, status, tracked
 
 Json = dict[str, Any]
 INDEX = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
@@ -63,6 +63,14 @@ def test_run_env(arguments: Json, expected: dict[str, str]) -> None:
 
 
 def test_what_the_operator_sets_is_what_people_may_not_set() -> None:
-    decision = conclude(ftj(), observed(mlflow=tracked()), settings=SETTINGS)
-    env = decision.apply[2]["spec"]["template"]["spec"]["containers"][0]["env"]
-    assert {item["name"] for item in env} - {"HOME"} == set(RESERVED_ENV)
+    on_executors = {
+        "source": {"type": "Parquet", "path": "s3://corpora/a"},
+        "prepare": {"output": "s3://splits/a", "spark": {"mode": "Kubernetes"}},
+    }
+    decisions = (
+        conclude(ftj(), observed(mlflow=tracked()), settings=SETTINGS),
+        conclude(ftj(status(ADMITTED), data=on_executors), settings=SETTINGS),
+    )
+    pods = [decision.apply[2]["spec"]["template"]["spec"] for decision in decisions]
+    names = {item["name"] for pod in pods for item in pod["containers"][0]["env"]}
+    assert names - {"HOME"} == set(RESERVED_ENV)

@@ -1,0 +1,269 @@
+"""A preparation whose Spark executors are pods (data.prepare.spark.mode Kubernetes): what its driver needs around it.
+
+Spark's driver runs in the prep pod and creates the executors itself, as pods of the job's namespace that the prep pod owns. The
+operator gives it a Service by which executors find it, a pod template, and a ServiceAccount that may create pods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import yaml
+
+from finetune_crds import contract
+from finetune_crds.base import Json
+from finetune_crds.env import RESERVED_ENV
+from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_operator import names
+from finetune_operator.finetunejob import children
+from finetune_operator.finetunejob.decide import pods, template
+from finetune_operator.finetunejob.merge import containers
+from finetune_operator.finetunejob.model import FineTuneJob
+
+# Fields of the prep container that are about the driver.
+_OF_THE_DRIVER = frozenset(
+    {"args", "resources", "ports", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle"}
+)
+# Volumes that each pod has for itself.
+_OF_ONE_POD = ("emptyDir", "ephemeral")
+# How long a driver takes to create its executors.
+_PATIENCE = timedelta(seconds=20)
+# Executors are numbered from 1. So many more than are wanted at once: they end one after the other.
+_MOST_REPLACED = 5
+
+
+def wanted(spec: FineTuneJobSpec) -> int:
+    """The number of executor pods; 0 where Spark needs none."""
+    return spec.data.prepare.spark.executor_pods if spec.data.prepare else 0
+
+
+def account(spec: FineTuneJobSpec) -> str:
+    """The ServiceAccount of the driver."""
+    prepare = spec.data.prepare
+    given = ((prepare.pod_template if prepare else None) or {}).get("spec")
+    of_pods = given.get("serviceAccountName") if isinstance(given, dict) else None
+    chosen = prepare.spark.service_account_name if prepare else None
+    return chosen or (of_pods if isinstance(of_pods, str) and of_pods else names.SPARK_ACCOUNT)
+
+
+def service(ftj: FineTuneJob) -> Json:
+    """The headless Service at whose name executors find the driver."""
+    ports = {"driver": contract.SPARK_DRIVER_PORT, "blocks": contract.SPARK_BLOCKS_PORT}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": template.metadata(ftj, names.prep_name(ftj.name), names.PREP),
+        "spec": {
+            "clusterIP": "None",
+            # NB: executors connect before the driver's pod is ready.
+            "publishNotReadyAddresses": True,
+            "selector": {names.LABEL_UID: ftj.uid, names.LABEL_COMPONENT: names.PREP},
+            "ports": [{"name": name, "port": port, "protocol": "TCP"} for name, port in ports.items()],
+        },
+    }
+
+
+def driver_env(ftj: FineTuneJob) -> list[Json]:
+    """How the driver knows itself and its executors."""
+    values = {
+        contract.ENV_POD_NAMESPACE: ftj.namespace,
+        contract.ENV_DRIVER_HOST: f"{names.prep_name(ftj.name)}.{ftj.namespace}.svc",
+        contract.ENV_EXECUTOR_SELECTOR: selector(ftj),
+    }
+    return [
+        {"name": contract.ENV_POD_NAME, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        *({"name": name, "value": value} for name, value in values.items()),
+    ]
+
+
+def selector(ftj: FineTuneJob) -> str:
+    """The labels of a job's executors."""
+    return f"{names.LABEL_UID}={ftj.uid},{names.LABEL_COMPONENT}={names.EXECUTOR}"
+
+
+def as_driver(pod: Json, spec: FineTuneJobSpec) -> Json:
+    """The prep pod with the API token of an account that may create pods. No other pod of a job has a token."""
+    allowed = {"serviceAccountName": account(spec), "automountServiceAccountToken": True}
+    return {**pod, "spec": {**pod["spec"], **allowed}}
+
+
+def as_executor(ftj: FineTuneJob, pod: Json, spec: FineTuneJobSpec) -> Json:
+    """The pod of an executor: the prep pod without what is about the driver. Spark adds the rest.
+
+    Variables, Secrets and volumes are those of the prep pod, since executors read the source and write the output.
+    """
+    meta, found = pod.get("metadata", {}), pod["spec"]
+    labels = {**meta.get("labels", {}), **template.labels(ftj, names.EXECUTOR)}
+    volumes = [item for item in found["volumes"] if _name(item) != contract.RECIPE_VOLUME]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**meta, "labels": labels},
+        "spec": {
+            **found,
+            "serviceAccountName": account(spec),
+            "automountServiceAccountToken": False,
+            "volumes": volumes,
+            "containers": [
+                _executor(item) if _name(item) == names.PREP_CONTAINER else item
+                for item in found["containers"]
+            ],
+        },
+    }
+
+
+def _executor(container: Json) -> Json:
+    kept = {name: value for name, value in container.items() if name not in _OF_THE_DRIVER}
+    mounts = [item for item in container["volumeMounts"] if _name(item) != contract.RECIPE_VOLUME]
+    return {
+        **kept,
+        "name": contract.EXECUTOR_CONTAINER,
+        "command": [contract.EXECUTOR_COMMAND],
+        "env": [item for item in container["env"] if _name(item) not in RESERVED_ENV],
+        "volumeMounts": mounts,
+    }
+
+
+def _name(item: object) -> object:
+    """The name of an item of a list. NB: the API server has not validated what users write."""
+    return item.get("name") if isinstance(item, dict) else None
+
+
+def template_file(executor: Json) -> dict[str, str]:
+    """The pod template as a file beside the recipe."""
+    return {contract.EXECUTOR_TEMPLATE_FILE: yaml.safe_dump(executor, sort_keys=False)}
+
+
+def trial(executor: Json, ftj: FineTuneJob) -> Json:
+    """An executor's pod for a dry run, about as large as Spark's: a quota counts its memory and cores."""
+    spark = ftj.spec.data.prepare.spark if ftj.spec and ftj.spec.data.prepare else None
+    cores, memory = (spark.executor_cores, spark.executor_memory) if spark else (None, None)
+    amounts = {"cpu": str(cores or 1), "memory": memory or "2Gi"}
+    resources = {"requests": amounts, "limits": {"memory": amounts["memory"]}}
+    found = [
+        {**item, "resources": resources} if _name(item) == contract.EXECUTOR_CONTAINER else item
+        for item in executor["spec"]["containers"]
+    ]
+    meta = {
+        **executor["metadata"],
+        "namespace": ftj.namespace,
+        "name": f"{names.prep_name(ftj.name)}-executor",
+    }
+    return {
+        **executor,
+        "metadata": meta,
+        "spec": {**executor["spec"], "restartPolicy": "Never", "containers": found},
+    }
+
+
+def review(ftj: FineTuneJob, spec: FineTuneJobSpec) -> Json:
+    """The question whether the driver's account may create pods, which the API server answers in its status."""
+    group = "system:serviceaccounts"
+    return {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "LocalSubjectAccessReview",
+        # NB: a review has no name.
+        "metadata": {"namespace": ftj.namespace},
+        "spec": {
+            "user": f"system:serviceaccount:{ftj.namespace}:{account(spec)}",
+            "groups": [group, f"{group}:{ftj.namespace}", "system:authenticated"],
+            "resourceAttributes": {"namespace": ftj.namespace, "verb": "create", "resource": "pods"},
+        },
+    }
+
+
+def unshared(spec: FineTuneJobSpec) -> Iterator[str]:
+    """Folders of source and output that are not on a volume which all pods mount."""
+    prepare, source = spec.data.prepare, spec.data.source
+    if prepare is None or not wanted(spec):
+        return
+    shared = _shared_mounts(prepare.pod_template)
+    folders = {"data.source.path": source.path if source else None, "data.prepare.output": prepare.output}
+    for field, path in folders.items():
+        if path and path.startswith("/") and not any(_is_below(path, mount) for mount in shared):
+            yield (
+                f"{field} {path} is on no volume that the driver and its executors share: use s3://bucket/folder, or "
+                "mount a PersistentVolumeClaim there in the container prep of data.prepare.podTemplate"
+            )
+
+
+def _shared_mounts(pod_template: Json | None) -> list[str]:
+    """Where the template mounts volumes that several pods can have. NB: the API server has not validated it."""
+    spec = (pod_template or {}).get("spec")
+    volumes = spec.get("volumes") if isinstance(spec, dict) else None
+    known = {
+        item.get("name")
+        for item in (volumes if isinstance(volumes, list) else [])
+        if isinstance(item, dict) and not any(kind in item for kind in _OF_ONE_POD)
+    }
+    found = [
+        mount
+        for container in containers(pod_template, names.PREP_CONTAINER)
+        for mount in (container.get("volumeMounts") or [])
+        if isinstance(mount, dict)
+    ]
+    return [str(mount.get("mountPath")) for mount in found if mount.get("name") in known]
+
+
+def _is_below(path: str, mount: str) -> bool:
+    folder = mount.rstrip("/")
+    return path == folder or path.startswith(f"{folder}/")
+
+
+def of_drivers(found: Sequence[Json], drivers: Sequence[Json]) -> list[Json]:
+    """The executors that these prep pods control. Labels only find candidates."""
+    uids = {pod["metadata"]["uid"] for pod in drivers}
+    return [pod for pod in found if children.controlling_pod(pod) in uids]
+
+
+class Missing(NamedTuple):
+    """Executors that do not exist: how many of how many."""
+
+    number: int
+    wanted: int
+
+
+def missing(
+    ftj: FineTuneJob, drivers: Sequence[Json], found: Sequence[Json], now: datetime
+) -> Missing | None:
+    """How many executors a driver that has run for a while lacks; None where none, or where Spark chooses their number."""
+    prepare = ftj.spec.data.prepare if ftj.spec else None
+    since = max((start for pod in drivers if (start := _running_since(pod))), default=None)
+    if prepare is None or since is None or now - since < _PATIENCE:
+        return None
+    if prepare.spark.conf.get("spark.dynamicAllocation.enabled", "").lower() == "true":
+        return None
+    lacks = prepare.spark.executor_pods - len(pods.alive(found))
+    return Missing(lacks, prepare.spark.executor_pods) if lacks > 0 else None
+
+
+def _running_since(pod: Json) -> datetime | None:
+    for item in pod.get("status", {}).get("containerStatuses") or []:
+        started = (item.get("state", {}).get("running") or {}).get("startedAt")
+        if item["name"] == names.PREP_CONTAINER and started:
+            return datetime.fromisoformat(started)
+    return None
+
+
+def progress(found: Sequence[Json], number: int) -> str:
+    """What Spark runs on, as a part of a sentence; `number` executors are wanted."""
+    return f"Spark is running on {pods.ready(found)} of {number} executors" if number else "Spark is running"
+
+
+def restless(found: Sequence[Json], number: int) -> str | None:
+    """Executors that end one after the other before they run, as a sentence."""
+    newest = max((_executor_number(pod) for pod in found), default=0)
+    if pods.ready(found) or newest <= number + _MOST_REPLACED:
+        return None
+    return (
+        f"Spark has created {newest} executors for {number}, and none runs: they end soon after their start; look into the "
+        "image of data.prepare.image, and whether a NetworkPolicy keeps executors from the driver's ports "
+        f"{contract.SPARK_DRIVER_PORT} and {contract.SPARK_BLOCKS_PORT}"
+    )
+
+
+def _executor_number(pod: Json) -> int:
+    text = pod["metadata"]["name"].rpartition("-")[2]
+    return int(text) if text.isdecimal() else 0

@@ -1,0 +1,377 @@
+"""Spark executors in pods of their own: what the operator makes around the driver, and what it says of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator import names
+from finetune_operator.finetunejob.decide import executors
+from finetune_operator.settings import Settings
+from worlds.memory.decisions import (
+    ADMITTED,
+    NOW,
+    SETTINGS,
+    UID,
+    applied,
+    child,
+    conclude,
+    condition,
+    controller,
+    ftj,
+    later,
+    observed,
+    pod,
+    said,
+    spec,
+    stamped,
+    status,
+)
+
+Json = dict[str, Any]
+JOB = "tune-prep"
+DRIVER = f"{JOB}-0-abcde"
+PREPARING = condition(ConditionType.PREPARED, "False", ConditionReason.PREPARING)
+NEW = status(ADMITTED)
+BEFORE = status(PREPARING, start_time=NOW)
+
+
+def data(*, path: str = "s3://corpora/a", output: str = "s3://splits/a", **prepare: Any) -> Json:
+    return {
+        "source": {"type": "Parquet", "path": path},
+        "prepare": {"output": output, "spark": {"mode": "Kubernetes"}, **prepare},
+    }
+
+
+def children(prepare: Json | None = None, settings: Settings = SETTINGS, **parts: Any) -> dict[str, Json]:
+    """What is made of a new job, by kind."""
+    made = conclude(ftj(NEW, data=data(**(prepare or {})), **parts), settings=settings).apply
+    return {body["kind"]: body for body in made}
+
+
+def template(made: dict[str, Json]) -> Json:
+    """The pod template of the executors."""
+    return dict(yaml.safe_load(made["ConfigMap"]["data"]["executor.yaml"]))
+
+
+def test_a_driver_has_a_service_by_which_executors_find_it() -> None:
+    decision = conclude(ftj(NEW, data=data()), settings=SETTINGS)
+    assert applied(decision) == ["Service/tune-prep", "ConfigMap/tune-prep", "Job/tune-prep"]
+    service, _, job = decision.apply
+    assert service["spec"] == {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {"finetune.dev/job-uid": UID, "finetune.dev/component": "prep"},
+        "ports": [
+            {"name": "driver", "port": 7078, "protocol": "TCP"},
+            {"name": "blocks", "port": 7079, "protocol": "TCP"},
+        ],
+    }
+    assert [owner["uid"] for owner in service["metadata"]["ownerReferences"]] == [UID]
+    labels = job["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+
+
+def test_a_driver_knows_its_pod_and_may_call_the_api_server() -> None:
+    driver = children()["Job"]["spec"]["template"]["spec"]
+    assert (driver["serviceAccountName"], driver["automountServiceAccountToken"]) == ("finetune-spark", True)
+    env = {item["name"]: item.get("value", item.get("valueFrom")) for item in driver["containers"][0]["env"]}
+    wanted = {
+        "FINETUNE_POD_NAME": {"fieldRef": {"fieldPath": "metadata.name"}},
+        "FINETUNE_POD_NAMESPACE": "team",
+        "FINETUNE_DRIVER_HOST": "tune-prep.team.svc",
+        "FINETUNE_EXECUTOR_SELECTOR": f"finetune.dev/job-uid={UID},finetune.dev/component=prep-executor",
+    }
+    assert wanted.items() <= env.items()
+
+
+def test_no_other_pod_of_a_job_gets_a_token() -> None:
+    asked = conclude(ftj(data=data()), settings=SETTINGS, answer=None).rehearse
+    trainers = [body["spec"] for body in asked if body["kind"] == "Pod"]
+    alone = conclude(ftj(NEW, data=data(spark={"mode": "Local"})), settings=SETTINGS).apply
+    local = [body["spec"]["template"]["spec"] for body in alone if body["kind"] == "Job"]
+    tokens = [
+        pod["automountServiceAccountToken"] for pod in (*trainers, *local, template(children())["spec"])
+    ]
+    assert tokens == [False, False, False]
+
+
+TEAM: Json = {"spec": {"serviceAccountName": "from-template"}}
+ACCOUNTS: dict[str, tuple[Json, Json, str]] = {
+    "none": ({}, {}, "finetune-spark"),
+    "of the pods": ({}, {"serviceAccountName": "of-the-job"}, "of-the-job"),
+    "of the template": ({"podTemplate": TEAM}, {"serviceAccountName": "of-the-job"}, "from-template"),
+    "of the driver": (
+        {"podTemplate": TEAM, "spark": {"mode": "Kubernetes", "serviceAccountName": "mine"}},
+        {"serviceAccountName": "of-the-job"},
+        "mine",
+    ),
+    "a template that is none": ({"podTemplate": {"spec": "text"}}, {}, "finetune-spark"),
+}
+
+
+@pytest.mark.parametrize(("prepare", "parts", "expected"), ACCOUNTS.values(), ids=ACCOUNTS)
+def test_the_account_of_the_driver(prepare: Json, parts: Json, expected: str) -> None:
+    found = ftj(NEW, data=data(**prepare), **parts)
+    assert found.spec is not None
+    assert executors.account(found.spec) == expected
+
+
+USERS: Json = {
+    "env": [{"name": "A", "value": "b"}],
+    "envFrom": [{"secretRef": {"name": "s3"}}],
+    "podTemplate": {
+        "metadata": {"annotations": {"team": "a"}},
+        "spec": {
+            "nodeSelector": {"pool": "spark"},
+            "tolerations": [{"key": "spark", "operator": "Exists"}],
+            "volumes": [{"name": "corpus", "persistentVolumeClaim": {"claimName": "corpus"}}],
+            "containers": [
+                {
+                    "name": "prep",
+                    "resources": {"limits": {"memory": "4Gi"}},
+                    "livenessProbe": {"exec": {"command": ["true"]}},
+                    "volumeMounts": [{"name": "corpus", "mountPath": "/corpus"}],
+                },
+                {"name": "sidecar", "image": "sidecar:1"},
+            ],
+        },
+    },
+}
+
+
+def test_executors_are_like_the_driver_without_what_is_about_it() -> None:
+    made = children(USERS, tracking={"uri": "http://m:5000", "secretRef": {"name": "mlflow"}})
+    driver, executor = made["Job"]["spec"]["template"], template(made)
+    labels = {
+        "finetune.dev/component": names.EXECUTOR,
+        "finetune.dev/job": "tune",
+        "finetune.dev/job-uid": UID,
+    }
+    assert labels.items() <= executor["metadata"]["labels"].items()
+    assert executor["metadata"]["annotations"] == {"team": "a"}
+    same = ("nodeSelector", "tolerations", "securityContext", "serviceAccountName")
+    assert {name: executor["spec"][name] for name in same} == {name: driver["spec"][name] for name in same}
+    assert [item["name"] for item in executor["spec"]["volumes"]] == ["tmp", "shm", "corpus"]
+    main, sidecar = executor["spec"]["containers"]
+    assert sidecar == driver["spec"]["containers"][1]
+    assert main == {
+        "name": "executor",
+        "image": "prep:1",
+        "imagePullPolicy": "IfNotPresent",
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": driver["spec"]["containers"][0]["securityContext"],
+        "command": ["finetune-executor"],
+        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "A", "value": "b"}],
+        "envFrom": [{"secretRef": {"name": "s3", "optional": False}}],
+        "volumeMounts": [
+            {"name": "tmp", "mountPath": "/tmp"},
+            {"name": "shm", "mountPath": "/dev/shm"},
+            {"name": "corpus", "mountPath": "/corpus"},
+        ],
+    }
+
+
+ODD: dict[str, Json] = {
+    "volumes that are none": {"spec": {"volumes": ["x"], "containers": ["y"]}},
+    "a container without a name": {"spec": {"containers": [{"image": "z"}]}},
+}
+
+
+@pytest.mark.parametrize("pod_template", ODD.values(), ids=ODD)
+def test_a_template_that_fits_no_pod_is_left_for_the_api_server(pod_template: Json) -> None:
+    found = template(children({"podTemplate": pod_template}))
+    assert "executor" in [item.get("name") for item in found["spec"]["containers"] if isinstance(item, dict)]
+
+
+def mounted(path: str, volume: Json | None, container: str = "prep") -> Json:
+    mount = {"name": "data", "mountPath": path}
+    found = {"containers": [{"name": container, "volumeMounts": [mount]}]}
+    return {"spec": found | ({"volumes": [{"name": "data", **volume}]} if volume else {})}
+
+
+CLAIM: Json = {"persistentVolumeClaim": {"claimName": "c"}}
+FOLDERS: dict[str, tuple[Json, list[str]]] = {
+    "S3": (data(), []),
+    "Local": (data(path="/a", output="/b", spark={"mode": "Local"}), []),
+    "a claim": (data(path="/data/a", output="/data/b", podTemplate=mounted("/data/", CLAIM)), []),
+    "no volume": (data(path="/a", output="/b"), ["data.source.path /a", "data.prepare.output /b"]),
+    "another folder": (
+        data(output="/database", podTemplate=mounted("/data", CLAIM)),
+        ["data.prepare.output /database"],
+    ),
+    "a folder of each pod": (
+        data(output="/data", podTemplate=mounted("/data", {"emptyDir": {}})),
+        ["data.prepare.output /data"],
+    ),
+    "a volume that is not there": (
+        data(output="/data", podTemplate=mounted("/data", None)),
+        ["data.prepare.output /data"],
+    ),
+    "a mount of another container": (
+        data(output="/data", podTemplate=mounted("/data", CLAIM, "sidecar")),
+        ["data.prepare.output /data"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("parts", "expected"), FOLDERS.values(), ids=FOLDERS)
+def test_folders_that_pods_do_not_share(parts: Json, expected: list[str]) -> None:
+    found = [*executors.unshared(spec(data=parts))]
+    rest = (
+        " is on no volume that the driver and its executors share: use s3://bucket/folder, or mount a "
+        "PersistentVolumeClaim there in the container prep of data.prepare.podTemplate"
+    )
+    assert found == [f"{start}{rest}" for start in expected]
+
+
+def test_a_folder_of_one_pod_is_told_before_the_job_starts() -> None:
+    decision = conclude(ftj(data=data(output="/out")), settings=SETTINGS)
+    accepted = said(decision, ConditionType.ACCEPTED)
+    assert accepted is not None
+    assert accepted[:2] == ("False", ConditionReason.INVALID_SPEC)
+    assert applied(decision) == []
+
+
+def test_the_account_is_asked_about_before_the_job_starts() -> None:
+    asked = conclude(ftj(data=data()), settings=SETTINGS, answer=None).rehearse
+    review = next(body for body in asked if body["kind"] == "LocalSubjectAccessReview")
+    # NB: the API server refuses a review with a name.
+    assert review["metadata"] == {"namespace": "team"}
+    assert review["spec"] == {
+        "user": "system:serviceaccount:team:finetune-spark",
+        "groups": ["system:serviceaccounts", "system:serviceaccounts:team", "system:authenticated"],
+        "resourceAttributes": {"namespace": "team", "verb": "create", "resource": "pods"},
+    }
+    local = conclude(ftj(data=data(spark={"mode": "Local"})), settings=SETTINGS, answer=None).rehearse
+    assert [body["kind"] for body in local] == ["Job", "Pod"]
+
+
+def executor(number: int, phase: str = "Running", **state: Any) -> Json:
+    """The pod of an executor, which the driver's pod controls."""
+    found = pod(JOB, 0, phase, component=names.EXECUTOR, **state)
+    found["metadata"] |= {
+        "name": f"{DRIVER}-exec-{number}",
+        "uid": f"uid-of-exec-{number}",
+        "ownerReferences": [controller("v1", "Pod", f"uid-of-{DRIVER}")],
+    }
+    return found
+
+
+UNSCHEDULABLE = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/2 nodes are available: 2 Insufficient memory.",
+    "lastTransitionTime": stamped(-60),
+}
+WAITING: Json = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
+NO_IMAGE = [{"name": "executor", "image": "prep:2", "state": WAITING}]
+HEALTHY = ("True", ConditionReason.PODS_RUNNING, "no pod is blocked")
+
+SEEN: dict[str, tuple[list[Json], dict[str, str], str, tuple[str, str, str]]] = {
+    "none yet": ([], {}, "0 of 2", HEALTHY),
+    "all": ([executor(1), executor(2)], {}, "2 of 2", HEALTHY),
+    "one that ended": ([executor(1, "Failed"), executor(2)], {}, "1 of 2", HEALTHY),
+    "no node": (
+        [executor(1), executor(2, "Pending", conditions=[UNSCHEDULABLE])],
+        {},
+        "1 of 2",
+        (
+            "False",
+            ConditionReason.UNSCHEDULABLE,
+            f"pod {DRIVER}-exec-2 cannot be scheduled: 0/2 nodes are available: 2 Insufficient memory.",
+        ),
+    ),
+    "no image": (
+        [executor(1, "Pending", node="n", containerStatuses=NO_IMAGE)],
+        {},
+        "0 of 2",
+        (
+            "False",
+            ConditionReason.IMAGE_PULL_FAILED,
+            f"pod {DRIVER}-exec-1 on node n cannot pull prep:2: ImagePullBackOff: not found",
+        ),
+    ),
+    "a quota": (
+        [executor(1)],
+        {JOB: "1 of 2 executors cannot be created: exceeded quota"},
+        "1 of 2",
+        (
+            "False",
+            ConditionReason.POD_REJECTED,
+            "1 of 2 executors cannot be created: exceeded quota",
+        ),
+    ),
+    "one after the other": (
+        [executor(11, "Pending"), executor(12, "Pending")],
+        {},
+        "0 of 2",
+        (
+            "False",
+            ConditionReason.EXECUTORS_FAIL,
+            "Spark has created 12 executors for 2, and none runs: they end soon after their start; look into the image of "
+            "data.prepare.image, and whether a NetworkPolicy keeps executors from the driver's ports 7078 and 7079",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("found", "rejections", "number", "healthy"), SEEN.values(), ids=SEEN)
+def test_what_is_said_of_executors(
+    found: list[Json], rejections: dict[str, str], number: str, healthy: tuple[str, str, str]
+) -> None:
+    driver = pod(JOB, component=names.PREP)
+    seen = observed(child(JOB), pods=[driver], executors=tuple(found), rejections=rejections)
+    decision = conclude(ftj(BEFORE, data=data()), seen, at=later(30))
+    message = f"Spark is running on {number} executors; kubectl logs job/tune-prep shows its progress"
+    assert said(decision, ConditionType.PREPARED) == ("False", ConditionReason.PREPARING, message)
+    assert said(decision, ConditionType.PODS_HEALTHY) == healthy
+
+
+def test_executors_are_those_of_the_drivers_pod() -> None:
+    driver, mine = pod(JOB, component=names.PREP), executor(1)
+    forged = executor(2)
+    forged["metadata"]["ownerReferences"] = [controller("batch/v1", "Job", f"uid-of-{DRIVER}")]
+    others = executor(3)
+    others["metadata"]["ownerReferences"] = [controller("v1", "Pod", "another")]
+    assert executors.of_drivers([mine, forged, others], [driver]) == [mine]
+
+
+def running(seconds: float) -> Json:
+    """A driver whose container started so many seconds after NOW."""
+    state = {"running": {"startedAt": stamped(seconds)}}
+    return pod(JOB, component=names.PREP, containerStatuses=[{"name": "prep", "state": state}])
+
+
+DYNAMIC: Json = {"mode": "Kubernetes", "conf": {"spark.dynamicAllocation.enabled": "true"}}
+LACKS: dict[str, tuple[Json, list[Json], list[Json], tuple[int, int] | None]] = {
+    "no driver": ({}, [], [], None),
+    "a driver that starts": ({}, [running(15)], [], None),
+    "a driver that waits": ({}, [running(5)], [executor(1)], (1, 2)),
+    "one that ended": ({}, [running(5)], [executor(1), executor(2, "Failed")], (1, 2)),
+    "all": ({}, [running(5)], [executor(1), executor(2)], None),
+    "Spark chooses": ({"spark": DYNAMIC}, [running(5)], [], None),
+}
+
+
+@pytest.mark.parametrize(("prepare", "drivers", "found", "expected"), LACKS.values(), ids=LACKS)
+def test_executors_that_do_not_exist(
+    prepare: Json, drivers: list[Json], found: list[Json], expected: tuple[int, int] | None
+) -> None:
+    lacks = executors.missing(ftj(BEFORE, data=data(**prepare)), drivers, found, later(30))
+    assert lacks == expected
+
+
+def test_a_quota_is_tried_with_what_an_executor_requests() -> None:
+    wanted = {"mode": "Kubernetes", "executorCores": 4, "executorMemory": "8Gi"}
+    found = ftj(BEFORE, data=data(spark=wanted))
+    made = executors.trial(template(children({"spark": wanted})), found)
+    assert made["metadata"]["name"] == "tune-prep-executor"
+    assert made["spec"]["containers"][0]["resources"] == {
+        "requests": {"cpu": "4", "memory": "8Gi"},
+        "limits": {"memory": "8Gi"},
+    }

@@ -1,0 +1,27 @@
+"""Counts are the same whether they were observed or are made again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql import functions as sf
+
+from finetune_trainer.prep import session
+from finetune_trainer.prep.counter import Counter
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_rows_at_a_place_of_the_plan(spark: SparkSession, again: bool) -> None:
+    before, after = Counter("before"), Counter("after")
+    numbers = before.watch(spark.range(10, numPartitions=3), odd=sf.count_if(sf.col("id") % 2 == 1))
+    kept = after.watch(numbers.where(sf.col("id") < 4))
+    assert kept.count() == 4
+    assert (before.read(again=again), after.read(again=again)) == ({"all": 10, "odd": 5}, {"all": 4})
+
+
+def test_a_session_in_one_pod_loses_no_executor(spark: SparkSession) -> None:
+    assert session.lost_executors(spark) == 0

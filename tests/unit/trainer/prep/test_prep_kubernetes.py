@@ -1,0 +1,138 @@
+"""Spark's settings where executors are pods, and what the driver asks of the API server before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from finetune_crds.data import Spark
+from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.prep import kubernetes, session
+
+DRIVER = kubernetes.Driver(
+    pod="tune-prep-abcde",
+    namespace="team",
+    host="tune-prep.team.svc",
+    selector="finetune.dev/component=prep-executor",
+    image="prep:1",
+    pull_policy="Never",
+)
+ENVIRONMENT = {
+    "FINETUNE_POD_NAME": "tune-prep-abcde",
+    "FINETUNE_POD_NAMESPACE": "team",
+    "FINETUNE_DRIVER_HOST": "tune-prep.team.svc",
+    "FINETUNE_EXECUTOR_SELECTOR": "finetune.dev/component=prep-executor",
+}
+
+
+def settings(**spark: Any) -> dict[str, str]:
+    return session.settings(
+        Spark.model_validate({"mode": "Kubernetes", **spark}),
+        jars=Path("/jars"),
+        scratch=Path("/tmp"),
+        cores=2,
+        environment={},
+        driver=DRIVER,
+    )
+
+
+def test_settings_follow_from_the_drivers_pod() -> None:
+    local = session.settings(
+        Spark(), jars=Path("/jars"), scratch=Path("/tmp"), cores=2, environment={}, driver=None
+    )
+    found = settings()
+    assert {name: value for name, value in found.items() if local.get(name) != value} == {
+        "spark.master": "k8s://https://kubernetes.default.svc",
+        "spark.driver.host": "tune-prep.team.svc",
+        "spark.driver.bindAddress": "0.0.0.0",
+        "spark.driver.port": "7078",
+        "spark.driver.blockManager.port": "7079",
+        "spark.blockManager.port": "7079",
+        "spark.authenticate": "true",
+        "spark.local.dir": "/tmp/spark",
+        "spark.executor.instances": "2",
+        "spark.executor.cores": "1",
+        "spark.executor.memory": "2097152k",
+        "spark.executor.memoryOverheadFactor": "0.4",
+        "spark.executor.extraClassPath": "/jars/*",
+        "spark.executor.extraJavaOptions": local["spark.driver.extraJavaOptions"],
+        "spark.executorEnv.TOKENIZERS_PARALLELISM": "false",
+        "spark.executor.maxNumFailures": "2147483647",
+        "spark.kubernetes.namespace": "team",
+        "spark.kubernetes.driver.pod.name": "tune-prep-abcde",
+        "spark.kubernetes.executor.podNamePrefix": "tune-prep-abcde",
+        "spark.kubernetes.container.image": "prep:1",
+        "spark.kubernetes.container.image.pullPolicy": "Never",
+        "spark.kubernetes.executor.podTemplateFile": "/etc/finetune/executor.yaml",
+        "spark.kubernetes.executor.podTemplateContainerName": "executor",
+        "spark.kubernetes.executor.disableConfigMap": "true",
+        "spark.kubernetes.driver.service.deleteOnTermination": "false",
+        "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
+        "spark.kubernetes.driver.reusePersistentVolumeClaim": "false",
+    }
+
+
+def test_amounts_are_those_of_the_recipe() -> None:
+    found = settings(executors=7, executorCores=4, executorMemory="8Gi")
+    names = ("instances", "cores", "memory")
+    assert [found[f"spark.executor.{name}"] for name in names] == ["7", "4", "8388608k"]
+
+
+def test_dynamic_allocation_has_the_executors_as_its_most() -> None:
+    found = settings(executors=7, conf={"spark.dynamicAllocation.enabled": "true"})
+    assert "spark.executor.instances" not in found
+    bounds = [found[f"spark.dynamicAllocation.{name}Executors"] for name in ("min", "max")]
+    assert bounds == ["1", "7"]
+
+
+CONF: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "room for Python": ({"spark.executor.memoryOverheadFactor": "1"},) * 2,
+    "a limit of cores": ({"spark.kubernetes.executor.limit.cores": "2"},) * 2,
+}
+
+
+@pytest.mark.parametrize(("conf", "expected"), CONF.values(), ids=CONF)
+def test_conf_of_the_recipe(conf: dict[str, str], expected: dict[str, str]) -> None:
+    ours, theirs = settings(), settings(conf=conf)
+    assert {name: value for name, value in theirs.items() if ours.get(name) != value} == expected
+
+
+@pytest.mark.parametrize(("name", "field"), kubernetes.FIELDS.items())
+def test_conf_may_not_set_what_has_a_field(name: str, field: str) -> None:
+    with pytest.raises(RecipeRefusedError) as refused:
+        settings(conf={name: "x"})
+    assert refused.value.message == f"data.prepare.spark.conf may not set {name}: use {field}"
+
+
+@pytest.mark.parametrize("name", kubernetes.FIXED)
+def test_conf_may_not_set_what_follows_from_the_pod(name: str) -> None:
+    with pytest.raises(RecipeRefusedError) as refused:
+        settings(conf={name: "x"})
+    assert refused.value.message == (
+        f"data.prepare.spark.conf may not set {name}: it follows from the pod of the driver; remove it"
+    )
+
+
+def template(folder: Path, **container: str) -> Path:
+    known = {"name": "executor", "image": "prep:1", "imagePullPolicy": "Never", **container}
+    file = folder / "executor.yaml"
+    file.write_text(yaml.safe_dump({"spec": {"containers": [{"name": "sidecar"}, known]}}))
+    return file
+
+
+def test_the_driver_is_what_the_operator_says(tmp_path: Path) -> None:
+    assert kubernetes.Driver.of(ENVIRONMENT, template(tmp_path)) == DRIVER
+
+
+def test_outside_of_such_a_pod_there_is_no_driver(tmp_path: Path) -> None:
+    for environment, file, missing in (
+        ({}, template(tmp_path), "'FINETUNE_POD_NAME'"),
+        (ENVIRONMENT, tmp_path / "none.yaml", "none.yaml"),
+    ):
+        with pytest.raises(RecipeRefusedError) as refused:
+            kubernetes.Driver.of(environment, file)
+        assert missing in refused.value.message
+        assert refused.value.message.endswith("is missing: use Local")

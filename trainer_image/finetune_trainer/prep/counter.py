@@ -1,0 +1,45 @@
+"""Counts of rows at a place of the plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Observation
+from pyspark.sql import functions as sf
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+class Counter:
+    """Counts the rows of a frame, in the pass that another action runs.
+
+    NB: Spark adds what it observed in each task. When an executor is lost, the tasks whose results went with it run again, and
+    their rows count twice. The counts are then made again, by an action of their own, whose result is that of each row once.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._observation = Observation(name)
+        self._frame: DataFrame | None = None
+        self._counts: list[Column] = []
+
+    def watch(self, frame: DataFrame, **counts: Column) -> DataFrame:
+        """Return the frame, observed: all of its rows as `all`, and more counts by name."""
+        self._frame = frame
+        self._counts = [
+            sf.count(sf.lit(1)).alias("all"),
+            *(count.alias(name) for name, count in counts.items()),
+        ]
+        return frame.observe(self._observation, *self._counts)
+
+    def read(self, *, again: bool) -> dict[str, int]:
+        """Return the counts.
+
+        Args:
+            again: count in an action of its own. Otherwise an action on the observed frame must have ended.
+        """
+        if not again or self._frame is None:
+            return dict(self._observation.get)
+        row = self._frame.agg(*self._counts).first()
+        assert row is not None  # noqa: S101 - an aggregate without groups has one row
+        return dict(row.asDict())

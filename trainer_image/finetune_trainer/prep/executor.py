@@ -1,0 +1,88 @@
+"""`finetune-executor`: the process of one Spark executor, in a pod that the driver creates.
+
+Spark's own images have a script for this; the pyspark wheel has none. Spark describes the executor in the variables that are
+read here, and starts the container with the argument `executor`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
+# Its arguments, each with the variable that holds the value.
+_ARGUMENTS = {
+    "--driver-url": "SPARK_DRIVER_URL",
+    "--executor-id": "SPARK_EXECUTOR_ID",
+    "--cores": "SPARK_EXECUTOR_CORES",
+    "--app-id": "SPARK_APPLICATION_ID",
+    "--hostname": "SPARK_EXECUTOR_POD_IP",
+    "--resourceProfileId": "SPARK_RESOURCE_PROFILE_ID",
+    "--podName": "SPARK_EXECUTOR_POD_NAME",
+}
+_OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)")
+
+
+def main() -> int:
+    """Become the executor; return only where that is not possible."""
+    environment = dict(os.environ)
+    missing = [name for name in (*_ARGUMENTS.values(), "SPARK_EXECUTOR_MEMORY") if name not in environment]
+    if missing:
+        print(f"{', '.join(missing)} is not set: Spark's driver starts this command", file=sys.stderr)
+        return 64
+    home = spark_home()
+    environment |= {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
+    words = command(environment, home)
+    # NB: Spark unpacks into the working directory what the driver sends, and the root filesystem is read-only.
+    os.chdir(tempfile.gettempdir())
+    return os.execve(words[0], words, environment)  # noqa: S606 - the JVM takes the place of this process
+
+
+def spark_home() -> Path:
+    """The folder of the pyspark wheel, found without its import, which takes a second."""
+    found = find_spec("pyspark")
+    if found is None or found.origin is None:
+        raise RuntimeError("pyspark is not installed")
+    return Path(found.origin).parent
+
+
+def java(environment: Mapping[str, str]) -> str:
+    """The JVM of JAVA_HOME, or the one on the path."""
+    home = environment.get("JAVA_HOME")
+    found = f"{home}/bin/java" if home else shutil.which("java", path=environment.get("PATH"))
+    return found or "/usr/bin/java"
+
+
+def command(environment: Mapping[str, str], home: Path) -> list[str]:
+    """The command line of the JVM.
+
+    Args:
+        home: folder with Spark's jars in `jars`.
+    """
+    options = {
+        int(found[1]): value for name, value in environment.items() if (found := _OPTION.fullmatch(name))
+    }
+    classpath = [part for part in (environment.get("SPARK_CLASSPATH"), f"{home}/jars/*") if part]
+    arguments = [word for name, variable in _ARGUMENTS.items() for word in (name, environment[variable])]
+    return [
+        java(environment),
+        *(options[number] for number in sorted(options)),
+        f"-Xmx{environment['SPARK_EXECUTOR_MEMORY']}",
+        "-cp",
+        ":".join(classpath),
+        _BACKEND,
+        *arguments,
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
