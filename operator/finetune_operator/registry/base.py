@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
@@ -104,3 +104,10 @@ class Registry(Protocol):
 
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
         """Set tags of a version."""
+
+
+class JobRegistry(Registry, Protocol):
+    """A registry in which a FineTuneJob finds its version."""
+
+    def find_version(self, name: str, run_id: str, aliases: Iterable[str]) -> RegisteredVersion | None:
+        """The version that a run registered, the newest if there are several, and which of `aliases` point at it."""

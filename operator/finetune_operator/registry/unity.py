@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.databricks.workspace import problems
 from finetune_operator.errors import ExternalError, Problem
-from finetune_operator.registry.base import ModelVersion, RegisteredModel, evaluated_on, from_milliseconds
+from finetune_operator.registry.base import (
+    ModelVersion,
+    RegisteredModel,
+    RegisteredVersion,
+    evaluated_on,
+    from_milliseconds,
+)
 from finetune_operator.settings import UNITY_CATALOG
 
 if TYPE_CHECKING:
@@ -87,6 +93,27 @@ class UnityRegistry:
                 created=from_milliseconds(found.get("creation_timestamp")),
             )
 
+    def find_version(self, name: str, run_id: str, aliases: Iterable[str]) -> RegisteredVersion | None:
+        """The version that a run registered, the newest if there are several, and which of `aliases` point at it."""
+        from databricks.sdk.errors import NotFound
+
+        _check(name)
+        with problems(self.workspace, f"search the versions of the model {name}"):
+            try:
+                found = [
+                    int(item["version"])
+                    for item in self._versions(name)
+                    if item.get("run_id") == run_id and item.get("status", "READY") == "READY"
+                ]
+            except NotFound:
+                return None
+        if not found:
+            return None
+        version, model = str(max(found)), self.model(name)
+        held = {alias.casefold(): number for alias, number in (model.aliases if model else {}).items()}
+        pointing = {alias for alias in aliases if held.get(alias.casefold()) == version}
+        return RegisteredVersion(name, version, frozenset(pointing))
+
     def set_alias(self, name: str, alias: str, version: str) -> None:
         """Point an alias at a version, regardless of where it points now."""
         _check(name)
@@ -111,6 +138,17 @@ class UnityRegistry:
             for key, value in tags.items():
                 body = {"name": name, "version": version, "key": key, "value": value}
                 self._request("POST", "set-tag", body)
+
+    def _versions(self, name: str) -> Iterator[dict[str, Any]]:
+        """Every version of a model, without tags: a search shows none, and filters by name only."""
+        token = ""
+        while True:
+            fields = {"filter": f"name='{name}'"} | ({"page_token": token} if token else {})
+            page = self._request("GET", "search", fields)
+            yield from page.get("model_versions") or []
+            token = page.get("next_page_token") or ""
+            if not token:
+                return
 
     def _request(self, method: str, path: str, fields: Mapping[str, str]) -> dict[str, Any]:
         held = self.workspace.config.workspace_id

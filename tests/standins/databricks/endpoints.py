@@ -103,6 +103,12 @@ class Endpoints:
             self.end(name)
             return self._find(name).as_dict()
 
+    def export(self, name: str) -> str:
+        """GET of the metrics, as OpenMetrics text."""
+        with self._lock:
+            self._find(name)
+            return self.metrics.get(name, "")
+
     def put_gateway(self, name: str, body: Json) -> Json:
         """PUT of the AI gateway's configuration: all of it. It moves the endpoint's time stamp."""
         with self._lock:

@@ -10,11 +10,12 @@ from finetune_crds.env import RESERVED_ENV
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator import names
 from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.decide.workspace import workspace_mistakes
 from finetune_operator.finetunejob.merge import containers
 from finetune_operator.finetunejob.resolve import gpu_limit, resolved
 from finetune_operator.policy.address import passwords
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
-from finetune_operator.settings import Settings
+from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
 
 _NO_STORAGE = (
     "{field} is missing: install the chart with defaults.storage, where each job gets a folder, or create the job with the "
@@ -80,7 +81,7 @@ def _fail(draft: Draft, message: str) -> Outcome:
 
 def obstacles(spec: FineTuneJobSpec, settings: Settings) -> Iterator[tuple[ConditionReason, str]]:
     """What the job waits for: a change of its spec, of the operator, or of the installation."""
-    wrong = [*reserved_env(spec), *too_few_gpus(spec)]
+    wrong = [*reserved_env(spec), *too_few_gpus(spec), *workspace_mistakes(spec, settings)]
     if wrong:
         yield ConditionReason.INVALID_SPEC, "; ".join(wrong)
     missing = [*not_implemented(spec)]
@@ -141,8 +142,10 @@ def not_implemented(spec: FineTuneJobSpec) -> Iterator[str]:
         yield "data.prepare.dedupe.near (exact duplicates can be removed)"
     if spec.data.source and spec.data.source.type == "Hub":
         yield "data.source.type Hub (copy the data set to a folder and use Parquet or JSONLines)"
-    for field in ("uri", "registry_uri"):
-        uri = getattr(spec.tracking, field)
-        if uri and not uri.startswith(("http://", "https://")):
-            name = "uri" if field == "uri" else "registryUri"
-            yield f"tracking.{name} {uri} (use the http or https address of an MLflow server)"
+    named = (
+        ("uri", spec.tracking.uri, DATABRICKS),
+        ("registryUri", spec.tracking.registry_uri, UNITY_CATALOG),
+    )
+    for name, uri, workspace in named:
+        if uri and uri != workspace and not uri.startswith(("http://", "https://")):
+            yield f"tracking.{name} {uri} (use the http or https address of an MLflow server, or {workspace})"

@@ -91,7 +91,7 @@ def test_a_model_and_its_aliases(databricks: Workspace) -> None:
 def test_a_version(databricks: Workspace) -> None:
     asked = registry(databricks)
     assert asked.version(MODEL, "1") is None
-    databricks.add_version(MODEL, 1, {"eval_loss": 1.5}, {"finetune.dev/eval-data": "d1"})
+    databricks.add_version(MODEL, 1, {"eval_loss": 1.5}, {"finetune_eval_data": "d1"})
     assert asked.version(MODEL, "2") is None
     asked.set_tags(MODEL, "1", {"reviewed": "yes", "by": "ana"})
     assert asked.version(MODEL, "1") == ModelVersion(
@@ -116,8 +116,8 @@ def test_when_a_model_and_its_version_were_created(databricks: Workspace) -> Non
 
 
 def test_the_data_noted_on_the_version_come_before_those_of_its_run(databricks: Workspace) -> None:
-    databricks.add_version(MODEL, 1, {}, {"finetune.dev/eval-data": "d1"})
-    registry(databricks).set_tags(MODEL, "1", {"finetune.dev/eval-data": "d2"})
+    databricks.add_version(MODEL, 1, {}, {"finetune_eval_data": "d1"})
+    registry(databricks).set_tags(MODEL, "1", {"finetune_eval_data": "d2"})
     found = registry(databricks).version(MODEL, "1")
     assert found
     assert found.evaluated_on == "d2"
