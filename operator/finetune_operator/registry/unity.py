@@ -82,15 +82,17 @@ class UnityRegistry:
                 return None
             found = answer["model_version"]
             tags = {item["key"]: item.get("value", "") for item in found.get("tags") or []}
-            run = self._run(found.get("run_id"))
+            elsewhere = self._elsewhere(found)
+            run = None if elsewhere else self._run(found.get("run_id"))
             return ModelVersion(
                 version=version,
                 ready=found.get("status", "READY") == "READY",
                 run_id=found.get("run_id") or None,
                 tags=tags,
-                metrics=_metrics(run),
+                metrics=_metrics(run) | _model_metrics(found),
                 evaluated_on=evaluated_on(tags, _run_tags(run)),
                 created=from_milliseconds(found.get("creation_timestamp")),
+                unread=elsewhere,
             )
 
     def find_version(self, name: str, run_id: str, aliases: Iterable[str]) -> RegisteredVersion | None:
@@ -138,6 +140,17 @@ class UnityRegistry:
             for key, value in tags.items():
                 body = {"name": name, "version": version, "key": key, "value": value}
                 self._request("POST", "set-tag", body)
+
+    def _elsewhere(self, version: Mapping[str, Any]) -> str:
+        """Why the run of a version cannot be read: another workspace has it. Empty otherwise.
+
+        NB: workspaces share a metastore, and this one may hold another run, or none, under that id.
+        """
+        own = self.workspace.config.workspace_id
+        made = version.get("run_workspace_id") or version.get("run_tracking_server_id")
+        if not made or not own or str(made) == str(own):
+            return ""
+        return f"its run is in workspace {made}, and the credentials are for workspace {own}"
 
     def _versions(self, name: str) -> Iterator[dict[str, Any]]:
         """Every version of a model, without tags: a search shows none, and filters by name only."""
@@ -204,6 +217,12 @@ def _check(name: str) -> None:
 def _metrics(run: Run | None) -> dict[str, float]:
     found = (run.data.metrics if run and run.data else None) or []
     return {item.key: float(item.value) for item in found if item.key and item.value is not None}
+
+
+def _model_metrics(version: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of the logged model that a version was made from: those of the latest step."""
+    found = sorted(version.get("model_metrics") or [], key=lambda item: int(item.get("step") or 0))
+    return {item["key"]: float(item["value"]) for item in found if item.get("value") is not None}
 
 
 def _run_tags(run: Run | None) -> dict[str, str]:

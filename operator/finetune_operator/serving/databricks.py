@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from finetune_crds.conditions import ConditionReason
@@ -20,6 +20,7 @@ from finetune_operator.serving.model import (
     StopLogging,
     workload,
 )
+from finetune_operator.serving.traffic import numbers_of
 
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
@@ -41,9 +42,27 @@ def endpoint(workspace: WorkspaceClient, spec: DatabricksServing) -> Endpoint:
                 found = workspace.serving_endpoints.get(spec.endpoint)
             except NotFound:
                 return Endpoint()
-            return _endpoint(found, spec, workspace.config.host)
+            seen = _endpoint(found, spec, workspace.config.host)
+            gated = spec.canary is not None and bool(spec.canary.gates)
+            return dataclasses.replace(seen, traffic=_traffic(workspace, spec, seen)) if gated else seen
     except ExternalError as error:
         return Endpoint(problem=error.problem)
+
+
+def _traffic(
+    workspace: WorkspaceClient, spec: DatabricksServing, seen: Endpoint
+) -> dict[str, Mapping[str, float]]:
+    """The numbers of each served version; none where the endpoint exports no metrics."""
+    from databricks.sdk.errors import NotFound, PermissionDenied
+
+    try:
+        contents = workspace.serving_endpoints.export_metrics(spec.endpoint).contents
+        text = contents.read().decode() if contents else ""
+        return {item.version: numbers_of(text, entity_name(item.version)) for item in seen.served}
+    except (NotFound, PermissionDenied, ValueError) as error:
+        # Gates that need them are inconclusive, and say so.
+        log.warning("the metrics of endpoint %s cannot be read: %s", spec.endpoint, error)
+        return {}
 
 
 def act(workspace: WorkspaceClient, action: EndpointAction) -> None:

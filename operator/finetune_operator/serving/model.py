@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from finetune_crds.serving import DatabricksServing, InferenceTable
@@ -75,6 +76,7 @@ class Endpoint:
         pending: the configuration that it is changing to, or failed to change to; empty when Databricks reports none.
         matches_spec: whether the configuration in force has the size, machine type and environment of the spec.
         logged_to: the table that requests are logged to; None when they are not logged.
+        traffic: numbers of each served version in the last minute, by version; empty when the endpoint exports none.
         revision: changes with every requested change, also of the logging.
         url: where requests go.
     """
@@ -88,6 +90,7 @@ class Endpoint:
     pending: tuple[ServedVersion, ...] = ()
     matches_spec: bool = True
     logged_to: InferenceTable | None = None
+    traffic: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     revision: str | None = None
     url: str | None = None
     problem: Problem | None = None

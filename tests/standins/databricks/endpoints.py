@@ -43,6 +43,19 @@ BUSY = (
 """The ways in which an endpoint says that another change is in progress."""
 
 
+def exported(endpoint: str, counts: dict[str, tuple[int, int, int]]) -> str:
+    """Metrics as an endpoint exports them: requests, 4xx and 5xx answers of the last minute, by version."""
+    names = ("request_count_total", "request_4xx_count_total", "request_5xx_count_total")
+    lines = []
+    for position, name in enumerate(names):
+        lines.append(f"# TYPE {name} gauge")
+        lines += [
+            f'{name}{{endpoint_name="{endpoint}",served_entity_name="version-{version}"}} {held[position]} 1790000000000'
+            for version, held in counts.items()
+        ]
+    return "".join(f"{line}\n" for line in lines)
+
+
 class EndpointRefusal(Exception):  # noqa: N818
     """An endpoint cannot do what is asked: HTTP status, Databricks's error code, message."""
 

@@ -101,13 +101,14 @@ def _ask(state: Workspace, path: str, request: Request) -> Json:
 
 
 def _is_tracking(state: Workspace, path: str, request: Request) -> bool:
-    """Whether MLflow's own server answers. Runs that a test put there are answered without it."""
+    """Whether MLflow's own server answers. It is not started for a run that a test put there, or removed."""
     if not path.startswith((f"{_MLFLOW}/", "/api/3.0/mlflow/")) or path.startswith(
         f"{_MLFLOW}/unity-catalog/"
     ):
         return False
     query = dict(parse_qsl(urlsplit(request.target).query))
-    return path != f"{_MLFLOW}/runs/get" or query.get("run_id") not in state.runs
+    known = query.get("run_id") in state.runs or not state.tracking.is_open
+    return not (path == f"{_MLFLOW}/runs/get" and known)
 
 
 def _track(state: Workspace, path: str, request: Request) -> Answer:

@@ -74,6 +74,11 @@ class Tracking:
             message = f"Parent directory {parent} does not exist."
             raise TrackingRefusal(404, "RESOURCE_DOES_NOT_EXIST", message)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there was a request, or `open` was called."""
+        return self._store is not None
+
     def open(self) -> Any:
         """MLflow's store. The first call takes seconds, longer than a client waits: make it before the first request."""
         if self._store is None:

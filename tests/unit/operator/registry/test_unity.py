@@ -103,6 +103,26 @@ def test_a_version(databricks: Workspace) -> None:
     )
 
 
+def test_numbers_of_the_logged_model_come_before_those_of_the_run(databricks: Workspace) -> None:
+    databricks.add_version(MODEL, 1, {"eval_loss": 1.5, "step": 10})
+    databricks.models[MODEL].versions[1].metrics = {"eval_loss": 1.25}
+    found = registry(databricks).version(MODEL, "1")
+    assert found
+    assert (found.metrics, found.unread) == ({"eval_loss": 1.25, "step": 10}, "")
+
+
+def test_the_run_of_another_workspace_is_not_read(databricks: Workspace) -> None:
+    databricks.add_version(MODEL, 1, {"eval_loss": 1.5}, {"finetune_eval_data": "d1"})
+    made = databricks.models[MODEL].versions[1]
+    made.workspace_id, made.metrics = "99", {"accuracy": 0.5}
+    assert registry(databricks).version(MODEL, "1") == ModelVersion(
+        version="1",
+        run_id=f"run-{MODEL}-1",
+        metrics={"accuracy": 0.5},
+        unread="its run is in workspace 99, and the credentials are for workspace 1234",
+    )
+
+
 def test_when_a_model_and_its_version_were_created(databricks: Workspace) -> None:
     databricks.add_version(MODEL, 1)
     databricks.models[MODEL].created = 1_782_864_000_123

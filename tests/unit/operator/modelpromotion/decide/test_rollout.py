@@ -8,6 +8,7 @@ import pytest
 
 from finetune_crds.promotion_status import MoveReason
 from standins.databricks import Fault, Workspace
+from standins.databricks.endpoints import exported
 from unit.operator.modelpromotion.decide.rollout import CANARY, MODEL, Rollout, changed, served, serving
 
 Json = dict[str, Any]
@@ -330,6 +331,24 @@ def test_logging_ends_in_the_middle_of_a_rollout(databricks: Workspace) -> None:
     databricks.endpoints.finish("support")
     rollout.settle()
     assert (rollout.routes, rollout.reason) == ({"2": 100}, "EndpointReady")
+
+
+ERRORS = {"name": "few-errors", "type": "Metric", "metric": {"name": "error_rate", "max": 0.01}}
+
+
+def test_gates_judge_the_traffic_of_the_new_version(databricks: Workspace) -> None:
+    rollout = served(databricks, serving=serving(canary=CANARY | {"gates": [ERRORS]}))
+    rollout.promote("2")
+    rollout.settle()
+    assert (rollout.routes, rollout.reason) == ({"2": 10, "1": 90}, "CanaryInconclusive")
+    databricks.endpoints.metrics["support"] = exported("support", {"1": (900, 0, 90), "2": (100, 0, 1)})
+    rollout.wait(10)
+    rollout.settle()
+    assert (rollout.routes, rollout.reason) == ({"2": 50, "1": 50}, "Canary")
+    databricks.endpoints.metrics["support"] = exported("support", {"1": (500, 0, 0), "2": (500, 4, 2)})
+    rollout.settle()
+    assert (rollout.routes, rollout.reason) == ({"1": 100}, "CanaryFailed")
+    assert "error_rate is 0.012, but it must be <= 0.01" in rollout.message
 
 
 def test_what_databricks_shows_otherwise_is_not_configured_again_for_the_logging(
