@@ -24,11 +24,7 @@ LINES_OF_THE_SHORTEST = 14
 
 REFUSED = {
     "air-cli": ["data.source.type Hub (copy the data set to a folder and use Parquet or JSONLines)"],
-    "databricks-notebook": [
-        "data.prepare.spark.mode Databricks (use Local)",
-        "tracking.uri databricks (use the http or https address of an MLflow server)",
-        "tracking.registryUri databricks-uc (use the http or https address of an MLflow server)",
-    ],
+    "databricks-notebook": ["data.prepare.spark.mode Databricks (use Local)"],
 }
 
 
