@@ -73,7 +73,7 @@ class MlflowRegistry:
             tags=tags,
             metrics={
                 key: _unclamped(value)
-                for key, value in ((run.metrics if run else {}) | _model_metrics(found)).items()
+                for key, value in {**(run.metrics if run else {}), **_model_metrics(found)}.items()
             },
             evaluated_on=evaluated_on(tags, run.tags if run else {}),
             created=from_milliseconds(found.creation_timestamp),
