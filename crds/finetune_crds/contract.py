@@ -64,7 +64,8 @@ METRIC_CHECKPOINT_SECONDS = "checkpoint_seconds"  # seconds that steps were bloc
 METRIC_REWARD_MARGIN = "reward_margin"  # DPO
 METRIC_REWARD_ACCURACY = "reward_accuracy"  # DPO
 
-# Tags of the MLflow run and of the registered version.
+# Tags of the MLflow run and of the registered version. Those of versions have no dot, hyphen or slash in their names: Unity
+# Catalog allows none of . , - = / : in the key of a tag.
 TAG_JOB_UID = "finetune.dev/uid"  # operator, when it makes the run: how it finds the run again
 TAG_JOB = "finetune.dev/job"  # operator: namespace/name
 TAG_ATTEMPT = "finetune.dev/attempt"  # trainer, on the run: the newest attempt
@@ -73,12 +74,12 @@ TAG_PREPARATION = (
 )
 TAG_DEVICE = "finetune.dev/device"  # trainer, on the run: GPU or CPU
 TAG_DEVICE_NAME = "finetune.dev/device-name"  # trainer, on the run: which one, such as NVIDIA H100 80GB HBM3
-TAG_RECIPE = "finetune.dev/recipe"  # trainer: digest of the recipe
-TAG_DATA_PATH = "finetune.dev/data-path"  # trainer: the table with the splits
-TAG_DATA_VERSION = "finetune.dev/data-version"  # trainer: its version
+TAG_RECIPE = "finetune_recipe"  # trainer: digest of the recipe
+TAG_DATA_PATH = "finetune_data_path"  # trainer: the table with the splits
+TAG_DATA_VERSION = "finetune_data_version"  # trainer: its version
 # trainer, on the run and on the version: what a loss of evaluation is comparable on. Digest of the tokenised validation
 # split, independent of the order of its examples; for DPO and Distillation also of the objective and its reference or teacher
-TAG_EVAL_DATA = "finetune.dev/eval-data"
+TAG_EVAL_DATA = "finetune_eval_data"
 # trainer, on the run: why the newest checkpoint could not be written; empty when it could
 TAG_CHECKPOINT_ERROR = "finetune.dev/checkpoint-error"
 TAG_EVAL_LOSS = "eval_loss"  # trainer, on the version

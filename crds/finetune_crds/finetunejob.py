@@ -85,23 +85,57 @@ class Trainer(ApiModel):
     """Parameters of your own script, which reads them from the recipe at HYPERPARAMETERS_PATH, under `parameters`."""
 
 
+_ON_DATABRICKS = (
+    "(has(self.tracking.uri) && self.tracking.uri == 'databricks' || "
+    "has(self.tracking.registryUri) && self.tracking.registryUri == 'databricks-uc')"
+)
+_IN_WORKSPACE = "matches('^(/Volumes/|dbfs:/|/dbfs/)')"
+
+
+def _on_databricks(then: str, message: str, field: str) -> tuple[str, str, str]:
+    """A rule for jobs whose tracking is at Databricks."""
+    return f"!{_ON_DATABRICKS} || ({then})", message, field
+
+
 class Tracking(ApiModel):
     """The MLflow run."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "!has(self.uri) || self.uri != 'databricks' || !has(self.registryUri) || "
+                "self.registryUri == 'databricks-uc'",
+                "models of runs in a Databricks workspace are in Unity Catalog: set registryUri to databricks-uc",
+                ".registryUri",
+            ),
+            (
+                "!has(self.registryUri) || self.registryUri != 'databricks-uc' || !has(self.uri) || "
+                "self.uri == 'databricks'",
+                "runs of models in Unity Catalog are in its workspace: set uri to databricks",
+                ".uri",
+            ),
+        )
+    )
+
     uri: Uri | None = None
-    """MLflow tracking server. Default: the server that the operator is installed with."""
+    """MLflow tracking server, or databricks. Default: the server that the operator is installed with."""
     public_url: PublicUrl | None = None
     """Where a browser finds the server of uri, for status.links. Default: uri."""
     registry_uri: Uri | None = None
-    """MLflow model registry. Default: the tracking server."""
+    """MLflow model registry, or databricks-uc. Default: the tracking server; Unity Catalog with uri databricks."""
     experiment: Name | None = None
-    """Experiment. Default: the namespace of the job."""
+    """Experiment; a path on Databricks. Default: the namespace of the job; on Databricks /Shared/namespace."""
     run_name: Name | None = None
     """Name of the run. Default: the name of the job."""
     tags: StringMap = Field(default_factory=dict)
     """Tags of the run."""
     secret_ref: LocalReference | None = None
-    """Secret with MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN."""
+    """Secret with MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN; for Databricks with
+    DATABRICKS_HOST and DATABRICKS_TOKEN, or DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET. The pods get it too, unless
+    trainerSecretRef is set."""
+    trainer_secret_ref: LocalReference | None = None
+    """Secret that the pods get instead of that of secretRef. Its credentials need to write the run and to create a
+    version, and no more. Default: the Secret of secretRef."""
     system_metrics: bool = False
     """Log CPU, memory and GPU metrics of each rank, every 10 s."""
 
@@ -202,6 +236,39 @@ class FineTuneJobSpec(ApiModel):
                 "!has(self.trainer.args) || size(self.trainer.args) == 0 || "
                 "(has(self.trainer.command) && size(self.trainer.command) > 0)",
                 "trainer.args needs trainer.command: the built-in loop takes no arguments",
+            ),
+            _on_databricks(
+                "!has(self.register) || (has(self.register.model) && "
+                "self.register.model.matches('^[^./ ]+[.][^./ ]+[.][^./ ]+$'))",
+                "a model in Unity Catalog has three names: write register.model as catalog.schema.name",
+                ".register.model",
+            ),
+            _on_databricks(
+                "!has(self.register) || !has(self.register.signature) || self.register.signature",
+                "Unity Catalog needs the signature of a model: remove register.signature",
+                ".register.signature",
+            ),
+            _on_databricks(
+                "!has(self.register) || !has(self.register.tags) || "
+                "self.register.tags.all(key, !key.matches('[.,=/:-]'))",
+                "Unity Catalog allows none of . , - = / : in the key of a tag: rename it",
+                ".register.tags",
+            ),
+            _on_databricks(
+                "!has(self.tracking.experiment) || self.tracking.experiment.startsWith('/')",
+                "an experiment of a Databricks workspace is a path, such as /Shared/support",
+                ".tracking.experiment",
+            ),
+            (
+                "!has(self.data.prepare) || !has(self.data.prepare.output) || "
+                f"!self.data.prepare.output.{_IN_WORKSPACE}",
+                "the training pods cannot read a folder of a Databricks workspace: use the object storage behind it",
+                ".data.prepare.output",
+            ),
+            (
+                f"!has(self.checkpoint) || !has(self.checkpoint.uri) || !self.checkpoint.uri.{_IN_WORKSPACE}",
+                "the training pods cannot read a folder of a Databricks workspace: use the object storage behind it",
+                ".checkpoint.uri",
             ),
             (
                 "!has(self.objective.lossOn) || self.objective.lossOn != 'Answer' || "

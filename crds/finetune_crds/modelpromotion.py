@@ -156,6 +156,19 @@ class ModelPromotionSpec(ApiModel):
                 "a model in Unity Catalog has three names: write spec.model as catalog.schema.name",
                 ".model",
             ),
+            (
+                "!has(self.serving) || !has(self.tracking.uri) && !has(self.tracking.registryUri) || "
+                "(has(self.tracking.registryUri) ? self.tracking.registryUri == 'databricks-uc' : "
+                "self.tracking.uri == 'databricks')",
+                "an endpoint of Databricks serves models in Unity Catalog: set tracking.registryUri to databricks-uc",
+                ".serving",
+            ),
+            (
+                "!has(self.tags) || !has(self.tracking.registryUri) || self.tracking.registryUri != 'databricks-uc' || "
+                "self.tags.all(key, !key.matches('[.,=/:-]'))",
+                "Unity Catalog allows none of . , - = / : in the key of a tag: rename it",
+                ".tags",
+            ),
         )
     )
 

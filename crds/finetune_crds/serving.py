@@ -13,6 +13,7 @@ from finetune_crds.gates import Gates
 
 _UcName = Annotated[str, Field(min_length=1, max_length=255)]
 _Percent = Annotated[int, Field(ge=1, le=99)]
+_Concurrent = Annotated[int, Field(ge=4, le=1024, multiple_of=4)]
 
 
 class InferenceTable(ApiModel):
@@ -33,6 +34,19 @@ class ProvisionedThroughput(ApiModel):
     """Model units to reserve, as Databricks offers them for the model."""
     burst_scaling: bool = False
     """Let Databricks add units for a short time under load."""
+
+
+class Concurrency(ApiModel):
+    """A range of concurrent requests that the machines of a version scale in."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(("self.min <= self.max", "min is above max: swap them", ".min")),
+    )
+
+    min: _Concurrent
+    """Smallest number, in steps of 4."""
+    max: _Concurrent
+    """Largest number, in steps of 4."""
 
 
 class CanaryStep(ApiModel):
@@ -72,8 +86,13 @@ class DatabricksServing(ApiModel):
         json_schema_extra=rules(
             (
                 "!has(self.provisionedThroughput) || (!has(self.workloadSize) && !has(self.workloadType) && "
-                "!has(self.scaleToZero))",
-                "provisionedThroughput replaces workloadSize, workloadType and scaleToZero: remove them",
+                "!has(self.scaleToZero) && !has(self.concurrency))",
+                "provisionedThroughput replaces workloadSize, workloadType, concurrency and scaleToZero: remove them",
+            ),
+            (
+                "!has(self.concurrency) || !has(self.workloadSize)",
+                "concurrency replaces workloadSize: remove one of them",
+                ".workloadSize",
             ),
             (
                 "!has(self.provisionedThroughput) || !has(self.environment)",
@@ -88,7 +107,22 @@ class DatabricksServing(ApiModel):
     """Name of the endpoint."""
     workload_size: Literal["Small", "Medium", "Large"] | None = None
     """Concurrent requests: Small 4, Medium 8 to 16, Large 16 to 64. Default: Small."""
-    workload_type: Literal["CPU", "GPUSmall", "GPUMedium", "GPULarge", "MultiGPUMedium"] | None = None
+    concurrency: Concurrency | None = None
+    """Concurrent requests, instead of a workload size."""
+    workload_type: (
+        Literal[
+            "CPU",
+            "CPUMedium",
+            "CPULarge",
+            "GPUSmall",
+            "GPUMedium",
+            "GPULarge",
+            "GPUXLarge",
+            "GPUXLarge8",
+            "MultiGPUMedium",
+        ]
+        | None
+    ) = None
     """Kind of machine. Default: CPU."""
     scale_to_zero: bool | None = None
     """Stop the machines when there are no requests. Default: true."""
@@ -101,7 +135,7 @@ class DatabricksServing(ApiModel):
     )
     """Environment variables of the served model. A value can name a secret of the workspace: {{secrets/scope/key}}."""
     inference_table: InferenceTable | None = None
-    """Where requests and responses are logged."""
+    """Where requests and responses are logged. When you remove it, the operator ends the logging that it began."""
     canary: Canary | None = None
     """A gradual increase of the new version's traffic. Default: all traffic at once."""
     secret_ref: LocalReference | None = None
@@ -191,3 +225,5 @@ class ServingStatus(ApiModel):
     """Time of the endpoint's last change at that time, as Databricks reported it."""
     failure: EndpointFailure | None = None
     """The last failure."""
+    inference_table: InferenceTable | None = None
+    """The table that the operator had requests logged to; absent when they are no longer logged there."""

@@ -177,9 +177,11 @@ async def _close_run_of_deleted(observer: FineTuneJobObserver, body: Json) -> No
         return
     ends = {"Succeeded": "FINISHED", "Failed": "FAILED"}
     try:
-        server = await observer.poller.server(ftj)
-        if server:
-            await asyncio.to_thread(server.finish_run, run_id, ends.get(ftj.status.phase or "", "KILLED"))
+        tracked = await observer.poller.tracked(ftj)
+        if tracked:
+            await asyncio.to_thread(
+                tracked.server.finish_run, run_id, ends.get(ftj.status.phase or "", "KILLED")
+            )
             log.info("%s was deleted: closed its MLflow run %s", ftj.key, run_id)
     except (ExternalError, KubeError) as error:
         log.warning("%s was deleted; its MLflow run %s stays open: %s", ftj.key, run_id, error)

@@ -51,9 +51,9 @@ def train_name(job: str, attempt: int) -> str:
     return f"{job}-{TRAIN}-{attempt}"
 
 
-def experiment(namespace: str, tracking: Tracking) -> str:
+def experiment(namespace: str, tracking: Tracking, *, on_databricks: bool) -> str:
     """Name of the MLflow experiment that holds a job's run. It never changes: `tracking` is immutable."""
-    return tracking.experiment or namespace
+    return tracking.experiment or (f"/Shared/{namespace}" if on_databricks else namespace)
 
 
 def service_name(job: str) -> str:

@@ -15,6 +15,8 @@ from finetune_operator.defaults import Defaults, DefaultsError
 
 DASHBOARD_FIELDS = ("namespace", "name", "runId")
 """What a dashboard's URL may name in braces."""
+DATABRICKS = "databricks"
+"""The tracking URI of a Databricks workspace."""
 UNITY_CATALOG = "databricks-uc"
 """The registry URI of Unity Catalog."""
 
@@ -40,6 +42,7 @@ class Settings:
         namespace: the operator's own namespace, where it keeps its Leases.
         databricks_host: Databricks workspace of resources that name no Secret; empty for none.
         databricks_client_id: service principal that the operator logs in as there; empty for account-wide federation.
+        databricks_token_audience: audience of the service-account tokens with which pods of jobs log in there.
         databricks_token_file: file with the service-account token to exchange for a token of that workspace.
         namespaces: namespaces to watch; empty for all.
         resync_seconds: how often every resource is reconciled without an event.
@@ -65,6 +68,7 @@ class Settings:
     namespace: str = "default"
     databricks_host: str = ""
     databricks_client_id: str = ""
+    databricks_token_audience: str = ""
     databricks_token_file: str = ""
     namespaces: tuple[str, ...] = ()
     resync_seconds: float = 30.0
@@ -80,11 +84,16 @@ class Settings:
     def servers(self, tracking: Tracking | PromotionTracking) -> tuple[str, str]:
         """The MLflow server and the model registry of a job; both empty for none.
 
-        The default registry belongs to the default server: the default of a job with its own server is that server.
+        The default registry belongs to the default server: the default of a job with its own server is that server. A
+        Databricks workspace has its models in Unity Catalog, and Unity Catalog its runs in the workspace.
         """
         server = tracking.uri or self.tracking_uri
         default = self.registry_uri if not tracking.uri else ""
-        return server, tracking.registry_uri or default or server
+        return server, tracking.registry_uri or default or (UNITY_CATALOG if server == DATABRICKS else server)
+
+    def on_databricks(self, tracking: Tracking | PromotionTracking) -> bool:
+        """Whether the runs are in a Databricks workspace."""
+        return self.servers(tracking)[0] == DATABRICKS
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:

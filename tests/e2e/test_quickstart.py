@@ -45,8 +45,8 @@ def test_table_run_and_version_name_each_other(run: Run, hand: Hand) -> None:
     version = hand.mlflow.get_model_version_by_alias(model["name"], "candidate")
     assert (found.info.status, str(version.version), version.run_id) == ("FINISHED", model["version"], run_id)
     tags = {
-        "finetune.dev/data-path": SPLITS,
-        "finetune.dev/data-version": str(data["version"]),
+        "finetune_data_path": SPLITS,
+        "finetune_data_version": str(data["version"]),
         "finetune.dev/job": "demo/quickstart",
         "finetune.dev/uid": run.job["metadata"]["uid"],
     }

@@ -75,7 +75,49 @@ def code(**source: Any) -> Json:
 DISTILLATION: Json = {"type": "Distillation", "distillation": {"teacher": "/models/teacher"}}
 
 
+AT_DATABRICKS: Json = {"uri": "databricks", "registryUri": "databricks-uc"}
+MODEL: Json = {"model": "main.llm.support"}
+IN_WORKSPACE = (
+    "the training pods cannot read a folder of a Databricks workspace: use the object storage behind it"
+)
+
+
+def registered(**parts: Any) -> Json:
+    """A job that registers in Unity Catalog."""
+    return job(**({"tracking": AT_DATABRICKS, "register": MODEL} | parts))
+
+
 REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
+    "a run in a workspace, a model elsewhere": (
+        registered(tracking=AT_DATABRICKS | {"registryUri": "http://m"}),
+        "models of runs in a Databricks workspace are in Unity Catalog: set registryUri to databricks-uc",
+    ),
+    "a model in Unity Catalog, a run elsewhere": (
+        registered(tracking=AT_DATABRICKS | {"uri": "http://m"}),
+        "runs of models in Unity Catalog are in its workspace: set uri to databricks",
+    ),
+    "one name in Unity Catalog": (
+        registered(register={"model": "support"}),
+        "a model in Unity Catalog has three names: write register.model as catalog.schema.name",
+    ),
+    "the name of the job in Unity Catalog": (
+        registered(register={}),
+        "a model in Unity Catalog has three names: write register.model as catalog.schema.name",
+    ),
+    "no signature in Unity Catalog": (
+        registered(register=MODEL | {"signature": False}),
+        "Unity Catalog needs the signature of a model: remove register.signature",
+    ),
+    "a tag of another registry": (
+        registered(register=MODEL | {"tags": {"a-b": "c"}}),
+        "Unity Catalog allows none of . , - = / : in the key of a tag: rename it",
+    ),
+    "an experiment that is no path": (
+        registered(tracking=AT_DATABRICKS | {"experiment": "support"}),
+        "an experiment of a Databricks workspace is a path, such as /Shared/support",
+    ),
+    "splits in a workspace": (job(data=prepared(output="/Volumes/main/llm/splits")), IN_WORKSPACE),
+    "checkpoints in a workspace": (job(checkpoint={"uri": "dbfs:/checkpoints"}), IN_WORKSPACE),
     "unknown method": (job(method={"type": "Magic"}), 'spec.method.type: Unsupported value: "Magic"'),
     "nodes 0": (job(distributed={"nodes": 0}), "spec.distributed.nodes: Invalid value: 0"),
     "split does not add up": (

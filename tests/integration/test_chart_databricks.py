@@ -30,6 +30,7 @@ def test_a_workspace() -> None:
     assert found == {
         "FINETUNE_DATABRICKS_HOST": "https://example.cloud.databricks.com",
         "FINETUNE_DATABRICKS_CLIENT_ID": "principal",
+        "FINETUNE_DATABRICKS_TOKEN_AUDIENCE": "account",
         "FINETUNE_DATABRICKS_TOKEN_FILE": "/var/run/secrets/databricks/token",
     }
     token = {"audience": "account", "expirationSeconds": 3600, "path": "token"}

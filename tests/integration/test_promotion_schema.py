@@ -70,7 +70,14 @@ NOT_REQUIRED = (
 THREE_NAMES = "a model in Unity Catalog has three names: write spec.model as catalog.schema.name"
 NO_SLASH = "MLflow allows no slash and no colon in the name of a model: remove them"
 RISING = "each step must give the new version more traffic than the step before"
-REPLACED = "provisionedThroughput replaces workloadSize, workloadType and scaleToZero: remove them"
+REPLACED = (
+    "provisionedThroughput replaces workloadSize, workloadType, concurrency and scaleToZero: remove them"
+)
+NO_SUCH_KEY = "Unity Catalog allows none of . , - = / : in the key of a tag: rename it"
+IN_CATALOG: Json = {"uri": "databricks", "registryUri": "databricks-uc"}
+NOT_IN_CATALOG = (
+    "an endpoint of Databricks serves models in Unity Catalog: set tracking.registryUri to databricks-uc"
+)
 UNITS: Json = {"modelUnits": 50}
 YEAR = 366 * 24 * 3600
 
@@ -87,6 +94,23 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "an empty name in Unity Catalog": (
         promotion(model="ml..llama", tracking={"registryUri": "databricks-uc://prod"}),
         THREE_NAMES,
+    ),
+    "a tag of another registry": (
+        promotion(model="ml.prod.llama", tracking=IN_CATALOG, tags={"a.b": "c"}),
+        NO_SUCH_KEY,
+    ),
+    "an endpoint beside another registry": (
+        served() | {"spec": served()["spec"] | {"tracking": {"uri": "http://mlflow"}}},
+        NOT_IN_CATALOG,
+    ),
+    "a range and a size": (
+        served(concurrency={"min": 4, "max": 8}, workloadSize="Small"),
+        "concurrency replaces workloadSize: remove one of them",
+    ),
+    "a range upside down": (served(concurrency={"min": 8, "max": 4}), "min is above max: swap them"),
+    "no multiple of four": (
+        served(concurrency={"min": 4, "max": 6}),
+        "spec.serving.databricks.concurrency.max: Invalid value: 6",
     ),
     "no alias": (promotion(alias=None), "spec.alias: Required value"),
     "the alias latest": (promotion(alias="latest"), f"spec.alias: Invalid value: {RESERVED}"),

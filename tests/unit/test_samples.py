@@ -23,11 +23,7 @@ ON_CPUS = {"quickstart", "quickstart-worse"}
 LINES_OF_THE_SHORTEST = 14
 
 REFUSED = {
-    "databricks-notebook": [
-        "data.prepare.spark.mode Databricks (use Local or Kubernetes)",
-        "tracking.uri databricks (use the http or https address of an MLflow server)",
-        "tracking.registryUri databricks-uc (use the http or https address of an MLflow server)",
-    ],
+    "databricks-notebook": ["data.prepare.spark.mode Databricks (use Local or Kubernetes)"],
 }
 
 

@@ -34,6 +34,21 @@ def workspace(secret: Mapping[str, str] | None, settings: Settings) -> Workspace
     return _clients.get(access(secret, settings))
 
 
+def bearer(client: WorkspaceClient) -> str:
+    """The token that requests of this client carry now; it may request a new one.
+
+    Raises:
+        ExternalError: the workspace does not accept the credentials, or cannot be reached.
+    """
+    with problems(client, "log in"):
+        return str(client.config.authenticate()["Authorization"].removeprefix("Bearer "))
+
+
+def forget(client: WorkspaceClient) -> None:
+    """Log in again at the next use: the workspace no longer accepts the client's token."""
+    _clients.forget(_clients.access(client))
+
+
 class problems:  # noqa: N801
     """Turns errors of the SDK into an ExternalError whose message says what to do.
 
@@ -84,6 +99,11 @@ class _Clients:
 
         held = client.config
         return held.access if isinstance(held, Login) else Access(held.host)
+
+    def forget(self, known: Access) -> None:
+        """Discard a client."""
+        with self._lock:
+            self._held.pop(known, None)
 
     def reconsider(self, known: Access, error: Exception) -> None:
         """After an error, forget a client that no longer works, so that the next call creates another.

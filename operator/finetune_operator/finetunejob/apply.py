@@ -30,7 +30,7 @@ from finetune_operator.finetunejob.observe import FineTuneJobObserver
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.registry.base import MoveAlias
-from finetune_operator.registry.mlflow import MlflowRegistry
+from finetune_operator.registry.tracked import Tracked
 from finetune_operator.registry.writer import ANYWHERE, AliasWriter
 
 log = logging.getLogger(__name__)
@@ -134,19 +134,24 @@ class FineTuneJobApplier:
     async def _act(self, ftj: FineTuneJob, action: Action) -> None:
         """Write to MLflow."""
         try:
-            server = await self.observer.poller.server(ftj)
-            if server is None:
+            tracked = await self.observer.poller.tracked(ftj)
+            if tracked is None:
                 return
-            if isinstance(action, SetAlias):
-                await self._set_alias(server, action)
-            else:
-                await asyncio.to_thread(_act, server, ftj, action)
+            try:
+                if isinstance(action, SetAlias):
+                    await self._set_alias(tracked, action)
+                else:
+                    await asyncio.to_thread(_act, tracked.server, ftj, action)
+            except ExternalError as error:
+                tracked.refused(error)
+                raise
         finally:
             self.observer.poller.forget(ftj)
 
-    async def _set_alias(self, server: Server, action: SetAlias) -> None:
+    async def _set_alias(self, tracked: Tracked, action: SetAlias) -> None:
         wanted = MoveAlias(expected=ANYWHERE, to=action.version)
-        await self.writer.move(MlflowRegistry.of(server), action.model, action.alias, wanted)
+        registry = await asyncio.to_thread(tracked.registry)
+        await self.writer.move(registry, action.model, action.alias, wanted)
 
     async def _status(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> None:
         if decision.status == ftj.status:

@@ -49,11 +49,12 @@ class FineTuneJob:
 
 @dataclass(frozen=True)
 class Mlflow:
-    """A job's run and version in MLflow. When `problem` is set, nothing else is known."""
+    """A job's run and version in MLflow, and the address of the server. When `problem` is set, nothing else is known."""
 
     run: Run | None = None
     version: RegisteredVersion | None = None
     problem: Problem | None = None
+    server: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,8 @@ from finetune_operator import names, secrets
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob.model import FineTuneJob, Mlflow
 from finetune_operator.kube import Kube
-from finetune_operator.mlflow.host import Credentials
-from finetune_operator.mlflow.runs import Server
-from finetune_operator.registry.mlflow import MlflowRegistry
 from finetune_operator.registry.outages import Outages
+from finetune_operator.registry.tracked import Tracked, open_tracked
 from finetune_operator.settings import Settings
 
 
@@ -74,34 +72,32 @@ class RunPoller:
         """Discard the last result: MLflow was written to, or the job was deleted."""
         self._results.pop(ftj.uid, None)
 
-    async def server(self, ftj: FineTuneJob) -> Server | None:
-        """The MLflow server of a job, with its credentials; None when it has none.
+    async def tracked(self, ftj: FineTuneJob) -> Tracked | None:
+        """The server and the registry of a job, with its credentials; None when it has none.
 
         Raises:
-            ExternalError: the Secret with the credentials is missing.
-            KubeError: it could not be read.
+            ExternalError: the Secret with the credentials is missing, or the workspace does not accept them.
+            KubeError: the Secret could not be read.
         """
-        tracking = ftj.spec.tracking if ftj.spec else None
-        uri, registry = self.settings.servers(tracking or Tracking())
-        if not uri:
+        tracking = ftj.spec.tracking if ftj.spec else Tracking()
+        if not self.settings.servers(tracking)[0]:
             return None
-        reference = tracking.secret_ref if tracking else None
-        secret = await secrets.read(self.kube, ftj.namespace, reference, secrets.TRACKING)
-        return Server(uri, registry, Credentials.of(secret))
+        secret = await secrets.read(self.kube, ftj.namespace, tracking.secret_ref, secrets.TRACKING)
+        return await asyncio.to_thread(open_tracked, self.settings, tracking, secret)
 
     async def _read(self, ftj: FineTuneJob, query: _Query) -> Mlflow | None:
         try:
-            server = await self.server(ftj)
+            tracked = await self.tracked(ftj)
         except ExternalError as error:
             return Mlflow(problem=error.problem)
-        if server is None:
+        if tracked is None:
             return None
-        away = self._outages.of(server.uri)
+        away = self._outages.of(tracked.server.uri)
         if away:
             return Mlflow(problem=away)
-        answer = await asyncio.to_thread(_read, server, ftj, query.want_version)
+        answer = await asyncio.to_thread(_read, tracked, ftj, query.want_version)
         if answer.problem:
-            self._outages.note(server.uri, answer.problem)
+            self._outages.note(tracked.server.uri, answer.problem)
         return answer
 
 
@@ -118,17 +114,19 @@ def _query(ftj: FineTuneJob) -> _Query | None:
     return _Query(run_id, unregistered and ftj.spec.register_ is not None)
 
 
-def _read(server: Server, ftj: FineTuneJob, want_version: bool) -> Mlflow:
+def _read(tracked: Tracked, ftj: FineTuneJob, want_version: bool) -> Mlflow:
     known = ftj.status.mlflow.run_id if ftj.status.mlflow else None
     if ftj.spec is None:
         return Mlflow()
+    on_databricks = tracked.workspace is not None
+    experiment = names.experiment(ftj.namespace, ftj.spec.tracking, on_databricks=on_databricks)
     try:
-        run = server.find_run(ftj.uid, names.experiment(ftj.namespace, ftj.spec.tracking), known)
+        run = tracked.server.find_run(ftj.uid, experiment, known)
         version = None
         if run and want_version and ftj.spec.register_:
             wanted = ftj.spec.register_
-            registry = MlflowRegistry.of(server)
-            version = registry.find_version(wanted.model, run.run_id, wanted.aliases)
-        return Mlflow(run=run, version=version)
+            version = tracked.registry().find_version(wanted.model, run.run_id, wanted.aliases)
+        return Mlflow(run=run, version=version, server=tracked.server.uri)
     except ExternalError as error:
+        tracked.refused(error)
         return Mlflow(problem=error.problem)

@@ -19,7 +19,7 @@ from finetune_operator.modelpromotion.model import PromotionDecision
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver, read_promotion
 from finetune_operator.policy.status import with_condition
 from finetune_operator.registry.writer import AliasMoved, ModelReplaced
-from finetune_operator.serving.model import LogRequests
+from finetune_operator.serving.model import LogRequests, StopLogging
 from finetune_operator.settings import Settings
 
 
@@ -53,7 +53,7 @@ class ModelPromotionReconciler(Reconciler):
             # Somebody else changes the endpoint, which takes minutes.
             return self.settings.poll_seconds
         # Reconcile at once to read back what was written.
-        changed = any(not isinstance(action, LogRequests) for action in decision.actions)
+        changed = any(not isinstance(action, LogRequests | StopLogging) for action in decision.actions)
         return 0.0 if changed else decision.requeue_seconds
 
     async def complain(self, body: Json, message: str) -> None:

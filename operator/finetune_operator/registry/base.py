@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
@@ -30,7 +30,9 @@ class ModelVersion:
         ready: whether its files are complete.
         run_id: the run that created it, which may no longer exist; None when the version names no run.
         tags: its tags.
-        metrics: newest value of each metric of its run; they may be NaN or infinite.
+        metrics: newest value of each metric of its run, and over them those that MLflow keeps of its logged model; they may be
+            NaN or infinite.
+        unread: why the metrics of its run are not known; empty when they are.
         evaluated_on: digest of the data that the run was evaluated on; None when it is not recorded.
         created: creation time; None when it is unknown.
     """
@@ -42,6 +44,7 @@ class ModelVersion:
     metrics: Mapping[str, float] = field(default_factory=dict)
     evaluated_on: str | None = None
     created: datetime | None = field(default=None, compare=False)
+    unread: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,3 +107,10 @@ class Registry(Protocol):
 
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
         """Set tags of a version."""
+
+
+class JobRegistry(Registry, Protocol):
+    """A registry in which a FineTuneJob finds its version."""
+
+    def find_version(self, name: str, run_id: str, aliases: Iterable[str]) -> RegisteredVersion | None:
+        """The version that a run registered, the newest if there are several, and which of `aliases` point at it."""

@@ -71,7 +71,10 @@ class MlflowRegistry:
             ready=found.status == "READY",
             run_id=found.run_id or None,
             tags=tags,
-            metrics={key: _unclamped(value) for key, value in run.metrics.items()} if run else {},
+            metrics={
+                key: _unclamped(value)
+                for key, value in {**(run.metrics if run else {}), **_model_metrics(found)}.items()
+            },
             evaluated_on=evaluated_on(tags, run.tags if run else {}),
             created=from_milliseconds(found.creation_timestamp),
         )
@@ -136,6 +139,12 @@ def _unless_missing(call: Any) -> Any:
         if error.error_code == _MISSING:
             return None
         raise
+
+
+def _model_metrics(version: Any) -> dict[str, float]:
+    """The metrics of the logged model that a version was made from: those of the latest step."""
+    found = sorted(getattr(version, "metrics", None) or [], key=lambda item: item.step or 0)
+    return {item.key: item.value for item in found}
 
 
 def _aliases(model: Any) -> dict[str, str]:

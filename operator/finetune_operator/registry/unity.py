@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.databricks.workspace import problems
 from finetune_operator.errors import ExternalError, Problem
-from finetune_operator.registry.base import ModelVersion, RegisteredModel, evaluated_on, from_milliseconds
+from finetune_operator.registry.base import (
+    ModelVersion,
+    RegisteredModel,
+    RegisteredVersion,
+    evaluated_on,
+    from_milliseconds,
+)
 from finetune_operator.settings import UNITY_CATALOG
 
 if TYPE_CHECKING:
@@ -76,16 +82,39 @@ class UnityRegistry:
                 return None
             found = answer["model_version"]
             tags = {item["key"]: item.get("value", "") for item in found.get("tags") or []}
-            run = self._run(found.get("run_id"))
+            elsewhere = self._elsewhere(found)
+            run = None if elsewhere else self._run(found.get("run_id"))
             return ModelVersion(
                 version=version,
                 ready=found.get("status", "READY") == "READY",
                 run_id=found.get("run_id") or None,
                 tags=tags,
-                metrics=_metrics(run),
+                metrics=_metrics(run) | _model_metrics(found),
                 evaluated_on=evaluated_on(tags, _run_tags(run)),
                 created=from_milliseconds(found.get("creation_timestamp")),
+                unread=elsewhere,
             )
+
+    def find_version(self, name: str, run_id: str, aliases: Iterable[str]) -> RegisteredVersion | None:
+        """The version that a run registered, the newest if there are several, and which of `aliases` point at it."""
+        from databricks.sdk.errors import NotFound
+
+        _check(name)
+        with problems(self.workspace, f"search the versions of the model {name}"):
+            try:
+                found = [
+                    int(item["version"])
+                    for item in self._versions(name)
+                    if item.get("run_id") == run_id and item.get("status", "READY") == "READY"
+                ]
+            except NotFound:
+                return None
+        if not found:
+            return None
+        version, model = str(max(found)), self.model(name)
+        held = {alias.casefold(): number for alias, number in (model.aliases if model else {}).items()}
+        pointing = {alias for alias in aliases if held.get(alias.casefold()) == version}
+        return RegisteredVersion(name, version, frozenset(pointing))
 
     def set_alias(self, name: str, alias: str, version: str) -> None:
         """Point an alias at a version, regardless of where it points now."""
@@ -111,6 +140,28 @@ class UnityRegistry:
             for key, value in tags.items():
                 body = {"name": name, "version": version, "key": key, "value": value}
                 self._request("POST", "set-tag", body)
+
+    def _elsewhere(self, version: Mapping[str, Any]) -> str:
+        """Why the run of a version cannot be read: another workspace has it. Empty otherwise.
+
+        NB: workspaces share a metastore, and this one may hold another run, or none, under that id.
+        """
+        own = self.workspace.config.workspace_id
+        made = version.get("run_workspace_id") or version.get("run_tracking_server_id")
+        if not made or not own or str(made) == str(own):
+            return ""
+        return f"its run is in workspace {made}, and the credentials are for workspace {own}"
+
+    def _versions(self, name: str) -> Iterator[dict[str, Any]]:
+        """Every version of a model, without tags: a search shows none, and filters by name only."""
+        token = ""
+        while True:
+            fields = {"filter": f"name='{name}'"} | ({"page_token": token} if token else {})
+            page = self._request("GET", "search", fields)
+            yield from page.get("model_versions") or []
+            token = page.get("next_page_token") or ""
+            if not token:
+                return
 
     def _request(self, method: str, path: str, fields: Mapping[str, str]) -> dict[str, Any]:
         held = self.workspace.config.workspace_id
@@ -166,6 +217,12 @@ def _check(name: str) -> None:
 def _metrics(run: Run | None) -> dict[str, float]:
     found = (run.data.metrics if run and run.data else None) or []
     return {item.key: float(item.value) for item in found if item.key and item.value is not None}
+
+
+def _model_metrics(version: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of the logged model that a version was made from: those of the latest step."""
+    found = sorted(version.get("model_metrics") or [], key=lambda item: int(item.get("step") or 0))
+    return {item["key"]: float(item["value"]) for item in found if item.get("value") is not None}
 
 
 def _run_tags(run: Run | None) -> dict[str, str]:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from finetune_crds.conditions import ConditionReason
-from finetune_crds.serving import DatabricksServing
+from finetune_crds.serving import DatabricksServing, InferenceTable
 from finetune_operator.databricks.workspace import problems
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.serving.model import (
     ConfigureEndpoint,
     Endpoint,
     EndpointAction,
-    LogRequests,
     ServedVersion,
+    StopLogging,
     workload,
 )
+from finetune_operator.serving.traffic import numbers_of
 
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
@@ -39,9 +42,27 @@ def endpoint(workspace: WorkspaceClient, spec: DatabricksServing) -> Endpoint:
                 found = workspace.serving_endpoints.get(spec.endpoint)
             except NotFound:
                 return Endpoint()
-            return _endpoint(found, spec, workspace.config.host)
+            seen = _endpoint(found, spec, workspace.config.host)
+            gated = spec.canary is not None and bool(spec.canary.gates)
+            return dataclasses.replace(seen, traffic=_traffic(workspace, spec, seen)) if gated else seen
     except ExternalError as error:
         return Endpoint(problem=error.problem)
+
+
+def _traffic(
+    workspace: WorkspaceClient, spec: DatabricksServing, seen: Endpoint
+) -> dict[str, Mapping[str, float]]:
+    """The numbers of each served version; none where the endpoint exports no metrics."""
+    from databricks.sdk.errors import NotFound, PermissionDenied
+
+    try:
+        contents = workspace.serving_endpoints.export_metrics(spec.endpoint).contents
+        text = contents.read().decode() if contents else ""
+        return {item.version: numbers_of(text, entity_name(item.version)) for item in seen.served}
+    except (NotFound, PermissionDenied, ValueError) as error:
+        # Gates that need them are inconclusive, and say so.
+        log.warning("the metrics of endpoint %s cannot be read: %s", spec.endpoint, error)
+        return {}
 
 
 def act(workspace: WorkspaceClient, action: EndpointAction) -> None:
@@ -51,7 +72,7 @@ def act(workspace: WorkspaceClient, action: EndpointAction) -> None:
         ExternalError: Databricks rejects the request. With the reason EndpointBusy another change is in progress: retry
             after it.
     """
-    from databricks.sdk.errors import ResourceConflict
+    from databricks.sdk.errors import BadRequest, ResourceConflict
 
     name = action.spec.endpoint
     with problems(workspace, f"change the serving endpoint {name}"):
@@ -59,14 +80,25 @@ def act(workspace: WorkspaceClient, action: EndpointAction) -> None:
             if isinstance(action, ConfigureEndpoint):
                 _configure(workspace, action)
                 log.info("asked Databricks to serve %s at %s", _in_words(action.served), name)
+            elif isinstance(action, StopLogging):
+                _stop_logging(workspace, action)
+                log.info("asked Databricks to log no more requests of %s", name)
             else:
-                _log_requests(workspace, action)
+                _put_table(workspace, name, _table(action.spec))
                 log.info("asked Databricks to log the requests of %s", name)
-        except ResourceConflict:
+        except (ResourceConflict, BadRequest) as error:
+            if isinstance(error, BadRequest) and not _BUSY.search(str(error)):
+                raise
             busy = (
                 f"another change of the serving endpoint {name} is in progress: waiting until it is complete"
             )
             raise ExternalError(Problem(ConditionReason.ENDPOINT_BUSY, busy)) from None
+
+
+# NB: not only HTTP 409: some changes in progress are a bad request, which only its text tells from a mistake.
+_BUSY = re.compile(
+    r"(being|currently) updat|(update|change|deployment)( is)?( already)? in progress", re.IGNORECASE
+)
 
 
 def entity_name(version: str) -> str:
@@ -107,6 +139,8 @@ def _entity(spec: DatabricksServing, item: ServedVersion) -> api.ServedEntityInp
         entity_name=item.model,
         entity_version=item.version,
         workload_size=machines.size,
+        min_provisioned_concurrency=machines.concurrency[0] if machines.concurrency else None,
+        max_provisioned_concurrency=machines.concurrency[1] if machines.concurrency else None,
         workload_type=api.ServingModelWorkloadType(machines.kind),
         scale_to_zero_enabled=machines.scale_to_zero,
         environment_vars=dict(spec.environment) or None,
@@ -127,8 +161,18 @@ def _reserved(spec: DatabricksServing, item: ServedVersion) -> api.PtServedModel
     )
 
 
-def _log_requests(workspace: WorkspaceClient, action: LogRequests) -> None:
+def _stop_logging(workspace: WorkspaceClient, action: StopLogging) -> None:
     name = action.spec.endpoint
+    gateway = workspace.serving_endpoints.get(name).ai_gateway
+    held = gateway.inference_table_config if gateway else None
+    if held is not None:
+        # NB: Databricks refuses another catalog, schema or prefix in the request that ends the logging.
+        _put_table(workspace, name, dataclasses.replace(held, enabled=False))
+
+
+def _put_table(
+    workspace: WorkspaceClient, name: str, table: api.AiGatewayInferenceTableConfig | None
+) -> None:
     held = workspace.serving_endpoints.get(name).ai_gateway
     # NB: this PUT removes omitted settings, so it repeats the limits and guardrails that exist.
     workspace.serving_endpoints.put_ai_gateway(
@@ -137,7 +181,7 @@ def _log_requests(workspace: WorkspaceClient, action: LogRequests) -> None:
         guardrails=held.guardrails if held else None,
         rate_limits=held.rate_limits if held else None,
         usage_tracking_config=held.usage_tracking_config if held else None,
-        inference_table_config=_table(action.spec),
+        inference_table_config=table,
     )
 
 
@@ -171,11 +215,11 @@ def _endpoint(found: api.ServingEndpointDetailed, spec: DatabricksServing, host:
         ready=bool(found.state and found.state.ready == api.EndpointStateReady.READY),
         updating=update == api.EndpointStateConfigUpdate.IN_PROGRESS,
         failed=failed,
-        message=_failure(found) if failed else "",
+        message=_failure(found) if failed else _unready(found.config),
         served=served,
         pending=_served(found.pending_config),
         matches_spec=_matches_spec(found.config, spec),
-        inference_table=_is_logged(found.ai_gateway, spec),
+        logged_to=_logged_to(found.ai_gateway),
         revision=None if found.last_updated_timestamp is None else str(found.last_updated_timestamp),
         url=url,
     )
@@ -206,24 +250,31 @@ def _matches_spec(config: api.EndpointCoreConfigOutput | None, spec: DatabricksS
             _reserved(spec, item) if spec.provisioned_throughput else _entity(spec, item)
         ).as_dict()
         reported = found.as_dict()
-        fields = set(wanted) - {"name"} | ({"environment_vars"} if not spec.provisioned_throughput else set())
+        fields = set(wanted) - {"name"} | (set() if spec.provisioned_throughput else _OPTIONAL)
         if any(field in reported and reported[field] != wanted.get(field) for field in fields):
             return False
     return True
 
 
-def _is_logged(gateway: api.AiGatewayConfig | None, spec: DatabricksServing) -> bool:
-    wanted = _table(spec)
-    if wanted is None:
-        return True
+# Fields that are left out of a request when the spec does not set them.
+_OPTIONAL = {
+    "environment_vars",
+    "workload_size",
+    "min_provisioned_concurrency",
+    "max_provisioned_concurrency",
+}
+
+
+def _logged_to(gateway: api.AiGatewayConfig | None) -> InferenceTable | None:
     found = gateway.inference_table_config if gateway else None
-    if found is None:
-        return False
-    prefix = wanted.table_name_prefix or found.table_name_prefix
-    return (
-        bool(found.enabled)
-        and (found.catalog_name, found.schema_name) == (wanted.catalog_name, wanted.schema_name)
-        and found.table_name_prefix == prefix
+    if found is None or not found.enabled or not found.catalog_name or not found.schema_name:
+        return None
+    return InferenceTable.model_validate(
+        {
+            "catalog": found.catalog_name,
+            "schema": found.schema_name,
+            "tablePrefix": found.table_name_prefix or None,
+        }
     )
 
 
@@ -247,6 +298,18 @@ def _failure(found: api.ServingEndpointDetailed) -> str:
     return (
         "the update was cancelled" if cancelled else "Databricks does not say why: see the endpoint's events"
     )
+
+
+def _unready(config: api.EndpointCoreConfigOutput | None) -> str:
+    """Databricks' messages about the served versions that it starts again."""
+    from databricks.sdk.service import serving as api
+
+    again = api.ServedModelStateDeployment.DEPLOYMENT_RECOVERING
+    return "; ".join(
+        f"version {item.entity_version} is recovering: {item.state.deployment_state_message or 'no reason is given'}"
+        for item in (config.served_entities if config else None) or []
+        if item.state and item.state.deployment == again
+    )[:1000]
 
 
 def _in_words(served: Sequence[ServedVersion]) -> str:

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from finetune_crds.serving import DatabricksServing
+from finetune_crds.serving import DatabricksServing, InferenceTable
 from finetune_operator.errors import Problem
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The machines behind each version, where no throughput is reserved."""
+    """The machines behind each version, where no throughput is reserved.
 
-    size: str = "Small"
+    Attributes:
+        size: Databricks' name of a range of concurrent requests; None where `concurrency` is set.
+        concurrency: the smallest and the largest number of concurrent requests.
+    """
+
+    size: str | None = "Small"
     kind: str = "CPU"
     scale_to_zero: bool = True
+    concurrency: tuple[int, int] | None = None
 
 
 _KINDS = {
     "CPU": "CPU",
+    "CPUMedium": "CPU_MEDIUM",
+    "CPULarge": "CPU_LARGE",
     "GPUSmall": "GPU_SMALL",
     "GPUMedium": "GPU_MEDIUM",
     "GPULarge": "GPU_LARGE",
+    "GPUXLarge": "GPU_XLARGE",
+    "GPUXLarge8": "GPU_XLARGE_8",
     "MultiGPUMedium": "MULTIGPU_MEDIUM",
 }
 """Databricks' name of each workload type."""
@@ -30,10 +41,12 @@ _KINDS = {
 
 def workload(spec: DatabricksServing) -> Workload:
     """The machines in a spec, with defaults."""
+    between = (spec.concurrency.min, spec.concurrency.max) if spec.concurrency else None
     return Workload(
-        spec.workload_size or Workload.size,
+        spec.workload_size or (None if between else Workload.size),
         _KINDS[spec.workload_type or Workload.kind],
         Workload.scale_to_zero if spec.scale_to_zero is None else spec.scale_to_zero,
+        between,
     )
 
 
@@ -58,11 +71,13 @@ class Endpoint:
         ready: whether it answers requests.
         updating: whether a change of its configuration is in progress, by this operator or by others.
         failed: whether the last change failed or was cancelled; `message` then says why.
+        message: why the last change failed, or why an endpoint that is configured does not answer.
         served: the configuration in force.
         pending: the configuration that it is changing to, or failed to change to; empty when Databricks reports none.
         matches_spec: whether the configuration in force has the size, machine type and environment of the spec.
-        inference_table: whether requests are logged as in the spec.
-        revision: changes with every requested change.
+        logged_to: the table that requests are logged to; None when they are not logged.
+        traffic: numbers of each served version in the last minute, by version; empty when the endpoint exports none.
+        revision: changes with every requested change, also of the logging.
         url: where requests go.
     """
 
@@ -74,7 +89,8 @@ class Endpoint:
     served: tuple[ServedVersion, ...] = ()
     pending: tuple[ServedVersion, ...] = ()
     matches_spec: bool = True
-    inference_table: bool = True
+    logged_to: InferenceTable | None = None
+    traffic: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     revision: str | None = None
     url: str | None = None
     problem: Problem | None = None
@@ -91,12 +107,19 @@ class ConfigureEndpoint:
 
 @dataclass(frozen=True)
 class LogRequests:
-    """Configure the AI gateway to log the endpoint's requests as in the spec."""
+    """Configure the AI gateway to log the endpoint's requests as in the spec. Nothing may be logged to another table."""
 
     spec: DatabricksServing
 
 
-EndpointAction = ConfigureEndpoint | LogRequests
+@dataclass(frozen=True)
+class StopLogging:
+    """Configure the AI gateway to log no more requests of the endpoint."""
+
+    spec: DatabricksServing
+
+
+EndpointAction = ConfigureEndpoint | LogRequests | StopLogging
 
 
 class Serving(Protocol):

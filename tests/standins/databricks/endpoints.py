@@ -21,10 +21,39 @@ from databricks.sdk.service.serving import (
     ServedModelState,
     ServedModelStateDeployment,
     ServingEndpointDetailed,
+    ServingModelWorkloadType,
 )
 
 Json = dict[str, Any]
 _Update = EndpointStateConfigUpdate
+
+
+_GATEWAY_FIXED = ("catalog_name", "schema_name", "table_name_prefix")
+_SIZES = ("Small", "Medium", "Large")
+BUSY = (
+    (
+        409,
+        "RESOURCE_CONFLICT",
+        "Endpoint '{name}' is currently being updated. Wait for the update to complete and retry.",
+    ),
+    (409, "ABORTED", "The operation was aborted by a concurrent update of endpoint '{name}'."),
+    (400, "BAD_REQUEST", "Cannot change endpoint '{name}': a config update is already in progress."),
+    (400, "INVALID_STATE", "Endpoint '{name}' is being updated."),
+)
+"""The ways in which an endpoint says that another change is in progress."""
+
+
+def exported(endpoint: str, counts: dict[str, tuple[int, int, int]]) -> str:
+    """Metrics as an endpoint exports them: requests, 4xx and 5xx answers of the last minute, by version."""
+    names = ("request_count_total", "request_4xx_count_total", "request_5xx_count_total")
+    lines = []
+    for position, name in enumerate(names):
+        lines.append(f"# TYPE {name} gauge")
+        lines += [
+            f'{name}{{endpoint_name="{endpoint}",served_entity_name="version-{version}"}} {held[position]} 1790000000000'
+            for version, held in counts.items()
+        ]
+    return "".join(f"{line}\n" for line in lines)
 
 
 class EndpointRefusal(Exception):  # noqa: N818
@@ -39,11 +68,17 @@ class Endpoints:
         polls: how often an endpoint is asked for before a change of it ends; None: `finish` and `fail` end it.
         broken: versions that cannot be deployed, with what Databricks says of them.
         keeps_failed: whether the configuration that failed is still shown as pending.
+        recovering: versions that are deployed and do not answer, with what Databricks says of them.
+        busy: status, error code and message of a refusal while another change is in progress; the message may name {name}.
+        metrics: what an endpoint's metrics are, as OpenMetrics text, by its name.
     """
 
     polls: int | None = 0
     broken: dict[str, str] = field(default_factory=dict)
     keeps_failed: bool = True
+    recovering: dict[str, str] = field(default_factory=dict)
+    busy: tuple[int, str, str] = BUSY[0]
+    metrics: dict[str, str] = field(default_factory=dict)
     held: dict[str, ServingEndpointDetailed] = field(default_factory=dict)
     _left: dict[str, int] = field(default_factory=dict)
     _revision: int = 1_790_000_000_000
@@ -62,6 +97,7 @@ class Endpoints:
 
     def create(self, body: Json) -> Json:
         """POST of an endpoint with a configuration."""
+        _check_machines(body["config"])
         return self._create(body["name"], EndpointCoreConfigInput.from_dict(body["config"]))
 
     def create_reserved(self, body: Json) -> Json:
@@ -70,6 +106,7 @@ class Endpoints:
 
     def configure(self, name: str, body: Json) -> Json:
         """PUT of a configuration."""
+        _check_machines(body)
         return self._configure(name, EndpointCoreConfigInput.from_dict({"name": name} | body))
 
     def configure_reserved(self, name: str, body: Json) -> Json:
@@ -79,10 +116,21 @@ class Endpoints:
             self.end(name)
             return self._find(name).as_dict()
 
-    def put_gateway(self, name: str, body: Json) -> Json:
-        """PUT of the AI gateway's configuration: all of it."""
+    def export(self, name: str) -> str:
+        """GET of the metrics, as OpenMetrics text."""
         with self._lock:
-            self._find(name).ai_gateway = AiGatewayConfig.from_dict(body)
+            self._find(name)
+            return self.metrics.get(name, "")
+
+    def put_gateway(self, name: str, body: Json) -> Json:
+        """PUT of the AI gateway's configuration: all of it. It moves the endpoint's time stamp."""
+        with self._lock:
+            found = self._find(name)
+            held = found.ai_gateway.inference_table_config if found.ai_gateway else None
+            _check_table(held.as_dict() if held else {}, body.get("inference_table_config") or {})
+            found.ai_gateway = AiGatewayConfig.from_dict(body)
+            self._revision += 1
+            found.last_updated_timestamp = self._revision
             return PutAiGatewayResponse.from_dict(body).as_dict()
 
     def delete(self, name: str) -> Json:
@@ -110,17 +158,33 @@ class Endpoints:
         with self._lock:
             found = self._find(name)
             pending = found.pending_config or EndpointPendingConfig()
+            states = [self._deployed(item) for item in pending.served_entities or []]
+            answers = all(_is_ready(item) for item in states)
             before = (found.config.config_version or 0) if found.config else 0
             found.config = EndpointCoreConfigOutput(
                 config_version=before + 1,
-                served_entities=[
-                    _deployed(item, ServedModelStateDeployment.DEPLOYMENT_READY)
-                    for item in pending.served_entities or []
-                ],
+                served_entities=states,
                 traffic_config=pending.traffic_config,
             )
             found.pending_config = None
+            ready = EndpointStateReady.READY if answers else EndpointStateReady.NOT_READY
+            found.state = EndpointState(_Update.NOT_UPDATING, ready)
+
+    def recover(self, name: str) -> None:
+        """Every version answers again."""
+        with self._lock:
+            found, self.recovering = self._find(name), {}
+            if found.config:
+                found.config.served_entities = [
+                    self._deployed(item) for item in found.config.served_entities or []
+                ]
             found.state = EndpointState(_Update.NOT_UPDATING, EndpointStateReady.READY)
+
+    def _deployed(self, item: ServedEntityOutput) -> ServedEntityOutput:
+        message = self.recovering.get(str(item.entity_version))
+        if message is None:
+            return _deployed(item, ServedModelStateDeployment.DEPLOYMENT_READY)
+        return _deployed(item, ServedModelStateDeployment.DEPLOYMENT_RECOVERING, message)
 
     def fail(self, name: str, message: str, version: str | None = None) -> None:
         """What is pending cannot be deployed: what was in force stays so."""
@@ -170,8 +234,8 @@ class Endpoints:
         with self._lock:
             found = self._find(name)
             if found.state and found.state.config_update == _Update.IN_PROGRESS:
-                message = f"Endpoint '{name}' is currently being updated. Wait for the update to complete and retry."
-                raise EndpointRefusal(409, "RESOURCE_CONFLICT", message)
+                status, code, message = self.busy
+                raise EndpointRefusal(status, code, message.format(name=name))
             _check(config)
             return self._begin(name, config)
 
@@ -198,6 +262,42 @@ def _deployed(
     item: ServedEntityOutput, deployment: ServedModelStateDeployment, message: str = ""
 ) -> ServedEntityOutput:
     return dataclasses.replace(item, state=ServedModelState(deployment, message or None))
+
+
+def _is_ready(item: ServedEntityOutput) -> bool:
+    return bool(item.state and item.state.deployment == ServedModelStateDeployment.DEPLOYMENT_READY)
+
+
+def _check_table(held: Json, wanted: Json) -> None:
+    """An inference table changes only after it was disabled, and is enabled with its whole name."""
+    if held.get("enabled") and wanted and any(wanted.get(key) != held.get(key) for key in _GATEWAY_FIXED):
+        message = "Disable the inference table before you change its catalog, schema or table name prefix."
+        raise EndpointRefusal(400, "INVALID_PARAMETER_VALUE", message)
+    if wanted.get("enabled") and not (wanted.get("catalog_name") and wanted.get("schema_name")):
+        message = "Enabling an inference table requires catalog_name and schema_name."
+        raise EndpointRefusal(400, "INVALID_PARAMETER_VALUE", message)
+
+
+def _check_machines(config: Json) -> None:
+    """The machines of each served entity, as they were sent: the SDK's classes drop what they do not know."""
+    for item in config.get("served_entities") or []:
+        if item.get("external_model"):
+            continue
+        size = item.get("workload_size")
+        least, most = item.get("min_provisioned_concurrency"), item.get("max_provisioned_concurrency")
+        wrong = ""
+        if item.get("workload_type") not in {kind.value for kind in ServingModelWorkloadType}:
+            wrong = f"Workload type {item.get('workload_type')} is not supported."
+        elif (size is None) == (least is None and most is None):
+            wrong = "Specify either workload_size or min_ and max_provisioned_concurrency."
+        elif size is not None and size not in _SIZES:
+            wrong = f"Workload size {size} is not supported."
+        elif size is None and (least is None or most is None or least > most or least % 4 or most % 4):
+            wrong = "Provisioned concurrency must be a range of multiples of 4."
+        elif item.get("scale_to_zero_enabled") is None:
+            wrong = "scaleToZeroEnabled is undefined. Please set it to either true or false."
+        if wrong:
+            raise EndpointRefusal(400, "INVALID_PARAMETER_VALUE", wrong)
 
 
 def _check(config: EndpointCoreConfigInput | PtEndpointCoreConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,10 @@ from databricks.sdk.service.catalog import MetastoreAssignment
 from databricks.sdk.service.ml import GetRunResponse
 
 from standins.databricks.endpoints import EndpointRefusal
-from standins.databricks.state import Json, Refusal, Workspace
+from standins.databricks.files import SIGNED, FileRefusal
+from standins.databricks.state import Json, Workspace
+from standins.databricks.tracking import TrackingRefusal
+from standins.databricks.unity import Refusal
 from support.http_server import Answer, Request, serving
 
 _Parts = dict[str, str]
@@ -24,8 +28,11 @@ _Handler = Callable[[Workspace, _Parts, Json], Json]
 def running(workspace: Workspace | None = None, port: int = 0) -> Iterator[Workspace]:
     """A workspace that answers on loopback for as long as the block runs."""
     held = workspace or Workspace()
-    with serving(lambda request: _respond(held, request), port) as held.uri:
-        yield held
+    try:
+        with serving(lambda request: _respond(held, request), port) as held.uri:
+            yield held
+    finally:
+        shutil.rmtree(held.folder, ignore_errors=True)
 
 
 def _respond(state: Workspace, request: Request) -> Answer:
@@ -36,12 +43,26 @@ def _respond(state: Workspace, request: Request) -> Answer:
         time.sleep(fault.seconds)
         return _answer(fault.status, fault.body, dict(fault.headers))
     try:
-        return _answer(200, _ask(state, path, request))
+        return _serve(state, path, request)
     except Refusal as refusal:
         return _answer(refusal.status, refusal.body)
-    except EndpointRefusal as refusal:
+    except (EndpointRefusal, FileRefusal, TrackingRefusal) as refusal:
         status, code, message = refusal.args
         return _answer(status, {"error_code": code, "message": message})
+
+
+def _serve(state: Workspace, path: str, request: Request) -> Answer:
+    if path.startswith(SIGNED):
+        return _signed(state, path, request)
+    if path.startswith(_FILES):
+        return _file(state, path.removeprefix(_FILES), request)
+    if _is_tracking(state, path, request):
+        return _track(state, path, request)
+    metrics = re.fullmatch(rf"{_SERVING}/([^/]+)/metrics", path)
+    if metrics:
+        state.check(request.headers.get("Authorization", ""), request.method, path)
+        return Answer(200, state.endpoints.export(metrics[1]), {"Content-Type": "text/plain"})
+    return _answer(200, _ask(state, path, request))
 
 
 def _answer(status: int, body: Json | str, headers: dict[str, str] | None = None) -> Answer:
@@ -55,7 +76,7 @@ def _ask(state: Workspace, path: str, request: Request) -> Json:
         return {
             "oidc_endpoint": f"{state.uri}/oidc",
             "account_id": "account",
-            "workspace_id": "1234",
+            "workspace_id": state.workspace_id,
             "cloud": "AWS",
         }
     if path == "/oidc/.well-known/oauth-authorization-server":
@@ -79,6 +100,48 @@ def _ask(state: Workspace, path: str, request: Request) -> Json:
     raise Refusal(404, "ENDPOINT_NOT_FOUND", f"No API found for '{request.method} {path}'")
 
 
+def _is_tracking(state: Workspace, path: str, request: Request) -> bool:
+    """Whether MLflow's own server answers. It is not started for a run that a test put there, or removed."""
+    if not path.startswith((f"{_MLFLOW}/", "/api/3.0/mlflow/")) or path.startswith(
+        f"{_MLFLOW}/unity-catalog/"
+    ):
+        return False
+    query = dict(parse_qsl(urlsplit(request.target).query))
+    known = query.get("run_id") in state.runs or not state.tracking.is_open
+    return not (path == f"{_MLFLOW}/runs/get" and known)
+
+
+def _track(state: Workspace, path: str, request: Request) -> Answer:
+    state.check(request.headers.get("Authorization", ""), request.method, path)
+    status, text = state.tracking.ask(request.method, request.target, request.body)
+    headers = {"Content-Type": "application/json", "X-Databricks-Org-Id": state.workspace_id}
+    return Answer(status, text, headers)
+
+
+def _file(state: Workspace, path: str, request: Request) -> Answer:
+    """The Files API, which answers HEAD and GET of folders under another path than those of files."""
+    state.check(request.headers.get("Authorization", ""), request.method, f"{_FILES}{path}")
+    kind, _, place = path.partition("/")
+    if kind in ("create-upload-url", "create-download-url"):
+        # NB: MLflow's client names the file in the body, the SDK in the query.
+        query = dict(parse_qsl(urlsplit(request.target).query))
+        return _answer(
+            200, state.files.sign(state.uri, query.get("path") or json.loads(request.body)["path"])
+        )
+    if kind == "directories":
+        return _answer(200, state.files.list(f"/{place}"))
+    if request.method == "PUT":
+        return _answer(200, state.files.write(f"/{place}", request.body))
+    return Answer(200, state.files.read(f"/{place}"), _CONTENT)
+
+
+def _signed(state: Workspace, path: str, request: Request) -> Answer:
+    place = state.files.signed(path)
+    if request.method == "PUT":
+        return _answer(200, state.files.write(place, request.body))
+    return Answer(200, state.files.read(place), _CONTENT)
+
+
 def _run(state: Workspace, parts: _Parts, _: Json) -> Json:
     found = state.runs.get(parts["run_id"])
     if found is None:
@@ -86,14 +149,11 @@ def _run(state: Workspace, parts: _Parts, _: Json) -> Json:
     return GetRunResponse(found).as_dict()
 
 
-def _set_tag(state: Workspace, _: _Parts, body: Json) -> Json:
-    state.version(body["name"], body["version"]).tags[body["key"]] = body["value"]
-    return {}
-
-
 _SERVING = "/api/2.0/serving-endpoints"
 _MODEL = r"/api/2.1/unity-catalog/models/(?P<name>[^/]+)"
 _MLFLOW = "/api/2.0/mlflow"
+_FILES = "/api/2.0/fs/"
+_CONTENT = {"Content-Type": "application/octet-stream", "Last-Modified": "Wed, 01 Jul 2026 00:00:00 GMT"}
 _PATHS: list[tuple[str, str, _Handler]] = [
     ("POST", _SERVING, lambda state, _, body: state.endpoints.create(body)),
     ("POST", f"{_SERVING}/pt", lambda state, _, body: state.endpoints.create_reserved(body)),
@@ -124,7 +184,9 @@ _PATHS: list[tuple[str, str, _Handler]] = [
     (
         "GET",
         "/api/2.1/unity-catalog/current-metastore-assignment",
-        lambda state, _, __: MetastoreAssignment(workspace_id=1234, metastore_id=state.metastore).as_dict(),
+        lambda state, _, __: MetastoreAssignment(
+            workspace_id=int(state.workspace_id), metastore_id=state.metastore
+        ).as_dict(),
     ),
     (
         "PUT",
@@ -141,6 +203,46 @@ _PATHS: list[tuple[str, str, _Handler]] = [
         f"{_MLFLOW}/unity-catalog/model-versions/get",
         lambda state, parts, _: {"model_version": state.describe_version(parts["name"], parts["version"])},
     ),
-    ("POST", f"{_MLFLOW}/unity-catalog/model-versions/set-tag", _set_tag),
+    (
+        "GET",
+        f"{_MLFLOW}/unity-catalog/model-versions/search",
+        lambda state, parts, body: state.search_versions(parts.get("filter") or body.get("filter", "")),
+    ),
+    (
+        "POST",
+        f"{_MLFLOW}/unity-catalog/model-versions/set-tag",
+        lambda state, _, body: state.set_version_tag(
+            body["name"], body["version"], body["key"], body["value"]
+        ),
+    ),
+    (
+        "POST",
+        f"{_MLFLOW}/unity-catalog/registered-models/create",
+        lambda state, _, body: state.create_model(body["name"]),
+    ),
+    (
+        "POST",
+        f"{_MLFLOW}/unity-catalog/model-versions/create",
+        lambda state, _, body: state.create_version(body),
+    ),
+    (
+        "POST",
+        f"{_MLFLOW}/unity-catalog/model-versions/generate-temporary-credentials",
+        lambda state, _, body: {
+            "credentials": {"storage_mode": "DEFAULT_STORAGE"}
+            if state.version(body["name"], body["version"])
+            else {}
+        },
+    ),
+    (
+        "POST",
+        f"{_MLFLOW}/unity-catalog/model-versions/finalize",
+        lambda state, _, body: state.finalize_version(body["name"], body["version"]),
+    ),
+    (
+        "GET",
+        rf"{_MLFLOW}/unity-catalog/registered-models:is-databricks-sdk-models-artifact-repository-enabled",
+        lambda *_: {"is_databricks_sdk_models_artifact_repository_enabled": False},
+    ),
     ("GET", f"{_MLFLOW}/runs/get", _run),
 ]

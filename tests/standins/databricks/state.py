@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import base64
+import re
 import secrets
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from databricks.sdk.service.catalog import RegisteredModelAlias, RegisteredModelInfo
 from databricks.sdk.service.ml import Metric, Run, RunData, RunInfo, RunTag
 
 from standins.databricks.endpoints import Endpoints
+from standins.databricks.files import FileRefusal, Files
+from standins.databricks.tracking import Tracking
+from standins.databricks.unity import (
+    CREATED,
+    Model,
+    Refusal,
+    Version,
+    check_files,
+    check_name,
+    check_tags,
+)
 
 Json = dict[str, Any]
-_CREATED = 1_782_864_000_000
-
-
-class Refusal(Exception):  # noqa: N818
-    """An error of Databricks, in its own form."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.body = status, {"error_code": code, "message": message}
 
 
 @dataclass
@@ -40,27 +45,6 @@ class Fault:
 
 
 @dataclass
-class Version:
-    """A version of a model in Unity Catalog."""
-
-    run_id: str = ""
-    status: str = "READY"
-    tags: dict[str, str] = field(default_factory=dict)
-    created: int = _CREATED
-    """Milliseconds since 1970."""
-
-
-@dataclass
-class Model:
-    """A model in Unity Catalog."""
-
-    aliases: dict[str, int] = field(default_factory=dict)
-    versions: dict[int, Version] = field(default_factory=dict)
-    created: int = _CREATED
-    """Milliseconds since 1970."""
-
-
-@dataclass
 class Workspace:
     """One workspace. Everything that tests set is a plain attribute.
 
@@ -72,11 +56,13 @@ class Workspace:
         faults: what is answered in place of what was asked; the first that fits.
         asked: method and path of every request that was let in.
         metastore: metastore that it is attached to.
+        workspace_id: its own id, which responses about runs carry.
         logins: grant type of every token that was given out.
     """
 
     uri: str = ""
     metastore: str = "metastore-1"
+    workspace_id: str = "1234"
     tokens: set[str] = field(default_factory=lambda: {"dapi-good"})
     clients: dict[str, str] = field(default_factory=lambda: {"principal": "principal-secret"})
     federated: dict[str, str] = field(default_factory=dict)
@@ -88,8 +74,13 @@ class Workspace:
     asked: list[tuple[str, str]] = field(default_factory=list)
     logins: list[str] = field(default_factory=list)
     agents: set[str] = field(default_factory=set)
+    folder: Path = field(default_factory=lambda: Path(mkdtemp(prefix="workspace-")))
     _issued: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.tracking = Tracking(self.folder)
+        self.files = Files(self.folder / "files")
 
     def add_version(
         self,
@@ -107,7 +98,9 @@ class Workspace:
                 tags=[RunTag(key, value) for key, value in (tags or {}).items()],
             ),
         )
-        self.models.setdefault(model, Model()).versions[version] = Version(run_id)
+        self.models.setdefault(model, Model()).versions[version] = Version(
+            run_id, workspace_id=self.workspace_id
+        )
 
     def writes(self) -> list[tuple[str, str]]:
         """What was asked that changes something."""
@@ -199,27 +192,81 @@ class Workspace:
             created_at=found.created,
         ).as_dict()
 
+    def create_model(self, name: str) -> Json:
+        """A model without versions, unless it exists.
+
+        Raises:
+            Refusal: its name has not three levels, or it exists.
+        """
+        check_name(name)
+        if name in self.models:
+            raise Refusal(400, "RESOURCE_ALREADY_EXISTS", f"Registered model '{name}' already exists.")
+        self.models[name] = Model(created=CREATED)
+        return {"registered_model": {"name": name, "creation_timestamp": CREATED}}
+
+    def create_version(self, body: Json) -> Json:
+        """A version whose files are yet to be uploaded."""
+        name = body["name"]
+        check_name(name)
+        tags = {item["key"]: item.get("value", "") for item in body.get("tags") or []}
+        check_tags({}, tags)
+        with self._lock:
+            versions = self.model(name).versions
+            number = max(versions, default=0) + 1
+            versions[number] = Version(
+                run_id=body.get("run_id", ""),
+                status="PENDING_REGISTRATION",
+                tags=tags,
+                source=body.get("source", ""),
+                model_id=body.get("model_id", ""),
+                workspace_id=body.get("run_tracking_server_id", ""),
+            )
+        return {"model_version": versions[number].describe(name, number)}
+
+    def finalize_version(self, name: str, version: str) -> Json:
+        """The files of a version are complete."""
+        found = self.version(name, version)
+        try:
+            uploaded = self.files.read(f"/Models/{name.replace('.', '/')}/{version}/MLmodel")
+        except FileRefusal:
+            uploaded = None
+        check_files(uploaded)
+        found.status = "READY"
+        return {"model_version": found.describe(name, int(version))}
+
+    def search_versions(self, query: str) -> Json:
+        """The versions of a model: other filters are refused."""
+        wanted = re.fullmatch(r"name\s*=\s*'([^']+)'", query.strip())
+        if not wanted:
+            raise Refusal(400, "INVALID_PARAMETER_VALUE", f"Unsupported filter query: {query}")
+        held = self.models.get(wanted[1], Model()).versions
+        return {
+            "model_versions": [item.describe(wanted[1], number, search=True) for number, item in held.items()]
+        }
+
+    def set_version_tag(self, name: str, version: str, key: str, value: str) -> Json:
+        """Set one tag of a version."""
+        found = self.version(name, version)
+        check_tags(found.tags, {key: value})
+        found.tags[key] = value
+        return {}
+
     def describe_version(self, name: str, version: str) -> Json:
         """A version with its tags, as MLflow's API has it."""
-        found = self.version(name, version)
-        tags = [{"key": key, "value": value} for key, value in found.tags.items()]
-        return {
-            "name": name,
-            "version": version,
-            "run_id": found.run_id,
-            "status": found.status,
-            "creation_timestamp": found.created,
-            "tags": tags,
-        }
+        return self.version(name, version).describe(name, int(version))
 
     def set_alias(self, name: str, alias: str, version: int) -> Json:
         """Point an alias at a version that exists."""
-        self.version(name, str(version))
-        self.models[name].aliases[alias] = version
-        return RegisteredModelAlias(alias_name=alias, version_num=version).as_dict()
+        found = self.version(name, str(version))
+        if found.status != "READY":
+            raise Refusal(400, "INVALID_STATE", f"Version {version} of '{name}' is not READY.")
+        held = self.models[name]
+        held.aliases[held.alias(alias)] = version
+        return RegisteredModelAlias(alias_name=held.alias(alias), version_num=version).as_dict()
 
     def delete_alias(self, name: str, alias: str) -> Json:
         """Remove an alias that exists."""
-        if self.model(name).aliases.pop(alias, None) is None:
+        held = self.model(name)
+        if held.aliases.pop(held.alias(alias), None) is None:
             raise Refusal(404, "RESOURCE_DOES_NOT_EXIST", f"Alias '{alias}' does not exist.")
         return {}

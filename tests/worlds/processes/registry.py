@@ -10,7 +10,7 @@ from support.mlflow_server import Mlflow
 from support.waiting import PATIENCE, wait_for
 
 GATES = [{"name": "loss", "type": "Metric", "metric": {"name": "eval_loss", "max": 2.5}}]
-DATA = "finetune.dev/eval-data"
+DATA = "finetune_eval_data"
 NO_WORSE = {
     "name": "no-worse",
     "type": "Comparison",

@@ -11,11 +11,12 @@ from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator import names
 from finetune_operator.finetunejob.decide import executors
 from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.decide.workspace import workspace_mistakes
 from finetune_operator.finetunejob.merge import containers
 from finetune_operator.finetunejob.resolve import gpu_limit, resolved
 from finetune_operator.policy.address import passwords
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
-from finetune_operator.settings import Settings
+from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
 
 _NO_STORAGE = (
     "{field} is missing: install the chart with defaults.storage, where each job gets a folder, or create the job with the "
@@ -81,7 +82,12 @@ def _fail(draft: Draft, message: str) -> Outcome:
 
 def obstacles(spec: FineTuneJobSpec, settings: Settings) -> Iterator[tuple[ConditionReason, str]]:
     """What the job waits for: a change of its spec, of the operator, or of the installation."""
-    wrong = [*reserved_env(spec), *too_few_gpus(spec), *executors.unshared(spec)]
+    wrong = [
+        *reserved_env(spec),
+        *too_few_gpus(spec),
+        *executors.unshared(spec),
+        *workspace_mistakes(spec, settings),
+    ]
     if wrong:
         yield ConditionReason.INVALID_SPEC, "; ".join(wrong)
     missing = [*not_implemented(spec)]
@@ -138,8 +144,10 @@ def not_implemented(spec: FineTuneJobSpec) -> Iterator[str]:
     prepare = spec.data.prepare
     if prepare and prepare.spark.mode == "Databricks":
         yield "data.prepare.spark.mode Databricks (use Local or Kubernetes)"
-    for field in ("uri", "registry_uri"):
-        uri = getattr(spec.tracking, field)
-        if uri and not uri.startswith(("http://", "https://")):
-            name = "uri" if field == "uri" else "registryUri"
-            yield f"tracking.{name} {uri} (use the http or https address of an MLflow server)"
+    named = (
+        ("uri", spec.tracking.uri, DATABRICKS),
+        ("registryUri", spec.tracking.registry_uri, UNITY_CATALOG),
+    )
+    for name, uri, workspace in named:
+        if uri and uri != workspace and not uri.startswith(("http://", "https://")):
+            yield f"tracking.{name} {uri} (use the http or https address of an MLflow server, or {workspace})"

@@ -6,7 +6,7 @@ from finetune_crds import JobReference, Recipe, contract
 from finetune_crds.base import Json
 from finetune_crds.data import Splits
 from finetune_operator import names
-from finetune_operator.finetunejob.decide import rendezvous, template
+from finetune_operator.finetunejob.decide import rendezvous, template, workspace
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.merge import merge
 
@@ -95,7 +95,7 @@ def failure_rules(fatal: list[int]) -> list[Json]:
 
 def _pod_template(draft: Draft, attempt: int) -> Json:
     ftj, spec, settings = draft.ftj, draft.spec, draft.settings
-    trainer = spec.trainer
+    trainer, login = spec.trainer, workspace.pod_login(spec, settings, CONTAINER)
     pod = template.pod_template(
         container=CONTAINER,
         image=trainer.image or settings.trainer_image,
@@ -106,7 +106,7 @@ def _pod_template(draft: Draft, attempt: int) -> Json:
         args=trainer.args,
         env=trainer.env,
         env_from=trainer.env_from,
-        secret=spec.tracking.secret_ref,
+        secret=None if login else spec.tracking.trainer_secret_ref or spec.tracking.secret_ref,
         contract_env=[
             *rendezvous.rendezvous_env(ftj, attempt, spec.distributed),
             *rendezvous.run_env(
@@ -122,6 +122,7 @@ def _pod_template(draft: Draft, attempt: int) -> Json:
         subdomain=names.service_name(ftj.name),
         user_template=_with_code(draft),
     )
+    pod = dict(merge(pod, login))
     pod["spec"].setdefault("topologySpreadConstraints", [_spread(draft, attempt)])
     return pod
 

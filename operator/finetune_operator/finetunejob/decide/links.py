@@ -10,6 +10,8 @@ from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.settings import Settings
 from finetune_operator.text import canonical
 
+_WORKSPACE_RUNS = "/ml/experiments"
+
 
 def tracking_page(settings: Settings, tracking: Tracking) -> str:
     """Where a browser finds the MLflow server of a job."""
@@ -31,8 +33,13 @@ def _page(settings: Settings, server: str) -> str:
     return (settings.tracking_public_url if own else "") or server
 
 
-def run_page(settings: Settings, tracking: Tracking, experiment_id: str, run_id: str) -> str:
-    """The page of an MLflow run."""
+def run_page(
+    settings: Settings, tracking: Tracking, experiment_id: str, run_id: str, server: str = ""
+) -> str:
+    """The page of an MLflow run. `server`: the workspace that has it, where that is one of Databricks."""
+    if settings.on_databricks(tracking):
+        page = (tracking.public_url or server).rstrip("/")
+        return f"{page}{_WORKSPACE_RUNS}/{experiment_id}/runs/{run_id}"
     return f"{tracking_page(settings, tracking)}/#/experiments/{experiment_id}/runs/{run_id}"
 
 
@@ -47,7 +54,14 @@ def link(draft: Draft) -> None:
 
 def _model(draft: Draft) -> str | None:
     model, page = draft.status.model, registry_page(draft.settings, draft.spec.tracking)
-    if model is None or model.name is None or model.version is None or page is None:
+    if model is None or model.name is None or model.version is None:
+        return None
+    if draft.settings.on_databricks(draft.spec.tracking):
+        run = (draft.status.mlflow.url if draft.status.mlflow else None) or ""
+        workspace, found, _ = run.partition(_WORKSPACE_RUNS)
+        path = "/".join(quote(part, safe="") for part in model.name.split("."))
+        return f"{workspace}/explore/data/models/{path}/version/{model.version}" if found else None
+    if page is None:
         return None
     return f"{page}/#/models/{quote(model.name, safe='')}/versions/{quote(model.version, safe='')}"
 

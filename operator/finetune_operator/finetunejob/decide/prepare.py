@@ -11,8 +11,17 @@ from finetune_crds.status import DataStatus
 from finetune_crds.status_parts import MAX_DROPPED, Dropped
 from finetune_operator import names
 from finetune_operator.finetunejob.children import Sorted, job_condition, sort
-from finetune_operator.finetunejob.decide import executors, health, pods, rendezvous, template, track
+from finetune_operator.finetunejob.decide import (
+    executors,
+    health,
+    pods,
+    rendezvous,
+    template,
+    track,
+    workspace,
+)
 from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.merge import merge
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 from finetune_operator.settings import Settings
@@ -206,7 +215,9 @@ def _driver(ftj: FineTuneJob, spec: FineTuneJobSpec, settings: Settings, run_id:
         *rendezvous.run_env(servers=settings.servers(spec.tracking), run_id=run_id),
         *(executors.driver_env(ftj) if number else ()),
     ]
-    pod = _pod(ftj, spec, settings, secret=spec.tracking.secret_ref, contract_env=contract_env)
+    login = workspace.pod_login(spec, settings, _CONTAINER)
+    secret = None if login else spec.tracking.trainer_secret_ref or spec.tracking.secret_ref
+    pod = dict(merge(_pod(ftj, spec, settings, secret=secret, contract_env=contract_env), login))
     return executors.as_driver(pod, spec) if number else pod
 
 

@@ -49,7 +49,7 @@ def track(draft: Draft) -> Outcome:
         draft.actions.append(_ensure_run(draft))
         return Continue
     draft.set(ConditionType.TRACKED, True, ConditionReason.RUN_READY, f"MLflow run {seen.run.run_id}")
-    _copy(draft, seen.run)
+    _copy(draft, seen.run, seen.server)
     return Continue
 
 
@@ -70,14 +70,16 @@ def run_is_coming(draft: Draft) -> bool:
 def _ensure_run(draft: Draft) -> EnsureRun:
     ftj, tracking = draft.ftj, draft.spec.tracking
     return EnsureRun(
-        experiment=names.experiment(ftj.namespace, tracking),
+        experiment=names.experiment(
+            ftj.namespace, tracking, on_databricks=draft.settings.on_databricks(tracking)
+        ),
         run_name=tracking.run_name or ftj.name,
         tags={**tracking.tags, contract.TAG_JOB_UID: ftj.uid, contract.TAG_JOB: ftj.key},
     )
 
 
-def _copy(draft: Draft, run: Run) -> None:
-    page = links.run_page(draft.settings, draft.spec.tracking, run.experiment_id, run.run_id)
+def _copy(draft: Draft, run: Run, server: str) -> None:
+    page = links.run_page(draft.settings, draft.spec.tracking, run.experiment_id, run.run_id, server)
     draft.update(mlflow=MlflowStatus(experiment_id=run.experiment_id, run_id=run.run_id, url=page))
     _copy_progress(draft, run)
     _copy_evaluation(draft, run)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -11,6 +12,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.serving import Canary, Route, ServingStatus
 from finetune_operator.modelpromotion.decide import gates
 from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.registry.base import ModelVersion
 from finetune_operator.text import stamp
 
 
@@ -65,12 +67,21 @@ def judge_step(draft: Draft, version: str) -> Verdicts:
     if candidate is None:
         return Verdicts(unclear=f"the registry has no version {version}")
     holder = draft.observed.versions.get(main_version(known_of(draft).saved or []) or "")
+    endpoint = draft.observed.endpoint
+    traffic = endpoint.traffic if endpoint else {}
+    candidate, holder = _with_traffic(candidate, traffic), _with_traffic(holder, traffic) if holder else None
     judged = gates.judge(canary.gates, candidate, holder, which="which has the rest of the traffic")
 
     def listed(verdict: str) -> str:
         return "; ".join(f"{item.name}: {item.message}" for item in judged if item.verdict == verdict)
 
     return Verdicts(failed=listed("Failed"), unclear=listed("Inconclusive"))
+
+
+def _with_traffic(version: ModelVersion, traffic: Mapping[str, Mapping[str, float]]) -> ModelVersion:
+    """A version with the numbers of its requests, which the endpoint exports. A tag of the version goes before them."""
+    metrics = {**version.metrics, **traffic.get(version.version, {})}
+    return dataclasses.replace(version, metrics=metrics)
 
 
 def take_next_step(draft: Draft, verdicts: Verdicts) -> bool:

@@ -122,7 +122,8 @@ def settings_digest(draft: Draft) -> str:
         return ""
     reserved = spec.provisioned_throughput
     machines = reserved.to_json() if reserved else dataclasses.asdict(workload(spec))
-    return digest([machines, dict(spec.environment)])
+    known = {name: value for name, value in machines.items() if value is not None}
+    return digest([known, dict(spec.environment)])
 
 
 def in_force(served: Sequence[ServedVersion]) -> list[Route]:

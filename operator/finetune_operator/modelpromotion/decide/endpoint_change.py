@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.serving import DatabricksServing, EndpointChange, Route
+from finetune_crds.serving import EndpointChange, Route
 from finetune_operator.modelpromotion.decide import canary
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.endpoint import (
@@ -20,7 +20,7 @@ from finetune_operator.modelpromotion.decide.endpoint import (
     settings_digest,
     spec_of,
 )
-from finetune_operator.serving.model import ConfigureEndpoint, Endpoint, LogRequests, ServedVersion
+from finetune_operator.serving.model import ConfigureEndpoint, Endpoint, ServedVersion
 
 # The reasons that `failed_action` leaves in the condition when Databricks rejects a request.
 _REFUSED = (
@@ -77,22 +77,11 @@ def complete(draft: Draft, endpoint: Endpoint) -> None:
 def is_answering(draft: Draft, endpoint: Endpoint) -> bool:
     """Whether the endpoint answers requests; reports it if not."""
     if not endpoint.ready:
-        message = f"endpoint {name_of(draft)} is configured, and does not answer yet"
+        why = f": {endpoint.message}" if endpoint.message else ""
+        message = f"endpoint {name_of(draft)} is configured, and does not answer yet{why}"
         draft.set(ConditionType.SERVED, False, ConditionReason.ENDPOINT_UPDATING, message)
         draft.requeue_after(draft.settings.poll_seconds)
     return endpoint.ready
-
-
-def is_logging(draft: Draft, spec: DatabricksServing, endpoint: Endpoint) -> bool:
-    """Whether the endpoint logs requests as in the spec; requests it if not."""
-    if endpoint.inference_table:
-        return True
-    if not was_refused(draft):
-        message = f"endpoint {spec.endpoint} is being configured to log its requests"
-        draft.set(ConditionType.SERVED, False, ConditionReason.ENDPOINT_UPDATING, message)
-    draft.actions.append(LogRequests(spec))
-    draft.requeue_after(draft.settings.poll_seconds)
-    return False
 
 
 def _report_updating(draft: Draft, wanted: Sequence[Route]) -> None:

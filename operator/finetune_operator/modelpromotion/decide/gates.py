@@ -231,9 +231,8 @@ def _number(version: ModelVersion, name: str) -> float | str:
     if text is None and name in version.metrics:
         return version.metrics[name]
     if text is None:
-        return (
-            f"version {version.version} has no {name}: neither a tag of the version nor a metric of its run"
-        )
+        why = f" ({version.unread})" if version.unread else ""
+        return f"version {version.version} has no {name}: neither a tag of the version nor a metric of its run{why}"
     try:
         return float(text)
     except ValueError:

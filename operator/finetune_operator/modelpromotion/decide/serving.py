@@ -11,6 +11,7 @@ from finetune_operator.modelpromotion.decide import endpoint as endpoints
 from finetune_operator.modelpromotion.decide import endpoint_change as change
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.endpoint_failure import fail, go_back
+from finetune_operator.modelpromotion.decide.endpoint_logging import is_logging, stop_logging
 from finetune_operator.serving.model import Endpoint
 
 
@@ -32,6 +33,7 @@ def serve(draft: Draft) -> None:
         go_back(draft, endpoint)
     else:
         _advance(draft, spec, endpoint, version)
+    stop_logging(draft, spec, endpoint)
 
 
 def hold(draft: Draft) -> None:
@@ -42,7 +44,7 @@ def hold(draft: Draft) -> None:
     spec = endpoints.spec_of(draft)
     endpoint = endpoints.describe(draft, spec) if spec else None
     known, version = canary.known_of(draft), draft.status.promoted
-    if endpoint is None:
+    if spec is None or endpoint is None:
         return
     failed = ""
     if not known.failure and version is not None and known.version == version:
@@ -53,6 +55,7 @@ def hold(draft: Draft) -> None:
         fail(draft, endpoint, "CanaryFailed", f"a gate of the canary failed: {failed}")
     else:
         _report_hold(draft)
+    stop_logging(draft, spec, endpoint)
 
 
 def _report_hold(draft: Draft) -> None:
@@ -114,7 +117,7 @@ def _advance(draft: Draft, spec: DatabricksServing, endpoint: Endpoint, version:
         change.request(draft, endpoint, wanted)
     else:
         change.complete(draft, endpoint)
-        if not change.is_answering(draft, endpoint) or not change.is_logging(draft, spec, endpoint):
+        if not change.is_answering(draft, endpoint) or not is_logging(draft, spec, endpoint):
             return
         if not canary.known_of(draft).step:
             _conclude(draft, spec, wanted)

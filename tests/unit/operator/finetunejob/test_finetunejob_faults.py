@@ -22,6 +22,7 @@ from finetune_operator.kube import KubeError
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.registry.base import RegisteredVersion
+from finetune_operator.registry.tracked import Tracked
 from finetune_operator.registry.writer import AliasWriter
 from worlds.memory.decisions import NODES, SETTINGS, SOURCE, UID, child, ended, later, pod
 from worlds.memory.promotions import ApiServer, KilledError, Writes
@@ -106,7 +107,7 @@ class World:
 
     # MLflow.
 
-    def ask(self, server: Server, *_: object) -> Mlflow:
+    def ask(self, server: Tracked, *_: object) -> Mlflow:
         return Mlflow(run=self.runs[0] if self.runs else None, version=self.version)
 
     def ensure_run(self, *_: object) -> Run:
@@ -119,7 +120,7 @@ class World:
         with self.writes.one("finish run"):
             self.runs = [dataclasses.replace(run, status=status) for run in self.runs]
 
-    async def set_alias(self, server: Server, action: SetAlias) -> None:
+    async def set_alias(self, server: Tracked, action: SetAlias) -> None:
         with self.writes.one("set alias"):
             assert self.version is not None
             aliases = self.version.aliases | {action.alias}

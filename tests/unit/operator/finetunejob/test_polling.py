@@ -20,6 +20,7 @@ from finetune_operator.kube import KubeError
 from finetune_operator.mlflow.host import Credentials
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
+from finetune_operator.registry.tracked import Tracked
 from finetune_operator.settings import Settings
 from standins.kube import StandIn
 from worlds.memory.decisions import (
@@ -63,9 +64,9 @@ def with_secret(optional: bool = False) -> FineTuneJob:
 async def test_a_jobs_server_has_its_own_credentials() -> None:
     world = World(StandIn(secret(MLFLOW_TRACKING_TOKEN="t")))
     uri = "http://mlflow:5000"
-    assert await world.poller.server(with_secret()) == Server(uri, uri, Credentials(token="t"))
-    assert await world.poller.server(ftj()) == Server(uri, uri)
-    assert await World(settings=NO_MLFLOW).poller.server(ftj()) is None
+    assert await world.poller.tracked(with_secret()) == Tracked(Server(uri, uri, Credentials(token="t")))
+    assert await world.poller.tracked(ftj()) == Tracked(Server(uri, uri))
+    assert await World(settings=NO_MLFLOW).poller.tracked(ftj()) is None
 
 
 async def test_credentials_that_cannot_be_had_are_a_condition() -> None:
@@ -75,8 +76,8 @@ async def test_credentials_that_cannot_be_had_are_a_condition() -> None:
 
 
 async def test_a_secret_may_be_optional() -> None:
-    server = await World().poller.server(with_secret(optional=True))
-    assert server == Server("http://mlflow:5000", "http://mlflow:5000")
+    tracked = await World().poller.tracked(with_secret(optional=True))
+    assert tracked == Tracked(Server("http://mlflow:5000", "http://mlflow:5000"))
 
 
 async def test_an_api_server_that_is_away_is_no_word_of_mlflow() -> None:
@@ -93,9 +94,9 @@ class Asked:
     answer: Mlflow
     questions: list[tuple[str, str | None, bool]] = field(default_factory=list)
 
-    def __call__(self, server: Server, ftj: FineTuneJob, want_version: bool) -> Mlflow:
+    def __call__(self, tracked: Tracked, ftj: FineTuneJob, want_version: bool) -> Mlflow:
         known = ftj.status.mlflow.run_id if ftj.status.mlflow else None
-        self.questions.append((server.uri, known, want_version))
+        self.questions.append((tracked.server.uri, known, want_version))
         return self.answer
 
 

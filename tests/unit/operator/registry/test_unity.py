@@ -91,7 +91,7 @@ def test_a_model_and_its_aliases(databricks: Workspace) -> None:
 def test_a_version(databricks: Workspace) -> None:
     asked = registry(databricks)
     assert asked.version(MODEL, "1") is None
-    databricks.add_version(MODEL, 1, {"eval_loss": 1.5}, {"finetune.dev/eval-data": "d1"})
+    databricks.add_version(MODEL, 1, {"eval_loss": 1.5}, {"finetune_eval_data": "d1"})
     assert asked.version(MODEL, "2") is None
     asked.set_tags(MODEL, "1", {"reviewed": "yes", "by": "ana"})
     assert asked.version(MODEL, "1") == ModelVersion(
@@ -100,6 +100,26 @@ def test_a_version(databricks: Workspace) -> None:
         tags={"reviewed": "yes", "by": "ana"},
         metrics={"eval_loss": 1.5},
         evaluated_on="d1",
+    )
+
+
+def test_numbers_of_the_logged_model_come_before_those_of_the_run(databricks: Workspace) -> None:
+    databricks.add_version(MODEL, 1, {"eval_loss": 1.5, "step": 10})
+    databricks.models[MODEL].versions[1].metrics = {"eval_loss": 1.25}
+    found = registry(databricks).version(MODEL, "1")
+    assert found
+    assert (found.metrics, found.unread) == ({"eval_loss": 1.25, "step": 10}, "")
+
+
+def test_the_run_of_another_workspace_is_not_read(databricks: Workspace) -> None:
+    databricks.add_version(MODEL, 1, {"eval_loss": 1.5}, {"finetune_eval_data": "d1"})
+    made = databricks.models[MODEL].versions[1]
+    made.workspace_id, made.metrics = "99", {"accuracy": 0.5}
+    assert registry(databricks).version(MODEL, "1") == ModelVersion(
+        version="1",
+        run_id=f"run-{MODEL}-1",
+        metrics={"accuracy": 0.5},
+        unread="its run is in workspace 99, and the credentials are for workspace 1234",
     )
 
 
@@ -116,8 +136,8 @@ def test_when_a_model_and_its_version_were_created(databricks: Workspace) -> Non
 
 
 def test_the_data_noted_on_the_version_come_before_those_of_its_run(databricks: Workspace) -> None:
-    databricks.add_version(MODEL, 1, {}, {"finetune.dev/eval-data": "d1"})
-    registry(databricks).set_tags(MODEL, "1", {"finetune.dev/eval-data": "d2"})
+    databricks.add_version(MODEL, 1, {}, {"finetune_eval_data": "d1"})
+    registry(databricks).set_tags(MODEL, "1", {"finetune_eval_data": "d2"})
     found = registry(databricks).version(MODEL, "1")
     assert found
     assert found.evaluated_on == "d2"

@@ -9,7 +9,7 @@ from databricks.sdk import WorkspaceClient
 from databricks.sdk.service.serving import AiGatewayConfig
 
 from finetune_crds.conditions import ConditionReason
-from finetune_crds.serving import DatabricksServing
+from finetune_crds.serving import DatabricksServing, InferenceTable
 from finetune_operator.databricks.workspace import workspace
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.serving.databricks import act, endpoint
@@ -19,9 +19,11 @@ from finetune_operator.serving.model import (
     EndpointAction,
     LogRequests,
     ServedVersion,
+    StopLogging,
 )
 from finetune_operator.settings import Settings
 from standins.databricks import Fault, Workspace
+from standins.databricks.endpoints import BUSY
 
 MODEL = "main.llm.support"
 PATH = "/api/2.0/serving-endpoints"
@@ -110,6 +112,15 @@ ENTITIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "environment_vars": {"A": "b", "KEY": "{{secrets/scope/key}}"},
         },
     ),
+    "concurrency": (
+        {"concurrency": {"min": 4, "max": 32}, "workloadType": "GPUXLarge"},
+        {
+            "min_provisioned_concurrency": 4,
+            "max_provisioned_concurrency": 32,
+            "workload_type": "GPU_XLARGE",
+            "scale_to_zero_enabled": True,
+        },
+    ),
     "provisioned throughput": (
         {"provisionedThroughput": {"modelUnits": 50, "burstScaling": True}},
         {"provisioned_model_units": 50, "burst_scaling_enabled": True},
@@ -135,6 +146,7 @@ def test_provisioned_throughput_has_its_own_paths(databricks: Workspace) -> None
 
 OTHERWISE: dict[str, dict[str, Any]] = {
     "size": {"workloadSize": "Medium"},
+    "concurrency": {"concurrency": {"min": 4, "max": 4}},
     "machine": {"workloadType": "GPUSmall"},
     "scale to zero": {"scaleToZero": False},
     "throughput": {"provisionedThroughput": {"modelUnits": 1}},
@@ -187,8 +199,9 @@ def test_a_change_that_fails_without_a_word(databricks: Workspace) -> None:
     assert found(databricks).message == "Databricks does not say why: see the endpoint's events"
 
 
-def test_another_change_under_way_is_no_error(databricks: Workspace) -> None:
-    databricks.endpoints.polls = None
+@pytest.mark.parametrize("answer", BUSY, ids=[f"{status} {code}" for status, code, _ in BUSY])
+def test_another_change_under_way_is_no_error(databricks: Workspace, answer: tuple[int, str, str]) -> None:
+    databricks.endpoints.polls, databricks.endpoints.busy = None, answer
     busy = (
         ConditionReason.ENDPOINT_BUSY,
         "another change of the serving endpoint support is in progress: waiting until it is complete",
@@ -196,6 +209,19 @@ def test_another_change_under_way_is_no_error(databricks: Workspace) -> None:
     act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
     assert refused(databricks, ConfigureEndpoint(spec(), served(v3=100), create=True)) == busy
     assert refused(databricks, ConfigureEndpoint(spec(), served(v4=100), create=False)) == busy
+
+
+def test_a_version_that_recovers(databricks: Workspace) -> None:
+    databricks.endpoints.recovering = {"3": "the node was lost"}
+    act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
+    found(databricks)
+    recovering = found(databricks)
+    databricks.endpoints.recover("support")
+    answering = found(databricks)
+    assert [(seen.ready, seen.updating, seen.message) for seen in (recovering, answering)] == [
+        (False, False, "version 3 is recovering: the node was lost"),
+        (True, False, ""),
+    ]
 
 
 def test_what_databricks_refuses(databricks: Workspace) -> None:
@@ -224,13 +250,42 @@ TABLE = {"inferenceTable": {"catalog": "main", "schema": "logs", "tablePrefix": 
 
 def test_requests_are_logged(databricks: Workspace) -> None:
     act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
-    assert not found(databricks, **TABLE).inference_table
-    assert found(databricks).inference_table
+    assert found(databricks).logged_to is None
     act(client(databricks), LogRequests(spec(**TABLE)))
-    assert found(databricks, **TABLE).inference_table
-    other = {"inferenceTable": {"catalog": "main", "schema": "other"}}
-    assert not found(databricks, **other).inference_table
-    assert databricks.writes() == [("POST", PATH), ("PUT", f"{PATH}/support/ai-gateway")]
+    assert found(databricks).logged_to == spec(**TABLE).inference_table
+    act(client(databricks), StopLogging(spec()))
+    assert found(databricks).logged_to is None
+    act(client(databricks), StopLogging(spec()))
+    assert databricks.writes() == [("POST", PATH), *[("PUT", f"{PATH}/support/ai-gateway")] * 3]
+
+
+def test_nothing_was_ever_logged(databricks: Workspace) -> None:
+    act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
+    act(client(databricks), StopLogging(spec()))
+    assert databricks.writes() == [("POST", PATH)]
+
+
+def test_another_table_before_the_first_was_disabled(databricks: Workspace) -> None:
+    act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
+    act(client(databricks), LogRequests(spec(**TABLE)))
+    other = LogRequests(spec(inferenceTable={"catalog": "main", "schema": "other"}))
+    reason, message = refused(databricks, other)
+    assert (reason, message.rpartition(": ")[2]) == (
+        ConditionReason.DATABRICKS_ERROR,
+        "Disable the inference table before you change its catalog, schema or table name prefix.",
+    )
+    act(client(databricks), StopLogging(spec()))
+    act(client(databricks), other)
+    assert found(databricks).logged_to == InferenceTable.model_validate(
+        {"catalog": "main", "schema": "other"}
+    )
+
+
+def test_logging_moves_the_revision(databricks: Workspace) -> None:
+    act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
+    before = found(databricks).revision
+    act(client(databricks), LogRequests(spec(**TABLE)))
+    assert found(databricks).revision != before
 
 
 def test_logging_keeps_limits_that_exist(databricks: Workspace) -> None:

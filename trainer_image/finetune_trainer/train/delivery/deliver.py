@@ -47,7 +47,8 @@ def deliver(
         folder.mkdir()
         write(folder)
         model_id = registry.upload(folder)
-        version = registry.register(name, model_id, lineage.version_tags(origin)) if name else None
+        tags = lineage.version_tags(origin)
+        version = registry.register(name, model_id, folder, tags) if name else None
     if name is None or version is None:
         return result
     say(f"registered {name} version {version}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -134,11 +135,15 @@ def _write_adapter(model: Any, state: dict[str, torch.Tensor], folder: Path) -> 
 
 
 def _reference_to_base(source: Path, recipe: Recipe, folder: Path) -> dict[str, str]:
-    """How MLflow finds an adapter's base: a path, a commit on the Hub, or a copy.
+    """How MLflow finds an adapter's base: a path, a commit on the Hub, or a copy, as Unity Catalog needs it.
 
     A base that was merged from an adapter exists only in this pod, and is copied.
     """
     base = recipe.model.base
+    if os.environ.get("MLFLOW_REGISTRY_URI", "").startswith("databricks-uc"):
+        # NB: a version in Unity Catalog holds its weights: MLflow's client would download them from the Hub.
+        merge.save(load.unsharded(recipe.model, source), folder / _MODEL, source)
+        return {"model_binary": _MODEL, "source_model_name": base}
     if str(source) == base:
         return {"local_base_model_path": base, "source_model_name": base}
     commit = _hub_commit(source)

@@ -46,10 +46,15 @@ class Registry:
         """Upload the exported folder as the run's logged model, unless it exists, and return its id."""
         return self._with_retries(lambda mlflow: self._log(mlflow, folder))
 
-    def register(self, model: str, model_id: str, tags: Mapping[str, str]) -> str:
-        """Register the logged model as a version of `model`, unless it is, and return the version number."""
+    def register(self, model: str, model_id: str, folder: Path, tags: Mapping[str, str]) -> str:
+        """Register the logged model as a version of `model`, unless it is, and return the version number.
+
+        `folder` is what was uploaded: Unity Catalog takes a copy of its own.
+        """
         return self._with_retries(
-            lambda mlflow: self._find_version(mlflow, model) or self._create(mlflow, model, model_id, tags)
+            lambda mlflow: (
+                self._find_version(mlflow, model) or self._create(mlflow, model, model_id, folder, tags)
+            )
         )
 
     def _with_retries(self, call: Callable[[MlflowClient], T]) -> T:
@@ -81,7 +86,9 @@ class Registry:
     def _find_version(self, mlflow: MlflowClient, model: str) -> str | None:
         # NB: Unity Catalog filters only by name, so compare the run here.
         versions = _all(lambda token: mlflow.search_model_versions(f"name='{model}'", page_token=token))
-        return next((str(found.version) for found in versions if found.run_id == self._run_id), None)
+        # NB: in Unity Catalog a version stays behind whose files an earlier attempt did not upload to the end.
+        complete = (found for found in versions if found.status == "READY")
+        return next((str(found.version) for found in complete if found.run_id == self._run_id), None)
 
     def _find_logged(self, mlflow: MlflowClient, experiment: str) -> LoggedModel | None:
         # NB: Databricks cannot filter by run yet.
@@ -105,7 +112,9 @@ class Registry:
             mlflow.log_outputs(self._run_id, [LoggedModelOutput(logged.model_id, step=0)])
         return str(logged.model_id)
 
-    def _create(self, mlflow: MlflowClient, model: str, model_id: str, tags: Mapping[str, str]) -> str:
+    def _create(
+        self, mlflow: MlflowClient, model: str, model_id: str, folder: Path, tags: Mapping[str, str]
+    ) -> str:
         from mlflow.exceptions import MlflowException
 
         try:
@@ -113,8 +122,14 @@ class Registry:
         except MlflowException as error:
             if error.error_code not in ("RESOURCE_ALREADY_EXISTS", "ALREADY_EXISTS"):
                 raise
-        version = mlflow.create_model_version(
-            model, source=f"models:/{model_id}", run_id=self._run_id, tags=dict(tags), model_id=model_id
+        # NB: the public method has no `local_model_path`: it would download from the run what was just uploaded.
+        version = mlflow._create_model_version(  # noqa: SLF001
+            model,
+            source=f"models:/{model_id}",
+            run_id=self._run_id,
+            tags=dict(tags),
+            local_model_path=str(folder),
+            model_id=model_id,
         )
         return str(version.version)
 

@@ -54,17 +54,18 @@ REFUSED: dict[str, tuple[Json, list[str]]] = {
         [],
     ),
     "an MLflow of another kind": (
-        {"tracking": {"uri": "databricks", "registryUri": "databricks-uc"}},
+        {"tracking": {"uri": "databricks://me", "registryUri": "uc:http://x"}},
         [
-            "tracking.uri databricks (use the http or https address of an MLflow server)",
-            "tracking.registryUri databricks-uc (use the http or https address of an MLflow server)",
+            "tracking.uri databricks://me (use the http or https address of an MLflow server, or databricks)",
+            "tracking.registryUri uc:http://x (use the http or https address of an MLflow server, or databricks-uc)",
         ],
     ),
+    "a Databricks workspace": ({"tracking": {"uri": "databricks", "registryUri": "databricks-uc"}}, []),
     "several at once": (
-        {"data": prepared(spark={"mode": "Databricks"}), "tracking": {"uri": "databricks"}},
+        {"data": prepared(spark={"mode": "Databricks"}), "tracking": {"uri": "dbfs:/runs"}},
         [
             "data.prepare.spark.mode Databricks (use Local or Kubernetes)",
-            "tracking.uri databricks (use the http or https address of an MLflow server)",
+            "tracking.uri dbfs:/runs (use the http or https address of an MLflow server, or databricks)",
         ],
     ),
     **{

@@ -10,7 +10,13 @@ from finetune_crds.promotion_status import ModelPromotionStatus, Move, MoveReaso
 from finetune_crds.serving import DatabricksServing, ServingStatus
 from finetune_operator.modelpromotion.model import Observed, PromotionAction
 from finetune_operator.registry.base import ModelVersion, RegisteredModel
-from finetune_operator.serving.model import ConfigureEndpoint, Endpoint, LogRequests, ServedVersion
+from finetune_operator.serving.model import (
+    ConfigureEndpoint,
+    Endpoint,
+    LogRequests,
+    ServedVersion,
+    StopLogging,
+)
 from unit.operator.modelpromotion.decide.rollout import MODEL, NOW, decided, promotion
 
 Json = dict[str, Any]
@@ -62,7 +68,7 @@ class Case:
     versions: dict[str, ModelVersion | None] = field(default_factory=dict)
     asks: tuple[ServedVersion, ...] = ()
     creates: bool = False
-    logs: bool = False
+    logs: type[LogRequests | StopLogging] | None = None
     requeue: float | None = None
     withheld: str | None = None
 
@@ -131,5 +137,5 @@ def check(case: Case) -> None:
 def _actions(case: Case, spec: DatabricksServing | None) -> tuple[PromotionAction, ...]:
     assert spec
     if case.logs:
-        return (LogRequests(spec),)
+        return (case.logs(spec),)
     return (ConfigureEndpoint(spec, case.asks, case.creates),) if case.asks else ()

@@ -106,14 +106,6 @@ CASES: dict[str, Case] = {
         serving=described(shares={"v2": 50, "v7": 50}, change=change("r2", v2=100), **STEADY),
         requeue=0.0,
     ),
-    "requests are not logged": Case(
-        endpoint=there(served=served(v2=100), inference_table=False),
-        before=described(**STEADY),
-        condition=(False, UPDATING, "endpoint support is being configured to log its requests"),
-        serving=described(shares={"v2": 100}, **STEADY),
-        logs=True,
-        requeue=5.0,
-    ),
 }
 
 

@@ -221,7 +221,7 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
             None,
             "2",
             "version 1 does not say what data it was evaluated on: its run or the version needs the tag "
-            "finetune.dev/eval-data",
+            "finetune_eval_data",
         ),
     ),
     "a holder without the number": (

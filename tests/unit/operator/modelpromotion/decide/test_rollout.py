@@ -8,12 +8,15 @@ import pytest
 
 from finetune_crds.promotion_status import MoveReason
 from standins.databricks import Fault, Workspace
+from standins.databricks.endpoints import exported
 from unit.operator.modelpromotion.decide.rollout import CANARY, MODEL, Rollout, changed, served, serving
 
 Json = dict[str, Any]
 PATH = "/api/2.0/serving-endpoints"
 CHANGE = ("PUT", f"{PATH}/support/config")
 CREATE = ("POST", PATH)
+GATEWAY = ("PUT", f"{PATH}/support/ai-gateway")
+TABLE = {"catalog": "main", "schema": "logs"}
 
 
 def test_created_then_at_rest(databricks: Workspace) -> None:
@@ -209,11 +212,10 @@ def test_a_change_that_is_refused(databricks: Workspace) -> None:
 
 
 def test_logging_that_is_refused(databricks: Workspace) -> None:
-    table = {"catalog": "main", "schema": "logs"}
     rollout = served(databricks)
-    rollout.edit(serving=serving(inferenceTable=table))
+    rollout.edit(serving=serving(inferenceTable=TABLE))
     databricks.denied = {f"PUT {PATH}/support/ai-gateway"}
-    assert rollout.steps(3) == ["DatabricksForbidden"] * 3
+    assert rollout.steps(4) == ["EndpointUpdating", *["DatabricksForbidden"] * 3]
     databricks.denied = set()
     rollout.step()
     assert rollout.settle() == ["EndpointReady"]
@@ -278,11 +280,88 @@ def test_what_databricks_words_otherwise_is_not_sent_again(databricks: Workspace
 
 
 def test_requests_are_logged(databricks: Workspace) -> None:
-    table = {"catalog": "main", "schema": "logs"}
-    rollout = Rollout(databricks, {"serving": serving(inferenceTable=table)})
+    rollout = Rollout(databricks, {"serving": serving(inferenceTable=TABLE)})
     rollout.promote("1")
     assert rollout.settle() == ["EndpointUpdating", "EndpointReady"]
-    assert databricks.writes() == [CREATE, ("PUT", f"{PATH}/support/ai-gateway")]
+    assert databricks.writes() == [CREATE, GATEWAY]
+
+
+def logged_to(databricks: Workspace) -> str | None:
+    """The schema that requests are logged to in truth."""
+    gateway = databricks.endpoints.held["support"].ai_gateway
+    table = gateway.inference_table_config if gateway else None
+    return table.schema_name if table and table.enabled else None
+
+
+def test_no_more_logging_once_the_spec_says_so(databricks: Workspace) -> None:
+    rollout = served(databricks, serving=serving(inferenceTable=TABLE))
+    assert logged_to(databricks) == "logs"
+    rollout.edit(serving=serving())
+    assert rollout.settle() == ["EndpointUpdating", "EndpointReady"]
+    assert (logged_to(databricks), databricks.writes()) == (None, [GATEWAY])
+
+
+def test_another_table(databricks: Workspace) -> None:
+    rollout = served(databricks, serving=serving(inferenceTable=TABLE))
+    rollout.edit(serving=serving(inferenceTable=TABLE | {"schema": "other"}))
+    assert rollout.settle() == ["EndpointUpdating", "EndpointReady"]
+    assert (logged_to(databricks), databricks.writes()) == ("other", [GATEWAY] * 2)
+
+
+def test_the_logging_of_another_client_is_left_alone(databricks: Workspace) -> None:
+    rollout = served(databricks)
+    table = {"catalog_name": "main", "schema_name": "audit", "enabled": True}
+    databricks.endpoints.put_gateway("support", {"inference_table_config": table})
+    assert rollout.settle() == ["EndpointReady"]
+    assert (logged_to(databricks), databricks.writes()) == ("audit", [])
+
+
+def test_logging_ends_in_the_middle_of_a_rollout(databricks: Workspace) -> None:
+    databricks.endpoints.polls = None
+    rollout = Rollout(databricks, {"serving": serving(inferenceTable=TABLE)})
+    rollout.promote("1")
+    rollout.steps(2)
+    databricks.endpoints.finish("support")
+    rollout.settle()
+    rollout.promote("2")
+    rollout.steps(2)
+    rollout.edit(serving=serving())
+    rollout.step()
+    assert (logged_to(databricks), rollout.updating()) == (None, True)
+    databricks.endpoints.finish("support")
+    rollout.settle()
+    assert (rollout.routes, rollout.reason) == ({"2": 100}, "EndpointReady")
+
+
+ERRORS = {"name": "few-errors", "type": "Metric", "metric": {"name": "error_rate", "max": 0.01}}
+
+
+def test_gates_judge_the_traffic_of_the_new_version(databricks: Workspace) -> None:
+    rollout = served(databricks, serving=serving(canary=CANARY | {"gates": [ERRORS]}))
+    rollout.promote("2")
+    rollout.settle()
+    assert (rollout.routes, rollout.reason) == ({"2": 10, "1": 90}, "CanaryInconclusive")
+    databricks.endpoints.metrics["support"] = exported("support", {"1": (900, 0, 90), "2": (100, 0, 1)})
+    rollout.wait(10)
+    rollout.settle()
+    assert (rollout.routes, rollout.reason) == ({"2": 50, "1": 50}, "Canary")
+    databricks.endpoints.metrics["support"] = exported("support", {"1": (500, 0, 0), "2": (500, 4, 2)})
+    rollout.settle()
+    assert (rollout.routes, rollout.reason) == ({"1": 100}, "CanaryFailed")
+    assert "error_rate is 0.012, but it must be <= 0.01" in rollout.message
+
+
+def test_what_databricks_shows_otherwise_is_not_configured_again_for_the_logging(
+    databricks: Workspace,
+) -> None:
+    rollout = served(databricks, serving=serving(inferenceTable=TABLE))
+    config = databricks.endpoints.held["support"].config
+    assert config
+    assert config.served_entities
+    config.served_entities[0].workload_size = "Small (4 concurrent)"
+    rollout.edit(serving=serving())
+    rollout.settle()
+    assert databricks.writes() == [GATEWAY]
 
 
 def test_provisioned_throughput(databricks: Workspace) -> None:

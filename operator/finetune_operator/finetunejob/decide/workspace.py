@@ -1,0 +1,99 @@
+"""A job whose run and version are in a Databricks workspace: what such a job must say, and how its pods log in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from finetune_crds.base import Json
+from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
+
+_LEVELS = re.compile(r"[^./ ]+\.[^./ ]+\.[^./ ]+")
+_FORBIDDEN_IN_TAGS = re.compile(r"[.,\-=/:]")
+_IN_WORKSPACE = ("/Volumes/", "dbfs:/", "/dbfs/")
+_KEYS = ("DATABRICKS_HOST", "DATABRICKS_TOKEN", "DATABRICKS_CLIENT_ID", "DATABRICKS_CLIENT_SECRET")
+_TOKEN_FOLDER = "/var/run/secrets/finetune.dev/databricks"  # noqa: S105
+_TOKEN_SECONDS = 3600
+
+
+def workspace_mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
+    """What is wrong with a job once the defaults of the installation count; the schema refuses what the spec alone says."""
+    server, registry = settings.servers(spec.tracking)
+    yield from _paths(spec)
+    if spec.register_ and (server == DATABRICKS) != (registry == UNITY_CATALOG):
+        yield (
+            f"the run would be at {server or 'no server'} and the model at {registry}: set spec.tracking.uri to "
+            f"{DATABRICKS} and spec.tracking.registryUri to {UNITY_CATALOG}, or none of the two"
+        )
+    if server != DATABRICKS:
+        return
+    if spec.tracking.experiment and not spec.tracking.experiment.startswith("/"):
+        yield (
+            f"spec.tracking.experiment {spec.tracking.experiment} is not a path: experiments of a workspace are named like "
+            "/Shared/support"
+        )
+    if spec.register_ is None:
+        return
+    if not _LEVELS.fullmatch(spec.register_.model):
+        yield f"spec.register.model {spec.register_.model} must be catalog.schema.name in Unity Catalog"
+    if not spec.register_.signature:
+        yield "Unity Catalog needs the signature of a model: remove spec.register.signature"
+    wrong = sorted(key for key in spec.register_.tags if _FORBIDDEN_IN_TAGS.search(key) or key != key.strip())
+    if wrong:
+        yield (
+            f"Unity Catalog allows none of . , - = / : in the key of a tag: rename {', '.join(wrong)} in spec.register.tags"
+        )
+
+
+def _paths(spec: FineTuneJobSpec) -> Iterator[str]:
+    """Folders of a workspace, which pods of this cluster do not have."""
+    named = {
+        "spec.data.prepare.output": spec.data.prepare.output if spec.data.prepare else None,
+        "spec.checkpoint.uri": spec.checkpoint.uri if spec.checkpoint else None,
+    }
+    for field, path in named.items():
+        if path and path.startswith(_IN_WORKSPACE):
+            yield (
+                f"{field} {path} is a folder of a Databricks workspace, which the training pods cannot read: use the object "
+                "storage behind it, or a volume of podTemplate"
+            )
+
+
+def pod_login(spec: FineTuneJobSpec, settings: Settings, container: str) -> Json:
+    """What the template of a pod needs to log in to the workspace; empty for jobs on an MLflow server.
+
+    NB: of a Secret, only the four keys. Without one, a token of the pod's own ServiceAccount, which lives for an hour. The
+    operator's own login never reaches a pod.
+    """
+    if not settings.on_databricks(spec.tracking):
+        return {}
+    secret = spec.tracking.trainer_secret_ref or spec.tracking.secret_ref
+    if secret is None:
+        return _federated(settings, container)
+    env = [
+        {"name": key, "valueFrom": {"secretKeyRef": {"name": secret.name, "key": key, "optional": True}}}
+        for key in _KEYS
+    ]
+    return {"spec": {"containers": [{"name": container, "env": env}]}}
+
+
+def _federated(settings: Settings, name: str) -> Json:
+    values = {
+        "DATABRICKS_HOST": settings.databricks_host,
+        "DATABRICKS_AUTH_TYPE": "file-oidc",
+        "DATABRICKS_OIDC_TOKEN_FILEPATH": f"{_TOKEN_FOLDER}/token",
+    }
+    token = {
+        "audience": settings.databricks_token_audience,
+        "expirationSeconds": _TOKEN_SECONDS,
+        "path": "token",
+    }
+    mount = {"name": "databricks", "mountPath": _TOKEN_FOLDER, "readOnly": True}
+    container = {
+        "name": name,
+        "env": [{"name": key, "value": value} for key, value in values.items()],
+        "volumeMounts": [mount],
+    }
+    projected = {"name": "databricks", "projected": {"sources": [{"serviceAccountToken": token}]}}
+    return {"spec": {"containers": [container], "volumes": [projected]}}

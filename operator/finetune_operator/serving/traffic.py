@@ -1,0 +1,43 @@
+"""What an endpoint of Model Serving exports of its traffic, for the gates of a canary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+_REQUESTS, _ERRORS = "request_count_total", ("request_4xx_count_total", "request_5xx_count_total")
+_LATENCY = "request_latency_ms"
+
+
+def numbers_of(text: str, entity: str) -> Mapping[str, float]:
+    """The numbers of one served entity in the last minute, from the endpoint's metrics in Prometheus' or OpenMetrics' text.
+
+    `request_count`, `error_rate` (the share of requests with a 4xx or 5xx answer), `server_error_rate` (5xx alone) and
+    `latency_ms` (the mean). A number that the text does not hold is left out, also the rates without a request.
+
+    Raises:
+        ValueError: the text is neither.
+    """
+    found = [sample for sample in _samples(text) if entity in sample.labels.values()]
+    requests = _total(found, _REQUESTS)
+    numbers: dict[str, float] = {} if requests is None else {"request_count": requests}
+    errors = [_total(found, name) for name in _ERRORS]
+    if requests:
+        numbers["error_rate"] = sum(count or 0.0 for count in errors) / requests
+        numbers["server_error_rate"] = (errors[1] or 0.0) / requests
+    spent, answered = _total(found, f"{_LATENCY}_sum"), _total(found, f"{_LATENCY}_count")
+    if spent is not None and answered:
+        numbers["latency_ms"] = spent / answered
+    return numbers
+
+
+def _samples(text: str) -> list[Sample]:
+    # NB: gauges keep the suffix _total in their names, counters lose it in those of their families only.
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
+def _total(samples: list[Sample], name: str) -> float | None:
+    found = [sample.value for sample in samples if sample.name == name]
+    return sum(found) if found else None

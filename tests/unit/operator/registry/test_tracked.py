@@ -1,0 +1,78 @@
+"""A job's run and version in a Databricks workspace, through MLflow's own client and the SDK, against the stand-in."""
+
+from __future__ import annotations
+
+import pytest
+
+from finetune_crds.conditions import ConditionReason
+from finetune_crds.finetunejob import Tracking
+from finetune_operator.errors import ExternalError
+from finetune_operator.mlflow.model import Run
+from finetune_operator.registry.base import RegisteredVersion
+from finetune_operator.registry.tracked import Tracked, open_tracked
+from finetune_operator.settings import Settings
+from standins.databricks import Workspace
+
+MODEL = "main.llm.support"
+TRACKING = Tracking(uri="databricks")
+TAGS = {"finetune.dev/uid": "u1"}
+
+
+@pytest.fixture(autouse=True)
+def with_runs(databricks: Workspace) -> None:
+    databricks.tracking.open()
+
+
+def opened(state: Workspace, **credentials: str) -> Tracked:
+    secret = {"DATABRICKS_HOST": state.uri} | (credentials or {"DATABRICKS_TOKEN": "dapi-good"})
+    tracked = open_tracked(Settings(), TRACKING, secret)
+    assert tracked
+    return tracked
+
+
+def test_the_run_of_a_job(databricks: Workspace) -> None:
+    server = opened(databricks).server
+    assert server.find_run("u1", "/Shared/team") is None
+    made = server.ensure_run("u1", "/Shared/team", "tune", TAGS)
+    assert server.ensure_run("u1", "/Shared/team", "tune", TAGS).run_id == made.run_id
+    server.finish_run(made.run_id, "FINISHED")
+    found = server.find_run("u1", "/Shared/team", made.run_id)
+    assert found == Run(made.run_id, made.experiment_id, "FINISHED", {}, found.tags if found else {})
+    assert found.tags["finetune.dev/uid"] == "u1"
+
+
+def test_an_experiment_in_a_folder_that_does_not_exist(databricks: Workspace) -> None:
+    with pytest.raises(ExternalError) as raised:
+        opened(databricks).server.ensure_run("u1", "/Nowhere/team", "tune", TAGS)
+    assert "Parent directory /Nowhere does not exist" in str(raised.value)
+
+
+def test_the_version_of_a_run(databricks: Workspace) -> None:
+    registry = opened(databricks).registry()
+    assert registry.find_version(MODEL, "r1", ["candidate"]) is None
+    for number, run in ((1, "r0"), (2, "r1"), (3, "r1"), (4, "r1")):
+        databricks.add_version(MODEL, number)
+        databricks.models[MODEL].versions[number].run_id = run
+    databricks.models[MODEL].versions[4].status = "PENDING_REGISTRATION"
+    databricks.set_alias(MODEL, "Candidate", 3)
+    databricks.set_alias(MODEL, "champion", 2)
+    found = registry.find_version(MODEL, "r1", ["candidate", "champion"])
+    assert found == RegisteredVersion(MODEL, "3", frozenset({"candidate"}))
+
+
+def test_the_login_of_a_service_principal(databricks: Workspace) -> None:
+    credentials = {"DATABRICKS_CLIENT_ID": "principal", "DATABRICKS_CLIENT_SECRET": "principal-secret"}
+    tracked = opened(databricks, **credentials)
+    tracked.server.ensure_run("u1", "/Shared/team", "tune", TAGS)
+    databricks.revoke()
+    with pytest.raises(ExternalError) as raised:
+        opened(databricks, **credentials).server.find_run("u1", "/Shared/team")
+    assert raised.value.problem.reason == ConditionReason.MLFLOW_FORBIDDEN
+    tracked.refused(raised.value)
+    assert opened(databricks, **credentials).server.find_run("u1", "/Shared/team")
+
+
+def test_a_workspace_that_is_not_known() -> None:
+    with pytest.raises(ExternalError) as raised:
+        open_tracked(Settings(), TRACKING, None)
+    assert raised.value.problem.reason == ConditionReason.DATABRICKS_NOT_CONFIGURED
