@@ -103,6 +103,20 @@ def test_the_job_retries_what_is_nobodys_fault_and_nothing_else() -> None:
     ]
 
 
+def test_the_pod_gets_four_keys_of_a_workspaces_secret_and_all_of_another() -> None:
+    def container(tracking: Json) -> Json:
+        decision = conclude(ftj(NEW, data=SOURCE, tracking=tracking), settings=SETTINGS)
+        found: Json = decision.apply[1]["spec"]["template"]["spec"]["containers"][0]
+        return found
+
+    workspace = container({"uri": "databricks", "secretRef": {"name": "s"}, "trainerSecretRef": {"name": "t"}})
+    keys = [item["valueFrom"]["secretKeyRef"] for item in workspace["env"] if "valueFrom" in item]
+    assert {key["name"] for key in keys} == {"t"}
+    assert (len(keys), workspace["envFrom"]) == (4, [])
+    other = container({"secretRef": {"name": "s"}, "trainerSecretRef": {"name": "t"}})
+    assert [item["secretRef"]["name"] for item in other["envFrom"]] == ["t"]
+
+
 def test_splits_that_are_given_need_no_preparation() -> None:
     decision = conclude(ftj())
     assert said(decision, ConditionType.PREPARED) == (

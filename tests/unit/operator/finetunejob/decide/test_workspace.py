@@ -166,4 +166,4 @@ LOGINS: dict[str, tuple[Json, Settings, Json]] = {
 
 @pytest.mark.parametrize(("tracking", "settings", "expected"), LOGINS.values(), ids=LOGINS)
 def test_logins(tracking: Json, settings: Settings, expected: Json) -> None:
-    assert pod_login(spec(tracking=tracking), settings) == expected
+    assert pod_login(spec(tracking=tracking), settings, "trainer") == expected
