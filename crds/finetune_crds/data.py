@@ -248,7 +248,10 @@ class Spark(ApiModel):
     """The compute of the Databricks run."""
 
 
-MAY_CHANGE = "suspend, runPolicy, podTemplate, env, envFrom, and of trainer and data.prepare the image, env and envFrom"
+MAY_CHANGE = (
+    "suspend, runPolicy, podTemplate, env, envFrom, data.prepare.podTemplate, and of trainer and data.prepare the image, env and "
+    "envFrom"
+)
 
 
 def unchanged(path: str) -> str:
