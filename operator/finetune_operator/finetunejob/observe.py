@@ -95,4 +95,5 @@ class FineTuneJobObserver:
             pod_events=await self._pod_events.read(ftj, alive, now),
             queued=await self._workloads.read(ftj, jobs, now),
             node_labels=await self._nodes.read(alive, device.resource(ftj)),
+            offered=await self._nodes.offered(alive, device.resource(ftj)),
         )
