@@ -34,8 +34,12 @@ help: ## List the targets
 	@echo "  CLUSTER=local|kind|current chooses where demo and e2e run; the default is the first that can work."
 
 .PHONY: demo
-demo: venv ## Bring up a cluster, fine-tune a model on it with one manifest, and show the result
+demo: room venv ## Bring up a cluster, fine-tune a model on it with one manifest, and show the result
 	@$(BIN)/python -m demo up
+
+.PHONY: room
+room:
+	@if $(PYTHON) -c '' 2>/dev/null; then $(PYTHON) -m demo.room; fi
 
 .PHONY: demo-down
 demo-down: ## Take the demo away and leave the machine as it was
@@ -137,10 +141,14 @@ $(STAMP): tests/requirements.txt crds/pyproject.toml operator/pyproject.toml tra
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(call install,python3-venv,Python cannot make virtual environments)
 	@echo "== installing Python packages into $(VENV) (a few minutes the first time)"
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@echo "   1 of 4: uv $(UV_VERSION), which installs the rest"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@echo "   2 of 4: the $$(grep -c == tests/requirements.txt) packages of tests/requirements.txt"
 	@$(UV) --requirement tests/requirements.txt
+	@echo "   3 of 4: torch $(TORCH_VERSION)"
 	@# Not from here: pyproject.toml tells uv to leave torch out of what it resolves.
 	@cd / && $(UV) $(TORCH) torch==$(TORCH_VERSION)
+	@echo "   4 of 4: the operator, the trainer and the API of this repository"
 	@$(UV) --no-deps --editable crds --editable operator --editable trainer_image
 	@touch $@
 

@@ -106,14 +106,13 @@ ObjectName = Annotated[
 QueueName = Annotated[
     str,
     Field(
-        min_length=1,
         max_length=63,
         json_schema_extra=_matching(
-            SUBDOMAIN, f"the name of a queue becomes a label: it must have {_LETTERS}"
+            f"({SUBDOMAIN})?", f"the name of a queue becomes a label: it must have {_LETTERS}"
         ),
     ),
 ]
-"""The name of a Kueue LocalQueue, which becomes the value of a label."""
+"""The name of a Kueue LocalQueue, which becomes the value of a label; empty for none."""
 VolumeName = Annotated[
     str,
     Field(

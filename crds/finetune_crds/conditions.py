@@ -72,8 +72,8 @@ class ConditionType(StrEnum):
     REGISTERED = "Registered"
     """The version exists and its aliases point at it."""
     PODS_ADMITTED = "PodsAdmitted"
-    """The API server would create the training pods, as a dry run says before anything is created; absent once the data are
-    prepared."""
+    """The API server would create the training pods, as a dry run says before anything is created, and their queue exists;
+    absent once the data are prepared."""
     PODS_HEALTHY = "PodsHealthy"
     """Every pod that should run is scheduled, and its image is pulled."""
     FINISHED = "Finished"

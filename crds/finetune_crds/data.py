@@ -233,7 +233,10 @@ class Spark(ApiModel):
         return (self.executors or 2) if self.mode == "Kubernetes" else 0
 
 
-MAY_CHANGE = "suspend, runPolicy, podTemplate, env, envFrom, and of trainer and data.prepare the image, env and envFrom"
+MAY_CHANGE = (
+    "suspend, runPolicy, podTemplate, env, envFrom, data.prepare.podTemplate, and of trainer and data.prepare the image, env and "
+    "envFrom"
+)
 
 
 def unchanged(path: str) -> str:

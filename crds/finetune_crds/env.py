@@ -77,7 +77,7 @@ class LocalReference(ApiModel):
     name: ObjectName
     """Its name."""
     optional: bool = False
-    """Whether pods may start without it."""
+    """Whether it may be missing: pods start without it, and the operator calls a server without its credentials."""
 
 
 class EnvFromSource(ApiModel):

@@ -167,7 +167,7 @@ class RunPolicy(ApiModel):
     ttl_seconds_after_finished: NonNegative | None = None
     """Seconds from the end until the pods and other children are deleted. The FineTuneJob itself stays."""
     queue_name: QueueName | None = None
-    """Kueue queue that admits the training pods."""
+    """Kueue queue that admits the training pods; empty for none. Default: the queue of the installation, if it has one."""
 
 
 _IMMUTABLE = (

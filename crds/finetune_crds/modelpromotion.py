@@ -219,6 +219,12 @@ class ModelPromotion(ApiModel):
         {"name": "Previous", "type": "string", "jsonPath": ".status.previous", "priority": 1},
         {"name": "Soak-Until", "type": "string", "jsonPath": ".status.soak.endTime", "priority": 1},
         {"name": "Endpoint", "type": "string", "jsonPath": ".status.serving.state", "priority": 1},
+        {
+            "name": "Message",
+            "type": "string",
+            "jsonPath": ".status.conditions[?(@.type=='Ready')].message",
+            "priority": 1,
+        },
     ]
 
     api_version: Literal["finetune.dev/v1alpha1"] = "finetune.dev/v1alpha1"

@@ -112,9 +112,13 @@ def _with_renamed(schema: Schema) -> Schema:
 
 
 def _renamed_field(kind: str, new: str) -> Schema:
-    # NB: the API server estimates the cost of a rule from the longest value.
-    bounds = {"maxLength": 16384} if kind == "string" else {}
-    return {"type": kind, "description": f"Renamed to {new}.", **bounds}
+    # NB: the API server estimates the cost of a rule from the longest value. It looks for unknown fields before it reads rules,
+    # so an object may hold any.
+    more: dict[str, Schema] = {
+        "string": {"maxLength": 16384},
+        "object": {"x-kubernetes-preserve-unknown-fields": True},
+    }
+    return {"type": kind, "description": f"Renamed to {new}.", **more.get(kind, {})}
 
 
 def _without_defaults(schema: Schema) -> Schema:

@@ -36,6 +36,8 @@ RESOURCES = {
     # Kueue's; the second for versions that do not serve v1beta2.
     "Workload": ("/apis/kueue.x-k8s.io/v1beta2", "workloads"),
     "WorkloadBeta1": ("/apis/kueue.x-k8s.io/v1beta1", "workloads"),
+    "LocalQueue": ("/apis/kueue.x-k8s.io/v1beta2", "localqueues"),
+    "LocalQueueBeta1": ("/apis/kueue.x-k8s.io/v1beta1", "localqueues"),
     "QueueVisibility": ("/apis/visibility.kueue.x-k8s.io/v1beta1", "localqueues"),
 }
 

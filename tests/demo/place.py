@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster import backends, binaries, builder
+from cluster import backends, binaries
 from cluster.paths import ClusterError
 from demo.kubectl import DemoError, Kubectl
-from support.cache import cache
 from support.waiting import WaitError
 
 if TYPE_CHECKING:
@@ -21,11 +19,6 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).resolve().parent.parent
 REPOSITORY = TESTS.parent
-GIB = 2**30
-# What the first demo writes; and a later one, whose programs are in the cache, when the packages of the images changed.
-GIB_THE_FIRST_TIME, GIB_FOR_A_RUN = 24, 12
-# A kubelet that has less than one hundredth of the disk left puts a taint on its node, and pods stay Pending.
-FREE_SHARE = 0.02
 
 
 @dataclass(frozen=True)
@@ -45,11 +38,8 @@ def up(name: str, terminal: Terminal) -> Place:
     """Bring up a cluster and the images, or find them.
 
     Raises:
-        DemoError: one of them is not available, for the reason that the cluster package printed; or the disk is too full.
+        DemoError: one of them is not available, for the reason that the cluster package printed.
     """
-    if backends.choose()[0] == "local":
-        disk = shutil.disk_usage(_existing(cache()))
-        check_disk(disk.total, disk.free, first_time=not builder.folder().exists())
     with terminal.stage("Kubernetes: a control plane and two nodes"):
         try:
             backends.BACKENDS[backends.choose()[0]].prepare()
@@ -68,26 +58,6 @@ def up(name: str, terminal: Terminal) -> Place:
         trainer_image=images["IMAGE_TRAINER"],
         versitygw_image=images["IMAGE_VERSITYGW"],
     )
-
-
-def check_disk(total: int, free: int, *, first_time: bool) -> None:
-    """Refuse to start on a disk that a run would fill, in bytes.
-
-    Raises:
-        DemoError: there is too little room.
-    """
-    wanted = (GIB_THE_FIRST_TIME if first_time else GIB_FOR_A_RUN) * GIB + FREE_SHARE * total
-    if free < wanted:
-        raise DemoError(
-            f"the disk of {cache()} has {free / GIB:.1f} GiB free, and a local cluster needs {wanted / GIB:.1f} GiB: on "
-            "a full disk Kubernetes leaves pods Pending. Free some, set FINETUNE_CACHE to a folder on another disk, "
-            "or remove the images of earlier runs with `PYTHONPATH=tests .venv/bin/python -m cluster prune`"
-        )
-
-
-def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
-    return next(each for each in (folder, *folder.parents) if each.exists())
 
 
 def is_ours() -> bool:

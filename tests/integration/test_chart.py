@@ -115,14 +115,21 @@ def test_operator_may_do_this_and_no_more() -> None:
         *(("events", verb) for verb in ("create", "list")),
         ("secrets", "get"),
         # For people: why a job waits, and on what it runs.
+        ("kueue.x-k8s.io/localqueues", "list"),
         ("kueue.x-k8s.io/workloads", "list"),
         ("visibility.kueue.x-k8s.io/localqueues/pendingworkloads", "get"),
         ("nodes", "get"),
+        ("nodes", "list"),
     }
 
 
 def test_what_only_tells_people_more_can_be_left_out() -> None:
-    told = {"kueue.x-k8s.io/workloads", "visibility.kueue.x-k8s.io/localqueues/pendingworkloads", "nodes"}
+    told = {
+        "kueue.x-k8s.io/localqueues",
+        "kueue.x-k8s.io/workloads",
+        "visibility.kueue.x-k8s.io/localqueues/pendingworkloads",
+        "nodes",
+    }
     values = ("rbac.kueue=false", "rbac.nodes=false")
     left = allowed_by(objects(*values)["ClusterRole", "finetune-operator"])
     assert {name for name, _ in left} & told == set()

@@ -113,6 +113,8 @@ def test_roles_of_the_watched_namespace_are_enough_to_ask_for_kueue(
     # NB: without the rule the API server would refuse the question, and whether there is a Kueue would be unknown.
     found = tenant.wait_condition("tune", "Trained", "QueueInadmissible")
     assert "Kueue is not installed in this cluster" in found["message"]
+    tenant.submit(job("prepared", runPolicy={"queueName": "gpus"}))
+    tenant.wait_condition("prepared", "PodsAdmitted", "QueueInadmissible")
 
 
 def test_the_cluster_role_is_enough_to_name_the_gpus_of_a_node(

@@ -1,4 +1,4 @@
-"""Old names of fields: the API server refuses each and says the new one."""
+"""Old names of fields: the API server refuses each and says the new one, or what the upgrade guide says that it says."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from finetune_crds.base import RENAMED
 from finetune_crds.finetunejob import FineTuneJob
 from finetune_crds.modelpromotion import ModelPromotion
 from support.api import Api
+from support.documents import Page
 from support.refusals import refused
 from worlds.processes.jobs import job
 
@@ -93,4 +94,99 @@ def test_every_old_name_has_a_case() -> None:
     ]
     assert {name for found in definitions for name in found.get(RENAMED, {})} == {
         name.removesuffix(" of splits") for name in OLD
+    }
+
+
+def prepared(**prepare: Any) -> Json:
+    return job(data={"source": {"type": "Parquet", "path": "/x"}, "prepare": {"output": "/y", **prepare}})
+
+
+def served(**databricks: Any) -> Json:
+    return promotion(serving={"type": "Databricks", "databricks": {"endpoint": "support", **databricks}})
+
+
+def canary(**step: Any) -> Json:
+    return served(canary={"steps": [{"percent": 5, **step}]})
+
+
+TYPE, OBJECT = "type: Required value", "must be of type object"
+# By the column Old of the upgrade guide: objects as people had them, and what the API server says.
+AS_WRITTEN: dict[str, tuple[list[Json], str]] = {
+    "`data.source: {format: Parquet}`, `data.splits: {format: Delta}`": (
+        [
+            job(data={"source": {"format": "Parquet", "path": "/x"}}),
+            job(data={"splits": {"format": "Delta", "path": "/x"}}),
+        ],
+        TYPE,
+    ),
+    "`data.columns: {text: body}`": (
+        [job(data={"source": {"type": "Parquet", "path": "/x"}, "columns": {"text": "body"}})],
+        TYPE,
+    ),
+    "`data.prepare.split: {train: 0.9}`": ([prepared(split={"train": 0.9})], "split is now splitRatios"),
+    "`data.prepare.spark.driverMemory: 2g`": ([prepared(spark={"driverMemory": "2g"})], "should match"),
+    "`data.prepare.spark.databricks.secretRef: name`": (
+        [prepared(spark={"mode": "Databricks", "databricks": {"secretRef": "name"}})],
+        OBJECT,
+    ),
+    "`method.merge: true`": ([job(method={"type": "LoRA", "merge": True})], "merge is now export"),
+    "`method.lora.useRslora: true`": (
+        [job(method={"type": "LoRA", "lora": {"useRslora": True}})],
+        "useRslora is now scaling",
+    ),
+    "`training.batchSize`, `training.evalBatchSize`": (
+        [job(training={name: 4}) for name in ("batchSize", "evalBatchSize")],
+        "atchSize is now perDevice",
+    ),
+    "`training.evalSteps`, `training.logSteps`": (
+        [job(training={name: 4}) for name in ("evalSteps", "logSteps")],
+        "EverySteps",
+    ),
+    "`training.loadBest: true`": ([job(training={"loadBest": True})], "loadBest is now select"),
+    "`checkpoint.asynchronous: false`": (
+        [job(checkpoint={"uri": "/c", "asynchronous": False})],
+        "asynchronous is now mode",
+    ),
+    "`trainer.code.configMap: name`": (
+        [job(trainer={"command": ["torchrun"], "code": {"configMap": "mine"}})],
+        "configMap is now configMapRef",
+    ),
+    "`source: {version: 4}`": ([promotion(source={"version": 4})], TYPE),
+    "`source: {fineTuneJob: name}`": ([promotion(source={"fineTuneJob": "tune"})], TYPE),
+    "`gates: [{name: loss, metric: {...}}]`": (
+        [promotion(gates=[{"name": "loss", "metric": {"name": "eval_loss", "max": 2}}])],
+        TYPE,
+    ),
+    "`rollbackTo: 4`, `rollbackTo: Previous`": (
+        [promotion(rollbackTo=4), promotion(rollbackTo="Previous")],
+        OBJECT,
+    ),
+    "`serving: {databricks: {...}}`": (
+        [promotion(serving={"databricks": {"endpoint": "support"}})],
+        TYPE,
+    ),
+    "`canary.steps: [{percent: 5, minutes: 10}]`": ([canary(minutes=10)], "durationSeconds: Required value"),
+    "`workloadType: GPU_SMALL`": (
+        [served(workloadType="GPU_SMALL")],
+        'Unsupported value: "GPU_SMALL"',
+    ),
+}
+
+
+@pytest.mark.parametrize("case", AS_WRITTEN)
+def test_what_people_had_is_refused_as_the_upgrade_guide_says(api: Api, namespace: str, case: str) -> None:
+    bodies, sentence = AS_WRITTEN[case]
+    for body in bodies:
+        with refused(sentence):
+            # As kubectl asks for it: fields that the API server does not know are refused.
+            api.create({**body, "metadata": {**body["metadata"], "namespace": namespace}}, strict=True)
+
+
+def test_the_upgrade_guide_marks_what_is_refused_with_the_new_name() -> None:
+    text = Page("docs/operations/upgrade.md").text.partition("## Old names")[2].partition("## Old values")[0]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")][2:]
+    marked = {cells[-3]: cells[-1] == "**the new name**" for cells in rows}
+    del marked["`kubectl get mp`"]
+    assert marked == {
+        case: " is now " in sentence or sentence == "EverySteps" for case, (_, sentence) in AS_WRITTEN.items()
     }

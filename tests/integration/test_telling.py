@@ -96,7 +96,7 @@ def test_without_kueue_a_queue_is_said_to_admit_nothing(world: World, plane: Pla
     found = world.wait_condition("tune", "Trained", "QueueInadmissible")
     sentence = (
         "attempt 1 waits: Job tune-train-1 is suspended and no Workload is admitted by queue reserch: Kueue is not "
-        "installed in this cluster: install it, or remove runPolicy.queueName and suspend and resume the job"
+        "installed in this cluster: install it, or remove spec.runPolicy.queueName, and suspend and resume the job"
     )
     assert found["message"] == sentence
     assert sentence in described(plane, world)

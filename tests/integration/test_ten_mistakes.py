@@ -56,8 +56,9 @@ def test_a_running_job_cannot_be_edited(world: World) -> None:
     world.run_pods("tune-train-1", 2)
     world.wait_phase("tune", "Training")
     sentence = (
-        "spec.training cannot change once the job exists (only suspend, runPolicy, podTemplate, env, envFrom, and of "
-        "trainer and data.prepare the image, env and envFrom can): create a FineTuneJob with another name"
+        "spec.training cannot change once the job exists (only suspend, runPolicy, podTemplate, env, envFrom, "
+        "data.prepare.podTemplate, and of trainer and data.prepare the image, env and envFrom can): create a FineTuneJob with "
+        "another name"
     )
     with refused(sentence):
         world.api.patch(
@@ -122,6 +123,20 @@ def test_a_wrong_queue(world: World) -> None:
     world.wait_condition("tune", "Trained", "QueueInadmissible")
     sentence = "Job tune-train-1 is suspended and no Workload is admitted by queue reserch"
     assert sentence in world.condition("tune", "Ready")["message"]
+
+
+def test_a_wrong_queue_is_told_before_the_preparation_and_its_removal_counts(world: World) -> None:
+    world.submit(job(runPolicy={"queueName": "reserch"}))
+    found = world.wait_condition("tune", "PodsAdmitted", "QueueInadmissible")
+    sentence = (
+        "queue reserch admits nothing, since Kueue is not installed in this cluster: correct or remove spec.runPolicy.queueName, or "
+        "create the LocalQueue, and the job goes on"
+    )
+    assert (found["message"], world.condition("tune", "Ready")["message"]) == (sentence, sentence)
+    assert world.condition("tune", "Reconciling")["status"] == "True"
+    assert world.api.list("Job", world.namespace) == []
+    world.api.patch("FineTuneJob", world.namespace, "tune", {"spec": {"runPolicy": {"queueName": ""}}})
+    world.wait_condition("tune", "Prepared", "Preparing")
 
 
 def test_registering_without_a_server(api: Api, kubeconfig: Path, namespace: str, tmp_path: Path) -> None:

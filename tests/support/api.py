@@ -56,9 +56,12 @@ class Api:
     def _of(self, kind: str) -> Any:
         return self._dynamic.resources.get(api_version=_KINDS[kind], kind=kind)
 
-    def create(self, body: Json) -> Json:
+    def create(self, body: Json, *, strict: bool = False) -> Json:
+        """Create an object; `strict`: as kubectl does, which has fields refused that the API server does not know."""
         namespace = body["metadata"].get("namespace")
-        return dict(self._of(body["kind"]).create(body=body, namespace=namespace).to_dict())
+        query = [("fieldValidation", "Strict")] if strict else []
+        made = self._of(body["kind"]).create(body=body, namespace=namespace, query_params=query)
+        return dict(made.to_dict())
 
     def get(self, kind: str, namespace: str, name: str) -> Json | None:
         try:

@@ -12,7 +12,8 @@ import yaml
 from demo.install import BASE_MODEL
 from finetune_crds import FineTuneJob, FineTuneJobSpec, ModelPromotion
 from finetune_crds.reference import SAMPLES, sample_files
-from finetune_operator.finetunejob.decide.accept import not_implemented, reserved_env
+from finetune_operator.finetunejob.decide import mistakes
+from finetune_operator.finetunejob.decide.accept import not_implemented
 from finetune_operator.modelpromotion.decide import accept as promotion
 from finetune_operator.policy.address import passwords
 from finetune_operator.settings import Settings
@@ -32,7 +33,11 @@ def test_a_sample_is_refused_for_what_comes_later_and_nothing_else(sample: Path)
     for part in yaml.safe_load_all(sample.read_text(encoding="utf-8")):
         if part["kind"] == "FineTuneJob":
             spec = FineTuneJob.model_validate(part).spec
-            assert [*passwords(spec.tracking), *reserved_env(spec)] == []
+            assert [
+                *passwords(spec.tracking),
+                *mistakes.of_training(spec),
+                *mistakes.of_preparation(spec),
+            ] == []
             assert [*not_implemented(spec)] == REFUSED.get(sample.stem, [])
             # Nobody has to read the operator's message to know.
             assert not REFUSED.get(sample.stem) or "which this version does not have" in comment(sample)

@@ -255,9 +255,9 @@ http://{{ include "finetune.mlflowName" . }}.{{ .Release.Namespace }}.svc:5000
   resources: [events]
   verbs: [create, list]
 {{- if .Values.rbac.kueue }}
-# Why a job waits in a queue of Kueue, and at which position.
+# Whether the queue of a job exists, why the job waits in it, and at which position.
 - apiGroups: [kueue.x-k8s.io]
-  resources: [workloads]
+  resources: [workloads, localqueues]
   verbs: [list]
 - apiGroups: [visibility.kueue.x-k8s.io]
   resources: [localqueues/pendingworkloads]

@@ -118,6 +118,8 @@ class FineTuneJobApplier:
                 raise NameTaken(_taken(body, held))
             await self.kube.apply(body)
         except KubeError as error:
+            if body["kind"] == "Job" and error.status in (400, 422):
+                raise KubeError(error.status, f"{error}: {_remedy(body)}", error.reason) from error
             if error.status != 409 or body["kind"] != "Job":
                 raise
             await self._adopt(ftj, body)
@@ -170,6 +172,13 @@ def _act(server: Server, ftj: FineTuneJob, action: EnsureRun | FinishRun) -> Non
     else:
         server.finish_run(action.run_id, action.status)
         log.info("closed MLflow run %s of %s as %s", action.run_id, ftj.key, action.status)
+
+
+def _remedy(body: Json) -> str:
+    """What to correct when the API server refuses a Job as such: its pod template is the user's."""
+    prep = body["metadata"]["labels"].get(names.LABEL_COMPONENT) == names.PREP
+    field = "spec.data.prepare.podTemplate" if prep else "spec.podTemplate"
+    return f"correct {field}, and the job goes on"
 
 
 def _taken(body: Json, held: Json) -> str:

@@ -58,10 +58,13 @@ def _identity(item: Any, key: str, position: int) -> str | int:
     return found if isinstance(found, str) else position
 
 
-def containers(template: Json | None, name: str) -> Iterator[Json]:
-    """The containers of a name in a template that the API server has not validated: none where it has no such list."""
+def all_containers(template: Json | None) -> Iterator[Json]:
+    """The containers of a template that the API server has not validated: none where it has no such list."""
     spec = (template or {}).get("spec")
     found = spec.get("containers") if isinstance(spec, dict) else None
-    for item in found if isinstance(found, list) else []:
-        if isinstance(item, dict) and item.get("name") == name:
-            yield item
+    yield from (item for item in (found if isinstance(found, list) else []) if isinstance(item, dict))
+
+
+def containers(template: Json | None, name: str) -> Iterator[Json]:
+    """The containers of a name, in the same way."""
+    return (item for item in all_containers(template) if item.get("name") == name)

@@ -110,6 +110,7 @@ class Observed:
     aliases of the job's registered model that a ModelPromotion keeps: namespace/name of it, by alias. `pod_events` are
     the Events about pods that wait, the oldest first, by pod name. `queued` is what Kueue says of the suspended Job;
     None when none is suspended, or Kueue cannot be read. `node_labels` are labels by node, as far as nodes were read.
+    `offered` are the resources that any node offers, where a pod waits for a GPU; None where that is not known.
     `rehearsal` is the answer to the dry runs that the decision asked for. `executors` are the pods of Spark's executors
     while it runs.
     """
@@ -122,6 +123,7 @@ class Observed:
     pod_events: Mapping[str, tuple[PodEvent, ...]] = field(default_factory=dict)
     queued: Queued | None = None
     node_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    offered: frozenset[str] | None = None
     rehearsal: Rehearsal | None = None
     executors: tuple[Json, ...] = ()
 

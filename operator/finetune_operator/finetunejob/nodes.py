@@ -1,4 +1,4 @@
-"""Labels of the nodes that training pods run on, as far as the operator may read nodes."""
+"""What nodes say of GPUs, as far as the operator may read nodes: labels of those with training pods, and what any offers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from finetune_crds.base import Json
-from finetune_operator.finetunejob.decide import device
+from finetune_operator.finetunejob.decide import device, health
 from finetune_operator.kube import Kube, KubeError
 
 log = logging.getLogger(__name__)
@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 # The GPU of a node does not change.
 _FRESH_SECONDS = 3600.0
 _MOST_NODES = 4096
+# A device plugin that is being installed is soon heard of, and all nodes of a cluster are much to read.
+_OFFERS_SECONDS = 120.0
 
 
 @dataclass
@@ -29,6 +31,8 @@ class NodeReader:
     clock: Callable[[], float]
     _known: dict[str, tuple[float, Mapping[str, str]]] = field(default_factory=dict)
     """By node: when it was read, and its labels."""
+    _offers: tuple[float, frozenset[str] | None] | None = None
+    """When all nodes were read, and what they offer."""
 
     async def read(self, alive: Sequence[Json], named: str) -> dict[str, Mapping[str, str]]:
         """The labels of the node that tells which GPU the pods have; nothing for pods without GPUs, or without nodes.
@@ -46,6 +50,28 @@ class NodeReader:
                 self._known.clear()
             held = self._known[node] = (now, await self._labels(node))
         return {node: held[1]}
+
+    async def offered(self, alive: Sequence[Json], named: str) -> frozenset[str] | None:
+        """The resources that any node offers; None where no pod waits for a GPU, or nodes cannot be read.
+
+        Args:
+            named: a resource that counts as a GPU besides those with known names.
+        """
+        if not any(health.unschedulable(pod) and device.gpus(pod, named) for pod in alive):
+            return None
+        now = self.clock()
+        if self._offers is None or now - self._offers[0] >= _OFFERS_SECONDS:
+            self._offers = (now, await self._resources())
+        return self._offers[1]
+
+    async def _resources(self) -> frozenset[str] | None:
+        try:
+            nodes = (await self.kube.list("Node", None)).objects
+        except KubeError as error:
+            log.info("nodes cannot be listed: %s", error)
+            return None
+        offers = [(node.get("status") or {}).get("allocatable") or {} for node in nodes]
+        return frozenset(name for item in offers for name, amount in item.items() if str(amount) != "0")
 
     async def _labels(self, node: str) -> Mapping[str, str]:
         try:

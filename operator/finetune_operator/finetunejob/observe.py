@@ -102,4 +102,5 @@ class FineTuneJobObserver:
             queued=await self._workloads.read(ftj, jobs, now),
             node_labels=await self._nodes.read(alive, device.resource(ftj)),
             executors=executors.pods,
+            offered=await self._nodes.offered(alive, device.resource(ftj)),
         )

@@ -11,6 +11,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.finetunejob.decide.admit import HOLDS_BACK
 from finetune_operator.finetunejob.model import FineTuneJob, Rehearsal
+from finetune_operator.finetunejob.queues import missing
 from finetune_operator.kube import Kube, KubeError
 
 log = logging.getLogger(__name__)
@@ -74,8 +75,11 @@ class Rehearser:
 
 
 async def rehearse(kube: Kube, bodies: Sequence[Json]) -> Rehearsal:
-    """Create objects as dry runs; the first refusal counts."""
+    """Create objects as dry runs, and look for the queue that a Job names; the first refusal counts."""
     for body in bodies:
+        absent = await missing(kube, body)
+        if absent:
+            return Rehearsal(admitted=False, reason=ConditionReason.QUEUE_INADMISSIBLE, message=absent)
         try:
             answer = await kube.create(body, dry_run=True)
         except KubeError as error:

@@ -31,6 +31,7 @@ def resolve(
             Variables and pod templates are always those of the installation now: they count from the next pod on.
     """
     filled = known or resolved(spec, namespace=namespace, name=name, defaults=defaults)
+    own_queue = spec.run_policy.queue_name
     every_pod, own = _every_pod(defaults), _of_pods(_account(spec.service_account_name))
     parts: dict[str, object] = {
         "data": spec.data,
@@ -50,7 +51,7 @@ def resolve(
             update={"processes_per_node": spec.distributed.ranks_per_node}
         ),
         "run_policy": spec.run_policy.model_copy(
-            update={"queue_name": spec.run_policy.queue_name or filled.queue_name}
+            update={"queue_name": filled.queue_name if own_queue is None else own_queue}
         ),
     }
     prepare = spec.data.prepare

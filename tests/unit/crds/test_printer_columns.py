@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from finetune_crds.finetunejob import FineTuneJob
+from finetune_crds.modelpromotion import ModelPromotion
 from finetune_crds.schema import crd
 
 Json = dict[str, Any]
@@ -34,6 +35,10 @@ def test_the_columns_fit_into_eighty_characters() -> None:
 
 def test_the_rest_is_wide_and_the_longest_is_last() -> None:
     assert columns(1) == ["Nodes", "Device", "Attempt", "Eval", "Tokens/s", "ETA", "Run", "Message"]
+
+
+def test_a_promotion_has_its_message_last_too() -> None:
+    assert ModelPromotion.COLUMNS[-1] == FineTuneJob.COLUMNS[-1]
 
 
 def test_every_column_is_a_field_of_the_status() -> None:

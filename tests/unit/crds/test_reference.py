@@ -10,7 +10,14 @@ import pytest
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJob
 from finetune_crds.modelpromotion import ModelPromotion
-from finetune_crds.reference import SAMPLES, attribute_docs, condition_reference, field_reference, pages
+from finetune_crds.reference import (
+    SAMPLES,
+    anchor,
+    attribute_docs,
+    condition_reference,
+    field_reference,
+    pages,
+)
 
 JOB, PROMOTION = field_reference(FineTuneJob), field_reference(ModelPromotion)
 
@@ -27,9 +34,14 @@ JOB, PROMOTION = field_reference(FineTuneJob), field_reference(ModelPromotion)
         (JOB, "spec.runPolicy", "fatalExitCodes", "list of integer from 1 to 255"),
         (JOB, "spec.trainer", "parameters", "map of string"),
         (JOB, "spec.data", "source", "[object](#specdatasource)"),
-        (JOB, "spec.trainer", "env", "list of [object](#specdataprepareenv)"),
+        (JOB, "spec.trainer", "env", "list of [object](#envvar)"),
         (PROMOTION, "spec.source", "version", "integer or string"),
-        (PROMOTION, "spec.serving.databricks.canary", "gates", "list of [object](#specgates)"),
+        (PROMOTION, "spec.serving.databricks.canary", "gates", "list of [object](#gate)"),
+        (JOB, "spec.tracking", "secretRef", "[object](#localreference)"),
+        (JOB, "spec.trainer.code", "configMapRef", "[object](#localreference)"),
+        (JOB, "EnvFromSource", "secretRef", "[object](#localreference)"),
+        (JOB, "status.resolved", "checkpoint", "[object](#speccheckpoint)"),
+        (PROMOTION, "spec.tracking", "secretRef", "[object](#localreference)"),
     ],
 )
 def test_a_type(page: str, section: str, field: str, kind: str) -> None:
@@ -37,6 +49,18 @@ def test_a_type(page: str, section: str, field: str, kind: str) -> None:
     found = re.search(rf"^\| `{field}` \| (.+?) \| ", chapter, re.MULTILINE)
     assert found
     assert found[1] == kind
+
+
+def test_what_stands_in_several_places_is_described_for_all_of_them() -> None:
+    for page in (JOB, PROMOTION):
+        assert page.count("\n## LocalReference\n\nA Secret or ConfigMap of the same namespace.\n") == 1
+
+
+def test_every_link_has_its_section_and_every_section_stands_once() -> None:
+    for page in (JOB, PROMOTION):
+        headings = re.findall(r"^## (.+)$", page, re.MULTILINE)
+        assert len({*headings}) == len(headings)
+        assert {*re.findall(r"\[object\]\(#([^)]+)\)", page)} <= {anchor(heading) for heading in headings}
 
 
 def test_what_is_required_says_so() -> None:

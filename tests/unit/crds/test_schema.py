@@ -76,10 +76,11 @@ def test_no_map_is_closed_and_none_has_both_fields_and_keys() -> None:
     assert paths(lambda node: "additionalProperties" in node and "properties" in node) == []
 
 
-def test_only_pod_templates_and_origins_of_variables_hold_unknown_fields() -> None:
+def test_only_pod_templates_origins_of_variables_and_old_objects_hold_unknown_fields() -> None:
     assert paths(lambda node: "x-kubernetes-preserve-unknown-fields" in node) == [
         ".spec.data.prepare.env[].valueFrom",
         ".spec.data.prepare.podTemplate",
+        ".spec.data.prepare.split",
         ".spec.trainer.env[].valueFrom",
         ".spec.env[].valueFrom",
         ".spec.podTemplate",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
 
-from support.documents import PAGES, ROOT
+from support.documents import PAGES, ROOT, Page
 
 SITE = "build/site"
 
@@ -43,6 +44,25 @@ def test_no_picture_comes_from_another_server() -> None:
     pictures = [target for page in PAGES for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.prose)]
     assert pictures
     assert [target for target in pictures if ":" in target] == []
+
+
+def in_braces(page: Page) -> Iterator[str]:
+    """Cells of tables with braces outside of inline code: where a cell ends in them, the site takes them for attributes."""
+    for number, line in enumerate(page.prose.splitlines(), start=1):
+        if line.startswith("|"):
+            cells = re.sub(r"`[^`]*`", "", line).split("|")
+            yield from (f"{page.name}:{number}: {cell.strip()}" for cell in cells if re.search("[{}]", cell))
+
+
+def test_no_cell_of_a_table_has_braces_outside_of_code() -> None:
+    assert [found for page in PAGES for found in in_braces(page)] == []
+
+
+def test_a_cell_that_ends_in_braces_loses_them(tmp_path: Path) -> None:
+    page = "# A page\n\n| Old | New |\n|---|---|\n| rollbackTo: {version} | `{type}` |\n"
+    assert build(tmp_path, {"index.md": page}).returncode == 0
+    html = (tmp_path / SITE / "index.html").read_text(encoding="utf-8")
+    assert ("{version}" in html, "{type}" in html) == (False, True)
 
 
 def test_dead_links_and_anchors_end_the_build(tmp_path: Path) -> None:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.env import RESERVED_ENV
 from finetune_crds.finetunejob import FineTuneJobSpec
-from finetune_operator import names
-from finetune_operator.finetunejob.decide import executors
+from finetune_operator.finetunejob.decide import executors, mistakes
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.decide.workspace import workspace_mistakes
-from finetune_operator.finetunejob.merge import containers
-from finetune_operator.finetunejob.resolve import gpu_limit, resolved
+from finetune_operator.finetunejob.resolve import resolved
 from finetune_operator.policy.address import passwords
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
@@ -83,8 +79,8 @@ def _fail(draft: Draft, message: str) -> Outcome:
 def obstacles(spec: FineTuneJobSpec, settings: Settings) -> Iterator[tuple[ConditionReason, str]]:
     """What the job waits for: a change of its spec, of the operator, or of the installation."""
     wrong = [
-        *reserved_env(spec),
-        *too_few_gpus(spec),
+        *mistakes.of_training(spec),
+        *mistakes.of_preparation(spec),
         *executors.unshared(spec),
         *workspace_mistakes(spec, settings),
     ]
@@ -104,39 +100,6 @@ def obstacles(spec: FineTuneJobSpec, settings: Settings) -> Iterator[tuple[Condi
         yield ConditionReason.STORAGE_NOT_CONFIGURED, _NO_STORAGE.format(field="spec.checkpoint")
     if spec.checkpoint and not spec.checkpoint.uri:
         yield ConditionReason.STORAGE_NOT_CONFIGURED, _NO_STORAGE.format(field="spec.checkpoint.uri")
-
-
-def reserved_env(spec: FineTuneJobSpec) -> Iterator[str]:
-    """Reserved variables that pod templates set, which the schema cannot see."""
-    yield from _reserved_env("spec.podTemplate", spec.pod_template, names.TRAINER_CONTAINER)
-    if spec.data.prepare:
-        template = spec.data.prepare.pod_template
-        yield from _reserved_env("spec.data.prepare.podTemplate", template, names.PREP_CONTAINER)
-
-
-def too_few_gpus(spec: FineTuneJobSpec) -> Iterator[str]:
-    """A limit of GPUs in the pod template that is below the number of ranks."""
-    distributed = spec.distributed
-    resource = distributed.gpu_resource
-    limit = gpu_limit(spec.pod_template, resource)
-    if limit is not None and limit < distributed.ranks_per_node and distributed.device != "CPU":
-        yield (
-            f"each pod has {distributed.ranks_per_node} processes and spec.podTemplate limits it to {limit} {resource}: set "
-            "distributed.gpusPerNode, and remove the limit from the template"
-        )
-
-
-def _reserved_env(field: str, template: Json | None, container: str) -> Iterator[str]:
-    """Reserved variables that a pod template sets for the main container; the schema cannot look into it.
-
-    What is no pod template at all is left for the API server to refuse.
-    """
-    for item in containers(template, container):
-        env = item.get("env")
-        variables = [entry for entry in env if isinstance(entry, dict)] if isinstance(env, list) else []
-        taken = [entry["name"] for entry in variables if entry.get("name") in RESERVED_ENV]
-        if taken:
-            yield f"{field} sets {', '.join(taken)}, which the operator sets: remove it"
 
 
 def not_implemented(spec: FineTuneJobSpec) -> Iterator[str]:

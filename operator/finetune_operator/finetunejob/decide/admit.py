@@ -2,7 +2,8 @@
 
 A preparation takes hours, and the pods of a Job that exists stay as they are when podTemplate is corrected. The API server is
 asked once for each generation of the spec, until the data are prepared; and again where it refused the pods or failed, since
-its policies and the defaults of the installation change without the spec. A quota does not stop the job: the pods need it
+its policies and the defaults of the installation change without the spec. So do the queues of Kueue: where a preparation comes
+first, the job's queue must exist before it starts. A quota does not stop the job: the pods need it
 only after the preparation, when other jobs may have returned it.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from finetune_crds.base import API_VERSION, Json
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
-from finetune_operator.finetunejob.decide import executors, gang
+from finetune_operator.finetunejob.decide import executors, gang, queueing
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.model import Rehearsal
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
@@ -22,6 +23,7 @@ HOLDS_BACK: tuple[str, ...] = (
     ConditionReason.POD_TEMPLATE_INVALID,
     ConditionReason.EXECUTORS_FORBIDDEN,
     ConditionReason.CHECK_FAILED,
+    ConditionReason.QUEUE_INADMISSIBLE,
 )
 # The labels and annotations that the Job controller gives the first pod of an Indexed Job.
 _INDEX = "batch.kubernetes.io/job-completion-index"
@@ -118,7 +120,19 @@ def _remedy(draft: Draft, reason: ConditionReason) -> str:
         return f": correct {fields}, and the job goes on"
     if reason == ConditionReason.POD_REJECTED:
         return f": correct {fields}, or the policy, and the job goes on"
+    queue = draft.spec.run_policy.queue_name
+    if reason == ConditionReason.QUEUE_INADMISSIBLE and queue:
+        return f": {_for_a_queue(draft, queue)}, and the job goes on"
     return ""
+
+
+def _for_a_queue(draft: Draft, queue: str) -> str:
+    if queueing.of_installation(draft, queue):
+        return (
+            f"it is defaults.queueName of the chart: create LocalQueue {queue}, name another one in "
+            f"spec.runPolicy.queueName, or {queueing.avoid(draft, queue)}"
+        )
+    return "correct or remove spec.runPolicy.queueName, or create the LocalQueue"
 
 
 def _holds_back(judged: Condition) -> bool:

@@ -9,11 +9,14 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import RunPolicy
 from finetune_crds.status import LastFailure
-from finetune_operator.finetunejob.decide import backoff, gang, pods
+from finetune_operator.finetunejob.decide import backoff, checkpoint, gang, pods
 from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.text import short
 
 # The message of kube-controller-manager names the rule of the podFailurePolicy (pkg/controller/job, 1.34).
 _RULE = re.compile(r"rule at index (\d+)")
+# Characters of what is said of the attempt before, while the next one starts.
+_CAUSE = 200
 
 
 def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, failed: Json) -> None:
@@ -25,7 +28,9 @@ def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, fail
         failed: the Job's condition Failed.
     """
     per_node = draft.spec.distributed.ranks_per_node
-    failure = pods.first_failure(mine, gang.CONTAINER, attempt=number, ranks_per_node=per_node)
+    own = bool(draft.spec.trainer.command)
+    use_less = "have your command use less" if own else "lower training.perDeviceBatchSize"
+    failure = pods.first_failure(mine, gang.CONTAINER, number, per_node, use_less)
     if failure is None:
         failure = LastFailure(
             reason=failed.get("reason"),
@@ -60,6 +65,17 @@ def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, fail
         draft.fail(ConditionReason.MAX_RESTARTS_REACHED, message)
     else:
         _restart(draft, number + 1, counted=True, why=f"attempt {number} failed; {sentence}")
+
+
+def cause_of(draft: Draft, number: int) -> str:
+    """Why an attempt failed, shortly and as the end of a sentence; empty where it is not the last that did."""
+    failure = draft.status.last_failure
+    if failure is None or failure.attempt != number or not number:
+        return ""
+    how = f"ended with exit code {failure.exit_code}" if failure.exit_code is not None else "failed"
+    # The last line of a traceback names its error.
+    why = (failure.message or failure.reason or "").strip().splitlines()
+    return f"; attempt {number} {how}: {short(why[-1], _CAUSE)}" if why else f"; attempt {number} {how}"
 
 
 def was_preempted(
@@ -102,11 +118,11 @@ def fatal(failure: LastFailure, policy: RunPolicy) -> ConditionReason | None:
 def _restart(draft: Draft, number: int, *, counted: bool, why: str) -> None:
     at = draft.status.restart_time
     draft.update(attempt=number, restarts=(draft.status.restarts or 0) + int(counted))
-    when = f", at {at:%H:%M:%S} UTC" if at else ""
+    when = f"at {at:%H:%M:%S} UTC, " if at else ""
     draft.set(
         ConditionType.TRAINED,
         False,
         ConditionReason.RESTARTING,
-        f"{why}; attempt {number} resumes from the newest checkpoint{when}",
+        f"{why}; {when}attempt {number} {checkpoint.beginning(draft)}",
     )
     draft.requeue_after((at - draft.now).total_seconds() if at else 0.1)

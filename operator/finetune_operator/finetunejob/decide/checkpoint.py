@@ -36,6 +36,15 @@ def note(draft: Draft, mine: list[Json]) -> None:
         )
 
 
+def beginning(draft: Draft) -> str:
+    """Where the next attempt starts, as the end of a sentence about it."""
+    if draft.status.checkpoint:
+        return "resumes from the newest checkpoint"
+    if draft.spec.trainer.command:
+        return "starts your command again"
+    return f"starts from the beginning: {'no checkpoint is known' if draft.spec.checkpoint else 'spec.checkpoint is not set'}"
+
+
 def _failing(draft: Draft) -> bool:
     found = draft.condition(ConditionType.CHECKPOINT_STORED)
     return found is not None and found.status == "False"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from finetune_crds.base import Json
 from finetune_crds.status_parts import DeviceStatus
@@ -35,12 +35,19 @@ def gpus(pod: Json, named: str) -> int:
     Args:
         named: a resource that counts besides those with known names.
     """
-    return sum(
-        whole_number(value) or 0
-        for container in pod.get("spec", {}).get("containers") or []
-        for name, value in ((container.get("resources") or {}).get("limits") or {}).items()
-        if name == named or _GPU.fullmatch(name)
-    )
+    return sum(count for _, count in _limits(pod, named))
+
+
+def resources(pod: Json, named: str) -> set[str]:
+    """The resources that count as GPUs in the resource limits of a pod's containers, with `named` as above."""
+    return {name for name, _ in _limits(pod, named)}
+
+
+def _limits(pod: Json, named: str) -> Iterator[tuple[str, int]]:
+    for container in pod.get("spec", {}).get("containers") or []:
+        for name, value in ((container.get("resources") or {}).get("limits") or {}).items():
+            if name == named or _GPU.fullmatch(name):
+                yield name, whole_number(value) or 0
 
 
 def node_to_read(alive: Sequence[Json], named: str) -> str | None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_operator.finetunejob.decide import pods
+from finetune_operator.finetunejob.decide import device, pods
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.model import PodEvent
 
@@ -65,14 +65,26 @@ def report(draft: Draft, alive: Sequence[Json], job_name: str, *, wanted: int) -
     """
     problems = _problems(alive, draft.observed.pod_events, draft.now)
     if problems:
+        lacking = _no_node_offers(draft, alive)
         reason, message = min(problems, key=lambda item: _RANKING.index(item.reason))
         more = f" ({len(problems)} of {wanted} pods wait)" if len(problems) > 1 else ""
-        draft.set(ConditionType.PODS_HEALTHY, False, reason, message + more)
+        also = lacking if reason == ConditionReason.UNSCHEDULABLE else ""
+        draft.set(ConditionType.PODS_HEALTHY, False, reason, message + more + also)
     elif len(alive) < wanted and job_name in draft.observed.rejections:
         refusal = draft.observed.rejections[job_name]
         draft.set(ConditionType.PODS_HEALTHY, False, ConditionReason.POD_REJECTED, refusal)
     elif alive:
         draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is blocked")
+
+
+def _no_node_offers(draft: Draft, alive: Sequence[Json]) -> str:
+    """Which GPU that the pods ask for no node has, as the end of a sentence; empty when none is known to be missing."""
+    offered = draft.observed.offered
+    if offered is None:
+        return ""
+    wanted = {name for pod in alive for name in device.resources(pod, device.resource(draft.ftj))}
+    missing = sorted(wanted - offered)
+    return f"; no node offers {', '.join(missing)}: is its device plugin installed?" if missing else ""
 
 
 def _problems(

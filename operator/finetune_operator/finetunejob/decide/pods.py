@@ -130,19 +130,28 @@ def _terminated(status: Json, container: str) -> Json | None:
     return None
 
 
-def last_failure(pods: Iterable[Json], container: str, attempt: int) -> LastFailure | None:
-    """The newest failure among pods that ran one after the other."""
+def last_failure(
+    pods: Iterable[Json], container: str, attempt: int, use_less: str = ""
+) -> LastFailure | None:
+    """The newest failure among pods that ran one after the other.
+
+    Args:
+        use_less: how the container uses less memory, as a part of a sentence; empty where nobody knows.
+    """
     failed = [item for item in exits(pods, container) if item.code != 0]
-    return _failure(failed[-1], attempt, ranks_per_node=1) if failed else None
+    return _failure(failed[-1], attempt, 1, use_less) if failed else None
 
 
 def first_failure(
-    pods: Iterable[Json], container: str, attempt: int, ranks_per_node: int = 1
+    pods: Iterable[Json], container: str, attempt: int, ranks_per_node: int = 1, use_less: str = ""
 ) -> LastFailure | None:
     """The failure that ended an attempt.
 
     When one rank fails, the others lose their connections and fail too, often within the same second. So a pod that
     reports its own error takes precedence over one that only lost its peers, and among these the earliest counts.
+
+    Args:
+        use_less: how the container uses less memory, as a part of a sentence; empty where nobody knows.
     """
     failed = [item for item in exits(pods, container) if item.code != 0]
     if not failed:
@@ -154,10 +163,10 @@ def first_failure(
         if item.message and item.message.error and item.message.error.reason != "PeerLost"
     ]
     cause = (own_errors or [item for item in failed if item not in explained] or explained)[0]
-    return _failure(cause, attempt, ranks_per_node)
+    return _failure(cause, attempt, ranks_per_node, use_less)
 
 
-def _failure(cause: Exit, attempt: int, ranks_per_node: int) -> LastFailure:
+def _failure(cause: Exit, attempt: int, ranks_per_node: int, use_less: str) -> LastFailure:
     error = cause.message.error if cause.message else None
     rank = error.rank if error and error.rank is not None else None
     if rank is None and cause.node_rank is not None and ranks_per_node == 1:
@@ -168,7 +177,7 @@ def _failure(cause: Exit, attempt: int, ranks_per_node: int) -> LastFailure:
         rank=rank,
         exit_code=cause.code,
         reason=error.reason if error else _reason(cause),
-        message=(error.message if error else _tail(cause.text)) or _default_message(cause),
+        message=(error.message if error else _tail(cause.text)) or _default_message(cause, use_less),
         attempt=attempt,
     )
 
@@ -177,9 +186,10 @@ def _reason(ended: Exit) -> str:
     return "Evicted" if ended.evicted and ended.reason == "Error" else ended.reason
 
 
-def _default_message(ended: Exit) -> str:
+def _default_message(ended: Exit, use_less: str) -> str:
     if ended.reason == "OOMKilled":
-        return "the container used more memory than its limit: raise the limit or lower training.perDeviceBatchSize"
+        also = f" or {use_less}" if use_less else ""
+        return f"the container used more memory than its limit: raise the limit{also}"
     return f"the container ended with exit code {ended.code} and no message: see kubectl logs {ended.pod}"
 
 

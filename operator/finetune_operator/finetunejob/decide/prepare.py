@@ -29,6 +29,7 @@ from finetune_operator.settings import Settings
 _CONTAINER = names.PREP_CONTAINER
 # Retries after failures that neither the recipe nor the data caused, such as a crash of the JVM.
 _BACKOFF_LIMIT = 2
+_USE_LESS = "lower data.prepare.spark.driverMemory"
 
 
 def prepare(draft: Draft) -> Outcome:
@@ -150,7 +151,7 @@ def _losses(dropped: list[Dropped]) -> str:
 
 
 def _fail(draft: Draft, mine: list[Json], failed: Json) -> None:
-    failure = pods.last_failure(mine, _CONTAINER, attempt=0)
+    failure = pods.last_failure(mine, _CONTAINER, 0, _USE_LESS)
     if failure is None:
         draft.fail(ConditionReason.PREPARATION_FAILED, f"preparation failed: {failed.get('message', '')}")
         return
@@ -167,7 +168,7 @@ def _fail(draft: Draft, mine: list[Json], failed: Json) -> None:
 
 
 def _note_retry(draft: Draft, mine: list[Json]) -> None:
-    failure = pods.last_failure(mine, _CONTAINER, attempt=0)
+    failure = pods.last_failure(mine, _CONTAINER, 0, _USE_LESS)
     if failure:
         draft.update(last_failure=failure)
 

@@ -18,6 +18,25 @@ _PATIENCE = timedelta(seconds=30)
 _NEAR = 10
 
 
+def of_installation(draft: Draft, queue: str) -> bool:
+    """Whether the job would also have this queue if it named none."""
+    resolved = draft.status.resolved
+    return resolved is not None and resolved.queue_name == queue
+
+
+def named(draft: Draft, queue: str) -> str:
+    """A queue, and where its name comes from if it is not the job's own."""
+    where = " (defaults.queueName of the chart)" if of_installation(draft, queue) else ""
+    return f"queue {queue}{where}"
+
+
+def avoid(draft: Draft, queue: str) -> str:
+    """How the job does without a queue, as a part of a sentence."""
+    if of_installation(draft, queue):
+        return 'set spec.runPolicy.queueName to "", which keeps the job out of the queue of the installation'
+    return "remove spec.runPolicy.queueName"
+
+
 def is_queued(child: Json) -> bool:
     """Whether a batch Job is suspended, and so has no pods, until something starts it."""
     return bool(child["spec"].get("suspend"))
@@ -41,28 +60,26 @@ def _waiting(draft: Draft, number: int, child: Json) -> tuple[ConditionReason, s
         )
     queued = draft.observed.queued
     look = f"check kubectl get localqueue -n {draft.ftj.namespace}"
-    problem = _problem(queued, look, _created(child) + _PATIENCE)
+    problem = _problem(queued, look, avoid(draft, queue), _created(child) + _PATIENCE)
     if problem:
         job = child["metadata"]["name"]
         return ConditionReason.QUEUE_INADMISSIBLE, (
-            f"attempt {number} waits: Job {job} is suspended and no Workload is admitted by queue {queue}: {problem}"
+            f"attempt {number} waits: Job {job} is suspended and no Workload is admitted by {named(draft, queue)}: {problem}"
         )
     return ConditionReason.QUEUED, f"attempt {number} waits in Kueue's queue {queue}{_progress(queued)}"
 
 
-def _problem(queued: Queued | None, look: str, due: datetime) -> str | None:
+def _problem(queued: Queued | None, look: str, without: str, due: datetime) -> str | None:
     """What keeps the Job from ever being admitted, and what to do; None when it only waits for its turn.
 
     Args:
+        without: how the job does without a queue.
         due: when Kueue has had enough time to make a Workload.
     """
     if queued is None:
         return None
     if not queued.installed:
-        return (
-            "Kueue is not installed in this cluster: install it, or remove runPolicy.queueName and suspend and resume "
-            "the job"
-        )
+        return f"Kueue is not installed in this cluster: install it, or {without}, and suspend and resume the job"
     if not queued.workload:
         late = queued.read_at is not None and queued.read_at >= due
         return f"Kueue has made no Workload for it: {look}" if late else None

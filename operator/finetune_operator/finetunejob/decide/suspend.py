@@ -8,7 +8,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import Nodes
 from finetune_operator import names
 from finetune_operator.finetunejob.children import is_being_deleted, job_ended
-from finetune_operator.finetunejob.decide import pods
+from finetune_operator.finetunejob.decide import checkpoint, pods
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
@@ -60,6 +60,5 @@ def _resume(draft: Draft, since: datetime) -> None:
         child = draft.observed.jobs.get(names.train_name(draft.ftj.name, attempt))
         if child is None or is_being_deleted(child) or not job_ended(child):
             draft.update(attempt=attempt + 1)
-    draft.set(
-        ConditionType.SUSPENDED, False, ConditionReason.RESUMED, "the job resumes from its newest checkpoint"
-    )
+    where = checkpoint.beginning(draft) if attempt else "goes on"
+    draft.set(ConditionType.SUSPENDED, False, ConditionReason.RESUMED, f"the job {where}")

@@ -14,6 +14,7 @@ from finetune_operator.finetunejob.decide import (
     device,
     gang,
     health,
+    mistakes,
     placement,
     pods,
     queueing,
@@ -65,6 +66,13 @@ def _start(draft: Draft, number: int, found: Sorted) -> None:
     if not backoff.may_start(draft):
         return
     _note_start(draft, number)
+    wrong = "; ".join(mistakes.of_training(draft.spec))
+    if wrong:
+        # NB: the template may have changed since the job was accepted.
+        draft.set(ConditionType.PODS_HEALTHY, False, ConditionReason.POD_TEMPLATE_INVALID, wrong)
+        message = f"attempt {number} waits for a correction of spec.podTemplate"
+        draft.set(ConditionType.TRAINED, False, ConditionReason.STARTING, message)
+        return
     for ghost in found.ghosts:
         draft.remove(ghost)
     if found.ghosts or found.ghost_pods:
@@ -77,9 +85,9 @@ def _start(draft: Draft, number: int, found: Sorted) -> None:
     draft.apply += [gang.service(draft), gang.recipe(draft), gang.job(draft, number)]
     nodes = draft.spec.distributed.nodes
     draft.update(nodes=placement.nodes([], desired=nodes))
-    draft.set(
-        ConditionType.TRAINED, False, ConditionReason.STARTING, f"attempt {number}: {nodes} pods are starting"
-    )
+    starting = "1 pod is starting" if nodes == 1 else f"{nodes} pods are starting"
+    message = f"attempt {number}: {starting}{attempts.cause_of(draft, number - 1)}"
+    draft.set(ConditionType.TRAINED, False, ConditionReason.STARTING, message)
 
 
 def _note_start(draft: Draft, number: int) -> None:
@@ -109,7 +117,10 @@ def _follow(draft: Draft, number: int, child: Json, mine: list[Json]) -> None:
         message = f"attempt {number} runs on {nodes} pods; kubectl logs job/{name} shows its progress"
     else:
         reason = ConditionReason.STARTING
-        message = f"attempt {number}: {ready} of {nodes} pods are ready{health.pulling(draft, alive)}"
+        earlier = attempts.cause_of(draft, number - 1)
+        message = (
+            f"attempt {number}: {ready} of {nodes} pods are ready{health.pulling(draft, alive)}{earlier}"
+        )
     if job_condition(child, "FailureTarget") and alive:
         # NB: the pods of a lost node do not end, and neither does the attempt.
         message = f"attempt {number} has failed and ends when {pods.listed(alive)} has stopped"

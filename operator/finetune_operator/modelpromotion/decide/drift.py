@@ -69,8 +69,8 @@ def _what(draft: Draft) -> tuple[ConditionReason, str]:
 def _leave(draft: Draft, what: str) -> Outcome:
     """Without a version to move the alias back to, only report the drift: a repair never removes an alias."""
     message = (
-        f"{what}, and there is no version to move it back to: set spec.rollbackTo to {draft.holder}, or spec.onDrift to "
-        "Adopt, to keep it there, or remove the alias"
+        f"{what}, and there is no version to move it back to: set spec.rollbackTo to {{type: Version, version: {draft.holder}}}, "
+        "or spec.onDrift to Adopt, to keep it there, or remove the alias"
     )
     draft.set(ConditionType.DRIFTED, True, ConditionReason.ALIAS_MOVED, message)
     draft.stop(ConditionReason.ALIAS_MOVED, message)
@@ -80,8 +80,9 @@ def _leave(draft: Draft, what: str) -> Outcome:
 def _warn(draft: Draft) -> Outcome:
     reason, what = _what(draft)
     back = "remove it" if draft.status.promoted is None else "move it back"
+    version = draft.holder or draft.status.promoted
     message = (
-        f"{what}: {back}, or set spec.rollbackTo to {draft.holder or draft.status.promoted} to keep it there, or set "
+        f"{what}: {back}, or set spec.rollbackTo to {{type: Version, version: {version}}} to keep it there, or set "
         "spec.onDrift to Repair or Adopt"
     )
     draft.set(ConditionType.DRIFTED, True, reason, message)

@@ -52,7 +52,8 @@ def _conclude(draft: Draft, verdicts: Sequence[GateVerdict]) -> Outcome:
         draft.set(ConditionType.GATES_PASSED, None, ConditionReason.GATE_INCONCLUSIVE, message)
         draft.stop(ConditionReason.GATE_INCONCLUSIVE, message)
     elif verdicts:
-        message = f"version {version} passed all {len(verdicts)} gates: {_all(verdicts)}"
+        passed = "its gate" if len(verdicts) == 1 else f"all {len(verdicts)} gates"
+        message = f"version {version} passed {passed}: {_all(verdicts)}"
         draft.set(ConditionType.GATES_PASSED, True, ConditionReason.GATES_PASSED, message)
     else:
         draft.set(

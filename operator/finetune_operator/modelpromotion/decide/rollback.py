@@ -25,7 +25,10 @@ def roll_back(draft: Draft) -> Outcome:
     forget_waits(draft)
     target = target_version(draft.spec, draft.status)
     if target is None:
-        message = "spec.rollbackTo is Previous, but no previous version is known: set it to a version number"
+        message = (
+            "spec.rollbackTo has type Previous, and no previous version is known: set rollbackTo: {type: Version, version: N} "
+            "with a version of yours"
+        )
         return _impossible(draft, message)
     draft.update(rollback=RollbackStatus(requested=wanted.text, version=target))
     if draft.holder == target:

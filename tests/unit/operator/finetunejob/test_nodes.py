@@ -1,4 +1,4 @@
-"""The labels of the node that tells which GPU a job has."""
+"""The labels of the node that tells which GPU a job has, and the resources that any node offers."""
 
 from __future__ import annotations
 
@@ -39,3 +39,48 @@ async def test_read(exist: list[Json], alive: list[Json], refusal: KubeError | N
     seconds = 3600.0
     await reader.read(alive, "nvidia.com/gpu")
     assert len(kube.asked) == 2 * len(expected)
+
+
+WAITS = pod(
+    "tune-train-1",
+    0,
+    "Pending",
+    gpus=8,
+    conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}],
+)
+
+
+def offering(name: str, **allocatable: str) -> Json:
+    meta = {"name": name, "namespace": ""}
+    return {"kind": "Node", "metadata": meta, "status": {"allocatable": allocatable}}
+
+
+GPUS = offering("gpus", **{"cpu": "8", "nvidia.com/gpu": "8"})
+BROKEN = offering("broken", **{"cpu": "8", "nvidia.com/gpu": "0"})
+OFFERED: dict[str, tuple[list[Json], list[Json], KubeError | None, set[str] | None]] = {
+    "GPUs": ([GPUS, BROKEN], [WAITS], None, {"cpu", "nvidia.com/gpu"}),
+    "none that works": ([BROKEN], [WAITS], None, {"cpu"}),
+    "a node that says nothing": ([NODE], [WAITS], None, set()),
+    "nodes that may not be listed": ([GPUS], [WAITS], FORBIDDEN, None),
+    "no pod that waits": ([GPUS], [GPU], None, None),
+}
+
+
+@pytest.mark.parametrize(("exist", "alive", "refusal", "expected"), OFFERED.values(), ids=OFFERED)
+async def test_offered(
+    exist: list[Json], alive: list[Json], refusal: KubeError | None, expected: set[str] | None
+) -> None:
+    kube = StandIn(*exist)
+    if refusal:
+        kube.refuse["list", "Node"] = refusal
+    assert await NodeReader(kube, lambda: 0.0).offered(alive, "nvidia.com/gpu") == expected
+    assert len(kube.asked) == (WAITS in alive)
+
+
+async def test_all_jobs_share_a_list_of_nodes_for_two_minutes() -> None:
+    kube, seconds = StandIn(GPUS), 0.0
+    reader = NodeReader(kube, lambda: seconds)
+    for now, lists in ((0.0, 1), (119.0, 1), (120.0, 2)):
+        seconds = now
+        await reader.offered([WAITS], "nvidia.com/gpu")
+        assert len(kube.asked) == lists

@@ -265,12 +265,22 @@ async def test_children_that_the_api_server_refuses_are_said() -> None:
     await world.look()
     assert world.condition(ConditionType.PODS_HEALTHY) == (
         ConditionReason.POD_TEMPLATE_INVALID,
-        "spec.template.spec.containers[1].name: Required value",
+        "spec.template.spec.containers[1].name: Required value: correct spec.podTemplate, and the job goes on",
     )
     assert world.holding() == ["Stalled"]
     del world.kube.refuse["create", "Job"]
     await world.look()
     assert (world.condition(ConditionType.PODS_HEALTHY), world.holding()) == (None, ["Reconciling"])
+
+
+async def test_a_typo_in_the_template_of_the_preparation_names_the_field() -> None:
+    world = World(StandIn(submitted(data=SOURCE)))
+    world.kube.refuse["create", "Job"] = KubeError(400, 'unknown field "spec.template.spec.tolerationz"')
+    await world.look()
+    assert world.condition(ConditionType.PODS_HEALTHY) == (
+        ConditionReason.POD_TEMPLATE_INVALID,
+        'unknown field "spec.template.spec.tolerationz": correct spec.data.prepare.podTemplate, and the job goes on',
+    )
 
 
 async def test_a_typo_is_told_before_the_preparation_and_its_correction_counts_at_once() -> None:

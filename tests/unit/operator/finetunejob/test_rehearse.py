@@ -122,6 +122,19 @@ async def test_a_dry_run_that_cannot_be_made(error: KubeError, caplog: pytest.Lo
     ]
 
 
+async def test_a_queue_is_looked_for_before_the_pods_are_asked_about() -> None:
+    kube = StandIn()
+    kube.refuse = {("list", kind): KubeError(404, "not found") for kind in ("LocalQueue", "LocalQueueBeta1")}
+    job, pod = BODIES
+    queued = {**job, "metadata": {**job["metadata"], "labels": {"kueue.x-k8s.io/queue-name": "gpus"}}}
+    assert await rehearse(kube, [queued, pod]) == Rehearsal(
+        False,
+        ConditionReason.QUEUE_INADMISSIBLE,
+        "queue gpus admits nothing, since Kueue is not installed in this cluster",
+    )
+    assert kube.done("rehearse") == []
+
+
 @dataclass
 class Asked:
     """Dry runs of one job on a stand-in for the API server, with a clock."""

@@ -175,6 +175,7 @@ QUEUES: dict[str, tuple[Json, Json, str | None]] = {
     "of the job": ({"queueName": "urgent"}, INSTALLED, "urgent"),
     "of the job alone": ({"queueName": "urgent"}, {}, "urgent"),
     "of nobody": ({}, {}, None),
+    "none, whatever the installation has": ({"queueName": ""}, INSTALLED, ""),
 }
 
 
@@ -227,6 +228,7 @@ WRONG: dict[str, tuple[Json, str]] = {
     "a variable": ({"env": [{"name": "WORLD SIZE"}]}, "'WORLD SIZE' cannot be the name of a variable"),
     "a variable of ours": ({"env": [{"name": "WORLD_SIZE"}]}, "the operator sets WORLD_SIZE: remove it"),
     "a queue": ({"queueName": "Team"}, "'Team' cannot be the name of a queue"),
+    "a queue without a name": ({"queueName": ""}, "'' cannot be the name of a queue"),
 }
 
 

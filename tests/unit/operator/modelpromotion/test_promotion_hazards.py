@@ -125,7 +125,7 @@ async def test_a_repair_removes_no_alias() -> None:
     assert there.says("Drifted") == (
         "AliasMoved",
         "somebody else pointed alias champion at version 3, and there is no version to move it back to: set "
-        "spec.rollbackTo to 3, or spec.onDrift to Adopt, to keep it there, or remove the alias",
+        "spec.rollbackTo to {type: Version, version: 3}, or spec.onDrift to Adopt, to keep it there, or remove the alias",
     )
     await then(there, onDrift="Adopt")
     assert (there.status().promoted, there.registry.aliases["champion"]) == ("3", "3")

@@ -247,7 +247,8 @@ async def test_a_model_that_disappears_is_remembered_and_one_made_anew_is_anothe
     assert other.aliases == {}
     assert there.says("Promoted") == (
         "NothingToRollBackTo",
-        "spec.rollbackTo is Previous, but no previous version is known: set it to a version number",
+        "spec.rollbackTo has type Previous, and no previous version is known: set rollbackTo: {type: Version, version: N} with "
+        "a version of yours",
     )
 
 

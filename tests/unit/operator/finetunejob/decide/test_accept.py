@@ -9,7 +9,7 @@ import pytest
 
 from finetune_crds.conditions import SUMMARY, ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus
-from finetune_operator.finetunejob.decide.accept import not_implemented, reserved_env
+from finetune_operator.finetunejob.decide.accept import not_implemented
 from finetune_operator.finetunejob.model import Decision
 from finetune_operator.settings import Settings
 from worlds.memory.decisions import (
@@ -161,6 +161,17 @@ VERDICTS: dict[str, tuple[Json, Settings, tuple[str, str, str], str]] = {
         ("False", ConditionReason.INVALID_SPEC, SETS_RANK),
         "is stalled",
     ),
+    "a container of preparation under another name": (
+        {"data": prepared(podTemplate={"spec": {"containers": [{"name": "spark"}]}})},
+        NO_MLFLOW,
+        (
+            "False",
+            ConditionReason.INVALID_SPEC,
+            "spec.data.prepare.podTemplate has the container 'spark' without an image: rename it to 'prep', the container that "
+            "the operator fills in, or give it an image if it is to run beside that",
+        ),
+        "is stalled",
+    ),
     "a password in plain sight": (
         {"tracking": {"uri": "http://me:pass@m:5000"}},
         NO_MLFLOW,
@@ -186,8 +197,7 @@ VERDICTS: dict[str, tuple[Json, Settings, tuple[str, str, str], str]] = {
         (
             "False",
             ConditionReason.INVALID_SPEC,
-            "each pod has 8 processes and spec.podTemplate limits it to 4 nvidia.com/gpu: set distributed.gpusPerNode, and "
-            "remove the limit from the template",
+            "each pod has 8 processes and spec.podTemplate limits it to 4 nvidia.com/gpu: remove the limit from the template",
         ),
         "is stalled",
     ),
@@ -293,22 +303,3 @@ def test_a_new_job_is_judged_when_its_spec_can_be_read() -> None:
 def test_what_was_accepted_is_not_judged_again() -> None:
     decision = conclude(ftj(running(), data=prepared(spark={"mode": "Databricks"})))
     assert said(decision, ConditionType.FAILED) is None
-
-
-RESERVED: dict[str, tuple[Json, list[str]]] = {
-    "of the trainer": (
-        {
-            "containers": [
-                {"name": "trainer", "env": [{"name": "WORLD_SIZE", "value": "1"}, {"name": "MINE"}]}
-            ]
-        },
-        ["spec.podTemplate sets WORLD_SIZE, which the operator sets: remove it"],
-    ),
-    "of a sidecar": ({"containers": [{"name": "side", "env": [{"name": "WORLD_SIZE", "value": "1"}]}]}, []),
-    "nonsense": ({"containers": ["trainer", {"name": "trainer", "env": ["WORLD_SIZE"]}]}, []),
-}
-
-
-@pytest.mark.parametrize(("pod", "expected"), RESERVED.values(), ids=RESERVED)
-def test_reserved_variables_in_a_pod_template(pod: Json, expected: list[str]) -> None:
-    assert [*reserved_env(spec(podTemplate={"spec": pod}))] == expected

@@ -37,6 +37,7 @@ Json = dict[str, Any]
 QUOTA = condition(ConditionType.PODS_ADMITTED, "False", ConditionReason.QUOTA_EXCEEDED)
 TYPO = condition(ConditionType.PODS_ADMITTED, "False", ConditionReason.POD_TEMPLATE_INVALID)
 POLICY = condition(ConditionType.PODS_ADMITTED, "False", ConditionReason.POD_REJECTED)
+NO_QUEUE = condition(ConditionType.PODS_ADMITTED, "False", ConditionReason.QUEUE_INADMISSIBLE)
 UNCHECKED = condition(ConditionType.PODS_ADMITTED, "Unknown", ConditionReason.NOT_CHECKED)
 BROKEN = condition(ConditionType.PODS_ADMITTED, "Unknown", ConditionReason.CHECK_FAILED)
 PREPARING = condition(ConditionType.PREPARED, "False", ConditionReason.PREPARING)
@@ -64,6 +65,7 @@ ASKS: dict[str, tuple[FineTuneJob, list[str]]] = {
     "judged": (ftj(status(ADMITTED), data=SOURCE), []),
     "not checked": (ftj(status(UNCHECKED), data=SOURCE), []),
     "beyond a quota": (ftj(status(QUOTA), data=SOURCE), []),
+    "a queue that is not there": (ftj(status(NO_QUEUE), data=SOURCE), [JOB, POD]),
     "a typo": (STALLED, [JOB, POD]),
     "a typo, and changed": (changed(STALLED), [JOB, POD]),
     "refused": (ftj(status(POLICY), data=SOURCE), [JOB, POD]),
@@ -137,7 +139,10 @@ USED_UP = Rehearsal(False, ConditionReason.QUOTA_EXCEEDED, "exceeded quota")
 WRONG = Rehearsal(False, ConditionReason.POD_TEMPLATE_INVALID, "unknown field", 30)
 FORBIDDEN = Rehearsal(False, ConditionReason.POD_REJECTED, "violates PodSecurity", 30)
 AWAY = Rehearsal(None, ConditionReason.CHECK_FAILED, "failed calling webhook", 30)
+ABSENT = Rehearsal(False, ConditionReason.QUEUE_INADMISSIBLE, "queue reserch does not exist", 30)
+QUEUED = ftj(data=SOURCE, runPolicy={"queueName": "reserch"})
 SAID = {
+    ABSENT: "queue reserch does not exist: correct or remove spec.runPolicy.queueName, or create the LocalQueue, and the job goes on",
     WRONG: "unknown field: correct spec.podTemplate, and the job goes on",
     FORBIDDEN: "violates PodSecurity: correct spec.podTemplate, or the policy, and the job goes on",
 }
@@ -165,6 +170,20 @@ ANSWERS: dict[str, tuple[FineTuneJob, Rehearsal, str | None, list[str], tuple[st
         "False",
         [],
         (ConditionReason.POD_REJECTED, SAID[FORBIDDEN]),
+    ),
+    "a queue that is not there": (
+        QUEUED,
+        ABSENT,
+        "False",
+        [],
+        (ConditionReason.QUEUE_INADMISSIBLE, SAID[ABSENT]),
+    ),
+    "a queue that came": (
+        dataclasses.replace(QUEUED, status=status(NO_QUEUE)),
+        FINE,
+        "True",
+        PREPARES,
+        GOES_ON,
     ),
     "the check failed": (NEW, AWAY, "Unknown", [], (ConditionReason.CHECK_FAILED, AWAY.message)),
     "the check failed without a preparation": (
@@ -227,6 +246,17 @@ def test_a_refusal_names_every_place_that_the_pods_come_from(answer: Rehearsal) 
     )
 
 
+def test_a_queue_of_the_installation_that_is_not_there() -> None:
+    settings = dataclasses.replace(NO_MLFLOW, defaults=Defaults(queue_name="reserch"))
+    assert said(conclude(QUEUED, settings=settings, answer=ABSENT), ConditionType.PODS_ADMITTED) == (
+        "False",
+        ConditionReason.QUEUE_INADMISSIBLE,
+        "queue reserch does not exist: it is defaults.queueName of the chart: create LocalQueue reserch, name another one in "
+        'spec.runPolicy.queueName, or set spec.runPolicy.queueName to "", which keeps the job out of the queue of the '
+        "installation, and the job goes on",
+    )
+
+
 def test_the_answer_is_about_the_generation_that_was_asked_about() -> None:
     found: FineTuneJobStatus = conclude(changed(NEW)).status
     (judged,) = (item for item in found.conditions if item.type == ConditionType.PODS_ADMITTED)
@@ -235,9 +265,10 @@ def test_the_answer_is_about_the_generation_that_was_asked_about() -> None:
     assert conclude(again, answer=None).rehearse == ()
 
 
-@pytest.mark.parametrize("answer", [WRONG, FORBIDDEN, USED_UP], ids=lambda item: item.reason)
+@pytest.mark.parametrize("answer", [WRONG, FORBIDDEN, USED_UP, ABSENT], ids=lambda item: item.reason)
 def test_a_preparation_that_runs_goes_on(answer: Rehearsal) -> None:
-    decision = conclude(changed(RUNNING), observed(child("tune-prep")), settings=SETTINGS, answer=answer)
+    of = ftj(RUNNING.status, data=SOURCE, runPolicy={"queueName": "reserch"})
+    decision = conclude(changed(of), observed(child("tune-prep")), settings=SETTINGS, answer=answer)
     assert (decision.delete, decision.status.phase) == ((), "Preparing")
     assert said(decision, ConditionType.READY) == ("False", answer.reason, SAID.get(answer, answer.message))
     assert said(decision, ConditionType.RECONCILING) is not None

@@ -9,6 +9,7 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import PodError, TerminationMessage
+from finetune_crds.status import CheckpointStatus
 from finetune_operator.finetunejob.model import Observed
 from worlds.memory.decisions import (
     EVICTED,
@@ -136,8 +137,8 @@ def test_a_restart_says_why_and_is_taken_up_at_once() -> None:
     assert said(decision, ConditionType.TRAINED) == (
         "False",
         ConditionReason.RESTARTING,
-        "attempt 1 failed; pod tune-train-1-0-abcde ended with exit code 1: it blew up; attempt 2 resumes "
-        "from the newest checkpoint",
+        "attempt 1 failed; pod tune-train-1-0-abcde ended with exit code 1: it blew up; attempt 2 starts "
+        "from the beginning: spec.checkpoint is not set",
     )
     assert (decision.status.phase, decision.requeue_seconds) == ("Starting", 0.1)
     again = conclude(ftj(decision.status), failed_attempt(ended(JOB, 0, 1, BOOM)))
@@ -160,7 +161,42 @@ PLACES: dict[str, tuple[Json, str]] = {
 def test_a_restart_says_which_pod_on_which_node(found: Json, expected: str) -> None:
     told = said(conclude(ftj(running()), failed_attempt(found)), ConditionType.TRAINED)
     assert told is not None
-    assert told[2].startswith(f"{expected}attempt 2 resumes from the newest checkpoint")
+    assert told[2].removeprefix(expected).removeprefix("at 12:00:10 UTC, ").startswith("attempt 2 starts")
+
+
+RESUMES: dict[str, tuple[Json, CheckpointStatus | None, str]] = {
+    "a checkpoint": (
+        {"checkpoint": {"uri": "/c"}},
+        CheckpointStatus(step=9, uri="/c/9"),
+        "resumes from the newest checkpoint",
+    ),
+    "none yet": ({"checkpoint": {"uri": "/c"}}, None, "starts from the beginning: no checkpoint is known"),
+    "none wanted": ({}, None, "starts from the beginning: spec.checkpoint is not set"),
+    "one's own command": ({"trainer": {"command": ["a"]}}, None, "starts your command again"),
+}
+
+
+@pytest.mark.parametrize(("parts", "known", "expected"), RESUMES.values(), ids=RESUMES)
+def test_where_the_next_attempt_starts(parts: Json, known: CheckpointStatus | None, expected: str) -> None:
+    decision = conclude(ftj(running(checkpoint=known), **parts), failed_attempt(ended(JOB, 0, 1, BOOM)))
+    told = said(decision, ConditionType.TRAINED)
+    assert told is not None
+    assert told[2].endswith(f"attempt 2 {expected}")
+
+
+NO_MEMORY: dict[str, tuple[Json, str]] = {
+    "the built-in loop": ({}, "lower training.perDeviceBatchSize"),
+    "one's own command": ({"trainer": {"command": ["a"]}}, "have your command use less"),
+}
+
+
+@pytest.mark.parametrize(("parts", "advice"), NO_MEMORY.values(), ids=NO_MEMORY)
+def test_out_of_memory(parts: Json, advice: str) -> None:
+    status = conclude(ftj(running(), **parts), failed_attempt(ended(JOB, 0, 137, reason="OOMKilled"))).status
+    assert status.last_failure is not None
+    assert status.last_failure.message == (
+        f"the container used more memory than its limit: raise the limit or {advice}"
+    )
 
 
 def test_the_end_says_the_limit_that_was_reached_and_the_cause() -> None:

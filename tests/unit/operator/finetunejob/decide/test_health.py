@@ -235,3 +235,25 @@ def test_an_image_of_the_preparation_too() -> None:
         'the prep pod is starting; pod tune-prep-0-abcde on node node-1: Pulling image "trainer:1"; kubectl logs '
         "job/tune-prep shows its progress"
     )
+
+
+GPU_POD = pod(JOB, 0, "Pending", ready=False, gpus=8, conditions=unschedulable(0)["status"]["conditions"][1:])
+NO_GPU = "pod tune-train-1-0-abcde cannot be scheduled: no GPU"
+OFFERED: dict[str, tuple[Json, frozenset[str] | None, str]] = {
+    "nodes that cannot be read": (GPU_POD, None, NO_GPU),
+    "a node with GPUs": (GPU_POD, frozenset({"cpu", "nvidia.com/gpu"}), NO_GPU),
+    "no node with GPUs": (
+        GPU_POD,
+        frozenset({"cpu"}),
+        f"{NO_GPU}; no node offers nvidia.com/gpu: is its device plugin installed?",
+    ),
+    "a pod without GPUs": (unschedulable(0), frozenset({"cpu"}), NO_GPU),
+}
+
+
+@pytest.mark.parametrize(("found", "offered", "message"), OFFERED.values(), ids=OFFERED)
+def test_a_gpu_that_no_node_offers_is_named(
+    found: Json, offered: frozenset[str] | None, message: str
+) -> None:
+    decision = conclude(ftj(running()), observed(child(JOB), pods=[found], offered=offered))
+    assert said(decision, ConditionType.PODS_HEALTHY) == ("False", ConditionReason.UNSCHEDULABLE, message)

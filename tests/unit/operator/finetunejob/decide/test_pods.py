@@ -54,7 +54,7 @@ FAILURES: dict[str, tuple[list[Json], tuple[Any, ...] | None]] = {
             None,
             137,
             "OOMKilled",
-            "the container used more memory than its limit: raise the limit or lower training.perDeviceBatchSize",
+            "the container used more memory than its limit: raise the limit",
         ),
     ),
     "where all lost their peers the earliest counts": (

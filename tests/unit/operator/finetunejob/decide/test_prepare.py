@@ -109,7 +109,9 @@ def test_the_pod_gets_four_keys_of_a_workspaces_secret_and_all_of_another() -> N
         found: Json = decision.apply[1]["spec"]["template"]["spec"]["containers"][0]
         return found
 
-    workspace = container({"uri": "databricks", "secretRef": {"name": "s"}, "trainerSecretRef": {"name": "t"}})
+    workspace = container(
+        {"uri": "databricks", "secretRef": {"name": "s"}, "trainerSecretRef": {"name": "t"}}
+    )
     keys = [item["valueFrom"]["secretKeyRef"] for item in workspace["env"] if "valueFrom" in item]
     assert {key["name"] for key in keys} == {"t"}
     assert (len(keys), workspace["envFrom"]) == (4, [])

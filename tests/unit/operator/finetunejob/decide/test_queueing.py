@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.status import Resolved
 from finetune_operator.finetunejob.model import Queued
 from worlds.memory.decisions import (
     child,
@@ -47,7 +48,7 @@ WAITING: dict[str, tuple[Queued | None, float, str, str]] = {
         Queued(installed=False),
         0,
         ConditionReason.QUEUE_INADMISSIBLE,
-        f"{NOT_ADMITTED}Kueue is not installed in this cluster: install it, or remove runPolicy.queueName and "
+        f"{NOT_ADMITTED}Kueue is not installed in this cluster: install it, or remove spec.runPolicy.queueName, and "
         "suspend and resume the job",
     ),
     "Kueue has had no time yet": (
@@ -107,6 +108,18 @@ def test_waiting(queued: Queued | None, seconds: float, reason: str, message: st
     assert said(decision, ConditionType.TRAINED) == ("False", reason, message)
     assert said(decision, ConditionType.READY) == ("False", reason, message)
     assert (decision.status.phase, decision.requeue_seconds) == ("Pending", 5.0)
+
+
+def test_a_queue_of_the_installation_is_not_removed_from_the_job() -> None:
+    of = ftj(running(resolved=Resolved(queue_name="gpus")))
+    decision = conclude(of, observed(suspended(), queued=Queued(installed=False)), at=later(60))
+    assert said(decision, ConditionType.TRAINED) == (
+        "False",
+        ConditionReason.QUEUE_INADMISSIBLE,
+        "attempt 1 waits: Job tune-train-1 is suspended and no Workload is admitted by queue gpus (defaults.queueName of the "
+        'chart): Kueue is not installed in this cluster: install it, or set spec.runPolicy.queueName to "", which keeps the job '
+        "out of the queue of the installation, and suspend and resume the job",
+    )
 
 
 def test_a_job_that_no_queue_holds() -> None:

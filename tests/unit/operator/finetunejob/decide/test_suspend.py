@@ -99,7 +99,16 @@ def test_a_job_goes_on(seen: Observed, attempt: int, children: list[str]) -> Non
     assert (decision.status.suspend_time, decision.status.suspended_seconds) == (None, 65)
     assert decision.status.restarts == 0
     resumed = said(decision, ConditionType.SUSPENDED)
-    assert resumed == ("False", ConditionReason.RESUMED, "the job resumes from its newest checkpoint")
+    assert resumed == (
+        "False",
+        ConditionReason.RESUMED,
+        "the job starts from the beginning: spec.checkpoint is not set",
+    )
+
+
+def test_a_job_that_had_not_trained_goes_on() -> None:
+    decision = conclude(ftj(status(SUSPENDED, PREPARED, suspend_time=NOW)))
+    assert said(decision, ConditionType.SUSPENDED) == ("False", ConditionReason.RESUMED, "the job goes on")
 
 
 def test_an_attempt_that_failed_while_suspended_restarts_once() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import TerminationMessage, TrainResult
-from finetune_crds.status import ModelStatus, Nodes, Progress
+from finetune_crds.status import LastFailure, ModelStatus, Nodes, Progress
 from worlds.memory.decisions import (
     ACCEPTED,
     NOW,
@@ -47,6 +47,36 @@ def test_an_attempt_starts_with_all_its_children() -> None:
     found = decision.status
     assert (found.phase, found.attempt, found.restarts, found.start_time) == ("Starting", 1, 0, NOW)
     assert found.nodes == Nodes(desired=2, ready=0, summary="0/2")
+
+
+def test_one_pod_is_one_pod() -> None:
+    told = said(conclude(ftj(distributed={"nodes": 1})), ConditionType.TRAINED)
+    assert told == ("False", ConditionReason.STARTING, "attempt 1: 1 pod is starting")
+
+
+CAUSES: dict[str, tuple[LastFailure | None, str]] = {
+    "an error": (
+        LastFailure(attempt=1, exit_code=1, message="Traceback\n  File\nValueError: it blew up\n"),
+        "; attempt 1 ended with exit code 1: ValueError: it blew up",
+    ),
+    "no pod left": (
+        LastFailure(attempt=1, reason="PodFailurePolicy"),
+        "; attempt 1 failed: PodFailurePolicy",
+    ),
+    "an earlier one": (LastFailure(attempt=0, exit_code=1, message="preparation"), ""),
+    "nothing": (None, ""),
+}
+
+
+@pytest.mark.parametrize(("failure", "ending"), CAUSES.values(), ids=CAUSES)
+def test_an_attempt_that_starts_says_why_the_one_before_ended(
+    failure: LastFailure | None, ending: str
+) -> None:
+    before = running(attempt=2, restarts=1, last_failure=failure)
+    started = said(conclude(ftj(before)), ConditionType.TRAINED)
+    assert started == ("False", ConditionReason.STARTING, f"attempt 2: 2 pods are starting{ending}")
+    followed = said(conclude(ftj(before), observed(child("tune-train-2"))), ConditionType.TRAINED)
+    assert followed == ("False", ConditionReason.STARTING, f"attempt 2: 0 of 2 pods are ready{ending}")
 
 
 def test_an_attempt_waits_for_the_pods_of_the_one_before() -> None:

@@ -1,0 +1,58 @@
+"""Mistakes in pod templates that neither the schema nor, in words that help, the API server can tell of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from finetune_crds.base import Json
+from finetune_crds.env import RESERVED_ENV
+from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_operator import names
+from finetune_operator.finetunejob.merge import all_containers, containers
+from finetune_operator.finetunejob.resolve import gpu_limit
+
+
+def of_training(spec: FineTuneJobSpec) -> Iterator[str]:
+    """What is wrong with `spec.podTemplate`. What is no pod template at all is left for the API server to refuse."""
+    yield from _of_template("spec.podTemplate", spec.pod_template, names.TRAINER_CONTAINER)
+    yield from _too_few_gpus(spec)
+
+
+def of_preparation(spec: FineTuneJobSpec) -> Iterator[str]:
+    """What is wrong with `spec.data.prepare.podTemplate`."""
+    if spec.data.prepare:
+        template = spec.data.prepare.pod_template
+        yield from _of_template("spec.data.prepare.podTemplate", template, names.PREP_CONTAINER)
+
+
+def _of_template(field: str, template: Json | None, container: str) -> Iterator[str]:
+    yield from _reserved_env(field, template, container)
+    for item in all_containers(template):
+        name = item.get("name")
+        if isinstance(name, str) and name != container and not item.get("image"):
+            yield (
+                f"{field} has the container {name!r} without an image: rename it to {container!r}, the container that the "
+                "operator fills in, or give it an image if it is to run beside that"
+            )
+
+
+def _reserved_env(field: str, template: Json | None, container: str) -> Iterator[str]:
+    """Reserved variables of the main container."""
+    for item in containers(template, container):
+        env = item.get("env")
+        variables = [entry for entry in env if isinstance(entry, dict)] if isinstance(env, list) else []
+        taken = [entry["name"] for entry in variables if entry.get("name") in RESERVED_ENV]
+        if taken:
+            yield f"{field} sets {', '.join(taken)}, which the operator sets: remove it"
+
+
+def _too_few_gpus(spec: FineTuneJobSpec) -> Iterator[str]:
+    """A limit of GPUs in the pod template that is below the number of ranks."""
+    distributed = spec.distributed
+    resource, ranks = distributed.gpu_resource, distributed.ranks_per_node
+    limit = gpu_limit(spec.pod_template, resource)
+    if limit is None or limit >= ranks or distributed.device == "CPU":
+        return
+    given = distributed.gpus_per_node is not None
+    remedy = "remove the limit from the template" if given else f"raise the limit to {ranks}"
+    yield f"each pod has {ranks} processes and spec.podTemplate limits it to {limit} {resource}: {remedy}"

@@ -1,0 +1,62 @@
+"""Room on the disk for a demo: `python -m demo.room`, before anything is installed. It needs Python alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from support.cache import cache
+
+GB = 10**9
+# What the Python packages take; what the first demo writes besides; and a later one, whose programs are in the cache, when the
+# packages of the images changed.
+PACKAGES_GB, FIRST_GB, LATER_GB = 4, 26, 13
+# A kubelet that has less than one hundredth of the disk left puts a taint on its node, and pods stay Pending.
+FREE_SHARE = 0.02
+
+
+def refusal(total: int, free: int, *, built: bool, installed: bool) -> str | None:
+    """Why a run would fill a disk; None when it has room.
+
+    Args:
+        total: bytes of the disk.
+        free: bytes that are free.
+        built: whether the cache has the images of an earlier run.
+        installed: whether the virtual environment is there.
+    """
+    run = (LATER_GB if built else FIRST_GB) + (0 if installed else PACKAGES_GB)
+    wanted = run * GB + FREE_SHARE * total
+    if free >= wanted:
+        return None
+    prune = (
+        "; or remove the images with `PYTHONPATH=tests .venv/bin/python -m cluster prune`, which every cluster that shares this "
+        "cache then builds again"
+    )
+    return (
+        f"the disk of {cache()} has {free / GB:.0f} GB free, and {'a later' if built else 'the first'} run on a local cluster "
+        f"needs {wanted / GB:.0f} GB, {run} and two hundredths of the disk: on a full disk Kubernetes leaves pods Pending. Free "
+        f"some, or set FINETUNE_CACHE to a folder on another disk{prune if built and installed else ''}"
+    )
+
+
+def check() -> str | None:
+    """The refusal for the disk of the cache."""
+    folder = cache()
+    disk = shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists()))
+    # The folder of cluster.builder, which needs the packages.
+    built = (folder / "buildah").exists()
+    return refusal(disk.total, disk.free, built=built, installed=Path(".venv/.installed").exists())
+
+
+def is_local() -> bool:
+    """Whether the cluster is made on this machine, as cluster.backends chooses it."""
+    wanted = os.environ.get("CLUSTER", "")
+    return wanted == "local" or (not wanted and os.geteuid() == 0 and Path("/etc/debian_version").exists())
+
+
+if __name__ == "__main__":
+    said = check() if is_local() else None
+    if said:
+        sys.exit(f"error: {said}")

@@ -1,0 +1,83 @@
+"""Mistakes in pod templates, and that the template of a job that was accepted is read again before each attempt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator.finetunejob.decide import mistakes
+from worlds.memory.decisions import applied, child, conclude, condition, ftj, observed, running, said, spec
+
+Json = dict[str, Any]
+
+
+def containers(*items: Any) -> Json:
+    return {"podTemplate": {"spec": {"containers": [*items]}}}
+
+
+def limited(gpus: Any, **distributed: Any) -> Json:
+    limits = {"limits": {"nvidia.com/gpu": gpus}}
+    return {"distributed": distributed, **containers({"name": "trainer", "resources": limits})}
+
+
+UNNAMED = (
+    "spec.podTemplate has the container 'main' without an image: rename it to 'trainer', the container that the operator "
+    "fills in, or give it an image if it is to run beside that"
+)
+FEW = "each pod has 8 processes and spec.podTemplate limits it to 1 nvidia.com/gpu: "
+
+MISTAKES: dict[str, tuple[Json, list[str]]] = {
+    "none": ({}, []),
+    "a reserved variable": (
+        containers({"name": "trainer", "env": [{"name": "WORLD_SIZE", "value": "1"}, {"name": "MINE"}]}),
+        ["spec.podTemplate sets WORLD_SIZE, which the operator sets: remove it"],
+    ),
+    "a reserved variable of a sidecar": (
+        containers({"name": "side", "image": "side:1", "env": [{"name": "WORLD_SIZE", "value": "1"}]}),
+        [],
+    ),
+    "nonsense": (containers("trainer", {"name": "trainer", "env": ["WORLD_SIZE"]}, {"image": "a"}), []),
+    "a sidecar": (containers({"name": "side", "image": "side:1"}), []),
+    "a container under another name": (containers({"name": "main"}), [UNNAMED]),
+    "one beside the trainer's": (containers({"name": "trainer"}, {"name": "main"}), [UNNAMED]),
+    "a limit below the GPUs": (
+        limited(1, gpusPerNode=8),
+        [f"{FEW}remove the limit from the template"],
+    ),
+    "a limit below the processes": (limited("1", processesPerNode=8), [f"{FEW}raise the limit to 8"]),
+    "a limit that is enough": (limited(8, processesPerNode=8), []),
+    "processes on CPUs": (limited(1, processesPerNode=8, device="CPU"), []),
+}
+
+
+@pytest.mark.parametrize(("parts", "expected"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes(parts: Json, expected: list[str]) -> None:
+    assert [*mistakes.of_training(spec(**parts))] == expected
+
+
+def test_a_template_that_was_changed_is_read_again_before_the_next_attempt() -> None:
+    seen = observed(child("tune-train-1", "Failed"))
+    held = conclude(ftj(running(attempt=2), **limited(1, gpusPerNode=8)), seen)
+    assert said(held, ConditionType.PODS_HEALTHY) == (
+        "False",
+        ConditionReason.POD_TEMPLATE_INVALID,
+        f"{FEW}remove the limit from the template",
+    )
+    stalled = said(held, ConditionType.STALLED)
+    assert stalled
+    assert (applied(held), stalled[:2]) == ([], ("True", ConditionReason.POD_TEMPLATE_INVALID))
+    corrected = conclude(ftj(held.status, distributed={"gpusPerNode": 8}), seen)
+    assert applied(corrected)[-1] == "Job/tune-train-2"
+    assert said(corrected, ConditionType.PODS_HEALTHY) is None
+
+
+def test_an_attempt_that_runs_is_left_alone() -> None:
+    healthy = condition(ConditionType.PODS_HEALTHY, "True", ConditionReason.PODS_RUNNING)
+    before = running()
+    before = before.model_copy(update={"conditions": [*before.conditions, healthy]})
+    decision = conclude(ftj(before, **limited(1, gpusPerNode=8)), observed(child("tune-train-1")))
+    found = said(decision, ConditionType.PODS_HEALTHY)
+    assert found
+    assert (found[0], decision.delete) == ("True", ())
