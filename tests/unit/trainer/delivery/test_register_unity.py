@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from finetune_trainer import track
 from finetune_trainer.outcome import TrainingError
 from finetune_trainer.train.delivery.register import Registry
-from finetune_trainer.train.runtime import track
 from standins.databricks import Workspace, running
 
 MODEL = "main.llm.support"
