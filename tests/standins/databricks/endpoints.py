@@ -286,8 +286,9 @@ def _check_machines(config: Json) -> None:
         size = item.get("workload_size")
         least, most = item.get("min_provisioned_concurrency"), item.get("max_provisioned_concurrency")
         wrong = ""
-        if item.get("workload_type") not in {kind.value for kind in ServingModelWorkloadType}:
-            wrong = f"Workload type {item.get('workload_type')} is not supported."
+        kind = item.get("workload_type", "CPU")
+        if kind not in {known.value for known in ServingModelWorkloadType}:
+            wrong = f"Workload type {kind} is not supported."
         elif (size is None) == (least is None and most is None):
             wrong = "Specify either workload_size or min_ and max_provisioned_concurrency."
         elif size is not None and size not in _SIZES:

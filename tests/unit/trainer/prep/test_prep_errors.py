@@ -67,9 +67,9 @@ THROWN: list[tuple[str, str, str, int, str]] = [
         "a task that fails",
         "org.apache.spark.SparkException",
         "Job aborted due to stage failure: Task 1 in stage 1.0 failed 4 times, most recent failure: Lost task 1.3 in stage "
-        "1.0 (TID 6) (10.0.0.7 executor 1): java.io.IOException: No space left on device",
+        "1.0 (TID 6) (10.0.0.7 executor 1): java.io.IOException: Broken pipe",
         1,
-        "Lost task 1.3 in stage 1.0 (TID 6) (10.0.0.7 executor 1): java.io.IOException: No space left on device",
+        "Lost task 1.3 in stage 1.0 (TID 6) (10.0.0.7 executor 1): java.io.IOException: Broken pipe",
     ),
 ]
 

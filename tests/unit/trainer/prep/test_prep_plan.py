@@ -129,7 +129,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "Hub in executor pods",
         {"source": {"type": "Hub", "dataset": "org/set"}, "spark": {"mode": "Kubernetes"}},
         "data.source.type Hub needs data.prepare.spark.mode Local: the data set is downloaded into the prep pod, where "
-        "mode Kubernetes cannot read it; data.prepare.spark.mode Kubernetes is not available yet: use Local",
+        "mode Kubernetes cannot read it",
     ),
     (
         "path and table",

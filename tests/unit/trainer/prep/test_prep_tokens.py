@@ -7,7 +7,6 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark import SparkContext
 
 from finetune_crds.data import COLUMNS_OF, Columns
 from finetune_crds.training import Model
@@ -79,7 +78,7 @@ def test_counts_beside_the_rows(spark: SparkSession, tokenizer_folder: Path) -> 
 def test_executors_in_other_pods_get_the_tokenizer(
     spark: SparkSession, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SparkContext, "master", property(lambda _: "k8s://https://kubernetes.default.svc"))
+    monkeypatch.setattr(spark.sparkContext, "master", "k8s://https://kubernetes.default.svc")
     folder = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
     frame = spark.createDataFrame([("a", "the table")], "id string, text string")
     counted = tokens.with_tokens(frame, Model(base="/model"), folder, ("text",))
