@@ -53,8 +53,13 @@ def installed(state: Workspace, path: Path, client_id: str = "operator") -> Sett
 
 
 def serve_endpoint(state: Workspace) -> None:
-    entity = {"name": "version-1", "entity_name": "main.llm.support", "entity_version": "1"}
-    entity |= {"workload_size": "Small", "scale_to_zero_enabled": True}
+    entity: dict[str, object] = {
+        "name": "version-1",
+        "entity_name": "main.llm.support",
+        "entity_version": "1",
+        "workload_size": "Small",
+        "scale_to_zero_enabled": True,
+    }
     routes = {"routes": [{"served_entity_name": "version-1", "traffic_percentage": 100}]}
     state.endpoints.create(
         {"name": "support", "config": {"served_entities": [entity], "traffic_config": routes}}
