@@ -48,9 +48,9 @@ class World:
         return f"tuned-{self.namespace}"
 
     def submit(self, body: Json) -> Json:
-        """Create a FineTuneJob in the namespace; if it registers a model, it registers this test's."""
+        """Create a FineTuneJob in the namespace; if it registers a model, it registers this test's, but in Unity Catalog its own."""
         spec = dict(body["spec"])
-        if "register" in spec:
+        if "register" in spec and "." not in spec["register"].get("model", ""):
             spec["register"] = {**spec["register"], "model": self.model}
         return self.api.create(
             {**body, "metadata": {**body["metadata"], "namespace": self.namespace}, "spec": spec}
