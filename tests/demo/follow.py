@@ -78,6 +78,8 @@ def line(job: Json) -> str:
         filled = BAR * percent // 100
         parts.append(f"[{'#' * filled}{'-' * (BAR - filled)}] {percent:3d}%")
         parts.append(f"step {progress.get('step', 0)}/{progress['maxSteps']}")
+    elif progress.get("summary"):
+        parts.append(progress["summary"])
     parts += list(_measures(progress))
     nodes = status.get("nodes") or {}
     if not progress.get("maxSteps") and nodes.get("desired"):

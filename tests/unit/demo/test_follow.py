@@ -13,6 +13,10 @@ Json = dict[str, Any]
 LINES: dict[str, tuple[Json, str]] = {
     "nothing known": ({}, "Pending"),
     "preparing": ({"phase": "Preparing", "nodes": {"desired": 0, "ready": 0}}, "Preparing"),
+    "preparing, with a step": (
+        {"phase": "Preparing", "progress": {"step": 0, "summary": "writing 88%"}},
+        "Preparing    writing 88%",
+    ),
     "starting": (
         {
             "phase": "Starting",
