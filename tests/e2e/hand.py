@@ -54,7 +54,7 @@ class Hand:
         tags = {
             name: value
             for name, value in origin.data.tags.items()
-            if name.startswith("finetune.dev/") and name not in _OF_ANOTHER_JOB
+            if name.startswith(("finetune.dev/", "finetune_")) and name not in _OF_ANOTHER_JOB
         }
         try:
             client.create_registered_model(model)
