@@ -27,7 +27,7 @@ class Tasks(NamedTuple):
     known: int
 
 
-class Counter(Protocol):
+class TaskCounter(Protocol):
     """Counts the tasks of a step."""
 
     def begin(self, step: str) -> None:
@@ -64,12 +64,11 @@ class Progress:
         counter: None: steps are told without a percent.
     """
 
-    def __init__(self, tracker: Tracker, counter: Counter | None) -> None:
+    def __init__(self, tracker: Tracker, counter: TaskCounter | None) -> None:
         self._tracker = tracker
         self._counter = counter
         self._step = ""
         self._percent = 0
-        self._told = ""
         self._lock = threading.Lock()
         self._ended = threading.Event()
 
@@ -79,22 +78,27 @@ class Progress:
             self._counter.begin(name)
         with self._lock:
             self._step, self._percent = name, 0
-        self.tell()
+            self._say(f"{name} 0%" if self._counter else name)
 
     def tell(self) -> None:
-        """Tell the step and its percent, if they have changed.
+        """Tell the percent of the step, if it has grown.
 
         NB: Spark makes the later stages of a step when it knows the results of the earlier ones. So the percent only
         grows, and a step is not at 100% before the next one begins.
         """
+        step = self._step
+        if self._counter is None or not step:
+            return
+        tasks = self._counter.count(step)
+        percent = min(100 * tasks.done // tasks.known, 99) if tasks.known else 0
         with self._lock:
-            tasks = self._counter.count(self._step) if self._counter and self._step else Tasks(0, 0)
-            if tasks.known:
-                self._percent = max(self._percent, min(100 * tasks.done // tasks.known, 99))
-            text = f"{self._step} {self._percent}%" if self._counter else self._step
-            if self._step and text != self._told:
-                self._told = text
-                self._tracker.tags({contract.TAG_PREPARATION: text})
+            # The next step may have begun meanwhile.
+            if step == self._step and percent > self._percent:
+                self._percent = percent
+                self._say(f"{step} {percent}%")
+
+    def _say(self, text: str) -> None:
+        self._tracker.tags({contract.TAG_PREPARATION: text})
 
     @contextmanager
     def running(self, seconds: float = _SECONDS) -> Iterator[None]:
