@@ -74,12 +74,19 @@ class Tracker:
         run_id: the run; None or empty: nothing is tracked.
         connect: makes the client, in the tracker's own thread.
         quiet: print nothing about an unreachable MLflow: another rank does.
+        patience: seconds that the end waits for an unreachable MLflow.
     """
 
     def __init__(
-        self, run_id: str | None, connect: Callable[[], MlflowClient] = client, *, quiet: bool = False
+        self,
+        run_id: str | None,
+        connect: Callable[[], MlflowClient] = client,
+        *,
+        quiet: bool = False,
+        patience: float = 60.0,
     ) -> None:
         self.run_id = run_id or None
+        self._patience = patience
         self._quiet = quiet
         self._connect = connect
         self._client: MlflowClient | None = None
@@ -130,11 +137,11 @@ class Tracker:
         self.close(None if kind is None else _CLOSE_SECONDS)
 
     def close(self, seconds: float | None = None) -> None:
-        """Log the rest of the queue, in at most `seconds` (by default a minute), and stop."""
+        """Log the rest of the queue, in at most `seconds` (by default the patience), and stop."""
         if self._thread is None:
             return
         if seconds is None:
-            seconds = patience_seconds(60.0)
+            seconds = patience_seconds(self._patience)
         complete = self.flush(seconds)
         with self._changed:
             self._closing = True

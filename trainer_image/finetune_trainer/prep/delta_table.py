@@ -83,9 +83,9 @@ def _require_catalog(spark: SparkSession, source: OneSource, field: str) -> None
 
 
 def _version(table: DeltaTable, source: OneSource, field: str) -> int:
-    newest = int(table.history(1).select("version").first()["version"])
     if source.version_time is not None:
         return _version_at(table, source.version_time, source, field)
+    newest = int(table.history(1).select("version").first()["version"])
     if source.version is not None and source.version > newest:
         raise DataError(
             "MissingVersion",

@@ -30,11 +30,20 @@ _LEFT_BEHIND = re.compile(r"_delta_log|part-.*[.]parquet|[.].*")
 
 
 def find(spark: SparkSession, recipe: Recipe, path: str) -> PrepResult | None:
-    """Return the result that this job and recipe already committed to the table at `path`, if any."""
+    """Return the result that this job and recipe already committed to the table at `path`, if any.
+
+    Raises:
+        DataError: `path` holds what no preparation wrote, which a new version would hide.
+    """
     from delta.tables import DeltaTable
 
     place = spark_path(path)
     if not DeltaTable.isDeltaTable(spark, place):
+        if _holds_files(spark, place):
+            raise DataError(
+                "OutputTaken",
+                f"data.prepare.output {path} has files and is not a Delta table: name another folder, or empty it",
+            )
         return None
     history = DeltaTable.forPath(spark, place).history(_COMMITS_LOOKED_AT)
     commits = (
@@ -43,38 +52,18 @@ def find(spark: SparkSession, recipe: Recipe, path: str) -> PrepResult | None:
         .orderBy("version")
         .collect()
     )
+    if not any(_is_ours(commit["userMetadata"]) for commit in commits):
+        raise DataError(
+            "OutputTaken",
+            f"data.prepare.output {path} is a Delta table that no preparation wrote: name another folder",
+        )
     found = (_result(recipe, commit["userMetadata"], commit["version"]) for commit in commits)
     return next((result for result in found if result is not None), None)
 
 
-def require_own(spark: SparkSession, path: str) -> None:
-    """Check that `path` is empty, or a table that a preparation wrote: a new version hides what was there.
-
-    Raises:
-        DataError: it is something else.
-    """
-    from delta.tables import DeltaTable
-
-    place = spark_path(path)
-    if DeltaTable.isDeltaTable(spark, place):
-        commits = (
-            DeltaTable.forPath(spark, place).history(_COMMITS_LOOKED_AT).select("userMetadata").collect()
-        )
-        if not any(_is_ours(commit["userMetadata"]) for commit in commits):
-            raise DataError(
-                "OutputTaken",
-                f"data.prepare.output {path} is a Delta table that no preparation wrote: name another folder",
-            )
-    elif _holds_files(spark, place):
-        raise DataError(
-            "OutputTaken",
-            f"data.prepare.output {path} has files and is not a Delta table: name another folder, or empty it",
-        )
-
-
-def _is_ours(metadata: str | None) -> bool:
+def _is_ours(metadata: str) -> bool:
     try:
-        said = json.loads(metadata or "")
+        said = json.loads(metadata)
     except ValueError:
         return False
     return isinstance(said, dict) and {"job", "recipe", "result"} <= said.keys()

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from finetune_trainer.prep.plan import Plan, Request
 
 
+# What the run misses of a preparation is a last percent, for which training does not wait.
+_PATIENCE_SECONDS = 5.0
+
+
 @dataclass(frozen=True)
 class Counts:
     """Counts of kept and dropped rows.
@@ -57,7 +61,11 @@ def run(recipe: Recipe, asked: Request) -> PrepResult:
         DataError: the source or a column is missing, or too little is left.
     """
     run_id = os.environ.get("MLFLOW_RUN_ID")
-    with _tokenizer(recipe) as tokenizer, Tracker(run_id) as tracker, _spark(asked) as spark:
+    with (
+        _tokenizer(recipe) as tokenizer,
+        Tracker(run_id, patience=_PATIENCE_SECONDS) as tracker,
+        _spark(asked) as spark,
+    ):
         told = Progress(tracker, SparkTasks(spark.sparkContext))
         with told.running():
             return prepare(spark, recipe, asked, tokenizer, told)
@@ -75,9 +83,7 @@ def prepare(
     told.step(progress.READING)
     with errors.telling(asked), tempfile.TemporaryDirectory(prefix="finetune-source-") as scratch:
         earlier = output.find(spark, recipe, asked.prepare.output)
-        if earlier is None:
-            output.require_own(spark, asked.prepare.output)
-        else:
+        if earlier is not None:
             say(
                 f"{earlier.path} version {earlier.version} was made by this job before: nothing is written twice"
             )
