@@ -232,6 +232,21 @@ class Spark(ApiModel):
         """The number of executor pods; 0 where Spark runs in the prep pod or elsewhere."""
         return (self.executors or 2) if self.mode == "Kubernetes" else 0
 
+    @property
+    def cores_of_executor(self) -> int:
+        """The cores of each executor."""
+        return self.executor_cores or 1
+
+    @property
+    def memory_of_executor(self) -> str:
+        """The heap of each executor, as a quantity."""
+        return self.executor_memory or "2Gi"
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether Spark chooses the number of executors, up to `executor_pods`."""
+        return self.conf.get("spark.dynamicAllocation.enabled", "").lower() == "true"
+
 
 MAY_CHANGE = (
     "suspend, runPolicy, podTemplate, env, envFrom, data.prepare.podTemplate, and of trainer and data.prepare the image, env and "

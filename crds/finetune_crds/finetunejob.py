@@ -139,6 +139,11 @@ class Tracking(ApiModel):
     system_metrics: bool = False
     """Log CPU, memory and GPU metrics of each rank, every 10 s."""
 
+    @property
+    def secret_of_pods(self) -> LocalReference | None:
+        """The Secret that the pods get."""
+        return self.trainer_secret_ref or self.secret_ref
+
 
 class Register(ApiModel):
     """The registered model."""

@@ -238,3 +238,8 @@ class FineTuneJobStatus(ApiModel):
     """Share of the training time that was spent on steps whose result was kept."""
     conditions: Conditions = Field(default_factory=list)
     """Conditions, as in the Kubernetes API conventions."""
+
+    @property
+    def run_id(self) -> str | None:
+        """The id of the MLflow run, if it is known."""
+        return self.mlflow.run_id if self.mlflow else None

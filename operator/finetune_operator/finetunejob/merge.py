@@ -58,13 +58,13 @@ def _identity(item: Any, key: str, position: int) -> str | int:
     return found if isinstance(found, str) else position
 
 
-def all_containers(template: Json | None) -> Iterator[Json]:
-    """The containers of a template that the API server has not validated: none where it has no such list."""
+def items(template: Json | None, field: str) -> Iterator[Json]:
+    """The items of a list in the spec of a template that the API server has not validated: none where it has no such list."""
     spec = (template or {}).get("spec")
-    found = spec.get("containers") if isinstance(spec, dict) else None
+    found = spec.get(field) if isinstance(spec, dict) else None
     yield from (item for item in (found if isinstance(found, list) else []) if isinstance(item, dict))
 
 
 def containers(template: Json | None, name: str) -> Iterator[Json]:
-    """The containers of a name, in the same way."""
-    return (item for item in all_containers(template) if item.get("name") == name)
+    """The containers of a name, of such a template."""
+    return (item for item in items(template, "containers") if item.get("name") == name)

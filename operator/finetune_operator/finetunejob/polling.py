@@ -107,7 +107,7 @@ def _query(ftj: FineTuneJob) -> _Query | None:
         item.type == ConditionType.TRACKED and item.reason == ConditionReason.RUN_FINISHED
         for item in ftj.status.conditions
     )
-    run_id = ftj.status.mlflow.run_id if ftj.status.mlflow else None
+    run_id = ftj.status.run_id
     if ftj.spec is None or (ftj.is_finished and (run_id is None or closed)):
         return None
     unregistered = ftj.holds(ConditionType.TRAINED) and not ftj.holds(ConditionType.REGISTERED)
@@ -115,7 +115,7 @@ def _query(ftj: FineTuneJob) -> _Query | None:
 
 
 def _read(tracked: Tracked, ftj: FineTuneJob, want_version: bool) -> Mlflow:
-    known = ftj.status.mlflow.run_id if ftj.status.mlflow else None
+    known = ftj.status.run_id
     if ftj.spec is None:
         return Mlflow()
     on_databricks = tracked.workspace is not None

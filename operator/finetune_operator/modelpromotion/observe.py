@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -23,6 +22,7 @@ from finetune_operator.modelpromotion.decide.rollback import target_version
 from finetune_operator.modelpromotion.decide.source import named_version
 from finetune_operator.modelpromotion.model import Observed, Promotion, SourceJob
 from finetune_operator.modelpromotion.rivals import Rivals
+from finetune_operator.policy.address import without_user
 from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry
 from finetune_operator.registry.choose import open_registry, registry_of
 from finetune_operator.registry.outages import Outages
@@ -34,7 +34,6 @@ from finetune_operator.text import canonical
 # A model that no promotion reads leaves the cache after this many polls.
 _KEPT_POLLS = 10
 
-_USER = re.compile(r"//[^/]*@")
 
 Open = Callable[[Settings, PromotionTracking, Mapping[str, str] | None], Registry]
 
@@ -230,7 +229,7 @@ class ModelPromotionObserver:
         registry = registry_of(self.settings, (body.get("spec") or {}).get("tracking") or {})
         if registry != canonical(self.settings.servers(spec.tracking)[1]):
             # NB: a message may show it, and the address in a rejected job may hold a password.
-            return SourceJob(phase, model.get("name"), elsewhere=_USER.sub("//", registry))
+            return SourceJob(phase, model.get("name"), elsewhere=without_user(registry))
         return SourceJob(phase, model.get("name"), model.get("version"))
 
 

@@ -82,6 +82,21 @@ class Workspace:
         self.tracking = Tracking(self.folder)
         self.files = Files(self.folder / "files")
 
+    @property
+    def secret(self) -> dict[str, str]:
+        """A Secret with the credentials of a person."""
+        return {"DATABRICKS_HOST": self.uri, "DATABRICKS_TOKEN": "dapi-good"}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the operator tells a pod of it, and MLflow's client not to wait long for it."""
+        return {
+            **self.secret,
+            "MLFLOW_TRACKING_URI": "databricks",
+            "MLFLOW_REGISTRY_URI": "databricks-uc",
+            "MLFLOW_DATABRICKS_ENDPOINT_HTTP_RETRY_TIMEOUT": "2",
+        }
+
     def add_version(
         self,
         model: str,

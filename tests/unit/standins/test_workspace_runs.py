@@ -24,12 +24,8 @@ _FOLDERS = {
 @pytest.fixture
 def client(databricks: Workspace, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
     environment = {
-        "DATABRICKS_HOST": databricks.uri,
-        "DATABRICKS_TOKEN": "dapi-good",
-        "MLFLOW_TRACKING_URI": "databricks",
-        "MLFLOW_REGISTRY_URI": "databricks-uc",
+        **databricks.environment,
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-        "MLFLOW_DATABRICKS_ENDPOINT_HTTP_RETRY_TIMEOUT": "2",
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     }
     for name, value in environment.items():

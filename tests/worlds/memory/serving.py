@@ -25,7 +25,7 @@ class Databricks(World):
     def __init__(self, state: Workspace, **parts: Any) -> None:
         super().__init__()
         self.state = state
-        secret = {"DATABRICKS_HOST": state.uri, "DATABRICKS_TOKEN": "dapi-good"}
+        secret = state.secret
         self.registry = UnityRegistry(workspace(secret, Settings()))  # type: ignore[assignment]
         data = {name: base64.b64encode(value.encode()).decode() for name, value in secret.items()}
         self.kube.keep({"kind": "Secret", "metadata": {"name": "databricks"}, "data": data})

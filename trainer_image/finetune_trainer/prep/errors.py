@@ -175,7 +175,7 @@ def _after(text: str, start: str) -> str:
 def _place(detail: str) -> str:
     """Return the path in a message of Hadoop, as the recipe names it, or the message."""
     found = re.search(r"s3a://[^\s'`:]+", detail)
-    return found.group().replace("s3a://", "s3://", 1) if found else detail
+    return _local(found.group()) if found else detail
 
 
 def _causes(error: Py4JJavaError) -> list[tuple[str, str]]:

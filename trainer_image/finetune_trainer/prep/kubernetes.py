@@ -104,7 +104,6 @@ def settings(
         RecipeRefusedError: the conf sets what has a field, or what follows from where the driver runs.
     """
     _check(spark)
-    dynamic = spark.conf.get(f"{_DYNAMIC}enabled", "").lower() == "true"
     number = str(spark.executor_pods)
     executors = {f"{_DYNAMIC}minExecutors": "1", f"{_DYNAMIC}maxExecutors": number}
     return {
@@ -117,8 +116,8 @@ def settings(
         # Without it, any pod that reaches the driver could be one of its executors.
         "spark.authenticate": "true",
         "spark.local.dir": str(scratch / "spark"),
-        **(executors if dynamic else {"spark.executor.instances": number}),
-        "spark.executor.cores": str(spark.executor_cores or 1),
+        **(executors if spark.is_dynamic else {"spark.executor.instances": number}),
+        "spark.executor.cores": str(spark.cores_of_executor),
         "spark.executor.memory": memory,
         "spark.executor.memoryOverheadFactor": "0.4",
         "spark.executor.extraClassPath": f"{jars}/*",

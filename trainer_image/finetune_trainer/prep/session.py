@@ -76,7 +76,7 @@ def start(spark: Spark) -> SparkSession:
         spark,
         jars=jars_folder(),
         scratch=Path(tempfile.gettempdir()),
-        cores=spark.executor_pods * (spark.executor_cores or 1) if driver else available_cores(),
+        cores=spark.executor_pods * spark.cores_of_executor if driver else available_cores(),
         environment=os.environ,
         driver=driver,
     )
@@ -177,7 +177,7 @@ def settings(
         "spark.databricks.delta.snapshotPartitions": "2",
     } | s3_settings(environment)
     if driver:
-        memory = jvm_memory(spark.executor_memory or "2Gi")
+        memory = jvm_memory(spark.memory_of_executor)
         ours |= kubernetes.settings(spark, driver, jars=jars, scratch=scratch, options=options, memory=memory)
     if said := spark_conf.refusal(spark.conf):
         raise RecipeRefusedError(f"data.prepare.spark.{said}")

@@ -14,12 +14,14 @@ import yaml
 
 from finetune_crds import contract
 from finetune_crds.base import Json
+from finetune_crds.data import Spark
 from finetune_crds.env import RESERVED_ENV
 from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_crds.source import Source
 from finetune_operator import names
 from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob.decide import pods, template
-from finetune_operator.finetunejob.merge import containers
+from finetune_operator.finetunejob.merge import containers, items
 from finetune_operator.finetunejob.model import FineTuneJob
 
 # Fields of the prep container that are about the driver.
@@ -138,9 +140,8 @@ def template_file(executor: Json) -> dict[str, str]:
 
 def trial(executor: Json, ftj: FineTuneJob) -> Json:
     """An executor's pod for a dry run, about as large as Spark's: a quota counts its memory and cores."""
-    spark = ftj.spec.data.prepare.spark if ftj.spec and ftj.spec.data.prepare else None
-    cores, memory = (spark.executor_cores, spark.executor_memory) if spark else (None, None)
-    amounts = {"cpu": str(cores or 1), "memory": memory or "2Gi"}
+    spark = ftj.spec.data.prepare.spark if ftj.spec and ftj.spec.data.prepare else Spark()
+    amounts = {"cpu": str(spark.cores_of_executor), "memory": spark.memory_of_executor}
     resources = {"requests": amounts, "limits": {"memory": amounts["memory"]}}
     found = [
         {**item, "resources": resources} if _name(item) == contract.EXECUTOR_CONTAINER else item
@@ -180,7 +181,7 @@ def unshared(spec: FineTuneJobSpec) -> Iterator[str]:
     if prepare is None or not wanted(spec):
         return
     shared = _shared_mounts(prepare.pod_template)
-    folders = {"data.source.path": source.path if source else None, "data.prepare.output": prepare.output}
+    folders = {**_folders(source), "data.prepare.output": prepare.output}
     for field, path in folders.items():
         if path and path.startswith("/") and not any(_is_below(path, mount) for mount in shared):
             yield (
@@ -189,15 +190,17 @@ def unshared(spec: FineTuneJobSpec) -> Iterator[str]:
             )
 
 
+def _folders(source: Source | None) -> dict[str, str | None]:
+    """The path of each source, by the field that holds it."""
+    if source is None or source.sources is None:
+        return {"data.source.path": source.path if source else None}
+    return {f"data.source.sources[{part.name}].path": part.path for part in source.sources}
+
+
 def _shared_mounts(pod_template: Json | None) -> list[str]:
     """Where the template mounts volumes that several pods can have. NB: the API server has not validated it."""
-    spec = (pod_template or {}).get("spec")
-    volumes = spec.get("volumes") if isinstance(spec, dict) else None
-    known = {
-        item.get("name")
-        for item in (volumes if isinstance(volumes, list) else [])
-        if isinstance(item, dict) and not any(kind in item for kind in _OF_ONE_POD)
-    }
+    volumes = items(pod_template, "volumes")
+    known = {item.get("name") for item in volumes if not any(kind in item for kind in _OF_ONE_POD)}
     found = [
         mount
         for container in containers(pod_template, names.PREP_CONTAINER)
@@ -233,7 +236,7 @@ def missing(
     since = max((start for pod in drivers if (start := _running_since(pod))), default=None)
     if prepare is None or since is None or now - since < _PATIENCE:
         return None
-    if prepare.spark.conf.get("spark.dynamicAllocation.enabled", "").lower() == "true":
+    if prepare.spark.is_dynamic:
         return None
     lacks = prepare.spark.executor_pods - len(pods.alive(found))
     return Missing(lacks, prepare.spark.executor_pods) if lacks > 0 else None

@@ -106,12 +106,12 @@ def _pod_template(draft: Draft, attempt: int) -> Json:
         args=trainer.args,
         env=trainer.env,
         env_from=trainer.env_from,
-        secret=None if login else spec.tracking.trainer_secret_ref or spec.tracking.secret_ref,
+        secret=None if login else spec.tracking.secret_of_pods,
         contract_env=[
             *rendezvous.rendezvous_env(ftj, attempt, spec.distributed),
             *rendezvous.run_env(
                 servers=settings.servers(spec.tracking),
-                run_id=draft.status.mlflow.run_id if draft.status.mlflow else None,
+                run_id=draft.status.run_id,
             ),
             {"name": "FINETUNE_ATTEMPT", "value": str(attempt)},
             {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": str(_seconds_to_save(spec.pod_template))},

@@ -69,7 +69,7 @@ def _model(draft: Draft) -> str | None:
 def _dashboard(draft: Draft) -> str | None:
     """The dashboard; None while its URL needs a run that does not exist yet."""
     url = draft.settings.dashboard_url
-    run_id = draft.status.mlflow.run_id if draft.status.mlflow else None
+    run_id = draft.status.run_id
     if not url or ("{runId}" in url and run_id is None):
         return None
     values = {"namespace": draft.ftj.namespace, "name": draft.ftj.name, "runId": run_id or ""}

@@ -8,7 +8,7 @@ from finetune_crds.base import Json
 from finetune_crds.env import RESERVED_ENV
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator import names
-from finetune_operator.finetunejob.merge import all_containers, containers
+from finetune_operator.finetunejob.merge import containers, items
 from finetune_operator.finetunejob.resolve import gpu_limit
 
 
@@ -27,7 +27,7 @@ def of_preparation(spec: FineTuneJobSpec) -> Iterator[str]:
 
 def _of_template(field: str, template: Json | None, container: str) -> Iterator[str]:
     yield from _reserved_env(field, template, container)
-    for item in all_containers(template):
+    for item in items(template, "containers"):
         name = item.get("name")
         if isinstance(name, str) and name != container and not item.get("image"):
             yield (

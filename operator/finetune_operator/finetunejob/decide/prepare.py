@@ -217,7 +217,7 @@ def _driver(ftj: FineTuneJob, spec: FineTuneJobSpec, settings: Settings, run_id:
         *(executors.driver_env(ftj) if number else ()),
     ]
     login = workspace.pod_login(spec, settings, _CONTAINER)
-    secret = None if login else spec.tracking.trainer_secret_ref or spec.tracking.secret_ref
+    secret = None if login else spec.tracking.secret_of_pods
     pod = dict(merge(_pod(ftj, spec, settings, secret=secret, contract_env=contract_env), login))
     return executors.as_driver(pod, spec) if number else pod
 
@@ -253,10 +253,6 @@ def _pod(
     )
 
 
-def _run_id(draft: Draft) -> str | None:
-    return draft.status.mlflow.run_id if draft.status.mlflow else None
-
-
 def _job(draft: Draft) -> Json:
     rule: Json = {
         "action": "FailJob",
@@ -277,6 +273,6 @@ def _job(draft: Draft) -> Json:
         "spec": {
             "backoffLimit": _BACKOFF_LIMIT,
             "podFailurePolicy": {"rules": [disrupted, rule]},
-            "template": _driver(draft.ftj, draft.spec, draft.settings, _run_id(draft)),
+            "template": _driver(draft.ftj, draft.spec, draft.settings, draft.status.run_id),
         },
     }

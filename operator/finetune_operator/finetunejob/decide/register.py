@@ -69,7 +69,7 @@ def _wait_for_version(draft: Draft, wanted: Register) -> Outcome:
         )
         draft.requeue_after(draft.settings.poll_seconds)
         return Stop
-    run = draft.status.mlflow.run_id if draft.status.mlflow else None
+    run = draft.status.run_id
     message = (
         f"training ended without a version of {wanted.model} from run {run}: have the script register one from "
         "MLFLOW_RUN_ID, or remove spec.register"

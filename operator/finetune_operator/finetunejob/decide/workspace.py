@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from finetune_crds.base import Json
 from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_operator.policy.unity_catalog import wrong_tags
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
 
 _LEVELS = re.compile(r"[^./ ]+\.[^./ ]+\.[^./ ]+")
-_FORBIDDEN_IN_TAGS = re.compile(r"[.,\-=/:]")
 _IN_WORKSPACE = ("/Volumes/", "dbfs:/", "/dbfs/")
 _KEYS = ("DATABRICKS_HOST", "DATABRICKS_TOKEN", "DATABRICKS_CLIENT_ID", "DATABRICKS_CLIENT_SECRET")
 _TOKEN_FOLDER = "/var/run/secrets/finetune.dev/databricks"  # noqa: S105
@@ -39,11 +39,7 @@ def workspace_mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[st
         yield f"spec.register.model {spec.register_.model} must be catalog.schema.name in Unity Catalog"
     if not spec.register_.signature:
         yield "Unity Catalog needs the signature of a model: remove spec.register.signature"
-    wrong = sorted(key for key in spec.register_.tags if _FORBIDDEN_IN_TAGS.search(key) or key != key.strip())
-    if wrong:
-        yield (
-            f"Unity Catalog allows none of . , - = / : in the key of a tag: rename {', '.join(wrong)} in spec.register.tags"
-        )
+    yield from wrong_tags(spec.register_.tags, "spec.register.tags")
 
 
 def _paths(spec: FineTuneJobSpec) -> Iterator[str]:
@@ -68,7 +64,7 @@ def pod_login(spec: FineTuneJobSpec, settings: Settings, container: str) -> Json
     """
     if not settings.on_databricks(spec.tracking):
         return {}
-    secret = spec.tracking.trainer_secret_ref or spec.tracking.secret_ref
+    secret = spec.tracking.secret_of_pods
     if secret is None:
         return _federated(settings, container)
     env = [

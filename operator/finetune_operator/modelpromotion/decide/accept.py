@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_operator.modelpromotion.decide.draft import Draft
-from finetune_operator.policy.address import passwords
+from finetune_operator.policy.address import passwords, without_user
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
+from finetune_operator.policy.unity_catalog import wrong_tags
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
 
-_USER = re.compile(r"//[^/]*@")
-_FORBIDDEN_IN_TAGS = re.compile(r"[.,\-=/:]")
 _NO_REGISTRY = (
     "no model registry is known: set spec.tracking.registryUri, or install the chart with tracking.uri"
 )
@@ -59,7 +57,7 @@ def mistakes(spec: ModelPromotionSpec, settings: Settings) -> Iterator[str]:
     yield from passwords(spec.tracking)
     if spec.serving and registry and registry != UNITY_CATALOG:
         yield (
-            f"an endpoint of Databricks serves models in Unity Catalog, and the registry is {_USER.sub('//', registry)}: set "
+            f"an endpoint of Databricks serves models in Unity Catalog, and the registry is {without_user(registry)}: set "
             f"spec.tracking.registryUri to {UNITY_CATALOG}, or remove spec.serving"
         )
     if registry == UNITY_CATALOG:
@@ -70,9 +68,7 @@ def mistakes(spec: ModelPromotionSpec, settings: Settings) -> Iterator[str]:
             )
         if spec.model.count(".") != 2 or not all(spec.model.split(".")):
             yield f"spec.model {spec.model} must be catalog.schema.name in Unity Catalog"
-        wrong = sorted(key for key in spec.tags if _FORBIDDEN_IN_TAGS.search(key))
-        if wrong:
-            yield f"Unity Catalog allows none of . , - = / : in the key of a tag: rename {', '.join(wrong)} in spec.tags"
+        yield from wrong_tags(spec.tags, "spec.tags")
     elif registry and not registry.startswith(("http://", "https://")):
         yield (
             f"the registry {registry} is none that is known: use the http or https address of an MLflow server, or "

@@ -24,7 +24,7 @@ def with_runs(databricks: Workspace) -> None:
 
 
 def opened(state: Workspace, **credentials: str) -> Tracked:
-    secret = {"DATABRICKS_HOST": state.uri} | (credentials or {"DATABRICKS_TOKEN": "dapi-good"})
+    secret = {"DATABRICKS_HOST": state.uri} | credentials if credentials else state.secret
     tracked = open_tracked(Settings(), TRACKING, secret)
     assert tracked
     return tracked

@@ -28,7 +28,7 @@ def registry(state: Workspace) -> Registry:
 
 
 def client(state: Workspace) -> WorkspaceClient:
-    return workspace({"DATABRICKS_HOST": state.uri, "DATABRICKS_TOKEN": "dapi-good"}, Settings())
+    return workspace(state.secret, Settings())
 
 
 def problem(call: Callable[[], object]) -> tuple[ConditionReason, str]:

@@ -39,7 +39,7 @@ def served(**shares: int) -> tuple[ServedVersion, ...]:
 
 
 def client(state: Workspace) -> WorkspaceClient:
-    return workspace({"DATABRICKS_HOST": state.uri, "DATABRICKS_TOKEN": "dapi-good"}, Settings())
+    return workspace(state.secret, Settings())
 
 
 def found(state: Workspace, **parts: Any) -> Endpoint:

@@ -22,14 +22,7 @@ def workspace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
     """What the operator's environment tells a pod."""
     with running() as state:
         state.tracking.open()
-        environment = {
-            "DATABRICKS_HOST": state.uri,
-            "DATABRICKS_TOKEN": "dapi-good",
-            "MLFLOW_TRACKING_URI": "databricks",
-            "MLFLOW_REGISTRY_URI": "databricks-uc",
-            "MLFLOW_DATABRICKS_ENDPOINT_HTTP_RETRY_TIMEOUT": "2",
-        }
-        for name, value in environment.items():
+        for name, value in state.environment.items():
             monkeypatch.setenv(name, value)
         yield state
 

@@ -211,6 +211,20 @@ FOLDERS: dict[str, tuple[Json, list[str]]] = {
         data(output="/data", podTemplate=mounted("/data", None)),
         ["data.prepare.output /data"],
     ),
+    "sources of a mix": (
+        {
+            **data(output="/data/b", podTemplate=mounted("/data", CLAIM)),
+            "source": {
+                "type": "Mix",
+                "sources": [
+                    {"name": "shared", "type": "CSV", "path": "/data/a.csv"},
+                    {"name": "own", "type": "CSV", "path": "/a.csv"},
+                    {"name": "stored", "type": "Delta", "path": "s3://corpora/chats"},
+                ],
+            },
+        },
+        ["data.source.sources[own].path /a.csv"],
+    ),
     "a mount of another container": (
         data(output="/data", podTemplate=mounted("/data", CLAIM, "sidecar")),
         ["data.prepare.output /data"],

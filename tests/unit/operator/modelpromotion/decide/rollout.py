@@ -168,7 +168,7 @@ class Rollout:
 
     @property
     def client(self) -> Any:
-        secret = {"DATABRICKS_HOST": self.workspace.uri, "DATABRICKS_TOKEN": "dapi-good"}
+        secret = self.workspace.secret
         return workspace(secret, SETTINGS)
 
     def observe(self) -> Endpoint:
