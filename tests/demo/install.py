@@ -34,7 +34,7 @@ CORPUS = "s3://finetune/corpus/docstrings"
 PREFERENCES = "s3://finetune/corpus/preferences"
 BASE_MODEL = "s3://finetune/models/docstring-llama-base"
 STORAGE = "s3://finetune/jobs"
-PRETRAINING_SECONDS = 30
+PRETRAINING_STEPS = 110
 CRASHES = 3
 
 
@@ -107,13 +107,13 @@ class Installation:
         """Wait until the object store, MLflow and the operator answer."""
         wait_until_complete("the installation", self._not_ready, timeout=600, say=self.terminal.detail)
 
-    def seed(self, pretraining_seconds: int = PRETRAINING_SECONDS) -> None:
+    def seed(self, pretraining_steps: int = PRETRAINING_STEPS) -> None:
         """Start the Job that creates the corpus and the base model, unless it exists."""
         self._scripts()
         self.start_script(
             "seed",
             f"python corpus.py {CORPUS} --preferences {PREFERENCES}; "
-            f"python base_model.py {CORPUS} {BASE_MODEL} --seconds {pretraining_seconds}",
+            f"python base_model.py {CORPUS} {BASE_MODEL} --steps {pretraining_steps}",
         )
 
     def start_script(self, name: str, command: str) -> None:

@@ -17,7 +17,7 @@ from e2e.jobs import STEPS, Jobs, Run, quickstart
 
 CLUSTER = "e2e"
 SECONDS_FOR_A_TEST = 2400
-SECONDS_OF_PRETRAINING = 10
+STEPS_OF_PRETRAINING = 30
 LAST = ("test_demo_leaves_nothing_in_a_cluster_that_stays", "test_cluster_leaves_nothing_on_this_machine")
 KEEP = bool(os.environ.get("KEEP_CLUSTER"))
 
@@ -41,7 +41,7 @@ def installation() -> Iterator[Installation]:
         found = Installation(place.up(CLUSTER, terminal), terminal)
         with terminal.stage("object store, chart, corpus and base model"):
             found.object_store()
-            found.seed(SECONDS_OF_PRETRAINING)
+            found.seed(STEPS_OF_PRETRAINING)
             found.chart("resyncSeconds=5", f"spark.namespaces={{{NAMESPACE}}}")
             found.wait_ready()
             found.finish_script("seed")
