@@ -80,19 +80,30 @@ def written(recipe: Recipe, folder: Path, source: Path, world: World) -> torch.T
 
 
 @pytest.mark.parametrize(
-    ("method", "base", "folders"),
+    ("method", "base", "registry", "folders"),
     [
-        ({"type": "Full"}, "path", {"model", "components"}),
-        ({**LORA, "export": "Merged"}, "path", {"model", "peft", "components"}),
-        (LORA, "path", {"peft", "components"}),
-        (LORA, "s3://models/base", {"peft", "model", "components"}),
+        ({"type": "Full"}, "path", "", {"model", "components"}),
+        ({**LORA, "export": "Merged"}, "path", "", {"model", "peft", "components"}),
+        (LORA, "path", "", {"peft", "components"}),
+        (LORA, "s3://models/base", "", {"peft", "model", "components"}),
+        # A version in Unity Catalog holds its weights.
+        (LORA, "path", "databricks-uc", {"peft", "model", "components"}),
     ],
 )
 def test_mlflow_loads_what_was_trained(
-    pod: Pod, base_model: Path, world: World, *, method: dict[str, Any], base: str, folders: set[str]
+    pod: Pod,
+    base_model: Path,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    method: dict[str, Any],
+    base: str,
+    registry: str,
+    folders: set[str],
 ) -> None:
     import mlflow
 
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", registry)
     changes = {"method": method, "model.base": str(base_model) if base == "path" else base}
     recipe = Recipe.model_validate(pod.but(changes).recipe)
     folder = pod.folder / "export"

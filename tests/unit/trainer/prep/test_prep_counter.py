@@ -23,5 +23,13 @@ def test_rows_at_a_place_of_the_plan(spark: SparkSession, again: bool) -> None:
     assert (before.read(again=again), after.read(again=again)) == ({"all": 10, "odd": 5}, {"all": 4})
 
 
+def test_counts_that_are_made_again_do_not_follow_from_what_was_observed(spark: SparkSession) -> None:
+    counter = Counter("part")
+    frame = counter.watch(spark.range(10, numPartitions=5))
+    frame.take(1)
+    assert counter.read(again=False)["all"] < 10
+    assert counter.read(again=True) == {"all": 10}
+
+
 def test_a_session_in_one_pod_loses_no_executor(spark: SparkSession) -> None:
     assert session.lost_executors(spark) == 0

@@ -105,6 +105,15 @@ def test_only_the_split_that_is_read_is_downloaded(server: Hub, tmp_path: Path) 
     ]
 
 
+def test_main_is_resolved_once(server: Hub, tmp_path: Path) -> None:
+    """What is downloaded belongs to the commit that the result names, also where main moves meanwhile."""
+    fetched(tmp_path, dataset="org/splits")
+    assert [line for line in server.asked if line.endswith("/main") or "/main/" in line] == []
+    assert [line for line in server.asked if line.endswith("/api/datasets/org/splits")] == [
+        "GET /api/datasets/org/splits"
+    ]
+
+
 def test_a_gated_data_set_needs_the_token(
     server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

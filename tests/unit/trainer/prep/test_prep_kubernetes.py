@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import certifi
 import pytest
 import yaml
 
 from finetune_crds.data import Spark
-from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.outcome import RecipeRefusedError, TrainingError
 from finetune_trainer.prep import kubernetes, session
+from support.http_server import Answer, Request, serving
 
 DRIVER = kubernetes.Driver(
     pod="tune-prep-abcde",
@@ -36,6 +38,41 @@ def settings(**spark: Any) -> dict[str, str]:
         cores=2,
         environment={},
         driver=DRIVER,
+    )
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Path:
+    """The folder of a pod's ServiceAccount."""
+    (tmp_path / "token").write_text("the-token\n", encoding="utf-8")
+    (tmp_path / "ca.crt").write_bytes(Path(certifi.where()).read_bytes())
+    return tmp_path
+
+
+def test_executors_of_an_earlier_driver_are_deleted(account: Path) -> None:
+    asked: list[tuple[str, str, str | None]] = []
+
+    def answer(request: Request) -> Answer:
+        asked.append((request.method, request.target, request.headers["Authorization"]))
+        return Answer(200, {})
+
+    with serving(answer) as server:
+        kubernetes.delete_executors(DRIVER, account, server)
+    selector = "labelSelector=finetune.dev%2Fcomponent%3Dprep-executor"
+    assert asked == [("DELETE", f"/api/v1/namespaces/team/pods?{selector}", "Bearer the-token")]
+
+
+def test_an_account_that_may_not_delete_pods_is_named(account: Path) -> None:
+    said = {"message": 'pods is forbidden: User "system:serviceaccount:team:spark" cannot delete'}
+    with (
+        serving(lambda _: Answer(403, said)) as server,
+        pytest.raises(TrainingError) as failed,
+    ):
+        kubernetes.delete_executors(DRIVER, account, server)
+    assert (failed.value.reason, failed.value.message) == (
+        "ExecutorsForbidden",
+        f"the API server refuses the driver's ServiceAccount: {said['message']}: bind it to a Role with the verbs that "
+        "docs/finetunejob/data.md lists",
     )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from finetune_crds.contract import EXIT_DATA, EXIT_RECIPE, PodError, PrepResult, TerminationMessage
 from finetune_crds.data import Columns
@@ -432,7 +432,8 @@ def test_wrong_data(ask: Asker, changes: dict[str, Any], reason: str, sentence: 
 
 def test_an_output_that_is_something_else_is_left_alone(ask: Asker, corpus: Path, tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
-    write_deltalake(theirs, pa.table({"a": [1]}))
+    said = CommitProperties(custom_metadata={"userMetadata": '{"job": "a job of theirs"}'})
+    write_deltalake(theirs, pa.table({"a": [1]}), commit_properties=said)
     (tmp_path / "files").mkdir()
     (tmp_path / "files/_SUCCESS").write_text("")
     told = {}
