@@ -26,6 +26,7 @@ from finetune_crds.base import (
     renamed,
     rules,
 )
+from finetune_crds.chat import Conversation
 from finetune_crds.env import Env, EnvFromSource, LocalReference
 from finetune_crds.source import Source
 
@@ -37,6 +38,9 @@ COLUMNS_OF: dict[str, tuple[str, ...]] = {
     "Preference": ("prompt", "chosen", "rejected"),
 }
 """The fields of Columns that each type has, each of which is the name of its column unless it is set."""
+
+
+Unrenderable = Literal["Fail", "Drop"]
 
 
 def _column_rule(field: str) -> Rule:
@@ -175,6 +179,9 @@ class SplitRatios(ApiModel):
     """Seed of the hash that divides the examples."""
     key: Name | None = None
     """Column whose equal values stay in one split, such as a conversation or a customer. Default: the text."""
+    stratify_by: Name | None = None
+    """Column whose values have the same share in each split, such as a language or a class. Examples with the same key stay in
+    one split all the same."""
 
 
 class DatabricksCluster(ApiModel):
@@ -272,6 +279,8 @@ _FIXED = (
     "dedupe",
     "promptTemplate",
     "responseTemplate",
+    "conversation",
+    "unrenderable",
     "maxTokens",
     "limit",
     "splitRatios",
@@ -340,6 +349,11 @@ class Prepare(ApiModel):
     """
     response_template: LongText | None = None
     """Template of the answer; {column} is replaced by the column's value. With it, the loss can cover the answer only."""
+    conversation: Conversation | None = None
+    """Make each prompt and its answer a conversation of two turns, which the model's chat template renders. Templates render the
+    content of the turns."""
+    unrenderable: Unrenderable = "Fail"
+    """Conversations that the model's chat template refuses. Fail: the job fails. Drop: they are dropped and counted."""
     max_tokens: Positive | None = None
     """Maximum length of an example in tokens of the model's tokenizer. Longer examples are dropped and counted.
 
@@ -395,6 +409,18 @@ class Data(ApiModel):
                 "!has(self.columns) || self.columns.type in ['PromptResponse', 'Preference']",
                 "prepare.minPromptChars and maxPromptChars need columns of type PromptResponse or Preference",
                 ".prepare",
+            ),
+            (
+                "!has(self.prepare) || !has(self.prepare.conversation) || !has(self.columns) || "
+                "self.columns.type == 'PromptResponse'",
+                "prepare.conversation needs columns of type PromptResponse",
+                ".prepare.conversation",
+            ),
+            (
+                "!has(self.prepare) || self.prepare.unrenderable == 'Fail' || has(self.prepare.conversation) || "
+                "!has(self.columns) || self.columns.type == 'Messages'",
+                "prepare.unrenderable needs conversations: columns of type Messages, or prepare.conversation",
+                ".prepare.unrenderable",
             ),
             (
                 "!has(self.prepare) || !has(self.prepare.responseTemplate) || !has(self.columns) || "

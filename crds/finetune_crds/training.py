@@ -22,6 +22,7 @@ from finetune_crds.base import (
     renamed,
     rules,
 )
+from finetune_crds.chat import ChatTemplate
 from finetune_crds.env import RESERVED_LIST
 
 MethodType = Literal["Full", "LoRA", "QLoRA", "DoRA", "PrefixTuning", "PromptTuning"]
@@ -58,8 +59,8 @@ class Model(ApiModel):
     """Hub id (org/name), absolute path on a volume, s3://bucket/folder, or models:/name@alias."""
     revision: Name | None = None
     """Git revision of a Hub model."""
-    chat_template: LongText | None = None
-    """Jinja chat template; replaces the tokenizer's own."""
+    chat_template: ChatTemplate | None = None
+    """What renders conversations. Default: the chat template of the model's tokenizer."""
     trust_remote_code: bool = False
     """Allow code from the model's repository to run in the pods."""
     cache: ModelCache | None = None

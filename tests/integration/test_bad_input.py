@@ -334,6 +334,18 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
         job(data=prepared(minPromptChars=1)),
         "minPromptChars and maxPromptChars need columns of type PromptResponse or Preference",
     ),
+    "turns of a text": (
+        job(data=prepared(conversation={})),
+        "prepare.conversation needs columns of type PromptResponse",
+    ),
+    "texts that no chat template renders": (
+        job(data=prepared(unrenderable="Drop")),
+        "prepare.unrenderable needs conversations",
+    ),
+    "a chat template of one's own that is not there": (
+        job(model={"base": "org/base", "chatTemplate": {"type": "Jinja"}}),
+        "chatTemplate.jinja needs type Jinja, and type Jinja needs jinja",
+    ),
     "limits of the prompt in the wrong order": (
         job(data=found(minPromptChars=3, maxPromptChars=2)),
         "minPromptChars must not be above maxPromptChars",

@@ -151,6 +151,10 @@ AS_WRITTEN: dict[str, tuple[list[Json], str]] = {
         [job(trainer={"command": ["torchrun"], "code": {"configMap": "mine"}})],
         "configMap is now configMapRef",
     ),
+    "`model.chatTemplate`, a text": (
+        [job(model={"base": "org/base", "chatTemplate": "{{ messages }}"})],
+        OBJECT,
+    ),
     "`source: {version: 4}`": ([promotion(source={"version": 4})], TYPE),
     "`source: {fineTuneJob: name}`": ([promotion(source={"fineTuneJob": "tune"})], TYPE),
     "`gates: [{name: loss, metric: {...}}]`": (

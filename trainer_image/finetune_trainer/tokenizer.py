@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from finetune_trainer import chat_templates
 from finetune_trainer.outcome import RecipeRefusedError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
     """Load the model's tokenizer, with the recipe's chat template, if any.
 
     Raises:
-        RecipeRefusedError: it cannot be loaded, or has no end-of-text token.
+        RecipeRefusedError: it cannot be loaded, or has no end-of-text token; or the chat template is none.
     """
     from transformers import AutoTokenizer
 
@@ -34,7 +35,7 @@ def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
             "tokenizer_config.json"
         )
     if model.chat_template is not None:
-        tokenizer.chat_template = model.chat_template
+        chat_templates.use(model.chat_template, tokenizer)
     # NB: it warns about longer texts; maxTokens and maxLength of the recipe decide about those.
     tokenizer.model_max_length = int(1e30)
     return tokenizer

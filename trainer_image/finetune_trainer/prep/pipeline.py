@@ -18,8 +18,21 @@ from finetune_crds.status_parts import SourceRows
 from finetune_trainer import artifacts, columns
 from finetune_trainer.cache import Cache
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import errors, mix, near, output, progress, session, source, steps, tokens
+from finetune_trainer.prep import (
+    chat,
+    errors,
+    mix,
+    near,
+    output,
+    progress,
+    session,
+    source,
+    split,
+    steps,
+    tokens,
+)
 from finetune_trainer.prep.counter import Counter
+from finetune_trainer.prep.plan import MESSAGES
 from finetune_trainer.prep.plan import plan as planned
 from finetune_trainer.prep.progress import Progress, SparkTasks
 from finetune_trainer.tokenizer import load_tokenizer
@@ -130,6 +143,8 @@ def _corpus(spark: SparkSession, recipe: Recipe, asked: Request, scratch: Path) 
 
 def _make(corpus: Corpus, recipe: Recipe, asked: Request, tokenizer: Path, told: Progress) -> PrepResult:
     plan = planned(_with_columns(recipe, corpus.columns))
+    if MESSAGES in plan.form.columns:
+        chat.check(load_tokenizer(recipe.model, tokenizer), recipe.model.base)
     with ExitStack() as held:
         seen = Observed(held, told)
         prepared = examples(corpus.frame, recipe, plan, tokenizer, seen)
@@ -183,7 +198,7 @@ def _with_columns(recipe: Recipe, used: Columns) -> Recipe:
 
 
 class Observed:
-    """Row counts at three places of the plan.
+    """Row counts at places of the plan.
 
     near: the near duplicates, where they are removed. held: ends the frames that are kept. told: learns which step runs.
     """
@@ -192,7 +207,8 @@ class Observed:
         self.held = held
         self.told = told
         self.near: near.Clusters | None = None
-        self.filtered, self.unique, self.short = map(Counter, ("filtered", "unique", "short"))
+        names = ("filtered", "unique", "rendered", "short")
+        self.filtered, self.unique, self.rendered, self.short = map(Counter, names)
 
     def keep(self, frame: DataFrame, level: StorageLevel) -> DataFrame:
         """Keep a frame that is read more than once."""
@@ -221,13 +237,17 @@ def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen
         frame, seen.near = near.removed(frame, wanted.dedupe.near, seen.held)
         say(near.described(seen.near))
     seen.told.step(progress.TOKENS)
-    frame = tokens.with_tokens(frame, recipe.model, tokenizer, plan.form.columns)
+    frame = tokens.with_tokens(
+        frame, recipe.model, tokenizer, plan.form.columns, unrenderable=wanted.unrenderable
+    )
+    if wanted.unrenderable == "Drop":
+        length = sf.col(steps.TOKENS)
+        frame = seen.rendered.watch(frame, refused=sf.count_if(length.isNull())).where(length.isNotNull())
     if wanted.max_tokens is not None:
         frame = frame.where(sf.col(steps.TOKENS) <= wanted.max_tokens)
     frame = seen.short.watch(frame)
-    frame = steps.with_split(
-        steps.limited(frame, wanted.limit, wanted.split_ratios.seed), wanted.split_ratios
-    )
+    frame = steps.limited(frame, wanted.limit, wanted.split_ratios.seed)
+    frame = split.with_split(frame, wanted.split_ratios)
     origin = [steps.SOURCE] if plan.source.sources else []
     return frame.select(steps.ID, *plan.form.columns, *origin, steps.TOKENS, steps.SPLIT)
 
@@ -253,6 +273,9 @@ def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
     if seen.near:
         dropped["near"] = seen.near.dropped
         unique -= seen.near.dropped
+    if wanted.unrenderable == "Drop":
+        dropped["unrenderable"] = seen.rendered.read(again=again)["refused"]
+        unique -= dropped["unrenderable"]
     if wanted.max_tokens is not None:
         dropped["maxTokens"] = unique - short
     if wanted.limit is not None:

@@ -10,12 +10,13 @@ from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.prep.template import Template
 
 if TYPE_CHECKING:
+    from finetune_crds.chat import Conversation
     from finetune_crds.data import Prepare
     from finetune_crds.recipe import Recipe
     from finetune_crds.source import MixedSource, Source
 
 MESSAGES = "messages"
-PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
+PROMPT, RESPONSE, CHOSEN, REJECTED = "prompt", "response", "chosen", "rejected"
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Form:
     rendered: the table's text columns, each with its template.
     messages: source column with a conversation; `rendered` is then empty.
     prompt: source column with the prompt.
+    conversation: what makes the prompt and the response in `rendered` the turns of a conversation, if they are.
     """
 
     required: tuple[str, ...]
@@ -34,11 +36,12 @@ class Form:
     rendered: dict[str, Template]
     messages: str | None = None
     prompt: str | None = None
+    conversation: Conversation | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of the example in the table."""
-        return (MESSAGES,) if self.messages else tuple(self.rendered)
+        return (MESSAGES,) if self.messages or self.conversation else tuple(self.rendered)
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Plan(Request):
         named = [*self.form.required, *self.form.content, *prepare.not_null]
         named += [prepare.quality_column] if prepare.min_quality is not None else []
         named += prepare.dedupe.columns or []
-        named += [prepare.split_ratios.key] if prepare.split_ratios.key else []
+        named += [name for name in (prepare.split_ratios.key, prepare.split_ratios.stratify_by) if name]
         return tuple(dict.fromkeys(named))
 
 
@@ -135,6 +138,16 @@ def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
             "data.prepare.dedupe.near compares whole examples: remove dedupe.columns or dedupe.near",
         ),
         (
+            kind not in (None, "PromptResponse") and prepare.conversation is not None,
+            "data.prepare.conversation needs data.columns of type PromptResponse, and the examples are of type "
+            f"{kind}",
+        ),
+        (
+            kind not in (None, "Messages") and not prepare.conversation and prepare.unrenderable == "Drop",
+            "data.prepare.unrenderable needs conversations: data.columns of type Messages, or data.prepare.conversation; "
+            f"the examples are of type {kind}",
+        ),
+        (
             kind == "Preference" and prepare.response_template is not None,
             "data.prepare.responseTemplate cannot go with data.columns of type Preference: promptTemplate renders the "
             "prompt, and both answers stay as they are",
@@ -193,7 +206,13 @@ def _form(named: Columns, prepare: Prepare) -> Form:
     required = tuple(name for name in (named.text, named.prompt, named.response) if name is not None)
     rendered = _rendered(required, prepare)
     content = tuple(dict.fromkeys(column for template in rendered.values() for column in template.columns))
-    return Form(required=required, content=content or required, rendered=rendered, prompt=named.prompt)
+    return Form(
+        required=required,
+        content=content or required,
+        rendered=rendered,
+        prompt=named.prompt,
+        conversation=prepare.conversation,
+    )
 
 
 def _preferences(prompt: str, chosen: str, rejected: str, prepare: Prepare) -> Form:
@@ -213,5 +232,7 @@ def _preferences(prompt: str, chosen: str, rejected: str, prepare: Prepare) -> F
 
 def _rendered(required: tuple[str, ...], prepare: Prepare) -> dict[str, Template]:
     templates = tuple(_templates(prepare).values()) or tuple(map(Template.of_column, required))
-    names = ("text",) if len(templates) == 1 else ("prompt", "response")
+    if prepare.conversation and len(templates) == 1:
+        templates += (Template.of_column(required[-1]),)
+    names = ("text",) if len(templates) == 1 else (PROMPT, RESPONSE)
     return dict(zip(names, templates, strict=True))

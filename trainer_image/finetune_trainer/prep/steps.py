@@ -1,4 +1,4 @@
-"""The steps on a DataFrame: filters, deduplication, templates, limit and split.
+"""The steps on a DataFrame: filters, deduplication, templates and limit.
 
 Each step is a plan of the JVM's; none of them runs anything. A row's fate depends on the row and the seed alone,
 never on partitions or order.
@@ -15,20 +15,19 @@ from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 from finetune_trainer.outcome import DataError, RecipeRefusedError
 from finetune_trainer.prep import condition, near, source
 from finetune_trainer.prep.errors import first_line
-from finetune_trainer.prep.plan import MESSAGES
+from finetune_trainer.prep.plan import MESSAGES, PROMPT, RESPONSE
 from finetune_trainer.prep.template import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from finetune_crds.data import Prepare, SplitRatios
+    from finetune_crds.data import Prepare
     from finetune_trainer.prep.plan import Form, Plan
 
 DROPPED_BY = "dropped_by"
-ID, FINGERPRINT, GROUP, TOKENS, SPLIT = "id", "fingerprint", "group", "tokens", "split"
+ID, FINGERPRINT, GROUP, STRATUM, TOKENS, SPLIT = "id", "fingerprint", "group", "stratum", "tokens", "split"
 # The source of a row in a mix: among the columns of the sources, and in the table.
 MIXED_FROM, SOURCE = "__finetune_source", "source"
-_BUCKETS = 10_000
 _MOST_ROWS_HELD = 100_000
 _CONVERSATION = ArrayType(
     StructType([StructField("role", StringType()), StructField("content", StringType())])
@@ -174,10 +173,11 @@ def identified(frame: DataFrame, plan: Plan) -> DataFrame:
     """Select the rows that pass the filters, with a fingerprint and the columns of an example.
 
     id: a hash of the example as it is. fingerprint: what is equal for duplicates: a hash of its text, or of the text of
-    dedupe.columns, but for case and white space. group: the text that decides on the split. plain: the text that is
-    compared for near duplicates, if they are removed. source: where the row is from, in a mix.
+    dedupe.columns, but for case and white space. group: the text that decides on the split. stratum: the value whose share
+    each split has, if it is stratified. plain: the text that is compared for near duplicates, if they are removed. source:
+    where the row is from, in a mix.
     """
-    form, key = plan.form, plan.prepare.split_ratios.key
+    form, key, stratum = plan.form, plan.prepare.split_ratios.key, plan.prepare.split_ratios.stratify_by
     example = texts(form)
     fingerprint = _fingerprint(example)
     chosen = [_text(name) for name in plan.prepare.dedupe.columns or []]
@@ -192,6 +192,7 @@ def identified(frame: DataFrame, plan: Plan) -> DataFrame:
         sf.substring(identity, 1, 32).alias(ID),
         (_fingerprint(chosen) if chosen else fingerprint).alias(FINGERPRINT),
         sf.coalesce(owner, fingerprint).alias(GROUP),
+        *([_text(stratum).alias(STRATUM)] if stratum else []),
         *compared,
         *_rendered(form),
         *([sf.col(MIXED_FROM).alias(SOURCE)] if MIXED_FROM in frame.columns else []),
@@ -212,7 +213,14 @@ def _plain(parts: list[Column]) -> Column:
 def _rendered(form: Form) -> list[Column]:
     if form.messages is not None:
         return [sf.col(quoted(form.messages)).alias(MESSAGES)]
-    return [template.render().alias(name) for name, template in form.rendered.items()]
+    rendered = {name: template.render() for name, template in form.rendered.items()}
+    if form.conversation is None:
+        return [text.alias(name) for name, text in rendered.items()]
+    turns = [("user", rendered[PROMPT]), ("assistant", rendered[RESPONSE])]
+    if form.conversation.system is not None:
+        turns.insert(0, ("system", sf.lit(form.conversation.system)))
+    made = [sf.struct(sf.lit(role).alias("role"), text.alias("content")) for role, text in turns]
+    return [sf.array(*made).alias(MESSAGES)]
 
 
 def without_duplicates(frame: DataFrame) -> DataFrame:
@@ -227,22 +235,13 @@ def limited(frame: DataFrame, limit: int | None, seed: int) -> DataFrame:
     """Keep at most `limit` examples, those with the least seeded hash."""
     if limit is None:
         return frame
-    order = (_hash(seed, "limit", ID), sf.col(ID))
+    order = (hashed(seed, "limit", ID), sf.col(ID))
     # NB: orderBy with limit keeps all rows in memory, and a global sort runs its input twice.
     few = limit <= _MOST_ROWS_HELD
     ordered = frame.orderBy(*order) if few else frame.repartition(1).sortWithinPartitions(*order)
     return ordered.limit(limit)
 
 
-def with_split(frame: DataFrame, ratios: SplitRatios) -> DataFrame:
-    """Add the column `split`, by the seeded hash of the example's group."""
-    bucket = sf.pmod(_hash(ratios.seed, "split", GROUP), sf.lit(_BUCKETS))
-    train, validation = (
-        round(share * _BUCKETS) for share in (ratios.train, ratios.train + ratios.validation)
-    )
-    name = sf.when(bucket < train, "train").when(bucket < validation, "validation").otherwise("test")
-    return frame.withColumn(SPLIT, name)
-
-
-def _hash(seed: int, purpose: str, column: str) -> Column:
+def hashed(seed: int, purpose: str, column: str) -> Column:
+    """Return the seeded hash of a column; another purpose gives another one."""
     return sf.xxhash64(sf.concat_ws("|", sf.lit(str(seed)), sf.lit(purpose), sf.col(column)))

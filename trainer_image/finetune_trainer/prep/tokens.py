@@ -24,14 +24,28 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from transformers import PreTrainedTokenizerBase
 
+    from finetune_crds.data import Unrenderable
     from finetune_crds.training import Model
 
 
-def with_tokens(frame: DataFrame, model: Model, folder: Path, columns: tuple[str, ...]) -> DataFrame:
-    """Add the column `tokens`: the length of the example in `columns`."""
-    schema = StructType([*frame.schema.fields, StructField(TOKENS, IntegerType(), nullable=False)])
+def with_tokens(
+    frame: DataFrame,
+    model: Model,
+    folder: Path,
+    columns: tuple[str, ...],
+    *,
+    unrenderable: Unrenderable = "Fail",
+) -> DataFrame:
+    """Add the column `tokens`: the length of the example in `columns`.
+
+    Args:
+        unrenderable: Drop gives null for a conversation that the chat template refuses. Fail fails the task.
+    """
+    drop = unrenderable == "Drop"
+    schema = StructType([*frame.schema.fields, StructField(TOKENS, IntegerType(), nullable=drop)])
     find = shipped(frame.sparkSession, folder)
-    return frame.mapInArrow(partial(_count_batches, model=model, find=find, columns=columns), schema)
+    counted = partial(_count_batches, model=model, find=find, columns=columns, drop=drop)
+    return frame.mapInArrow(counted, schema)
 
 
 def shipped(spark: SparkSession, folder: Path) -> Callable[[], Path]:
@@ -50,26 +64,32 @@ def _unpacked(name: str) -> Path:
 
 
 def _count_batches(
-    batches: Iterable[pa.RecordBatch], *, model: Model, find: Callable[[], Path], columns: tuple[str, ...]
+    batches: Iterable[pa.RecordBatch],
+    *,
+    model: Model,
+    find: Callable[[], Path],
+    columns: tuple[str, ...],
+    drop: bool,
 ) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     tokenizer = load_tokenizer(model, find())
     for batch in batches:
         examples = {name: batch.column(name).to_pylist() for name in columns}
-        counts = pa.array(count(tokenizer, examples), pa.int32())
+        counts = pa.array(count(tokenizer, examples, drop=drop), pa.int32())
         yield pa.RecordBatch.from_arrays([*batch.columns, counts], [*batch.schema.names, TOKENS])
 
 
-def count(tokenizer: PreTrainedTokenizerBase, examples: dict[str, list[Any]]) -> list[int]:
-    """Return the length of each example in tokens, as training encodes it.
+def count(
+    tokenizer: PreTrainedTokenizerBase, examples: dict[str, list[Any]], *, drop: bool = False
+) -> list[int] | list[int | None]:
+    """Return the length of each example in tokens, as training encodes it; None for a conversation to drop.
 
     A conversation as its chat template renders it; a text, or a prompt followed by its response, with the end of
     text behind it. A preference counts twice: its prompt followed by either answer.
     """
     if MESSAGES in examples:
-        rendered = [chat.render(tokenizer, turns) for turns in examples[MESSAGES]]
-        return [len(ids) for ids in _encode(tokenizer, rendered, special=False)]
+        return _conversations(tokenizer, examples[MESSAGES], drop=drop)
     first, *others = examples.values()
     end = tokenizer.eos_token_id
     lengths = [len(ids) + (ids[-1:] != [end]) for ids in _encode(tokenizer, first, special=True)]
@@ -79,6 +99,21 @@ def count(tokenizer: PreTrainedTokenizerBase, examples: dict[str, list[Any]]) ->
         more = _encode(tokenizer, texts, special=False)
         lengths = [length + len(ids) for length, ids in zip(lengths, more, strict=True)]
     return lengths
+
+
+def _conversations(
+    tokenizer: PreTrainedTokenizerBase, conversations: list[Any], *, drop: bool
+) -> list[int | None]:
+    rendered: list[str | None] = []
+    for turns in conversations:
+        try:
+            rendered.append(chat.render(tokenizer, turns))
+        except ValueError:
+            if not drop:
+                raise
+            rendered.append(None)
+    encoded = _encode(tokenizer, [text or "" for text in rendered], special=False)
+    return [None if text is None else len(ids) for text, ids in zip(rendered, encoded, strict=True)]
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str], *, special: bool) -> list[list[int]]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from finetune_crds.chat import Conversation
 from finetune_crds.data import Columns, Data, Prepare
 from finetune_trainer.outcome import DataError, RecipeRefusedError
 from finetune_trainer.train.data import encode
@@ -114,6 +115,7 @@ def test_an_overlong_example_can_be_an_error(tokenizer: PreTrainedTokenizerBase)
 
 PREPARED = Prepare(output="/splits")
 TEMPLATED = Prepare(output="/splits", prompt_template="{a}")
+TURNS = Prepare(output="/splits", prompt_template="{a}", conversation=Conversation())
 BOTH_TEMPLATES = Prepare(output="/splits", prompt_template="{a}", response_template="{b}")
 
 
@@ -124,6 +126,7 @@ BOTH_TEMPLATES = Prepare(output="/splits", prompt_template="{a}", response_templ
         (Columns(type="Text", text="body"), PREPARED, Columns(type="Text", text="text")),
         (Columns(type="PromptResponse", prompt="q", response="a"), PREPARED, PROMPT_RESPONSE),
         (Columns(type="Messages", messages="chat"), PREPARED, Columns(type="Messages", messages="messages")),
+        (Columns(type="PromptResponse", prompt="q", response="a"), TURNS, Columns(type="Messages")),
         (Columns(type="Text", text="body"), TEMPLATED, Columns(type="Text", text="text")),
         (
             Columns(type="PromptResponse", prompt="q", response="a"),

@@ -187,7 +187,11 @@ def test_what_belongs_to_a_model_goes_with_it(
     generation = {"do_sample": False, "temperature": 0.3, "max_new_tokens": 7, "eos_token_id": 0}
     (base / "generation_config.json").write_text(json.dumps(generation))
     monkeypatch.setattr(merge, "_MAX_SHARD", "40KB")
-    changes = {"method": method, "model.base": str(base), "model.chatTemplate": TEMPLATE}
+    changes = {
+        "method": method,
+        "model.base": str(base),
+        "model.chatTemplate": {"type": "Jinja", "jinja": TEMPLATE},
+    }
     folder = pod.folder / "export"
     said = written(Recipe.model_validate(pod.but(changes).recipe), folder, base, world)
     assert json.loads((folder / "model/generation_config.json").read_text()) == generation

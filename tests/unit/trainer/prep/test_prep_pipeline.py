@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -457,28 +456,6 @@ def test_what_a_killed_pod_left_is_no_hindrance(ask: Asker) -> None:
     (ask.output / "part-00000-0123-c000.snappy.parquet").write_bytes(b"half")
     (ask.output / "_delta_log").mkdir()
     assert ask(**STEPS).version == 0
-
-
-def test_a_conversation_that_the_chat_template_refuses(
-    ask: Asker, tokenizer_folder: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(tokenizer_folder, tmp_path / "strict")
-    strict = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('Roles must alternate.') }}{% endif %}"
-    (tmp_path / "strict/chat_template.jinja").write_text(strict)
-    turns = [{"role": "assistant", "content": "ho"}, {"role": "user", "content": "hi"}]
-    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
-    with pytest.raises(outcome.DataError) as failed:
-        ask(
-            source={"type": "JSONLines", "path": str(tmp_path / "chats.jsonl")},
-            columns=None,
-            base=str(tmp_path / "strict"),
-        )
-    assert (failed.value.reason, failed.value.message) == (
-        "TemplateFailed",
-        "the chat template of the model fails on a conversation of the roles assistant, user: Roles must alternate; leave "
-        "such rows out with data.prepare.filter",
-    )
-    assert not ask.output.exists()
 
 
 def test_credentials_that_the_store_refuses(spark: SparkSession, ask: Asker) -> None:

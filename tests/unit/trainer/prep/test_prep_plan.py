@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from finetune_crds.chat import Conversation
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.prep.plan import Form, plan, request
 from finetune_trainer.prep.template import Template
@@ -73,6 +74,18 @@ FORMS: list[tuple[str, dict[str, Any], dict[str, Any], Form]] = [
         ),
     ),
     (
+        "a template of the prompt alone, where the pair becomes a conversation",
+        PAIR,
+        {"promptTemplate": "Q: {question}", "conversation": {"system": "Be brief."}},
+        Form(
+            ("question", "answer"),
+            ("question", "answer"),
+            {"prompt": Template((("Q: ", "question"),)), "response": column("answer")},
+            prompt="question",
+            conversation=Conversation(system="Be brief."),
+        ),
+    ),
+    (
         "two templates make a pair; a column that only a template names may be blank",
         PAIR,
         {"promptTemplate": "{context}\n{question}", "responseTemplate": " {answer}{{}}"},
@@ -103,10 +116,10 @@ def test_columns_that_the_source_must_have() -> None:
             minQuality=0.5,
             qualityColumn="score",
             dedupe={"columns": ["question", "title"]},
-            splitRatios={"key": "thread"},
+            splitRatios={"key": "thread", "stratifyBy": "language"},
         )
     )
-    assert made.columns == ("question", "answer", "license", "score", "title", "thread")
+    assert made.columns == ("question", "answer", "license", "score", "title", "thread", "language")
     assert plan(recipe()).columns == ("question", "answer")
 
 
@@ -175,6 +188,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "the prompt of a text",
         {"columns": TEXT, "maxPromptChars": 9},
         "data.prepare.minPromptChars and maxPromptChars need data.columns of type PromptResponse or Preference, and the "
+        "examples are of type Text",
+    ),
+    (
+        "turns of a text",
+        {"columns": TEXT, "conversation": {}},
+        "data.prepare.conversation needs data.columns of type PromptResponse, and the examples are of type Text",
+    ),
+    (
+        "texts that no chat template renders",
+        {"columns": TEXT, "unrenderable": "Drop"},
+        "data.prepare.unrenderable needs conversations: data.columns of type Messages, or data.prepare.conversation; the "
         "examples are of type Text",
     ),
     (

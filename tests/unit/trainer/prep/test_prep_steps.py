@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from finetune_trainer.outcome import DataError, PodFailure, RecipeRefusedError
-from finetune_trainer.prep import steps
+from finetune_trainer.prep import split, steps
 from finetune_trainer.prep.plan import plan
 from unit.trainer.prep.recipes import recipe
 
@@ -241,7 +242,7 @@ def prepared(spark: SparkSession, rows: list[Row], partitions: int, **asked: Any
     wanted = recipe(**asked)
     made = steps.without_duplicates(identified(frame(spark, rows, partitions=partitions), wanted))
     prepare = plan(wanted).prepare
-    made = steps.with_split(
+    made = split.with_split(
         steps.limited(made, prepare.limit, prepare.split_ratios.seed), prepare.split_ratios
     )
     return {row["prompt"]: row["split"] for row in made.collect()}
@@ -278,6 +279,14 @@ def test_splits_have_about_their_ratios(spark: SparkSession) -> None:
     assert splits.count("train") + splits.count("validation") == 400
 
 
+def test_each_split_has_its_share_of_a_column(spark: SparkSession) -> None:
+    ratios = {"train": 0.5, "validation": 0.3, "test": 0.2, "stratifyBy": "thread"}
+    splits = prepared(spark, MANY, 2, splitRatios=ratios)
+    train = Counter(row["thread"] for row in MANY if splits[row["question"]] == "train")
+    assert {*train.values()} <= {4, 5, 6}
+    assert len(train) == 40
+
+
 def test_what_has_one_key_is_in_one_split(spark: SparkSession) -> None:
     ratios = {"train": 0.4, "validation": 0.3, "test": 0.3}
     splits = prepared(spark, MANY, 2, splitRatios={**ratios, "key": "thread"})
@@ -294,7 +303,7 @@ def test_duplicates_that_are_kept_share_a_split(spark: SparkSession) -> None:
         row | {"question": text} for row in MANY[:50] for text in (row["question"], row["question"].upper())
     ]
     wanted = recipe(splitRatios={"train": 0.5, "validation": 0.5, "test": 0.0})
-    made = steps.with_split(
+    made = split.with_split(
         identified(frame(spark, rows), wanted), plan(wanted).prepare.split_ratios
     ).collect()
     found: dict[str, set[str]] = {}

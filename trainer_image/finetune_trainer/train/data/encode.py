@@ -9,9 +9,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from jinja2 import TemplateError
 
 from finetune_crds.data import Columns
+from finetune_trainer import chat_templates
 from finetune_trainer.outcome import DataError, RecipeRefusedError
 from finetune_trainer.train.runtime.recipe import example_columns
 
@@ -267,8 +267,7 @@ class Encoder:
             text = self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=add_generation_prompt
             )
-        # A template is a program that runs over the data; it can raise any of these.
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        except chat_templates.FAILURES as error:
             raise DataError(
                 "ChatTemplate", f"the chat template cannot render a conversation of the data: {error}"
             ) from error

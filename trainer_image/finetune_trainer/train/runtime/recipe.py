@@ -112,12 +112,12 @@ def example_columns(data: Data) -> Columns:
         return columns
     if columns.chosen is not None:
         return Columns(type="Preference")
+    if data.prepare.conversation is not None or columns.messages is not None:
+        return Columns(type="Messages")
     if data.prepare.response_template is not None:
         return Columns(type="PromptResponse")
     if data.prepare.prompt_template is not None or columns.text is not None:
         return Columns(type="Text")
-    if columns.messages is not None:
-        return Columns(type="Messages")
     return Columns(type="PromptResponse")
 
 

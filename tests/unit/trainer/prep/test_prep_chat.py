@@ -1,0 +1,107 @@
+"""Conversations: made of prompts and answers, and what becomes of those that the chat template refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+
+from finetune_trainer import outcome
+from finetune_trainer.prep import pipeline
+from finetune_trainer.prep.plan import request
+from unit.trainer.prep.recipes import recipe, untold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from finetune_crds.contract import PrepResult
+
+USER_FIRST = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('Roles must alternate.') }}{% endif %}"
+ROLES = [("user", "assistant"), ("assistant", "user"), ("user", "assistant", "user")]
+CHATS = [
+    {"messages": [{"role": role, "content": f"{number} of {index}"} for number, role in enumerate(roles)]}
+    for index, roles in enumerate(ROLES)
+]
+PAIRS = [{"question": "What is the table?", "context": "a", "answer": "The answer."}]
+PLAIN = "{% for turn in messages %}{{ turn['content'] }}{% endfor %}"
+ALL_TRAIN = {"train": 1.0, "validation": 0.0, "test": 0.0}
+
+
+@pytest.fixture
+def prepare(spark: SparkSession, tokenizer_folder: Path, tmp_path: Path) -> Callable[..., PrepResult]:
+    """Prepares rows with changes to a good recipe; all examples are for training."""
+
+    def made(rows: Sequence[dict[str, Any]], template: str | None = PLAIN, **changes: Any) -> PrepResult:
+        model = tmp_path / "model"
+        shutil.copytree(tokenizer_folder, model)
+        (model / "chat_template.jinja").unlink()
+        if template is not None:
+            (model / "chat_template.jinja").write_text(template)
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        source = {"type": "JSONLines", "path": str(tmp_path / "rows.jsonl")}
+        changes = {"source": source, "base": str(model), "splitRatios": ALL_TRAIN} | changes
+        asked = recipe(output=str(tmp_path / "table"), **changes)
+        return pipeline.prepare(spark, asked, request(asked), model, untold())
+
+    return made
+
+
+def test_a_prompt_and_its_answer_become_turns(prepare: Callable[..., PrepResult]) -> None:
+    made = prepare(PAIRS, conversation={"system": "Be brief."}, promptTemplate="{context}: {question}")
+    table = DeltaTable(made.path).to_pyarrow_table()
+    assert table["messages"].to_pylist() == [
+        [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "a: What is the table?"},
+            {"role": "assistant", "content": "The answer."},
+        ]
+    ]
+    assert {"prompt", "response", "text"} & {*table.column_names} == set()
+
+
+def test_turns_are_counted_as_the_chat_template_renders_them(prepare: Callable[..., PrepResult]) -> None:
+    made = prepare(PAIRS, conversation={})
+    # The tokenizer has a token for each byte, and some for parts of words.
+    assert 10 < made.tokens.train < len("What is the table?The answer.")
+
+
+def test_a_conversation_that_the_chat_template_refuses_fails_the_preparation(
+    prepare: Callable[..., PrepResult], tmp_path: Path
+) -> None:
+    with pytest.raises(outcome.DataError) as failed:
+        prepare(CHATS, template=USER_FIRST, columns=None)
+    assert (failed.value.reason, failed.value.message) == (
+        "TemplateFailed",
+        "the chat template of the model fails on a conversation of the roles assistant, user: Roles must alternate; drop "
+        "such rows with data.prepare.unrenderable: Drop",
+    )
+    assert not (tmp_path / "table").exists()
+
+
+def test_or_is_dropped_and_counted(prepare: Callable[..., PrepResult]) -> None:
+    made = prepare(CHATS, template=USER_FIRST, columns=None, unrenderable="Drop", maxTokens=100)
+    assert (made.dropped, made.rows.train) == (
+        {"notNull": 0, "dedupe": 0, "unrenderable": 1, "maxTokens": 0},
+        2,
+    )
+
+
+def test_a_program_that_fails_is_told_as_one_that_refuses(prepare: Callable[..., PrepResult]) -> None:
+    made = prepare(CHATS, template="{{ messages[2]['content'] + 'a' }}", columns=None, unrenderable="Drop")
+    assert made.dropped["unrenderable"] == 2
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused(
+    prepare: Callable[..., PrepResult], tmp_path: Path
+) -> None:
+    with pytest.raises(outcome.RecipeRefusedError) as refused:
+        prepare(CHATS, template=None, columns=None)
+    assert refused.value.message == (
+        f"conversations need a chat template, and the tokenizer of {tmp_path / 'model'} has none: set model.chatTemplate"
+    )
