@@ -72,6 +72,7 @@ TAG_ATTEMPT = "finetune.dev/attempt"  # trainer, on the run: the newest attempt
 TAG_PREPARATION = (
     "finetune.dev/preparation"  # prep pod, on the run: the step and its percent, such as writing 40%
 )
+ARTIFACTS_PREPARATION = "preparation"  # prep pod, on the run: folder of the report, with report.html
 TAG_DEVICE = "finetune.dev/device"  # trainer, on the run: GPU or CPU
 TAG_DEVICE_NAME = "finetune.dev/device-name"  # trainer, on the run: which one, such as NVIDIA H100 80GB HBM3
 TAG_RECIPE = "finetune_recipe"  # trainer: digest of the recipe

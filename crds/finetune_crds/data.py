@@ -284,6 +284,7 @@ _FIXED = (
     "maxTokens",
     "limit",
     "splitRatios",
+    "reportSamples",
     "spark",
 )
 
@@ -363,6 +364,8 @@ class Prepare(ApiModel):
     """Maximum number of examples; a seeded hash chooses them."""
     split_ratios: SplitRatios = Field(default_factory=SplitRatios)
     """How examples are divided into splits. Default: 0.9, 0.05 and 0.05 with seed 42."""
+    report_samples: Annotated[int, Field(ge=0, le=20)] = 3
+    """How many of the examples that a step dropped the report in the MLflow run shows; 0 shows none."""
     spark: Spark = Field(default_factory=Spark)
     """How Spark runs. Default: Local."""
     image: Image | None = None

@@ -44,6 +44,8 @@ def test_table_run_and_version_name_each_other(run: Run, hand: Hand) -> None:
     found = hand.mlflow.get_run(run_id)
     version = hand.mlflow.get_model_version_by_alias(model["name"], "candidate")
     assert (found.info.status, str(version.version), version.run_id) == ("FINISHED", model["version"], run_id)
+    files = {file.path for file in hand.mlflow.list_artifacts(run_id, "preparation")}
+    assert files == {f"preparation/{name}" for name in ("report.html", "funnel.png", "tokens.png")}
     tags = {
         "finetune_data_path": SPLITS,
         "finetune_data_version": str(data["version"]),

@@ -1,4 +1,4 @@
-"""`finetune-prep`: prepare the corpus of the recipe at HYPERPARAMETERS_PATH."""
+"""`finetune-prep`: prepare the corpus of the recipe at HYPERPARAMETERS_PATH, or of a recipe on your machine."""
 
 from __future__ import annotations
 

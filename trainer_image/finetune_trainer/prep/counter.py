@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Observation
 from pyspark.sql import functions as sf
@@ -24,7 +24,7 @@ class Counter:
         self._counts: list[Column] = []
 
     def watch(self, frame: DataFrame, **counts: Column) -> DataFrame:
-        """Return the frame, observed: all of its rows as `all`, and more counts by name."""
+        """Return the frame, observed: all of its rows as `all`, and more aggregates by name."""
         self._frame = frame
         self._counts = [
             sf.count(sf.lit(1)).alias("all"),
@@ -32,8 +32,8 @@ class Counter:
         ]
         return frame.observe(self._observation, *self._counts)
 
-    def read(self, *, again: bool) -> dict[str, int]:
-        """Return the counts.
+    def read(self, *, again: bool) -> dict[str, Any]:
+        """Return the counts, by name.
 
         Args:
             again: count in an action of its own. Otherwise an action on the observed frame must have ended.

@@ -38,6 +38,8 @@ _CLUSTERED = f"{_ID} string, {_FIRST_ID} string"
 _FIRST, _BEFORE = 8, 8
 # Examples of one band that are compared; a band with more is that of a text which half the corpus shares.
 _BAND = 50_000
+# Characters of an example that a sample shows.
+_SHOWN = 300
 # Texts that are sketched at once: their hashes stay in the processor's cache.
 _AT_ONCE = 500
 
@@ -45,20 +47,21 @@ _AT_ONCE = 500
 class Clusters(NamedTuple):
     """Near duplicates that were found.
 
-    clusters: groups of them. rows: examples in these. largest: examples in the largest group.
+    sizes: number of clusters by their size. samples: some examples that are removed, each with the one that stays.
     """
 
-    clusters: int
-    rows: int
-    largest: int
+    sizes: dict[int, int]
+    samples: list[str]
 
     @property
     def dropped(self) -> int:
         """Examples that are removed."""
-        return self.rows - self.clusters
+        return sum((size - 1) * clusters for size, clusters in self.sizes.items())
 
 
-def removed(frame: DataFrame, wanted: NearDedupe, held: ExitStack) -> tuple[DataFrame, Clusters]:
+def removed(
+    frame: DataFrame, wanted: NearDedupe, held: ExitStack, samples: int = 0
+) -> tuple[DataFrame, Clusters]:
     """Return the frame without near duplicates and without the column of the compared text, and what was found.
 
     Of each cluster, the example with the least id stays.
@@ -66,6 +69,7 @@ def removed(frame: DataFrame, wanted: NearDedupe, held: ExitStack) -> tuple[Data
     Args:
         frame: examples with distinct ids. It is read twice.
         held: ends what the returned frame needs.
+        samples: how many examples that are removed are kept as samples.
     """
     shape = banding(wanted.threshold)
     texts = frame.select(_ID, TEXT)
@@ -75,25 +79,41 @@ def removed(frame: DataFrame, wanted: NearDedupe, held: ExitStack) -> tuple[Data
     members = pairs.repartition(1).mapInArrow(_clustered, _CLUSTERED).persist(StorageLevel.DISK_ONLY)
     held.callback(members.unpersist)
     gone = members.where(sf.col(_ID) != sf.col(_FIRST_ID)).select(_ID)
-    return frame.drop(TEXT).join(gone, _ID, "left_anti"), _measured(members)
+    return frame.drop(TEXT).join(gone, _ID, "left_anti"), Clusters(
+        _sizes(members), _drawn(frame, members, samples)
+    )
 
 
 def described(found: Clusters) -> str:
     """Return what was found as a line of the log."""
-    if not found.clusters:
+    if not found.sizes:
         return "near duplicates: none"
-    stays = "stays" if found.clusters == 1 else "stay"
+    clusters = sum(found.sizes.values())
+    stays = "stays" if clusters == 1 else "stay"
     return (
-        f"near duplicates: {found.rows:,} examples, of which {found.clusters:,} {stays}; the largest cluster has "
-        f"{found.largest:,}"
+        f"near duplicates: {clusters + found.dropped:,} examples, of which {clusters:,} {stays}; the largest cluster has "
+        f"{max(found.sizes):,}"
     )
 
 
-def _measured(members: DataFrame) -> Clusters:
-    sizes = members.groupBy(_FIRST_ID).agg(sf.count(sf.lit(1)).alias("size"))
-    row = sizes.agg(sf.count("size"), sf.sum("size"), sf.max("size")).first()
-    assert row is not None  # noqa: S101 - an aggregate without groups has a row
-    return Clusters(*(int(value or 0) for value in row))
+def _sizes(members: DataFrame) -> dict[int, int]:
+    sizes = members.groupBy(_FIRST_ID).agg(sf.count(sf.lit(1)).alias("size")).groupBy("size").count()
+    return {row["size"]: row["count"] for row in sizes.orderBy("size").collect()}
+
+
+def _drawn(frame: DataFrame, members: DataFrame, samples: int) -> list[str]:
+    pairs = (
+        members.where(sf.col(_ID) != sf.col(_FIRST_ID)).orderBy(_ID).limit(samples).collect()
+        if samples
+        else []
+    )
+    if not pairs:
+        return []
+    shown = frame.where(sf.col(_ID).isin([text for pair in pairs for text in pair]))
+    texts = {
+        row[_ID]: row[TEXT] for row in shown.select(_ID, sf.substring(TEXT, 1, _SHOWN).alias(TEXT)).collect()
+    }
+    return [f"{texts[pair[_ID]]}\n\nlike:\n{texts[pair[_FIRST_ID]]}" for pair in pairs]
 
 
 def _sketched(batches: Iterable[pa.RecordBatch], *, shape: Banding) -> Iterator[pa.RecordBatch]:

@@ -6,6 +6,7 @@ import os
 import tempfile
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,13 @@ from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import (
     chat,
     errors,
+    lengths,
     mix,
     near,
     output,
     progress,
+    report,
+    samples,
     session,
     source,
     split,
@@ -39,7 +43,7 @@ from finetune_trainer.tokenizer import load_tokenizer
 from finetune_trainer.track import Tracker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -57,6 +61,8 @@ class Counts:
     """Counts of kept and dropped rows.
 
     examples: rows of the source. dropped: by step, in order. rows, tokens: of each split. sources: rows by source of a mix.
+    lengths: examples in each bin of lengths, before the limits and after. clusters: of near duplicates, by size. samples: of
+    what a step dropped, by step.
     """
 
     examples: int
@@ -64,10 +70,16 @@ class Counts:
     rows: dict[str, int]
     tokens: dict[str, int]
     sources: dict[str, int] = field(default_factory=dict)
+    lengths: tuple[list[int], list[int]] = ([], [])
+    clusters: dict[int, int] | None = None
+    samples: dict[str, list[str]] = field(default_factory=dict)
 
 
-def run(recipe: Recipe, asked: Request) -> PrepResult:
+def run(recipe: Recipe, asked: Request, reports: Path | None = None) -> PrepResult:
     """Run the preparation of a recipe in a new Spark session.
+
+    Args:
+        reports: folder for the report. It is logged to the MLflow run, if there is one.
 
     Raises:
         RecipeRefusedError: the recipe, its filter, its templates or its tokenizer are wrong.
@@ -76,22 +88,31 @@ def run(recipe: Recipe, asked: Request) -> PrepResult:
     run_id = os.environ.get("MLFLOW_RUN_ID")
     with (
         _tokenizer(recipe) as tokenizer,
+        tempfile.TemporaryDirectory(prefix="finetune-report-") as scratch,
         Tracker(run_id, patience=_PATIENCE_SECONDS) as tracker,
         _spark(asked) as spark,
     ):
         told = Progress(tracker, SparkTasks(spark.sparkContext))
         with told.running():
-            return prepare(spark, recipe, asked, tokenizer, told)
+            publish = partial(report.publish, tracker=tracker, folder=reports or Path(scratch))
+            return prepare(spark, recipe, asked, tokenizer, told, publish=publish)
 
 
 def prepare(
-    spark: SparkSession, recipe: Recipe, asked: Request, tokenizer: Path, told: Progress
+    spark: SparkSession,
+    recipe: Recipe,
+    asked: Request,
+    tokenizer: Path,
+    told: Progress,
+    *,
+    publish: Callable[[report.Facts], None] = lambda _: None,
 ) -> PrepResult:
     """Write the table of a recipe, or find the version that this job already wrote.
 
     Args:
         tokenizer: folder with the model's tokenizer.
         told: learns which step runs.
+        publish: gets what a report shows, also where too little is left for a table.
     """
     told.step(progress.READING)
     with errors.telling(asked), tempfile.TemporaryDirectory(prefix="finetune-source-") as scratch:
@@ -101,9 +122,9 @@ def prepare(
                 f"{earlier.path} version {earlier.version} was made by this job before: nothing is written twice"
             )
         result = earlier or _make(
-            _corpus(spark, recipe, asked, Path(scratch)), recipe, asked, tokenizer, told
+            _corpus(spark, recipe, asked, Path(scratch)), recipe, asked, tokenizer, told, publish=publish
         )
-    report(result)
+    tell(result)
     return result
 
 
@@ -141,7 +162,15 @@ def _corpus(spark: SparkSession, recipe: Recipe, asked: Request, scratch: Path) 
     return Corpus(mix.mixed(parts, plan.form, plan.prepare.split_ratios.seed), columns, read)
 
 
-def _make(corpus: Corpus, recipe: Recipe, asked: Request, tokenizer: Path, told: Progress) -> PrepResult:
+def _make(
+    corpus: Corpus,
+    recipe: Recipe,
+    asked: Request,
+    tokenizer: Path,
+    told: Progress,
+    *,
+    publish: Callable[[report.Facts], None],
+) -> PrepResult:
     plan = planned(_with_columns(recipe, corpus.columns))
     if MESSAGES in plan.form.columns:
         chat.check(load_tokenizer(recipe.model, tokenizer), recipe.model.base)
@@ -150,6 +179,7 @@ def _make(corpus: Corpus, recipe: Recipe, asked: Request, tokenizer: Path, told:
         prepared = examples(corpus.frame, recipe, plan, tokenizer, seen)
         prepared = seen.keep(prepared, StorageLevel.MEMORY_AND_DISK)
         found = counts(prepared, plan, seen)
+        publish(_facts(recipe, plan, corpus, found))
         check(found, plan)
         result = PrepResult(
             rows=SplitCounts(**found.rows),
@@ -163,6 +193,23 @@ def _make(corpus: Corpus, recipe: Recipe, asked: Request, tokenizer: Path, told:
         told.step(progress.WRITING)
         say(f"writing {plan.prepare.output}")
         return output.commit(prepared, recipe, result)
+
+
+def _facts(recipe: Recipe, plan: Plan, corpus: Corpus, found: Counts) -> report.Facts:
+    """What the report shows."""
+    read = zip(plan.source.parts, corpus.read, strict=True)
+    return report.Facts(
+        title=f"{recipe.job.namespace}/{recipe.job.name}",
+        source=", ".join(f"{part.address}{one.at}" for part, one in read),
+        output=plan.prepare.output,
+        examples=found.examples,
+        dropped=found.dropped,
+        rows=found.rows,
+        tokens=found.tokens,
+        lengths=found.lengths,
+        clusters=found.clusters,
+        samples=found.samples,
+    )
 
 
 def _versions(corpus: Corpus, asked: Request, found: Counts) -> dict[str, Any]:
@@ -225,26 +272,40 @@ def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen
     wanted = plan.prepare
     frame = steps.flagged(steps.with_conversation(frame, plan.form), plan)
     by = sf.col(steps.DROPPED_BY)
-    names = steps.filter_names(wanted)
-    frame = seen.filtered.watch(frame, **{name: sf.count_if(by == name) for name in names})
-    frame = steps.identified(frame, plan)
+    names, text = steps.filter_names(wanted), sf.concat_ws("\n", *steps.texts(plan.form))
+    found = {name: sf.count_if(by == name) for name in names}
+    for name in names:
+        found |= samples.drawn(name, wanted.report_samples, text, by == name)
+    frame = steps.identified(seen.filtered.watch(frame, **found), plan)
+    text = steps.shown(plan.form)
     if wanted.dedupe.exact:
         frame = steps.without_duplicates(frame)
-    frame = seen.unique.watch(frame)
+        copied = samples.drawn("dedupe", wanted.report_samples, text, sf.col(steps.COPIES) > 1)
+        frame = seen.unique.watch(frame, **copied).drop(steps.COPIES)
+    else:
+        frame = seen.unique.watch(frame)
     if wanted.dedupe.near:
         seen.told.step(progress.NEAR_DUPLICATES)
         frame = seen.keep(frame, StorageLevel.DISK_ONLY)
-        frame, seen.near = near.removed(frame, wanted.dedupe.near, seen.held)
+        frame, seen.near = near.removed(frame, wanted.dedupe.near, seen.held, wanted.report_samples)
         say(near.described(seen.near))
     seen.told.step(progress.TOKENS)
     frame = tokens.with_tokens(
         frame, recipe.model, tokenizer, plan.form.columns, unrenderable=wanted.unrenderable
     )
+    length = sf.col(steps.TOKENS)
+    most = sf.lit(wanted.max_tokens)
+    frame = seen.rendered.watch(
+        frame,
+        refused=sf.count_if(length.isNull()),
+        **lengths.bins(length),
+        **samples.drawn("unrenderable", wanted.report_samples, text, length.isNull()),
+        **samples.drawn("maxTokens", wanted.report_samples, text, length > most),
+    )
     if wanted.unrenderable == "Drop":
-        length = sf.col(steps.TOKENS)
-        frame = seen.rendered.watch(frame, refused=sf.count_if(length.isNull())).where(length.isNotNull())
+        frame = frame.where(length.isNotNull())
     if wanted.max_tokens is not None:
-        frame = frame.where(sf.col(steps.TOKENS) <= wanted.max_tokens)
+        frame = frame.where(length <= most)
     frame = seen.short.watch(frame)
     frame = steps.limited(frame, wanted.limit, wanted.split_ratios.seed)
     frame = split.with_split(frame, wanted.split_ratios)
@@ -255,7 +316,9 @@ def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen
 def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
     """Run the plan, and count kept and dropped rows."""
     totals = prepared.groupBy(steps.SPLIT).agg(
-        sf.count(sf.lit(1)).alias("rows"), sf.sum(steps.TOKENS).alias("tokens")
+        sf.count(sf.lit(1)).alias("rows"),
+        sf.sum(steps.TOKENS).alias("tokens"),
+        *(count.alias(name) for name, count in lengths.bins(sf.col(steps.TOKENS)).items()),
     )
     splits = {row[steps.SPLIT]: row for row in totals.collect()}
     origins = prepared.groupBy(steps.SOURCE).count().collect() if plan.source.sources else []
@@ -263,7 +326,8 @@ def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
     if again:
         say("Spark lost an executor: counting the rows again")
     filtered = seen.filtered.read(again=again)
-    unique, short = seen.unique.read(again=again)["all"], seen.short.read(again=again)["all"]
+    merged, rendered = seen.unique.read(again=again), seen.rendered.read(again=again)
+    unique, short = merged["all"], seen.short.read(again=again)["all"]
     wanted = plan.prepare
     dropped = {name: filtered[name] for name in steps.filter_names(wanted)}
     passed = filtered["all"] - sum(dropped.values())
@@ -274,14 +338,33 @@ def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
         dropped["near"] = seen.near.dropped
         unique -= seen.near.dropped
     if wanted.unrenderable == "Drop":
-        dropped["unrenderable"] = seen.rendered.read(again=again)["refused"]
+        dropped["unrenderable"] = rendered["refused"]
         unique -= dropped["unrenderable"]
     if wanted.max_tokens is not None:
         dropped["maxTokens"] = unique - short
     if wanted.limit is not None:
         dropped["limit"] = short - sum(rows.values())
     held = {name: row["tokens"] for name, row in splits.items()}
-    return Counts(filtered["all"], dropped, rows, held, {row[steps.SOURCE]: row["count"] for row in origins})
+    drawn = {
+        name: samples.found(name, wanted.report_samples, filtered | merged | rendered)
+        for name in dropped
+        if name not in ("near", "limit")
+    }
+    drawn |= {"near": seen.near.samples} if seen.near else {}
+    kept = [lengths.counts(row.asDict()) for row in splits.values()]
+    return Counts(
+        filtered["all"],
+        dropped,
+        rows,
+        held,
+        {row[steps.SOURCE]: row["count"] for row in origins},
+        lengths=(
+            lengths.counts(rendered),
+            [sum(counts) for counts in zip(*kept, strict=True)] or [0] * len(lengths.EDGES),
+        ),
+        clusters=seen.near.sizes if seen.near else None,
+        samples={name: drawn[name] for name in dropped if drawn.get(name)},
+    )
 
 
 def check(found: Counts, plan: Plan) -> None:
@@ -332,7 +415,7 @@ def _spark(asked: Request) -> Iterator[SparkSession]:
         spark.stop()
 
 
-def report(result: PrepResult) -> None:
+def tell(result: PrepResult) -> None:
     """Print the rows after each step, and the sizes of the splits."""
     rows, held = result.rows.to_json(), result.tokens.to_json()
     left = sum(rows.values()) + sum(result.dropped.values())

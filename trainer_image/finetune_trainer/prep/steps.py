@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 DROPPED_BY = "dropped_by"
 ID, FINGERPRINT, GROUP, STRATUM, TOKENS, SPLIT = "id", "fingerprint", "group", "stratum", "tokens", "split"
+COPIES = "copies"
 # The source of a row in a mix: among the columns of the sources, and in the table.
 MIXED_FROM, SOURCE = "__finetune_source", "source"
 _MOST_ROWS_HELD = 100_000
@@ -223,12 +224,23 @@ def _rendered(form: Form) -> list[Column]:
     return [sf.array(*made).alias(MESSAGES)]
 
 
+def shown(form: Form) -> Column:
+    """Return the text of an example in its columns of the table, for people."""
+    if form.columns != (MESSAGES,):
+        return sf.concat_ws("\n", *form.columns)
+    turn = sf.transform(sf.col(MESSAGES), lambda turn: sf.concat_ws(": ", turn["role"], turn["content"]))
+    return sf.concat_ws("\n", turn)
+
+
 def without_duplicates(frame: DataFrame) -> DataFrame:
-    """Keep one example per fingerprint, the one with the least id (and source): the choice is deterministic."""
+    """Keep one example per fingerprint, the one with the least id (and source): the choice is deterministic.
+
+    The column `copies` is the number of examples with the fingerprint.
+    """
     # NB: dropDuplicates keeps an arbitrary row.
     order = [name for name in (ID, SOURCE) if name in frame.columns]
     kept = sf.min_by(sf.struct("*"), sf.struct(*order)).alias("kept")
-    return frame.groupBy(FINGERPRINT).agg(kept).select("kept.*")
+    return frame.groupBy(FINGERPRINT).agg(kept, sf.count(sf.lit(1)).alias(COPIES)).select("kept.*", COPIES)
 
 
 def limited(frame: DataFrame, limit: int | None, seed: int) -> DataFrame:

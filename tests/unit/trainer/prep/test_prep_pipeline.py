@@ -24,6 +24,7 @@ from finetune_trainer import outcome
 from finetune_trainer.cache import Cache
 from finetune_trainer.prep import output, pipeline
 from finetune_trainer.prep.plan import request
+from finetune_trainer.prep.report import Facts
 from finetune_trainer.prep.session import ENV_JARS
 from support.http_server import Answer, serving
 from unit.trainer.prep.recipes import QUICK, QUICK_JVM, recipe, untold
@@ -76,8 +77,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def prepare(spark: SparkSession, asked: Recipe) -> PrepResult:
-    return pipeline.prepare(spark, asked, request(asked), Path(asked.model.base), untold())
+def prepare(spark: SparkSession, asked: Recipe, shown: list[Facts] | None = None) -> PrepResult:
+    publish = (lambda _: None) if shown is None else shown.append
+    return pipeline.prepare(spark, asked, request(asked), Path(asked.model.base), untold(), publish=publish)
 
 
 class Asker:
@@ -85,6 +87,7 @@ class Asker:
 
     def __init__(self, spark: SparkSession, corpus: Path, tokenizer: Path, output: Path) -> None:
         self.spark, self.corpus, self.tokenizer, self.output = spark, corpus, tokenizer, output
+        self.shown: list[Facts] = []
 
     def __call__(self, **changes: Any) -> PrepResult:
         changes = {
@@ -92,7 +95,7 @@ class Asker:
             "base": str(self.tokenizer),
             "output": str(self.output),
         } | changes
-        return prepare(self.spark, recipe(**changes))
+        return prepare(self.spark, recipe(**changes), self.shown)
 
 
 @pytest.fixture
@@ -449,6 +452,49 @@ def test_an_output_that_is_something_else_is_left_alone(ask: Asker, corpus: Path
         0,
         [tmp_path / "files/_SUCCESS"],
     )
+
+
+def test_what_the_report_shows(ask: Asker) -> None:
+    made = ask(**STEPS | {"limit": None, "reportSamples": 2})
+    (shown,) = ask.shown
+    assert (shown.title, shown.source, shown.output) == (
+        "default/job",
+        str(ask.corpus / "parquet"),
+        str(ask.output),
+    )
+    assert (shown.examples, shown.dropped, shown.rows) == (104, made.dropped, made.rows.to_json())
+    before, after = shown.lengths
+    assert (sum(before), sum(after)) == (sum(after) + made.dropped["maxTokens"], sum(shown.rows.values()))
+    assert shown.clusters is None
+    assert {step: len(texts) for step, texts in shown.samples.items()} == {
+        "notNull": 1,
+        "minQuality": 2,
+        "dedupe": 1,
+        "maxTokens": 1,
+    }
+    assert shown.samples["notNull"] == ["What is in table 61?\n "]
+    assert shown.samples["maxTokens"][0].startswith(
+        "Q: What is in table 62?\nA:\n the answer is in the table,"
+    )
+
+
+def test_a_report_of_near_duplicates(ask: Asker) -> None:
+    made = ask(**STEPS | {"dedupe": {"near": {"threshold": 0.3}}})
+    (shown,) = ask.shown
+    assert (made.dropped["near"], shown.clusters) == (1, {2: 1})
+    (pair,) = shown.samples["near"]
+    assert [text.split("\n")[0] for text in pair.split("\n\nlike:\n")] == ["what is in table 62?"] * 2
+
+
+def test_a_report_without_samples(ask: Asker) -> None:
+    ask(**STEPS | {"reportSamples": 0, "dedupe": {"near": {"threshold": 0.3}}})
+    assert ask.shown[0].samples == {}
+
+
+def test_a_corpus_of_which_nothing_is_left_has_a_report(ask: Asker) -> None:
+    with pytest.raises(outcome.DataError):
+        ask(minQuality=2)
+    assert (ask.shown[0].dropped["minQuality"], len(ask.shown[0].samples["minQuality"])) == (103, 3)
 
 
 def test_what_a_killed_pod_left_is_no_hindrance(ask: Asker) -> None:
