@@ -232,6 +232,7 @@ PROGRAMS: dict[str, Callable[[Words], Problems]] = {
     "helm": _helm,
     "docker": _docker,
     ".venv/bin/python": _python,
+    "trainer_image/jars.sh": lambda _: _file("trainer_image/jars.sh"),
 }
 
 

@@ -1,10 +1,14 @@
-"""`finetune-prep`: prepare the corpus of the recipe at HYPERPARAMETERS_PATH, or of a recipe on your machine."""
+"""`finetune-prep`: prepare the corpus of the recipe at HYPERPARAMETERS_PATH, or of a FineTuneJob on your machine."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
+from contextlib import closing
+from functools import partial
+from pathlib import Path
 
 from finetune_crds.contract import RECIPE_PATH, TerminationMessage
 from finetune_crds.recipe import Recipe
@@ -12,10 +16,30 @@ from finetune_trainer import outcome
 from finetune_trainer.prep.plan import request
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run the preparation, leave a termination message, and return the exit code."""
+    options = _options(arguments)
     end_when_told()
-    return outcome.run(_prepare)
+    if options.recipe is None:
+        return outcome.run(_prepare)
+    return outcome.run(partial(_prepare_here, options))
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="finetune-prep",
+        description="Prepare the corpus of a FineTuneJob. Without --recipe: of the recipe at HYPERPARAMETERS_PATH.",
+    )
+    parser.add_argument(
+        "--recipe", type=Path, help="the manifest of a FineTuneJob, or a recipe: prepare it on this machine"
+    )
+    parser.add_argument(
+        "--output", help="the table, in place of data.prepare.output: a folder, or s3://bucket/folder"
+    )
+    parser.add_argument(
+        "--report", type=Path, default=Path("report"), help="folder for the report (default: %(default)s)"
+    )
+    return parser.parse_args(arguments)
 
 
 def end_when_told() -> None:
@@ -34,6 +58,20 @@ def _prepare() -> TerminationMessage:
     from finetune_trainer.prep import pipeline
 
     return TerminationMessage(prep=pipeline.run(recipe, asked))
+
+
+def _prepare_here(options: argparse.Namespace) -> TerminationMessage:
+    from finetune_trainer.prep import laptop
+
+    recipe = laptop.recipe(options.recipe, options.output)
+    asked = request(recipe)
+    options.report.mkdir(parents=True, exist_ok=True)
+    from finetune_trainer.prep import pipeline
+
+    with closing(laptop.Bar()) as bar:
+        result = pipeline.run(recipe, asked, reports=options.report, show=bar.show)
+    print(f"the report is in {options.report}", flush=True)
+    return TerminationMessage(prep=result)
 
 
 if __name__ == "__main__":

@@ -75,11 +75,14 @@ class Counts:
     samples: dict[str, list[str]] = field(default_factory=dict)
 
 
-def run(recipe: Recipe, asked: Request, reports: Path | None = None) -> PrepResult:
+def run(
+    recipe: Recipe, asked: Request, *, reports: Path | None = None, show: progress.Show | None = None
+) -> PrepResult:
     """Run the preparation of a recipe in a new Spark session.
 
     Args:
         reports: folder for the report. It is logged to the MLflow run, if there is one.
+        show: shows the progress. Default: in the MLflow run, if there is one.
 
     Raises:
         RecipeRefusedError: the recipe, its filter, its templates or its tokenizer are wrong.
@@ -92,7 +95,7 @@ def run(recipe: Recipe, asked: Request, reports: Path | None = None) -> PrepResu
         Tracker(run_id, patience=_PATIENCE_SECONDS) as tracker,
         _spark(asked) as spark,
     ):
-        told = Progress(tracker, SparkTasks(spark.sparkContext))
+        told = Progress(show or partial(progress.to_run, tracker), SparkTasks(spark.sparkContext))
         with told.running():
             publish = partial(report.publish, tracker=tracker, folder=reports or Path(scratch))
             return prepare(spark, recipe, asked, tokenizer, told, publish=publish)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -56,16 +57,24 @@ class SparkTasks:
         return Tasks(sum(info.numCompletedTasks for info in found), sum(info.numTasks for info in found))
 
 
+Show = Callable[[str, int | None], None]
+"""Shows a step and its percent; None where the percent is not known."""
+
+
+def to_run(tracker: Tracker, step: str, percent: int | None) -> None:
+    """Show a step and its percent in a tag of the MLflow run."""
+    tracker.tags({contract.TAG_PREPARATION: step if percent is None else f"{step} {percent}%"})
+
+
 class Progress:
-    """Tells the MLflow run which step of a preparation runs, and its percent.
+    """Shows which step of a preparation runs, and its percent.
 
     Args:
-        tracker: the run; without one, nothing is told.
-        counter: None: steps are told without a percent.
+        counter: None: steps are shown without a percent.
     """
 
-    def __init__(self, tracker: Tracker, counter: TaskCounter | None) -> None:
-        self._tracker = tracker
+    def __init__(self, show: Show, counter: TaskCounter | None) -> None:
+        self._show = show
         self._counter = counter
         self._step = ""
         self._percent = 0
@@ -78,7 +87,7 @@ class Progress:
             self._counter.begin(name)
         with self._lock:
             self._step, self._percent = name, 0
-            self._say(f"{name} 0%" if self._counter else name)
+            self._show(name, 0 if self._counter else None)
 
     def tell(self) -> None:
         """Tell the percent of the step, if it has grown.
@@ -95,10 +104,7 @@ class Progress:
             # The next step may have begun meanwhile.
             if step == self._step and percent > self._percent:
                 self._percent = percent
-                self._say(f"{step} {percent}%")
-
-    def _say(self, text: str) -> None:
-        self._tracker.tags({contract.TAG_PREPARATION: text})
+                self._show(step, percent)
 
     @contextmanager
     def running(self, seconds: float = _SECONDS) -> Iterator[None]:

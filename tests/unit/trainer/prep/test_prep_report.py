@@ -97,7 +97,7 @@ def test_what_cannot_be_written_or_uploaded_is_told_and_stops_nothing(
         def __getattr__(self, name: str) -> Any:
             return getattr(mlflow.client(), name)
 
-    with Tracker(mlflow.run_id, connect=Closed) as tracker:  # type: ignore[arg-type]
+    with Tracker(mlflow.run_id, connect=Closed) as tracker:
         report.publish(FACTS, tracker=tracker, folder=tmp_path / "missing")
         report.publish(FACTS, tracker=tracker, folder=tmp_path)
         tracker.tags({"later": "yes"})

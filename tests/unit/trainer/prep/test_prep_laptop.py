@@ -1,0 +1,140 @@
+"""The preparation of a FineTuneJob on one's own machine."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from deltalake import DeltaTable
+
+from finetune_crds.data import Spark
+from finetune_crds.recipe import JobReference, RecipeError
+from finetune_trainer.prep import laptop
+from finetune_trainer.prep.session import ENV_JARS
+from unit.trainer.prep.recipes import QUICK, QUICK_JVM
+from unit.trainer.prep.recipes import recipe as plain
+
+SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s3"}}
+
+
+def job(**prepare: Any) -> dict[str, Any]:
+    """A FineTuneJob that prepares JSON lines."""
+    return {
+        "apiVersion": "finetune.dev/v1alpha1",
+        "kind": "FineTuneJob",
+        "metadata": {"name": "tune", "namespace": "team"},
+        "spec": {
+            "model": {"base": "/model"},
+            "data": {"source": {"type": "JSONLines", "path": "/rows.jsonl"}, "prepare": prepare},
+        },
+    }
+
+
+def file(folder: Path, *parts: Any) -> Path:
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump_all(parts))
+    return path
+
+
+def test_the_job_of_a_manifest_runs_in_this_process(tmp_path: Path) -> None:
+    spark = {"mode": "Kubernetes", "executors": 9, "driverMemory": "4Gi"}
+    made = laptop.recipe(file(tmp_path, SECRET, job(output="s3://splits/a", spark=spark)))
+    assert made.job == JobReference(name="tune", namespace="team", uid="local")
+    assert made.data.prepare is not None
+    assert (made.data.prepare.output, made.data.prepare.spark) == (
+        "s3://splits/a",
+        Spark(driver_memory="4Gi"),
+    )
+
+
+def test_a_recipe_is_taken_too(tmp_path: Path) -> None:
+    given = plain()
+    path = tmp_path / "recipe.yaml"
+    path.write_text(given.to_yaml())
+    assert laptop.recipe(path) == given
+    made = laptop.recipe(path, output="/elsewhere")
+    assert made.data.prepare is not None
+    assert made.data.prepare.output == "/elsewhere"
+
+
+WRONG: list[tuple[str, list[Any], str]] = [
+    ("no job", [SECRET], "{file} has 0 FineTuneJobs: name a file with one"),
+    ("two jobs", [job(), job()], "{file} has 2 FineTuneJobs: name a file with one"),
+    ("no output", [job()], "{file} has no data.prepare.output: name a folder with --output"),
+    ("neither", [{"a": 1}], "the recipe {file} is wrong at "),
+    ("a mistake", [job(maxTokens=0)], "the FineTuneJob in {file} is wrong at spec.data.prepare.maxTokens: "),
+]
+
+
+@pytest.mark.parametrize(("parts", "sentence"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
+def test_what_is_wrong_is_said(tmp_path: Path, parts: list[Any], sentence: str) -> None:
+    path = file(tmp_path, *parts)
+    with pytest.raises(RecipeError) as refused:
+        laptop.recipe(path)
+    assert str(refused.value).startswith(sentence.replace("{file}", str(path)))
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="cannot be read: No such file"):
+        laptop.recipe(tmp_path / "missing.yaml")
+
+
+def test_the_bar_shows_step_and_percent(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    bar = laptop.Bar()
+    for step, percent in (("reading", 0), ("tokens", 0), ("tokens", 40), ("tokens", 99)):
+        bar.show(step, percent)
+    bar.close()
+    lines = shown.getvalue().split("\r")
+    assert [
+        any(line.startswith(begin) for line in lines)
+        for begin in ("reading            0%", "tokens             0%")
+    ] == [
+        True,
+        True,
+    ]
+
+
+def test_nothing_is_drawn_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = laptop.Bar()
+    bar.show("tokens", 40)
+    bar.close()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_command_leaves_a_table_and_a_report(jars: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    rows = [{"text": f"the answer is in table {number}"} for number in range(40)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = job(spark={"driverMemory": "1Gi", "conf": QUICK})
+    made["spec"]["model"]["base"] = str(tokenizer_folder)
+    made["spec"]["data"]["source"]["path"] = str(tmp_path / "rows.jsonl")
+    command = ["--recipe", str(file(tmp_path, made)), "--output", str(tmp_path / "table")]
+    command += ["--report", str(tmp_path / "report")]
+    ended = subprocess.run(
+        [sys.executable, "-m", "finetune_trainer.prep", *command],
+        env=os.environ | QUICK_JVM | {ENV_JARS: str(jars)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert f"the report is in {tmp_path / 'report'}" in ended.stdout
+    assert DeltaTable(tmp_path / "table").to_pyarrow_table().num_rows == 40
+    assert {path.name for path in (tmp_path / "report").iterdir()} == {
+        "report.html",
+        "funnel.png",
+        "tokens.png",
+    }

@@ -1,0 +1,100 @@
+"""`finetune-prep --recipe FILE`: the preparation of a FineTuneJob on your machine, with a progress bar."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import ValidationError
+
+from finetune_crds.base import first_mistake
+from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_crds.recipe import JobReference, Recipe, RecipeError
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+# NB: a second run with the same recipe finds the version that the first wrote.
+_UID = "local"
+
+
+def recipe(path: Path, output: str | None = None) -> Recipe:
+    """Return the recipe in a file: of the FineTuneJob in it, or as a pod gets it. Spark runs in this process.
+
+    Args:
+        output: in place of data.prepare.output.
+
+    Raises:
+        RecipeError: the file cannot be read, or has neither, or something in it is wrong.
+    """
+    found = _manifest(path)
+    made = Recipe.load(path) if found is None else _of_job(path, found)
+    prepare = made.data.prepare
+    if prepare is None:
+        return made
+    local = {"mode": "Local", "executors": None, "executor_cores": None, "executor_memory": None}
+    spark = prepare.spark.model_copy(update=local)
+    prepare = prepare.model_copy(update={"spark": spark, "output": output or prepare.output})
+    if not prepare.output:
+        raise RecipeError(f"{path} has no data.prepare.output: name a folder with --output")
+    return made.model_copy(update={"data": made.data.model_copy(update={"prepare": prepare})})
+
+
+def _manifest(path: Path) -> dict[str, Any] | None:
+    """The FineTuneJob of a file that may hold other resources; None where the file is no list of resources."""
+    try:
+        parts = [
+            part for part in yaml.safe_load_all(path.read_text(encoding="utf-8")) if isinstance(part, dict)
+        ]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        # Reading it as a recipe says what is wrong.
+        return None
+    if not any("apiVersion" in part for part in parts):
+        return None
+    jobs = [part for part in parts if part.get("kind") == "FineTuneJob"]
+    if len(jobs) != 1:
+        raise RecipeError(f"{path} has {len(jobs)} FineTuneJobs: name a file with one")
+    return jobs[0]
+
+
+def _of_job(path: Path, job: dict[str, Any]) -> Recipe:
+    metadata = job.get("metadata") or {}
+    reference = JobReference(
+        name=str(metadata.get("name") or path.stem),
+        namespace=str(metadata.get("namespace") or "default"),
+        uid=_UID,
+    )
+    try:
+        return Recipe.of(reference, FineTuneJobSpec.model_validate(job.get("spec") or {}))
+    except ValidationError as error:
+        where, what = first_mistake(error)
+        raise RecipeError(f"the FineTuneJob in {path} is wrong at spec.{where}: {what}") from error
+
+
+class Bar:
+    """A progress bar for the steps of a preparation, on a terminal."""
+
+    def __init__(self) -> None:
+        self._step = ""
+        self._bar: tqdm[None] | None = None
+
+    def show(self, step: str, percent: int | None) -> None:
+        """Show that a step is at some percent."""
+        from tqdm import tqdm
+
+        if step != self._step or self._bar is None:
+            self.close()
+            self._step = step
+            form = "{desc:<16} {percentage:3.0f}% |{bar:40}| {elapsed}"
+            # NB: None leaves the bar out where the output is no terminal.
+            self._bar = tqdm(
+                total=100, desc=step, bar_format=form, leave=False, disable=None, file=sys.stderr
+            )
+        self._bar.update((percent or 0) - self._bar.n)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.close()
