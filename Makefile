@@ -70,7 +70,7 @@ test-e2e: venv ## Run the chart and the images in a whole cluster
 	$(call timed,end-to-end tests,$(BIN)/python -m pytest tests/e2e --capture=no --verbose --durations 25 $(PYTEST))
 
 .PHONY: test-long
-test-long: long-tests bench-promotions bench-trainer ## Run what is long by nature, before a release: CI does not
+test-long: long-tests bench-prep bench-promotions bench-trainer ## Run what is long by nature, before a release: CI does not
 
 # NB: the limit is for one test.
 .PHONY: long-tests
@@ -81,6 +81,11 @@ long-tests: venv compiler ## Run the long tests without the benchmarks: kills, o
 .PHONY: bench-trainer
 bench-trainer: venv ## Measure the trainer beside a padded script and TRL
 	$(call timed,benchmark of the trainer,$(BIN)/python -m bench.trainer $(BENCH))
+
+.PHONY: bench-prep
+bench-prep: venv ## Measure the preparation beside the tutorial's way and the tokenizer alone
+	@trainer_image/jars.sh
+	$(call timed,benchmark of the preparation,$(BIN)/python -m bench.prep $(BENCH))
 
 .PHONY: bench-promotions
 bench-promotions: venv ## Measure 500 promotions on one registry after a restart of the operator

@@ -1,0 +1,1 @@
+"""How fast a corpus is prepared, beside the way that tutorials show and beside the tokenizer alone."""

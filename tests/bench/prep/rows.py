@@ -1,0 +1,41 @@
+"""The corpus: docstrings of this machine's Python, varied until there are enough of them, and a tokenizer made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from demo.scripts import base_model, corpus
+
+_AT_ONCE = 50_000
+
+
+def make(number: int, folder: Path) -> None:
+    """Write the corpus to `folder`/corpus and the tokenizer to `folder`/tokenizer.
+
+    A tenth of the rows are exact duplicates, and the others differ from each other.
+    """
+    found = [row for row in islice(corpus.rows(corpus.roots()), corpus.ROWS) if row.answer]
+    (folder / "corpus").mkdir(parents=True)
+    rows = _varied(found, number)
+    for part in range(-(-number // _AT_ONCE)):
+        several = [*islice(rows, _AT_ONCE)]
+        pq.write_table(pa.Table.from_pylist(several), folder / "corpus" / f"part-{part:05}.parquet")
+    base_model.train_tokenizer([row.answer for row in found]).save_pretrained(folder / "tokenizer")
+
+
+def _varied(found: list[corpus.Row], number: int) -> Iterator[dict[str, object]]:
+    for at in range(number):
+        # The tenth of ten repeats the first of them.
+        which = at - 9 if at % 10 == 9 else at
+        row, other = found[which % len(found)], found[(which * 7 + which // len(found)) % len(found)]
+        begin = other.answer.partition(".")[0]
+        yield {
+            "instruction": f"{row.instruction} ({which // len(found)})",
+            "answer": f"{row.answer}\n{begin}." if which >= len(found) else row.answer,
+            "quality": row.quality,
+        }
