@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from finetune_crds.base import ApiModel, NonNegative, Uri
+from finetune_crds.cleaning import RedactKind
 from finetune_crds.data import Columns
 from finetune_crds.status import SplitCounts
 from finetune_crds.status_parts import Commit, SourceRows, StepName
@@ -109,6 +110,8 @@ class PrepResult(ApiModel):
     sources: list[SourceRows] | None = None
     dropped: dict[StepName, NonNegative] = Field(default_factory=dict)
     """Examples that each step dropped, by step."""
+    redacted: dict[RedactKind, NonNegative] | None = None
+    """Values that were replaced by placeholders, by kind; None where nothing was to be."""
     columns: Columns | None = None
     """The source's columns that hold an example: those of the recipe, or those that were found."""
 

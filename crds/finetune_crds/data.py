@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from finetune_crds import spark_conf
+from finetune_crds import cleaning, spark_conf
 from finetune_crds.base import (
     A_SET,
     ApiModel,
@@ -269,6 +269,7 @@ _FIXED = (
     "minPromptChars",
     "maxPromptChars",
     "filter",
+    *cleaning.FIELDS,
     "dedupe",
     "promptTemplate",
     "responseTemplate",
@@ -280,7 +281,7 @@ _FIXED = (
 
 
 class Prepare(ApiModel):
-    """The preparation, in the order of the fields: filters, dedupe, template, tokens, limit, split."""
+    """The preparation, in the order of the fields: filters, redaction, dedupe, template, tokens, limit, split."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -331,6 +332,10 @@ class Prepare(ApiModel):
     """Maximum length of the prompt column in characters."""
     filter: LongText | None = None
     """Spark SQL condition that an example must meet, such as `language = 'en'`."""
+    redact: cleaning.Redact | None = None
+    """What to replace by a placeholder in the texts of an example: Email (<EMAIL>), Phone (<PHONE>), CardNumber (<CARD_NUMBER>,
+    with a valid check digit), Secret (<SECRET>: keys and tokens of known services, private keys, JWTs). Patterns find these; a
+    person's name or address they do not find."""
     dedupe: Dedupe = Field(default_factory=Dedupe)
     """Which duplicates are removed. Default: exact ones."""
     prompt_template: LongText | None = None

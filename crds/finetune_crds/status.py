@@ -16,6 +16,7 @@ from finetune_crds.status_parts import (
     DroppedRows,
     Links,
     PlacedPods,
+    RedactedValues,
     SourcesRows,
     Usage,
 )
@@ -58,6 +59,8 @@ class DataStatus(ApiModel):
     """The source's columns that hold an example: those of spec.data.columns, or those that preparation found."""
     dropped: DroppedRows | None = None
     """Examples that each step dropped, in the order of the steps."""
+    redacted: RedactedValues | None = None
+    """Values that data.prepare.redact replaced by placeholders, by kind."""
 
 
 class Progress(ApiModel):

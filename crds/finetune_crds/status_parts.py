@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from finetune_crds.base import ApiModel, Name, NonNegative, Uri
+from finetune_crds.cleaning import RedactKind
 from finetune_crds.source import MAX_SOURCES, SourceName
 
 MAX_DROPPED = 32
@@ -50,6 +51,18 @@ class Dropped(ApiModel):
 
 
 DroppedRows = Annotated[list[Dropped], Field(max_length=MAX_DROPPED, json_schema_extra=_map("step"))]
+
+
+class Redacted(ApiModel):
+    """The values of one kind that the preparation replaced by a placeholder."""
+
+    kind: RedactKind
+    """The kind, as in data.prepare.redact."""
+    values: NonNegative
+    """Values, in the examples that pass the filters."""
+
+
+RedactedValues = Annotated[list[Redacted], Field(max_length=8, json_schema_extra=_map("kind"))]
 
 
 class PlacedPod(ApiModel):

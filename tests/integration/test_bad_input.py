@@ -338,6 +338,11 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
         job(data=found(minPromptChars=3, maxPromptChars=2)),
         "minPromptChars must not be above maxPromptChars",
     ),
+    "a kind that nothing finds": (
+        job(data=prepared(redact=["Email", "Name"])),
+        'spec.data.prepare.redact[1]: Unsupported value: "Name"',
+    ),
+    "nothing to redact": (job(data=prepared(redact=[])), "should have at least 1 items"),
     "a data set of the Hub in executor pods": (
         job(
             data=prepared(spark={"mode": "Kubernetes"}) | {"source": {"type": "Hub", "dataset": "org/name"}},
@@ -438,6 +443,7 @@ TAKEN_BY_THE_SCHEMA: dict[str, Json] = {
     "limits of the prompt, and columns of duplicates": job(
         data=found(minPromptChars=2, maxPromptChars=9, dedupe={"columns": ["prompt"]})
     ),
+    "redaction": job(data=prepared(redact=["Email", "Phone", "CardNumber", "Secret"])),
     "a version at a time": source(type="Delta", path="/a", versionTime="2026-11-01T00:00:00+01:00"),
     "a split of the Hub": source(type="Hub", dataset="org/name", config="en", split="train", revision="main"),
     "settings of Spark": job(

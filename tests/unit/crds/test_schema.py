@@ -139,6 +139,7 @@ def test_several_writers_can_each_apply_their_items_of_a_list() -> None:
         "map": [".spec.data.source.sources", ".spec.data.prepare.env", ".spec.trainer.env", ".spec.env"],
         "set": [
             ".spec.data.prepare.notNull",
+            ".spec.data.prepare.redact",
             ".spec.data.prepare.dedupe.columns",
             ".spec.method.lora.targetModules",
             ".spec.register.aliases",

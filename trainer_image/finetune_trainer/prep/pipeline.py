@@ -18,7 +18,7 @@ from finetune_crds.status_parts import SourceRows
 from finetune_trainer import artifacts, columns
 from finetune_trainer.cache import Cache
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import errors, mix, near, output, progress, session, source, steps, tokens
+from finetune_trainer.prep import errors, mix, near, output, progress, redact, session, source, steps, tokens
 from finetune_trainer.prep.counter import Counter
 from finetune_trainer.prep.plan import plan as planned
 from finetune_trainer.prep.progress import Progress, SparkTasks
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from finetune_crds.data import Columns
+    from finetune_crds.cleaning import RedactKind
+    from finetune_crds.data import Columns, Prepare
     from finetune_crds.recipe import Recipe
     from finetune_trainer.prep.plan import Plan, Request
 
@@ -44,6 +45,7 @@ class Counts:
     """Counts of kept and dropped rows.
 
     examples: rows of the source. dropped: by step, in order. rows, tokens: of each split. sources: rows by source of a mix.
+    redacted: values that placeholders stand for, by kind.
     """
 
     examples: int
@@ -51,6 +53,7 @@ class Counts:
     rows: dict[str, int]
     tokens: dict[str, int]
     sources: dict[str, int] = field(default_factory=dict)
+    redacted: dict[RedactKind, int] | None = None
 
 
 def run(recipe: Recipe, asked: Request) -> PrepResult:
@@ -143,6 +146,7 @@ def _make(corpus: Corpus, recipe: Recipe, asked: Request, tokenizer: Path, told:
             version=0,
             **_versions(corpus, asked, found),
             dropped=found.dropped,
+            redacted=found.redacted,
             columns=corpus.columns,
         )
         told.step(progress.WRITING)
@@ -183,7 +187,7 @@ def _with_columns(recipe: Recipe, used: Columns) -> Recipe:
 
 
 class Observed:
-    """Row counts at three places of the plan.
+    """Row counts at places of the plan.
 
     near: the near duplicates, where they are removed. held: ends the frames that are kept. told: learns which step runs.
     """
@@ -192,7 +196,8 @@ class Observed:
         self.held = held
         self.told = told
         self.near: near.Clusters | None = None
-        self.filtered, self.unique, self.short = map(Counter, ("filtered", "unique", "short"))
+        self.filtered, self.redacted = map(Counter, ("filtered", "redacted"))
+        self.unique, self.short = map(Counter, ("unique", "short"))
 
     def keep(self, frame: DataFrame, level: StorageLevel) -> DataFrame:
         """Keep a frame that is read more than once."""
@@ -211,6 +216,10 @@ def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen
     by = sf.col(steps.DROPPED_BY)
     names = steps.filter_names(wanted)
     frame = seen.filtered.watch(frame, **{name: sf.count_if(by == name) for name in names})
+    frame = steps.passed(frame, plan)
+    if wanted.redact:
+        frame = redact.redacted(frame, plan.form, wanted.redact)
+        frame = seen.redacted.watch(frame, **redact.totals(wanted.redact))
     frame = steps.identified(frame, plan)
     if wanted.dedupe.exact:
         frame = steps.without_duplicates(frame)
@@ -258,7 +267,15 @@ def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
     if wanted.limit is not None:
         dropped["limit"] = short - sum(rows.values())
     held = {name: row["tokens"] for name, row in splits.items()}
-    return Counts(filtered["all"], dropped, rows, held, {row[steps.SOURCE]: row["count"] for row in origins})
+    sources = {row[steps.SOURCE]: row["count"] for row in origins}
+    return Counts(filtered["all"], dropped, rows, held, sources, _redacted(wanted, seen, again=again))
+
+
+def _redacted(wanted: Prepare, seen: Observed, *, again: bool) -> dict[RedactKind, int] | None:
+    if not wanted.redact:
+        return None
+    found = seen.redacted.read(again=again)
+    return {kind: found[kind] for kind in wanted.redact}
 
 
 def check(found: Counts, plan: Plan) -> None:
@@ -318,6 +335,8 @@ def report(result: PrepResult) -> None:
     for name, number in result.dropped.items():
         left -= number
         say(f"{name:<12} {number:>10,} {left:>10,}")
+    for kind, number in (result.redacted or {}).items():
+        say(f"redacted {number:,} {kind}")
     say(f"{'split':<12} {'rows':>10} {'tokens':>10}")
     for name, number in rows.items():
         say(f"{name:<12} {number:>10,} {held[name]:>10,}")

@@ -170,8 +170,25 @@ def _checked(frame: DataFrame, plan: Plan, verdict: Column) -> DataFrame:
         ) from error
 
 
+def passed(frame: DataFrame, plan: Plan) -> DataFrame:
+    """Select the rows that pass the filters, with the columns that later steps read: conversations, and others as text."""
+    texts = dict.fromkeys([*plan.form.content, *(plan.prepare.dedupe.columns or [])])
+    texts |= {plan.prepare.split_ratios.key: None} if plan.prepare.split_ratios.key else {}
+    origin = [MIXED_FROM] if MIXED_FROM in frame.columns else []
+    kept = frame.where(sf.col(DROPPED_BY).isNull())
+    return kept.select(
+        *(
+            sf.col(quoted(name))
+            if name == plan.form.messages
+            else sf.col(quoted(name)).cast("string").alias(name)
+            for name in texts
+        ),
+        *origin,
+    )
+
+
 def identified(frame: DataFrame, plan: Plan) -> DataFrame:
-    """Select the rows that pass the filters, with a fingerprint and the columns of an example.
+    """Give the rows that passed the filters a fingerprint, and select the columns of an example.
 
     id: a hash of the example as it is. fingerprint: what is equal for duplicates: a hash of its text, or of the text of
     dedupe.columns, but for case and white space. group: the text that decides on the split. plain: the text that is
@@ -187,8 +204,7 @@ def identified(frame: DataFrame, plan: Plan) -> DataFrame:
         256,
     )
     compared = [_plain(example).alias(near.TEXT)] if plan.prepare.dedupe.near else []
-    kept = frame.where(sf.col(DROPPED_BY).isNull())
-    return kept.select(
+    return frame.select(
         sf.substring(identity, 1, 32).alias(ID),
         (_fingerprint(chosen) if chosen else fingerprint).alias(FINGERPRINT),
         sf.coalesce(owner, fingerprint).alias(GROUP),
