@@ -10,7 +10,7 @@ from finetune_crds.base import ApiModel, NonNegative, Uri
 from finetune_crds.cleaning import RedactKind
 from finetune_crds.data import Columns
 from finetune_crds.status import SplitCounts
-from finetune_crds.status_parts import Commit, SourceRows, StepName
+from finetune_crds.status_parts import Commit, EvaluationSets, SourceRows, StepName
 
 # Exit codes of a pod. Anything else may be retried.
 EXIT_OK = 0
@@ -112,6 +112,7 @@ class PrepResult(ApiModel):
     """Examples that each step dropped, by step."""
     redacted: dict[RedactKind, NonNegative] | None = None
     """Values that were replaced by placeholders, by kind; None where nothing was to be."""
+    evaluation_sets: EvaluationSets | None = None
     columns: Columns | None = None
     """The source's columns that hold an example: those of the recipe, or those that were found."""
 

@@ -281,7 +281,7 @@ _FIXED = (
 
 
 class Prepare(ApiModel):
-    """The preparation, in the order of the fields: filters, redaction, dedupe, template, tokens, limit, split."""
+    """The preparation, in the order of the fields: filters, redaction, decontamination, dedupe, template, tokens, limit, split."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -307,6 +307,7 @@ class Prepare(ApiModel):
                 "podTemplate mounts",
                 ".output",
             ),
+            *cleaning.PREPARE_RULES,
         )
         | renamed(split=("object", "splitRatios"))
     )
@@ -336,6 +337,8 @@ class Prepare(ApiModel):
     """What to replace by a placeholder in the texts of an example: Email (<EMAIL>), Phone (<PHONE>), CardNumber (<CARD_NUMBER>,
     with a valid check digit), Secret (<SECRET>: keys and tokens of known services, private keys, JWTs). Patterns find these; a
     person's name or address they do not find."""
+    decontaminate: cleaning.Decontaminate | None = None
+    """Evaluation sets with which no example may share a run of words. Examples that do are dropped."""
     dedupe: Dedupe = Field(default_factory=Dedupe)
     """Which duplicates are removed. Default: exact ones."""
     prompt_template: LongText | None = None
@@ -423,6 +426,7 @@ class Data(ApiModel):
                 "volume that prepare.podTemplate mounts",
                 ".source.path",
             ),
+            *cleaning.DATA_RULES,
         )
     )
 

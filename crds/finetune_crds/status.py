@@ -14,6 +14,7 @@ from finetune_crds.status_parts import (
     Commit,
     DeviceStatus,
     DroppedRows,
+    EvaluationSets,
     Links,
     PlacedPods,
     RedactedValues,
@@ -61,6 +62,8 @@ class DataStatus(ApiModel):
     """Examples that each step dropped, in the order of the steps."""
     redacted: RedactedValues | None = None
     """Values that data.prepare.redact replaced by placeholders, by kind."""
+    evaluation_sets: EvaluationSets | None = None
+    """The sets of data.prepare.decontaminate."""
 
 
 class Progress(ApiModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,19 @@ from finetune_crds.status_parts import SourceRows
 from finetune_trainer import artifacts, columns
 from finetune_trainer.cache import Cache
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import errors, mix, near, output, progress, redact, session, source, steps, tokens
+from finetune_trainer.prep import (
+    decontaminate,
+    errors,
+    mix,
+    near,
+    output,
+    progress,
+    redact,
+    session,
+    source,
+    steps,
+    tokens,
+)
 from finetune_trainer.prep.counter import Counter
 from finetune_trainer.prep.plan import plan as planned
 from finetune_trainer.prep.progress import Progress, SparkTasks
@@ -33,6 +45,7 @@ if TYPE_CHECKING:
     from finetune_crds.cleaning import RedactKind
     from finetune_crds.data import Columns, Prepare
     from finetune_crds.recipe import Recipe
+    from finetune_trainer.prep.decontaminate import EvaluationSet
     from finetune_trainer.prep.plan import Plan, Request
 
 
@@ -90,9 +103,7 @@ def prepare(
             say(
                 f"{earlier.path} version {earlier.version} was made by this job before: nothing is written twice"
             )
-        result = earlier or _make(
-            _corpus(spark, recipe, asked, Path(scratch)), recipe, asked, tokenizer, told
-        )
+        result = earlier or _make(_read(spark, recipe, asked, Path(scratch)), recipe, asked, tokenizer, told)
     report(result)
     return result
 
@@ -101,12 +112,22 @@ def prepare(
 class Corpus:
     """The rows to prepare: of one source, or of the sources of a mix, each as it was read.
 
-    columns: those that hold an example, named by the recipe or found.
+    columns: those that hold an example, named by the recipe or found. evaluation: sets that examples may share no words with.
     """
 
     frame: DataFrame
     columns: Columns
     read: list[source.Corpus]
+    evaluation: list[EvaluationSet] = field(default_factory=list)
+
+
+def _read(spark: SparkSession, recipe: Recipe, asked: Request, scratch: Path) -> Corpus:
+    """Read the source and the evaluation sets, each at one version."""
+    corpus = _corpus(spark, recipe, asked, scratch)
+    sets = decontaminate.read(spark, asked.evaluation, scratch / "evaluation")
+    for one in sets:
+        say(decontaminate.described(one))
+    return replace(corpus, evaluation=sets)
 
 
 def _corpus(spark: SparkSession, recipe: Recipe, asked: Request, scratch: Path) -> Corpus:
@@ -134,7 +155,7 @@ def _corpus(spark: SparkSession, recipe: Recipe, asked: Request, scratch: Path) 
 def _make(corpus: Corpus, recipe: Recipe, asked: Request, tokenizer: Path, told: Progress) -> PrepResult:
     plan = planned(_with_columns(recipe, corpus.columns))
     with ExitStack() as held:
-        seen = Observed(held, told)
+        seen = Observed(held, told, corpus.evaluation)
         prepared = examples(corpus.frame, recipe, plan, tokenizer, seen)
         prepared = seen.keep(prepared, StorageLevel.MEMORY_AND_DISK)
         found = counts(prepared, plan, seen)
@@ -147,6 +168,7 @@ def _make(corpus: Corpus, recipe: Recipe, asked: Request, tokenizer: Path, told:
             **_versions(corpus, asked, found),
             dropped=found.dropped,
             redacted=found.redacted,
+            evaluation_sets=decontaminate.told(seen.evaluation, seen.shared) or None,
             columns=corpus.columns,
         )
         told.step(progress.WRITING)
@@ -189,15 +211,18 @@ def _with_columns(recipe: Recipe, used: Columns) -> Recipe:
 class Observed:
     """Row counts at places of the plan.
 
-    near: the near duplicates, where they are removed. held: ends the frames that are kept. told: learns which step runs.
+    near: the near duplicates, where they are removed. shared: examples that share words with each evaluation set. held: ends the
+    frames that are kept. told: learns which step runs.
     """
 
-    def __init__(self, held: ExitStack, told: Progress) -> None:
+    def __init__(self, held: ExitStack, told: Progress, evaluation: list[EvaluationSet]) -> None:
         self.held = held
         self.told = told
+        self.evaluation = evaluation
+        self.shared: dict[str, int] = {}
         self.near: near.Clusters | None = None
         self.filtered, self.redacted = map(Counter, ("filtered", "redacted"))
-        self.unique, self.short = map(Counter, ("unique", "short"))
+        self.clean, self.unique, self.short = map(Counter, ("clean", "unique", "short"))
 
     def keep(self, frame: DataFrame, level: StorageLevel) -> DataFrame:
         """Keep a frame that is read more than once."""
@@ -209,7 +234,7 @@ class Observed:
 def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen: Observed) -> DataFrame:
     """The plan of the whole preparation: `id`, the example's columns, `tokens` and `split`.
 
-    Near duplicates are found at once; nothing else runs.
+    Near duplicates, and examples that share words with an evaluation set, are found at once; nothing else runs.
     """
     wanted = plan.prepare
     frame = steps.flagged(steps.with_conversation(frame, plan.form), plan)
@@ -221,6 +246,11 @@ def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen
         frame = redact.redacted(frame, plan.form, wanted.redact)
         frame = seen.redacted.watch(frame, **redact.totals(wanted.redact))
     frame = steps.identified(frame, plan)
+    if seen.evaluation:
+        seen.told.step(progress.EVALUATION_SETS)
+        frame = seen.keep(frame, StorageLevel.DISK_ONLY)
+        frame, seen.shared = decontaminate.removed(frame, seen.evaluation, wanted, seen.held)
+        frame = seen.clean.watch(frame)
     if wanted.dedupe.exact:
         frame = steps.without_duplicates(frame)
     frame = seen.unique.watch(frame)
@@ -257,6 +287,9 @@ def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
     dropped = {name: filtered[name] for name in steps.filter_names(wanted)}
     passed = filtered["all"] - sum(dropped.values())
     rows = {name: row["rows"] for name, row in splits.items()}
+    if seen.evaluation:
+        clean = seen.clean.read(again=again)["all"]
+        dropped["decontaminate"], passed = passed - clean, clean
     if wanted.dedupe.exact:
         dropped["dedupe"] = passed - unique
     if seen.near:
@@ -330,16 +363,18 @@ def report(result: PrepResult) -> None:
     """Print the rows after each step, and the sizes of the splits."""
     rows, held = result.rows.to_json(), result.tokens.to_json()
     left = sum(rows.values()) + sum(result.dropped.values())
-    say(f"{'step':<12} {'dropped':>10} {'left':>10}")
-    say(f"{'source':<12} {'':>10} {left:>10,}")
+    say(f"{'step':<14} {'dropped':>10} {'left':>10}")
+    say(f"{'source':<14} {'':>10} {left:>10,}")
     for name, number in result.dropped.items():
         left -= number
-        say(f"{name:<12} {number:>10,} {left:>10,}")
+        say(f"{name:<14} {number:>10,} {left:>10,}")
+    for one in result.evaluation_sets or []:
+        say(f"evaluation set {one.name}: {one.examples:,} examples share words with it")
     for kind, number in (result.redacted or {}).items():
         say(f"redacted {number:,} {kind}")
-    say(f"{'split':<12} {'rows':>10} {'tokens':>10}")
+    say(f"{'split':<14} {'rows':>10} {'tokens':>10}")
     for name, number in rows.items():
-        say(f"{name:<12} {number:>10,} {held[name]:>10,}")
+        say(f"{name:<14} {number:>10,} {held[name]:>10,}")
     for part in result.sources or []:
         say(f"source {part.name}: {part.rows:,} rows")
     say(f"{result.path} version {result.version}")

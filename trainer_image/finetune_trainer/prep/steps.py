@@ -13,7 +13,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from finetune_trainer.outcome import DataError, RecipeRefusedError
-from finetune_trainer.prep import condition, near, source
+from finetune_trainer.prep import condition, decontaminate, near, source
 from finetune_trainer.prep.errors import first_line
 from finetune_trainer.prep.plan import MESSAGES
 from finetune_trainer.prep.template import quoted
@@ -145,6 +145,14 @@ def texts(form: Form) -> list[Column]:
     return [_text(name) for name in form.content]
 
 
+def contents(form: Form) -> Column:
+    """Return the texts of an example, one after the other, without the roles of a conversation."""
+    if form.messages is not None:
+        turns = sf.transform(sf.col(quoted(form.messages)), lambda turn: turn["content"])
+        return sf.concat_ws("\n", turns)
+    return sf.concat_ws("\n", *texts(form))
+
+
 def _text(column: str) -> Column:
     return sf.coalesce(sf.col(quoted(column)).cast("string"), sf.lit(""))
 
@@ -192,7 +200,7 @@ def identified(frame: DataFrame, plan: Plan) -> DataFrame:
 
     id: a hash of the example as it is. fingerprint: what is equal for duplicates: a hash of its text, or of the text of
     dedupe.columns, but for case and white space. group: the text that decides on the split. plain: the text that is
-    compared for near duplicates, if they are removed. source: where the row is from, in a mix.
+    compared for near duplicates, if they are removed. said: the text that is compared with evaluation sets, if there are any. source: where the row is from, in a mix.
     """
     form, key = plan.form, plan.prepare.split_ratios.key
     example = texts(form)
@@ -204,6 +212,7 @@ def identified(frame: DataFrame, plan: Plan) -> DataFrame:
         256,
     )
     compared = [_plain(example).alias(near.TEXT)] if plan.prepare.dedupe.near else []
+    compared += [contents(form).alias(decontaminate.TEXT)] if plan.prepare.decontaminate else []
     return frame.select(
         sf.substring(identity, 1, 32).alias(ID),
         (_fingerprint(chosen) if chosen else fingerprint).alias(FINGERPRINT),

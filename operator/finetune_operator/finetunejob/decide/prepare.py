@@ -130,6 +130,7 @@ def _finish(draft: Draft, child: Json, mine: list[Json]) -> Outcome:
             columns=result.columns,
             dropped=dropped[:MAX_DROPPED] or None,
             redacted=redacted or None,
+            evaluation_sets=result.evaluation_sets,
         )
     )
     rows = result.rows

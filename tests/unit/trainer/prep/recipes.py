@@ -77,17 +77,17 @@ class Preparer:
         table = pa.Table.from_pylist(rows)
         for part in range(partitions):
             pq.write_table(table.take([*range(part, len(rows), partitions)]), corpus / f"{part}.parquet")
-        changes = {
+        asked: Json = {
             "source": {"type": "Parquet", "path": str(corpus)},
             "splitRatios": {"train": 1, "validation": 0, "test": 0},
             "output": str(self.folder / f"out-{number}"),
             "base": str(self._tokenizer),
-        } | changes
-        asked = recipe(**changes)
+        }
+        wanted = recipe(**asked | changes)
         # NB: Spark reads several small files as one partition.
         self._spark.conf.set(_LEAST_PARTITIONS, partitions)
         try:
-            return pipeline.prepare(self._spark, asked, request(asked), self._tokenizer, untold())
+            return pipeline.prepare(self._spark, wanted, request(wanted), self._tokenizer, untold())
         finally:
             self._spark.conf.unset(_LEAST_PARTITIONS)
 

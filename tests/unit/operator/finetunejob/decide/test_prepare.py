@@ -11,7 +11,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import PodError, PrepResult, TerminationMessage
 from finetune_crds.data import Columns
 from finetune_crds.status import DataStatus, SplitCounts
-from finetune_crds.status_parts import MAX_DROPPED, Dropped, Redacted
+from finetune_crds.status_parts import MAX_DROPPED, Dropped, EvaluationSet, Redacted
 from finetune_operator import names
 from worlds.memory.decisions import (
     ADMITTED,
@@ -46,6 +46,7 @@ RESULT = PrepResult(
     columns=Columns(type="PromptResponse", prompt="question", response="answer"),
     dropped={"notNull": 4, "minQuality": 0, "dedupe": 6},
     redacted={"Email": 7, "Phone": 0, "Secret": 1},
+    evaluation_sets=[EvaluationSet(name="tasks", examples=2, version=4)],
 )
 PREPARED = TerminationMessage(prep=RESULT)
 PREPARING = condition(ConditionType.PREPARED, "False", ConditionReason.PREPARING)
@@ -167,6 +168,7 @@ def test_its_result_becomes_the_status_and_training_starts_from_it() -> None:
             Redacted(kind="Phone", values=0),
             Redacted(kind="Secret", values=1),
         ],
+        evaluation_sets=RESULT.evaluation_sets,
     )
     assert said(decision, ConditionType.PREPARED) == (
         "True",
