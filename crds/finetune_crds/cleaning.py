@@ -12,6 +12,21 @@ from finetune_crds.source import NamedSource, SourceName
 # NB: a result with all names and versions must fit into a termination message.
 MAX_EVALUATION_SETS = 8
 
+# fmt: off
+Language = Literal[
+    "af", "am", "an", "ar", "as", "az", "ba", "be", "bg", "bn", "br", "bs", "ca", "cs", "cy", "da",
+    "de", "dz", "el", "en", "eo", "es", "et", "eu", "fa", "fi", "fo", "fr", "fy", "ga", "gd", "gl",
+    "gu", "ha", "he", "hi", "hr", "ht", "hu", "hy", "id", "ig", "is", "it", "ja", "jv", "ka", "kk",
+    "km", "kn", "ko", "ku", "ky", "la", "lb", "lg", "ln", "lo", "lt", "lv", "mg", "mk", "ml", "mn",
+    "mr", "ms", "mt", "my", "ne", "nl", "no", "oc", "om", "or", "pa", "pl", "ps", "pt", "qu", "ro",
+    "ru", "rw", "sa", "se", "si", "sk", "sl", "sn", "so", "sq", "sr", "st", "sv", "sw", "ta", "te",
+    "tg", "th", "tk", "tl", "tr", "tt", "ug", "uk", "ur", "uz", "vi", "vo", "wa", "xh", "yo", "zh", "zu",
+]
+# fmt: on
+"""A language by its code of ISO 639-1, of those that the detector knows."""
+
+Languages = Annotated[list[Language], Field(min_length=1, max_length=32, json_schema_extra=A_SET)]
+
 RedactKind = Literal["Email", "Phone", "CardNumber", "Secret"]
 
 Redact = Annotated[list[RedactKind], Field(min_length=1, max_length=4, json_schema_extra=A_SET)]
@@ -57,7 +72,7 @@ class Decontaminate(ApiModel):
         return min(8, self.ngram) if self.min_words is None else self.min_words
 
 
-FIELDS = ("redact", "decontaminate")
+FIELDS = ("languages", "redact", "decontaminate")
 """The fields of Prepare that this module describes."""
 
 PREPARE_RULES = (

@@ -281,7 +281,7 @@ _FIXED = (
 
 
 class Prepare(ApiModel):
-    """The preparation, in the order of the fields: filters, redaction, decontamination, dedupe, template, tokens, limit, split."""
+    """The preparation, in the order of the fields: filters, languages, redaction, decontamination, dedupe and so on."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -333,6 +333,9 @@ class Prepare(ApiModel):
     """Maximum length of the prompt column in characters."""
     filter: LongText | None = None
     """Spark SQL condition that an example must meet, such as `language = 'en'`."""
+    languages: cleaning.Languages | None = None
+    """Languages of the examples to keep, as codes of ISO 639-1 such as en. An example in another language is dropped. One whose
+    language is not certain, such as a short text or code, stays."""
     redact: cleaning.Redact | None = None
     """What to replace by a placeholder in the texts of an example: Email (<EMAIL>), Phone (<PHONE>), CardNumber (<CARD_NUMBER>,
     with a valid check digit), Secret (<SECRET>: keys and tokens of known services, private keys, JWTs). Patterns find these; a

@@ -45,7 +45,7 @@ class Dropped(ApiModel):
     """The examples that one step of the preparation dropped."""
 
     step: StepName
-    """The step, named as its field of data.prepare: notNull, dedupe, maxTokens."""
+    """The step, named after its field of data.prepare: notNull, language, dedupe, maxTokens."""
     rows: NonNegative
     """Examples."""
 
@@ -59,7 +59,7 @@ class Redacted(ApiModel):
     kind: RedactKind
     """The kind, as in data.prepare.redact."""
     values: NonNegative
-    """Values, in the examples that pass the filters."""
+    """Values, in the examples that pass the filters and are in the languages to keep."""
 
 
 RedactedValues = Annotated[list[Redacted], Field(max_length=8, json_schema_extra=_map("kind"))]

@@ -347,6 +347,10 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
         job(data=found(minPromptChars=3, maxPromptChars=2)),
         "minPromptChars must not be above maxPromptChars",
     ),
+    "a language that is not known": (
+        job(data=prepared(languages=["english"])),
+        'spec.data.prepare.languages[0]: Unsupported value: "english"',
+    ),
     "a kind that nothing finds": (
         job(data=prepared(redact=["Email", "Name"])),
         'spec.data.prepare.redact[1]: Unsupported value: "Name"',
@@ -478,6 +482,7 @@ TAKEN_BY_THE_SCHEMA: dict[str, Json] = {
     "evaluation sets": job(
         data=prepared(**decontaminate({"version": 3, "columns": ["a"]}, ngram=5, minWords=5))
     ),
+    "languages": job(data=prepared(languages=["en", "de"])),
     "redaction": job(data=prepared(redact=["Email", "Phone", "CardNumber", "Secret"])),
     "a version at a time": source(type="Delta", path="/a", versionTime="2026-11-01T00:00:00+01:00"),
     "a split of the Hub": source(type="Hub", dataset="org/name", config="en", split="train", revision="main"),

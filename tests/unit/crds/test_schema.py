@@ -145,6 +145,7 @@ def test_several_writers_can_each_apply_their_items_of_a_list() -> None:
         ],
         "set": [
             ".spec.data.prepare.notNull",
+            ".spec.data.prepare.languages",
             ".spec.data.prepare.redact",
             ".spec.data.prepare.decontaminate.sources[].columns",
             ".spec.data.prepare.dedupe.columns",

@@ -21,6 +21,7 @@ from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import (
     decontaminate,
     errors,
+    language,
     mix,
     near,
     output,
@@ -221,7 +222,7 @@ class Observed:
         self.evaluation = evaluation
         self.shared: dict[str, int] = {}
         self.near: near.Clusters | None = None
-        self.filtered, self.redacted = map(Counter, ("filtered", "redacted"))
+        self.filtered, self.spoken, self.redacted = map(Counter, ("filtered", "spoken", "redacted"))
         self.clean, self.unique, self.short = map(Counter, ("clean", "unique", "short"))
 
     def keep(self, frame: DataFrame, level: StorageLevel) -> DataFrame:
@@ -242,6 +243,9 @@ def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen
     names = steps.filter_names(wanted)
     frame = seen.filtered.watch(frame, **{name: sf.count_if(by == name) for name in names})
     frame = steps.passed(frame, plan)
+    if wanted.languages:
+        frame = frame.where(~language.foreign(steps.contents(plan.form), wanted.languages))
+        frame = seen.spoken.watch(frame)
     if wanted.redact:
         frame = redact.redacted(frame, plan.form, wanted.redact)
         frame = seen.redacted.watch(frame, **redact.totals(wanted.redact))
@@ -287,6 +291,9 @@ def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
     dropped = {name: filtered[name] for name in steps.filter_names(wanted)}
     passed = filtered["all"] - sum(dropped.values())
     rows = {name: row["rows"] for name, row in splits.items()}
+    if wanted.languages:
+        spoken = seen.spoken.read(again=again)["all"]
+        dropped["language"], passed = passed - spoken, spoken
     if seen.evaluation:
         clean = seen.clean.read(again=again)["all"]
         dropped["decontaminate"], passed = passed - clean, clean

@@ -13,7 +13,6 @@ import pytest
 from deltalake import write_deltalake
 
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import decontaminate
 from unit.trainer.prep.recipes import Preparer, table_of
 
 Json = dict[str, Any]
@@ -87,25 +86,6 @@ def test_examples_that_share_a_run_of_words_are_dropped(
     said = capsys.readouterr().out
     assert f"evaluation set tasks: {sets[0]['path']} version 0, columns task\n" in said
     assert f"evaluation set short: {sets[1]['path']}, columns chat, choices\n" in said
-
-
-def test_the_same_rows_on_any_number_of_partitions(
-    prepare: Preparer, sets: list[Json], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And where the runs of the sets are too many to be held in memory."""
-    rows = ROWS + [
-        row(f"Question {number}", f"{part(TASKS[number % 6], number % 20)}.") for number in range(60)
-    ]
-    one, *others = (
-        prepare(rows, partitions=number, decontaminate={"sources": sets, "ngram": 10})
-        for number in (1, 4, 16)
-    )
-    monkeypatch.setattr(decontaminate, "_MOST_RUNS_HELD", 0)
-    others.append(prepare(rows, partitions=4, decontaminate={"sources": sets, "ngram": 10}))
-    assert one.dropped["decontaminate"] > 20
-    for other in others:
-        assert (table_of(other), other.dropped) == (table_of(one), one.dropped)
-        assert other.evaluation_sets == one.evaluation_sets
 
 
 def test_it_comes_behind_redaction_and_before_duplicates(prepare: Preparer, tmp_path: Path) -> None:

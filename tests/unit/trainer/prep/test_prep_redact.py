@@ -107,10 +107,3 @@ def test_redaction_comes_behind_the_filters_and_before_duplicates(
     assert result.dropped == {"notNull": 1, "filter": 1, "dedupe": 10}
     assert result.redacted == {"Email": 29, "Phone": 0}
     assert sum("<EMAIL>" in row["prompt"] for row in table_of(result)) == 19
-
-
-def test_the_same_rows_on_any_number_of_partitions(prepare: Preparer) -> None:
-    rows = corpus()
-    one, *others = (prepare(rows, partitions=number, redact=ALL) for number in (1, 4, 16))
-    for other in others:
-        assert (table_of(other), other.dropped, other.redacted) == (table_of(one), one.dropped, one.redacted)
