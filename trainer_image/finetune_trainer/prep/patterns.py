@@ -40,14 +40,17 @@ _EMAIL = re.compile(
     r"(?![A-Za-z0-9_(-]|\.[A-Za-z0-9]|:\S)"
 )
 
-_LABEL = r"(?:tel|telephone|phone|mobile|cell|fax|telefon|handy|mobil|t\u00e9l\u00e9phone|t\u00e9l|tel\u00e9fono|telefono|whatsapp)"
+_LABEL = "(?:tel|telephone|phone|mobile|cell|fax|telefon|handy|mobil|t\u00e9l\u00e9phone|t\u00e9l|tel\u00e9fono|telefono|whatsapp)"
+_ENDS = r"(?!\w|[.,:/-]\d)"
 _PHONE = re.compile(
     # With the code of a country.
-    r"(?<![\w+./=-])(?P<international>\+[1-9](?:[ ./-]?\(?\d\)?){6,14})(?![\w]|[.,:-]\d)"
+    rf"(?<![\w+.-])(?P<international>\+[1-9](?:[ ./-]?\(?\d\)?){{6,14}}){_ENDS}"
     # In the form of North America.
-    r"|(?<![\w+./=-])(?P<american>(?:\([2-9]\d{2}\) ?[2-9]\d{2}-|[2-9]\d{2}(?P<gap>[-.])[2-9]\d{2}(?P=gap))\d{4})(?![\w]|[.,:/-]\d)"
+    r"|(?<![\w+./-])(?P<american>(?:\([2-9]\d{2}\) ?[2-9]\d{2}-|[2-9]\d{2}(?P<gap>[-.])[2-9]\d{2}(?P=gap))\d{4})"
+    rf"{_ENDS}"
     # Any other after a word that says what it is.
-    rf"|(?i:\b{_LABEL})\b\.?(?: (?:no|number|nr|nummer)\b\.?)?[:= ]{{1,3}}(?P<labelled>\(?0\d?(?:[ ./-]{{0,3}}\(?\d\)?){{5,13}})(?![\w]|[.,:-]\d)"
+    rf"|(?i:\b{_LABEL})\b\.?(?: (?:no|number|nr|nummer)\b\.?)?[:= ]{{1,3}}"
+    rf"(?P<labelled>\(?0\d?(?:[ ./-]{{0,3}}\(?\d\)?){{5,13}}){_ENDS}"
 )
 
 # Of the networks that issue cards, with the lengths of each.
@@ -62,9 +65,10 @@ _CARD_NETWORKS = re.compile(
     r"|(?:5018|5020|5038|5893|6304|6759|676[1-3])\d{12}(?:\d{3})?"  # Maestro
 )
 _CARD_NUMBER = re.compile(
-    r"(?<![\w.])(?<!\d[ ,:/+-])(?<![+=]-)"
+    r"(?<![\w.])(?<!\d[ :/+-])(?<![+=]-)"
     r"(?:\d{14,16}|\d{19}|\d{4}(?P<gap>[ -])(?:\d{4}(?P=gap)\d{4}(?P=gap)\d{4}(?:(?P=gap)\d{3})?|\d{6}(?P=gap)\d{4,5}))"
-    r"(?!\w|[ .,:/-]\d)"
+    # A date of expiry may follow, and no more groups of digits.
+    r"(?!\w|[.:/-]\d| \d{3})"
 )
 
 # Each with the least length that its service gives it.
@@ -141,7 +145,7 @@ PATTERNS: dict[RedactKind, Pattern] = {
     "Phone": Pattern(
         "<PHONE>",
         r"\+[1-9][0-9 ./()-]{6}|[0-9]{3}(\) ?|[-.])[0-9]{3}[-.][0-9]{4}"
-        r"|(?i:tel|fono|phone|mobile?|cell|fax|handy|t\x{e9}l|whatsapp)\.?( (no|number|nr|nummer)\.?)?[:= ]{1,3}\(?0",
+        r"|(?i:tel|fono?|phone|mobile?|cell|fax|handy|t\x{e9}l|whatsapp)\.?( (no|number|nr|nummer)\.?)?[:= ]{1,3}\(?0",
         _PHONE,
         _is_phone,
     ),

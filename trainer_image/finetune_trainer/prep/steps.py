@@ -200,7 +200,8 @@ def identified(frame: DataFrame, plan: Plan) -> DataFrame:
 
     id: a hash of the example as it is. fingerprint: what is equal for duplicates: a hash of its text, or of the text of
     dedupe.columns, but for case and white space. group: the text that decides on the split. plain: the text that is
-    compared for near duplicates, if they are removed. said: the text that is compared with evaluation sets, if there are any. source: where the row is from, in a mix.
+    compared for near duplicates, if they are removed. said: the text that is compared with evaluation sets, if there are any.
+    source: where the row is from, in a mix.
     """
     form, key = plan.form, plan.prepare.split_ratios.key
     example = texts(form)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from finetune_crds.cleaning import RedactKind
@@ -26,13 +26,29 @@ FOUND: dict[RedactKind, dict[str, str]] = {
     "Phone": {
         "call +49 30 1234567 now": "call <PHONE> now",
         "+44 (0)20 7946 0958, or +14155552671.": "<PHONE>, or <PHONE>.",
-        "+86 138 0013 8000": "<PHONE>",
+        "phone=+86 138 0013 8000, https://wa.me/+4915112345678": "phone=<PHONE>, https://wa.me/<PHONE>",
         "(415) 555-2671 or 415-555-2671 or 415.555.2671": "<PHONE> or <PHONE> or <PHONE>",
         "Tel.: 030 / 1234567, Fax 030 1234568": "Tel.: <PHONE>, Fax <PHONE>",
         "t\u00e9l: 01 42 68 53 00; Phone number: (0171) 1234567": "t\u00e9l: <PHONE>; Phone number: <PHONE>",
+        **{
+            f"{label}: 030 1234567": f"{label}: <PHONE>"
+            for label in (
+                "Telefon",
+                "TELEPHONE",
+                "teléfono",
+                "téléphone",
+                "telefono",
+                "Mobil",
+                "mobile",
+                "Handy",
+                "cell",
+                "WhatsApp",
+            )
+        },
     },
     "CardNumber": {
         "4111 1111 1111 1111 expires 12/27": "<CARD_NUMBER> expires 12/27",
+        "4111 1111 1111 1111 12/27 or 4111111111111111,12": "<CARD_NUMBER> 12/27 or <CARD_NUMBER>,12",
         "card 5555-5555-5555-4444, 378282246310005": "card <CARD_NUMBER>, <CARD_NUMBER>",
         "3782 822463 10005; 6011111111111117; 30569309025904": "<CARD_NUMBER>; <CARD_NUMBER>; <CARD_NUMBER>",
         "2223003122003222.": "<CARD_NUMBER>.",
@@ -102,10 +118,12 @@ def test_what_stays(text: str) -> None:
 
 
 def test_every_text_in_which_something_is_found_has_the_hint() -> None:
-    """Hints are read by RE2, which writes a character by its number in another way."""
+    """Without it, the text would not be looked at."""
     for kind, texts in FOUND.items():
-        hint = re.compile(PATTERNS[kind].hint.replace(r"\x{e9}", "\u00e9"))
-        assert [text for text in texts if not hint.search(text)] == []
+        hinted = pc.match_substring_regex(pa.array(texts), PATTERNS[kind].hint)
+        assert [
+            text for text, is_hinted in zip(texts, hinted.to_pylist(), strict=True) if not is_hinted
+        ] == []
 
 
 def test_a_long_text_takes_no_long_time() -> None:
