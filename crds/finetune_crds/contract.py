@@ -7,9 +7,10 @@ from typing import Annotated
 from pydantic import Field
 
 from finetune_crds.base import ApiModel, NonNegative, Uri
+from finetune_crds.cleaning import RedactKind
 from finetune_crds.data import Columns
 from finetune_crds.status import SplitCounts
-from finetune_crds.status_parts import Commit, SourceRows, StepName
+from finetune_crds.status_parts import Commit, EvaluationSets, SourceRows, StepName
 
 # Exit codes of a pod. Anything else may be retried.
 EXIT_OK = 0
@@ -110,6 +111,9 @@ class PrepResult(ApiModel):
     sources: list[SourceRows] | None = None
     dropped: dict[StepName, NonNegative] = Field(default_factory=dict)
     """Examples that each step dropped, by step."""
+    redacted: dict[RedactKind, NonNegative] | None = None
+    """Values that were replaced by placeholders, by kind; None where nothing was to be."""
+    evaluation_sets: EvaluationSets | None = None
     columns: Columns | None = None
     """The source's columns that hold an example: those of the recipe, or those that were found."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from finetune_crds import spark_conf
+from finetune_crds import cleaning, spark_conf
 from finetune_crds.base import (
     A_SET,
     ApiModel,
@@ -276,6 +276,7 @@ _FIXED = (
     "minPromptChars",
     "maxPromptChars",
     "filter",
+    *cleaning.FIELDS,
     "dedupe",
     "promptTemplate",
     "responseTemplate",
@@ -290,7 +291,7 @@ _FIXED = (
 
 
 class Prepare(ApiModel):
-    """The preparation, in the order of the fields: filters, dedupe, template, tokens, limit, split."""
+    """The preparation, in the order of the fields: filters, languages, redaction, decontamination, dedupe and so on."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -316,6 +317,7 @@ class Prepare(ApiModel):
                 "podTemplate mounts",
                 ".output",
             ),
+            *cleaning.PREPARE_RULES,
         )
         | renamed(split=("object", "splitRatios"))
     )
@@ -341,6 +343,15 @@ class Prepare(ApiModel):
     """Maximum length of the prompt column in characters."""
     filter: LongText | None = None
     """Spark SQL condition that an example must meet, such as `language = 'en'`."""
+    languages: cleaning.Languages | None = None
+    """Languages of the examples to keep, as codes of ISO 639-1 such as en. An example in another language is dropped. One whose
+    language is not certain, such as a short text or code, stays."""
+    redact: cleaning.Redact | None = None
+    """What to replace by a placeholder in the texts of an example: Email (<EMAIL>), Phone (<PHONE>), CardNumber (<CARD_NUMBER>,
+    with a valid check digit), Secret (<SECRET>: keys and tokens of known services, private keys, JWTs). Patterns find these; a
+    person's name or address they do not find."""
+    decontaminate: cleaning.Decontaminate | None = None
+    """Evaluation sets with which no example may share a run of words. Examples that do are dropped."""
     dedupe: Dedupe = Field(default_factory=Dedupe)
     """Which duplicates are removed. Default: exact ones."""
     prompt_template: LongText | None = None
@@ -447,6 +458,7 @@ class Data(ApiModel):
                 "volume that prepare.podTemplate mounts",
                 ".source.path",
             ),
+            *cleaning.DATA_RULES,
         )
     )
 

@@ -64,17 +64,24 @@ class OneSource(ApiModel):
         return self.path or self.table or self.dataset or ""
 
 
-class MixedSource(OneSource):
-    """One corpus of a mix."""
+class NamedSource(OneSource):
+    """One corpus of several."""
 
     model_config = ConfigDict(json_schema_extra=rules((_PLACE, _SAID.format(mix="")), *_RULES))
+
+    name: SourceName
+    """Name of the source among the others."""
+    type: Literal["Delta", "Parquet", "JSONLines", "CSV", "Hub"]
+    """What the corpus is, as in data.source."""
+
+
+class MixedSource(NamedSource):
+    """One corpus of a mix."""
 
     name: SourceName
     """Name of the source in the mix; the column `source` of the prepared table has it."""
     weight: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
     """Share of its rows in the mix, relative to the other weights."""
-    type: Literal["Delta", "Parquet", "JSONLines", "CSV", "Hub"]
-    """What the corpus is, as in data.source."""
 
 
 class Source(OneSource):

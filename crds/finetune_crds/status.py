@@ -14,8 +14,10 @@ from finetune_crds.status_parts import (
     Commit,
     DeviceStatus,
     DroppedRows,
+    EvaluationSets,
     Links,
     PlacedPods,
+    RedactedValues,
     SourcesRows,
     Usage,
 )
@@ -58,6 +60,10 @@ class DataStatus(ApiModel):
     """The source's columns that hold an example: those of spec.data.columns, or those that preparation found."""
     dropped: DroppedRows | None = None
     """Examples that each step dropped, in the order of the steps."""
+    redacted: RedactedValues | None = None
+    """Values that data.prepare.redact replaced by placeholders, by kind."""
+    evaluation_sets: EvaluationSets | None = None
+    """The sets of data.prepare.decontaminate."""
 
 
 class Progress(ApiModel):

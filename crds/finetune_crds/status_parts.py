@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from finetune_crds.base import ApiModel, Name, NonNegative, Uri
+from finetune_crds.cleaning import MAX_EVALUATION_SETS, RedactKind
 from finetune_crds.source import MAX_SOURCES, SourceName
 
 MAX_DROPPED = 32
@@ -44,12 +45,42 @@ class Dropped(ApiModel):
     """The examples that one step of the preparation dropped."""
 
     step: StepName
-    """The step, named as its field of data.prepare: notNull, dedupe, maxTokens."""
+    """The step, named after its field of data.prepare: notNull, language, dedupe, maxTokens."""
     rows: NonNegative
     """Examples."""
 
 
 DroppedRows = Annotated[list[Dropped], Field(max_length=MAX_DROPPED, json_schema_extra=_map("step"))]
+
+
+class Redacted(ApiModel):
+    """The values of one kind that the preparation replaced by a placeholder."""
+
+    kind: RedactKind
+    """The kind, as in data.prepare.redact."""
+    values: NonNegative
+    """Values, in the examples that pass the filters and are in the languages to keep."""
+
+
+RedactedValues = Annotated[list[Redacted], Field(max_length=8, json_schema_extra=_map("kind"))]
+
+
+class EvaluationSet(ApiModel):
+    """An evaluation set with which no example may share a run of words."""
+
+    name: SourceName
+    """The set, as in data.prepare.decontaminate.sources."""
+    examples: NonNegative
+    """Different examples that were dropped because they share words with it. One that shares words with two sets counts twice."""
+    version: NonNegative | None = None
+    """Version of the Delta table that was read."""
+    revision: Commit | None = None
+    """Commit of the Hub data set that was read."""
+
+
+EvaluationSets = Annotated[
+    list[EvaluationSet], Field(max_length=MAX_EVALUATION_SETS, json_schema_extra=_map("name"))
+]
 
 
 class PlacedPod(ApiModel):

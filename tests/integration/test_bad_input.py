@@ -49,6 +49,15 @@ def mixed(**fields: Any) -> Json:
     }
 
 
+def decontaminate(*changes: Json, **fields: Any) -> Json:
+    """Fields of prepare: an evaluation set for each of some changes to a good one, in which None removes a field."""
+    good = {"name": "a", "type": "Delta", "path": "/data/tasks"}
+    sets = [
+        {name: value for name, value in (good | change).items() if value is not None} for change in changes
+    ]
+    return {"decontaminate": {"sources": sets, **fields}}
+
+
 def found(**fields: Any) -> Json:
     """The same without columns."""
     return {name: part for name, part in prepared(**fields).items() if name != "columns"}
@@ -350,6 +359,38 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
         job(data=found(minPromptChars=3, maxPromptChars=2)),
         "minPromptChars must not be above maxPromptChars",
     ),
+    "a language that is not known": (
+        job(data=prepared(languages=["english"])),
+        'spec.data.prepare.languages[0]: Unsupported value: "english"',
+    ),
+    "a kind that nothing finds": (
+        job(data=prepared(redact=["Email", "Name"])),
+        'spec.data.prepare.redact[1]: Unsupported value: "Name"',
+    ),
+    **{
+        f"evaluation sets: {what}": (job(data=prepared(**fields)), sentence)
+        for what, fields, sentence in (
+            ("none", decontaminate(), "should have at least 1 items"),
+            ("nowhere", decontaminate({"path": None}), "set dataset for type Hub"),
+            ("twice", decontaminate({}, {}), "Duplicate value"),
+            ("the source", decontaminate({"path": "/data/corpus"}), "would drop every example"),
+            ("the output", decontaminate({"path": "/data/out"}) | {"output": "/data/out"}, "has the output"),
+            ("a run of words that is none", decontaminate({}, ngram=4), "greater than or equal to 5"),
+            ("short texts that are long", decontaminate({}, minWords=20), "minWords must not be above ngram"),
+            (
+                "a data set of the Hub in executor pods",
+                decontaminate({"type": "Hub", "path": None, "dataset": "org/name"})
+                | {"output": "s3://splits/a", "spark": {"mode": "Kubernetes"}},
+                "decontaminate.sources of type Hub need spark.mode Local",
+            ),
+            (
+                "a folder of one pod",
+                decontaminate({}) | {"output": "s3://splits/a", "spark": {"mode": "Kubernetes"}},
+                "the path in decontaminate.sources is a folder of one pod",
+            ),
+        )
+    },
+    "nothing to redact": (job(data=prepared(redact=[])), "should have at least 1 items"),
     "a data set of the Hub in executor pods": (
         job(
             data=prepared(spark={"mode": "Kubernetes"}) | {"source": {"type": "Hub", "dataset": "org/name"}},
@@ -450,6 +491,11 @@ TAKEN_BY_THE_SCHEMA: dict[str, Json] = {
     "limits of the prompt, and columns of duplicates": job(
         data=found(minPromptChars=2, maxPromptChars=9, dedupe={"columns": ["prompt"]})
     ),
+    "evaluation sets": job(
+        data=prepared(**decontaminate({"version": 3, "columns": ["a"]}, ngram=5, minWords=5))
+    ),
+    "languages": job(data=prepared(languages=["en", "de"])),
+    "redaction": job(data=prepared(redact=["Email", "Phone", "CardNumber", "Secret"])),
     "a version at a time": source(type="Delta", path="/a", versionTime="2026-11-01T00:00:00+01:00"),
     "a split of the Hub": source(type="Hub", dataset="org/name", config="en", split="train", revision="main"),
     "settings of Spark": job(

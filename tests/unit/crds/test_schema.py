@@ -136,9 +136,18 @@ def test_several_writers_can_each_apply_their_items_of_a_list() -> None:
         if "x-kubernetes-list-type" in node
     }
     assert {kind: [path for path in merged if merged[path] == kind] for kind in ("map", "set")} == {
-        "map": [".spec.data.source.sources", ".spec.data.prepare.env", ".spec.trainer.env", ".spec.env"],
+        "map": [
+            ".spec.data.source.sources",
+            ".spec.data.prepare.decontaminate.sources",
+            ".spec.data.prepare.env",
+            ".spec.trainer.env",
+            ".spec.env",
+        ],
         "set": [
             ".spec.data.prepare.notNull",
+            ".spec.data.prepare.languages",
+            ".spec.data.prepare.redact",
+            ".spec.data.prepare.decontaminate.sources[].columns",
             ".spec.data.prepare.dedupe.columns",
             ".spec.method.lora.targetModules",
             ".spec.register.aliases",

@@ -17,7 +17,7 @@ from finetune_trainer.prep.session import spark_path
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from finetune_crds.source import MixedSource, Source
+    from finetune_crds.source import NamedSource, Source
     from finetune_trainer.prep.plan import Request
 
 # Errors that a row can cause in an expression of the recipe, in ANSI mode.
@@ -106,9 +106,9 @@ def _of_file(asked: Request, causes: list[tuple[str, str]]) -> PodFailure | None
     )
 
 
-def _table_of(asked: Request, detail: str) -> Source | MixedSource | None:
+def _table_of(asked: Request, detail: str) -> Source | NamedSource | None:
     """The Delta table whose file a message names."""
-    tables = [part for part in asked.source.parts if part.type == "Delta"]
+    tables = [part for part in [*asked.source.parts, *asked.evaluation] if part.type == "Delta"]
     named = [part for part in tables if part.path and spark_path(part.path).rstrip("/") + "/" in detail]
     return next(iter(named or tables), None)
 

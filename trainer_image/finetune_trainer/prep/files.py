@@ -12,7 +12,7 @@ from finetune_trainer.prep.session import spark_path
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from finetune_crds.source import MixedSource, Source
+    from finetune_crds.source import NamedSource, Source
 
 _FORMATS = {"Parquet": "parquet", "JSONLines": "json", "CSV": "csv"}
 # What names the columns of text files, and what reads their lines besides.
@@ -35,7 +35,7 @@ _STRICT: dict[str, dict[str, Any]] = {
 _CORRUPT = "_corrupt_record"
 
 
-def read(spark: SparkSession, source: Source | MixedSource, field: str) -> DataFrame:
+def read(spark: SparkSession, source: Source | NamedSource, field: str) -> DataFrame:
     """Read the files of a source. All columns of CSV are text.
 
     A line that does not parse fails the pass that reads it.

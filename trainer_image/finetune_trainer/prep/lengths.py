@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as sf
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pyspark.sql import Column
 
@@ -29,6 +29,11 @@ def bins(length: Column) -> dict[str, Column]:
 def counts(row: Mapping[str, Any]) -> list[int]:
     """Return the count of each bin from the values of `bins`."""
     return [int(row[_name(index)] or 0) for index in range(len(EDGES))]
+
+
+def together(several: Sequence[Sequence[int]]) -> list[int]:
+    """Return the sums of counts, bin by bin."""
+    return [sum(found[index] for found in several) for index in range(len(EDGES))]
 
 
 def _name(index: int) -> str:

@@ -5,37 +5,30 @@ from __future__ import annotations
 import os
 import tempfile
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark import StorageLevel
-from pyspark.sql import functions as sf
 
 from finetune_crds.contract import PrepResult
 from finetune_crds.status import SplitCounts
 from finetune_crds.status_parts import SourceRows
 from finetune_trainer import artifacts, columns
 from finetune_trainer.cache import Cache
-from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import (
     chat,
+    decontaminate,
     errors,
-    lengths,
+    funnel,
     mix,
-    near,
     output,
     progress,
     report,
-    samples,
     session,
     source,
-    split,
-    steps,
-    tokens,
 )
-from finetune_trainer.prep.counter import Counter
 from finetune_trainer.prep.plan import MESSAGES
 from finetune_trainer.prep.plan import plan as planned
 from finetune_trainer.prep.progress import Progress, SparkTasks
@@ -49,30 +42,12 @@ if TYPE_CHECKING:
 
     from finetune_crds.data import Columns
     from finetune_crds.recipe import Recipe
+    from finetune_trainer.prep.decontaminate import EvaluationSet
     from finetune_trainer.prep.plan import Plan, Request
 
 
 # What the run misses of a preparation is a last percent, for which training does not wait.
 _PATIENCE_SECONDS = 5.0
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Counts of kept and dropped rows.
-
-    examples: rows of the source. dropped: by step, in order. rows, tokens: of each split. sources: rows by source of a mix.
-    lengths: examples in each bin of lengths, before the limits and after. clusters: of near duplicates, by size. samples: of
-    what a step dropped, by step.
-    """
-
-    examples: int
-    dropped: dict[str, int]
-    rows: dict[str, int]
-    tokens: dict[str, int]
-    sources: dict[str, int] = field(default_factory=dict)
-    lengths: tuple[list[int], list[int]] = ([], [])
-    clusters: dict[int, int] | None = None
-    samples: dict[str, list[str]] = field(default_factory=dict)
 
 
 def run(
@@ -125,7 +100,7 @@ def prepare(
                 f"{earlier.path} version {earlier.version} was made by this job before: nothing is written twice"
             )
         result = earlier or _make(
-            _corpus(spark, recipe, asked, Path(scratch)), recipe, asked, tokenizer, told, publish=publish
+            _read(spark, recipe, asked, Path(scratch)), recipe, asked, tokenizer, told, publish=publish
         )
     tell(result)
     return result
@@ -135,12 +110,22 @@ def prepare(
 class Corpus:
     """The rows to prepare: of one source, or of the sources of a mix, each as it was read.
 
-    columns: those that hold an example, named by the recipe or found.
+    columns: those that hold an example, named by the recipe or found. evaluation: sets that examples may share no words with.
     """
 
     frame: DataFrame
     columns: Columns
     read: list[source.Corpus]
+    evaluation: list[EvaluationSet] = field(default_factory=list)
+
+
+def _read(spark: SparkSession, recipe: Recipe, asked: Request, scratch: Path) -> Corpus:
+    """Read the source and the evaluation sets, each at one version."""
+    corpus = _corpus(spark, recipe, asked, scratch)
+    sets = decontaminate.read(spark, asked.evaluation, scratch / "evaluation")
+    for one in sets:
+        say(decontaminate.described(one))
+    return replace(corpus, evaluation=sets)
 
 
 def _corpus(spark: SparkSession, recipe: Recipe, asked: Request, scratch: Path) -> Corpus:
@@ -178,12 +163,12 @@ def _make(
     if MESSAGES in plan.form.columns:
         chat.check(load_tokenizer(recipe.model, tokenizer), recipe.model.base)
     with ExitStack() as held:
-        seen = Observed(held, told)
-        prepared = examples(corpus.frame, recipe, plan, tokenizer, seen)
+        seen = funnel.Observed(held, told, corpus.evaluation)
+        prepared = funnel.examples(corpus.frame, recipe, plan, tokenizer, seen)
         prepared = seen.keep(prepared, StorageLevel.MEMORY_AND_DISK)
-        found = counts(prepared, plan, seen)
+        found = funnel.counts(prepared, plan, seen)
         publish(_facts(recipe, plan, corpus, found))
-        check(found, plan)
+        funnel.check(found, plan)
         result = PrepResult(
             rows=SplitCounts(**found.rows),
             tokens=SplitCounts(**found.tokens),
@@ -191,6 +176,8 @@ def _make(
             version=0,
             **_versions(corpus, asked, found),
             dropped=found.dropped,
+            redacted=found.redacted,
+            evaluation_sets=decontaminate.told(corpus.evaluation, found.shared) or None,
             columns=corpus.columns,
         )
         told.step(progress.WRITING)
@@ -198,7 +185,7 @@ def _make(
         return output.commit(prepared, recipe, result)
 
 
-def _facts(recipe: Recipe, plan: Plan, corpus: Corpus, found: Counts) -> report.Facts:
+def _facts(recipe: Recipe, plan: Plan, corpus: Corpus, found: funnel.Counts) -> report.Facts:
     """What the report shows."""
     read = zip(plan.source.parts, corpus.read, strict=True)
     return report.Facts(
@@ -215,7 +202,7 @@ def _facts(recipe: Recipe, plan: Plan, corpus: Corpus, found: Counts) -> report.
     )
 
 
-def _versions(corpus: Corpus, asked: Request, found: Counts) -> dict[str, Any]:
+def _versions(corpus: Corpus, asked: Request, found: funnel.Counts) -> dict[str, Any]:
     """What was read, as the result has it: of one source, or by source."""
     if asked.source.sources is None:
         (one,) = corpus.read
@@ -247,154 +234,6 @@ def _with_columns(recipe: Recipe, used: Columns) -> Recipe:
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"columns": used})})
 
 
-class Observed:
-    """Row counts at places of the plan.
-
-    near: the near duplicates, where they are removed. held: ends the frames that are kept. told: learns which step runs.
-    """
-
-    def __init__(self, held: ExitStack, told: Progress) -> None:
-        self.held = held
-        self.told = told
-        self.near: near.Clusters | None = None
-        names = ("filtered", "unique", "rendered", "short")
-        self.filtered, self.unique, self.rendered, self.short = map(Counter, names)
-
-    def keep(self, frame: DataFrame, level: StorageLevel) -> DataFrame:
-        """Keep a frame that is read more than once."""
-        kept = frame.persist(level)
-        self.held.callback(kept.unpersist)
-        return kept
-
-
-def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen: Observed) -> DataFrame:
-    """The plan of the whole preparation: `id`, the example's columns, `tokens` and `split`.
-
-    Near duplicates are found at once; nothing else runs.
-    """
-    wanted = plan.prepare
-    frame = steps.flagged(steps.with_conversation(frame, plan.form), plan)
-    by = sf.col(steps.DROPPED_BY)
-    names, text = steps.filter_names(wanted), sf.concat_ws("\n", *steps.texts(plan.form))
-    found = {name: sf.count_if(by == name) for name in names}
-    for name in names:
-        found |= samples.drawn(name, wanted.report_samples, text, by == name)
-    frame = steps.identified(seen.filtered.watch(frame, **found), plan)
-    text = steps.shown(plan.form)
-    if wanted.dedupe.exact:
-        frame = steps.without_duplicates(frame)
-        copied = samples.drawn("dedupe", wanted.report_samples, text, sf.col(steps.COPIES) > 1)
-        frame = seen.unique.watch(frame, **copied).drop(steps.COPIES)
-    else:
-        frame = seen.unique.watch(frame)
-    if wanted.dedupe.near:
-        seen.told.step(progress.NEAR_DUPLICATES)
-        frame = seen.keep(frame, StorageLevel.DISK_ONLY)
-        frame, seen.near = near.removed(frame, wanted.dedupe.near, seen.held, wanted.report_samples)
-        say(near.described(seen.near))
-    seen.told.step(progress.TOKENS)
-    frame = tokens.with_tokens(
-        frame, recipe.model, tokenizer, plan.form.columns, unrenderable=wanted.unrenderable
-    )
-    length = sf.col(steps.TOKENS)
-    most = sf.lit(wanted.max_tokens)
-    frame = seen.rendered.watch(
-        frame,
-        refused=sf.count_if(length.isNull()),
-        **lengths.bins(length),
-        **samples.drawn("unrenderable", wanted.report_samples, text, length.isNull()),
-        **samples.drawn("maxTokens", wanted.report_samples, text, length > most),
-    )
-    if wanted.unrenderable == "Drop":
-        frame = frame.where(length.isNotNull())
-    if wanted.max_tokens is not None:
-        frame = frame.where(length <= most)
-    frame = seen.short.watch(frame)
-    frame = steps.limited(frame, wanted.limit, wanted.split_ratios.seed)
-    frame = split.with_split(frame, wanted.split_ratios)
-    origin = [steps.SOURCE] if plan.source.sources else []
-    return frame.select(steps.ID, *plan.form.columns, *origin, steps.TOKENS, steps.SPLIT)
-
-
-def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
-    """Run the plan, and count kept and dropped rows."""
-    totals = prepared.groupBy(steps.SPLIT).agg(
-        sf.count(sf.lit(1)).alias("rows"),
-        sf.sum(steps.TOKENS).alias("tokens"),
-        *(count.alias(name) for name, count in lengths.bins(sf.col(steps.TOKENS)).items()),
-    )
-    splits = {row[steps.SPLIT]: row for row in totals.collect()}
-    origins = prepared.groupBy(steps.SOURCE).count().collect() if plan.source.sources else []
-    again = session.lost_executors(prepared.sparkSession) > 0
-    if again:
-        say("Spark lost an executor: counting the rows again")
-    filtered = seen.filtered.read(again=again)
-    merged, rendered = seen.unique.read(again=again), seen.rendered.read(again=again)
-    unique, short = merged["all"], seen.short.read(again=again)["all"]
-    wanted = plan.prepare
-    dropped = {name: filtered[name] for name in steps.filter_names(wanted)}
-    passed = filtered["all"] - sum(dropped.values())
-    rows = {name: row["rows"] for name, row in splits.items()}
-    if wanted.dedupe.exact:
-        dropped["dedupe"] = passed - unique
-    if seen.near:
-        dropped["near"] = seen.near.dropped
-        unique -= seen.near.dropped
-    if wanted.unrenderable == "Drop":
-        dropped["unrenderable"] = rendered["refused"]
-        unique -= dropped["unrenderable"]
-    if wanted.max_tokens is not None:
-        dropped["maxTokens"] = unique - short
-    if wanted.limit is not None:
-        dropped["limit"] = short - sum(rows.values())
-    held = {name: row["tokens"] for name, row in splits.items()}
-    drawn = {
-        name: samples.found(name, wanted.report_samples, filtered | merged | rendered)
-        for name in dropped
-        if name not in ("near", "limit")
-    }
-    drawn |= {"near": seen.near.samples} if seen.near else {}
-    kept = [lengths.counts(row.asDict()) for row in splits.values()]
-    return Counts(
-        filtered["all"],
-        dropped,
-        rows,
-        held,
-        {row[steps.SOURCE]: row["count"] for row in origins},
-        lengths=(
-            lengths.counts(rendered),
-            [sum(counts) for counts in zip(*kept, strict=True)] or [0] * len(lengths.EDGES),
-        ),
-        clusters=seen.near.sizes if seen.near else None,
-        samples={name: drawn[name] for name in dropped if drawn.get(name)},
-    )
-
-
-def check(found: Counts, plan: Plan) -> None:
-    """Check that training examples are left.
-
-    Raises:
-        DataError: no rows are left, or none for the training or validation split.
-    """
-    left = sum(found.rows.values())
-    if not found.examples:
-        raise DataError("NoRows", f"{plan.source_name} has no rows: check what was written to it")
-    if not left:
-        losses = ", ".join(f"{name} dropped {number}" for name, number in found.dropped.items() if number)
-        raise DataError(
-            "NoRowsLeft",
-            f"none of the {found.examples} rows of {plan.source_name} is left: {losses}; loosen data.prepare",
-        )
-    for name in ("train", "validation"):
-        ratio = getattr(plan.prepare.split_ratios, name)
-        if ratio > 0 and not found.rows.get(name):
-            raise DataError(
-                "EmptySplit",
-                f"none of the {left} examples fell into the {name} split, whose ratio is {ratio:g}: prepare more "
-                f"examples or raise data.prepare.splitRatios.{name}",
-            )
-
-
 @contextmanager
 def _tokenizer(recipe: Recipe) -> Iterator[Path]:
     """Fetch the model's tokenizer, check that it loads, and return its folder."""
@@ -422,14 +261,18 @@ def tell(result: PrepResult) -> None:
     """Print the rows after each step, and the sizes of the splits."""
     rows, held = result.rows.to_json(), result.tokens.to_json()
     left = sum(rows.values()) + sum(result.dropped.values())
-    say(f"{'step':<12} {'dropped':>10} {'left':>10}")
-    say(f"{'source':<12} {'':>10} {left:>10,}")
+    say(f"{'step':<14} {'dropped':>10} {'left':>10}")
+    say(f"{'source':<14} {'':>10} {left:>10,}")
     for name, number in result.dropped.items():
         left -= number
-        say(f"{name:<12} {number:>10,} {left:>10,}")
-    say(f"{'split':<12} {'rows':>10} {'tokens':>10}")
+        say(f"{name:<14} {number:>10,} {left:>10,}")
+    for one in result.evaluation_sets or []:
+        say(f"evaluation set {one.name}: {one.examples:,} examples share words with it")
+    for kind, number in (result.redacted or {}).items():
+        say(f"redacted {number:,} {kind}")
+    say(f"{'split':<14} {'rows':>10} {'tokens':>10}")
     for name, number in rows.items():
-        say(f"{name:<12} {number:>10,} {held[name]:>10,}")
+        say(f"{name:<14} {number:>10,} {held[name]:>10,}")
     for part in result.sources or []:
         say(f"source {part.name}: {part.rows:,} rows")
     say(f"{result.path} version {result.version}")

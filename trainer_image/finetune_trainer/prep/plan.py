@@ -11,9 +11,10 @@ from finetune_trainer.prep.template import Template
 
 if TYPE_CHECKING:
     from finetune_crds.chat import Conversation
+    from finetune_crds.cleaning import EvaluationSource
     from finetune_crds.data import Prepare
     from finetune_crds.recipe import Recipe
-    from finetune_crds.source import MixedSource, Source
+    from finetune_crds.source import NamedSource, Source
 
 MESSAGES = "messages"
 PROMPT, RESPONSE, CHOSEN, REJECTED = "prompt", "response", "chosen", "rejected"
@@ -59,6 +60,12 @@ class Request:
     def source_name(self) -> str:
         """The source as the recipe names it."""
         return self.source.address
+
+    @property
+    def evaluation(self) -> list[EvaluationSource]:
+        """The evaluation sets."""
+        wanted = self.prepare.decontaminate
+        return wanted.sources if wanted else []
 
 
 @dataclass(frozen=True)
@@ -174,6 +181,7 @@ def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
             abs(total - 1) > 1e-4,
             f"data.prepare.splitRatios adds up to {total:g}: train, validation and test must add up to 1",
         ),
+        *_refusals_of_evaluation(source, prepare),
         (
             any(prepare.output == part.path for part in parts),
             f"data.prepare.output {prepare.output} is the source itself: write to another folder",
@@ -182,7 +190,30 @@ def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
     return [sentence for refused, sentence in table if refused]
 
 
-def _misplaced(source: Source | MixedSource) -> bool:
+def _refusals_of_evaluation(source: Source, prepare: Prepare) -> list[tuple[bool, str]]:
+    wanted, field = prepare.decontaminate, "data.prepare.decontaminate"
+    sets = wanted.sources if wanted else []
+    return [
+        (
+            wanted is not None and wanted.fewest_words > wanted.ngram,
+            f"{field}.minWords must not be above ngram: texts between the two are compared whole",
+        ),
+        (
+            any(_misplaced(one) for one in sets),
+            f"{field}.sources needs dataset for type Hub, and exactly one of path and table for the others",
+        ),
+        (
+            prepare.spark.mode != "Local" and any(one.type == "Hub" for one in sets),
+            f"{field}.sources of type Hub need data.prepare.spark.mode Local: a data set is downloaded into the prep pod",
+        ),
+        (
+            any(one.path is not None and one.path in (prepare.output, source.path) for one in sets),
+            f"{field}.sources has data.source or data.prepare.output: name an evaluation set",
+        ),
+    ]
+
+
+def _misplaced(source: Source | NamedSource) -> bool:
     """Whether a source is nowhere, or at several places."""
     given = [place for place in (source.path, source.table, source.dataset) if place is not None]
     return len(given) != 1 or (source.dataset is not None) != (source.type == "Hub")

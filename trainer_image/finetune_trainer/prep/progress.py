@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from finetune_trainer.track import Tracker
 
-READING, NEAR_DUPLICATES, TOKENS, WRITING = "reading", "near duplicates", "tokens", "writing"
+READING, EVALUATION_SETS, NEAR_DUPLICATES = "reading", "evaluation sets", "near duplicates"
+TOKENS, WRITING = "tokens", "writing"
 """The steps, as people see them."""
 _SECONDS = 2.0
 

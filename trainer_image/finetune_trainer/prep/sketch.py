@@ -81,7 +81,7 @@ def _shingles(texts: Sequence[str]) -> tuple[Longs, Counts]:
     counts = np.empty(len(texts), np.int64)
     for index, text in enumerate(texts):
         before = len(words)
-        words.extend(map(_word, _WORD.findall(text)))
+        words.extend(hashed_words(text))
         words.extend([0] * (SHINGLE_WORDS - len(words) + before))
         counts[index] = len(words) - before
     hashes = np.array(words, np.uint64)
@@ -89,7 +89,7 @@ def _shingles(texts: Sequence[str]) -> tuple[Longs, Counts]:
     last = len(words) - SHINGLE_WORDS + 1
     found = np.zeros(max(last, 0), np.uint64)
     for place, factor in enumerate(_PLACES):
-        found = _mixed(found + hashes[place : place + last] * factor)
+        found = mixed(found + hashes[place : place + last] * factor)
     # A shingle does not reach from one text into the next.
     whole = owners[:last] == owners[SHINGLE_WORDS - 1 :]
     found, owners = found[whole], owners[:last][whole]
@@ -106,9 +106,14 @@ def _bands(shingles: Longs, starts: Counts, shape: Banding) -> Longs:
         joined = np.full(len(starts), band + 1, np.uint64)
         for row in range(band * shape.rows, (band + 1) * shape.rows):
             least = np.minimum.reduceat((shingles * _FACTORS[row] + _OFFSETS[row]) >> _HALF, starts)
-            joined = _mixed(joined * _PLACES[0] + least)
+            joined = mixed(joined * _PLACES[0] + least)
         bands[:, band] = joined
     return bands
+
+
+def hashed_words(text: str) -> list[int]:
+    """Return a hash of each word of a text in lower case. A word is a run of letters and digits."""
+    return [_word(word) for word in _WORD.findall(text)]
 
 
 @lru_cache(maxsize=1 << 16)
@@ -117,7 +122,7 @@ def _word(word: str) -> int:
     return zlib.crc32(data) << 32 | zlib.adler32(data)
 
 
-def _mixed(values: Longs) -> Longs:
+def mixed(values: Longs) -> Longs:
     """Spread the bits of each value (the finaliser of MurmurHash3, Austin Appleby)."""
     values = (values ^ (values >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     values = (values ^ (values >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from finetune_crds.source import MixedSource, Source
+    from finetune_crds.source import NamedSource, Source
     from finetune_trainer.prep.plan import Plan
 
 
@@ -39,7 +39,7 @@ class Corpus:
 
 
 def read(
-    spark: SparkSession, source: Source | MixedSource, scratch: Path, field: str = "data.source"
+    spark: SparkSession, source: Source | NamedSource, scratch: Path, field: str = "data.source"
 ) -> Corpus:
     """Read a source, other than a mix, at one version, so that every pass reads the same rows.
 

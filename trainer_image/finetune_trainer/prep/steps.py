@@ -13,7 +13,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from finetune_trainer.outcome import DataError, RecipeRefusedError
-from finetune_trainer.prep import condition, near, source
+from finetune_trainer.prep import condition, decontaminate, near, source
 from finetune_trainer.prep.errors import first_line
 from finetune_trainer.prep.plan import MESSAGES, PROMPT, RESPONSE
 from finetune_trainer.prep.template import quoted
@@ -145,6 +145,14 @@ def texts(form: Form) -> list[Column]:
     return [_text(name) for name in form.content]
 
 
+def contents(form: Form) -> Column:
+    """Return the texts of an example, one after the other, without the roles of a conversation."""
+    if form.messages is not None:
+        turns = sf.transform(sf.col(quoted(form.messages)), lambda turn: turn["content"])
+        return sf.concat_ws("\n", turns)
+    return sf.concat_ws("\n", *texts(form))
+
+
 def _text(column: str) -> Column:
     return sf.coalesce(sf.col(quoted(column)).cast("string"), sf.lit(""))
 
@@ -170,13 +178,31 @@ def _checked(frame: DataFrame, plan: Plan, verdict: Column) -> DataFrame:
         ) from error
 
 
+def passed(frame: DataFrame, plan: Plan) -> DataFrame:
+    """Select the rows that pass the filters, with the columns that later steps read: conversations, and others as text."""
+    texts = dict.fromkeys([*plan.form.content, *(plan.prepare.dedupe.columns or [])])
+    ratios = plan.prepare.split_ratios
+    texts |= {name: None for name in (ratios.key, ratios.stratify_by) if name}
+    origin = [MIXED_FROM] if MIXED_FROM in frame.columns else []
+    kept = frame.where(sf.col(DROPPED_BY).isNull())
+    return kept.select(
+        *(
+            sf.col(quoted(name))
+            if name == plan.form.messages
+            else sf.col(quoted(name)).cast("string").alias(name)
+            for name in texts
+        ),
+        *origin,
+    )
+
+
 def identified(frame: DataFrame, plan: Plan) -> DataFrame:
-    """Select the rows that pass the filters, with a fingerprint and the columns of an example.
+    """Give the rows that passed the filters a fingerprint, and select the columns of an example.
 
     id: a hash of the example as it is. fingerprint: what is equal for duplicates: a hash of its text, or of the text of
     dedupe.columns, but for case and white space. group: the text that decides on the split. stratum: the value whose share
-    each split has, if it is stratified. plain: the text that is compared for near duplicates, if they are removed. source:
-    where the row is from, in a mix.
+    each split has, if it is stratified. plain: the text that is compared for near duplicates, if they are removed. said: the
+    text that is compared with evaluation sets, if there are any. source: where the row is from, in a mix.
     """
     form, key, stratum = plan.form, plan.prepare.split_ratios.key, plan.prepare.split_ratios.stratify_by
     example = texts(form)
@@ -188,8 +214,8 @@ def identified(frame: DataFrame, plan: Plan) -> DataFrame:
         256,
     )
     compared = [_plain(example).alias(near.TEXT)] if plan.prepare.dedupe.near else []
-    kept = frame.where(sf.col(DROPPED_BY).isNull())
-    return kept.select(
+    compared += [contents(form).alias(decontaminate.TEXT)] if plan.prepare.decontaminate else []
+    return frame.select(
         sf.substring(identity, 1, 32).alias(ID),
         (_fingerprint(chosen) if chosen else fingerprint).alias(FINGERPRINT),
         sf.coalesce(owner, fingerprint).alias(GROUP),

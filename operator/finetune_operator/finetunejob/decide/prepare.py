@@ -8,7 +8,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.env import LocalReference
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import DataStatus
-from finetune_crds.status_parts import MAX_DROPPED, Dropped
+from finetune_crds.status_parts import MAX_DROPPED, Dropped, Redacted
 from finetune_operator import names
 from finetune_operator.finetunejob.children import Sorted, job_condition, sort
 from finetune_operator.finetunejob.decide import (
@@ -117,6 +117,7 @@ def _finish(draft: Draft, child: Json, mine: list[Json]) -> Outcome:
         return Stop
     result = results[-1]
     dropped = [Dropped(step=step, rows=rows) for step, rows in result.dropped.items()]
+    redacted = [Redacted(kind=kind, values=values) for kind, values in (result.redacted or {}).items()]
     draft.update(
         data=DataStatus(
             rows=result.rows,
@@ -128,6 +129,8 @@ def _finish(draft: Draft, child: Json, mine: list[Json]) -> Outcome:
             sources=result.sources,
             columns=result.columns,
             dropped=dropped[:MAX_DROPPED] or None,
+            redacted=redacted or None,
+            evaluation_sets=result.evaluation_sets,
         )
     )
     rows = result.rows
@@ -136,7 +139,7 @@ def _finish(draft: Draft, child: Json, mine: list[Json]) -> Outcome:
         True,
         ConditionReason.PREPARED,
         f"{result.path} version {result.version}: {rows.train} train, {rows.validation} validation, "
-        f"{rows.test} test rows{_losses(dropped)}",
+        f"{rows.test} test rows{_losses(dropped)}{_redactions(redacted)}",
     )
     return Continue
 
@@ -148,6 +151,12 @@ def _losses(dropped: list[Dropped]) -> str:
         return ""
     steps = ", ".join(f"{item.rows} by {item.step}" for item in lossy)
     return f"; {sum(item.rows for item in lossy)} dropped: {steps}"
+
+
+def _redactions(redacted: list[Redacted]) -> str:
+    """How many values of which kinds placeholders stand for."""
+    found = [item for item in redacted if item.values]
+    return f"; redacted: {', '.join(f'{item.values} {item.kind}' for item in found)}" if found else ""
 
 
 def _fail(draft: Draft, mine: list[Json], failed: Json) -> None:

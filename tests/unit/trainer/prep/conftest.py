@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from finetune_crds.data import Spark
 from finetune_trainer.prep import session
-from unit.trainer.prep.recipes import QUICK, QUICK_JVM
+from unit.trainer.prep.recipes import QUICK, QUICK_JVM, Preparer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,3 +75,9 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "tokenizer"
     fast.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def prepare(spark: SparkSession, tokenizer_folder: Path, tmp_path: Path) -> Preparer:
+    """Prepares rows of a test in the session of all tests."""
+    return Preparer(spark, tokenizer_folder, tmp_path)

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
 from finetune_crds.recipe import Recipe
+from finetune_trainer.prep import pipeline
+from finetune_trainer.prep.plan import request
 from finetune_trainer.prep.progress import Progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from finetune_crds.contract import PrepResult
 
 # For runs of seconds: few partitions, and a JVM that compiles quickly, not well.
 PAIR = {"type": "PromptResponse", "prompt": "question", "response": "answer"}
 QUICK = {"spark.sql.shuffle.partitions": "2"}
 QUICK_JVM = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"}
+_LEAST_PARTITIONS = "spark.sql.files.minPartitionNum"
 Json = dict[str, Any]
 
 
@@ -44,3 +58,40 @@ def recipe(
 def untold() -> Progress:
     """The progress of a preparation that has no run."""
     return Progress(lambda _step, _percent: None, None)
+
+
+class Preparer:
+    """Prepares rows, all of them for the training split."""
+
+    def __init__(self, spark: SparkSession, tokenizer: Path, folder: Path) -> None:
+        self.folder = folder
+        self._spark, self._tokenizer = spark, tokenizer
+        self._numbers = itertools.count()
+
+    def __call__(self, rows: list[Json], *, partitions: int = 1, **changes: Any) -> PrepResult:
+        """Prepare rows that Spark reads in a number of partitions; `changes` are those of `recipe`."""
+        number = next(self._numbers)
+        corpus = self.folder / f"corpus-{number}"
+        corpus.mkdir()
+        table = pa.Table.from_pylist(rows)
+        for part in range(partitions):
+            pq.write_table(table.take([*range(part, len(rows), partitions)]), corpus / f"{part}.parquet")
+        asked: Json = {
+            "source": {"type": "Parquet", "path": str(corpus)},
+            "splitRatios": {"train": 1, "validation": 0, "test": 0},
+            "output": str(self.folder / f"out-{number}"),
+            "base": str(self._tokenizer),
+        }
+        wanted = recipe(**asked | changes)
+        # NB: Spark reads several small files as one partition.
+        self._spark.conf.set(_LEAST_PARTITIONS, partitions)
+        try:
+            return pipeline.prepare(self._spark, wanted, request(wanted), self._tokenizer, untold())
+        finally:
+            self._spark.conf.unset(_LEAST_PARTITIONS)
+
+
+def table_of(result: PrepResult) -> list[Json]:
+    """Return the rows of the table at the result's version, as a reader without a JVM sees them."""
+    rows: list[Json] = DeltaTable(result.path, version=result.version).to_pyarrow_table().to_pylist()
+    return sorted(rows, key=lambda row: row["id"])

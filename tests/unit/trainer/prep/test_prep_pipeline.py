@@ -612,13 +612,13 @@ def test_the_command_leaves_a_result(
     assert f"source {corpus / 'delta'} version 0\n" in said
     table = said[said.index("step ") :].splitlines()
     assert table[:7] == [
-        "step            dropped       left",
-        "source                         104",
-        "notNull               1        103",
-        "minQuality           21         82",
-        "dedupe                1         81",
-        "maxTokens             1         80",
-        "limit                10         70",
+        "step              dropped       left",
+        "source                           104",
+        "notNull                 1        103",
+        "minQuality             21         82",
+        "dedupe                  1         81",
+        "maxTokens               1         80",
+        "limit                  10         70",
     ]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["recipe.yaml", "table", "termination"]
 

@@ -222,6 +222,30 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "data.prepare.output /corpus is the source itself: write to another folder",
     ),
     (
+        "an evaluation set that is the source, and a run that is shorter than short texts",
+        {
+            "decontaminate": {
+                "sources": [{"name": "a", "type": "Parquet", "path": "/corpus"}],
+                "ngram": 6,
+                "minWords": 7,
+            }
+        },
+        "data.prepare.decontaminate.minWords must not be above ngram: texts between the two are compared whole; "
+        "data.prepare.decontaminate.sources has data.source or data.prepare.output: name an evaluation set",
+    ),
+    (
+        "evaluation sets of the Hub in executor pods, and nowhere",
+        {
+            "decontaminate": {
+                "sources": [{"name": "a", "type": "Hub", "dataset": "o/n"}, {"name": "b", "type": "CSV"}]
+            },
+            "spark": {"mode": "Kubernetes"},
+        },
+        "data.prepare.decontaminate.sources needs dataset for type Hub, and exactly one of path and table for the others; "
+        "data.prepare.decontaminate.sources of type Hub need data.prepare.spark.mode Local: a data set is downloaded into "
+        "the prep pod",
+    ),
+    (
         "open brace",
         {"promptTemplate": "{question"},
         "data.prepare.promptTemplate has a brace without its partner: write {column} for a column's value, and {{ and "

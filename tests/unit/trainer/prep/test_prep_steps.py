@@ -190,7 +190,8 @@ def test_wrong(spark: SparkSession, asked: dict[str, Any], kind: type[PodFailure
 
 def identified(source: DataFrame, asked: Recipe) -> DataFrame:
     wanted = plan(asked)
-    return steps.identified(steps.flagged(steps.with_conversation(source, wanted.form), wanted), wanted)
+    flagged = steps.flagged(steps.with_conversation(source, wanted.form), wanted)
+    return steps.identified(steps.passed(flagged, wanted), wanted)
 
 
 def test_templates_render(spark: SparkSession) -> None:

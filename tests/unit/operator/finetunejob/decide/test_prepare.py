@@ -11,7 +11,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import PodError, PrepResult, TerminationMessage
 from finetune_crds.data import Columns
 from finetune_crds.status import DataStatus, SplitCounts
-from finetune_crds.status_parts import MAX_DROPPED, Dropped
+from finetune_crds.status_parts import MAX_DROPPED, Dropped, EvaluationSet, Redacted
 from finetune_operator import names
 from worlds.memory.decisions import (
     ADMITTED,
@@ -45,6 +45,8 @@ RESULT = PrepResult(
     source_revision="c0ffee",
     columns=Columns(type="PromptResponse", prompt="question", response="answer"),
     dropped={"notNull": 4, "minQuality": 0, "dedupe": 6},
+    redacted={"Email": 7, "Phone": 0, "Secret": 1},
+    evaluation_sets=[EvaluationSet(name="tasks", examples=2, version=4)],
 )
 PREPARED = TerminationMessage(prep=RESULT)
 PREPARING = condition(ConditionType.PREPARED, "False", ConditionReason.PREPARING)
@@ -161,11 +163,18 @@ def test_its_result_becomes_the_status_and_training_starts_from_it() -> None:
             Dropped(step="minQuality", rows=0),
             Dropped(step="dedupe", rows=6),
         ],
+        redacted=[
+            Redacted(kind="Email", values=7),
+            Redacted(kind="Phone", values=0),
+            Redacted(kind="Secret", values=1),
+        ],
+        evaluation_sets=RESULT.evaluation_sets,
     )
     assert said(decision, ConditionType.PREPARED) == (
         "True",
         ConditionReason.PREPARED,
-        "/data/splits version 7: 90 train, 5 validation, 5 test rows; 10 dropped: 4 by notNull, 6 by dedupe",
+        "/data/splits version 7: 90 train, 5 validation, 5 test rows; 10 dropped: 4 by notNull, 6 by dedupe; redacted: 7 Email, "
+        "1 Secret",
     )
     assert applied(decision) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]
     recipe = yaml.safe_load(decision.apply[1]["data"]["recipe.yaml"])
@@ -186,7 +195,7 @@ DROPPED: dict[str, tuple[dict[str, int], int, str]] = {
 
 @pytest.mark.parametrize(("dropped", "count", "said_of_it"), DROPPED.values(), ids=DROPPED)
 def test_what_steps_dropped_is_told(dropped: dict[str, int], count: int, said_of_it: str) -> None:
-    result = TerminationMessage(prep=RESULT.model_copy(update={"dropped": dropped}))
+    result = TerminationMessage(prep=RESULT.model_copy(update={"dropped": dropped, "redacted": None}))
     decision = prepare(child(JOB, "Complete"), pods=[prep_pod(0, 0, result)])
     assert len(decision.status.data.dropped or []) == count
     found = said(decision, ConditionType.PREPARED)

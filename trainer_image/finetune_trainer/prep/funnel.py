@@ -1,0 +1,284 @@
+"""The steps from rows to examples as one plan, and what each step drops."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark import StorageLevel
+from pyspark.sql import functions as sf
+
+from finetune_trainer.outcome import DataError
+from finetune_trainer.prep import (
+    decontaminate,
+    language,
+    lengths,
+    near,
+    progress,
+    redact,
+    samples,
+    session,
+    split,
+    steps,
+    tokens,
+)
+from finetune_trainer.prep.counter import Counter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame
+
+    from finetune_crds.cleaning import RedactKind
+    from finetune_crds.data import Prepare
+    from finetune_crds.recipe import Recipe
+    from finetune_trainer.prep.decontaminate import EvaluationSet
+    from finetune_trainer.prep.plan import Plan
+    from finetune_trainer.prep.progress import Progress
+
+_FOREIGN = "foreign"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counts of kept and dropped rows.
+
+    examples: rows of the source. dropped: by step, in order. rows, tokens: of each split. sources: rows by source of a mix.
+    redacted: values that placeholders stand for, by kind. shared: examples that share words with each evaluation set. lengths:
+    examples in each bin of `lengths`, before the limits and after. clusters: of near duplicates, by size. samples: of what a
+    step dropped, by step.
+    """
+
+    examples: int
+    dropped: dict[str, int]
+    rows: dict[str, int]
+    tokens: dict[str, int]
+    sources: dict[str, int] = field(default_factory=dict)
+    redacted: dict[RedactKind, int] | None = None
+    shared: dict[str, int] = field(default_factory=dict)
+    lengths: tuple[list[int], list[int]] = ([], [])
+    clusters: dict[int, int] | None = None
+    samples: dict[str, list[str]] = field(default_factory=dict)
+
+
+class Observed:
+    """Row counts at places of the plan.
+
+    near: the near duplicates, where they are removed. shared: what shares words with evaluation sets. held: ends the frames that
+    are kept. told: learns which step runs.
+    """
+
+    def __init__(self, held: ExitStack, told: Progress, evaluation: list[EvaluationSet]) -> None:
+        self.held = held
+        self.told = told
+        self.evaluation = evaluation
+        self.shared: decontaminate.Shared | None = None
+        self.near: near.Clusters | None = None
+        self.filtered, self.spoken, self.redacted = map(Counter, ("filtered", "spoken", "redacted"))
+        self.clean, self.unique = map(Counter, ("clean", "unique"))
+        self.rendered, self.short = map(Counter, ("rendered", "short"))
+
+    def keep(self, frame: DataFrame, level: StorageLevel) -> DataFrame:
+        """Keep a frame that is read more than once."""
+        kept = frame.persist(level)
+        self.held.callback(kept.unpersist)
+        return kept
+
+
+def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen: Observed) -> DataFrame:
+    """The plan of the whole preparation: `id`, the example's columns, `tokens` and `split`.
+
+    Near duplicates, and examples of evaluation sets, are found at once; nothing else runs.
+    """
+    wanted = plan.prepare
+    frame = _filtered(frame, plan, seen)
+    if wanted.redact:
+        frame = redact.redacted(frame, plan.form, wanted.redact)
+        frame = seen.redacted.watch(frame, **redact.totals(wanted.redact))
+    frame = steps.identified(frame, plan)
+    if seen.evaluation:
+        seen.told.step(progress.EVALUATION_SETS)
+        frame = seen.keep(frame, StorageLevel.DISK_ONLY)
+        frame, seen.shared = decontaminate.removed(frame, seen.evaluation, wanted, seen.held)
+        frame = seen.clean.watch(frame)
+    frame = _unique(frame, plan, seen)
+    seen.told.step(progress.TOKENS)
+    frame = tokens.with_tokens(
+        frame, recipe.model, tokenizer, plan.form.columns, unrenderable=wanted.unrenderable
+    )
+    frame = _short(frame, plan, seen)
+    frame = steps.limited(frame, wanted.limit, wanted.split_ratios.seed)
+    frame = split.with_split(frame, wanted.split_ratios)
+    origin = [steps.SOURCE] if plan.source.sources else []
+    return frame.select(steps.ID, *plan.form.columns, *origin, steps.TOKENS, steps.SPLIT)
+
+
+def _filtered(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
+    """Drop what the filters drop, and other languages."""
+    wanted, number = plan.prepare, _samples_of_source(plan.prepare)
+    frame = steps.flagged(steps.with_conversation(frame, plan.form), plan)
+    by, text = sf.col(steps.DROPPED_BY), sf.concat_ws("\n", *steps.texts(plan.form))
+    found = {}
+    for name in steps.filter_names(wanted):
+        found[name] = sf.count_if(by == name)
+        found |= samples.drawn(name, number, text, by == name)
+    frame = steps.passed(seen.filtered.watch(frame, **found), plan)
+    if not wanted.languages:
+        return frame
+    contents, foreign = steps.contents(plan.form), sf.col(_FOREIGN)
+    frame = frame.withColumn(_FOREIGN, language.foreign(contents, wanted.languages))
+    drawn = samples.drawn("language", number, contents, foreign)
+    frame = seen.spoken.watch(frame, foreign=sf.count_if(foreign), **drawn)
+    return frame.where(~foreign).drop(_FOREIGN)
+
+
+def _samples_of_source(wanted: Prepare) -> int:
+    """The number of samples of a step that sees the text of the source: none where values in it are to be replaced."""
+    return 0 if wanted.redact else wanted.report_samples
+
+
+def _unique(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
+    """Drop duplicates and near duplicates."""
+    wanted = plan.prepare
+    if wanted.dedupe.exact:
+        frame = steps.without_duplicates(frame)
+        copied = sf.col(steps.COPIES) > 1
+        drawn = samples.drawn("dedupe", wanted.report_samples, steps.shown(plan.form), copied)
+        frame = seen.unique.watch(frame, **drawn).drop(steps.COPIES)
+    else:
+        frame = seen.unique.watch(frame)
+    if wanted.dedupe.near:
+        seen.told.step(progress.NEAR_DUPLICATES)
+        frame = seen.keep(frame, StorageLevel.DISK_ONLY)
+        frame, seen.near = near.removed(frame, wanted.dedupe.near, seen.held, wanted.report_samples)
+        print(near.described(seen.near), flush=True)
+    return frame
+
+
+def _short(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
+    """Drop conversations that the chat template refuses, and long examples."""
+    wanted, text = plan.prepare, steps.shown(plan.form)
+    length, most = sf.col(steps.TOKENS), sf.lit(wanted.max_tokens)
+    frame = seen.rendered.watch(
+        frame,
+        refused=sf.count_if(length.isNull()),
+        **lengths.bins(length),
+        **samples.drawn("unrenderable", wanted.report_samples, text, length.isNull()),
+        **samples.drawn("maxTokens", wanted.report_samples, text, length > most),
+    )
+    if wanted.unrenderable == "Drop":
+        frame = frame.where(length.isNotNull())
+    if wanted.max_tokens is not None:
+        frame = frame.where(length <= most)
+    return seen.short.watch(frame)
+
+
+def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
+    """Run the plan, and count kept and dropped rows."""
+    totals = prepared.groupBy(steps.SPLIT).agg(
+        sf.count(sf.lit(1)).alias("rows"),
+        sf.sum(steps.TOKENS).alias("tokens"),
+        *(count.alias(name) for name, count in lengths.bins(sf.col(steps.TOKENS)).items()),
+    )
+    splits = {row[steps.SPLIT]: row.asDict() for row in totals.collect()}
+    origins = prepared.groupBy(steps.SOURCE).count().collect() if plan.source.sources else []
+    again = session.lost_executors(prepared.sparkSession) > 0
+    if again:
+        print("Spark lost an executor: counting the rows again", flush=True)
+    read = _Read(plan, seen, again=again)
+    rows = {name: row["rows"] for name, row in splits.items()}
+    kept = [lengths.counts(row) for row in splits.values()]
+    return Counts(
+        examples=read.filtered["all"],
+        dropped=read.dropped(sum(rows.values())),
+        rows=rows,
+        tokens={name: row["tokens"] for name, row in splits.items()},
+        sources={row[steps.SOURCE]: row["count"] for row in origins},
+        redacted={kind: read.redacted[kind] for kind in plan.prepare.redact} if plan.prepare.redact else None,
+        shared=seen.shared.examples if seen.shared else {},
+        lengths=(lengths.counts(read.rendered), lengths.together(kept)),
+        clusters=seen.near.sizes if seen.near else None,
+        samples=read.samples(),
+    )
+
+
+class _Read:
+    """What was observed at each place of the plan."""
+
+    def __init__(self, plan: Plan, seen: Observed, *, again: bool) -> None:
+        self._wanted, self._seen = plan.prepare, seen
+        self.filtered = seen.filtered.read(again=again)
+        self.unique = seen.unique.read(again=again)
+        self.rendered = seen.rendered.read(again=again)
+        self.short = seen.short.read(again=again)
+        self.spoken = seen.spoken.read(again=again) if self._wanted.languages else {}
+        self.clean = seen.clean.read(again=again) if seen.evaluation else {}
+        self.redacted = seen.redacted.read(again=again) if self._wanted.redact else {}
+
+    def dropped(self, left: int) -> dict[str, int]:
+        """What each step dropped, in order; `left`: rows that are left in the end."""
+        wanted, near_found = self._wanted, self._seen.near
+        found = {name: int(self.filtered[name]) for name in steps.filter_names(wanted)}
+        passed = self.filtered["all"] - sum(found.values())
+        if wanted.languages:
+            found["language"] = self.spoken["foreign"]
+            passed -= found["language"]
+        if self._seen.evaluation:
+            found["decontaminate"], passed = passed - self.clean["all"], self.clean["all"]
+        if wanted.dedupe.exact:
+            found["dedupe"], passed = passed - self.unique["all"], self.unique["all"]
+        if near_found:
+            found["near"] = near_found.dropped
+            passed -= near_found.dropped
+        if wanted.unrenderable == "Drop":
+            found["unrenderable"] = self.rendered["refused"]
+            passed -= found["unrenderable"]
+        if wanted.max_tokens is not None:
+            found["maxTokens"] = passed - self.short["all"]
+        if wanted.limit is not None:
+            found["limit"] = self.short["all"] - left
+        return found
+
+    def samples(self) -> dict[str, list[str]]:
+        """Some of the examples that each step dropped."""
+        number, of_source = self._wanted.report_samples, _samples_of_source(self._wanted)
+        found = {
+            name: samples.found(name, of_source, self.filtered) for name in steps.filter_names(self._wanted)
+        }
+        if self._wanted.languages:
+            found["language"] = samples.found("language", of_source, self.spoken)
+        if self._seen.shared:
+            found["decontaminate"] = self._seen.shared.samples
+        if self._wanted.dedupe.exact:
+            found["dedupe"] = samples.found("dedupe", number, self.unique)
+        if self._seen.near:
+            found["near"] = self._seen.near.samples
+        for name in ("unrenderable", "maxTokens"):
+            found[name] = samples.found(name, number, self.rendered)
+        return {name: texts for name, texts in found.items() if texts}
+
+
+def check(found: Counts, plan: Plan) -> None:
+    """Check that training examples are left.
+
+    Raises:
+        DataError: no rows are left, or none for the training or validation split.
+    """
+    left = sum(found.rows.values())
+    if not found.examples:
+        raise DataError("NoRows", f"{plan.source_name} has no rows: check what was written to it")
+    if not left:
+        losses = ", ".join(f"{name} dropped {number}" for name, number in found.dropped.items() if number)
+        raise DataError(
+            "NoRowsLeft",
+            f"none of the {found.examples} rows of {plan.source_name} is left: {losses}; loosen data.prepare",
+        )
+    for name in ("train", "validation"):
+        ratio = getattr(plan.prepare.split_ratios, name)
+        if ratio > 0 and not found.rows.get(name):
+            raise DataError(
+                "EmptySplit",
+                f"none of the {left} examples fell into the {name} split, whose ratio is {ratio:g}: prepare more "
+                f"examples or raise data.prepare.splitRatios.{name}",
+            )
