@@ -18,7 +18,7 @@ from finetune_crds.status_parts import SourceRows
 from finetune_trainer import artifacts, columns
 from finetune_trainer.cache import Cache
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import errors, mix, near, output, progress, session, source, steps, tokens
+from finetune_trainer.prep import errors, keep, mix, near, output, progress, session, source, steps, tokens
 from finetune_trainer.prep.counter import Counter
 from finetune_trainer.prep.plan import plan as planned
 from finetune_trainer.prep.progress import Progress, SparkTasks
@@ -62,7 +62,7 @@ def run(recipe: Recipe, asked: Request) -> PrepResult:
     """
     run_id = os.environ.get("MLFLOW_RUN_ID")
     with (
-        _tokenizer(recipe) as tokenizer,
+        fetched_tokenizer(recipe) as tokenizer,
         Tracker(run_id, patience=_PATIENCE_SECONDS) as tracker,
         _spark(asked) as spark,
     ):
@@ -196,9 +196,7 @@ class Observed:
 
     def keep(self, frame: DataFrame, level: StorageLevel) -> DataFrame:
         """Keep a frame that is read more than once."""
-        kept = frame.persist(level)
-        self.held.callback(kept.unpersist)
-        return kept
+        return keep.keep(frame, level, self.held)
 
 
 def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen: Observed) -> DataFrame:
@@ -239,9 +237,9 @@ def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
     )
     splits = {row[steps.SPLIT]: row for row in totals.collect()}
     origins = prepared.groupBy(steps.SOURCE).count().collect() if plan.source.sources else []
-    again = session.lost_executors(prepared.sparkSession) > 0
+    again = session.may_have_lost_executors(prepared.sparkSession)
     if again:
-        say("Spark lost an executor: counting the rows again")
+        say("Spark lost an executor, or does not say whether it did: counting the rows again")
     filtered = seen.filtered.read(again=again)
     unique, short = seen.unique.read(again=again)["all"], seen.short.read(again=again)["all"]
     wanted = plan.prepare
@@ -287,7 +285,7 @@ def check(found: Counts, plan: Plan) -> None:
 
 
 @contextmanager
-def _tokenizer(recipe: Recipe) -> Iterator[Path]:
+def fetched_tokenizer(recipe: Recipe) -> Iterator[Path]:
     """Fetch the model's tokenizer, check that it loads, and return its folder."""
     model = recipe.model
     with tempfile.TemporaryDirectory(prefix="finetune-tokenizer-") as folder:

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from finetune_crds import contract
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pyspark import SparkContext
-
-    from finetune_trainer.track import Tracker
 
 READING, NEAR_DUPLICATES, TOKENS, WRITING = "reading", "near duplicates", "tokens", "writing"
 """The steps, as people see them."""
@@ -25,6 +23,13 @@ class Tasks(NamedTuple):
 
     done: int
     known: int
+
+
+class Teller(Protocol):
+    """Takes what people are told, such as an MLflow run."""
+
+    def tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags, and overwrite existing ones."""
 
 
 class TaskCounter(Protocol):
@@ -57,14 +62,14 @@ class SparkTasks:
 
 
 class Progress:
-    """Tells the MLflow run which step of a preparation runs, and its percent.
+    """Tells which step of a preparation runs, and its percent.
 
     Args:
-        tracker: the run; without one, nothing is told.
+        tracker: the MLflow run or the file that is told.
         counter: None: steps are told without a percent.
     """
 
-    def __init__(self, tracker: Tracker, counter: TaskCounter | None) -> None:
+    def __init__(self, tracker: Teller, counter: TaskCounter | None) -> None:
         self._tracker = tracker
         self._counter = counter
         self._step = ""

@@ -1,0 +1,79 @@
+"""`finetune-prep-databricks`: the preparation inside a Databricks run, on the session that the run has.
+
+The wheel that holds this entry point, its recipe and its result are files in a folder of a volume. The operator, which
+submitted the run, reads the result there: the output of a run has the last of its log at best.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from finetune_crds import contract
+from finetune_crds.contract import RunReport, TerminationMessage
+from finetune_crds.recipe import Recipe
+from finetune_trainer import outcome
+from finetune_trainer.prep.plan import request
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class PreparationFailedError(Exception):
+    """The preparation failed; Databricks shows the sentence as the error of the run."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the preparation of the recipe in a folder, and leave its report there.
+
+    Raises:
+        PreparationFailedError: it failed; the report says how.
+    """
+    parser = argparse.ArgumentParser(prog=contract.PREP_WHEEL_ENTRY)
+    parser.add_argument(contract.PARAMETER_FOLDER, type=Path, required=True, help="with recipe.yaml")
+    folder: Path = parser.parse_args(arguments).folder
+    said = ""
+
+    def report(code: int, message: TerminationMessage | None) -> None:
+        nonlocal said
+        found = RunReport(exit_code=code, message=message or TerminationMessage())
+        # NB: a volume has no rename: a report that was cut off is no JSON, and counts as none.
+        (folder / contract.REPORT_FILE).write_text(
+            found.model_dump_json(by_alias=True, exclude_none=True), encoding="utf-8"
+        )
+        said = f"{message.error.reason}: {message.error.message}" if message and message.error else ""
+
+    code = outcome.run(lambda: _prepare(folder), report)
+    if code:
+        # NB: Databricks takes an exit code for a crash, whatever it is.
+        raise PreparationFailedError(said or f"the preparation ended with exit code {code}")
+
+
+def _prepare(folder: Path) -> TerminationMessage:
+    recipe = Recipe.load(folder / contract.RECIPE_FILE)
+    asked = request(recipe)
+    from finetune_trainer.prep import pipeline, session
+    from finetune_trainer.prep.progress import Progress, SparkTasks
+
+    with pipeline.fetched_tokenizer(recipe) as tokenizer:
+        spark = session.attach()
+        context = session.context(spark)
+        pipeline.say(f"Databricks Runtime {os.environ[session.ENV_RUNTIME]}, Spark {spark.version}")
+        told = Progress(_InVolume(folder / contract.PROGRESS_FILE), SparkTasks(context) if context else None)
+        with told.running():
+            return TerminationMessage(prep=pipeline.prepare(spark, recipe, asked, tokenizer, told))
+
+
+class _InVolume:
+    """Writes the step of the preparation into a file, which the operator reads."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def tags(self, tags: Mapping[str, str]) -> None:
+        """Write the step."""
+        with contextlib.suppress(OSError):
+            self._file.write_text(tags[contract.TAG_PREPARATION], encoding="utf-8")
