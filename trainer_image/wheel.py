@@ -21,7 +21,17 @@ ENTRY = "finetune-prep-databricks"
 _PACKAGES = ((HERE.parent / "crds", "finetune_crds"), (HERE, "finetune_trainer"))
 _LEFT_OUT = ("finetune_trainer/train/",)
 # What Databricks Runtime has, in versions that belong together, and what only a preparation in a pod needs.
-_PROVIDED = ("pyspark", "delta-spark", "pandas", "pyarrow", "boto3", "s3fs", "datasets", "mlflow-skinny")
+_PROVIDED = (
+    "pyspark",
+    "delta-spark",
+    "pandas",
+    "pyarrow",
+    "boto3",
+    "s3fs",
+    "datasets",
+    "mlflow-skinny",
+    "fsspec",
+)
 _TIME = (2020, 1, 1, 0, 0, 0)
 
 

@@ -82,7 +82,11 @@ class Compute(ApiModel):
                 "newCluster and type NewCluster go together",
                 ".newCluster",
             ),
-            ("self.type == 'Serverless' || !has(self.serverless)", "serverless needs type Serverless", ".serverless"),
+            (
+                "self.type == 'Serverless' || !has(self.serverless)",
+                "serverless needs type Serverless",
+                ".serverless",
+            ),
         )
     )
 
