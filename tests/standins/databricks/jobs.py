@@ -174,8 +174,10 @@ class Jobs:
             raise _wrong("python_wheel_task must have package_name and entry_point.")
         if wheel.parameters and wheel.named_parameters:
             raise _wrong("Only one of parameters and named_parameters can be set.")
-        if task.environment_key:
-            return task, self._environment(task, body)
+        return task, self._environment(task, body) if task.environment_key else self._cluster(task)
+
+    def _cluster(self, task: SubmitTask) -> str:
+        """The wheel of a task on a cluster."""
         if bool(task.new_cluster) == bool(task.existing_cluster_id):
             raise _wrong("Exactly one of new_cluster, existing_cluster_id and environment_key must be set.")
         if task.existing_cluster_id and task.existing_cluster_id not in self.clusters:
@@ -188,9 +190,10 @@ class Jobs:
         wheels = [library.whl for library in task.libraries or [] if library.whl]
         if len(wheels) != 1:
             raise _wrong("python_wheel_task needs its wheel as a library.")
-        return task, wheels[0]
+        return wheels[0]
 
     def _environment(self, task: SubmitTask, body: Json) -> str:
+        """The wheel of a task on serverless compute."""
         if task.libraries or task.new_cluster or task.existing_cluster_id:
             raise _wrong("A task with environment_key cannot have libraries or a cluster.")
         known = [JobEnvironment.from_dict(item) for item in body.get("environments") or []]

@@ -32,12 +32,10 @@ def main() -> int:
         sys.argv = ["run", *(item.replace("/Volumes/", volumes, 1) for item in task["parameters"])]
         found = importlib.metadata.distribution(task["package"])
         (entry,) = found.entry_points.select(name=task["entry_point"])
-        loaded = entry.load()
-        code = Path(sys.modules[loaded.__module__].__file__ or "")
-        if not code.is_relative_to(task["installed"]):
-            raise RuntimeError(f"{code} is not of the wheel")
-        loaded()
-    except BaseException as error:
+        called = entry.load()
+        assert Path(sys.modules[called.__module__].__file__ or "").is_relative_to(task["installed"])
+        called()
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is the error of the run
         traceback.print_exc()
         Path(task["error"]).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
         return 1

@@ -521,7 +521,7 @@ def test_the_tokenizer_comes_from_the_claim_of_the_recipe(
     monkeypatch.setattr("finetune_trainer.artifacts.fetch_tokenizer", fetched)
     asked = recipe(base="s3://bucket/base")
     model = asked.model.model_copy(update={"cache": ModelCache(claim_name="models")})
-    with pipeline._tokenizer(asked.model_copy(update={"model": model})) as found:
+    with pipeline.fetched_tokenizer(asked.model_copy(update={"model": model})) as found:
         assert (found, used) == (tokenizer_folder, [Cache.of(model)])
     assert used != [None]
 
@@ -606,12 +606,6 @@ REFUSED: list[tuple[str, str, str, str]] = [
         "job: {name: a, namespace: b, uid: c}\nmodel: {base: /m}\ndata: {columns: {type: Text, text: t}, source: {type: XML}}",
         "InvalidRecipe",
         "the recipe {recipe} is wrong at data.source.type: Input should be",
-    ),
-    (
-        "mode Databricks",
-        recipe(spark={"mode": "Databricks"}).to_yaml(),
-        "RecipeRefused",
-        "data.prepare.spark.mode Databricks is not available yet: use Local or Kubernetes",
     ),
     (
         "base model that does not exist",

@@ -45,8 +45,8 @@ REFUSED: dict[str, tuple[Json, list[str]]] = {
     "nothing": ({}, []),
     "Spark on Kubernetes": ({"data": prepared(spark={"mode": "Kubernetes"})}, []),
     "Spark on Databricks": (
-        {"data": prepared(spark={"mode": "Databricks"})},
-        ["data.prepare.spark.mode Databricks (use Local or Kubernetes)"],
+        {"data": prepared(spark={"mode": "Databricks", "databricks": {"volume": "/Volumes/a/b/c"}})},
+        [],
     ),
     "near duplicates": ({"data": prepared(dedupe={"near": {}})}, []),
     "a data set of the Hub": (
@@ -62,10 +62,10 @@ REFUSED: dict[str, tuple[Json, list[str]]] = {
     ),
     "a Databricks workspace": ({"tracking": {"uri": "databricks", "registryUri": "databricks-uc"}}, []),
     "several at once": (
-        {"data": prepared(spark={"mode": "Databricks"}), "tracking": {"uri": "dbfs:/runs"}},
+        {"tracking": {"uri": "dbfs:/runs", "registryUri": "file:/models"}},
         [
-            "data.prepare.spark.mode Databricks (use Local or Kubernetes)",
             "tracking.uri dbfs:/runs (use the http or https address of an MLflow server, or databricks)",
+            "tracking.registryUri file:/models (use the http or https address of an MLflow server, or databricks-uc)",
         ],
     ),
     **{
