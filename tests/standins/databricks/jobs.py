@@ -190,7 +190,7 @@ class Jobs:
         wheels = [library.whl for library in task.libraries or [] if library.whl]
         if len(wheels) != 1:
             raise _wrong("python_wheel_task needs its wheel as a library.")
-        return wheels[0]
+        return str(wheels[0])
 
     def _environment(self, task: SubmitTask, body: Json) -> str:
         """The wheel of a task on serverless compute."""
@@ -205,7 +205,7 @@ class Jobs:
         wheels = [item for item in spec.dependencies or [] if item.endswith(".whl")]
         if len(wheels) != 1:
             raise _wrong("This workspace installs one wheel.")
-        return wheels[0]
+        return str(wheels[0])
 
     def _run(self, run: Submitted) -> None:
         """Play the cluster: install the wheel, and run its entry point."""

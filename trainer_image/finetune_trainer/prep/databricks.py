@@ -19,7 +19,7 @@ from finetune_trainer import outcome
 from finetune_trainer.prep.plan import request
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 
 class PreparationFailedError(Exception):
@@ -73,7 +73,7 @@ class _InVolume:
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def tags(self, tags: Mapping[str, str]) -> None:
+    def tags(self, tags: dict[str, str]) -> None:
         """Write the step."""
         with contextlib.suppress(OSError):
             self._file.write_text(tags[contract.TAG_PREPARATION], encoding="utf-8")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from finetune_crds import contract
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from pyspark import SparkContext
 
@@ -28,7 +28,7 @@ class Tasks(NamedTuple):
 class Teller(Protocol):
     """Takes what people are told, such as an MLflow run."""
 
-    def tags(self, tags: Mapping[str, str]) -> None:
+    def tags(self, tags: dict[str, str]) -> None:
         """Set tags, and overwrite existing ones."""
 
 

@@ -24,4 +24,4 @@ def test_rows_at_a_place_of_the_plan(spark: SparkSession, again: bool) -> None:
 
 
 def test_a_session_in_one_pod_loses_no_executor(spark: SparkSession) -> None:
-    assert session.lost_executors(spark) == 0
+    assert not session.may_have_lost_executors(spark)
