@@ -20,10 +20,9 @@ from pyspark.sql import DataFrame
 from finetune_crds import contract
 from finetune_crds.contract import PrepResult, RunReport
 from finetune_trainer.outcome import DataError, RecipeRefusedError
-from finetune_trainer.prep import databricks, pipeline, session, tokens
+from finetune_trainer.prep import condition, databricks, output, session, tokens
 from finetune_trainer.prep.keep import keep
-from finetune_trainer.prep.plan import request
-from unit.trainer.prep.recipes import recipe, untold
+from unit.trainer.prep.recipes import recipe
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,56 +54,71 @@ def asked(corpus: Path, tokenizer: Path, output: Path, **changes: Any) -> Recipe
     )
 
 
-def prepared(spark: SparkSession, wanted: Recipe) -> PrepResult:
-    return pipeline.prepare(spark, wanted, request(wanted), Path(wanted.model.base), untold())
-
-
-def as_serverless(patch: pytest.MonkeyPatch, condition: str = "NOT_SUPPORTED_WITH_SERVERLESS") -> None:
+def as_serverless(
+    spark: SparkSession, patch: pytest.MonkeyPatch, name: str = "NOT_SUPPORTED_WITH_SERVERLESS"
+) -> None:
     """No way to the JVM, and nothing is kept, as on serverless compute."""
 
     def persist(*_: Any) -> DataFrame:
-        raise AnalysisException(errorClass=condition, messageParameters={})
+        raise AnalysisException(f"[{name}] PERSIST TABLE is not supported here.")
 
     patch.setattr(session, "context", lambda _: None)
-    patch.setattr(DataFrame, "persist", persist)
+    patch.setattr(type(spark.range(1)), "persist", persist)
+
+
+def run(folder: Path, wanted: Recipe) -> PrepResult:
+    """What a run of the recipe leaves in its folder."""
+    folder.mkdir()
+    (folder / contract.RECIPE_FILE).write_text(wanted.to_yaml())
+    databricks.main(["--folder", str(folder)])
+    report = RunReport.parse((folder / contract.REPORT_FILE).read_bytes())
+    assert report
+    assert report.message.prep
+    assert (folder / contract.PROGRESS_FILE).read_text().startswith("writing")
+    return report.message.prep
 
 
 def test_rows_and_counts_are_the_same_without_a_jvm_and_without_a_cache(
     spark: SparkSession, corpus: Path, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
-    usual = prepared(spark, asked(corpus, tokenizer_folder, tmp_path / "usual"))
     with pytest.MonkeyPatch.context() as patch:
-        as_serverless(patch)
+        patch.setenv(session.ENV_RUNTIME, "17.3")
+        usual = run(tmp_path / "usual", asked(corpus, tokenizer_folder, tmp_path / "out"))
+        as_serverless(spark, patch)
         tokens._written.cache_clear()
-        bare = prepared(spark, asked(corpus, tokenizer_folder, tmp_path / "bare"))
-        found = prepared(spark, asked(corpus, tokenizer_folder, tmp_path / "bare"))
-    assert (bare.model_copy(update={"path": usual.path}), found) == (usual, bare)
+        bare = run(tmp_path / "bare", asked(corpus, tokenizer_folder, tmp_path / "bare-out"))
+    assert bare.model_copy(update={"path": usual.path}) == usual
     first, second = (
         sorted(DeltaTable(result.path).to_pyarrow_table().to_pylist(), key=lambda row: str(row["id"]))
         for result in (usual, bare)
     )
     assert first == second
     assert len(first) == 30
+    # The session is the run's, and stays.
+    assert spark.range(3).count() == 3
+
+
+def test_paths_are_those_of_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = session.spark_path("s3://a/b")
+    monkeypatch.setenv(session.ENV_RUNTIME, "17.3")
+    assert (here, session.spark_path("s3://a/b")) == ("s3a://a/b", "s3://a/b")
 
 
 def test_other_refusals_to_keep_a_frame_are_not_hidden(spark: SparkSession) -> None:
     with pytest.MonkeyPatch.context() as patch, ExitStack() as held:
-        as_serverless(patch)
+        as_serverless(spark, patch)
         frame = spark.range(3)
         assert keep(frame, StorageLevel.DISK_ONLY, held) is frame
-        as_serverless(patch, "UNSUPPORTED_OPERATION")
+        as_serverless(spark, patch, "UNSUPPORTED_OPERATION")
         with pytest.raises(AnalysisException):
             keep(frame, StorageLevel.DISK_ONLY, held)
 
 
-def test_a_filter_that_cannot_be_checked_is_refused(
-    spark: SparkSession, corpus: Path, tokenizer_folder: Path, tmp_path: Path
-) -> None:
-    wanted = asked(corpus, tokenizer_folder, tmp_path / "out", filter="length(answer) > 3")
+def test_a_filter_that_cannot_be_checked_is_refused(spark: SparkSession) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        as_serverless(patch)
+        as_serverless(spark, patch)
         with pytest.raises(RecipeRefusedError) as refused:
-            prepared(spark, wanted)
+            condition.check(spark.range(3), "id > 1")
     assert refused.value.message.startswith(
         "data.prepare.filter cannot be checked on compute without access to the JVM"
     )
@@ -116,33 +130,15 @@ def test_a_filter_that_cannot_be_checked_is_refused(
 def test_an_output_with_other_files_is_left_alone(
     spark: SparkSession, tmp_path: Path, name: str, taken: bool
 ) -> None:
-    from finetune_trainer.prep import output
-
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_text("a")
     with pytest.MonkeyPatch.context() as patch:
-        as_serverless(patch)
+        as_serverless(spark, patch)
         if taken:
             with pytest.raises(DataError, match="has files and is not a Delta table"):
                 output.find(spark, recipe(), str(tmp_path / "out"))
         else:
             assert output.find(spark, recipe(), str(tmp_path / "out")) is None
-
-
-def test_a_run_attaches_to_the_session_and_leaves_it(
-    spark: SparkSession, corpus: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(session.ENV_RUNTIME, "17.3")
-    wanted = asked(corpus, tokenizer_folder, tmp_path / "out")
-    (tmp_path / contract.RECIPE_FILE).write_text(wanted.to_yaml())
-    databricks.main(["--folder", str(tmp_path)])
-    report = RunReport.parse((tmp_path / contract.REPORT_FILE).read_bytes())
-    assert report
-    assert report.message.prep
-    assert (report.exit_code, report.message.prep.path) == (0, str(tmp_path / "out"))
-    assert (tmp_path / contract.PROGRESS_FILE).read_text().startswith("writing ")
-    assert spark.range(3).count() == 3
-    assert (session.spark_path("s3://a/b"), session.context(spark)) == ("s3://a/b", spark.sparkContext)
 
 
 def test_a_failure_is_in_the_report_and_in_the_error(tmp_path: Path) -> None:
