@@ -59,8 +59,10 @@ def _settings_of(spec: FineTuneJobSpec) -> Databricks | None:
 def mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
     """What is wrong with such a job once the defaults of the installation count."""
     prepare = spec.data.prepare
-    if prepare is None or not wanted(spec):
+    if prepare is None or prepare.spark.mode != "Databricks":
         return
+    if prepare.spark.databricks is None:
+        yield "spec.data.prepare.spark.databricks is missing: mode Databricks needs a volume for the operator's wheel"
     if prepare.output.startswith("/"):
         yield (
             f"spec.data.prepare.output {prepare.output} is a folder of the pods, which a Databricks run cannot write: use "

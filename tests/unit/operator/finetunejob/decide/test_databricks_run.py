@@ -362,6 +362,11 @@ WRONG: dict[str, tuple[Json, Settings, list[str]]] = {
         SETTINGS,
         ["spec.data.prepare.output /splits is a folder of the pods, which a Databricks run cannot write: use s3://bucket/folder"],
     ),
+    "a job of an earlier version": (
+        {"data": {**DATA, "prepare": {**DATA["prepare"], "spark": {"mode": "Databricks"}}}},
+        SETTINGS,
+        ["spec.data.prepare.spark.databricks is missing: mode Databricks needs a volume for the operator's wheel"],
+    ),
     "a model of another registry": (
         {"data": DATA, "model": {"base": "models:/m@champion"}},
         SETTINGS,
