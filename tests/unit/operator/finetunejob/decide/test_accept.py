@@ -17,7 +17,6 @@ from worlds.memory.decisions import (
     NOW,
     PREPARED,
     SOURCE,
-    SPLITS,
     TRAINING,
     applied,
     child,
