@@ -61,7 +61,7 @@ test-trainer: venv compiler ## Run the trainer's heavy tests: many ranks, compil
 	$(call timed,trainer tests,$(BIN)/python -m pytest tests/trainer $(call PARALLEL,2) $(PYTEST))
 
 .PHONY: test-integration
-test-integration: venv ## Run the operator against a real API server and MLflow server
+test-integration: venv jars ## Run the operator against a real API server and MLflow server
 	$(call timed,programs,$(BIN)/python -m cluster programs --only kube helm registry argocd kstatus)
 	$(call timed,integration tests,$(BIN)/python -m pytest tests/integration $(call PARALLEL,4) $(PYTEST))
 

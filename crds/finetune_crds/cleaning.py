@@ -89,6 +89,13 @@ PREPARE_RULES = (
         ".decontaminate",
     ),
     Rule(
+        "!has(self.decontaminate) || self.spark.mode != 'Databricks' || self.decontaminate.sources.all(part, !has(part.path) || "
+        "!part.path.startsWith('/') || part.path.startsWith('/Volumes/'))",
+        "the path in decontaminate.sources is a folder of one machine: with spark.mode Databricks use s3://bucket/folder or "
+        "/Volumes",
+        ".decontaminate",
+    ),
+    Rule(
         "!has(self.decontaminate) || self.decontaminate.sources.all(part, !has(part.path) || part.path != self.output)",
         "decontaminate.sources has the output: name another evaluation set, or write to another folder",
         ".decontaminate",

@@ -155,6 +155,8 @@ class ConditionReason(StrEnum):
     POD_TEMPLATE_INVALID = "PodTemplateInvalid"
     EXECUTORS_FORBIDDEN = "ExecutorsForbidden"
     EXECUTORS_FAIL = "ExecutorsFail"
+    RUN_CANCELED = "RunCanceled"
+    RUN_REFUSED = "RunRefused"
     SUCCEEDED = "Succeeded"
     RECIPE_WRONG = "RecipeWrong"
     DATA_WRONG = "DataWrong"

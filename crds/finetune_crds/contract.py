@@ -36,6 +36,13 @@ ENV_POD_NAME = "FINETUNE_POD_NAME"
 ENV_POD_NAMESPACE = "FINETUNE_POD_NAMESPACE"
 ENV_DRIVER_HOST = "FINETUNE_DRIVER_HOST"
 ENV_EXECUTOR_SELECTOR = "FINETUNE_EXECUTOR_SELECTOR"
+# A preparation on Databricks: the distribution and the entry point of its wheel, its parameters, and the files that it reads
+# and writes in the folder of the run.
+PREP_WHEEL = "finetune-prep"
+PREP_WHEEL_ENTRY = "finetune-prep-databricks"
+PARAMETER_FOLDER = "--folder"
+PROGRESS_FILE = "progress.txt"
+REPORT_FILE = "report.json"
 # Where the claim of model.cache is mounted, in the training pods and in the prep pod.
 MODEL_CACHE_PATH = "/var/cache/finetune"
 # The folder in it that is a cache of the Hugging Face Hub's client.
@@ -157,6 +164,21 @@ class TerminationMessage(ApiModel):
         except ValueError:
             return None
         return message if message.model_fields_set else None
+
+
+class RunReport(ApiModel):
+    """What a preparation on Databricks leaves in the volume: what a pod leaves by its exit code and its termination message."""
+
+    exit_code: NonNegative
+    message: TerminationMessage = Field(default_factory=TerminationMessage)
+
+    @classmethod
+    def parse(cls, text: bytes) -> RunReport | None:
+        """The report in a file, or None when it is something else, such as half of one."""
+        try:
+            return cls.model_validate_json(text)
+        except ValueError:
+            return None
 
 
 def checkpoint_folder(uri: str, *, namespace: str, name: str, uid: str) -> str:

@@ -27,7 +27,8 @@ from finetune_crds.base import (
     rules,
 )
 from finetune_crds.chat import Conversation
-from finetune_crds.env import Env, EnvFromSource, LocalReference
+from finetune_crds.databricks import Databricks
+from finetune_crds.env import Env, EnvFromSource
 from finetune_crds.source import Source
 
 ColumnsType = Literal["Text", "Messages", "PromptResponse", "Preference"]
@@ -184,15 +185,6 @@ class SplitRatios(ApiModel):
     one split all the same."""
 
 
-class DatabricksCluster(ApiModel):
-    """The compute of a preparation that runs on Databricks."""
-
-    cluster_id: Name | None = None
-    """Existing cluster. Default: serverless compute."""
-    secret_ref: LocalReference | None = None
-    """Secret with DATABRICKS_HOST and the credentials."""
-
-
 class Spark(ApiModel):
     """How Spark runs."""
 
@@ -213,6 +205,22 @@ class Spark(ApiModel):
                 "databricks needs mode Databricks",
                 ".databricks",
             ),
+            (
+                "self.mode != 'Databricks' || has(self.databricks)",
+                "mode Databricks needs databricks, with the volume for the operator's wheel",
+                ".databricks",
+            ),
+            (
+                "self.mode != 'Databricks' || self.driverMemory == '2Gi'",
+                "driverMemory is that of a prep pod: with mode Databricks the cluster gives the driver its memory",
+                ".driverMemory",
+            ),
+            (
+                "self.mode != 'Databricks' || !has(self.conf) || size(self.conf) == 0 || !has(self.databricks) || "
+                "self.databricks.compute.type == 'NewCluster'",
+                "conf needs databricks.compute of type NewCluster: other compute has its settings already",
+                ".conf",
+            ),
             spark_conf.rule(),
         )
     )
@@ -231,8 +239,8 @@ class Spark(ApiModel):
     """Heap of the driver, such as 2Gi."""
     conf: StringMap = Field(default_factory=dict)
     """More Spark settings, of those that neither load code nor move the driver."""
-    databricks: DatabricksCluster | None = None
-    """The compute of the Databricks run."""
+    databricks: Databricks | None = None
+    """The Databricks run."""
 
     @property
     def executor_pods(self) -> int:
@@ -290,6 +298,45 @@ _FIXED = (
 )
 
 
+def _on_databricks(then: str, message: str, field: str) -> Rule:
+    """A rule for preparations that run on Databricks."""
+    return Rule(f"self.spark.mode != 'Databricks' || ({then})", message, field)
+
+
+_NO_POD = "there is no prep pod with spark.mode Databricks: remove {field}; {instead}"
+_ON_DATABRICKS = (
+    _on_databricks(
+        "!self.output.startsWith('/')",
+        "output is a folder of one pod: with spark.mode Databricks use s3://bucket/folder, which the run writes through an "
+        "external location and the training pods read",
+        ".output",
+    ),
+    _on_databricks(
+        "!has(self.filter) || !has(self.spark.databricks) || self.spark.databricks.compute.type != 'Serverless'",
+        "filter needs a cluster with spark.mode Databricks: serverless compute has no parser to check it with",
+        ".filter",
+    ),
+    _on_databricks(
+        "!has(self.image)", _NO_POD.format(field="image", instead="the operator brings the code"), ".image"
+    ),
+    _on_databricks(
+        "!has(self.podTemplate)",
+        _NO_POD.format(field="podTemplate", instead="spark.databricks.compute says what the run gets"),
+        ".podTemplate",
+    ),
+    _on_databricks(
+        "!has(self.env) || size(self.env) == 0",
+        _NO_POD.format(field="env", instead="a cluster has spark.databricks.compute.newCluster.env"),
+        ".env",
+    ),
+    _on_databricks(
+        "!has(self.envFrom) || size(self.envFrom) == 0",
+        _NO_POD.format(field="envFrom", instead="a cluster has spark.databricks.compute.newCluster.env"),
+        ".envFrom",
+    ),
+)
+
+
 class Prepare(ApiModel):
     """The preparation, in the order of the fields: filters, languages, redaction, decontamination, dedupe and so on."""
 
@@ -318,6 +365,7 @@ class Prepare(ApiModel):
                 ".output",
             ),
             *cleaning.PREPARE_RULES,
+            *_ON_DATABRICKS,
         )
         | renamed(split=("object", "splitRatios"))
     )
@@ -449,6 +497,15 @@ class Data(ApiModel):
                 "!has(part.path) || part.path != self.prepare.output)))",
                 "prepare.output is the source itself: write to another folder",
                 ".prepare.output",
+            ),
+            (
+                "!has(self.prepare) || self.prepare.spark.mode != 'Databricks' || !has(self.source) || "
+                "((!has(self.source.path) || !self.source.path.startsWith('/') || self.source.path.startsWith('/Volumes/')) "
+                "&& (!has(self.source.sources) || self.source.sources.all(part, !has(part.path) || "
+                "!part.path.startsWith('/') || part.path.startsWith('/Volumes/'))))",
+                "source.path is a folder of a pod: with prepare.spark.mode Databricks use table, s3://bucket/folder or "
+                "/Volumes/catalog/schema/volume",
+                ".source",
             ),
             (
                 "!has(self.prepare) || !has(self.prepare.spark) || self.prepare.spark.mode != 'Kubernetes' || "

@@ -276,6 +276,20 @@ class FineTuneJobSpec(ApiModel):
                 ".checkpoint.uri",
             ),
             (
+                "!has(self.data.prepare) || self.data.prepare.spark.mode != 'Databricks' || "
+                "!self.model.base.startsWith('/')",
+                "data.prepare.spark.mode Databricks reads the tokenizer of model.base, and this is a folder of the pods: use "
+                "a Hub id, or models:/ with tracking.uri databricks",
+                ".model.base",
+            ),
+            (
+                "!has(self.data.prepare) || self.data.prepare.spark.mode != 'Databricks' || "
+                "!self.model.base.matches('^s3a?://')",
+                "data.prepare.spark.mode Databricks reads the tokenizer of model.base, and the run has no credentials for "
+                "this store: use a Hub id, or models:/ with tracking.uri databricks",
+                ".model.base",
+            ),
+            (
                 "!has(self.objective.lossOn) || self.objective.lossOn != 'Answer' || "
                 "!has(self.data.prepare) || !has(self.data.prepare.promptTemplate) || "
                 "has(self.data.prepare.responseTemplate)",

@@ -12,6 +12,7 @@ from finetune_crds.conditions import UNSEEN, Conditions, ObservedGeneration
 from finetune_crds.data import Columns
 from finetune_crds.status_parts import (
     Commit,
+    DatabricksRunStatus,
     DeviceStatus,
     DroppedRows,
     EvaluationSets,
@@ -220,6 +221,8 @@ class FineTuneJobStatus(ApiModel):
     """What the spec left to the defaults of the installation, as it was when the job was accepted."""
     jobs: JobUids | None = None
     """The uids of the current Jobs, by which the operator finds their pods."""
+    databricks_run: DatabricksRunStatus | None = None
+    """The Databricks run of the preparation."""
     data: DataStatus | None = None
     """The result of the preparation."""
     progress: Progress | None = None

@@ -141,6 +141,25 @@ class Usage(ApiModel):
     """The same by batch Job, for the operator itself."""
 
 
+RunWord = Literal["Submitting", "Pending", "Running", "Canceling", "Succeeded", "Failed", "Canceled"]
+
+
+class DatabricksRunStatus(ApiModel):
+    """The Databricks run of the preparation. The operator writes it before it submits the run, and reads it."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    """Which run of the job, from 1: one that failed without fault of recipe and data, or was canceled for a suspension, is
+    followed by another."""
+    failures: NonNegative = 0
+    """Runs that failed so far without fault of recipe and data. The third one fails the job."""
+    state: RunWord
+    """What it does, as one word."""
+    run_id: Annotated[str, Field(max_length=32)] | None = None
+    """Its id in the workspace; absent until it is submitted."""
+    url: Uri | None = None
+    """Its page in the workspace."""
+
+
 class Links(ApiModel):
     """Pages for a browser."""
 
@@ -148,5 +167,7 @@ class Links(ApiModel):
     """The MLflow run."""
     model: Uri | None = None
     """The registered version."""
+    preparation: Uri | None = None
+    """The Databricks run of the preparation."""
     dashboard: Uri | None = None
     """The installation's dashboard of the job: tracking.dashboardUrl of the chart."""

@@ -18,6 +18,8 @@ TAG_PROMOTED_AT = "promoted_at"
 TAG_PROMOTED_FROM = "promoted_from"  # the version that the alias pointed at before
 TAG_PROMOTED_GATES = "promoted_gates"  # digest of the gates that it passed
 
+RUN_FINALIZER = f"{GROUP}/cancel-run"  # the operator: a FineTuneJob whose Databricks run may be at work
+
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"  # people
 LABEL_JOB = "finetune.dev/job"  # people: kubectl logs -l finetune.dev/job=NAME
 LABEL_UID = "finetune.dev/job-uid"  # the operator: which FineTuneJob a child belongs to

@@ -34,6 +34,7 @@ class Settings:
         trainer_image: default image of training pods.
         prep_pull_policy: pull policy of preparation pods.
         trainer_pull_policy: pull policy of training pods.
+        prep_wheels: folder with the wheel of preparations on Databricks; its images set it. Empty for none.
         pod_user: user, group and fsGroup of pods with the product's images; 0 for none, as OpenShift assigns its own.
         tracking_uri: default MLflow server; empty for none.
         registry_uri: default model registry; empty for the tracking server.
@@ -60,6 +61,7 @@ class Settings:
     trainer_image: str = "finetune-trainer:latest"
     prep_pull_policy: str = "IfNotPresent"
     trainer_pull_policy: str = "IfNotPresent"
+    prep_wheels: str = ""
     pod_user: int = 65532
     tracking_uri: str = ""
     registry_uri: str = ""

@@ -96,6 +96,27 @@ def registered(**parts: Any) -> Json:
     return job(**({"tracking": AT_DATABRICKS, "register": MODEL} | parts))
 
 
+def databricks_run(
+    databricks: Json | None = None,
+    *,
+    spark: Json | None = None,
+    source: Json | None = None,
+    base: str = "org/model",
+    **prepare: Any,
+) -> Json:
+    """A job whose preparation is a Databricks run; parts of it replaced."""
+    own = {"volume": "/Volumes/main/llm/work", **(databricks or {})}
+    data = {
+        "source": source or {"type": "Delta", "table": "main.llm.chats"},
+        "prepare": {
+            "output": "s3://lake/splits",
+            "spark": {"mode": "Databricks", "databricks": own, **(spark or {})},
+            **prepare,
+        },
+    }
+    return job(data=data, model={"base": base})
+
+
 REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     "a run in a workspace, a model elsewhere": (
         registered(tracking=AT_DATABRICKS | {"registryUri": "http://m"}),
@@ -127,6 +148,102 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     ),
     "splits in a workspace": (job(data=prepared(output="/Volumes/main/llm/splits")), IN_WORKSPACE),
     "checkpoints in a workspace": (job(checkpoint={"uri": "dbfs:/checkpoints"}), IN_WORKSPACE),
+    "no volume for Databricks": (
+        job(data=prepared(spark={"mode": "Databricks"})),
+        "mode Databricks needs databricks, with the volume for the operator's wheel",
+    ),
+    "a volume that is none": (
+        databricks_run({"volume": "/tmp/work"}),
+        "a volume of Unity Catalog is /Volumes/catalog/schema/volume, and a folder in it if you like",
+    ),
+    "Databricks beside another mode": (
+        databricks_run(spark={"mode": "Local"}),
+        "databricks needs mode Databricks",
+    ),
+    "a cluster without its type": (
+        databricks_run({"compute": {"type": "Serverless", "existingCluster": {"clusterId": "a"}}}),
+        "existingCluster and type ExistingCluster go together",
+    ),
+    "a type without its cluster": (
+        databricks_run({"compute": {"type": "NewCluster"}}),
+        "newCluster and type NewCluster go together",
+    ),
+    "serverless settings of a cluster": (
+        databricks_run(
+            {"compute": {"type": "ExistingCluster", "existingCluster": {"clusterId": "a"}, "serverless": {}}}
+        ),
+        "serverless needs type Serverless",
+    ),
+    "machines of a pool": (
+        databricks_run(
+            {"compute": {"type": "NewCluster", "newCluster": {"sparkVersion": "17.3.x-scala2.13"}}}
+        ),
+        "set nodeType, or instancePoolId, whose nodes have a type",
+    ),
+    "memory of a driver on Databricks": (
+        databricks_run(spark={"driverMemory": "4Gi"}),
+        "driverMemory is that of a prep pod: with mode Databricks the cluster gives the driver its memory",
+    ),
+    "executors on Databricks": (
+        databricks_run(spark={"executors": 2}),
+        "executors, executorCores and executorMemory need mode Kubernetes",
+    ),
+    "settings of serverless Spark": (
+        databricks_run(spark={"conf": {"spark.sql.shuffle.partitions": "2"}}),
+        "conf needs databricks.compute of type NewCluster: other compute has its settings already",
+    ),
+    "a filter on serverless compute": (
+        databricks_run(filter="a = 1"),
+        "filter needs a cluster with spark.mode Databricks: serverless compute has no parser to check it with",
+    ),
+    "an image on Databricks": (
+        databricks_run(image="mine:1"),
+        "there is no prep pod with spark.mode Databricks: remove image; the operator brings the code",
+    ),
+    "resources of a pod on Databricks": (
+        databricks_run(podTemplate={"spec": {}}),
+        "there is no prep pod with spark.mode Databricks: remove podTemplate; spark.databricks.compute says what the run gets",
+    ),
+    "variables of a pod on Databricks": (
+        databricks_run(env=[{"name": "A", "value": "b"}]),
+        "there is no prep pod with spark.mode Databricks: remove env; a cluster has spark.databricks.compute.newCluster.env",
+    ),
+    "Secrets of a pod on Databricks": (
+        databricks_run(envFrom=[{"secretRef": {"name": "a"}}]),
+        "there is no prep pod with spark.mode Databricks: remove envFrom; a cluster has "
+        "spark.databricks.compute.newCluster.env",
+    ),
+    "a folder of a pod for a Databricks run": (
+        databricks_run(output="/data/splits"),
+        "output is a folder of one pod: with spark.mode Databricks use s3://bucket/folder, which the run writes through an "
+        "external location and the training pods read",
+    ),
+    "a source of a pod for a Databricks run": (
+        databricks_run(source={"type": "Parquet", "path": "/data/corpus"}),
+        "source.path is a folder of a pod: with prepare.spark.mode Databricks use table, s3://bucket/folder or "
+        "/Volumes/catalog/schema/volume",
+    ),
+    "a source of a mix of a pod for a Databricks run": (
+        databricks_run(
+            source={"type": "Mix", "sources": [{"name": "a", "type": "CSV", "path": "/data/corpus"}]}
+        ),
+        "source.path is a folder of a pod: with prepare.spark.mode Databricks use table, s3://bucket/folder or "
+        "/Volumes/catalog/schema/volume",
+    ),
+    "a Hub data set for a Databricks run": (
+        databricks_run(source={"type": "Hub", "dataset": "a/b"}),
+        "source.type Hub needs prepare.spark.mode Local: the data set is downloaded into the prep pod",
+    ),
+    "a model on a volume, and a Databricks run": (
+        databricks_run(base="/models/base"),
+        "data.prepare.spark.mode Databricks reads the tokenizer of model.base, and this is a folder of the pods: use a Hub "
+        "id, or models:/ with tracking.uri databricks",
+    ),
+    "a model in a store, and a Databricks run": (
+        databricks_run(base="s3://models/base"),
+        "data.prepare.spark.mode Databricks reads the tokenizer of model.base, and the run has no credentials for this "
+        "store: use a Hub id, or models:/ with tracking.uri databricks",
+    ),
     "unknown method": (job(method={"type": "Magic"}), 'spec.method.type: Unsupported value: "Magic"'),
     "nodes 0": (job(distributed={"nodes": 0}), "spec.distributed.nodes: Invalid value: 0"),
     "split does not add up": (
@@ -636,9 +753,12 @@ def test_wrong_data_fails_at_once_with_the_pods_sentence(world: World) -> None:
 
 
 def test_what_is_not_implemented_is_refused_by_name(world: World) -> None:
-    world.submit(job(data=prepared(spark={"mode": "Databricks"})))
+    world.submit(job(tracking={"uri": "file:/runs"}))
     accepted = world.wait_condition("tune", "Accepted", "NotImplemented")
-    assert "data.prepare.spark.mode Databricks (use Local or Kubernetes)" in accepted["message"]
+    assert (
+        "tracking.uri file:/runs (use the http or https address of an MLflow server, or databricks)"
+        in accepted["message"]
+    )
     assert world.api.list("Job", world.namespace) == []
 
 

@@ -101,8 +101,8 @@ def test_operator_may_do_this_and_no_more() -> None:
     applied = ("get", "list", "create", "patch", "delete")
     assert allowed == {
         *((f"finetune.dev/{name}", verb) for name in RESOURCES for verb in ("get", "list", "watch")),
-        # For its finalizer.
-        ("finetune.dev/modelpromotions", "patch"),
+        # For their finalizers.
+        *((f"finetune.dev/{name}", "patch") for name in RESOURCES),
         *((f"finetune.dev/{name}/status", "patch") for name in RESOURCES),
         # For owner references; a ModelPromotion owns nothing.
         ("finetune.dev/finetunejobs/finalizers", "update"),

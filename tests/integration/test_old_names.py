@@ -129,6 +129,14 @@ AS_WRITTEN: dict[str, tuple[list[Json], str]] = {
         [prepared(spark={"mode": "Databricks", "databricks": {"secretRef": "name"}})],
         OBJECT,
     ),
+    "`data.prepare.spark.databricks.clusterId: id`": (
+        [
+            prepared(
+                spark={"mode": "Databricks", "databricks": {"volume": "/Volumes/a/b/c", "clusterId": "id"}}
+            )
+        ],
+        "clusterId is now compute",
+    ),
     "`method.merge: true`": ([job(method={"type": "LoRA", "merge": True})], "merge is now export"),
     "`method.lora.useRslora: true`": (
         [job(method={"type": "LoRA", "lora": {"useRslora": True}})],

@@ -26,7 +26,8 @@ Json = dict[str, Any]
 SAMPLES = sample_files()
 # The samples whose jobs wait for something else than their pods in an installation without defaults.
 WAITS = {
-    "support-intents": "NotImplemented",
+    "support-intents": "DatabricksNotConfigured",
+    "spark-databricks": "DatabricksNotConfigured",
     "support-chat": "StorageNotConfigured",
 }
 KINDS = {kind.KIND: kind for kind in (FineTuneJob, ModelPromotion)}

@@ -23,13 +23,9 @@ INSTALLED = Settings(tracking_uri="http://mlflow:5000")
 ON_CPUS = {"quickstart", "quickstart-worse"}
 LINES_OF_THE_SHORTEST = 14
 
-REFUSED = {
-    "databricks-notebook": ["data.prepare.spark.mode Databricks (use Local or Kubernetes)"],
-}
-
 
 @pytest.mark.parametrize("sample", sample_files(), ids=lambda path: path.stem)
-def test_a_sample_is_refused_for_what_comes_later_and_nothing_else(sample: Path) -> None:
+def test_no_sample_is_refused(sample: Path) -> None:
     for part in yaml.safe_load_all(sample.read_text(encoding="utf-8")):
         if part["kind"] == "FineTuneJob":
             spec = FineTuneJob.model_validate(part).spec
@@ -38,9 +34,7 @@ def test_a_sample_is_refused_for_what_comes_later_and_nothing_else(sample: Path)
                 *mistakes.of_training(spec),
                 *mistakes.of_preparation(spec),
             ] == []
-            assert [*not_implemented(spec)] == REFUSED.get(sample.stem, [])
-            # Nobody has to read the operator's message to know.
-            assert not REFUSED.get(sample.stem) or "which this version does not have" in comment(sample)
+            assert [*not_implemented(spec)] == []
         if part["kind"] == "ModelPromotion":
             assert [*promotion.mistakes(ModelPromotion.model_validate(part).spec, INSTALLED)] == []
 

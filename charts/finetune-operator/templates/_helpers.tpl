@@ -220,12 +220,9 @@ http://{{ include "finetune.mlflowName" . }}.{{ .Release.Namespace }}.svc:5000
 
 {{- /* What the operator may do with FineTuneJobs, their children, and ModelPromotions. */ -}}
 {{- define "finetune.rules" -}}
+# Patched only for finalizers: of jobs whose Databricks run is at work, and of promotions with onDelete: RemoveAlias.
 - apiGroups: [finetune.dev]
-  resources: [finetunejobs]
-  verbs: [get, list, watch]
-# Patched only for the finalizer that onDelete: RemoveAlias needs.
-- apiGroups: [finetune.dev]
-  resources: [modelpromotions]
+  resources: [finetunejobs, modelpromotions]
   verbs: [get, list, watch, patch]
 - apiGroups: [finetune.dev]
   resources: [finetunejobs/status, modelpromotions/status]

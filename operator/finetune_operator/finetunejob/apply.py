@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from datetime import datetime
 
-from finetune_crds.base import Json
+from finetune_crds.base import API_VERSION, Json
 from finetune_crds.conditions import ConditionReason
 from finetune_operator import names
 from finetune_operator.controller import status as status_writer
@@ -16,15 +16,18 @@ from finetune_operator.controller.leases import LeaseBusy
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.children import is_being_deleted, is_child
+from finetune_operator.finetunejob.decide import databricks_run
 from finetune_operator.finetunejob.decide.failed_action import failed_action
 from finetune_operator.finetunejob.model import (
     Action,
+    CancelRun,
     Decision,
     Deletion,
     EnsureRun,
     FineTuneJob,
     FinishRun,
     SetAlias,
+    SubmitRun,
 )
 from finetune_operator.finetunejob.observe import FineTuneJobObserver
 from finetune_operator.kube import Kube, KubeError
@@ -42,7 +45,7 @@ class NameTaken(Exception):  # noqa: N818
 
 @dataclass
 class FineTuneJobApplier:
-    """Writes to the API server and to MLflow."""
+    """Writes to the API server, to MLflow and to Databricks."""
 
     kube: Kube
     store: Store
@@ -50,12 +53,12 @@ class FineTuneJobApplier:
     writer: AliasWriter
 
     async def apply(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> None:
-        """Carry out a decision: deletions, children, MLflow, status, Events, in this order.
+        """Carry out a decision: deletions, children, MLflow and Databricks, status, Events, finalizer, in this order.
 
         Raises:
             KubeError: the API server refused something, or could not be reached.
             NameTaken: a child's name belongs to something else.
-            ExternalError: MLflow could not be written to; the status says so.
+            ExternalError: MLflow or Databricks could not be written to; the status says so.
             LeaseBusy: an alias waits for another replica's write; retry in about a second.
         """
         await self._delete(ftj, decision)
@@ -64,7 +67,11 @@ class FineTuneJobApplier:
         failure: ExternalError | LeaseBusy | None = None
         for action in decision.actions:
             try:
-                await self._act(ftj, action)
+                if isinstance(action, SubmitRun | CancelRun):
+                    run_id = await self.observer.preparations.act(ftj, action)
+                    decision = databricks_run.noted(decision, run_id)
+                else:
+                    await self._act(ftj, action)
             except (ExternalError, LeaseBusy) as error:
                 failure = error
                 decision = self._failed(ftj, decision, action, error, now)
@@ -72,6 +79,8 @@ class FineTuneJobApplier:
         await self._status(ftj, decision, now)
         if failure:
             raise failure
+        if decision.finalizer is not None:
+            await self._finalizer(ftj, wanted=decision.finalizer)
 
     def _failed(
         self,
@@ -133,7 +142,23 @@ class FineTuneJobApplier:
             raise NameTaken(_taken(body, held))
         self.store.put("Job", held)
 
-    async def _act(self, ftj: FineTuneJob, action: Action) -> None:
+    async def _finalizer(self, ftj: FineTuneJob, *, wanted: bool) -> None:
+        written = await self.kube.apply(
+            {
+                "apiVersion": API_VERSION,
+                "kind": "FineTuneJob",
+                "metadata": {
+                    "name": ftj.name,
+                    "namespace": ftj.namespace,
+                    "uid": ftj.uid,
+                    "finalizers": [names.RUN_FINALIZER] if wanted else [],
+                },
+            }
+        )
+        if not ftj.deleting:
+            self.store.put("FineTuneJob", written)
+
+    async def _act(self, ftj: FineTuneJob, action: EnsureRun | FinishRun | SetAlias) -> None:
         """Write to MLflow."""
         try:
             tracked = await self.observer.poller.tracked(ftj)

@@ -10,6 +10,8 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import FineTuneJobStatus
+from finetune_operator.databricks.model import Run as DatabricksRun
+from finetune_operator.databricks.model import Submission
 from finetune_operator.errors import Problem
 from finetune_operator.mlflow.model import Run
 from finetune_operator.registry.base import RegisteredVersion
@@ -31,6 +33,8 @@ class FineTuneJob:
     spec: FineTuneJobSpec | None
     status: FineTuneJobStatus
     invalid: str | None = None
+    finalizers: tuple[str, ...] = ()
+    deleting: bool = False
 
     @property
     def is_finished(self) -> bool:
@@ -55,6 +59,14 @@ class Mlflow:
     version: RegisteredVersion | None = None
     problem: Problem | None = None
     server: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is known of the Databricks run of a preparation; a problem where it cannot be read."""
+
+    run: DatabricksRun | None = None
+    problem: Problem | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +124,7 @@ class Observed:
     None when none is suspended, or Kueue cannot be read. `node_labels` are labels by node, as far as nodes were read.
     `offered` are the resources that any node offers, where a pod waits for a GPU; None where that is not known.
     `rehearsal` is the answer to the dry runs that the decision asked for. `executors` are the pods of Spark's executors
-    while it runs.
+    while it runs. `preparation` is the Databricks run that the status names, while it is followed.
     """
 
     jobs: Mapping[str, Json] = field(default_factory=dict)
@@ -126,6 +138,7 @@ class Observed:
     offered: frozenset[str] | None = None
     rehearsal: Rehearsal | None = None
     executors: tuple[Json, ...] = ()
+    preparation: Preparation | None = None
 
 
 @dataclass(frozen=True)
@@ -154,7 +167,22 @@ class SetAlias:
     version: str
 
 
-Action = EnsureRun | FinishRun | SetAlias
+@dataclass(frozen=True)
+class SubmitRun:
+    """Submit the Databricks run of the preparation, unless one with its token exists."""
+
+    submission: Submission
+
+
+@dataclass(frozen=True)
+class CancelRun:
+    """Cancel a Databricks run: of this id or, where no status names it, the active one of this name."""
+
+    name: str
+    run_id: str | None = None
+
+
+Action = EnsureRun | FinishRun | SetAlias | SubmitRun | CancelRun
 
 
 @dataclass(frozen=True)
@@ -174,7 +202,8 @@ class Decision:
         apply: children to create or update.
         delete: child Jobs to delete.
         sweep: whether to delete the other children too.
-        actions: writes to MLflow.
+        actions: writes to MLflow and Databricks.
+        finalizer: whether the resource must have the operator's finalizer; None to leave it unchanged.
         rehearse: objects to create as dry runs. The rest of the decision counts only when it is made again with the answer.
         requeue_seconds: when the next pass is due if no event comes before; None for the next resync.
     """
@@ -184,5 +213,6 @@ class Decision:
     delete: tuple[Deletion, ...] = ()
     sweep: bool = False
     actions: tuple[Action, ...] = ()
+    finalizer: bool | None = None
     rehearse: tuple[Json, ...] = ()
     requeue_seconds: float | None = None

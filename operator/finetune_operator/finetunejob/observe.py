@@ -22,6 +22,7 @@ from finetune_operator.finetunejob.model import FineTuneJob, Observed
 from finetune_operator.finetunejob.nodes import NodeReader
 from finetune_operator.finetunejob.pod_events import PodEventReader
 from finetune_operator.finetunejob.polling import RunPoller
+from finetune_operator.finetunejob.preparations import PreparationReader
 from finetune_operator.finetunejob.rehearse import Rehearser
 from finetune_operator.finetunejob.rejections import rejections
 from finetune_operator.finetunejob.resolve import resolve
@@ -51,6 +52,8 @@ def read_finetunejob(body: Json, defaults: Defaults) -> FineTuneJob:
         spec=spec,
         status=status,
         invalid=invalid,
+        finalizers=tuple(meta.get("finalizers") or ()),
+        deleting="deletionTimestamp" in meta,
     )
 
 
@@ -68,6 +71,7 @@ class FineTuneJobObserver:
     clock: Callable[[], float]
     cache: ChildCache = field(init=False)
     poller: RunPoller = field(init=False)
+    preparations: PreparationReader = field(init=False)
     rehearser: Rehearser = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,6 +81,7 @@ class FineTuneJobObserver:
         self._executors = ExecutorReader(self.kube, self.settings)
         self.cache = ChildCache(self.kube, self.store)
         self.poller = RunPoller(self.kube, self.settings, self.clock)
+        self.preparations = PreparationReader(self.kube, self.settings, self.clock)
         self.rehearser = Rehearser(self.kube, self.clock)
 
     async def observe(self, ftj: FineTuneJob, now: datetime) -> Observed:
@@ -103,4 +108,13 @@ class FineTuneJobObserver:
             node_labels=await self._nodes.read(alive, device.resource(ftj)),
             executors=executors.pods,
             offered=await self._nodes.offered(alive, device.resource(ftj)),
+            preparation=await self.preparations.read(ftj),
         )
+
+    async def observe_deletion(self, ftj: FineTuneJob) -> Observed:
+        """What `decide_deletion` needs to know.
+
+        Raises:
+            KubeError: the API server could not be read.
+        """
+        return Observed(preparation=await self.preparations.read(ftj))

@@ -10,12 +10,14 @@ from typing import ClassVar
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator import names
 from finetune_operator.controller.leases import LeaseBusy
 from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, utc_now
+from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob.apply import FineTuneJobApplier, NameTaken
-from finetune_operator.finetunejob.decide import decide
+from finetune_operator.finetunejob.decide import databricks_run, decide, decide_deletion
 from finetune_operator.finetunejob.decide.ready import summarized
-from finetune_operator.finetunejob.model import Decision, FineTuneJob
+from finetune_operator.finetunejob.model import CancelRun, Decision, FineTuneJob
 from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
 from finetune_operator.kube import KubeError
 from finetune_operator.policy.status import with_condition
@@ -38,9 +40,9 @@ class FineTuneJobReconciler(Reconciler):
 
     async def reconcile(self, body: Json) -> float | None:
         """One pass. Where `decide` asks for dry runs, it decides again with the API server's answer."""
-        if "deletionTimestamp" in body["metadata"]:
-            return None
         ftj = read_finetunejob(body, self.settings.defaults)
+        if ftj.deleting:
+            return await self._release(ftj)
         try:
             observed = await self.observer.observe(ftj, self.now())
             now = self.now()
@@ -55,8 +57,25 @@ class FineTuneJobReconciler(Reconciler):
         except (KubeError, NameTaken) as error:
             await self._report(ftj, error)
             raise
-        # What was written to MLflow is read back at once.
-        return 0.0 if decision.actions else decision.requeue_seconds
+        # What was written to MLflow or Databricks is read back at once; the end of a run takes a while.
+        wrote = any(not isinstance(action, CancelRun) for action in decision.actions)
+        return 0.0 if wrote or decision.finalizer else decision.requeue_seconds
+
+    async def _release(self, ftj: FineTuneJob) -> float | None:
+        """One pass over a job that is being deleted: its Databricks run is canceled before it goes."""
+        if names.RUN_FINALIZER not in ftj.finalizers or ftj.spec is None:
+            return None
+        observed = await self.observer.observe_deletion(ftj)
+        now = self.now()
+        decision = decide_deletion(ftj, observed, now, self.settings)
+        try:
+            await self.applier.apply(ftj, decision, now)
+        except ExternalError as error:
+            if not databricks_run.may_go(ftj, error.problem):
+                raise
+            log.warning("%s is deleted without a look for its Databricks run: %s", ftj.key, error)
+            await self.applier.apply(ftj, Decision(status=ftj.status, finalizer=False), now)
+        return decision.requeue_seconds
 
     async def complain(self, body: Json, message: str) -> None:
         """Report in the status that the job cannot be reconciled; the status of a finished job stays."""

@@ -9,6 +9,7 @@ from typing import Any
 
 Json = dict[str, Any]
 SIGNED = "/signed/"
+_VOLUMES = "/Volumes/"
 
 
 class FileRefusal(Exception):  # noqa: N818
@@ -20,14 +21,32 @@ class Files:
     """Files by their absolute path in the workspace, such as /Models/main/llm/support/1/MLmodel."""
 
     folder: Path
+    volumes: set[str] = field(default_factory=set)
+    """Those that exist, such as /Volumes/main/llm/work. What is not in a volume needs no folder."""
     _signed: dict[str, str] = field(default_factory=dict)
 
     def write(self, path: str, content: bytes) -> Json:
         """PUT of a file."""
         place = self._place(path)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        self._check_volume(path)
+        if not path.startswith(_VOLUMES):
+            place.parent.mkdir(parents=True, exist_ok=True)
+        elif not place.parent.is_dir():
+            raise FileRefusal(404, "NOT_FOUND", f"The directory {path.rpartition('/')[0]} does not exist.")
         place.write_bytes(content)
         return {}
+
+    def make_directory(self, path: str) -> Json:
+        """PUT of a folder, and of those above it."""
+        self._check_volume(path)
+        self._place(path).mkdir(parents=True, exist_ok=True)
+        return {}
+
+    def _check_volume(self, path: str) -> None:
+        volume = "/".join(path.split("/")[:5])
+        if path.startswith(_VOLUMES) and volume not in self.volumes:
+            name = volume.removeprefix(_VOLUMES).replace("/", ".")
+            raise FileRefusal(404, "NOT_FOUND", f"Volume '{name}' does not exist.")
 
     def read(self, path: str) -> bytes:
         """GET of a file."""

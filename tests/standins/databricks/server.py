@@ -15,6 +15,7 @@ from databricks.sdk.service.ml import GetRunResponse
 
 from standins.databricks.endpoints import EndpointRefusal
 from standins.databricks.files import SIGNED, FileRefusal
+from standins.databricks.jobs import JobRefusal
 from standins.databricks.state import Json, Workspace
 from standins.databricks.tracking import TrackingRefusal
 from standins.databricks.unity import Refusal
@@ -30,8 +31,10 @@ def running(workspace: Workspace | None = None, port: int = 0) -> Iterator[Works
     held = workspace or Workspace()
     try:
         with serving(lambda request: _respond(held, request), port) as held.uri:
+            held.jobs.uri = held.uri
             yield held
     finally:
+        held.jobs.stop()
         shutil.rmtree(held.folder, ignore_errors=True)
 
 
@@ -46,7 +49,7 @@ def _respond(state: Workspace, request: Request) -> Answer:
         return _serve(state, path, request)
     except Refusal as refusal:
         return _answer(refusal.status, refusal.body)
-    except (EndpointRefusal, FileRefusal, TrackingRefusal) as refusal:
+    except (EndpointRefusal, FileRefusal, JobRefusal, TrackingRefusal) as refusal:
         status, code, message = refusal.args
         return _answer(status, {"error_code": code, "message": message})
 
@@ -128,11 +131,14 @@ def _file(state: Workspace, path: str, request: Request) -> Answer:
         return _answer(
             200, state.files.sign(state.uri, query.get("path") or json.loads(request.body)["path"])
         )
+    if kind == "directories" and request.method == "PUT":
+        return _answer(200, state.files.make_directory(f"/{place}"))
     if kind == "directories":
         return _answer(200, state.files.list(f"/{place}"))
     if request.method == "PUT":
         return _answer(200, state.files.write(f"/{place}", request.body))
-    return Answer(200, state.files.read(f"/{place}"), _CONTENT)
+    content = state.files.read(f"/{place}")
+    return Answer(200, b"" if request.method == "HEAD" else content, _CONTENT)
 
 
 def _signed(state: Workspace, path: str, request: Request) -> Answer:
@@ -153,6 +159,7 @@ _SERVING = "/api/2.0/serving-endpoints"
 _MODEL = r"/api/2.1/unity-catalog/models/(?P<name>[^/]+)"
 _MLFLOW = "/api/2.0/mlflow"
 _FILES = "/api/2.0/fs/"
+_JOBS = "/api/2.2/jobs/runs"
 _CONTENT = {"Content-Type": "application/octet-stream", "Last-Modified": "Wed, 01 Jul 2026 00:00:00 GMT"}
 _PATHS: list[tuple[str, str, _Handler]] = [
     ("POST", _SERVING, lambda state, _, body: state.endpoints.create(body)),
@@ -245,4 +252,9 @@ _PATHS: list[tuple[str, str, _Handler]] = [
         lambda *_: {"is_databricks_sdk_models_artifact_repository_enabled": False},
     ),
     ("GET", f"{_MLFLOW}/runs/get", _run),
+    ("POST", f"{_JOBS}/submit", lambda state, _, body: state.jobs.submit(body)),
+    ("POST", f"{_JOBS}/cancel", lambda state, _, body: state.jobs.cancel(int(body["run_id"]))),
+    ("GET", f"{_JOBS}/get", lambda state, parts, _: state.jobs.get(int(parts["run_id"]))),
+    ("GET", f"{_JOBS}/get-output", lambda state, parts, _: state.jobs.output(int(parts["run_id"]))),
+    ("GET", f"{_JOBS}/list", lambda state, parts, _: state.jobs.list(parts)),
 ]

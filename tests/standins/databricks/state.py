@@ -17,6 +17,7 @@ from databricks.sdk.service.ml import Metric, Run, RunData, RunInfo, RunTag
 
 from standins.databricks.endpoints import Endpoints
 from standins.databricks.files import FileRefusal, Files
+from standins.databricks.jobs import Jobs
 from standins.databricks.tracking import Tracking
 from standins.databricks.unity import (
     CREATED,
@@ -81,6 +82,7 @@ class Workspace:
     def __post_init__(self) -> None:
         self.tracking = Tracking(self.folder)
         self.files = Files(self.folder / "files")
+        self.jobs = Jobs(self.files, self.folder / "runs")
 
     @property
     def secret(self) -> dict[str, str]:

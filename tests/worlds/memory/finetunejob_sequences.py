@@ -20,6 +20,7 @@ from finetune_operator.finetunejob.decide import decide
 from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.decide.usage import span
 from finetune_operator.finetunejob.model import (
+    CancelRun,
     Decision,
     Deletion,
     EnsureRun,
@@ -29,6 +30,7 @@ from finetune_operator.finetunejob.model import (
     Observed,
     Rehearsal,
     SetAlias,
+    SubmitRun,
 )
 from finetune_operator.mlflow.model import Run
 from finetune_operator.registry.base import RegisteredVersion
@@ -110,6 +112,7 @@ class World:
                 made = child(body["metadata"]["name"], uid=f"uid-{self.seconds}-{len(self.pods)}")
                 self.jobs.setdefault(body["metadata"]["name"], made)
         for action in decision.actions:
+            assert not isinstance(action, SubmitRun | CancelRun)
             self._act(action)
 
     def pass_over(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.prep import session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +38,11 @@ def check(frame: DataFrame, condition: str) -> None:
         ParseException: it is not SQL.
         AnalysisException: it does not fit the columns of the frame.
     """
+    if session.context(frame.sparkSession) is None:
+        raise RecipeRefusedError(
+            "data.prepare.filter cannot be checked on compute without access to the JVM (serverless, or the access mode "
+            "Standard): use spark.databricks.compute of type NewCluster, or an existing cluster with the access mode Dedicated"
+        )
     found = _in_parsed(frame, condition) or _in_analysed(frame, condition)
     if found:
         raise RecipeRefusedError(

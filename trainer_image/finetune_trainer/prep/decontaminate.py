@@ -18,6 +18,7 @@ from pyspark.sql.types import ArrayType, StringType
 from finetune_crds import status_parts
 from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import source
+from finetune_trainer.prep.keep import keep
 from finetune_trainer.prep.ngrams import of_evaluation, of_examples
 from finetune_trainer.prep.patterns import PATTERNS, in_order, replaced
 from finetune_trainer.prep.template import quoted
@@ -117,8 +118,7 @@ def removed(
     """
     wanted = prepare.decontaminate
     assert wanted is not None  # noqa: S101 - the caller has asked
-    known = _runs(sets, wanted, prepare.redact or []).persist(StorageLevel.DISK_ONLY)
-    held.callback(known.unpersist)
+    known = keep(_runs(sets, wanted, prepare.redact or []), StorageLevel.DISK_ONLY, held)
     lengths, size = _measured(known, sets, wanted)
     found = frame.select(_ID, TEXT).mapInArrow(
         partial(_of_examples, lengths=lengths), f"{_ID} string, {_GRAMS} array<bigint>"
@@ -126,8 +126,7 @@ def removed(
     runs = known.select(_SET, _GRAM)
     runs = sf.broadcast(runs) if size <= _MOST_RUNS_HELD else runs
     shared = found.select(_ID, sf.explode(_GRAMS).alias(_GRAM)).join(runs, _GRAM)
-    hits = shared.select(_ID, _SET).distinct().persist(StorageLevel.DISK_ONLY)
-    held.callback(hits.unpersist)
+    hits = keep(shared.select(_ID, _SET).distinct(), StorageLevel.DISK_ONLY, held)
     counts = {row[_SET]: row["count"] for row in hits.groupBy(_SET).count().collect()}
     clean = frame.drop(TEXT).join(hits.select(_ID), _ID, "left_anti")
     examples = {one.asked.name: counts.get(one.asked.name, 0) for one in sets}

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from finetune_trainer.outcome import DataError
+from finetune_trainer.prep import session
 from finetune_trainer.prep.session import spark_path
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ def _require_catalog(spark: SparkSession, source: OneSource, field: str) -> None
         DataError: it does not.
     """
     catalog, *names = (source.table or "").split(".")
+    if session.on_databricks():
+        return
     if len(names) == 2 and spark.conf.get(f"spark.sql.catalog.{catalog}", None) is None:
         raise DataError(
             "MissingCatalog",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter as Totals
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from pyspark.sql import functions as sf
 from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import (
     decontaminate,
+    keep,
     language,
     lengths,
     near,
@@ -81,9 +83,7 @@ class Observed:
 
     def keep(self, frame: DataFrame, level: StorageLevel) -> DataFrame:
         """Keep a frame that is read more than once."""
-        kept = frame.persist(level)
-        self.held.callback(kept.unpersist)
-        return kept
+        return keep.keep(frame, level, self.held)
 
 
 def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen: Observed) -> DataFrame:
@@ -176,28 +176,30 @@ def _short(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
 
 def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
     """Run the plan, and count kept and dropped rows."""
-    totals = prepared.groupBy(steps.SPLIT).agg(
-        sf.count(sf.lit(1)).alias("rows"),
-        sf.sum(steps.TOKENS).alias("tokens"),
-        *(count.alias(name) for name, count in lengths.bins(sf.col(steps.TOKENS)).items()),
+    totals = prepared.groupBy(steps.SPLIT, lengths.index(sf.col(steps.TOKENS)).alias("bin")).agg(
+        sf.count(sf.lit(1)).alias("rows"), sf.sum(steps.TOKENS).alias("tokens")
     )
-    splits = {row[steps.SPLIT]: row.asDict() for row in totals.collect()}
+    rows: Totals[str] = Totals()
+    held: Totals[str] = Totals()
+    kept = [0] * len(lengths.EDGES)
+    for row in totals.collect():
+        rows[row[steps.SPLIT]] += row["rows"]
+        held[row[steps.SPLIT]] += row["tokens"]
+        kept[row["bin"]] += row["rows"]
     origins = prepared.groupBy(steps.SOURCE).count().collect() if plan.source.sources else []
-    again = session.lost_executors(prepared.sparkSession) > 0
+    again = session.may_have_lost_executors(prepared.sparkSession)
     if again:
-        print("Spark lost an executor: counting the rows again", flush=True)
+        print("Spark lost an executor, or does not say whether it did: counting the rows again", flush=True)
     read = _Read(plan, seen, again=again)
-    rows = {name: row["rows"] for name, row in splits.items()}
-    kept = [lengths.counts(row) for row in splits.values()]
     return Counts(
         examples=read.filtered["all"],
         dropped=read.dropped(sum(rows.values())),
-        rows=rows,
-        tokens={name: row["tokens"] for name, row in splits.items()},
+        rows=dict(rows),
+        tokens=dict(held),
         sources={row[steps.SOURCE]: row["count"] for row in origins},
         redacted={kind: read.redacted[kind] for kind in plan.prepare.redact} if plan.prepare.redact else None,
         shared=seen.shared.examples if seen.shared else {},
-        lengths=(lengths.counts(read.rendered), lengths.together(kept)),
+        lengths=(lengths.counts(read.rendered), kept),
         clusters=seen.near.sizes if seen.near else None,
         samples=read.samples(),
     )

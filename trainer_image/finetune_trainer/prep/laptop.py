@@ -34,7 +34,8 @@ def recipe(path: Path, output: str | None = None) -> Recipe:
     prepare = made.data.prepare
     if prepare is None:
         return made
-    local = {"mode": "Local", "executors": None, "executor_cores": None, "executor_memory": None}
+    elsewhere = ("executors", "executor_cores", "executor_memory", "service_account_name", "databricks")
+    local = {"mode": "Local"} | dict.fromkeys(elsewhere)
     spark = prepare.spark.model_copy(update=local)
     prepare = prepare.model_copy(update={"spark": spark, "output": output or prepare.output})
     if not prepare.output:

@@ -1,18 +1,17 @@
-"""Lengths of examples in tokens, counted in bins whose edges grow by the square root of two."""
+"""Lengths of examples in tokens, counted in bins whose edges are powers of two."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as sf
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from pyspark.sql import Column
 
-EDGES = (0, *(math.ceil(2 ** (half / 2)) for half in range(2, 43)))
+EDGES = (0, *(2**power for power in range(1, 22)))
 """Bin i counts lengths from EDGES[i] to EDGES[i + 1], without that; the last bin has no end."""
 
 
@@ -23,18 +22,18 @@ def bins(length: Column) -> dict[str, Column]:
         (length >= begin) & (length < end) if end is not None else length >= begin
         for begin, end in zip(EDGES, ends, strict=True)
     ]
-    return {_name(index): sf.count_if(found) for index, found in enumerate(inside)}
+    return {_name(number): sf.count_if(found) for number, found in enumerate(inside)}
 
 
 def counts(row: Mapping[str, Any]) -> list[int]:
     """Return the count of each bin from the values of `bins`."""
-    return [int(row[_name(index)] or 0) for index in range(len(EDGES))]
+    return [int(row[_name(number)] or 0) for number in range(len(EDGES))]
 
 
-def together(several: Sequence[Sequence[int]]) -> list[int]:
-    """Return the sums of counts, bin by bin."""
-    return [sum(found[index] for found in several) for index in range(len(EDGES))]
+def index(length: Column) -> Column:
+    """Return the number of the bin of a length: one less than its binary digits."""
+    return sf.least(sf.length(sf.bin(length)) - 1, sf.lit(len(EDGES) - 1))
 
 
-def _name(index: int) -> str:
-    return f"bin{index}"
+def _name(number: int) -> str:
+    return f"bin{number}"

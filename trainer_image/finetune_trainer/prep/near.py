@@ -12,6 +12,7 @@ import numpy as np
 from pyspark import StorageLevel
 from pyspark.sql import functions as sf
 
+from finetune_trainer.prep.keep import keep
 from finetune_trainer.prep.sketch import banding, sketch
 
 if TYPE_CHECKING:
@@ -73,11 +74,11 @@ def removed(
     """
     shape = banding(wanted.threshold)
     texts = frame.select(_ID, TEXT)
-    sketched = texts.mapInArrow(partial(_sketched, shape=shape), _SKETCHED).persist(StorageLevel.DISK_ONLY)
-    held.callback(sketched.unpersist)
+    sketched = texts.mapInArrow(partial(_sketched, shape=shape), _SKETCHED)
+    sketched = keep(sketched, StorageLevel.DISK_ONLY, held)
     pairs = verified(candidates(sketched), sketched, wanted.threshold)
-    members = pairs.repartition(1).mapInArrow(_clustered, _CLUSTERED).persist(StorageLevel.DISK_ONLY)
-    held.callback(members.unpersist)
+    members = pairs.repartition(1).mapInArrow(_clustered, _CLUSTERED)
+    members = keep(members, StorageLevel.DISK_ONLY, held)
     gone = members.where(sf.col(_ID) != sf.col(_FIRST_ID)).select(_ID)
     return frame.drop(TEXT).join(gone, _ID, "left_anti"), Clusters(
         _sizes(members), _drawn(frame, members, samples)

@@ -8,9 +8,11 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
+from pyspark.sql import functions as sf
 
 from finetune_crds.contract import PrepResult
 from finetune_trainer.outcome import DataError
+from finetune_trainer.prep import session
 from finetune_trainer.prep.session import spark_path
 from finetune_trainer.prep.steps import ID, SPLIT
 
@@ -71,11 +73,26 @@ def _is_ours(metadata: str) -> bool:
 
 def _holds_files(spark: SparkSession, place: str) -> bool:
     """Whether a folder has files other than those that a killed pod of a preparation leaves before its commit."""
-    context: Any = spark.sparkContext
+    context: Any = session.context(spark)
+    if context is None:
+        return _lists_files(spark, place)
     path = context._jvm.org.apache.hadoop.fs.Path(place)  # noqa: SLF001 - pyspark has no file system
     files = path.getFileSystem(context._jsc.hadoopConfiguration())  # noqa: SLF001
     found = files.listStatus(path) if files.exists(path) else []
     return any(not _LEFT_BEHIND.fullmatch(entry.getPath().getName()) for entry in found)
+
+
+def _lists_files(spark: SparkSession, place: str) -> bool:
+    """The same without a JVM: Spark lists the files, without those that begin with a dot or an underscore."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        found = spark.read.format("binaryFile").load(place).select("path")
+        return not found.where(~sf.col("path").rlike(r"/part-[^/]*[.]parquet$")).isEmpty()
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return False
 
 
 def _result(recipe: Recipe, metadata: str, version: int) -> PrepResult | None:

@@ -65,7 +65,7 @@ def run(
     """
     run_id = os.environ.get("MLFLOW_RUN_ID")
     with (
-        _tokenizer(recipe) as tokenizer,
+        fetched_tokenizer(recipe) as tokenizer,
         tempfile.TemporaryDirectory(prefix="finetune-report-") as scratch,
         Tracker(run_id, patience=_PATIENCE_SECONDS) as tracker,
         _spark(asked) as spark,
@@ -235,7 +235,7 @@ def _with_columns(recipe: Recipe, used: Columns) -> Recipe:
 
 
 @contextmanager
-def _tokenizer(recipe: Recipe) -> Iterator[Path]:
+def fetched_tokenizer(recipe: Recipe) -> Iterator[Path]:
     """Fetch the model's tokenizer, check that it loads, and return its folder."""
     model = recipe.model
     with tempfile.TemporaryDirectory(prefix="finetune-tokenizer-") as folder:

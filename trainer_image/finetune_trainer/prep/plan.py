@@ -133,10 +133,6 @@ def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
             f"where mode {mode} cannot read it",
         ),
         (
-            mode == "Databricks",
-            "data.prepare.spark.mode Databricks is not available yet: use Local or Kubernetes",
-        ),
-        (
             prepare.dedupe.near is not None and not prepare.dedupe.exact,
             "data.prepare.dedupe.near needs dedupe.exact: exact duplicates are removed first",
         ),

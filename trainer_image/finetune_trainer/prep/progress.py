@@ -62,9 +62,14 @@ Show = Callable[[str, int | None], None]
 """Shows a step and its percent; None where the percent is not known."""
 
 
+def described(step: str, percent: int | None) -> str:
+    """Return a step and its percent as text."""
+    return step if percent is None else f"{step} {percent}%"
+
+
 def to_run(tracker: Tracker, step: str, percent: int | None) -> None:
     """Show a step and its percent in a tag of the MLflow run."""
-    tracker.tags({contract.TAG_PREPARATION: step if percent is None else f"{step} {percent}%"})
+    tracker.tags({contract.TAG_PREPARATION: described(step, percent)})
 
 
 class Progress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -17,11 +18,14 @@ from finetune_trainer.prep import kubernetes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     from finetune_crds.data import Spark
 
 ENV_JARS = "FINETUNE_JARS"
+ENV_RUNTIME = "DATABRICKS_RUNTIME_VERSION"
+"""Set by Databricks on every kind of its compute."""
 DEFAULT_JARS = "/opt/finetune/jars"
 _CGROUP = Path("/sys/fs/cgroup")
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
@@ -58,9 +62,13 @@ def start(spark: Spark) -> SparkSession:
     """Start Spark in this pod, on its available cores or as the driver of executors in pods of their own.
 
     Raises:
-        RecipeRefusedError: the recipe's conf sets what it may not.
+        RecipeRefusedError: the recipe's conf sets what it may not, or the recipe is for a Databricks run.
         TrainingError: the jars are not where FINETUNE_JARS says, or the driver may not create pods.
     """
+    if spark.mode == "Databricks":
+        raise RecipeRefusedError(
+            "data.prepare.spark.mode Databricks is a run in a workspace, which the operator submits: use Local here"
+        )
     from pyspark.sql import SparkSession
 
     driver = _driver(spark)
@@ -95,9 +103,53 @@ def _driver(spark: Spark) -> kubernetes.Driver | None:
     return driver
 
 
-def lost_executors(spark: SparkSession) -> int:
-    """The number of executors that Spark had and no longer has."""
-    known = spark.sparkContext._jsc.sc().statusStore().executorList(False)  # noqa: SLF001 - Spark has no other way
+def on_databricks() -> bool:
+    """Whether this process runs on the compute of a Databricks workspace."""
+    return ENV_RUNTIME in os.environ
+
+
+def attach() -> SparkSession:
+    """Return the session of the Databricks run, with the settings that the rows and the messages depend on.
+
+    Nothing else of it is ours: neither its jars, nor its size, nor its end.
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    spark = SparkSession.builder.getOrCreate()
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    for name, value in (
+        ("spark.sql.optimizer.excludedRules", _EXCLUDED_RULES),
+        ("spark.sql.adaptive.optimizer.excludedRules", _EXCLUDED_ADAPTIVE_RULES),
+    ):
+        # Serverless compute has neither; what a step dropped is then counted again.
+        with contextlib.suppress(PySparkException):
+            spark.conf.set(name, value)
+    return spark
+
+
+def context(spark: SparkSession) -> SparkContext | None:
+    """Return the context of a session; None on Databricks compute whose Python has no way to the JVM.
+
+    That is serverless compute, and clusters with the access mode Standard.
+    """
+    from pyspark.errors import PySparkException
+
+    try:
+        return spark.sparkContext
+    except (PySparkException, AttributeError, NotImplementedError):
+        return None
+
+
+def may_have_lost_executors(spark: SparkSession) -> bool:
+    """Whether Spark had executors that it no longer has, or cannot be asked."""
+    found = context(spark)
+    return found is None or _lost_executors(found) > 0
+
+
+def _lost_executors(context: SparkContext) -> int:
+    known = context._jsc.sc().statusStore().executorList(False)  # noqa: SLF001 - Spark has no other way
     return sum(not known.apply(position).isActive() for position in range(known.size()))
 
 
@@ -209,8 +261,8 @@ def s3_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def spark_path(uri: str) -> str:
-    """Return a path for Spark: Hadoop's S3 client has the scheme s3a."""
-    return uri.replace("s3://", "s3a://", 1) if uri.startswith("s3://") else uri
+    """Return a path for Spark: Hadoop's S3 client has the scheme s3a, and Databricks's own s3."""
+    return uri.replace("s3://", "s3a://", 1) if uri.startswith("s3://") and not on_databricks() else uri
 
 
 def jvm_memory(quantity: str) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import os
 import shutil
 import tempfile
 import uuid
-from functools import partial
+import zipfile
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark import SparkFiles
 from pyspark.sql.types import IntegerType, StructField, StructType
 
-from finetune_trainer.prep import chat
+from finetune_trainer.prep import chat, session
 from finetune_trainer.prep.plan import CHOSEN, MESSAGES
 from finetune_trainer.prep.steps import TOKENS
 from finetune_trainer.tokenizer import load_tokenizer
@@ -49,14 +52,31 @@ def with_tokens(
 
 
 def shipped(spark: SparkSession, folder: Path) -> Callable[[], Path]:
-    """Return a function that finds a folder of this pod in any task; executors in other pods get a copy of it."""
-    context = spark.sparkContext
+    """Return a function that finds a folder of this pod in any task; executors elsewhere get a copy of it."""
+    context = session.context(spark)
+    if context is None:
+        # NB: without a context, the code of a task is all that surely reaches it.
+        return partial(_written, _zipped(folder))
     if context.master.startswith("local"):
         return partial(Path, folder)
     name = f"tokenizer-{uuid.uuid4().hex}"
     archive = shutil.make_archive(str(Path(tempfile.mkdtemp()) / name), "zip", folder)
     context.addArchive(f"{archive}#{name}")
     return partial(_unpacked, name)
+
+
+def _zipped(folder: Path) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="finetune-tokenizer-") as scratch:
+        return Path(shutil.make_archive(f"{scratch}/tokenizer", "zip", folder)).read_bytes()
+
+
+@lru_cache(maxsize=1)
+def _written(archive: bytes) -> Path:
+    """The folder that an archive holds, on the disk of this Python worker."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    folder = Path(tempfile.mkdtemp(prefix="finetune-tokenizer-"))
+    zipfile.ZipFile(io.BytesIO(archive)).extractall(folder)
+    return folder
 
 
 def _unpacked(name: str) -> Path:

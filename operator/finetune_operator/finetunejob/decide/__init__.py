@@ -7,6 +7,7 @@ from datetime import datetime
 from finetune_operator.finetunejob.decide import (
     accept,
     admit,
+    databricks_run,
     deadline,
     finish,
     links,
@@ -50,5 +51,14 @@ def decide(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settin
         track.show_preparation(draft)
     if finish.is_finished(draft):
         finish.after_the_end(draft)
+    databricks_run.guard(draft)
+    draft.status = ready.summarized(ftj, draft.status, draft.now)
+    return draft.conclude()
+
+
+def decide_deletion(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settings) -> Decision:
+    """What has to be done for a job that is being deleted and that the operator's finalizer holds."""
+    draft = Draft(ftj, observed, now.replace(microsecond=0), settings)
+    databricks_run.release(draft)
     draft.status = ready.summarized(ftj, draft.status, draft.now)
     return draft.conclude()

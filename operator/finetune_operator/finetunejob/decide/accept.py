@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
-from finetune_operator.finetunejob.decide import executors, mistakes
+from finetune_operator.finetunejob.decide import databricks_run, executors, mistakes
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.decide.workspace import workspace_mistakes
 from finetune_operator.finetunejob.resolve import resolved
@@ -83,6 +83,7 @@ def obstacles(spec: FineTuneJobSpec, settings: Settings) -> Iterator[tuple[Condi
         *mistakes.of_preparation(spec),
         *executors.unshared(spec),
         *workspace_mistakes(spec, settings),
+        *databricks_run.mistakes(spec, settings),
     ]
     if wrong:
         yield ConditionReason.INVALID_SPEC, "; ".join(wrong)
@@ -94,6 +95,8 @@ def obstacles(spec: FineTuneJobSpec, settings: Settings) -> Iterator[tuple[Condi
         yield ConditionReason.NOT_IMPLEMENTED, message
     if spec.register_ and not settings.servers(spec.tracking)[0]:
         yield ConditionReason.MLFLOW_NOT_CONFIGURED, _NO_SERVER
+    if databricks_run.wanted(spec) and not settings.prep_wheels:
+        yield ConditionReason.DATABRICKS_NOT_CONFIGURED, databricks_run.NO_WHEEL
     if spec.data.prepare and not spec.data.prepare.output:
         yield ConditionReason.STORAGE_NOT_CONFIGURED, _NO_STORAGE.format(field="spec.data.prepare.output")
     if spec.training.select == "Best" and spec.checkpoint is None:
@@ -104,9 +107,6 @@ def obstacles(spec: FineTuneJobSpec, settings: Settings) -> Iterator[tuple[Condi
 
 def not_implemented(spec: FineTuneJobSpec) -> Iterator[str]:
     """The parts of a spec that are in the API and not in this version, each with what to use meanwhile."""
-    prepare = spec.data.prepare
-    if prepare and prepare.spark.mode == "Databricks":
-        yield "data.prepare.spark.mode Databricks (use Local or Kubernetes)"
     named = (
         ("uri", spec.tracking.uri, DATABRICKS),
         ("registryUri", spec.tracking.registry_uri, UNITY_CATALOG),

@@ -28,6 +28,7 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
     delete: list[Deletion] = field(default_factory=list)
     sweep: bool = False
     actions: list[Action] = field(default_factory=list)
+    finalizer: bool | None = None
     rehearse: list[Json] = field(default_factory=list)
     requeue_seconds: float | None = None
 
@@ -80,6 +81,7 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
             delete=tuple(self.delete),
             sweep=self.sweep,
             actions=tuple(self.actions),
+            finalizer=self.finalizer,
             rehearse=tuple(self.rehearse),
             requeue_seconds=self.requeue_seconds,
         )

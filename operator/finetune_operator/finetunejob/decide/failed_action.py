@@ -1,4 +1,4 @@
-"""What a write to MLflow that failed means for the status."""
+"""What a write to MLflow or Databricks that failed means for the status."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.decide.ready import summarized
-from finetune_operator.finetunejob.model import Action, Decision, FineTuneJob, SetAlias
+from finetune_operator.finetunejob.model import Action, CancelRun, Decision, FineTuneJob, SetAlias, SubmitRun
 from finetune_operator.policy.status import with_condition
 
 
@@ -20,5 +20,18 @@ def failed_action(
     if isinstance(action, SetAlias):
         kind, reason = ConditionType.REGISTERED, ConditionReason.REGISTERING
         message = f"alias {action.alias} of {action.model} cannot be set: {problem.message}"
+    if isinstance(action, SubmitRun | CancelRun):
+        kind = ConditionType.PREPARED
     status = with_condition(decision.status, kind, False, reason, message, now=now, generation=ftj.generation)
+    if isinstance(action, SubmitRun) and reason == ConditionReason.RUN_REFUSED:
+        # What the workspace takes for invalid stays so: the compute of a job cannot change.
+        failed = ConditionType.FAILED
+        status = with_condition(status, failed, True, reason, message, now=now, generation=ftj.generation)
+        run = status.databricks_run
+        status = status.model_copy(
+            update={
+                "completion_time": now.replace(microsecond=0),
+                "databricks_run": run.model_copy(update={"state": "Failed"}) if run else None,
+            }
+        )
     return dataclasses.replace(decision, status=summarized(ftj, status, now))

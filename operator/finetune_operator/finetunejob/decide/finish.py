@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator.finetunejob.decide import databricks_run
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.model import FinishRun
 from finetune_operator.policy.outcome import Continue, Outcome
@@ -30,6 +31,7 @@ def after_the_end(draft: Draft) -> None:
     Nothing is ever created again.
     """
     draft.stop_children()
+    databricks_run.stop(draft)
     _close_run(draft)
     _delete_children(draft)
 

@@ -48,7 +48,13 @@ def link(draft: Draft) -> None:
     if draft.ftj.spec is None:
         return
     mlflow = draft.status.mlflow
-    found = Links(run=mlflow.url if mlflow else None, model=_model(draft), dashboard=_dashboard(draft))
+    prepared_by = draft.status.databricks_run
+    found = Links(
+        run=mlflow.url if mlflow else None,
+        model=_model(draft),
+        preparation=prepared_by.url if prepared_by else None,
+        dashboard=_dashboard(draft),
+    )
     draft.update(links=found if found.to_json() else None)
 
 

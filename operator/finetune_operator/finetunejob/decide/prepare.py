@@ -1,4 +1,4 @@
-"""The preparation: a Job that turns the source into splits of a known version."""
+"""The preparation: a Job, or a Databricks run, that turns the source into splits of a known version."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.env import LocalReference
 from finetune_crds.finetunejob import FineTuneJobSpec
-from finetune_crds.status import DataStatus
-from finetune_crds.status_parts import MAX_DROPPED, Dropped, Redacted
 from finetune_operator import names
 from finetune_operator.finetunejob.children import Sorted, job_condition, sort
 from finetune_operator.finetunejob.decide import (
+    databricks_run,
     executors,
     health,
     pods,
     rendezvous,
+    result,
     template,
     track,
     workspace,
@@ -44,6 +44,12 @@ def prepare(draft: Draft) -> Outcome:
             "spec.data.splits names existing splits",
         )
         return Continue
+    if databricks_run.wanted(draft.spec):
+        return databricks_run.prepare(draft)
+    return _in_a_pod(draft)
+
+
+def _in_a_pod(draft: Draft) -> Outcome:
     name = names.prep_name(draft.ftj.name)
     found = sort(draft.observed.jobs, draft.observed.pods, names.PREP, name)
     child, mine = found.current, found.pods
@@ -115,48 +121,8 @@ def _finish(draft: Draft, child: Json, mine: list[Json]) -> Outcome:
             "the prep pod's result was lost with its node: the preparation runs again and finds its version",
         )
         return Stop
-    result = results[-1]
-    dropped = [Dropped(step=step, rows=rows) for step, rows in result.dropped.items()]
-    redacted = [Redacted(kind=kind, values=values) for kind, values in (result.redacted or {}).items()]
-    draft.update(
-        data=DataStatus(
-            rows=result.rows,
-            tokens=result.tokens,
-            path=result.path,
-            version=result.version,
-            source_version=result.source_version,
-            source_revision=result.source_revision,
-            sources=result.sources,
-            columns=result.columns,
-            dropped=dropped[:MAX_DROPPED] or None,
-            redacted=redacted or None,
-            evaluation_sets=result.evaluation_sets,
-        )
-    )
-    rows = result.rows
-    draft.set(
-        ConditionType.PREPARED,
-        True,
-        ConditionReason.PREPARED,
-        f"{result.path} version {result.version}: {rows.train} train, {rows.validation} validation, "
-        f"{rows.test} test rows{_losses(dropped)}{_redactions(redacted)}",
-    )
+    result.note(draft, results[-1])
     return Continue
-
-
-def _losses(dropped: list[Dropped]) -> str:
-    """How many rows were dropped, and by which steps."""
-    lossy = [item for item in dropped if item.rows]
-    if not lossy:
-        return ""
-    steps = ", ".join(f"{item.rows} by {item.step}" for item in lossy)
-    return f"; {sum(item.rows for item in lossy)} dropped: {steps}"
-
-
-def _redactions(redacted: list[Redacted]) -> str:
-    """How many values of which kinds placeholders stand for."""
-    found = [item for item in redacted if item.values]
-    return f"; redacted: {', '.join(f'{item.values} {item.kind}' for item in found)}" if found else ""
 
 
 def _fail(draft: Draft, mine: list[Json], failed: Json) -> None:

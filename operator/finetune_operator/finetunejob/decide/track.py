@@ -132,7 +132,9 @@ def show_preparation(draft: Draft) -> None:
     """Show the step of the preparation while it runs, and remove it afterwards."""
     before, mlflow = draft.status.progress, draft.observed.mlflow
     run = mlflow.run if mlflow else None
-    step = run.tags.get(contract.TAG_PREPARATION, "")[:_LONGEST_STEP] if run else ""
+    seen = draft.observed.preparation
+    step = seen.run.progress if seen and seen.run else ""
+    step = (step or (run.tags.get(contract.TAG_PREPARATION, "") if run else ""))[:_LONGEST_STEP]
     if phase(draft.status.conditions) != "Preparing":
         if before and before.summary and not (before.step or before.max_steps):
             draft.update(progress=None)

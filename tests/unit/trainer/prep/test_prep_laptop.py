@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import io
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from deltalake import DeltaTable
 
 from finetune_crds.data import Spark
 from finetune_crds.recipe import JobReference, RecipeError
 from finetune_trainer.prep import laptop
-from finetune_trainer.prep.session import ENV_JARS
-from unit.trainer.prep.recipes import QUICK, QUICK_JVM
 from unit.trainer.prep.recipes import recipe as plain
 
 SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s3"}}
@@ -44,7 +38,7 @@ def file(folder: Path, *parts: Any) -> Path:
 
 
 def test_the_job_of_a_manifest_runs_in_this_process(tmp_path: Path) -> None:
-    spark = {"mode": "Kubernetes", "executors": 9, "driverMemory": "4Gi"}
+    spark = {"mode": "Kubernetes", "executors": 9, "driverMemory": "4Gi", "serviceAccountName": "spark"}
     made = laptop.recipe(file(tmp_path, SECRET, job(output="s3://splits/a", spark=spark)))
     assert made.job == JobReference(name="tune", namespace="team", uid="local")
     assert made.data.prepare is not None
@@ -112,29 +106,3 @@ def test_nothing_is_drawn_where_there_is_no_terminal(capsys: pytest.CaptureFixtu
     bar.show("tokens", 40)
     bar.close()
     assert capsys.readouterr() == ("", "")
-
-
-def test_the_command_leaves_a_table_and_a_report(jars: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
-    rows = [{"text": f"the answer is in table {number}"} for number in range(40)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = job(spark={"driverMemory": "1Gi", "conf": QUICK})
-    made["spec"]["model"]["base"] = str(tokenizer_folder)
-    made["spec"]["data"]["source"]["path"] = str(tmp_path / "rows.jsonl")
-    command = ["--recipe", str(file(tmp_path, made)), "--output", str(tmp_path / "table")]
-    command += ["--report", str(tmp_path / "report")]
-    ended = subprocess.run(
-        [sys.executable, "-m", "finetune_trainer.prep", *command],
-        env=os.environ | QUICK_JVM | {ENV_JARS: str(jars)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert f"the report is in {tmp_path / 'report'}" in ended.stdout
-    assert DeltaTable(tmp_path / "table").to_pyarrow_table().num_rows == 40
-    assert {path.name for path in (tmp_path / "report").iterdir()} == {
-        "report.html",
-        "funnel.png",
-        "tokens.png",
-    }

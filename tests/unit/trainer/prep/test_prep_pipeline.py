@@ -545,7 +545,7 @@ def test_the_tokenizer_comes_from_the_claim_of_the_recipe(
     monkeypatch.setattr("finetune_trainer.artifacts.fetch_tokenizer", fetched)
     asked = recipe(base="s3://bucket/base")
     model = asked.model.model_copy(update={"cache": ModelCache(claim_name="models")})
-    with pipeline._tokenizer(asked.model_copy(update={"model": model})) as found:
+    with pipeline.fetched_tokenizer(asked.model_copy(update={"model": model})) as found:
         assert (found, used) == (tokenizer_folder, [Cache.of(model)])
     assert used != [None]
 
@@ -565,10 +565,10 @@ def pod(jars: Path, tmp_path: Path) -> dict[str, str]:
     )
 
 
-def run(pod: dict[str, str]) -> tuple[int, str, TerminationMessage | None]:
-    """Run finetune-prep as the pod does: exit code, output, termination message."""
+def run(pod: dict[str, str], *options: Path | str) -> tuple[int, str, TerminationMessage | None]:
+    """Run finetune-prep, without options as the pod does: exit code, output, termination message."""
     done = subprocess.run(
-        [Path(sys.executable).with_name("finetune-prep")],
+        [Path(sys.executable).with_name("finetune-prep"), *options],
         env=pod,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -595,8 +595,9 @@ def test_the_command_leaves_a_result(
         spark={"driverMemory": "1Gi", "conf": QUICK},
         **STEPS,
     )
-    (tmp_path / "recipe.yaml").write_text(asked.to_yaml())
-    code, said, message = run(pod)
+    here = tmp_path / "here.yaml"
+    here.write_text(asked.to_yaml())
+    code, said, message = run(pod, "--recipe", here, "--report", tmp_path / "report")
     assert (code, message is not None and message.prep is not None) == (0, True), said
     assert message is not None
     assert message.prep is not None
@@ -620,7 +621,13 @@ def test_the_command_leaves_a_result(
         "maxTokens               1         80",
         "limit                  10         70",
     ]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["recipe.yaml", "table", "termination"]
+    assert f"the report is in {tmp_path / 'report'}\n" in said
+    assert {path.name for path in (tmp_path / "report").iterdir()} == {
+        "report.html",
+        "funnel.png",
+        "tokens.png",
+    }
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here.yaml", "report", "table", "termination"]
 
 
 REFUSED: list[tuple[str, str, str, str]] = [
@@ -630,12 +637,6 @@ REFUSED: list[tuple[str, str, str, str]] = [
         "job: {name: a, namespace: b, uid: c}\nmodel: {base: /m}\ndata: {columns: {type: Text, text: t}, source: {type: XML}}",
         "InvalidRecipe",
         "the recipe {recipe} is wrong at data.source.type: Input should be",
-    ),
-    (
-        "mode Databricks",
-        recipe(spark={"mode": "Databricks"}).to_yaml(),
-        "RecipeRefused",
-        "data.prepare.spark.mode Databricks is not available yet: use Local or Kubernetes",
     ),
     (
         "base model that does not exist",

@@ -163,11 +163,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "data.prepare.output /corpus is the source itself: write to another folder",
     ),
     (
-        "Databricks",
-        {"spark": {"mode": "Databricks"}},
-        "data.prepare.spark.mode Databricks is not available yet: use Local or Kubernetes",
-    ),
-    (
         "near dedupe",
         {"dedupe": {"exact": False, "near": {}}},
         "data.prepare.dedupe.near needs dedupe.exact: exact duplicates are removed first",
@@ -265,9 +260,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "two at once",
-        {"spark": {"mode": "Databricks"}, "dedupe": {"exact": False, "near": {}}},
-        "data.prepare.spark.mode Databricks is not available yet: use Local or Kubernetes; data.prepare.dedupe.near needs "
-        "dedupe.exact: exact duplicates are removed first",
+        {"responseTemplate": "{answer}", "dedupe": {"exact": False, "near": {}}},
+        "data.prepare.dedupe.near needs dedupe.exact: exact duplicates are removed first; data.prepare.responseTemplate needs "
+        "promptTemplate beside it",
     ),
 ]
 

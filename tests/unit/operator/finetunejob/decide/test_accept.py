@@ -17,7 +17,6 @@ from worlds.memory.decisions import (
     NOW,
     PREPARED,
     SOURCE,
-    SPLITS,
     TRAINING,
     applied,
     child,
@@ -45,8 +44,8 @@ REFUSED: dict[str, tuple[Json, list[str]]] = {
     "nothing": ({}, []),
     "Spark on Kubernetes": ({"data": prepared(spark={"mode": "Kubernetes"})}, []),
     "Spark on Databricks": (
-        {"data": prepared(spark={"mode": "Databricks"})},
-        ["data.prepare.spark.mode Databricks (use Local or Kubernetes)"],
+        {"data": prepared(spark={"mode": "Databricks", "databricks": {"volume": "/Volumes/a/b/c"}})},
+        [],
     ),
     "near duplicates": ({"data": prepared(dedupe={"near": {}})}, []),
     "a data set of the Hub": (
@@ -62,10 +61,10 @@ REFUSED: dict[str, tuple[Json, list[str]]] = {
     ),
     "a Databricks workspace": ({"tracking": {"uri": "databricks", "registryUri": "databricks-uc"}}, []),
     "several at once": (
-        {"data": prepared(spark={"mode": "Databricks"}), "tracking": {"uri": "dbfs:/runs"}},
+        {"tracking": {"uri": "dbfs:/runs", "registryUri": "file:/models"}},
         [
-            "data.prepare.spark.mode Databricks (use Local or Kubernetes)",
             "tracking.uri dbfs:/runs (use the http or https address of an MLflow server, or databricks)",
+            "tracking.registryUri file:/models (use the http or https address of an MLflow server, or databricks-uc)",
         ],
     ),
     **{
@@ -121,8 +120,8 @@ PASSWORD = (
     "MLFLOW_TRACKING_PASSWORD, and name that in spec.tracking.secretRef"
 )
 CANNOT = (
-    "this version of the operator cannot do: data.prepare.spark.mode Databricks (use Local or Kubernetes); the job waits for one "
-    "that can"
+    "this version of the operator cannot do: tracking.uri file:/runs (use the http or https address of an MLflow server, "
+    "or databricks); the job waits for one that can"
 )
 NO_STORAGE = "{} is missing: install the chart with defaults.storage, where each job gets a folder, or create the job with the field"
 SETS_RANK = "spec.podTemplate sets NODE_RANK, which the operator sets: remove it"
@@ -131,7 +130,7 @@ OWN_RANK: Json = {
         "spec": {"containers": [{"name": "trainer", "env": [{"name": "NODE_RANK", "value": "1"}]}]}
     }
 }
-NO_SPARK: Json = {"data": prepared(spark={"mode": "Databricks"})}
+NO_SCHEME: Json = {"tracking": {"uri": "file:/runs"}}
 
 # The parts, the installation, the reason and the message of Accepted, and what the job does then.
 VERDICTS: dict[str, tuple[Json, Settings, tuple[str, str, str], str]] = {
@@ -150,7 +149,7 @@ VERDICTS: dict[str, tuple[Json, Settings, tuple[str, str, str], str]] = {
     ),
     "no MLflow at all": ({}, NO_MLFLOW, ACCEPTED, "runs"),
     "a feature that is not there": (
-        NO_SPARK,
+        NO_SCHEME,
         NO_MLFLOW,
         ("False", ConditionReason.NOT_IMPLEMENTED, CANNOT),
         "waits",
@@ -251,7 +250,7 @@ def test_what_kept_a_job_waiting_comes() -> None:
     server = Settings(tracking_uri="http://m")
     for before, after, settings in (
         (REGISTER, REGISTER, server),
-        (NO_SPARK, {"data": SPLITS}, NO_MLFLOW),
+        (NO_SCHEME, {}, NO_MLFLOW),
         (OWN_RANK, {}, NO_MLFLOW),
     ):
         held = conclude(ftj(**before)).status

@@ -1,0 +1,125 @@
+"""`spec.data.prepare.spark.databricks`: a preparation that runs as a Databricks run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from finetune_crds.base import ApiModel, EnvMap, Name, NonNegative, renamed, rules
+from finetune_crds.env import LocalReference
+
+ComputeType = Literal["Serverless", "ExistingCluster", "NewCluster"]
+Volume = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=1024,
+        json_schema_extra=rules(
+            (
+                "self.matches('^/Volumes/[^/ ]+/[^/ ]+/[^/ ]+(/[^/ ]+)*$')",
+                "a volume of Unity Catalog is /Volumes/catalog/schema/volume, and a folder in it if you like",
+            )
+        ),
+    ),
+]
+"""A volume of Unity Catalog, or a folder in one."""
+
+
+class Serverless(ApiModel):
+    """Serverless compute."""
+
+    environment_version: Annotated[str, Field(max_length=8, pattern=r"^[0-9]+$")] = "4"
+    """Databricks's version of the environment, which has its version of Python. 2 or later."""
+
+
+class ExistingCluster(ApiModel):
+    """A cluster that exists."""
+
+    cluster_id: Name
+    """Its id, such as 1118-101010-abcdefgh. Its access mode must be Dedicated for `filter`."""
+
+
+class NewCluster(ApiModel):
+    """A cluster for this run alone. Its access mode is Dedicated."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "has(self.nodeType) != has(self.instancePoolId)",
+                "set nodeType, or instancePoolId, whose nodes have a type",
+            ),
+        )
+    )
+
+    spark_version: Name
+    """Version of Databricks Runtime, such as 17.3.x-scala2.13. 15.4 or later."""
+    node_type: Name | None = None
+    """Machine of driver and workers, such as i3.xlarge."""
+    instance_pool_id: Name | None = None
+    """Pool that driver and workers are taken from."""
+    policy_id: Name | None = None
+    """Cluster policy, whose defaults count too."""
+    workers: NonNegative = 2
+    """Number of workers. 0: a driver that works alone."""
+    env: EnvMap = Field(default_factory=dict)
+    """Environment variables of driver and workers, such as HF_TOKEN: "{{secrets/scope/key}}", which Databricks reads from a
+    secret scope."""
+
+
+class Compute(ApiModel):
+    """What a Databricks run runs on."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "self.type == 'ExistingCluster' ? has(self.existingCluster) : !has(self.existingCluster)",
+                "existingCluster and type ExistingCluster go together",
+                ".existingCluster",
+            ),
+            (
+                "self.type == 'NewCluster' ? has(self.newCluster) : !has(self.newCluster)",
+                "newCluster and type NewCluster go together",
+                ".newCluster",
+            ),
+            (
+                "self.type == 'Serverless' || !has(self.serverless)",
+                "serverless needs type Serverless",
+                ".serverless",
+            ),
+        )
+    )
+
+    type: ComputeType
+    """Serverless: no cluster to name; Spark's settings and `filter` are not available. ExistingCluster: by its id. NewCluster: made
+    for the run and deleted after it."""
+    serverless: Serverless | None = None
+    """Settings of serverless compute."""
+    existing_cluster: ExistingCluster | None = None
+    """The cluster to use."""
+    new_cluster: NewCluster | None = None
+    """The cluster to make."""
+
+
+class Databricks(ApiModel):
+    """A preparation as a Databricks run. The run's identity reads the source and writes the output through Unity Catalog."""
+
+    model_config = ConfigDict(
+        json_schema_extra=renamed(
+            clusterId=("string", "compute: {type: ExistingCluster, existingCluster: {clusterId: ...}}")
+        )
+    )
+
+    volume: Volume
+    """Where the operator puts its wheel and the recipe, and the run its result: /Volumes/catalog/schema/volume, or a folder in
+    it. The wheel is uploaded once for each version of the operator."""
+    compute: Compute = Field(default_factory=lambda: Compute(type="Serverless"))
+    """What the run runs on. Default: Serverless."""
+    secret_ref: LocalReference | None = None
+    """Secret with DATABRICKS_HOST and DATABRICKS_TOKEN, or DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET. Default: the Secret of
+    tracking.secretRef if the run is tracked at Databricks, else the workspace that the operator is installed with."""
+
+    @property
+    def has_jvm(self) -> bool:
+        """Whether the run can use Spark's JVM, as far as the spec says; an existing cluster may turn out to have none."""
+        return self.compute.type != "Serverless"

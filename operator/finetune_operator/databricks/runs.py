@@ -1,0 +1,251 @@
+"""Runs of the preparation in a workspace: its wheel and recipe in a volume, the run, and the result that it leaves there."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from databricks.sdk import errors
+from databricks.sdk.service.compute import ClusterSpec, DataSecurityMode, Environment, Library
+from databricks.sdk.service.jobs import (
+    JobEnvironment,
+    PythonWheelTask,
+    RunLifecycleStateV2State,
+    RunType,
+    SubmitTask,
+    TerminationCodeCode,
+)
+
+from finetune_crds import contract
+from finetune_crds.conditions import ConditionReason
+from finetune_crds.contract import RunReport
+from finetune_operator.databricks.model import Run, Submission
+from finetune_operator.databricks.workspace import problems
+from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.text import short
+
+if TYPE_CHECKING:
+    from databricks.sdk import WorkspaceClient
+    from databricks.sdk.service import jobs
+
+    from finetune_crds.databricks import NewCluster
+    from finetune_crds.status_parts import RunWord
+
+log = logging.getLogger(__name__)
+
+_TASK = "prepare"
+_Life, _Code = RunLifecycleStateV2State, TerminationCodeCode
+_CANCELED = (_Code.CANCELED, _Code.USER_CANCELED)
+# A run that ended so would end so again: the spec or the workspace has to change.
+_FINAL = (
+    _Code.UNAUTHORIZED_ERROR,
+    _Code.INVALID_CLUSTER_REQUEST,
+    _Code.INVALID_RUN_CONFIGURATION,
+    _Code.RESOURCE_NOT_FOUND,
+    _Code.FEATURE_DISABLED,
+    _Code.DISABLED,
+)
+
+
+def submit(client: WorkspaceClient, wanted: Submission, wheels: Path) -> str:
+    """Upload what the run needs, submit it unless it was before, and return its id.
+
+    Raises:
+        ExternalError: the workspace cannot be reached, refuses the run for good (RunRefused), or has no such volume.
+    """
+    wheel = _upload_wheel(client, wanted.volume, wheels)
+    _upload(client, f"{wanted.folder}/{contract.RECIPE_FILE}", wanted.recipe.encode(), wanted.volume)
+    with problems(client, "submit a run"):
+        try:
+            made = client.jobs.submit(
+                run_name=wanted.name,
+                idempotency_token=wanted.token,
+                tasks=[_task(wanted, wheel)],
+                environments=_environments(wanted, wheel),
+            )
+        except errors.BadRequest as error:
+            raise ExternalError(
+                Problem(
+                    ConditionReason.RUN_REFUSED,
+                    f"Databricks refuses the run: {short(str(error))}; create a FineTuneJob with another name and the right "
+                    "data.prepare.spark.databricks",
+                )
+            ) from None
+    return str(made.run_id)
+
+
+def read(client: WorkspaceClient, run_id: str, folder: str) -> Run:
+    """A run and what it left in its folder.
+
+    Raises:
+        ExternalError: the workspace cannot be reached, or does not let the operator read it.
+    """
+    with problems(client, f"read run {run_id}"):
+        try:
+            found = client.jobs.get_run(int(run_id))
+        except (errors.NotFound, errors.InvalidParameterValue):
+            return Run(run_id, "Failed", message=f"the workspace has no run {run_id} any more")
+    word, url = _word(found), found.run_page_url or ""
+    if word == "Running":
+        step = _download(client, f"{folder}/{contract.PROGRESS_FILE}") or b""
+        return Run(run_id, word, url, progress=step.decode(errors="replace"))
+    if word not in ("Succeeded", "Failed"):
+        return Run(run_id, word, url)
+    report = RunReport.parse(_download(client, f"{folder}/{contract.REPORT_FILE}") or b"")
+    ended = found.status.termination_details if found.status else None
+    code = ended.code if ended else None
+    message = "" if report or word == "Succeeded" else _why(client, found)
+    return Run(run_id, word, url, message=message, is_final=code in _FINAL, report=report)
+
+
+def find(client: WorkspaceClient, name: str) -> str | None:
+    """The id of the active run of a name; None when there is none.
+
+    Raises:
+        ExternalError: the workspace cannot be reached, or does not let the operator list runs.
+    """
+    with problems(client, "list runs"):
+        active = client.jobs.list_runs(active_only=True, run_type=RunType.SUBMIT_RUN)
+        return next((str(item.run_id) for item in active if item.run_name == name), None)
+
+
+def cancel(client: WorkspaceClient, run_id: str) -> None:
+    """Ask for the end of a run, which comes later. It is no error when the run is gone.
+
+    Raises:
+        ExternalError: the workspace cannot be reached, or does not let the operator cancel it.
+    """
+    with problems(client, f"cancel run {run_id}"):
+        try:
+            client.jobs.cancel_run(int(run_id))
+        except (errors.NotFound, errors.InvalidParameterValue):
+            log.info("Databricks run %s is gone: there is nothing to cancel", run_id)
+
+
+def _word(found: jobs.Run) -> RunWord:
+    status = found.status
+    life = status.state if status else None
+    if life == _Life.RUNNING:
+        return "Running"
+    if life == _Life.TERMINATING:
+        return "Canceling"
+    if status is None or life != _Life.TERMINATED:
+        return "Pending"
+    code = status.termination_details.code if status.termination_details else None
+    if code in _CANCELED:
+        return "Canceled"
+    return "Succeeded" if code == _Code.SUCCESS else "Failed"
+
+
+def _why(client: WorkspaceClient, found: jobs.Run) -> str:
+    """Why a run failed that left no report: the error of its task, or what the workspace says of its end."""
+    status = found.status
+    ended = status.termination_details if status else None
+    said = (ended.message if ended else None) or (
+        str(ended.code.value) if ended and ended.code else "no reason"
+    )
+    # NB: the output belongs to a task, whose run has an id of its own.
+    for task in found.tasks or []:
+        with problems(client, "read the output of a run"):
+            try:
+                said = client.jobs.get_run_output(task.run_id or 0).error or said
+            except (errors.NotFound, errors.BadRequest):
+                continue
+    return short(said)
+
+
+def _task(wanted: Submission, wheel: str) -> SubmitTask:
+    compute = wanted.compute
+    task = SubmitTask(
+        task_key=_TASK,
+        python_wheel_task=PythonWheelTask(
+            package_name=contract.PREP_WHEEL.replace("-", "_"),
+            entry_point=contract.PREP_WHEEL_ENTRY,
+            parameters=[contract.PARAMETER_FOLDER, wanted.folder],
+        ),
+    )
+    if compute.type == "Serverless":
+        task.environment_key = _TASK
+        return task
+    task.libraries = [Library(whl=wheel)]
+    if compute.existing_cluster:
+        task.existing_cluster_id = compute.existing_cluster.cluster_id
+    if compute.new_cluster:
+        task.new_cluster = _cluster(compute.new_cluster, dict(wanted.conf))
+    return task
+
+
+def _environments(wanted: Submission, wheel: str) -> list[JobEnvironment] | None:
+    if wanted.compute.type != "Serverless":
+        return None
+    version = wanted.compute.serverless.environment_version if wanted.compute.serverless else "4"
+    return [JobEnvironment(_TASK, Environment(environment_version=version, dependencies=[wheel]))]
+
+
+def _cluster(wanted: NewCluster, conf: dict[str, str]) -> ClusterSpec:
+    alone = {"spark.databricks.cluster.profile": "singleNode", "spark.master": "local[*]"}
+    return ClusterSpec(
+        spark_version=wanted.spark_version,
+        node_type_id=wanted.node_type,
+        instance_pool_id=wanted.instance_pool_id,
+        policy_id=wanted.policy_id,
+        apply_policy_default_values=True if wanted.policy_id else None,
+        num_workers=wanted.workers,
+        # NB: only a Dedicated cluster lets Python reach the JVM, which parses `filter` and counts tasks.
+        data_security_mode=DataSecurityMode.SINGLE_USER,
+        spark_conf=(conf if wanted.workers else conf | alone) or None,
+        custom_tags=None if wanted.workers else {"ResourceClass": "SingleNode"},
+        spark_env_vars=wanted.env or None,
+    )
+
+
+def _upload_wheel(client: WorkspaceClient, volume: str, wheels: Path) -> str:
+    """Upload the wheel of this version unless the volume has it, and return its path there."""
+    wheel = next(iter(sorted(wheels.glob("*.whl"))), None)
+    if wheel is None:
+        message = f"the operator has no wheel in {wheels}: install an image of it that has one, or set FINETUNE_PREP_WHEELS"
+        raise ExternalError(Problem(ConditionReason.DATABRICKS_NOT_CONFIGURED, message))
+    # NB: its name has a digest of its content. A file appears in a volume when it is whole.
+    path = f"{volume}/wheels/{wheel.name}"
+    with problems(client, f"read volume {volume}"):
+        try:
+            client.files.get_metadata(path)
+        except errors.NotFound:
+            pass
+        else:
+            return path
+    _upload(client, path, wheel.read_bytes(), volume)
+    log.info("uploaded %s to %s", wheel.name, volume)
+    return path
+
+
+def _upload(client: WorkspaceClient, path: str, content: bytes, volume: str) -> None:
+    with problems(client, f"write to volume {volume}"), _telling_of(volume):
+        client.files.create_directory(path.rpartition("/")[0])
+        client.files.upload(path, io.BytesIO(content), overwrite=True)
+
+
+@contextmanager
+def _telling_of(volume: str) -> Iterator[None]:
+    try:
+        yield
+    except errors.NotFound as error:
+        message = (
+            f"Databricks has no volume {volume}, or hides it from the operator: create it, or grant READ VOLUME and WRITE "
+            f"VOLUME ({short(str(error))})"
+        )
+        raise ExternalError(Problem(ConditionReason.DATABRICKS_ERROR, message)) from None
+
+
+def _download(client: WorkspaceClient, path: str) -> bytes | None:
+    """The content of a file; None when it does not exist."""
+    with problems(client, f"read {path}"):
+        try:
+            contents = client.files.download(path).contents
+        except errors.NotFound:
+            return None
+        return contents.read() if contents else None

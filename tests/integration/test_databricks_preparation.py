@@ -1,0 +1,165 @@
+"""A preparation on Databricks, on a real API server: the operator submits, and the stand-in workspace runs the wheel for real."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pyarrow as pa
+import pytest
+
+from finetune_operator import names
+from standins.databricks import Workspace, running
+from support.jars import jars_folder
+from support.operator_process import operator_process, watching
+from support.process import running as running_process
+from support.small_tokenizer import save_tokenizer
+from support.waiting import wait_for
+from worlds.processes.jobs import job
+from worlds.processes.world import World
+
+Json = dict[str, Any]
+REPOSITORY = Path(__file__).parents[2]
+VOLUME = "/Volumes/main/llm/work"
+COMMIT = "0123456789012345678901234567890123456789"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, namespace: str, api: Any) -> Iterator[Workspace]:
+    """A workspace with a volume, a table of questions and answers, a bucket, and a model in the cache of its clusters."""
+    state = Workspace()
+    state.files.volumes.add(VOLUME)
+    state.jobs.jars = str(jars_folder())
+    (tmp_path / "lake").mkdir()
+    state.jobs.buckets["lake"] = str(tmp_path / "lake")
+    corpus = {
+        "question": [f"What is {number} plus one?" for number in range(200)] + ["What is 0 plus one?", None],
+        "answer": [str(number + 1) for number in range(200)] + ["1", "nothing"],
+    }
+    table = tmp_path / "chats"
+    deltalake.write_deltalake(table, pa.table(corpus))
+    deltalake.write_deltalake(table, pa.table({"question": ["later"], "answer": ["row"]}), mode="append")
+    state.jobs.tables["support.chats"] = str(table)
+    model = tmp_path / "hub" / "models--tiny--base"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text(COMMIT)
+    save_tokenizer(model / "snapshots" / COMMIT)
+    with running(state):
+        values = {"DATABRICKS_HOST": state.uri, "DATABRICKS_TOKEN": "dapi-good"}
+        data = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
+        meta = {"name": "databricks", "namespace": namespace}
+        api.create({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": data})
+        yield state
+
+
+@pytest.fixture
+def prepared_world(
+    api: Any, kubeconfig: Path, mlflow_server: Any, namespace: str, tmp_path: Path
+) -> Iterator[World]:
+    """A namespace whose operator has the wheel."""
+    build = importlib.util.spec_from_file_location("wheel", REPOSITORY / "trainer_image" / "wheel.py")
+    assert build
+    assert build.loader
+    module = importlib.util.module_from_spec(build)
+    build.loader.exec_module(module)
+    module.build(tmp_path / "wheels")
+    environment = watching(namespace, mlflow_server.uri, resync_seconds=1)
+    environment["FINETUNE_PREP_WHEELS"] = str(tmp_path / "wheels")
+    log = tmp_path / "operator.log"
+    with running_process(operator_process(kubeconfig, log, environment)):
+        found = World(api, mlflow_server, namespace)
+        yield found
+        found.delete_all()
+    print(log.read_text(encoding="utf-8"))
+
+
+def on_databricks(name: str = "tune", *, hub: Path, **prepare: Any) -> Json:
+    cluster = {
+        "sparkVersion": "17.3.x-scala2.13",
+        "nodeType": "i3.xlarge",
+        "workers": 0,
+        "env": {"HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1"},
+    }
+    data = {
+        "source": {"type": "Delta", "table": "support.chats", "version": 0},
+        "prepare": {
+            "output": "s3://lake/splits",
+            "filter": "length(question) < 100",
+            "splitRatios": {"train": 0.8, "validation": 0.2, "test": 0},
+            "spark": {
+                "mode": "Databricks",
+                "databricks": {
+                    "volume": f"{VOLUME}/finetune",
+                    "compute": {"type": "NewCluster", "newCluster": cluster},
+                    "secretRef": {"name": "databricks"},
+                },
+            },
+            **prepare,
+        },
+    }
+    return job(name, data=data, model={"base": "tiny/base"}, checkpoint={"uri": "s3://lake/checkpoints"})
+
+
+def test_from_a_table_to_training(prepared_world: World, workspace: Workspace, tmp_path: Path) -> None:
+    world = prepared_world
+    world.submit(on_databricks(hub=tmp_path / "hub"))
+    wait_for("a run", lambda: workspace.jobs.held, 60)
+    held = wait_for("its id", lambda: world.status("tune").get("databricksRun", {}).get("runId"), 60)
+    assert world.job("tune")["metadata"]["finalizers"] == [names.RUN_FINALIZER]
+    try:
+        status = world.wait_phase("tune", "Starting")
+    finally:
+        print((workspace.folder / "runs" / held / "log.txt").read_text(encoding="utf-8"))
+    data = status["data"]
+    assert (data["path"], data["version"], data["sourceVersion"]) == ("s3://lake/splits", 0, 0)
+    assert data["columns"] == {"type": "PromptResponse", "prompt": "question", "response": "answer"}
+    assert {item["step"]: item["rows"] for item in data["dropped"]} == {
+        "notNull": 1,
+        "filter": 0,
+        "dedupe": 1,
+    }
+    assert sum(data["rows"].values()) == 200
+    written = deltalake.DeltaTable(str(tmp_path / "lake" / "splits")).to_pyarrow_table()
+    assert (written.num_rows, min(written["tokens"].to_pylist()) > 0) == (200, True)
+    page = f"{workspace.uri}/?o=1234#job/0/run/{held}"
+    assert status["databricksRun"] == {
+        "attempt": 1, "failures": 0, "state": "Succeeded", "runId": held, "url": page
+    }  # fmt: skip
+    assert status["links"]["preparation"] == page
+    (only,) = workspace.jobs.held.values()
+    assert only.token.startswith(world.job("tune")["metadata"]["uid"])
+    assert world.wait_pods("tune-train-1", 2)
+    wait_for("no finalizer", lambda: "finalizers" not in world.job("tune")["metadata"], 60)
+
+
+def test_canceled_with_its_job(prepared_world: World, workspace: Workspace, tmp_path: Path) -> None:
+    world, workspace.jobs.runs_wheels = prepared_world, False
+    world.submit(on_databricks(hub=tmp_path / "hub"))
+    wait_for("its id", lambda: world.status("tune").get("databricksRun", {}).get("runId"), 60)
+    (run,) = workspace.jobs.held.values()
+
+    def life() -> str:
+        return str(run.life.value)
+
+    world.api.patch("FineTuneJob", world.namespace, "tune", {"spec": {"suspend": True}})
+    wait_for("the suspension", lambda: life() == "TERMINATING", 60)
+    print(json.dumps(world.status("tune")["conditions"]))
+    from databricks.sdk.service.jobs import TerminationCodeCode
+
+    workspace.jobs.end(run.run_id, TerminationCodeCode.USER_CANCELED)
+    world.wait_phase("tune", "Suspended")
+    wait_for("no finalizer", lambda: "finalizers" not in world.job("tune")["metadata"], 60)
+    world.api.patch("FineTuneJob", world.namespace, "tune", {"spec": {"suspend": False}})
+    wait_for("a second run", lambda: len(workspace.jobs.held) == 2, 60)
+    run = [*workspace.jobs.held.values()][1]
+    wait_for("its id", lambda: world.status("tune")["databricksRun"].get("runId") == str(run.run_id), 60)
+    world.api.delete("FineTuneJob", world.namespace, "tune")
+    wait_for("the deletion", lambda: life() == "TERMINATING", 60)
+    assert world.job("tune")["metadata"]["finalizers"] == [names.RUN_FINALIZER]
+    workspace.jobs.end(run.run_id, TerminationCodeCode.USER_CANCELED)
+    wait_for("no job", lambda: world.api.get("FineTuneJob", world.namespace, "tune") is None, 60)

@@ -1,0 +1,78 @@
+"""What a cluster does with the task of a run, in a process of its own: a session, the wheel's entry point, and nothing between.
+
+    python runner.py TASK.json
+
+The task says where the wheel is installed, which entry point it has, and what volumes, buckets and tables there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+def main() -> int:
+    """Run the task; its error, if any, goes into the file that the task names."""
+    task: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    sys.path.insert(0, task["installed"])
+    os.environ["DATABRICKS_RUNTIME_VERSION"] = "17.3"
+    spark = session(task)
+    try:
+        for name, place in task["tables"].items():
+            spark.sql(f"CREATE DATABASE IF NOT EXISTS {name.rpartition('.')[0]}")
+            spark.sql(f"CREATE TABLE {name} USING delta LOCATION '{place}'")
+        # NB: a run sees volumes at /Volumes; this machine has them in a folder.
+        volumes = f"{task['volumes']}/Volumes/"
+        sys.argv = ["run", *(item.replace("/Volumes/", volumes, 1) for item in task["parameters"])]
+        found = importlib.metadata.distribution(task["package"])
+        (entry,) = found.entry_points.select(name=task["entry_point"])
+        called = entry.load()
+        assert Path(sys.modules[called.__module__].__file__ or "").is_relative_to(task["installed"])
+        called()
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is the error of the run
+        traceback.print_exc()
+        Path(task["error"]).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+        return 1
+    finally:
+        with contextlib.suppress(Exception):
+            spark.stop()
+    return 0
+
+
+def session(task: dict[str, Any]) -> Any:
+    """The session that the run finds. Buckets are folders, under the scheme that a workspace has for them."""
+    from pyspark.sql import SparkSession
+
+    scratch = task["scratch"]
+    settings = {
+        "spark.master": "local[2]",
+        "spark.driver.memory": "1g",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.extraClassPath": f"{task['jars']}/*",
+        "spark.local.dir": scratch,
+        "spark.sql.warehouse.dir": f"{scratch}/warehouse",
+        "spark.log.level": "ERROR",
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.hadoop.fs.s3.impl": "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme",
+        **task["conf"],
+    }
+    for bucket, folder in task["buckets"].items():
+        settings[f"spark.hadoop.fs.viewfs.mounttable.{bucket}.linkMergeSlash"] = f"file://{folder}"
+    builder = SparkSession.builder.appName("run")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

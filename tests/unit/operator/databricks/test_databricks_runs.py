@@ -1,0 +1,283 @@
+"""Runs of the preparation, through the real SDK: what is uploaded and submitted, and what is made of each answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from databricks.sdk import WorkspaceClient
+from databricks.sdk.service.jobs import RunLifecycleStateV2State
+from databricks.sdk.service.jobs import TerminationCodeCode as Code
+
+from finetune_crds.contract import PodError, RunReport, TerminationMessage
+from finetune_crds.databricks import Compute
+from finetune_operator.databricks import runs
+from finetune_operator.databricks.model import Run, Submission
+from finetune_operator.databricks.workspace import workspace
+from finetune_operator.errors import ExternalError
+from finetune_operator.settings import Settings
+from standins.databricks import Fault, Workspace
+
+Json = dict[str, Any]
+VOLUME = "/Volumes/main/llm/work"
+FOLDER = f"{VOLUME}/finetune/jobs/team-tune-0f1e2d3c/1"
+NAME = "finetune_prep-0.1.0.post7-py3-none-any.whl"
+WHEEL = f"{VOLUME}/finetune/wheels/{NAME}"
+Life = RunLifecycleStateV2State
+NEW: Json = {"sparkVersion": "17.3.x-scala2.13", "nodeType": "i3.xlarge", "workers": 4, "env": {"A": "b"}}
+
+
+@dataclass(frozen=True)
+class Desk:
+    """A workspace with a volume, a client of it, and the operator's wheel."""
+
+    state: Workspace
+    client: WorkspaceClient
+    wheels: Path
+
+    def submit(self, wanted: Submission | None = None) -> str:
+        return runs.submit(self.client, wanted or submission(), self.wheels)
+
+    def read(self, run_id: str) -> Run:
+        return runs.read(self.client, run_id, FOLDER)
+
+
+@pytest.fixture
+def desk(databricks: Workspace, tmp_path: Path) -> Desk:
+    databricks.files.volumes.add(VOLUME)
+    databricks.jobs.runs_wheels = False
+    (tmp_path / NAME).write_bytes(b"the wheel")
+    return Desk(databricks, workspace(databricks.secret, Settings()), tmp_path)
+
+
+def submission(compute: Json | None = None, *, attempt: int = 1, **more: Any) -> Submission:
+    return Submission(
+        name="finetune-prep team/tune uid 1",
+        token=f"uid-digest-{attempt}",
+        volume=f"{VOLUME}/finetune",
+        folder=FOLDER,
+        recipe="kind: Recipe\n",
+        compute=Compute.model_validate(compute or {"type": "Serverless"}),
+        **more,
+    )
+
+
+COMPUTE: dict[str, tuple[Json, Json, Json]] = {
+    "serverless": ({"type": "Serverless"}, {}, {"environment_key": "prepare"}),
+    "a cluster that exists": (
+        {"type": "ExistingCluster", "existingCluster": {"clusterId": "1118-a"}},
+        {},
+        {"existing_cluster_id": "1118-a", "libraries": [{"whl": WHEEL}]},
+    ),
+    "a new cluster": (
+        {"type": "NewCluster", "newCluster": NEW},
+        {"spark.sql.shuffle.partitions": "8"},
+        {
+            "new_cluster": {
+                "spark_version": "17.3.x-scala2.13",
+                "node_type_id": "i3.xlarge",
+                "num_workers": 4,
+                "data_security_mode": "SINGLE_USER",
+                "spark_conf": {"spark.sql.shuffle.partitions": "8"},
+                "spark_env_vars": {"A": "b"},
+            },
+            "libraries": [{"whl": WHEEL}],
+        },
+    ),
+    "a driver alone, of a pool, under a policy": (
+        {
+            "type": "NewCluster",
+            "newCluster": {
+                "sparkVersion": "17.3.x-scala2.13",
+                "instancePoolId": "p",
+                "policyId": "q",
+                "workers": 0,
+            },
+        },
+        {},
+        {
+            "new_cluster": {
+                "spark_version": "17.3.x-scala2.13",
+                "instance_pool_id": "p",
+                "policy_id": "q",
+                "apply_policy_default_values": True,
+                "num_workers": 0,
+                "data_security_mode": "SINGLE_USER",
+                "spark_conf": {"spark.databricks.cluster.profile": "singleNode", "spark.master": "local[*]"},
+                "custom_tags": {"ResourceClass": "SingleNode"},
+            },
+            "libraries": [{"whl": WHEEL}],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("compute", "conf", "expected"), COMPUTE.values(), ids=COMPUTE)
+def test_what_is_submitted(desk: Desk, compute: Json, conf: Json, expected: Json) -> None:
+    desk.state.jobs.clusters.add("1118-a")
+    run_id = desk.submit(submission(compute, conf=conf))
+    held = desk.state.jobs.held[int(run_id)]
+    assert held.task.as_dict() == {
+        "task_key": "prepare",
+        "python_wheel_task": {
+            "package_name": "finetune_prep",
+            "entry_point": "finetune-prep-databricks",
+            "parameters": ["--folder", FOLDER],
+        },
+        **expected,
+    }
+    assert (held.wheel, held.name) == (WHEEL, "finetune-prep team/tune uid 1")
+    assert (desk.state.files.read(WHEEL), desk.state.files.read(f"{FOLDER}/recipe.yaml")) == (
+        b"the wheel",
+        b"kind: Recipe\n",
+    )
+
+
+def test_equal_submissions_are_one_run_and_one_upload(desk: Desk) -> None:
+    first, second = (desk.submit() for _ in range(2))
+    other = desk.submit(submission(attempt=2))
+    uploads = [path for method, path in desk.state.asked if method == "PUT" and path.endswith(".whl")]
+    assert (first == second != other, len(desk.state.jobs.held), len(uploads)) == (True, 2, 1)
+
+
+def denied(action: str) -> Callable[[Workspace], None]:
+    return lambda state: state.denied.add(action)
+
+
+def without_volume(state: Workspace) -> None:
+    state.files.volumes.clear()
+
+
+def away(state: Workspace) -> None:
+    state.faults.append(
+        Fault(503, {"error_code": "TEMPORARILY_UNAVAILABLE", "message": "later"}, path="/api/2.2/jobs")
+    )
+
+
+def without_login(state: Workspace) -> None:
+    state.tokens.clear()
+
+
+GONE: Json = {"type": "ExistingCluster", "existingCluster": {"clusterId": "1118-b"}}
+REFUSALS: dict[str, tuple[Callable[[Workspace], None], Json | None, str, str]] = {
+    "no such cluster": (
+        lambda _: None,
+        GONE,
+        "RunRefused",
+        "Databricks refuses the run: Cluster 1118-b does not exist; create a FineTuneJob with another name and the right "
+        "data.prepare.spark.databricks",
+    ),
+    "no right to submit": (
+        denied("POST /api/2.2/jobs"),
+        None,
+        "DatabricksForbidden",
+        "Databricks at {uri} does not let the operator submit a run: grant it the permission, or use other credentials (User "
+        "does not have the permission on this object)",
+    ),
+    "no right to write": (
+        denied("PUT /api/2.0/fs"),
+        None,
+        "DatabricksForbidden",
+        f"Databricks at {{uri}} does not let the operator write to volume {VOLUME}/finetune: grant it the permission, or use "
+        "other credentials (User does not have the permission on this object)",
+    ),
+    "no volume": (
+        without_volume,
+        None,
+        "DatabricksError",
+        f"Databricks has no volume {VOLUME}/finetune, or hides it from the operator: create it, or grant READ VOLUME and WRITE "
+        "VOLUME (Volume 'main.llm.work' does not exist.)",
+    ),
+    "no login": (
+        without_login,
+        None,
+        "DatabricksForbidden",
+        "Databricks at {uri} does not accept the credentials: check the Secret that secretRef names (Unauthorized)",
+    ),
+    "away": (away, None, "DatabricksUnreachable", "Databricks at {uri} is too busy to submit a run: later"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS.values(), ids=REFUSALS)
+def test_refusals(desk: Desk, case: tuple[Callable[[Workspace], None], Json | None, str, str]) -> None:
+    broken, compute, reason, sentence = case
+    broken(desk.state)
+    with pytest.raises(ExternalError) as refused:
+        desk.submit(submission(compute))
+    assert (refused.value.problem.reason, refused.value.problem.message) == (
+        reason,
+        sentence.format(uri=desk.state.uri),
+    )
+
+
+def test_an_operator_without_a_wheel_says_so(desk: Desk) -> None:
+    (desk.wheels / NAME).unlink()
+    with pytest.raises(ExternalError) as refused:
+        desk.submit()
+    assert refused.value.problem.reason == "DatabricksNotConfigured"
+
+
+REPORT = RunReport(
+    exit_code=65, message=TerminationMessage(error=PodError(reason="NoRows", message="it has no rows"))
+)
+ENDS: dict[str, tuple[Code, str, str, bytes, Json]] = {
+    "success": (Code.SUCCESS, "", "", b'{"exitCode": 0}', {"word": "Succeeded", "report": RunReport(exit_code=0)}),
+    "half a report": (Code.SUCCESS, "", "", b'{"exitCo', {"word": "Succeeded"}),
+    "an error with a report": (
+        Code.RUN_EXECUTION_ERROR, "Workload failed", "NoRows: it has no rows", REPORT.model_dump_json().encode(),
+        {"word": "Failed", "report": REPORT},
+    ),
+    "an error without one": (
+        Code.RUN_EXECUTION_ERROR, "Workload failed", "ModuleNotFoundError: no transformers", b"",
+        {"word": "Failed", "message": "ModuleNotFoundError: no transformers"},
+    ),
+    "a driver that is lost": (
+        Code.DRIVER_ERROR, "The driver is lost", "", b"", {"word": "Failed", "message": "The driver is lost"},
+    ),
+    "a cluster that cannot be": (
+        Code.INVALID_CLUSTER_REQUEST, "Node type i3 is not supported", "", b"",
+        {"word": "Failed", "message": "Node type i3 is not supported", "is_final": True},
+    ),
+    "canceled": (Code.USER_CANCELED, "Run cancelled.", "", b"", {"word": "Canceled"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ENDS.values(), ids=ENDS)
+def test_ends(desk: Desk, case: tuple[Code, str, str, bytes, Json]) -> None:
+    code, message, error, report, expected = case
+    run_id = desk.submit()
+    if report:
+        desk.state.files.write(f"{FOLDER}/report.json", report)
+    desk.state.jobs.end(int(run_id), code, message, error)
+    url = f"{desk.state.uri}/?o=1234#job/0/run/{run_id}"
+    parts: Json = {"run_id": run_id, "url": url} | expected
+    assert desk.read(run_id) == Run(**parts)
+
+
+def test_the_way_to_the_end(desk: Desk) -> None:
+    run_id = desk.submit()
+    held, words = desk.state.jobs.held[int(run_id)], []
+    desk.state.files.write(f"{FOLDER}/progress.txt", b"writing 40%")
+    for life in (Life.QUEUED, Life.PENDING, Life.RUNNING):
+        held.life = life
+        found = desk.read(run_id)
+        words.append((found.word, found.progress))
+    runs.cancel(desk.client, run_id)
+    words.append((desk.read(run_id).word, ""))
+    assert words == [("Pending", ""), ("Pending", ""), ("Running", "writing 40%"), ("Canceling", "")]
+
+
+def test_a_run_is_found_by_its_name_while_it_is_active(desk: Desk) -> None:
+    run_id = desk.submit()
+    names = ("finetune-prep team/tune uid 1", "finetune-prep team/tune uid 2")
+    assert [runs.find(desk.client, name) for name in names] == [run_id, None]
+    desk.state.jobs.end(int(run_id), Code.SUCCESS)
+    assert runs.find(desk.client, names[0]) is None
+
+
+def test_a_run_that_is_gone_has_failed_and_needs_no_cancel(desk: Desk) -> None:
+    runs.cancel(desk.client, "77")
+    assert desk.read("77") == Run("77", "Failed", message="the workspace has no run 77 any more")

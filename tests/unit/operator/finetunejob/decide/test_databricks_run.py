@@ -1,0 +1,413 @@
+"""The preparation as a Databricks run: submitted, followed, repeated, canceled."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import yaml
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.contract import PodError, PrepResult, RunReport, TerminationMessage
+from finetune_crds.status import FineTuneJobStatus, SplitCounts
+from finetune_crds.status_parts import DatabricksRunStatus
+from finetune_operator import names
+from finetune_operator.databricks.model import Run
+from finetune_operator.errors import Problem
+from finetune_operator.finetunejob.decide import databricks_run, decide_deletion
+from finetune_operator.finetunejob.decide.failed_action import failed_action
+from finetune_operator.finetunejob.model import (
+    CancelRun,
+    Decision,
+    FineTuneJob,
+    Observed,
+    Preparation,
+    SubmitRun,
+)
+from finetune_operator.settings import Settings
+from worlds.memory.decisions import (
+    ACCEPTED,
+    ADMITTED,
+    NO_MLFLOW,
+    NOW,
+    UID,
+    conclude,
+    condition,
+    ftj,
+    later,
+    said,
+    status,
+)
+
+Json = dict[str, Any]
+SETTINGS = dataclasses.replace(NO_MLFLOW, prep_wheels="/wheels")
+DATABRICKS: Json = {"volume": "/Volumes/main/llm/work", "secretRef": {"name": "databricks"}}
+DATA: Json = {
+    "source": {"type": "Delta", "table": "main.llm.chats"},
+    "prepare": {
+        "output": "s3://lake/splits",
+        "env": [{"name": "TOKEN", "value": "secret"}],
+        "spark": {"mode": "Databricks", "databricks": DATABRICKS},
+    },
+}
+PAGE = "https://w/?o=1#job/0/run/12"
+NAME = f"finetune-prep team/tune {UID} 1"
+PREPARING = condition(ConditionType.PREPARED, "False", ConditionReason.PREPARING)
+RESULT = PrepResult(
+    rows=SplitCounts(train=90),
+    tokens=SplitCounts(train=900),
+    path="s3://lake/splits",
+    version=7,
+    source_version=3,
+)
+DONE = RunReport(exit_code=0, message=TerminationMessage(prep=RESULT))
+AWAY = Problem(
+    ConditionReason.DATABRICKS_UNREACHABLE, "Databricks at https://w cannot be reached: no answer in time"
+)
+
+
+def run(
+    state: str = "Running", *, run_id: str | None = "12", attempt: int = 1, failures: int = 0, **more: Any
+) -> Json:
+    return {"attempt": attempt, "failures": failures, "state": state, "run_id": run_id, **more}
+
+
+def the_job(
+    known: Json | None, *, held: bool = True, deleting: bool = False, suspend: bool = False
+) -> FineTuneJob:
+    """The job with a run in its status."""
+    before: FineTuneJobStatus = status(ACCEPTED, ADMITTED, *([PREPARING] if known else []), start_time=NOW)
+    if known:
+        before = before.model_copy(update={"databricks_run": DatabricksRunStatus(**known)})
+    found = ftj(before, data=DATA, model={"base": "org/model"}, suspend=suspend)
+    return dataclasses.replace(found, finalizers=(names.RUN_FINALIZER,) if held else (), deleting=deleting)
+
+
+def failed(code: int, reason: str = "MissingColumn", message: str = "it has no column answer") -> RunReport:
+    return RunReport(
+        exit_code=code, message=TerminationMessage(error=PodError(reason=reason, message=message))
+    )
+
+
+def seen(word: Any, **more: Any) -> Preparation:
+    return Preparation(run=Run("12", word, PAGE, **more))
+
+
+def decided(known: Json | None, preparation: Preparation | None = None, **parts: Any) -> Decision:
+    return conclude(
+        the_job(known, **parts), Observed(preparation=preparation), at=later(5), settings=SETTINGS
+    )
+
+
+def summary(decision: Decision) -> tuple[Any, ...]:
+    """The run of the status, what is done, whether there is a finalizer to be, and the reason of Prepared and of Failed."""
+    held = decision.status.databricks_run
+    reasons = [
+        found[1] if (found := said(decision, kind)) else ""
+        for kind in (ConditionType.PREPARED, ConditionType.FAILED)
+    ]
+    return (
+        (held.attempt, held.failures, held.state, held.run_id) if held else None,
+        [type(item).__name__ for item in decision.actions],
+        decision.finalizer,
+        *reasons,
+    )
+
+
+STEPS: dict[str, tuple[Json | None, Preparation | None, Json, tuple[Any, ...]]] = {
+    "the attempt is written first": (None, None, {"held": False}, ((1, 0, "Submitting", None), [], True, "Preparing", "")),
+    "nothing is submitted without the finalizer": (
+        run("Submitting", run_id=None), None, {"held": False}, ((1, 0, "Submitting", None), [], True, "Preparing", ""),
+    ),
+    "then the run": (
+        run("Submitting", run_id=None), None, {}, ((1, 0, "Submitting", None), ["SubmitRun"], None, "Preparing", ""),
+    ),
+    "it waits": (run("Pending"), seen("Pending"), {}, ((1, 0, "Pending", "12"), [], None, "Preparing", "")),
+    "it runs": (run("Pending"), seen("Running"), {}, ((1, 0, "Running", "12"), [], None, "Preparing", "")),
+    "the workspace is away": (
+        run(), Preparation(problem=AWAY), {}, ((1, 0, "Running", "12"), [], None, "DatabricksUnreachable", ""),
+    ),
+    "the recipe is wrong": (
+        run(), seen("Failed", report=failed(64)), {}, ((1, 0, "Failed", "12"), [], False, "RecipeWrong", "RecipeWrong"),
+    ),
+    "the data are wrong": (
+        run(), seen("Failed", report=failed(65)), {}, ((1, 0, "Failed", "12"), [], False, "DataWrong", "DataWrong"),
+    ),
+    "it fails for another reason": (
+        run(), seen("Failed", report=failed(1)), {}, ((2, 1, "Submitting", None), [], None, "Preparing", ""),
+    ),
+    "its driver is lost": (
+        run(failures=1, attempt=2), seen("Failed", message="driver lost"), {},
+        ((3, 2, "Submitting", None), [], None, "Preparing", ""),
+    ),
+    "it fails for the third time": (
+        run(failures=2, attempt=3), seen("Failed", message="driver lost"), {},
+        ((3, 2, "Failed", "12"), [], False, "PreparationFailed", "PreparationFailed"),
+    ),
+    "its compute is wrong": (
+        run(), seen("Failed", message="no such node type", is_final=True), {},
+        ((1, 0, "Failed", "12"), [], False, "RunRefused", "RunRefused"),
+    ),
+    "it leaves no report": (run(), seen("Succeeded"), {}, ((2, 1, "Submitting", None), [], None, "Preparing", "")),
+    "it is canceled by hand": (
+        run(), seen("Canceled"), {}, ((1, 0, "Canceled", "12"), [], False, "RunCanceled", "RunCanceled"),
+    ),
+    "it was canceled for a suspension": (
+        run("Canceling"), seen("Canceled"), {}, ((2, 0, "Submitting", None), [], None, "Preparing", ""),
+    ),
+    "its cancellation takes a while": (
+        run("Canceling"), seen("Canceling"), {}, ((1, 0, "Canceling", "12"), [], None, "Preparing", ""),
+    ),
+    "suspended": (
+        run(), seen("Running"), {"suspend": True}, ((1, 0, "Canceling", "12"), ["CancelRun"], None, "Preparing", ""),
+    ),
+    "suspended, and ending": (
+        run("Canceling"), seen("Canceling"), {"suspend": True}, ((1, 0, "Canceling", "12"), [], None, "Preparing", ""),
+    ),
+    "suspended, and ended": (
+        run("Canceling"), seen("Canceled"), {"suspend": True}, ((1, 0, "Canceled", "12"), [], False, "Preparing", ""),
+    ),
+    "suspended after it succeeded": (
+        run(), seen("Succeeded", report=DONE), {"suspend": True}, ((1, 0, "Succeeded", "12"), [], False, "Preparing", ""),
+    ),
+    "suspended while it was submitted": (
+        run("Submitting", run_id=None), None, {"suspend": True},
+        ((1, 0, "Submitting", None), ["CancelRun"], None, "Preparing", ""),
+    ),
+    "suspended before it was submitted": (
+        run("Submitting", run_id=None), None, {"suspend": True, "held": False},
+        ((1, 0, "Canceled", None), [], None, "Preparing", ""),
+    ),
+    "resumed": (run("Canceled"), None, {"held": False}, ((2, 0, "Submitting", None), [], True, "Preparing", "")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("known", "preparation", "parts", "expected"), STEPS.values(), ids=STEPS)
+def test_steps(
+    known: Json | None, preparation: Preparation | None, parts: Json, expected: tuple[Any, ...]
+) -> None:
+    assert summary(decided(known, preparation, **parts)) == expected
+
+
+def test_what_is_submitted() -> None:
+    (action,) = decided(run("Submitting", run_id=None)).actions
+    assert isinstance(action, SubmitRun)
+    wanted = action.submission
+    assert (wanted.name, wanted.volume, wanted.folder) == (
+        NAME,
+        "/Volumes/main/llm/work",
+        "/Volumes/main/llm/work/jobs/team-tune-0f1e2d3c/1",
+    )
+    assert wanted.token.startswith(f"{UID}-")
+    assert wanted.token.endswith("-1")
+    assert len(wanted.token) <= 64
+    recipe = yaml.safe_load(wanted.recipe)
+    assert recipe["data"]["source"]["table"] == "main.llm.chats"
+    assert "secret" not in wanted.recipe.replace("secretRef", "")
+    (again,) = decided(run("Submitting", run_id=None, attempt=2)).actions
+    assert isinstance(again, SubmitRun)
+    assert again.submission.token != wanted.token
+
+
+def test_the_result_goes_to_the_status_and_training_starts() -> None:
+    decision = decided(run(), seen("Succeeded", report=DONE))
+    data, links = decision.status.data, decision.status.links
+    assert data
+    assert (data.path, data.version, data.source_version) == ("s3://lake/splits", 7, 3)
+    assert links
+    assert links.preparation == PAGE
+    assert [body["kind"] for body in decision.apply] == ["Service", "ConfigMap", "Job"]
+    assert decision.finalizer is False
+
+
+def test_the_step_is_shown() -> None:
+    progress = decided(run(), seen("Running", progress="writing 40%")).status.progress
+    assert progress
+    assert progress.summary == "writing 40%"
+
+
+SENTENCES: dict[str, tuple[Json, Preparation, str]] = {
+    "running": (run(), seen("Running"), f"Databricks run 12 is running; its page is {PAGE}"),
+    "pending": (run("Pending"), seen("Pending"), f"Databricks run 12 waits for its compute; its page is {PAGE}"),
+    "away": (
+        run(), Preparation(problem=AWAY), f"Databricks run 12 goes on by itself, and cannot be followed: {AWAY.message}",
+    ),
+    "canceled": (
+        run(), seen("Canceled"),
+        f"Databricks run 12 ({PAGE}) was canceled in the workspace: create a FineTuneJob with another name to prepare again; "
+        "spec.suspend is how a job pauses",
+    ),
+    "wrong data": (
+        run(), seen("Failed", report=failed(65)),
+        f"preparation failed in Databricks run 12 ({PAGE}): it has no column answer",
+    ),
+    "again": (
+        run(), seen("Failed", message="driver lost"),
+        f"Databricks run 12 ({PAGE}) failed (driver lost): a Databricks run is about to be submitted",
+    ),
+    "for the last time": (
+        run(failures=2), seen("Failed", message="driver lost"), f"Databricks run 12 ({PAGE}) failed as 2 before it: driver lost",
+    ),
+    "wrong compute": (
+        run(), seen("Failed", message="no such node type", is_final=True),
+        f"Databricks run 12 ({PAGE}) failed, and would again: no such node type",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("known", "preparation", "sentence"), SENTENCES.values(), ids=SENTENCES)
+def test_sentences(known: Json, preparation: Preparation, sentence: str) -> None:
+    found = said(decided(known, preparation), ConditionType.PREPARED)
+    assert found
+    assert found[2] == sentence
+
+
+def test_a_deadline_cancels_the_run() -> None:
+    job = the_job(run())
+    assert job.spec
+    policy = job.spec.run_policy.model_copy(update={"active_deadline_seconds": 1})
+    job = dataclasses.replace(job, spec=job.spec.model_copy(update={"run_policy": policy}))
+    decision = conclude(job, Observed(preparation=seen("Running")), at=later(5), settings=SETTINGS)
+    assert summary(decision)[:3] == ((1, 0, "Canceling", "12"), ["CancelRun"], None)
+    assert decision.status.phase == "Failed"
+
+
+DELETIONS: dict[str, tuple[Json, Preparation | None, tuple[Any, ...]]] = {
+    "at work": (run(), seen("Running"), ("Canceling", [CancelRun(NAME, "12")], None)),
+    "ending": (run("Canceling"), seen("Canceling"), ("Canceling", [], None)),
+    "ended": (run("Canceling"), seen("Canceled"), ("Canceled", [], False)),
+    "not known yet": (run("Submitting", run_id=None), None, ("Submitting", [CancelRun(NAME)], None)),
+    "away": (run(), Preparation(problem=AWAY), ("Canceling", [], None)),
+    "without a Secret": (
+        run(), Preparation(problem=Problem(ConditionReason.CREDENTIALS_MISSING, "no Secret")), ("Running", [], False),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("known", "preparation", "expected"), DELETIONS.values(), ids=DELETIONS)
+def test_deletion(known: Json, preparation: Preparation | None, expected: tuple[Any, ...]) -> None:
+    decision = decide_deletion(
+        the_job(known, deleting=True), Observed(preparation=preparation), later(5), SETTINGS
+    )
+    held = decision.status.databricks_run
+    assert held
+    assert (held.state, [*decision.actions], decision.finalizer) == expected
+
+
+def test_deletion_says_what_it_waits_for() -> None:
+    decision = decide_deletion(
+        the_job(run(), deleting=True), Observed(preparation=Preparation(problem=AWAY)), later(5), SETTINGS
+    )
+    assert said(decision, ConditionType.PREPARED) == (
+        "False",
+        "DatabricksUnreachable",
+        f"deletion is waiting for Databricks, to cancel run 12: {AWAY.message}; without the finalizer finetune.dev/cancel-run "
+        "the job goes, and the run stays",
+    )
+
+
+NOTED: dict[str, tuple[list[Any], str | None, tuple[Any, ...]]] = {
+    "submitted": ([SubmitRun], "12", ("Pending", "12")),
+    "found and canceled": ([CancelRun], "12", ("Canceling", "12")),
+    "not found": ([CancelRun], None, ("Canceled", None)),
+}
+
+
+@pytest.mark.parametrize(("kinds", "run_id", "expected"), NOTED.values(), ids=NOTED)
+def test_what_an_action_brings_is_noted(
+    kinds: list[Any], run_id: str | None, expected: tuple[Any, ...]
+) -> None:
+    parts: Json = {"suspend": kinds == [CancelRun]}
+    decision = decided(run("Submitting", run_id=None), **parts)
+    assert [type(item) for item in decision.actions] == kinds
+    held = databricks_run.noted(decision, run_id).status.databricks_run
+    assert held
+    assert (held.state, held.run_id) == expected
+
+
+def test_a_run_that_the_workspace_refuses_fails_the_job() -> None:
+    job = the_job(run("Submitting", run_id=None))
+    decision = decided(run("Submitting", run_id=None))
+    refused = Problem(ConditionReason.RUN_REFUSED, "Databricks refuses the run: Cluster a does not exist")
+    after = failed_action(job, decision, decision.actions[0], refused, now=later(5))
+    assert (after.status.phase, said(after, ConditionType.PREPARED)) == (
+        "Failed",
+        ("False", "RunRefused", refused.message),
+    )
+    forbidden = Problem(ConditionReason.DATABRICKS_FORBIDDEN, "grant it")
+    after = failed_action(job, decision, decision.actions[0], forbidden, now=later(5))
+    assert (after.status.phase, said(after, ConditionType.PREPARED)) == (
+        "Preparing",
+        ("False", "DatabricksForbidden", "grant it"),
+    )
+
+
+def test_a_job_whose_login_never_worked_may_go() -> None:
+    forbidden = Problem(ConditionReason.DATABRICKS_FORBIDDEN, "grant it")
+    unknown, known = run("Submitting", run_id=None), run()
+    found = [
+        databricks_run.may_go(the_job(item), problem)
+        for item in (unknown, known)
+        for problem in (forbidden, AWAY)
+    ]
+    assert found == [True, False, False, False]
+
+
+WRONG: dict[str, tuple[Json, Settings, list[str]]] = {
+    "nothing": ({"data": DATA}, SETTINGS, []),
+    "another mode": ({}, SETTINGS, []),
+    "the installation's storage is a volume of pods": (
+        {"data": {**DATA, "prepare": {**DATA["prepare"], "output": "/splits"}}},
+        SETTINGS,
+        ["spec.data.prepare.output /splits is a folder of the pods, which a Databricks run cannot write: use s3://bucket/folder"],
+    ),
+    "a job of an earlier version": (
+        {"data": {**DATA, "prepare": {**DATA["prepare"], "spark": {"mode": "Databricks"}}}},
+        SETTINGS,
+        ["spec.data.prepare.spark.databricks is missing: mode Databricks needs a volume for the operator's wheel"],
+    ),
+    "a model of another registry": (
+        {"data": DATA, "model": {"base": "models:/m@champion"}},
+        SETTINGS,
+        [
+            "a Databricks run cannot read the tokenizer of models:/m@champion from this cluster's MLflow: set "
+            "spec.tracking.uri to databricks, or use a model of the Hub"
+        ],
+    ),
+    "a model of the workspace": (
+        {"data": DATA, "model": {"base": "models:/a.b.c@champion"}},
+        dataclasses.replace(SETTINGS, tracking_uri="databricks"),
+        [],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("parts", "settings", "expected"), WRONG.values(), ids=WRONG)
+def test_mistakes(parts: Json, settings: Settings, expected: list[str]) -> None:
+    found = ftj(**parts).spec
+    assert found
+    assert [*databricks_run.mistakes(found, settings)] == expected
+
+
+def test_it_waits_for_an_operator_with_a_wheel() -> None:
+    found = said(conclude(ftj(data=DATA), settings=NO_MLFLOW), ConditionType.ACCEPTED)
+    assert found == ("False", "DatabricksNotConfigured", databricks_run.NO_WHEEL)
+
+
+LOGINS: dict[str, tuple[Json, Json, str | None]] = {
+    "its own": (DATABRICKS, {"uri": "databricks", "secretRef": {"name": "other"}}, "databricks"),
+    "that of its run": (
+        {"volume": "/Volumes/a/b/c"}, {"uri": "databricks", "secretRef": {"name": "other"}}, "other",
+    ),
+    "not that of another server": (
+        {"volume": "/Volumes/a/b/c"}, {"uri": "http://m", "secretRef": {"name": "other"}}, None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("own", "tracking", "expected"), LOGINS.values(), ids=LOGINS)
+def test_logins(own: Json, tracking: Json, expected: str | None) -> None:
+    data = {**DATA, "prepare": {**DATA["prepare"], "spark": {"mode": "Databricks", "databricks": own}}}
+    found = databricks_run.login(ftj(data=data, tracking=tracking), SETTINGS)
+    assert (found.name if found else None) == expected

@@ -1,0 +1,194 @@
+"""The preparation in a Databricks run: its entry point, its wheel, and what it does without a JVM."""
+
+from __future__ import annotations
+
+import io
+import json
+import runpy
+import zipfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyspark import StorageLevel
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame
+
+from finetune_crds import contract
+from finetune_crds.contract import PrepResult, RunReport
+from finetune_trainer.outcome import DataError, RecipeRefusedError
+from finetune_trainer.prep import condition, databricks, output, session, tokens
+from finetune_trainer.prep.keep import keep
+from unit.trainer.prep.recipes import recipe
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from finetune_crds.recipe import Recipe
+
+WHEEL = runpy.run_path(str(Path(__file__).parents[4] / "trainer_image" / "wheel.py"))
+ROWS = {
+    "question": [f"What is in table {number} of the {number} tables?" for number in range(40)]
+    + ["Why?", "why?"],
+    "answer": [f"The answer is {number}." for number in range(40)] + ["so", "so"],
+}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    write_deltalake(tmp_path / "corpus", pa.table(ROWS))
+    return tmp_path / "corpus"
+
+
+def asked(corpus: Path, tokenizer: Path, output: Path, **changes: Any) -> Recipe:
+    return recipe(
+        source={"type": "Delta", "path": str(corpus)},
+        base=str(tokenizer),
+        output=str(output),
+        maxTokens=100,
+        limit=30,
+        **changes,
+    )
+
+
+def as_serverless(
+    spark: SparkSession, patch: pytest.MonkeyPatch, name: str = "NOT_SUPPORTED_WITH_SERVERLESS"
+) -> None:
+    """No way to the JVM, and nothing is kept, as on serverless compute."""
+
+    def persist(*_: Any) -> DataFrame:
+        raise AnalysisException(f"[{name}] PERSIST TABLE is not supported here.")
+
+    patch.setattr(session, "context", lambda _: None)
+    patch.setattr(type(spark.range(1)), "persist", persist)
+
+
+def run(folder: Path, wanted: Recipe) -> PrepResult:
+    """What a run of the recipe leaves in its folder."""
+    folder.mkdir()
+    (folder / contract.RECIPE_FILE).write_text(wanted.to_yaml())
+    databricks.main(["--folder", str(folder)])
+    report = RunReport.parse((folder / contract.REPORT_FILE).read_bytes())
+    assert report
+    assert report.message.prep
+    assert (folder / contract.PROGRESS_FILE).read_text().startswith("writing")
+    return report.message.prep
+
+
+def test_rows_and_counts_are_the_same_without_a_jvm_and_without_a_cache(
+    spark: SparkSession, corpus: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(session.ENV_RUNTIME, "17.3")
+        usual = run(tmp_path / "usual", asked(corpus, tokenizer_folder, tmp_path / "out"))
+        as_serverless(spark, patch)
+        tokens._written.cache_clear()
+        bare = run(tmp_path / "bare", asked(corpus, tokenizer_folder, tmp_path / "bare-out"))
+    assert bare.model_copy(update={"path": usual.path}) == usual
+    first, second = (
+        sorted(DeltaTable(result.path).to_pyarrow_table().to_pylist(), key=lambda row: str(row["id"]))
+        for result in (usual, bare)
+    )
+    assert first == second
+    assert len(first) == 30
+    # The session is the run's, and stays.
+    assert spark.range(3).count() == 3
+
+
+def test_paths_are_those_of_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = session.spark_path("s3://a/b")
+    monkeypatch.setenv(session.ENV_RUNTIME, "17.3")
+    assert (here, session.spark_path("s3://a/b")) == ("s3a://a/b", "s3://a/b")
+
+
+def test_other_refusals_to_keep_a_frame_are_not_hidden(spark: SparkSession) -> None:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as held:
+        as_serverless(spark, patch)
+        frame = spark.range(3)
+        assert keep(frame, StorageLevel.DISK_ONLY, held) is frame
+        as_serverless(spark, patch, "UNSUPPORTED_OPERATION")
+        with pytest.raises(AnalysisException):
+            keep(frame, StorageLevel.DISK_ONLY, held)
+
+
+def test_a_filter_that_cannot_be_checked_is_refused(spark: SparkSession) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        as_serverless(spark, patch)
+        with pytest.raises(RecipeRefusedError) as refused:
+            condition.check(spark.range(3), "id > 1")
+    assert refused.value.message.startswith(
+        "data.prepare.filter cannot be checked on compute without access to the JVM"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"), [("theirs.csv", True), ("part-00000-a.parquet", False), ("_delta_log", False)]
+)
+def test_an_output_with_other_files_is_left_alone(
+    spark: SparkSession, tmp_path: Path, name: str, taken: bool
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("a")
+    with pytest.MonkeyPatch.context() as patch:
+        as_serverless(spark, patch)
+        if taken:
+            with pytest.raises(DataError, match="has files and is not a Delta table"):
+                output.find(spark, recipe(), str(tmp_path / "out"))
+        else:
+            assert output.find(spark, recipe(), str(tmp_path / "out")) is None
+
+
+def test_a_failure_is_in_the_report_and_in_the_error(tmp_path: Path) -> None:
+    wanted = recipe(dedupe={"exact": False, "near": {}})
+    (tmp_path / contract.RECIPE_FILE).write_text(wanted.to_yaml())
+    sentence = "data.prepare.dedupe.near needs dedupe.exact: exact duplicates are removed first"
+    with pytest.raises(databricks.PreparationFailedError, match=f"RecipeRefused: {sentence}"):
+        databricks.main(["--folder", str(tmp_path)])
+    assert json.loads((tmp_path / contract.REPORT_FILE).read_text()) == {
+        "exitCode": 64,
+        "message": {"error": {"reason": "RecipeRefused", "message": sentence}},
+    }
+
+
+def test_a_pod_refuses_the_recipe_of_a_run() -> None:
+    spark = recipe(spark={"mode": "Databricks", "databricks": {"volume": "/Volumes/a/b/c"}}).data.prepare
+    assert spark
+    with pytest.raises(RecipeRefusedError, match="is a run in a workspace, which the operator submits"):
+        session.start(spark.spark)
+
+
+def test_the_wheel_is_its_sources(tmp_path: Path) -> None:
+    first, second = (WHEEL["build"](tmp_path / name) for name in ("first", "second"))
+    assert (first.name, first.read_bytes()) == (second.name, second.read_bytes())
+    held = zipfile.ZipFile(io.BytesIO(first.read_bytes()))
+    packages = {
+        "/".join(name.split("/")[:2]) for name in held.namelist() if name.startswith("finetune_trainer/")
+    }
+    assert "finetune_trainer/prep" in packages
+    assert "finetune_trainer/train" not in packages
+    (about,) = (name for name in held.namelist() if name.endswith("METADATA"))
+    needs = [
+        line.split()[1].partition(">")[0]
+        for line in held.read(about).decode().splitlines()
+        if line.startswith("Requires-Dist")
+    ]
+    assert needs == [
+        "filelock",
+        "huggingface-hub",
+        "jinja2",
+        "phonenumbers",
+        "py3langid",
+        "py4j",
+        "pydantic",
+        "pyyaml",
+        "transformers",
+    ]
+    assert "finetune_trainer/prep/report.html.jinja" in held.namelist()
+    (entry,) = (name for name in held.namelist() if name.endswith("entry_points.txt"))
+    assert held.read(entry).decode() == (
+        f"[console_scripts]\n{contract.PREP_WHEEL_ENTRY} = finetune_trainer.prep.databricks:main\n"
+    )
+    assert (WHEEL["NAME"], WHEEL["ENTRY"]) == (contract.PREP_WHEEL, contract.PREP_WHEEL_ENTRY)

@@ -1,0 +1,80 @@
+"""`finetune-prep-databricks`: the preparation inside a Databricks run, on the session that the run has.
+
+The wheel that holds this entry point, its recipe and its result are files in a folder of a volume. The operator, which
+submitted the run, reads the result there: the output of a run has the last of its log at best.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from finetune_crds import contract
+from finetune_crds.contract import RunReport, TerminationMessage
+from finetune_crds.recipe import Recipe
+from finetune_trainer import outcome
+from finetune_trainer.prep import progress
+from finetune_trainer.prep.plan import request
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class PreparationFailedError(Exception):
+    """The preparation failed; Databricks shows the sentence as the error of the run."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the preparation of the recipe in a folder, and leave its report there.
+
+    Raises:
+        PreparationFailedError: it failed; the report says how.
+    """
+    parser = argparse.ArgumentParser(prog=contract.PREP_WHEEL_ENTRY)
+    parser.add_argument(contract.PARAMETER_FOLDER, type=Path, required=True, help="with recipe.yaml")
+    folder: Path = parser.parse_args(arguments).folder
+    said = ""
+
+    def tell(code: int, message: TerminationMessage | None) -> None:
+        nonlocal said
+        found = RunReport(exit_code=code, message=message or TerminationMessage())
+        # NB: a volume has no rename: a report that was cut off is no JSON, and counts as none.
+        (folder / contract.REPORT_FILE).write_text(
+            found.model_dump_json(by_alias=True, exclude_none=True), encoding="utf-8"
+        )
+        said = f"{message.error.reason}: {message.error.message}" if message and message.error else ""
+
+    code = outcome.run(lambda: _prepare(folder), tell)
+    if code:
+        # NB: Databricks takes an exit code for a crash, whatever it is.
+        raise PreparationFailedError(said or f"the preparation ended with exit code {code}")
+
+
+def _prepare(folder: Path) -> TerminationMessage:
+    recipe = Recipe.load(folder / contract.RECIPE_FILE)
+    asked = request(recipe)
+    from finetune_trainer.prep import pipeline, report, session
+    from finetune_trainer.prep.progress import Progress, SparkTasks
+    from finetune_trainer.track import Tracker
+
+    with pipeline.fetched_tokenizer(recipe) as tokenizer:
+        spark = session.attach()
+        context = session.context(spark)
+        pipeline.say(f"Databricks Runtime {os.environ[session.ENV_RUNTIME]}, Spark {spark.version}")
+        show = partial(_to_volume, folder / contract.PROGRESS_FILE)
+        told = Progress(show, SparkTasks(context) if context else None)
+        publish = partial(report.publish, tracker=Tracker(None), folder=folder)
+        with told.running():
+            return TerminationMessage(
+                prep=pipeline.prepare(spark, recipe, asked, tokenizer, told, publish=publish)
+            )
+
+
+def _to_volume(file: Path, step: str, percent: int | None) -> None:
+    """Write the step into a file, which the operator reads."""
+    with contextlib.suppress(OSError):
+        file.write_text(progress.described(step, percent), encoding="utf-8")
