@@ -24,8 +24,9 @@ from finetune_crds.base import (
     renamed,
     rules,
 )
-from finetune_crds.data import Data, unchanged
+from finetune_crds.data import Data
 from finetune_crds.env import Env, EnvFromSource, LocalReference
+from finetune_crds.prepare import unchanged
 from finetune_crds.status import FineTuneJobStatus
 from finetune_crds.training import Checkpoint, Distributed, Method, Model, Objective, Training
 

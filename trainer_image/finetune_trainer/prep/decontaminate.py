@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
     from finetune_crds.cleaning import Decontaminate, EvaluationSource, RedactKind
-    from finetune_crds.data import Prepare
+    from finetune_crds.prepare import Prepare
 
 TEXT = "said"
 """Column with the text that is compared: the texts of an example, one after the other."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from finetune_crds.cleaning import RedactKind
-    from finetune_crds.data import Prepare
+    from finetune_crds.prepare import Prepare
     from finetune_crds.recipe import Recipe
     from finetune_trainer.prep.decontaminate import EvaluationSet
     from finetune_trainer.prep.plan import Plan

@@ -20,7 +20,7 @@ from finetune_trainer.outcome import RecipeRefusedError, TrainingError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from finetune_crds.data import Spark
+    from finetune_crds.spark import Spark
 
 API_SERVER = "https://kubernetes.default.svc"
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")

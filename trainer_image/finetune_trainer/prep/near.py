@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from finetune_crds.data import NearDedupe
+    from finetune_crds.prepare import NearDedupe
     from finetune_trainer.prep.sketch import Banding
 
     Longs = npt.NDArray[np.int64]

@@ -12,7 +12,7 @@ from finetune_trainer.prep.template import Template
 if TYPE_CHECKING:
     from finetune_crds.chat import Conversation
     from finetune_crds.cleaning import EvaluationSource
-    from finetune_crds.data import Prepare
+    from finetune_crds.prepare import Prepare
     from finetune_crds.recipe import Recipe
     from finetune_crds.source import NamedSource, Source
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    from finetune_crds.data import Spark
+    from finetune_crds.spark import Spark
 
 ENV_JARS = "FINETUNE_JARS"
 ENV_RUNTIME = "DATABRICKS_RUNTIME_VERSION"

@@ -12,7 +12,7 @@ from finetune_trainer.prep.steps import GROUP, SPLIT, STRATUM, hashed
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from finetune_crds.data import SplitRatios
+    from finetune_crds.prepare import SplitRatios
 
 _BUCKETS = 10_000
 _RANK = "rank"

@@ -21,7 +21,7 @@ from finetune_trainer.prep.template import quoted
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from finetune_crds.data import Prepare
+    from finetune_crds.prepare import Prepare
     from finetune_trainer.prep.plan import Form, Plan
 
 DROPPED_BY = "dropped_by"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from transformers import PreTrainedTokenizerBase
 
-    from finetune_crds.data import Unrenderable
+    from finetune_crds.prepare import Unrenderable
     from finetune_crds.training import Model
 
 

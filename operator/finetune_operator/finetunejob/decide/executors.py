@@ -14,10 +14,10 @@ import yaml
 
 from finetune_crds import contract
 from finetune_crds.base import Json
-from finetune_crds.data import Spark
 from finetune_crds.env import RESERVED_ENV
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.source import Source
+from finetune_crds.spark import Spark
 from finetune_operator import names
 from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob.decide import pods, template

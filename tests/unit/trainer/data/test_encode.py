@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from finetune_crds.chat import Conversation
-from finetune_crds.data import Columns, Data, Prepare
+from finetune_crds.data import Columns, Data
+from finetune_crds.prepare import Prepare
 from finetune_trainer.outcome import DataError, RecipeRefusedError
 from finetune_trainer.train.data import encode
 from finetune_trainer.train.runtime.recipe import example_columns

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from finetune_crds.data import Spark
+from finetune_crds.spark import Spark
 from finetune_trainer.prep import session
 from support.jars import jars_folder
 from support.small_tokenizer import save_tokenizer

@@ -9,7 +9,7 @@ import certifi
 import pytest
 import yaml
 
-from finetune_crds.data import Spark
+from finetune_crds.spark import Spark
 from finetune_trainer.outcome import RecipeRefusedError, TrainingError
 from finetune_trainer.prep import kubernetes, session
 from support.http_server import Answer, Request, serving

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from finetune_crds.data import Spark
 from finetune_crds.recipe import JobReference, RecipeError
+from finetune_crds.spark import Spark
 from finetune_trainer.prep import laptop
 from unit.trainer.prep.recipes import recipe as plain
 

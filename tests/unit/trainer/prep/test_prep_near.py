@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pytest
 
-from finetune_crds.data import NearDedupe
+from finetune_crds.prepare import NearDedupe
 from finetune_trainer.prep import near
 from finetune_trainer.prep.near import Clusters
 

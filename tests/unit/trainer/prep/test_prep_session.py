@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune_crds.data import Spark
+from finetune_crds.spark import Spark
 from finetune_trainer.outcome import RecipeRefusedError, TrainingError
 from finetune_trainer.prep import session
 

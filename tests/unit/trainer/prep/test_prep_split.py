@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from finetune_crds.data import SplitRatios
+from finetune_crds.prepare import SplitRatios
 from finetune_trainer.prep import split
 
 if TYPE_CHECKING:

@@ -1,0 +1,268 @@
+"""`spec.data.prepare`: the steps from a source to splits."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from finetune_crds import cleaning
+from finetune_crds.base import (
+    A_SET,
+    ApiModel,
+    Fraction,
+    Image,
+    LongText,
+    Name,
+    NonNegative,
+    Passthrough,
+    Positive,
+    Rule,
+    Uri,
+    immutable,
+    renamed,
+    rules,
+)
+from finetune_crds.chat import Conversation
+from finetune_crds.env import Env, EnvFromSource
+from finetune_crds.spark import Spark
+
+Unrenderable = Literal["Fail", "Drop"]
+
+
+class NearDedupe(ApiModel):
+    """Removal of near duplicates."""
+
+    threshold: Annotated[float, Field(ge=0.3, le=1)] = 0.7
+    """Jaccard similarity, on runs of three words, from which on two examples are duplicates. MinHash finds candidates; each pair
+    is compared exactly."""
+
+
+class Dedupe(ApiModel):
+    """Which duplicates are removed."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            ("!has(self.columns) || self.exact", "dedupe.columns needs dedupe.exact", ".columns"),
+            (
+                "!has(self.near) || self.exact",
+                "dedupe.near needs dedupe.exact: exact duplicates are removed first",
+                ".near",
+            ),
+            (
+                "!has(self.near) || !has(self.columns)",
+                "dedupe.near compares whole examples: remove dedupe.columns or dedupe.near",
+                ".near",
+            ),
+        )
+    )
+
+    exact: bool = True
+    """Keep one of the examples whose text (all columns of the example) differs in case and white space only."""
+    columns: Annotated[list[Name], Field(min_length=1, max_length=32, json_schema_extra=A_SET)] | None = None
+    """Columns whose text makes examples duplicates, such as the prompt alone. Default: all columns of the example."""
+    near: NearDedupe | None = None
+    """Also keep one of the examples whose text (all columns of the example) is nearly the same."""
+
+
+class SplitRatios(ApiModel):
+    """How examples are divided into splits. The split of an example depends on the seed and its key only."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "self.train + self.validation + self.test > 0.9999 "
+                "&& self.train + self.validation + self.test < 1.0001",
+                "train, validation and test must add up to 1 (defaults: 0.9, 0.05 and 0.05)",
+            ),
+            ("self.train > 0.0", "train must be above 0", ".train"),
+        )
+    )
+
+    train: Fraction = 0.9
+    """Share of the training split."""
+    validation: Fraction = 0.05
+    """Share of the split that evaluation uses."""
+    test: Fraction = 0.05
+    """Share of the held-out split."""
+    seed: NonNegative = 42
+    """Seed of the hash that divides the examples."""
+    key: Name | None = None
+    """Column whose equal values stay in one split, such as a conversation or a customer. Default: the text."""
+    stratify_by: Name | None = None
+    """Column whose values have the same share in each split, such as a language or a class. Examples with the same key stay in
+    one split all the same."""
+
+
+MAY_CHANGE = (
+    "suspend, runPolicy, podTemplate, env, envFrom, data.prepare.podTemplate, and of trainer and data.prepare the image, env and "
+    "envFrom"
+)
+
+
+def unchanged(path: str) -> str:
+    """What the API server says about a field of a FineTuneJob that cannot change."""
+    return f"{path} cannot change once the job exists (only {MAY_CHANGE} can): create a FineTuneJob with another name"
+
+
+_FIXED = (
+    "output",
+    "notNull",
+    "minQuality",
+    "qualityColumn",
+    "minChars",
+    "maxChars",
+    "minPromptChars",
+    "maxPromptChars",
+    "filter",
+    *cleaning.FIELDS,
+    "dedupe",
+    "promptTemplate",
+    "responseTemplate",
+    "conversation",
+    "unrenderable",
+    "maxTokens",
+    "limit",
+    "splitRatios",
+    "reportSamples",
+    "spark",
+)
+
+
+def _on_databricks(then: str, message: str, field: str) -> Rule:
+    """A rule for preparations that run on Databricks."""
+    return Rule(f"self.spark.mode != 'Databricks' || ({then})", message, field)
+
+
+_NO_POD = "there is no prep pod with spark.mode Databricks: remove {field}; {instead}"
+_ON_DATABRICKS = (
+    _on_databricks(
+        "!self.output.startsWith('/')",
+        "output is a folder of one pod: with spark.mode Databricks use s3://bucket/folder, which the run writes through an "
+        "external location and the training pods read",
+        ".output",
+    ),
+    _on_databricks(
+        "!has(self.filter) || !has(self.spark.databricks) || self.spark.databricks.compute.type != 'Serverless'",
+        "filter needs a cluster with spark.mode Databricks: serverless compute has no parser to check it with",
+        ".filter",
+    ),
+    _on_databricks(
+        "!has(self.image)", _NO_POD.format(field="image", instead="the operator brings the code"), ".image"
+    ),
+    _on_databricks(
+        "!has(self.podTemplate)",
+        _NO_POD.format(field="podTemplate", instead="spark.databricks.compute says what the run gets"),
+        ".podTemplate",
+    ),
+    _on_databricks(
+        "!has(self.env) || size(self.env) == 0",
+        _NO_POD.format(field="env", instead="a cluster has spark.databricks.compute.newCluster.env"),
+        ".env",
+    ),
+    _on_databricks(
+        "!has(self.envFrom) || size(self.envFrom) == 0",
+        _NO_POD.format(field="envFrom", instead="a cluster has spark.databricks.compute.newCluster.env"),
+        ".envFrom",
+    ),
+)
+
+
+class Prepare(ApiModel):
+    """The preparation, in the order of the fields: filters, languages, redaction, decontamination, dedupe and so on."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            *(immutable(field, unchanged(f"spec.data.prepare.{field}")) for field in _FIXED),
+            (
+                "!has(self.minChars) || !has(self.maxChars) || self.minChars <= self.maxChars",
+                "minChars must not be above maxChars",
+                ".minChars",
+            ),
+            (
+                "!has(self.minPromptChars) || !has(self.maxPromptChars) || self.minPromptChars <= self.maxPromptChars",
+                "minPromptChars must not be above maxPromptChars",
+                ".minPromptChars",
+            ),
+            (
+                "!has(self.responseTemplate) || has(self.promptTemplate)",
+                "responseTemplate needs promptTemplate",
+                ".responseTemplate",
+            ),
+            (
+                "self.spark.mode != 'Kubernetes' || !self.output.startsWith('/') || has(self.podTemplate)",
+                "output is a folder of one pod: with spark.mode Kubernetes use s3://bucket/folder, or a volume that "
+                "podTemplate mounts",
+                ".output",
+            ),
+            *cleaning.PREPARE_RULES,
+            *_ON_DATABRICKS,
+        )
+        | renamed(split=("object", "splitRatios"))
+    )
+
+    output: Uri = ""
+    """Delta table to write: s3://bucket/folder, or an absolute path on a volume. Each preparation writes a new version. Default:
+    a folder of the job in the storage that the operator is installed with."""
+    not_null: Annotated[list[Name], Field(max_length=32, json_schema_extra=A_SET)] = Field(
+        default_factory=list
+    )
+    """Columns that must not be null or blank, besides the columns of the example."""
+    min_quality: float | None = None
+    """Minimum quality score. Examples without a score are dropped."""
+    quality_column: Name = "quality"
+    """Column with the quality score."""
+    min_chars: NonNegative | None = None
+    """Minimum length of an example in characters."""
+    max_chars: Positive | None = None
+    """Maximum length of an example in characters."""
+    min_prompt_chars: NonNegative | None = None
+    """Minimum length of the prompt column in characters."""
+    max_prompt_chars: Positive | None = None
+    """Maximum length of the prompt column in characters."""
+    filter: LongText | None = None
+    """Spark SQL condition that an example must meet, such as `language = 'en'`."""
+    languages: cleaning.Languages | None = None
+    """Languages of the examples to keep, as codes of ISO 639-1 such as en. An example in another language is dropped. One whose
+    language is not certain, such as a short text or code, stays."""
+    redact: cleaning.Redact | None = None
+    """What to replace by a placeholder in the texts of an example: Email (<EMAIL>), Phone (<PHONE>), CardNumber (<CARD_NUMBER>,
+    with a valid check digit), Secret (<SECRET>: keys and tokens of known services, private keys, JWTs). Patterns find these; a
+    person's name or address they do not find."""
+    decontaminate: cleaning.Decontaminate | None = None
+    """Evaluation sets with which no example may share a run of words. Examples that do are dropped."""
+    dedupe: Dedupe = Field(default_factory=Dedupe)
+    """Which duplicates are removed. Default: exact ones."""
+    prompt_template: LongText | None = None
+    """Template of the prompt; {column} stands for the column's value. Without responseTemplate it renders the whole text.
+
+    Preference data: it renders the prompt; chosen and rejected stay unchanged.
+    """
+    response_template: LongText | None = None
+    """Template of the answer; {column} is replaced by the column's value. With it, the loss can cover the answer only."""
+    conversation: Conversation | None = None
+    """Make each prompt and its answer a conversation of two turns, which the model's chat template renders. Templates render the
+    content of the turns."""
+    unrenderable: Unrenderable = "Fail"
+    """Conversations that the model's chat template refuses. Fail: the job fails. Drop: they are dropped and counted."""
+    max_tokens: Positive | None = None
+    """Maximum length of an example in tokens of the model's tokenizer. Longer examples are dropped and counted.
+
+    Preference data: prompt and chosen, plus prompt and rejected.
+    """
+    limit: Positive | None = None
+    """Maximum number of examples; a seeded hash chooses them."""
+    split_ratios: SplitRatios = Field(default_factory=SplitRatios)
+    """How examples are divided into splits. Default: 0.9, 0.05 and 0.05 with seed 42."""
+    report_samples: Annotated[int, Field(ge=0, le=20)] = 3
+    """How many of the examples that a step dropped the report in the MLflow run shows; 0 shows none."""
+    spark: Spark = Field(default_factory=Spark)
+    """How Spark runs. Default: Local."""
+    image: Image | None = None
+    """Image of the prep pod. Default: the image that the operator is installed with."""
+    env: Env = Field(default_factory=list)
+    """Environment variables of the prep pod, besides those of spec.env."""
+    env_from: Annotated[list[EnvFromSource], Field(max_length=16)] = Field(default_factory=list)
+    """Secrets and ConfigMaps whose keys become environment variables of the prep pod, besides those of spec.envFrom."""
+    pod_template: Passthrough | None = None
+    """Any other field of a PodTemplateSpec; the container is named `prep`."""

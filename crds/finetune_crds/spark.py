@@ -1,0 +1,96 @@
+"""`spec.data.prepare.spark`: how Spark runs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from finetune_crds import spark_conf
+from finetune_crds.base import (
+    ApiModel,
+    ObjectName,
+    Positive,
+    Quantity,
+    StringMap,
+    rules,
+)
+from finetune_crds.databricks import Databricks
+
+
+class Spark(ApiModel):
+    """How Spark runs."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "self.mode == 'Kubernetes' || (!has(self.executors) && !has(self.executorCores) "
+                "&& !has(self.executorMemory))",
+                "executors, executorCores and executorMemory need mode Kubernetes",
+            ),
+            (
+                "self.mode == 'Kubernetes' || !has(self.serviceAccountName)",
+                "serviceAccountName needs mode Kubernetes: it is the account that creates executor pods",
+                ".serviceAccountName",
+            ),
+            (
+                "self.mode == 'Databricks' || !has(self.databricks)",
+                "databricks needs mode Databricks",
+                ".databricks",
+            ),
+            (
+                "self.mode != 'Databricks' || has(self.databricks)",
+                "mode Databricks needs databricks, with the volume for the operator's wheel",
+                ".databricks",
+            ),
+            (
+                "self.mode != 'Databricks' || self.driverMemory == '2Gi'",
+                "driverMemory is that of a prep pod: with mode Databricks the cluster gives the driver its memory",
+                ".driverMemory",
+            ),
+            (
+                "self.mode != 'Databricks' || !has(self.conf) || size(self.conf) == 0 || !has(self.databricks) || "
+                "self.databricks.compute.type == 'NewCluster'",
+                "conf needs databricks.compute of type NewCluster: other compute has its settings already",
+                ".conf",
+            ),
+            spark_conf.rule(),
+        )
+    )
+
+    mode: Literal["Local", "Kubernetes", "Databricks"] = "Local"
+    """Local: in the prep pod. Kubernetes: in executor pods, driven by the prep pod. Databricks: as a Databricks run."""
+    executors: Positive | None = None
+    """Number of executor pods. Default: 2."""
+    executor_cores: Positive | None = None
+    """Cores of each executor. Default: 1."""
+    executor_memory: Quantity | None = None
+    """Heap of each executor, such as 4Gi. Its pod gets 40% more, for Python. Default: 2Gi."""
+    service_account_name: ObjectName | None = None
+    """ServiceAccount of the driver, which creates the executor pods. Default: that of the job's pods, or finetune-spark."""
+    driver_memory: Quantity = "2Gi"
+    """Heap of the driver, such as 2Gi."""
+    conf: StringMap = Field(default_factory=dict)
+    """More Spark settings, of those that neither load code nor move the driver."""
+    databricks: Databricks | None = None
+    """The Databricks run."""
+
+    @property
+    def executor_pods(self) -> int:
+        """The number of executor pods; 0 where Spark runs in the prep pod or elsewhere."""
+        return (self.executors or 2) if self.mode == "Kubernetes" else 0
+
+    @property
+    def cores_of_executor(self) -> int:
+        """The cores of each executor."""
+        return self.executor_cores or 1
+
+    @property
+    def memory_of_executor(self) -> str:
+        """The heap of each executor, as a quantity."""
+        return self.executor_memory or "2Gi"
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether Spark chooses the number of executors, up to `executor_pods`."""
+        return self.conf.get("spark.dynamicAllocation.enabled", "").lower() == "true"
