@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from finetune_trainer.prep.plan import Plan
     from finetune_trainer.prep.progress import Progress
 
-_FOREIGN = "foreign"
-
 
 @dataclass(frozen=True)
 class Counts:
@@ -126,11 +124,11 @@ def _filtered(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
     frame = steps.passed(seen.filtered.watch(frame, **found), plan)
     if not wanted.languages:
         return frame
-    contents, foreign = steps.contents(plan.form), sf.col(_FOREIGN)
-    frame = frame.withColumn(_FOREIGN, language.foreign(contents, wanted.languages))
+    contents, foreign = steps.contents(plan.form), sf.col(language.FOREIGN)
+    frame = language.with_foreign(frame, contents, wanted.languages)
     drawn = samples.drawn("language", number, contents, foreign)
     frame = seen.spoken.watch(frame, foreign=sf.count_if(foreign), **drawn)
-    return frame.where(~foreign).drop(_FOREIGN)
+    return frame.where(~foreign).drop(language.FOREIGN)
 
 
 def _samples_of_source(wanted: Prepare) -> int:

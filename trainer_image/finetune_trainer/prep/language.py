@@ -6,20 +6,22 @@ The detector is py3langid: its model comes with the package, and the same text h
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-# NB: Spark reads the types of a function's arguments, so they must be there when it runs.
-import pyarrow as pa
 from pyspark.sql import functions as sf
+from pyspark.sql.types import BooleanType, StructField, StructType
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from pyspark.sql import Column
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
 
     from finetune_crds.cleaning import Language
 
+# Columns beside those of the source.
+FOREIGN, _TEXT = "__finetune_foreign", "__finetune_said"
 # The language of a text is uncertain below this probability.
 _CERTAIN = 0.5
 # The detector reads about 1 MB of text a second; more of an example does not change its language.
@@ -30,15 +32,23 @@ _NO_LANGUAGE = re.compile(r"```.*?(?:```|\Z)|https?://\S+", re.DOTALL)
 _PART_OF = {"ary": "ar", "arz": "ar", "nn": "no", "sdh": "ku", "uzs": "uz", "wuu": "zh", "yue": "zh"}
 
 
-def foreign(text: Column, wanted: Sequence[Language]) -> Column:
-    """Return whether a text is certainly in another language than those that are wanted."""
-    detect = sf.arrow_udf(_detected, "string")
-    found = detect(sf.substring(text, 1, 2 * _MOST_CHARS))
-    return ~sf.coalesce(found, sf.lit(wanted[0])).isin(*wanted)
+def with_foreign(frame: DataFrame, text: Column, wanted: Sequence[Language]) -> DataFrame:
+    """Add the column FOREIGN: whether a text is certainly in another language than those that are wanted."""
+    schema = StructType([*frame.schema.fields, StructField(FOREIGN, BooleanType(), nullable=False)])
+    # NB: a function of Arrow arrays (arrow_udf) is not in the Spark of every Databricks Runtime.
+    detected_in = frame.withColumn(_TEXT, sf.substring(text, 1, 2 * _MOST_CHARS))
+    return detected_in.mapInArrow(partial(_flagged, wanted=frozenset(wanted)), schema)
 
 
-def _detected(texts: pa.Array) -> pa.Array:
-    return pa.array([detected(text or "") for text in texts.to_pylist()], pa.string())
+def _flagged(batches: Iterable[pa.RecordBatch], *, wanted: frozenset[str]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    for batch in batches:
+        found = [detected(text or "") for text in batch.column(_TEXT).to_pylist()]
+        foreign = pa.array([code is not None and code not in wanted for code in found])
+        kept = [name for name in batch.schema.names if name != _TEXT]
+        columns = [*(batch.column(name) for name in kept), foreign]
+        yield pa.RecordBatch.from_arrays(columns, [*kept, FOREIGN])
 
 
 def detected(text: str) -> str | None:
