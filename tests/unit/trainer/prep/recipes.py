@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from finetune_crds.contract import PrepResult
+    from finetune_trainer.prep.report import Facts
 
 # For runs of seconds: few partitions, and a JVM that compiles quickly, not well.
 PAIR = {"type": "PromptResponse", "prompt": "question", "response": "answer"}
@@ -61,10 +62,14 @@ def untold() -> Progress:
 
 
 class Preparer:
-    """Prepares rows, all of them for the training split."""
+    """Prepares rows, all of them for the training split.
+
+    shown: what the reports of the preparations show.
+    """
 
     def __init__(self, spark: SparkSession, tokenizer: Path, folder: Path) -> None:
         self.folder = folder
+        self.shown: list[Facts] = []
         self._spark, self._tokenizer = spark, tokenizer
         self._numbers = itertools.count()
 
@@ -86,7 +91,9 @@ class Preparer:
         # NB: Spark reads several small files as one partition.
         self._spark.conf.set(_LEAST_PARTITIONS, partitions)
         try:
-            return pipeline.prepare(self._spark, wanted, request(wanted), self._tokenizer, untold())
+            return pipeline.prepare(
+                self._spark, wanted, request(wanted), self._tokenizer, untold(), publish=self.shown.append
+            )
         finally:
             self._spark.conf.unset(_LEAST_PARTITIONS)
 
