@@ -125,6 +125,10 @@ class PrepResult(ApiModel):
     """The source's columns that hold an example: those of the recipe, or those that were found."""
 
 
+_INFORMING = ("evaluation_sets", "sources", "redacted", "dropped")
+"""Fields of PrepResult that a message does without, in this order."""
+
+
 class TrainResult(ApiModel):
     """What rank 0 reports at the end."""
 
@@ -147,9 +151,21 @@ class TerminationMessage(ApiModel):
     """Step of the newest complete checkpoint, also when the pod was preempted."""
 
     def dump(self) -> str:
-        """The message as text; an error's message is cut so that the text fits into the limit of Kubernetes."""
+        """The message as text that fits into the limit of Kubernetes.
+
+        What only informs is left out of a result that is too long; the message of an error is cut.
+        """
         text = self.model_dump_json(by_alias=True, exclude_none=True)
-        if len(text.encode()) <= TERMINATION_MAX_BYTES or self.error is None or not self.error.message:
+        if len(text.encode()) <= TERMINATION_MAX_BYTES:
+            return text
+        if self.prep is not None:
+            spare = next((name for name in _INFORMING if getattr(self.prep, name)), None)
+            if spare is not None:
+                prep = self.prep.model_copy(
+                    update={spare: PrepResult.model_fields[spare].get_default(call_default_factory=True)}
+                )
+                return self.model_copy(update={"prep": prep}).dump()
+        if self.error is None or not self.error.message:
             return text
         # NB: a character takes up to six bytes of JSON.
         shorter = self.error.message[: len(self.error.message) * 3 // 4]

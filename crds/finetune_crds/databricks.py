@@ -30,7 +30,7 @@ class Serverless(ApiModel):
     """Serverless compute."""
 
     environment_version: Annotated[str, Field(max_length=8, pattern=r"^[0-9]+$")] = "4"
-    """Databricks's version of the environment, which has its version of Python. 2 or later."""
+    """Databricks's version of the environment, which has its version of Python. 4 or later."""
 
 
 class ExistingCluster(ApiModel):
@@ -53,7 +53,7 @@ class NewCluster(ApiModel):
     )
 
     spark_version: Name
-    """Version of Databricks Runtime, such as 17.3.x-scala2.13. 15.4 or later."""
+    """Version of Databricks Runtime, such as 17.3.x-scala2.13. 17.3 or later."""
     node_type: Name | None = None
     """Machine of driver and workers, such as i3.xlarge."""
     instance_pool_id: Name | None = None
@@ -118,8 +118,3 @@ class Databricks(ApiModel):
     secret_ref: LocalReference | None = None
     """Secret with DATABRICKS_HOST and DATABRICKS_TOKEN, or DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET. Default: the Secret of
     tracking.secretRef if the run is tracked at Databricks, else the workspace that the operator is installed with."""
-
-    @property
-    def has_jvm(self) -> bool:
-        """Whether the run can use Spark's JVM, as far as the spec says; an existing cluster may turn out to have none."""
-        return self.compute.type != "Serverless"

@@ -66,7 +66,7 @@ class Dedupe(ApiModel):
 
 
 class SplitRatios(ApiModel):
-    """How examples are divided into splits. The split of an example depends on the seed and its key only."""
+    """How examples are divided into splits. Without stratifyBy, the split of an example depends on the seed and its key only."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from mlflow import MlflowClient
@@ -124,12 +124,12 @@ class Tracker:
             lambda: self._calls.append(lambda mlflow: self._log_dataset(mlflow, path, name, digest, version))
         )
 
-    def artifacts(self, folder: Path, place: str) -> None:
-        """Upload the files of a folder to a folder of the run's artifacts, once.
+    def artifacts(self, files: Sequence[Path], place: str) -> None:
+        """Upload files to a folder of the run's artifacts, once.
 
         The files must stay until the tracker is closed.
         """
-        self._enqueue(lambda: self._calls.append(lambda mlflow: self._log_artifacts(mlflow, folder, place)))
+        self._enqueue(lambda: self._calls.append(lambda mlflow: self._log_artifacts(mlflow, files, place)))
 
     def flush(self, seconds: float) -> bool:
         """Wait until the queue is empty; False when it is not after `seconds`."""
@@ -230,10 +230,11 @@ class Tracker:
             tags=[RunTag(name, value) for name, value in tags.items()],
         )
 
-    def _log_artifacts(self, mlflow: MlflowClient, folder: Path, place: str) -> None:
+    def _log_artifacts(self, mlflow: MlflowClient, files: Sequence[Path], place: str) -> None:
         # NB: artifacts may lie in a store that is closed to this pod for good; what comes after them does not wait for it.
         try:
-            mlflow.log_artifacts(self._run(), str(folder), artifact_path=place)
+            for file in files:
+                mlflow.log_artifact(self._run(), str(file), artifact_path=place)
         except Exception as error:  # noqa: BLE001 - tracking never stops training
             self._say(f"{place} is not uploaded to the run's artifacts: {first_line(error)}")
 

@@ -24,7 +24,7 @@ from finetune_crds import contract
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.contract import RunReport
 from finetune_operator.databricks.model import Run, Submission
-from finetune_operator.databricks.workspace import problems
+from finetune_operator.databricks.workspace import problems, told
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.text import short
 
@@ -67,14 +67,15 @@ def submit(client: WorkspaceClient, wanted: Submission, wheels: Path) -> str:
                 tasks=[_task(wanted, wheel)],
                 environments=_environments(wanted, wheel),
             )
+        except errors.InvalidState:
+            # A cluster that starts or ends takes a run later.
+            raise
         except errors.BadRequest as error:
-            raise ExternalError(
-                Problem(
-                    ConditionReason.RUN_REFUSED,
-                    f"Databricks refuses the run: {short(str(error))}; create a FineTuneJob with another name and the right "
-                    "data.prepare.spark.databricks",
-                )
-            ) from None
+            message = (
+                f"Databricks refuses the run: {told(client, error)}; create a FineTuneJob with another name and the right "
+                "data.prepare.spark.databricks"
+            )
+            raise ExternalError(Problem(ConditionReason.RUN_REFUSED, message)) from None
     return str(made.run_id)
 
 
@@ -162,6 +163,9 @@ def _task(wanted: Submission, wheel: str) -> SubmitTask:
     compute = wanted.compute
     task = SubmitTask(
         task_key=_TASK,
+        # NB: serverless compute repeats a failed task by itself, also one whose data are wrong.
+        disable_auto_optimization=True,
+        max_retries=0,
         python_wheel_task=PythonWheelTask(
             package_name=contract.PREP_WHEEL.replace("-", "_"),
             entry_point=contract.PREP_WHEEL_ENTRY,
@@ -224,19 +228,19 @@ def _upload_wheel(client: WorkspaceClient, volume: str, wheels: Path) -> str:
 
 
 def _upload(client: WorkspaceClient, path: str, content: bytes, volume: str) -> None:
-    with problems(client, f"write to volume {volume}"), _telling_of(volume):
+    with problems(client, f"write to volume {volume}"), _telling_of(client, volume):
         client.files.create_directory(path.rpartition("/")[0])
         client.files.upload(path, io.BytesIO(content), overwrite=True)
 
 
 @contextmanager
-def _telling_of(volume: str) -> Iterator[None]:
+def _telling_of(client: WorkspaceClient, volume: str) -> Iterator[None]:
     try:
         yield
     except errors.NotFound as error:
         message = (
             f"Databricks has no volume {volume}, or hides it from the operator: create it, or grant READ VOLUME and WRITE "
-            f"VOLUME ({short(str(error))})"
+            f"VOLUME ({told(client, error)})"
         )
         raise ExternalError(Problem(ConditionReason.DATABRICKS_ERROR, message)) from None
 

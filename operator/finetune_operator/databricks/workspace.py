@@ -71,6 +71,11 @@ class problems:  # noqa: N801
         raise ExternalError(Problem(reason, masked(message, self._access.secrets))) from None
 
 
+def told(client: WorkspaceClient, error: Exception) -> str:
+    """Return what an error of the SDK says, in short and without the credentials of the client."""
+    return short(masked(str(error), _clients.access(client).secrets))
+
+
 class _Clients:
     """The clients in use, as a least-recently-used cache."""
 

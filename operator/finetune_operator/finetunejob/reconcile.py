@@ -17,7 +17,7 @@ from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob.apply import FineTuneJobApplier, NameTaken
 from finetune_operator.finetunejob.decide import databricks_run, decide, decide_deletion
 from finetune_operator.finetunejob.decide.ready import summarized
-from finetune_operator.finetunejob.model import CancelRun, Decision, FineTuneJob
+from finetune_operator.finetunejob.model import CancelRun, Decision, FineTuneJob, Observed
 from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
 from finetune_operator.kube import KubeError
 from finetune_operator.policy.status import with_condition
@@ -63,9 +63,9 @@ class FineTuneJobReconciler(Reconciler):
 
     async def _release(self, ftj: FineTuneJob) -> float | None:
         """One pass over a job that is being deleted: its Databricks run is canceled before it goes."""
-        if names.RUN_FINALIZER not in ftj.finalizers or ftj.spec is None:
+        if names.RUN_FINALIZER not in ftj.finalizers:
             return None
-        observed = await self.observer.observe_deletion(ftj)
+        observed = Observed() if ftj.spec is None else await self.observer.observe_deletion(ftj)
         now = self.now()
         decision = decide_deletion(ftj, observed, now, self.settings)
         try:

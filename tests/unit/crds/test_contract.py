@@ -63,6 +63,29 @@ def test_a_message_always_fits_and_can_always_be_read(text: str) -> None:
     assert read.checkpoint_step == 10**9
 
 
+def test_a_long_result_does_without_what_only_informs() -> None:
+    commit = "a" * 40
+    sets = [{"name": f"s{number}" * 16, "examples": 10**9, "revision": commit} for number in range(8)]
+    sources = [{"name": f"s{number:03}" * 8, "rows": 10**9, "revision": commit} for number in range(16)]
+    result = PrepResult.model_validate(
+        {
+            "rows": {"train": 10**9},
+            "tokens": {"train": 10**12},
+            "path": "s3://" + "p" * 1000,
+            "version": 7,
+            "evaluationSets": sets,
+            "sources": sources,
+            "dropped": {"notNull": 10**9},
+            "columns": {"type": "PromptResponse", "prompt": "q" * 253, "response": "r" * 253},
+        }
+    )
+    dumped = TerminationMessage(prep=result).dump()
+    assert len(dumped.encode()) <= contract.TERMINATION_MAX_BYTES
+    read = TerminationMessage.parse(dumped)
+    assert read is not None
+    assert read.prep == result.model_copy(update={"evaluation_sets": None})
+
+
 @pytest.mark.parametrize("character", ["x", "\u00e9", "\u4e2d", "\U0001f600", "\n", '"', "\x00"])
 def test_a_long_message_fits_in_every_script(character: str) -> None:
     dumped = TerminationMessage(error=PodError(reason="Boom", message=character * 2048)).dump()

@@ -40,7 +40,9 @@ def recipe(path: Path, output: str | None = None) -> Recipe:
     prepare = prepare.model_copy(update={"spark": spark, "output": output or prepare.output})
     if not prepare.output:
         raise RecipeError(f"{path} has no data.prepare.output: name a folder with --output")
-    return made.model_copy(update={"data": made.data.model_copy(update={"prepare": prepare})})
+    # A claim of the cluster is not here.
+    model = made.model.model_copy(update={"cache": None})
+    return made.model_copy(update={"model": model, "data": made.data.model_copy(update={"prepare": prepare})})
 
 
 def _manifest(path: Path) -> dict[str, Any] | None:

@@ -203,10 +203,15 @@ def _refusals_of_evaluation(source: Source, prepare: Prepare) -> list[tuple[bool
             f"{field}.sources of type Hub need data.prepare.spark.mode Local: a data set is downloaded into the prep pod",
         ),
         (
-            any(one.path is not None and one.path in (prepare.output, source.path) for one in sets),
+            any(one.path == prepare.output or _place(one) in map(_place, source.parts) for one in sets),
             f"{field}.sources has data.source or data.prepare.output: name an evaluation set",
         ),
     ]
+
+
+def _place(source: Source | NamedSource) -> tuple[str | None, ...]:
+    """What a source reads, at whatever version."""
+    return source.path, source.table, source.dataset, source.config, source.split
 
 
 def _misplaced(source: Source | NamedSource) -> bool:

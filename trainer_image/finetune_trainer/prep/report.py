@@ -69,8 +69,8 @@ class Facts:
         return steps
 
 
-def write(facts: Facts, folder: Path) -> None:
-    """Write `report.html`, which has its pictures in it, and each picture as PNG, into a folder."""
+def write(facts: Facts, folder: Path) -> list[Path]:
+    """Write `report.html`, which has its pictures in it, and each picture as PNG, into a folder; return the files."""
     pictures = {name: _png(figure) for name, figure in _figures(facts).items()}
     for name, content in pictures.items():
         (folder / f"{name}.png").write_bytes(content)
@@ -80,16 +80,17 @@ def write(facts: Facts, folder: Path) -> None:
         pictures={name: base64.b64encode(content).decode() for name, content in pictures.items()},
     )
     (folder / PAGE).write_text(page, encoding="utf-8")
+    return [folder / PAGE, *(folder / f"{name}.png" for name in pictures)]
 
 
 def publish(facts: Facts, *, tracker: Tracker, folder: Path) -> None:
-    """Write the report into a folder, which must stay until the tracker is closed, and log it to the run."""
+    """Write the report into a folder, where it must stay until the tracker is closed, and log it to the run."""
     try:
-        write(facts, folder)
+        files = write(facts, folder)
     except Exception as error:  # noqa: BLE001 - a picture never stops a preparation
         print(f"the report of the preparation cannot be written: {first_line(error)}", flush=True)
         return
-    tracker.artifacts(folder, contract.ARTIFACTS_PREPARATION)
+    tracker.artifacts(files, contract.ARTIFACTS_PREPARATION)
 
 
 def _figures(facts: Facts) -> dict[str, Figure]:

@@ -1,7 +1,7 @@
 """The steps on a DataFrame: filters, deduplication, templates and limit.
 
-Each step is a plan of the JVM's; none of them runs anything. A row's fate depends on the row and the seed alone,
-never on partitions or order.
+Each step is a plan of the JVM's; none of them runs anything. A row's fate never depends on partitions or
+order.
 """
 
 from __future__ import annotations
@@ -182,7 +182,8 @@ def passed(frame: DataFrame, plan: Plan) -> DataFrame:
     """Select the rows that pass the filters, with the columns that later steps read: conversations, and others as text."""
     texts = dict.fromkeys([*plan.form.content, *(plan.prepare.dedupe.columns or [])])
     ratios = plan.prepare.split_ratios
-    texts |= {name: None for name in (ratios.key, ratios.stratify_by) if name}
+    # NB: `redact` replaces values in the columns of an example; these two decide on the split as they are.
+    deciding = dict.fromkeys(name for name in (ratios.key, ratios.stratify_by) if name)
     origin = [MIXED_FROM] if MIXED_FROM in frame.columns else []
     kept = frame.where(sf.col(DROPPED_BY).isNull())
     return kept.select(
@@ -192,8 +193,13 @@ def passed(frame: DataFrame, plan: Plan) -> DataFrame:
             else sf.col(quoted(name)).cast("string").alias(name)
             for name in texts
         ),
+        *(sf.col(quoted(name)).cast("string").alias(_as_is(name)) for name in deciding),
         *origin,
     )
+
+
+def _as_is(column: str) -> str:
+    return f"__finetune_as_is_{column}"
 
 
 def identified(frame: DataFrame, plan: Plan) -> DataFrame:
@@ -208,7 +214,7 @@ def identified(frame: DataFrame, plan: Plan) -> DataFrame:
     example = texts(form)
     fingerprint = _fingerprint(example)
     chosen = [_text(name) for name in plan.prepare.dedupe.columns or []]
-    owner = sf.col(quoted(key)).cast("string") if key else sf.lit(None).cast("string")
+    owner = sf.col(quoted(_as_is(key))) if key else sf.lit(None).cast("string")
     identity = sf.sha2(
         sf.to_json(sf.struct(*(text.alias(f"t{i}") for i, text in enumerate(example)), owner.alias("key"))),
         256,
@@ -219,7 +225,7 @@ def identified(frame: DataFrame, plan: Plan) -> DataFrame:
         sf.substring(identity, 1, 32).alias(ID),
         (_fingerprint(chosen) if chosen else fingerprint).alias(FINGERPRINT),
         sf.coalesce(owner, fingerprint).alias(GROUP),
-        *([_text(stratum).alias(STRATUM)] if stratum else []),
+        *([_text(_as_is(stratum)).alias(STRATUM)] if stratum else []),
         *compared,
         *_rendered(form),
         *([sf.col(MIXED_FROM).alias(SOURCE)] if MIXED_FROM in frame.columns else []),

@@ -179,6 +179,11 @@ def _recipe(draft: Draft) -> Recipe:
     reference = JobReference(name=ftj.name, namespace=ftj.namespace, uid=ftj.uid)
     of_pods: Json = {"env": [], "env_from": [], "pod_template": None, "image": None}
     prepare = spec.data.prepare.model_copy(update=of_pods) if spec.data.prepare else None
+    if prepare and prepare.spark.databricks and prepare.spark.databricks.compute.new_cluster:
+        own = prepare.spark.databricks
+        cluster = own.compute.new_cluster.model_copy(update={"env": {}}) if own.compute.new_cluster else None
+        own = own.model_copy(update={"compute": own.compute.model_copy(update={"new_cluster": cluster})})
+        prepare = prepare.model_copy(update={"spark": prepare.spark.model_copy(update={"databricks": own})})
     parts = {
         "data": spec.data.model_copy(update={"prepare": prepare}),
         "model": spec.model.model_copy(update={"cache": None}),
@@ -189,10 +194,11 @@ def _recipe(draft: Draft) -> Recipe:
 def _follow(draft: Draft, run: DatabricksRunStatus, seen: Run | None) -> None:
     canceling = run.state == "Canceling"
     if seen:
-        state = "Canceling" if canceling else seen.word
+        # NB: every run ends through TERMINATING, so Canceling in the status means that the operator asked for it.
+        state = run.state if seen.word == "Canceling" or canceling else seen.word
         draft.update(databricks_run=run.model_copy(update={"state": state, "url": seen.url or run.url}))
-    what = {"Pending": "waits for its compute", "Running": "is running", "Canceling": "is being canceled"}
-    doing = what.get("Canceling" if canceling else seen.word if seen else "", "was submitted")
+    what = {"Pending": "waits for its compute", "Running": "is running", "Canceling": "is ending"}
+    doing = "is being canceled" if canceling else what.get(seen.word if seen else "", "was submitted")
     at = f"; its page is {seen.url}" if seen and seen.url else ""
     draft.set(
         ConditionType.PREPARED, False, ConditionReason.PREPARING, f"Databricks run {run.run_id} {doing}{at}"
@@ -245,7 +251,7 @@ def _again(draft: Draft, ended: DatabricksRunStatus, why: str, *, is_final: bool
         _fail(
             draft,
             ConditionReason.PREPARATION_FAILED,
-            f"{_place(ended)} failed as {failures - 1} before it: {why}",
+            f"{_place(ended)} failed, and so did the {failures - 1} runs before it: {why}",
         )
     else:
         _begin(draft, ended, failures=failures, why=f"{_place(ended)} failed ({why}): ")
@@ -325,6 +331,13 @@ def may_go(ftj: FineTuneJob, problem: Problem) -> bool:
 
 def release(draft: Draft) -> None:
     """Cancel the run of a job that is being deleted, and let the job go when it has ended."""
+    if draft.ftj.spec is None:
+        message = (
+            f"this version of the operator cannot read the spec ({draft.ftj.invalid}), so it cannot cancel the Databricks run: "
+            f"cancel it in the workspace and remove the finalizer {names.RUN_FINALIZER}, or install a version that can read it"
+        )
+        draft.set(ConditionType.PREPARED, False, ConditionReason.SPEC_UNREADABLE, message)
+        return
     seen = draft.observed.preparation
     if seen and seen.problem and seen.problem.reason == ConditionReason.CREDENTIALS_MISSING:
         # NB: the Secret cannot be created again in a namespace that is being deleted.

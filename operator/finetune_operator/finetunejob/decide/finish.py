@@ -31,8 +31,9 @@ def after_the_end(draft: Draft) -> None:
     Nothing is ever created again.
     """
     draft.stop_children()
-    databricks_run.stop(draft)
     _close_run(draft)
+    # NB: actions after one that fails wait, and a workspace may be away for good.
+    databricks_run.stop(draft)
     _delete_children(draft)
 
 

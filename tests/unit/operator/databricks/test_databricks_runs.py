@@ -122,6 +122,8 @@ def test_what_is_submitted(desk: Desk, compute: Json, conf: Json, expected: Json
     held = desk.state.jobs.held[int(run_id)]
     assert held.task.as_dict() == {
         "task_key": "prepare",
+        "disable_auto_optimization": True,
+        "max_retries": 0,
         "python_wheel_task": {
             "package_name": "finetune_prep",
             "entry_point": "finetune-prep-databricks",
@@ -155,6 +157,11 @@ def away(state: Workspace) -> None:
     state.faults.append(
         Fault(503, {"error_code": "TEMPORARILY_UNAVAILABLE", "message": "later"}, path="/api/2.2/jobs")
     )
+
+
+def with_a_cluster_that_ends(state: Workspace) -> None:
+    said = {"error_code": "INVALID_STATE", "message": "Cluster 1118-b is terminating"}
+    state.faults.append(Fault(400, said, path="/api/2.2/jobs"))
 
 
 def without_login(state: Workspace) -> None:
@@ -196,6 +203,12 @@ REFUSALS: dict[str, tuple[Callable[[Workspace], None], Json | None, str, str]] =
         None,
         "DatabricksForbidden",
         "Databricks at {uri} does not accept the credentials: check the Secret that secretRef names (Unauthorized)",
+    ),
+    "a cluster that ends": (
+        with_a_cluster_that_ends,
+        GONE,
+        "DatabricksError",
+        "Databricks at {uri} could not submit a run: Cluster 1118-b is terminating",
     ),
     "away": (away, None, "DatabricksUnreachable", "Databricks at {uri} is too busy to submit a run: later"),
 }

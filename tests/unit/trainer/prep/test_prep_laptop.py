@@ -39,7 +39,10 @@ def file(folder: Path, *parts: Any) -> Path:
 
 def test_the_job_of_a_manifest_runs_in_this_process(tmp_path: Path) -> None:
     spark = {"mode": "Kubernetes", "executors": 9, "driverMemory": "4Gi", "serviceAccountName": "spark"}
-    made = laptop.recipe(file(tmp_path, SECRET, job(output="s3://splits/a", spark=spark)))
+    given = job(output="s3://splits/a", spark=spark)
+    given["spec"]["model"]["cache"] = {"claimName": "models"}
+    made = laptop.recipe(file(tmp_path, SECRET, given))
+    assert made.model.cache is None
     assert made.job == JobReference(name="tune", namespace="team", uid="local")
     assert made.data.prepare is not None
     assert (made.data.prepare.output, made.data.prepare.spark) == (

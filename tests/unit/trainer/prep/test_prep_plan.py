@@ -197,6 +197,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "examples are of type Text",
     ),
     (
+        "an evaluation set that is a source of the mix",
+        {
+            "source": {"type": "Mix", "sources": [{"name": "a", "type": "Delta", "table": "m.s.t"}]},
+            "decontaminate": {"sources": [{"name": "b", "type": "Delta", "table": "m.s.t", "version": 3}]},
+        },
+        "data.prepare.decontaminate.sources has data.source or data.prepare.output: name an evaluation set",
+    ),
+    (
         "response template alone",
         {"responseTemplate": "{answer}"},
         "data.prepare.responseTemplate needs promptTemplate beside it",

@@ -107,3 +107,20 @@ def test_redaction_comes_behind_the_filters_and_before_duplicates(
     assert result.dropped == {"notNull": 1, "filter": 1, "dedupe": 10}
     assert result.redacted == {"Email": 29, "Phone": 0}
     assert sum("<EMAIL>" in row["prompt"] for row in table_of(result)) == 19
+
+
+def test_a_key_decides_on_the_split_as_it_is(prepare: Preparer) -> None:
+    rows = [
+        {"question": f"{number}@example.com asks", "answer": "so", "from": f"{number}@example.com"}
+        for number in range(60)
+    ]
+    ratios = {"train": 0.5, "validation": 0.25, "test": 0.25, "key": "from"}
+    made = prepare(
+        rows,
+        redact=["Email"],
+        splitRatios=ratios,
+        promptTemplate="{from}: {question}",
+        dedupe={"exact": False},
+    )
+    assert min(made.rows.to_json().values()) > 0
+    assert {row["text"] for row in table_of(made)} == {"<EMAIL>: <EMAIL> asks"}

@@ -91,7 +91,7 @@ def test_what_cannot_be_written_or_uploaded_is_told_and_stops_nothing(
     tmp_path: Path, mlflow: Mlflow, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Closed:
-        def log_artifacts(self, *_: Any, **__: Any) -> None:
+        def log_artifact(self, *_: Any, **__: Any) -> None:
             raise PermissionError("the store is closed")
 
         def __getattr__(self, name: str) -> Any:

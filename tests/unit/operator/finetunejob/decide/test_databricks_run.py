@@ -123,6 +123,7 @@ STEPS: dict[str, tuple[Json | None, Preparation | None, Json, tuple[Any, ...]]] 
     "then the run": (
         run("Submitting", run_id=None), None, {}, ((1, 0, "Submitting", None), ["SubmitRun"], None, "Preparing", ""),
     ),
+    "it ends by itself": (run(), seen("Canceling"), {}, ((1, 0, "Running", "12"), [], None, "Preparing", "")),
     "it waits": (run("Pending"), seen("Pending"), {}, ((1, 0, "Pending", "12"), [], None, "Preparing", "")),
     "it runs": (run("Pending"), seen("Running"), {}, ((1, 0, "Running", "12"), [], None, "Preparing", "")),
     "the workspace is away": (
@@ -247,7 +248,7 @@ SENTENCES: dict[str, tuple[Json, Preparation, str]] = {
         f"Databricks run 12 ({PAGE}) failed (driver lost): a Databricks run is about to be submitted",
     ),
     "for the last time": (
-        run(failures=2), seen("Failed", message="driver lost"), f"Databricks run 12 ({PAGE}) failed as 2 before it: driver lost",
+        run(failures=2), seen("Failed", message="driver lost"), f"Databricks run 12 ({PAGE}) failed, and so did the 2 runs before it: driver lost",
     ),
     "wrong compute": (
         run(), seen("Failed", message="no such node type", is_final=True),
@@ -293,6 +294,43 @@ def test_deletion(known: Json, preparation: Preparation | None, expected: tuple[
     held = decision.status.databricks_run
     assert held
     assert (held.state, [*decision.actions], decision.finalizer) == expected
+
+
+def test_a_run_that_is_canceled_by_hand_is_not_submitted_again() -> None:
+    known = run()
+    for word in ("Running", "Canceling", "Canceled"):
+        decision = decided(known, seen(word))
+        assert decision.status.databricks_run
+        known = decision.status.databricks_run.model_dump()
+    assert summary(decision) == ((1, 0, "Canceled", "12"), [], False, "RunCanceled", "RunCanceled")
+
+
+def test_a_job_whose_spec_cannot_be_read_says_what_holds_it() -> None:
+    job = dataclasses.replace(the_job(run(), deleting=True), spec=None, invalid="spec.method: unknown")
+    decision = decide_deletion(job, Observed(), later(5), SETTINGS)
+    found = said(decision, ConditionType.PREPARED)
+    assert (found and found[1:], decision.finalizer) == (
+        (
+            "SpecUnreadable",
+            "this version of the operator cannot read the spec (spec.method: unknown), so it cannot cancel the Databricks run: "
+            f"cancel it in the workspace and remove the finalizer {names.RUN_FINALIZER}, or install a version that can read it",
+        ),
+        None,
+    )
+
+
+def test_the_recipe_in_the_volume_has_no_variables() -> None:
+    job = the_job(run("Submitting", run_id=None))
+    cluster = {"sparkVersion": "17.3.x-scala2.13", "nodeType": "m", "env": {"HF_TOKEN": "hf_secret"}}
+    own = DATABRICKS | {"compute": {"type": "NewCluster", "newCluster": cluster}}
+    prepare = DATA["prepare"] | {"spark": {"mode": "Databricks", "databricks": own}}
+    data = DATA | {"prepare": prepare}
+    job = dataclasses.replace(job, spec=ftj(data=data, model={"base": "org/model"}).spec)
+    (action,) = conclude(job, Observed(), at=later(5), settings=SETTINGS).actions
+    assert isinstance(action, SubmitRun)
+    assert "hf_secret" not in action.submission.recipe
+    assert action.submission.compute.new_cluster
+    assert action.submission.compute.new_cluster.env == {"HF_TOKEN": "hf_secret"}
 
 
 def test_deletion_says_what_it_waits_for() -> None:
