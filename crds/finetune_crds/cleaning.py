@@ -96,7 +96,8 @@ PREPARE_RULES = (
         ".decontaminate",
     ),
     Rule(
-        "!has(self.decontaminate) || self.decontaminate.sources.all(part, !has(part.path) || part.path != self.output)",
+        "!has(self.decontaminate) || !has(self.output) || self.decontaminate.sources.all(part, !has(part.path) || "
+        "part.path != self.output)",
         "decontaminate.sources has the output: name another evaluation set, or write to another folder",
         ".decontaminate",
     ),

@@ -137,7 +137,7 @@ def _on_databricks(then: str, message: str, field: str) -> Rule:
 _NO_POD = "there is no prep pod with spark.mode Databricks: remove {field}; {instead}"
 _ON_DATABRICKS = (
     _on_databricks(
-        "!self.output.startsWith('/')",
+        "!has(self.output) || !self.output.startsWith('/')",
         "output is a folder of one pod: with spark.mode Databricks use s3://bucket/folder, which the run writes through an "
         "external location and the training pods read",
         ".output",
@@ -190,7 +190,7 @@ class Prepare(ApiModel):
                 ".responseTemplate",
             ),
             (
-                "self.spark.mode != 'Kubernetes' || !self.output.startsWith('/') || has(self.podTemplate)",
+                "self.spark.mode != 'Kubernetes' || !has(self.output) || !self.output.startsWith('/') || has(self.podTemplate)",
                 "output is a folder of one pod: with spark.mode Kubernetes use s3://bucket/folder, or a volume that "
                 "podTemplate mounts",
                 ".output",

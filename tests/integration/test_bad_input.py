@@ -1041,6 +1041,24 @@ def test_mlflow_away_at_the_start_is_waited_for_and_away_later_stops_nothing(
             world.wait_phase("tune", "Succeeded")
 
 
+TABLE: Json = {"type": "Delta", "table": "main.llm.chats"}
+WITHOUT_OUTPUT: dict[str, tuple[Json, Json]] = {
+    "executors": (TABLE, {"spark": {"mode": "Kubernetes"}}),
+    "Databricks": (TABLE, {"spark": {"mode": "Databricks", "databricks": {"volume": "/Volumes/a/b/c"}}}),
+    "evaluation sets": (
+        TABLE,
+        {"decontaminate": {"sources": [{"name": "a", "type": "CSV", "path": "s3://e/a"}]}},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT_OUTPUT)
+def test_the_output_may_be_that_of_the_installation(api: Api, namespace: str, case: str) -> None:
+    source, prepare = WITHOUT_OUTPUT[case]
+    body = job(data={"source": source, "prepare": prepare}, model={"base": "org/base"})
+    api.create({**body, "metadata": {**body["metadata"], "namespace": namespace}})
+
+
 def test_mlflow_that_refuses_its_host_name_says_what_to_set(
     api: Api, kubeconfig: Path, namespace: str, tmp_path: Path
 ) -> None:

@@ -107,6 +107,8 @@ def on_databricks(name: str = "tune", *, hub: Path, **prepare: Any) -> Json:
 
 def test_from_a_table_to_training(prepared_world: World, workspace: Workspace, tmp_path: Path) -> None:
     world = prepared_world
+    # A JVM starts, and Spark runs its first jobs.
+    world.patience = 300
     world.submit(on_databricks(hub=tmp_path / "hub"))
     wait_for("a run", lambda: workspace.jobs.held, 60)
     held = wait_for("its id", lambda: world.status("tune").get("databricksRun", {}).get("runId"), 60)

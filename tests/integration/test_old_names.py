@@ -64,6 +64,20 @@ OLD: dict[str, tuple[Json, str]] = {
         promotion(source={"type": "FineTuneJob", "fineTuneJob": "tune"}),
         "fineTuneJob is now fineTuneJobRef: {name: ...}",
     ),
+    "clusterId": (
+        job(
+            data={
+                "source": {"type": "Delta", "table": "a.b.c"},
+                "prepare": {
+                    "spark": {
+                        "mode": "Databricks",
+                        "databricks": {"volume": "/Volumes/a/b/c", "clusterId": "id"},
+                    }
+                },
+            }
+        ),
+        "clusterId is now compute",
+    ),
     "minutes": (
         promotion(
             serving={

@@ -100,9 +100,10 @@ def test_counts_that_fail_stop_nothing(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_tasks_are_those_of_the_step(spark: SparkSession) -> None:
+    # NB: other tests run the steps of a preparation in this session.
     counter = SparkTasks(spark.sparkContext)
-    counter.begin(READING)
+    counter.begin("one")
     spark.sparkContext.parallelize(range(8), 4).count()
-    counter.begin(WRITING)
+    counter.begin("another")
     spark.sparkContext.parallelize(range(8), 3).count()
-    assert (counter.count(READING), counter.count(WRITING)) == (Tasks(4, 4), Tasks(3, 3))
+    assert (counter.count("one"), counter.count("another")) == (Tasks(4, 4), Tasks(3, 3))
