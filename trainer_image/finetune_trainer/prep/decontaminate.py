@@ -21,6 +21,7 @@ from finetune_trainer.prep import source
 from finetune_trainer.prep.keep import keep
 from finetune_trainer.prep.ngrams import of_evaluation, of_examples
 from finetune_trainer.prep.patterns import PATTERNS, in_order, replaced
+from finetune_trainer.prep.samples import beginnings
 from finetune_trainer.prep.template import quoted
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ _FIELD = "data.prepare.decontaminate.sources"
 _SET, _GRAM, _WORDS, _GRAMS = "set", "gram", "words", "grams"
 # Runs of words of all evaluation sets that each executor keeps in memory; more are joined by a shuffle.
 _MOST_RUNS_HELD = 2_000_000
-# Characters of an example that a sample shows.
-_SHOWN = 600
 # Texts that are hashed at once.
 _AT_ONCE = 500
 
@@ -137,14 +136,8 @@ def _drawn(frame: DataFrame, hits: DataFrame, samples: int) -> list[str]:
     found = (
         {row[_ID]: row[_SET] for row in hits.orderBy(_ID, _SET).limit(samples).collect()} if samples else {}
     )
-    if not found:
-        return []
-    shown = (
-        frame.where(sf.col(_ID).isin([*found]))
-        .select(_ID, sf.substring(TEXT, 1, _SHOWN).alias(TEXT))
-        .distinct()
-    )
-    return [f"{found[row[_ID]]}:\n{row[TEXT]}" for row in shown.orderBy(_ID).collect()]
+    texts = beginnings(frame, TEXT, found)
+    return [f"{found[name]}:\n{text}" for name, text in texts.items()]
 
 
 def _measured(

@@ -30,7 +30,7 @@ from finetune_trainer.prep.counter import Counter
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from finetune_crds.cleaning import RedactKind
     from finetune_crds.prepare import Prepare
@@ -156,20 +156,21 @@ def _unique(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
 
 def _short(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
     """Drop conversations that the chat template refuses, and long examples."""
-    wanted, text = plan.prepare, steps.shown(plan.form)
-    length, most = sf.col(steps.TOKENS), sf.lit(wanted.max_tokens)
-    frame = seen.rendered.watch(
-        frame,
-        refused=sf.count_if(length.isNull()),
-        **lengths.bins(length),
-        **samples.drawn("unrenderable", wanted.report_samples, text, length.isNull()),
-        **samples.drawn("maxTokens", wanted.report_samples, text, length > most),
-    )
-    if wanted.unrenderable == "Drop":
-        frame = frame.where(length.isNotNull())
-    if wanted.max_tokens is not None:
-        frame = frame.where(length <= most)
+    wanted, length = plan.prepare, sf.col(steps.TOKENS)
+    found = {"refused": sf.count_if(length.isNull()), **lengths.bins(length)}
+    for name, fails in _limits(wanted).items():
+        found |= samples.drawn(name, wanted.report_samples, steps.shown(plan.form), fails)
+    frame = seen.rendered.watch(frame, **found)
+    for fails in _limits(wanted).values():
+        frame = frame.where(~fails)
     return seen.short.watch(frame)
+
+
+def _limits(wanted: Prepare) -> dict[str, Column]:
+    """What the length in tokens drops, by step, in order; null is that of a conversation that was refused."""
+    length = sf.col(steps.TOKENS)
+    found = {"unrenderable": length.isNull()} if wanted.unrenderable == "Drop" else {}
+    return found | ({"maxTokens": length > wanted.max_tokens} if wanted.max_tokens is not None else {})
 
 
 def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
@@ -254,7 +255,7 @@ class _Read:
             found["dedupe"] = samples.found("dedupe", number, self.unique)
         if self._seen.near:
             found["near"] = self._seen.near.samples
-        for name in ("unrenderable", "maxTokens"):
+        for name in _limits(self._wanted):
             found[name] = samples.found(name, number, self.rendered)
         return {name: texts for name, texts in found.items() if texts}
 

@@ -13,6 +13,7 @@ from pyspark import StorageLevel
 from pyspark.sql import functions as sf
 
 from finetune_trainer.prep.keep import keep
+from finetune_trainer.prep.samples import CHARACTERS, beginnings
 from finetune_trainer.prep.sketch import banding, sketch
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ _CLUSTERED = f"{_ID} string, {_FIRST_ID} string"
 _FIRST, _BEFORE = 8, 8
 # Examples of one band that are compared; a band with more is that of a text which half the corpus shares.
 _BAND = 50_000
-# Characters of an example that a sample shows.
-_SHOWN = 300
 # Texts that are sketched at once: their hashes stay in the processor's cache.
 _AT_ONCE = 500
 
@@ -108,12 +107,8 @@ def _drawn(frame: DataFrame, members: DataFrame, samples: int) -> list[str]:
         if samples
         else []
     )
-    if not pairs:
-        return []
-    shown = frame.where(sf.col(_ID).isin([text for pair in pairs for text in pair]))
-    texts = {
-        row[_ID]: row[TEXT] for row in shown.select(_ID, sf.substring(TEXT, 1, _SHOWN).alias(TEXT)).collect()
-    }
+    both = [text for pair in pairs for text in pair]
+    texts = beginnings(frame, TEXT, both, CHARACTERS // 2)
     return [f"{texts[pair[_ID]]}\n\nlike:\n{texts[pair[_FIRST_ID]]}" for pair in pairs]
 
 

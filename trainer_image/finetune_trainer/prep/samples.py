@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as sf
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
 
-_CHARACTERS = 600
+CHARACTERS = 600
+"""How much of an example a sample shows."""
 
 
 def drawn(step: str, number: int, text: Column, dropped: Column) -> dict[str, Column]:
@@ -21,7 +22,7 @@ def drawn(step: str, number: int, text: Column, dropped: Column) -> dict[str, Co
         text: the text of an example, of which the beginning is kept.
         dropped: whether the step drops it.
     """
-    beginning = sf.substring(text, 1, _CHARACTERS)
+    beginning = sf.substring(text, 1, CHARACTERS)
     return {
         _name(step, draw): sf.min_by(beginning, sf.when(dropped, sf.xxhash64(text, sf.lit(draw))))
         for draw in range(number)
@@ -32,6 +33,24 @@ def found(step: str, number: int, row: Mapping[str, Any]) -> list[str]:
     """Return the examples of a step from the values of `drawn`, each once."""
     values = [row[_name(step, draw)] for draw in range(number)]
     return [*dict.fromkeys(value for value in values if value is not None)]
+
+
+def beginnings(
+    frame: DataFrame, text: str, ids: Iterable[str], characters: int = CHARACTERS
+) -> dict[str, str]:
+    """Return the beginnings of the texts of examples, by id, in the order of the ids.
+
+    Args:
+        frame: examples with the column `id`.
+        text: the column with their texts.
+    """
+    wanted = [*ids]
+    if not wanted:
+        return {}
+    shown = frame.where(sf.col("id").isin(wanted)).select(
+        "id", sf.substring(text, 1, characters).alias("text")
+    )
+    return {row["id"]: row["text"] for row in shown.orderBy("id", "text").collect()}
 
 
 def _name(step: str, draw: int) -> str:
