@@ -172,6 +172,7 @@ async def _close_run_of_deleted(observer: FineTuneJobObserver, body: Json) -> No
     """Close the MLflow run of a job that was deleted before its end; if MLflow cannot be reached, the run stays open."""
     ftj = read_finetunejob(body, observer.settings.defaults)
     observer.poller.forget(ftj)
+    observer.preparations.forget(ftj)
     run_id = ftj.status.run_id
     if run_id is None or any(item.reason == ConditionReason.RUN_FINISHED for item in ftj.status.conditions):
         return

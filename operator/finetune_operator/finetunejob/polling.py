@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from finetune_crds.conditions import ConditionReason, ConditionType
@@ -12,6 +13,7 @@ from finetune_crds.finetunejob import Tracking
 from finetune_operator import names, secrets
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob.model import FineTuneJob, Mlflow
+from finetune_operator.finetunejob.recent import Results, recent
 from finetune_operator.kube import Kube
 from finetune_operator.registry.outages import Outages
 from finetune_operator.registry.tracked import Tracked, open_tracked
@@ -25,14 +27,6 @@ class _Query(NamedTuple):
     want_version: bool
 
 
-class _Result(NamedTuple):
-    """The result of a query, and when it was read."""
-
-    at: float
-    query: _Query
-    mlflow: Mlflow | None
-
-
 @dataclass
 class RunPoller:
     """Reads the runs and versions of FineTuneJobs, in threads beside the event loop.
@@ -44,8 +38,7 @@ class RunPoller:
     kube: Kube
     settings: Settings
     clock: Callable[[], float]
-    _results: dict[str, _Result] = field(default_factory=dict)
-    """By the FineTuneJob's uid."""
+    _results: Results[Mlflow | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._outages = Outages(self.clock, self.settings.poll_seconds)
@@ -60,13 +53,8 @@ class RunPoller:
         if query is None:
             self.forget(ftj)
             return None
-        now = self.clock()
-        held = self._results.get(ftj.uid)
-        if held and held.query == query and now - held.at < self.settings.poll_seconds * 0.8:
-            return held.mlflow
-        mlflow = await self._read(ftj, query)
-        self._results[ftj.uid] = _Result(now, query, mlflow)
-        return mlflow
+        ask = partial(self._read, ftj, query)
+        return await recent(self._results, ftj.uid, query, ask, clock=self.clock, settings=self.settings)
 
     def forget(self, ftj: FineTuneJob) -> None:
         """Discard the last result: MLflow was written to, or the job was deleted."""

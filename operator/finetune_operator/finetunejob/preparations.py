@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from finetune_operator import secrets
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob.decide import databricks_run
 from finetune_operator.finetunejob.model import CancelRun, FineTuneJob, Preparation, SubmitRun
+from finetune_operator.finetunejob.recent import Results, recent
 from finetune_operator.kube import Kube
 from finetune_operator.registry.outages import Outages
 from finetune_operator.settings import Settings
@@ -20,14 +22,6 @@ if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
 
 _FIELD = "spec.data.prepare.spark.databricks.secretRef"
-
-
-class _Result(NamedTuple):
-    """What was read, when, and of which run."""
-
-    at: float
-    run_id: str
-    preparation: Preparation
 
 
 @dataclass
@@ -41,8 +35,7 @@ class PreparationReader:
     kube: Kube
     settings: Settings
     clock: Callable[[], float]
-    _results: dict[str, _Result] = field(default_factory=dict)
-    """By the FineTuneJob's uid."""
+    _results: Results[Preparation] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._outages = Outages(self.clock, self.settings.poll_seconds)
@@ -55,14 +48,14 @@ class PreparationReader:
         """
         run_id = databricks_run.followed(ftj)
         if run_id is None:
-            self._results.pop(ftj.uid, None)
+            self.forget(ftj)
             return None
-        now, held = self.clock(), self._results.get(ftj.uid)
-        if held and held.run_id == run_id and now - held.at < self.settings.poll_seconds * 0.8:
-            return held.preparation
-        found = await self._read(ftj, run_id)
-        self._results[ftj.uid] = _Result(now, run_id, found)
-        return found
+        ask = partial(self._read, ftj, run_id)
+        return await recent(self._results, ftj.uid, run_id, ask, clock=self.clock, settings=self.settings)
+
+    def forget(self, ftj: FineTuneJob) -> None:
+        """Discard what was read last: the run was written to, or the job was deleted."""
+        self._results.pop(ftj.uid, None)
 
     async def act(self, ftj: FineTuneJob, action: SubmitRun | CancelRun) -> str | None:
         """Submit a run, or cancel one; returns its id, or None where there is none to cancel.
@@ -71,7 +64,7 @@ class PreparationReader:
             ExternalError: the workspace refuses, or cannot be reached.
             KubeError: the Secret with the credentials could not be read.
         """
-        self._results.pop(ftj.uid, None)
+        self.forget(ftj)
         client = await self._workspace(ftj)
         return await asyncio.to_thread(_act, client, action, Path(self.settings.prep_wheels))
 

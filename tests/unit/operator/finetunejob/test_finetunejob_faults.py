@@ -10,21 +10,17 @@ import pytest
 
 from finetune_crds.contract import PrepResult, TerminationMessage, TrainResult
 from finetune_crds.status import SplitCounts
-from finetune_operator.controller.store import KINDS, Store
-from finetune_operator.controller.workqueue import WorkQueue
+from finetune_operator.controller.store import KINDS
 from finetune_operator.finetunejob import apply, polling
-from finetune_operator.finetunejob.apply import FineTuneJobApplier
-from finetune_operator.finetunejob.children import job_ended, owner, recorded_jobs
+from finetune_operator.finetunejob.children import job_ended
 from finetune_operator.finetunejob.model import Mlflow, SetAlias
-from finetune_operator.finetunejob.observe import FineTuneJobObserver
-from finetune_operator.finetunejob.reconcile import FineTuneJobReconciler
 from finetune_operator.kube import KubeError
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.registry.base import RegisteredVersion
 from finetune_operator.registry.tracked import Tracked
-from finetune_operator.registry.writer import AliasWriter
-from worlds.memory.decisions import NODES, SETTINGS, SOURCE, UID, child, ended, later, pod
+from worlds.memory.decisions import NODES, SETTINGS, SOURCE, UID, child, ended, pod
+from worlds.memory.parts import parts
 from worlds.memory.promotions import ApiServer, KilledError, Writes
 
 Json = dict[str, Any]
@@ -58,14 +54,7 @@ class World:
 
     def restart(self) -> None:
         """An operator that knows nothing but what is written down."""
-        self.store = Store(owner, recorded_jobs)
-        observer = FineTuneJobObserver(self.kube, self.store, SETTINGS, clock=lambda: self.seconds)
-        writer = AliasWriter(self.kube, SETTINGS, "operator")
-        applier = FineTuneJobApplier(self.kube, self.store, observer, writer)
-        queue = WorkQueue(clock=lambda: self.seconds)
-        self.reconciler = FineTuneJobReconciler(
-            self.store, queue, observer, applier, SETTINGS, now=lambda: later(self.seconds)
-        )
+        self.store, _, self.reconciler = parts(self.kube, SETTINGS, lambda: self.seconds, "operator")
 
     def edit(self, **spec: Any) -> None:
         held = self.kube.objects.get(KEY) or {

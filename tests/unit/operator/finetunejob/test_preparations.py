@@ -13,18 +13,12 @@ from databricks.sdk.service.jobs import TerminationCodeCode
 from finetune_crds.contract import PrepResult, RunReport, TerminationMessage
 from finetune_crds.status import SplitCounts
 from finetune_operator import names
-from finetune_operator.controller.store import Store
-from finetune_operator.controller.workqueue import WorkQueue
-from finetune_operator.finetunejob import children
-from finetune_operator.finetunejob.apply import FineTuneJobApplier
-from finetune_operator.finetunejob.observe import FineTuneJobObserver
-from finetune_operator.finetunejob.reconcile import FineTuneJobReconciler
 from finetune_operator.kube import KubeError
-from finetune_operator.registry.writer import AliasWriter
 from finetune_operator.settings import Settings
 from standins.databricks import Workspace
 from standins.kube import StandIn
-from worlds.memory.decisions import UID, later
+from worlds.memory.decisions import UID
+from worlds.memory.parts import parts
 
 Json = dict[str, Any]
 VOLUME = "/Volumes/main/llm/work"
@@ -65,14 +59,7 @@ class World:
 
     def restart(self) -> None:
         """An operator that knows nothing yet."""
-        self.store = Store(children.owner, children.recorded_jobs)
-        self.queue = WorkQueue(clock=lambda: self.seconds)
-        observer = FineTuneJobObserver(self.kube, self.store, self.settings, clock=lambda: self.seconds)
-        writer = AliasWriter(self.kube, self.settings, "operator-1")
-        applier = FineTuneJobApplier(self.kube, self.store, observer, writer)
-        self.reconciler = FineTuneJobReconciler(
-            self.store, self.queue, observer, applier, self.settings, now=lambda: later(self.seconds)
-        )
+        self.store, self.queue, self.reconciler = parts(self.kube, self.settings, lambda: self.seconds)
 
     async def look(self, times: int = 1) -> None:
         """So many passes, with a poll interval between them."""

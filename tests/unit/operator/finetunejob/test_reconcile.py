@@ -13,22 +13,17 @@ from finetune_crds.base import API_VERSION
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import MlflowStatus
 from finetune_operator.controller.reconciler import BUSY_SECONDS
-from finetune_operator.controller.store import Store
-from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.defaults import Defaults
 from finetune_operator.errors import ExternalError, Problem
-from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob import reconcile as module
-from finetune_operator.finetunejob.apply import FineTuneJobApplier
 from finetune_operator.finetunejob.decide.failed_action import failed_action
 from finetune_operator.finetunejob.model import Decision, EnsureRun, FinishRun, SetAlias
-from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
+from finetune_operator.finetunejob.observe import read_finetunejob
 from finetune_operator.finetunejob.polling import RunPoller
-from finetune_operator.finetunejob.reconcile import FineTuneJobReconciler
 from finetune_operator.kube import KubeError
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.policy.status import with_condition
-from finetune_operator.registry.writer import AliasWriter, lease_name
+from finetune_operator.registry.writer import lease_name
 from standins.kube import StandIn
 from worlds.memory.decisions import (
     NO_MLFLOW,
@@ -40,10 +35,10 @@ from worlds.memory.decisions import (
     conclude,
     controller,
     ftj,
-    later,
     pod,
     said,
 )
+from worlds.memory.parts import parts
 
 Json = dict[str, Any]
 KEY = "team/tune"
@@ -73,14 +68,7 @@ class World:
 
     def restart(self) -> None:
         """An operator that knows nothing yet."""
-        self.store = Store(children.owner, children.recorded_jobs)
-        self.queue = WorkQueue(clock=lambda: self.seconds)
-        observer = FineTuneJobObserver(self.kube, self.store, self.settings, clock=lambda: self.seconds)
-        writer = AliasWriter(self.kube, self.settings, "operator-1")
-        applier = FineTuneJobApplier(self.kube, self.store, observer, writer)
-        self.reconciler = FineTuneJobReconciler(
-            self.store, self.queue, observer, applier, self.settings, now=lambda: later(self.seconds)
-        )
+        self.store, self.queue, self.reconciler = parts(self.kube, self.settings, lambda: self.seconds)
 
     def watch(self) -> None:
         """The watches deliver everything, also what is gone."""
