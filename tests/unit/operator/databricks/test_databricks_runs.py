@@ -226,6 +226,17 @@ def test_refusals(desk: Desk, case: tuple[Callable[[Workspace], None], Json | No
     )
 
 
+def test_a_refusal_shows_no_credentials(desk: Desk) -> None:
+    (token,) = desk.state.tokens
+    said = {"error_code": "INVALID_PARAMETER_VALUE", "message": f"HF_TOKEN={token} is not allowed"}
+    desk.state.faults.append(Fault(400, said, path="/api/2.2/jobs"))
+    with pytest.raises(ExternalError) as refused:
+        desk.submit()
+    assert refused.value.problem.message.startswith(
+        "Databricks refuses the run: HF_TOKEN=*** is not allowed;"
+    )
+
+
 def test_an_operator_without_a_wheel_says_so(desk: Desk) -> None:
     (desk.wheels / NAME).unlink()
     with pytest.raises(ExternalError) as refused:

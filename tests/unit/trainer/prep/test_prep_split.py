@@ -70,6 +70,8 @@ def test_small_strata_do_not_all_end_in_one_split(spark: SparkSession) -> None:
 
 def test_a_group_stays_in_one_split_also_with_several_strata(spark: SparkSession) -> None:
     rows = [(f"thread {number % 300}", ("en", "de", "fr")[number % 7 % 3]) for number in range(3000)]
+    # Of another stratum are some groups only, which stand elsewhere among these.
+    rows += [(f"thread {number}", "it") for number in range(0, 300, 3)]
     found: dict[str, set[str]] = {}
     for (group, _), name in splits_of(spark, rows, train=0.4, validation=0.3, test=0.3).items():
         found.setdefault(group, set()).add(name)

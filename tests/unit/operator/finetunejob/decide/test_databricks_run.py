@@ -10,7 +10,7 @@ import yaml
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import PodError, PrepResult, RunReport, TerminationMessage
-from finetune_crds.status import FineTuneJobStatus, SplitCounts
+from finetune_crds.status import FineTuneJobStatus, MlflowStatus, SplitCounts
 from finetune_crds.status_parts import DatabricksRunStatus
 from finetune_operator import names
 from finetune_operator.databricks.model import Run
@@ -38,6 +38,7 @@ from worlds.memory.decisions import (
     later,
     said,
     status,
+    tracked,
 )
 
 Json = dict[str, Any]
@@ -272,6 +273,23 @@ def test_a_deadline_cancels_the_run() -> None:
     decision = conclude(job, Observed(preparation=seen("Running")), at=later(5), settings=SETTINGS)
     assert summary(decision)[:3] == ((1, 0, "Canceling", "12"), ["CancelRun"], None)
     assert decision.status.phase == "Failed"
+
+
+def test_the_mlflow_run_is_closed_before_a_workspace_is_asked_that_may_be_away() -> None:
+    job = the_job(run())
+    over = job.status.model_copy(
+        update={
+            "conditions": [
+                *job.status.conditions,
+                condition(ConditionType.FAILED, "True", ConditionReason.RECIPE_WRONG),
+            ],
+            "completion_time": NOW,
+            "mlflow": MlflowStatus(experiment_id="e1", run_id="r1"),
+        }
+    )
+    observed = Observed(preparation=seen("Running"), mlflow=tracked())
+    decision = conclude(dataclasses.replace(job, status=over), observed, at=later(5), settings=SETTINGS)
+    assert [type(item).__name__ for item in decision.actions] == ["FinishRun", "CancelRun"]
 
 
 DELETIONS: dict[str, tuple[Json, Preparation | None, tuple[Any, ...]]] = {
