@@ -22,7 +22,8 @@ def drawn(step: str, number: int, text: Column, dropped: Column) -> dict[str, Co
         text: the text of an example, of which the beginning is kept.
         dropped: whether the step drops it.
     """
-    beginning = sf.substring(text, 1, CHARACTERS)
+    # NB: aggregates compute the text of each row, unless it is of one that is dropped.
+    beginning = sf.when(dropped, sf.substring(text, 1, CHARACTERS))
     return {
         _name(step, draw): sf.min_by(beginning, sf.when(dropped, sf.xxhash64(text, sf.lit(draw))))
         for draw in range(number)

@@ -30,6 +30,8 @@ COPIES = "copies"
 # The source of a row in a mix: among the columns of the sources, and in the table.
 MIXED_FROM, SOURCE = "__finetune_source", "source"
 _MOST_ROWS_HELD = 100_000
+# Runs of white space, but for a single space, which replacing costs twice the time.
+_WHITE_SPACE = r"(?U) ?[^\S ]\s*|  \s*"
 _CONVERSATION = ArrayType(
     StructType([StructField("role", StringType()), StructField("content", StringType())])
 )
@@ -239,7 +241,7 @@ def _fingerprint(parts: list[Column]) -> Column:
 
 def _plain(parts: list[Column]) -> Column:
     """Return texts in lower case, their white space folded, a line for each."""
-    plain = [sf.lower(sf.trim(sf.regexp_replace(text, r"(?U)\s+", " "))) for text in parts]
+    plain = [sf.lower(sf.trim(sf.regexp_replace(text, _WHITE_SPACE, " "))) for text in parts]
     return sf.concat_ws("\n", *plain)
 
 

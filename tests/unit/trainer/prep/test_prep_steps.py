@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -215,6 +217,17 @@ def test_of_duplicates_the_same_one_stays_however_the_rows_lie(spark: SparkSessi
     assert survivors[0] == survivors[1] == survivors[2]
     assert len(survivors[0]) == 2
     assert "what is it" in survivors[0]
+
+
+def test_white_space_of_any_kind_and_length_counts_as_one_space(spark: SparkSession) -> None:
+    texts = ["".join(parts) for length in range(5) for parts in product(" \n\u00a0a", repeat=length)]
+    rows = [pair(f"b{text}c", "that") for text in texts]
+    made = identified(frame(spark, rows), recipe())
+    folded: dict[str, set[str]] = {}
+    for row in made.collect():
+        folded.setdefault(row["fingerprint"], set()).add(re.sub(r"\s+", " ", row["prompt"]))
+    assert len(folded) == len({re.sub(r"\s+", " ", f"b{text}c") for text in texts})
+    assert {len(same) for same in folded.values()} == {1}
 
 
 def test_rows_that_differ_in_one_column_of_the_example_are_no_duplicates(spark: SparkSession) -> None:

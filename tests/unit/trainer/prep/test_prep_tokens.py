@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -80,11 +83,38 @@ def test_executors_in_other_pods_get_the_tokenizer(
 ) -> None:
     monkeypatch.setattr(spark.sparkContext, "master", "k8s://https://kubernetes.default.svc")
     folder = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
-    frame = spark.createDataFrame([("a", "the table")], "id string, text string")
-    counted = tokens.with_tokens(frame, Model(base="/model"), folder, ("text",))
+    turns = [{"role": "user", "content": "the table"}]
+    frame = spark.createDataFrame([(turns,)], "messages array<struct<role string, content string>>")
+    counted = tokens.with_tokens(frame, Model(base="/model"), folder, ("messages",))
     shutil.rmtree(folder)
     tokenizer = load_tokenizer(Model(base="/model"), tokenizer_folder)
-    assert [row["tokens"] for row in counted.collect()] == [len(tokenizer("the table")["input_ids"]) + 1]
+    assert [row["tokens"] for row in counted.collect()] == tokens.count(tokenizer, {"messages": [turns]})
+
+
+def test_workers_count_texts_without_transformers(tokenizer_folder: Path) -> None:
+    load = tokens.plain(Model(base="/model"), tokenizer_folder)
+    assert load is not None
+    script = (
+        "import json, pickle, sys; from finetune_trainer.prep import tokens; load = pickle.loads(sys.stdin.buffer.read()); "
+        "counts = tokens.count(load(), json.loads(sys.argv[1])); print(json.dumps([counts, 'transformers' in sys.modules]))"
+    )
+    examples = {"prompt": ["the question", LONG, ""], "response": ["the answer", LONG, "ends itself</s>"]}
+    worker = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(examples)],
+        input=pickle.dumps(load),
+        capture_output=True,
+        check=True,
+    )
+    tokenizer = load_tokenizer(Model(base="/model"), tokenizer_folder)
+    assert json.loads(worker.stdout) == [tokens.count(tokenizer, examples), False]
+
+
+def test_more_texts_than_are_encoded_at_once(tokenizer_folder: Path) -> None:
+    tokenizer = load_tokenizer(Model(base="/model"), tokenizer_folder)
+    texts = ["the " * (number % 7) for number in range(600)]
+    assert tokens.count(tokenizer, {"text": texts}) == [
+        tokens.count(tokenizer, {"text": [text]})[0] for text in texts
+    ]
 
 
 def test_tokenizers_that_cannot_be_used(tokenizer_folder: Path, tmp_path: Path) -> None:
