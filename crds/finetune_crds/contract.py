@@ -61,6 +61,7 @@ METRIC_FINAL_EVAL_LOSS = "final_eval_loss"
 METRIC_FINAL_EVAL_PERPLEXITY = "final_eval_perplexity"
 METRIC_LEARNING_RATE = "learning_rate"
 METRIC_GRAD_NORM = "grad_norm"
+METRIC_SKIPPED_STEPS = "skipped_steps"  # their gradients were not finite
 METRIC_TOKENS_PER_SECOND = "tokens_per_second"
 METRIC_SECONDS_REMAINING = "seconds_remaining"
 METRIC_CHECKPOINT_STEP = "checkpoint_step"

@@ -251,6 +251,9 @@ class Training(ApiModel):
     """AdamW's weight decay."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients are clipped to this norm."""
+    max_skipped_steps: NonNegative = 10
+    """Steps of the run whose gradients may be infinite or NaN. Such a step changes nothing, and training goes on; more of them fail
+    the attempt."""
     max_length: Annotated[int, Field(ge=8)] = 2048
     """Maximum tokens in a sequence or a pack. DPO: in each of chosen and rejected; a pack holds twice as many."""
     overlong: Literal["Drop", "Truncate", "Fail"] = "Drop"

@@ -260,13 +260,14 @@ def test_a_loss_that_is_not_finite_ends_the_attempt_and_no_checkpoint_holds_it(
             "training.maxGradNorm": 1e30,
             "training.weightDecay": 1.0,
             "training.maxSteps": 200,
+            "training.maxSkippedSteps": 3,
             "training.logEverySteps": 7,
             "checkpoint": {"uri": str(pod.folder / "checkpoints"), "everySteps": 1, "keep": 100},
         }
     ).run_here(capsys)
     error = error_of(outcome)
     assert (outcome.code, error.reason) == (1, "NonFiniteLoss")
-    found = re.search(r"not finite at step (\d+): ", error.message)
+    found = re.search(r"gradients of 4 steps up to step (\d+) are not finite", error.message)
     assert found is not None
     complete = sorted(path.parent.name for path in pod.folder.glob("checkpoints/*/*/COMPLETE"))
     assert complete == [f"step-{step:08d}" for step in range(1, int(found.group(1)))]

@@ -226,6 +226,7 @@ def test_a_step_reads_no_value_of_a_tensor(base_model: Path, monkeypatch: pytest
             preemption=SimpleNamespace(requested=False),  # type: ignore[arg-type]
             progress=progress,
             seed=1,
+            max_skipped_steps=0,
         )
         assert [loop._train_step() for _ in range(2)] == [False, False]
         assert loop.progress.step == 2

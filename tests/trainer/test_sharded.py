@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from finetune_crds.training import Training
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import shard
 from finetune_trainer.train.model.network import decoder_layers, trained
+from finetune_trainer.train.model.optimizer import Optimizer
 from finetune_trainer.train.objectives.dpo import reference_of
 from support import networks
 
@@ -100,6 +102,33 @@ def dpo_begins_at_its_reference(world: World, base: Path) -> None:
 def test_dpo_in_bf16_begins_at_exactly_ln_2(base_model: Path, tmp_path: Path, ranks: int) -> None:
     """The policy is its reference before the first step; FSDP2 must not round the reference with the inputs."""
     networks.on_ranks(ranks, tmp_path / "rendezvous", dpo_begins_at_its_reference, base_model)
+
+
+def one_rank_has_no_number(world: World, base: Path) -> None:
+    network = networks.build(networks.recipe(base), base, world)
+    optimizer = Optimizer(network, Training(), 10)
+    for weight in trained(network):
+        weight.grad = torch.ones_like(weight)
+    assert optimizer.step(0).item()
+    norm, before = optimizer.grad_norm(), [weight.full_tensor() for weight in local(network)]
+    for weight in trained(network):
+        weight.grad = torch.ones_like(weight)
+    if world.rank == world.size - 1:
+        first: Any = trained(network)[0].grad
+        first.to_local().view(-1)[0] = math.nan
+    assert not optimizer.step(1).item()
+    after = [weight.full_tensor() for weight in local(network)]
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    assert optimizer.grad_norm() == norm
+    assert {int(state["step"]) for state in optimizer.adamw.state.values()} == {1}
+
+
+def local(network: Any) -> list[Any]:
+    return [weight.detach().clone() for weight in trained(network)]
+
+
+def test_all_ranks_skip_a_step_in_which_one_has_broken_gradients(base_model: Path, tmp_path: Path) -> None:
+    networks.on_ranks(2, tmp_path / "rendezvous", one_rank_has_no_number, base_model)
 
 
 @dataclass(frozen=True)

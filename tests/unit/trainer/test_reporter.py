@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -83,12 +84,14 @@ def made(world: World, network: Network) -> Setup:
     return Setup(reporter, clock, logged)
 
 
-def take_step(made: Setup, *, loss: float, metrics: tuple[float, float], seconds: float) -> None:
+def take_step(
+    made: Setup, *, loss: float, metrics: tuple[float, float], seconds: float, finite: bool = True
+) -> None:
     """One step of two batches."""
     for _ in range(2):
         made.reporter.add_batch(torch.tensor(loss / 2), torch.tensor(metrics) / 2)
     made.clock.now += seconds
-    made.reporter.add_step(count=4.0, tokens=100.0, attended=1000.0, seconds=seconds)
+    made.reporter.add_step(torch.tensor(finite), count=4.0, tokens=100.0, attended=1000.0, seconds=seconds)
 
 
 def test_reports_come_every_log_steps_and_after_the_last_step(made: Setup) -> None:
@@ -112,6 +115,7 @@ def test_a_report_is_the_mean_of_its_window(made: Setup, capsys: pytest.CaptureF
         contract.METRIC_LOSS: 1.5,
         contract.METRIC_LEARNING_RATE: 1e-3,
         contract.METRIC_GRAD_NORM: 0.5,
+        contract.METRIC_SKIPPED_STEPS: 0,
         contract.METRIC_TOKENS_PER_SECOND: 50.0,
         contract.METRIC_MFU: None,
         contract.METRIC_MEMORY: None,
@@ -127,6 +131,28 @@ def test_a_report_is_the_mean_of_its_window(made: Setup, capsys: pytest.CaptureF
     take_step(made, loss=4.0, metrics=(0.0, 0.0), seconds=1.0)
     assert made.reporter.loss_since_report() == 4.0
     assert made.reporter.close_window(3, learning_rate=0.0, grad_norm=lambda: 0.0).loss == 1.0
+
+
+def test_steps_that_were_skipped_count_and_are_in_no_mean(
+    made: Setup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nan = float("nan")
+    take_step(made, loss=8.0, metrics=(2.0, 4.0), seconds=3.0)
+    take_step(made, loss=nan, metrics=(nan, 4.0), seconds=1.0, finite=False)
+    assert made.reporter.loss_since_report() == 8.0
+    report = made.reporter.close_window(2, learning_rate=1e-3, grad_norm=lambda: 0.5)
+    assert (report.loss, report.metrics, report.skipped) == (
+        2.0,
+        dict(zip(Dpo.metrics, (0.5, 1.0), strict=True)),
+        1,
+    )
+    take_step(made, loss=nan, metrics=(nan, nan), seconds=1.0, finite=False)
+    report = made.reporter.close_window(3, learning_rate=1e-3, grad_norm=lambda: 0.5)
+    assert (report.loss, report.metrics, report.skipped) == (None, {}, 2)
+    made.reporter.log(report, data_wait_seconds=0.0)
+    assert re.search(r"60%  loss -  lr .* skipped 2\n", capsys.readouterr().out)
+    assert made.logged.entries[-1][1][contract.METRIC_LOSS] is None
+    assert made.reporter.timed(Progress()).skipped_steps == 2
 
 
 def test_the_time_of_reading_the_loss_belongs_to_the_steps(made: Setup) -> None:
@@ -169,7 +195,7 @@ def test_mfu_is_a_share_of_what_all_chips_can_do(
         started=0.0,
         clock=clock,
     )
-    reporter.add_step(count=1.0, tokens=100.0, attended=1000.0, seconds=2.0)
+    reporter.add_step(torch.tensor(True), count=1.0, tokens=100.0, attended=1000.0, seconds=2.0)
     report = reporter.close_window(1, learning_rate=0.0, grad_norm=lambda: 0.0)
     assert report.mfu == pytest.approx(speed.Flops(network).of(100.0, 1000.0) / 2.0 / 1e9)
 

@@ -37,19 +37,21 @@ class Loop:
     preemption: Preemption
     progress: Progress
     seed: int
+    max_skipped_steps: int
     _watch: Watch = field(init=False)
     _saved_step: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         # The last good checkpoint is published before an error ends the run.
-        self._watch = Watch(self.checkpointer.drain if self.checkpointer is not None else lambda: None)
+        drain = self.checkpointer.drain if self.checkpointer is not None else lambda: None
+        self._watch = Watch(self.max_skipped_steps, drain)
 
     def run(self) -> float | None:
         """Train to the end, and return the final evaluation loss; None without a validation split.
 
         Raises:
             PreemptedError: SIGTERM arrived; a checkpoint is written where the recipe configures one.
-            TrainingError: the loss is not finite, or diverges.
+            TrainingError: the loss is not finite or diverges, or the gradients of too many steps are not finite.
         """
         self.reporter.start(self.progress)
         self._stop_if_requested()
@@ -85,9 +87,9 @@ class Loop:
             loss, metrics = self.network(batch)
             (loss / max(count, 1.0)).backward()
             self.reporter.add_batch(loss, metrics)
-        self.optimizer.step(step)
+        finite = self.optimizer.step(step)
         seconds = self.reporter.clock() - began
-        self.reporter.add_step(count=count, tokens=tokens, attended=attended, seconds=seconds)
+        self.reporter.add_step(finite, count=count, tokens=tokens, attended=attended, seconds=seconds)
         self.progress = replace(self.progress, step=step + 1)
         return stop > 0
 
@@ -98,9 +100,12 @@ class Loop:
         report = self.reporter.close_window(
             step, learning_rate=self.optimizer.learning_rate, grad_norm=self.optimizer.grad_norm
         )
-        self._watch.check_finite(step, report.loss + report.grad_norm)
+        if report.loss is not None:
+            self._watch.check_finite(step, report.loss)
         self.reporter.log(report, data_wait_seconds=self.feed.waited)
-        self._watch.check_runaway(step, report.loss)
+        self._watch.check_skipped(step, report.skipped)
+        if report.loss is not None:
+            self._watch.check_runaway(step, report.loss)
 
     def _evaluate_base(self) -> None:
         loss = self.evaluator.loss(self._stop_if_requested)
@@ -134,7 +139,8 @@ class Loop:
             return
         step = self.progress.step
         with self.reporter.blocked_on_checkpoint():
-            self._watch.check_finite(step, self.reporter.loss_since_report() + self.optimizer.grad_norm())
+            self._watch.check_finite(step, self.reporter.loss_since_report())
+            self._watch.check_skipped(step, self.reporter.skipped())
             progress = self.reporter.timed(self.progress)
             self.checkpointer.save(progress, self.network.model, self.optimizer.adamw, wait=wait, best=best)
         self._saved_step = step

@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Window:
-    """Sums over the steps since the last report; `loss` and `metrics` are this rank's part of them."""
+    """Sums over the steps since the last report.
 
-    loss: torch.Tensor
-    metrics: torch.Tensor
-    count: float = 0.0
+    sums: this rank's part of the loss, then of the objective's metrics, on the device; without steps that were skipped.
+    count: losses of all ranks in them, on the device.
+    """
+
+    sums: torch.Tensor
+    count: torch.Tensor
     tokens: float = 0.0
     attended: float = 0.0
     seconds: float = 0.0
@@ -39,9 +42,12 @@ class Report:
     """The means of a window, the same on all ranks."""
 
     step: int
-    loss: float
+    loss: float | None
+    """None where all steps were skipped."""
     metrics: Mapping[str, float]
-    """Of the objective, by MLflow name."""
+    """Of the objective, by MLflow name; none where all steps were skipped."""
+    skipped: int
+    """Steps of the run whose gradients were not finite."""
     learning_rate: float
     grad_norm: float
     tokens_per_second: float
@@ -90,6 +96,9 @@ class Reporter:
         self._started = started - progress.elapsed_seconds
         self._productive_seconds = progress.productive_seconds
         self._checkpoint_seconds = 0.0
+        self._skipped_before = progress.skipped_steps
+        self._skipped = torch.zeros((), device=world.device)
+        self._of_step = self._zeros()
         self._window = self._new_window()
 
     def start(self, progress: Progress) -> None:
@@ -98,21 +107,27 @@ class Reporter:
         self._tracker.metrics(step, {contract.METRIC_STEP: step, contract.METRIC_MAX_STEPS: self._max_steps})
 
     def add_batch(self, loss: torch.Tensor, metrics: torch.Tensor) -> None:
-        """Add the summed loss and metrics of one batch; the tensors stay on their device."""
-        self._window.loss += loss.detach()
-        self._window.metrics += metrics
+        """Add the summed loss and metrics of one batch of a step; the tensors stay on their device."""
+        self._of_step[0] += loss.detach()
+        self._of_step[1:] += metrics
 
-    def add_step(self, *, count: float, tokens: float, attended: float, seconds: float) -> None:
+    def add_step(
+        self, finite: torch.Tensor, *, count: float, tokens: float, attended: float, seconds: float
+    ) -> None:
         """Add one optimizer step.
 
         Args:
+            finite: whether the step was taken, a scalar on the device: otherwise its loss and metrics are left out.
             count: losses in the step, of all ranks.
             tokens: tokens that are not padding, of all ranks.
             attended: the sum of the squares of the documents' lengths, of all ranks.
             seconds: how long the step took.
         """
         window = self._window
-        window.count += count
+        window.sums += torch.where(finite, self._of_step, 0.0)
+        window.count += finite * count
+        self._skipped += ~finite
+        self._of_step = self._zeros()
         window.tokens += tokens
         window.attended += attended
         window.seconds += seconds
@@ -120,8 +135,12 @@ class Reporter:
 
     def loss_since_report(self) -> float:
         """Return the summed loss of all ranks since the last report; waits for the GPU."""
-        (loss,) = self._world.total(self._window.loss.item())
+        (loss,) = self._world.total(self._window.sums[0].item())
         return loss
+
+    def skipped(self) -> int:
+        """Return the number of steps of the run that were skipped; waits for the GPU."""
+        return self._skipped_before + int(self._skipped.item())
 
     def is_due(self, step: int) -> bool:
         """Whether to report after this step: every logEverySteps, and after the last one."""
@@ -138,17 +157,16 @@ class Reporter:
         window, self._window = self._window, self._new_window()
         # NB: reading the loss waits for the GPU; that time belongs to the steps.
         began = self.clock()
-        loss, *metrics = [
-            total / max(window.count, 1.0)
-            for total in self._world.total(window.loss.item(), *window.metrics.tolist())
-        ]
+        count = window.count.item()
+        loss, *metrics = [total / max(count, 1.0) for total in self._world.total(*window.sums.tolist())]
         norm = grad_norm()
         window.seconds += self.clock() - began
         self._productive_seconds += window.seconds
         return Report(
             step=step,
-            loss=loss,
-            metrics=dict(zip(self._names, metrics, strict=True)),
+            loss=loss if count else None,
+            metrics=dict(zip(self._names, metrics, strict=True)) if count else {},
+            skipped=self.skipped(),
             learning_rate=learning_rate,
             grad_norm=norm,
             tokens_per_second=window.tokens / max(window.seconds, 1e-9),
@@ -165,10 +183,12 @@ class Reporter:
             data_wait_seconds: how long the steps of this attempt waited for batches.
         """
         step, last = report.step, self._max_steps
+        loss = "loss -" if report.loss is None else f"loss {report.loss:.4f}"
+        skipped = f"  skipped {report.skipped}" if report.skipped else ""
         self._world.say(
-            f"step {step}/{last}  {100 * step // last}%  loss {report.loss:.4f}  lr {report.learning_rate:.2e}  "
+            f"step {step}/{last}  {100 * step // last}%  {loss}  lr {report.learning_rate:.2e}  "
             f"grad {report.grad_norm:.2f}  {report.tokens_per_second:,.0f} tok/s  "
-            f"mem {report.memory / 2**30:.1f} GiB  eta {_duration(report.seconds_remaining)}"
+            f"mem {report.memory / 2**30:.1f} GiB  eta {_duration(report.seconds_remaining)}{skipped}"
         )
         self._tracker.metrics(
             step,
@@ -178,6 +198,7 @@ class Reporter:
                 contract.METRIC_LOSS: report.loss,
                 contract.METRIC_LEARNING_RATE: report.learning_rate,
                 contract.METRIC_GRAD_NORM: report.grad_norm,
+                contract.METRIC_SKIPPED_STEPS: report.skipped,
                 contract.METRIC_TOKENS_PER_SECOND: report.tokens_per_second,
                 contract.METRIC_MFU: report.mfu,
                 contract.METRIC_MEMORY: report.memory,
@@ -228,6 +249,7 @@ class Reporter:
             progress,
             productive_seconds=self._productive_seconds + self._window.seconds,
             elapsed_seconds=self.clock() - self._started,
+            skipped_steps=self.skipped(),
         )
 
     @property
@@ -237,8 +259,10 @@ class Reporter:
         return min(1.0, productive / max(self.clock() - self._started, 1e-9))
 
     def _new_window(self) -> Window:
-        zeros = torch.zeros(1 + len(self._names), device=self._world.device)
-        return Window(loss=zeros[0], metrics=zeros[1:])
+        return Window(sums=self._zeros(), count=torch.zeros((), device=self._world.device))
+
+    def _zeros(self) -> torch.Tensor:
+        return torch.zeros(1 + len(self._names), device=self._world.device)
 
     def _mfu(self, window: Window) -> float | None:
         if self._peak_flops is None:

@@ -267,6 +267,7 @@ class Run:
             preemption=self.preemption,
             progress=progress,
             seed=training.seed,
+            max_skipped_steps=training.max_skipped_steps,
         )
 
     def _lineage(self, data: corpus.Corpus, loop: Loop, eval_loss: float | None) -> lineage.Lineage:

@@ -23,7 +23,7 @@ def test_a_loss_runs_away_when_two_reports_are_far_above_the_least(
     losses: list[float], stopped_at: int | None
 ) -> None:
     ends: list[int] = []
-    watch = Watch(lambda: ends.append(1))
+    watch = Watch(2, lambda: ends.append(1))
     if stopped_at is None:
         for step, loss in enumerate(losses):
             watch.check_runaway(step, loss)
@@ -38,10 +38,24 @@ def test_a_loss_runs_away_when_two_reports_are_far_above_the_least(
 
 @pytest.mark.parametrize("figure", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_stops_at_once(figure: float) -> None:
-    watch = Watch(lambda: None)
+    watch = Watch(2, lambda: None)
     watch.check_finite(1, 1.0)
     with pytest.raises(TrainingError) as stopped:
         watch.check_finite(2, figure)
     assert stopped.value.message == (
-        "loss or gradients are not finite at step 2: lower training.learningRate, or check the data for broken examples"
+        "the loss is not finite at step 2: lower training.learningRate, or check the data for broken examples"
+    )
+
+
+def test_more_skipped_steps_than_allowed_stop() -> None:
+    ends: list[int] = []
+    watch = Watch(2, lambda: ends.append(1))
+    watch.check_skipped(10, 2)
+    assert not ends
+    with pytest.raises(TrainingError) as stopped:
+        watch.check_skipped(20, 3)
+    assert (stopped.value.reason, ends) == ("NonFiniteLoss", [1])
+    assert stopped.value.message == (
+        "the gradients of 3 steps up to step 20 are not finite, more than training.maxSkippedSteps (2): lower "
+        "training.learningRate, or check the data for broken examples"
     )

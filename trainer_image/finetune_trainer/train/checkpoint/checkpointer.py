@@ -63,6 +63,8 @@ class Progress:
     """In steps whose result is kept, of all attempts."""
     elapsed_seconds: float = 0.0
     """From the start of each attempt to its newest checkpoint."""
+    skipped_steps: int = 0
+    """Steps whose gradients were not finite, which changed nothing."""
 
 
 class Checkpointer:

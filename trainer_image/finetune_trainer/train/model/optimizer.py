@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from finetune_trainer.train.model.network import trained
 from finetune_trainer.train.model.schedule import Schedule
@@ -33,19 +34,29 @@ class Optimizer:
         self._max_grad_norm = training.max_grad_norm
         self._grad_norm = torch.zeros(())
 
-    def step(self, step: int) -> None:
-        """Clip the gradients, apply them with the learning rate of `step`, and drop them; never waits for the GPU."""
+    def step(self, step: int) -> torch.Tensor:
+        """Clip the gradients, apply them with the learning rate of `step`, and drop them; never waits for the GPU.
+
+        Returns:
+            Whether the gradients were finite, a scalar on the device, the same on all ranks. Others change nothing: neither the
+            weights nor the optimizer's moments and its count of steps.
+        """
         self.learning_rate = self._schedule.at(step)
-        self._grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        finite = torch.isfinite(norm)
         for group in self.adamw.param_groups:
             group["lr"] = self.learning_rate
+        # NB: fused optimizers read this attribute on the device, as torch.amp.GradScaler sets it.
+        self.adamw.found_inf = (~finite).float()
         self.adamw.step()
         self.adamw.zero_grad(set_to_none=True)
+        self._grad_norm = torch.where(finite, norm, self._grad_norm.to(norm.device))
+        return finite
 
     def grad_norm(self) -> float:
-        """Return the norm of the last step's gradients before clipping, the same on all ranks; waits for the GPU."""
-        norm = self._grad_norm
-        return float((norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item())
+        """Return the norm of the last finite gradients before clipping, the same on all ranks; waits for the GPU."""
+        return float(self._grad_norm.item())
 
 
 def adamw(network: nn.Module, training: Training) -> torch.optim.AdamW:

@@ -12,32 +12,45 @@ if TYPE_CHECKING:
 
 # Training diverges when two consecutive reports exceed the minimum loss by this factor and by this many nats.
 _RUNAWAY_TIMES, _RUNAWAY_NATS = 3.0, 2.0
+_REMEDY = "lower training.learningRate, or check the data for broken examples"
 
 
 class Watch:
-    """Checks losses and gradient norms that are the same on all ranks, so that all ranks stop together.
+    """Checks losses and counts that are the same on all ranks, so that all ranks stop together.
 
     Args:
+        max_skipped_steps: training.maxSkippedSteps.
         before_the_end: called before an error is raised, to finish the save of the last good checkpoint.
     """
 
-    def __init__(self, before_the_end: Callable[[], None]) -> None:
+    def __init__(self, max_skipped_steps: int, before_the_end: Callable[[], None]) -> None:
+        self._max_skipped_steps = max_skipped_steps
         self._before_the_end = before_the_end
         self._least_loss = math.inf
         self._runaway_reports = 0
 
     def check_finite(self, step: int, value: float) -> None:
-        """Stop when a loss or a gradient norm is not finite.
+        """Stop when a loss is not finite.
 
         Raises:
             TrainingError: `value` is not finite.
         """
         if not math.isfinite(value):
             self._before_the_end()
+            raise TrainingError("NonFiniteLoss", f"the loss is not finite at step {step}: {_REMEDY}")
+
+    def check_skipped(self, step: int, skipped: int) -> None:
+        """Stop when the gradients of too many steps were not finite.
+
+        Raises:
+            TrainingError: more than `max_skipped_steps` steps of the run were skipped.
+        """
+        if skipped > self._max_skipped_steps:
+            self._before_the_end()
             raise TrainingError(
                 "NonFiniteLoss",
-                f"loss or gradients are not finite at step {step}: lower training.learningRate, or check the data for broken "
-                "examples",
+                f"the gradients of {skipped} steps up to step {step} are not finite, more than training.maxSkippedSteps "
+                f"({self._max_skipped_steps}): {_REMEDY}",
             )
 
     def check_runaway(self, step: int, loss: float) -> None:
