@@ -157,8 +157,22 @@ class Dpo(ApiModel):
 class Distillation(ApiModel):
     """Training on the probabilities of a teacher model."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "!has(self.teacherRevision) || (!self.teacher.startsWith('/') && !self.teacher.contains(':'))",
+                "teacherRevision applies to Hub models only: remove it where teacher is a path or a URI",
+                ".teacherRevision",
+            ),
+        )
+    )
+
     teacher: Uri
     """The teacher, named like model.base: Hub id, path, s3://bucket/folder, or models:/name@alias."""
+    teacher_revision: Name | None = None
+    """Git revision of a teacher from the Hub."""
+    teacher_trust_remote_code: bool = False
+    """Allow code from the teacher's repository to run in the pods."""
     temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Temperature of both distributions."""
     weight: Fraction = 0.5

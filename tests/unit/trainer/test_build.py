@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
+from finetune_crds.training import Model
 from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.train import build
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model.network import Network, trained
 from finetune_trainer.train.model.optimizer import adamw
@@ -63,3 +65,15 @@ def test_the_output_layer_learns_after_passes_without_gradients(base_model: Path
             if torch.equal(weight.full_tensor(), before[name])
         ]
     assert still == []
+
+
+def test_a_teacher_has_a_revision_and_trust_of_its_own(base_model: Path) -> None:
+    objective = {"type": "Distillation", "distillation": {"teacher": "org/teacher"}}
+    recipe = networks.recipe(base_model, objective=objective)
+    trusted = recipe.model.model_copy(update={"trust_remote_code": True, "revision": "v1"})
+    own = build.teacher_recipe(recipe.model_copy(update={"model": trusted}))
+    assert own.model == Model(base="org/teacher")
+
+    objective["distillation"] |= {"teacherRevision": "v2", "teacherTrustRemoteCode": True}  # type: ignore[operator]
+    own = build.teacher_recipe(networks.recipe(base_model, objective=objective))
+    assert own.model == Model(base="org/teacher", revision="v2", trust_remote_code=True)

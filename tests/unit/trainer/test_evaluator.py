@@ -152,11 +152,13 @@ def test_the_best_saved_weights_are_loaded_at_the_end(
     ]
     capsys.readouterr()  # what the network says when it is built
     for best, loaded, expected, line in cases:
-        assert judge.load_best(best, 50.0) == pytest.approx(expected)
+        found, step = judge.load_best(best, 50.0)
+        assert found == pytest.approx(expected)
+        assert step == (loaded[0] if loaded else None)
         assert (best.loaded, capsys.readouterr().out.strip()) == (loaded, line)
 
 
 def test_the_last_weights_stay_without_load_best(base_model: Path, world: World) -> None:
     best: Any = Best(4, 1.0)
-    assert evaluator({}).load_best(best, 50.0) == 50.0
+    assert evaluator({}).load_best(best, 50.0) == (50.0, None)
     assert best.loaded == []

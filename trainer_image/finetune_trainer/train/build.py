@@ -137,7 +137,7 @@ class _Teacher:
         """The recipe's teacher, where it has one; its vocabulary must be the student's."""
         if recipe.objective.distillation is None:
             return None
-        own = _teacher_recipe(recipe)
+        own = teacher_recipe(recipe)
         named = own.model.base
         source = merge.fetch(own.model, folder, world, field=_TEACHER)
 
@@ -160,11 +160,17 @@ class _Teacher:
         load.read_weights(self.network.model, self.recipe.model, self.source, world, field=_TEACHER)
 
 
-def _teacher_recipe(recipe: Recipe) -> Recipe:
+def teacher_recipe(recipe: Recipe) -> Recipe:
     """The recipe as far as it concerns the teacher: another base, and nothing of it trained."""
-    assert recipe.objective.distillation is not None  # noqa: S101 - asked only where there is one
+    spec = recipe.objective.distillation
+    assert spec is not None  # noqa: S101 - asked only where there is one
     model = recipe.model.model_copy(
-        update={"base": recipe.objective.distillation.teacher, "revision": None, "chat_template": None}
+        update={
+            "base": spec.teacher,
+            "revision": spec.teacher_revision,
+            "trust_remote_code": spec.teacher_trust_remote_code,
+            "chat_template": None,
+        }
     )
     # Frozen weights have the precision they compute in, as those under an adapter do.
     return recipe.model_copy(update={"model": model, "method": Method(type="LoRA")})

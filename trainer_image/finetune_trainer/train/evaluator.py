@@ -99,22 +99,25 @@ class Evaluator:
 
     def load_best(
         self, checkpointer: Checkpointer, loss: float, before_batch: Callable[[], None] = lambda: None
-    ) -> float:
-        """Load the weights with the lowest evaluation loss if select is Best, and return their loss.
+    ) -> tuple[float, int | None]:
+        """Load the weights with the lowest evaluation loss if select is Best, and return their loss and their step.
 
         Args:
             checkpointer: knows the best checkpoint.
             loss: the evaluation loss of the last weights.
             before_batch: as in `loss`.
+
+        Returns:
+            The loss of the weights, and their step; `loss` and None where the last ones stay.
         """
         if self._training.select != "Best":
-            return loss
+            return loss, None
         # NB: not progress.best_eval_loss: the storage may have failed when those weights were saved.
         step, best = checkpointer.best_step, checkpointer.best_step_loss
         if step is None or best is None or best >= loss:
             self._world.say(f"keeping the last weights, with loss {loss:.4f}: no saved checkpoint is better")
-            return loss
+            return loss, None
         checkpointer.load_weights(step, self._network.model)
         loaded = self.loss(before_batch)
         self._world.say(f"loaded the best weights, those of step {step}: loss {loaded:.4f}")
-        return loaded
+        return loaded, step

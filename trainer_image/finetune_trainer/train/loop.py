@@ -38,6 +38,8 @@ class Loop:
     progress: Progress
     seed: int
     max_skipped_steps: int
+    weights_step: int | None = field(init=False, default=None)
+    """Step of the weights that the run delivers, where these are not the last."""
     _watch: Watch = field(init=False)
     _saved_step: int = field(init=False, default=0)
 
@@ -170,7 +172,9 @@ class Loop:
             return None
         loss = self._evaluate()
         if self.checkpointer is not None:
-            loss = self.evaluator.load_best(self.checkpointer, loss, self._stop_if_requested)
+            loss, self.weights_step = self.evaluator.load_best(
+                self.checkpointer, loss, self._stop_if_requested
+            )
         self.reporter.log_final_evaluation(self.progress.step, loss, self.evaluator.perplexity(loss))
         self._stop_if_requested()
         return loss

@@ -284,7 +284,7 @@ class Run:
         )
         counts = {name: lineage.Counts.of(split) for name, split in used.items()}
         eval_data = lineage.eval_data(self.recipe, validation)
-        return lineage.Lineage(self.recipe, data.splits, result, counts, eval_data)
+        return lineage.Lineage(self.recipe, data.splits, result, counts, eval_data, loop.weights_step)
 
     def _interruptible(self, checkpointer: Checkpointer | None, step: int) -> AbstractContextManager[object]:
         """End the delivery at once on SIGTERM, where the next attempt can repeat it from the last checkpoint."""

@@ -166,6 +166,16 @@ def test_the_model_card_tells_where_the_model_comes_from(pod: Pod, table: Path, 
     assert f"## Recipe {recipe.digest()}\n\n```yaml\nkind: Recipe\n" in body
 
 
+def test_the_model_card_tells_which_weights_were_the_best(pod: Pod, table: Path) -> None:
+    recipe = Recipe.model_validate(pod.recipe)
+    assert recipe.data.splits is not None
+    card = model_card(Lineage(recipe, recipe.data.splits, TrainResult(step=12), weights_step=6))
+    assert (
+        "FineTuneJob tests/tiny: the weights after step 6 of 12, which have the least evaluation loss, on "
+        f"{table} version 0." in card
+    )
+
+
 @pytest.mark.parametrize("eval_data", [None, "d1"])
 def test_a_version_says_what_it_was_evaluated_on(pod: Pod, eval_data: str | None) -> None:
     recipe = Recipe.model_validate(pod.recipe)

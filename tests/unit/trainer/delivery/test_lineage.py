@@ -25,6 +25,10 @@ ALIKE: dict[str, tuple[Json, Json]] = {
 OTHERWISE: dict[str, tuple[Json, Json]] = {
     "a teacher or none": ({"type": "SFT"}, TAUGHT),
     "another beta": (DPO, DPO | {"dpo": {"beta": 0.3}}),
+    "another revision of the teacher": (
+        TAUGHT,
+        {"type": "Distillation", "distillation": {"teacher": "/models/teacher", "teacherRevision": "v2"}},
+    ),
     "another teacher": (TAUGHT, {"type": "Distillation", "distillation": {"teacher": "/models/other"}}),
 }
 

@@ -44,6 +44,8 @@ class Lineage:
     """By name of the split."""
     eval_data: str | None = None
     """Identifies the evaluation (`eval_data`); None without a validation split."""
+    weights_step: int | None = None
+    """Step of the weights, where these are not the last."""
 
 
 def eval_data(recipe: Recipe, validation: Split | None) -> str | None:
@@ -60,7 +62,8 @@ def eval_data(recipe: Recipe, validation: Split | None) -> str | None:
     if objective.type == "DPO":
         against = [recipe.model.base, recipe.model.revision, (objective.dpo or Dpo()).model_dump_json()]
     else:
-        against = [objective.model_dump_json()]
+        # NB: without defaults, a field that a later version adds changes no identifier.
+        against = [objective.model_dump_json(exclude_defaults=True)]
     digest = hashlib.blake2b(json.dumps(against).encode(), digest_size=8).hexdigest()
     return f"{validation.digest}-{objective.type}-{digest}"
 
@@ -115,10 +118,15 @@ def method_params(recipe: Recipe) -> dict[str, object]:
     if objective.distillation is not None:
         params |= {
             "teacher": objective.distillation.teacher,
+            **_revision("teacher_revision", objective.distillation.teacher_revision),
             "temperature": objective.distillation.temperature,
             "teacher_weight": objective.distillation.weight,
         }
     return params
+
+
+def _revision(name: str, revision: str | None) -> dict[str, object]:
+    return {} if revision is None else {name: revision}
 
 
 def source_tags(recipe: Recipe, splits: Splits, eval_data: str | None) -> dict[str, str]:
@@ -155,11 +163,14 @@ def model_card(lineage: Lineage) -> str:
         "Perplexity": result.perplexity,
     }
     name = recipe.register_.model if recipe.register_ else recipe.job.name
+    steps = f"{result.step} steps"
+    if lineage.weights_step is not None:
+        steps = f"the weights after step {lineage.weights_step} of {result.step}, which have the least evaluation loss,"
     head = "---\nlibrary_name: transformers\npipeline_tag: text-generation\n"
     sections = (
         f"{head}base_model: {recipe.model.base}\n---\n# {name}\n",
         f"{recipe.model.base}, fine-tuned ({recipe.method.type}, {recipe.objective.type}) by the FineTuneJob "
-        f"{recipe.job.namespace}/{recipe.job.name}: {result.step} steps on {source}.\n",
+        f"{recipe.job.namespace}/{recipe.job.name}: {steps} on {source}.\n",
         _table(
             "", ("", ""), [(name, f"{value:.4f}") for name, value in metrics.items() if value is not None]
         ),

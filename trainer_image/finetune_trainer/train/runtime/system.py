@@ -23,6 +23,7 @@ class Sampler:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._process = psutil.Process()
+        self._without_utilization = False
         # The first call starts the interval that the next call measures.
         self._process.cpu_percent()
 
@@ -35,10 +36,19 @@ class Sampler:
         if self._device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self._device)
             found["gpu_memory_bytes"] = float(total - free)
-            # NB: this needs a package that the image may lack, and a driver that a container may not reach.
-            with suppress(Exception):
-                found["gpu_percent"] = float(torch.cuda.utilization(self._device))
+            found |= self._utilization()
         return found
+
+    def _utilization(self) -> dict[str, float]:
+        """Return the share of time in which the GPU worked, in percent; nothing, and a line once, where it cannot be had."""
+        if self._without_utilization:
+            return {}
+        try:
+            return {"gpu_percent": float(torch.cuda.utilization(self._device))}
+        except Exception as error:  # noqa: BLE001 - NVML has errors of its own: a container may not reach the driver
+            self._without_utilization = True
+            print(f"system metrics are without gpu_percent: {str(error) or type(error).__name__}", flush=True)
+            return {}
 
 
 @contextmanager
