@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
 from finetune_crds.recipe import Recipe
 from finetune_crds.training import MethodType, ObjectiveType
+from finetune_trainer.train.objectives import dpo
 from support.cells import TABLE, WARNINGS, Cell, Models, check, exported, loss_of, pod_of
 from support.training import eval_loss_of
 
@@ -48,6 +49,26 @@ def test_what_is_trained_is_what_is_loaded_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     check(cell, pod, Models(base_model, preferences, teacher), mlflow_of_test(None), capsys)
+
+
+def test_a_second_attempt_does_not_compute_the_reference_again(
+    pod: Pod,
+    preferences: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pod = pod_of(Cell("Full", "DPO"), pod, preferences, "").but(
+        {"training.maxSteps": 2, "checkpoint": {"uri": str(pod.folder / "checkpoints")}}
+    )
+    first = pod.run_here(capsys)
+    assert first.code == 0, first
+
+    def again(*_args: Any) -> None:
+        raise AssertionError("the reference is computed again")
+
+    monkeypatch.setattr(dpo, "reference_of", again)
+    second = pod.run_here(capsys)
+    assert (second.code, second.losses, eval_loss_of(second)) == (0, {}, eval_loss_of(first)), second
 
 
 def test_each_method_and_each_objective_is_chosen() -> None:

@@ -20,6 +20,7 @@ from finetune_trainer.tokenizer import load_tokenizer, pad_id
 from finetune_trainer.track import Tracker
 from finetune_trainer.train import build
 from finetune_trainer.train.checkpoint.checkpointer import Checkpointer, Progress
+from finetune_trainer.train.checkpoint.reference import KeptReference
 from finetune_trainer.train.data import corpus
 from finetune_trainer.train.data.feed import Collator, Examples, Feed
 from finetune_trainer.train.delivery import export, lineage
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from finetune_crds.recipe import Recipe
+    from finetune_trainer.train.data.dataset import Split
     from finetune_trainer.train.model.network import Network
 
 
@@ -134,7 +136,7 @@ class Run:
         optimizer = Optimizer(network, recipe.training, data.plan.max_steps)
         collator = self._collator(tokenizer)
         # NB: before a checkpoint is loaded: an objective may need the model as it was before its first step.
-        data = self._prepare(data, network, collator, resumed)
+        data = self._prepare(data, network, collator, resumed, self._kept_reference(checkpointer, network))
         if checkpointer is not None and resumed is not None:
             checkpointer.load(resumed, network.model, optimizer.adamw)
             world.say(f"resuming from the checkpoint of step {resumed.step}")
@@ -184,6 +186,11 @@ class Run:
             on_failed=lambda _step, sentence: self.tracker.tags({contract.TAG_CHECKPOINT_ERROR: sentence}),
         )
 
+    def _kept_reference(self, checkpointer: Checkpointer | None, network: Network) -> KeptReference | None:
+        if checkpointer is None or not network.objective.has_reference:
+            return None
+        return KeptReference(checkpointer.folder, self.recipe.digest(), self.world)
+
     def _log_published(self, step: int) -> None:
         self.tracker.metrics(step, {contract.METRIC_CHECKPOINT_STEP: step})
         self.tracker.tags({contract.TAG_CHECKPOINT_ERROR: ""})
@@ -226,16 +233,29 @@ class Run:
         return Collator(self.world, pad_id(tokenizer), width)
 
     def _prepare(
-        self, data: corpus.Corpus, network: Network, collator: Collator, resumed: Progress | None
+        self,
+        data: corpus.Corpus,
+        network: Network,
+        collator: Collator,
+        resumed: Progress | None,
+        kept: KeptReference | None,
     ) -> corpus.Corpus:
-        """Let the objective compute what it needs of the examples that are still to come."""
-        training, prepare = self.recipe.training, network.objective.prepare
+        """Let the objective compute what it needs of the examples that are still to come, unless an attempt has kept it."""
+        training = self.recipe.training
         batch_size = training.per_device_eval_batch_size or training.per_device_batch_size
+
+        def prepared(examples: Examples, *, whole: bool) -> Split:
+            found = kept.found(examples.split) if kept is not None else None
+            if found is not None:
+                return found
+            split = network.objective.prepare(network, examples, collator, batch_size)
+            if kept is not None and whole:
+                kept.keep(split)
+            return split
+
         rest = Examples(data.train, data.plan.rest(resumed.step if resumed else 0))
-        train = prepare(network, rest, collator, batch_size)
-        if data.validation is None:
-            return data.with_splits(train, None)
-        return data.with_splits(train, prepare(network, data.validation, collator, batch_size))
+        train = prepared(rest, whole=resumed is None)
+        return data.with_splits(train, prepared(data.validation, whole=True) if data.validation else None)
 
     def _loop(
         self,

@@ -31,6 +31,8 @@ class Objective(Protocol):
     """MLflow names of the means that are reported beside the loss."""
     cross_entropy: ClassVar[bool] = False
     """Whether the mean loss is a cross-entropy in nats, so that exp(loss) is a perplexity."""
+    has_reference: ClassVar[bool] = False
+    """Whether `prepare` computes the reference of a split."""
 
     def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the summed loss, an fp32 scalar, and the sums of the metrics, fp32 [metrics]."""

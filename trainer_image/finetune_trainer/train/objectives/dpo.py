@@ -34,6 +34,7 @@ class Dpo(Objective):
         beta: strength of the penalty for leaving the reference.
     """
 
+    has_reference: ClassVar[bool] = True
     metrics: ClassVar[tuple[str, ...]] = (contract.METRIC_REWARD_MARGIN, contract.METRIC_REWARD_ACCURACY)
 
     def __init__(self, beta: float) -> None:
