@@ -1,4 +1,4 @@
-"""The data of a run: its splits at one version, tokenised once in each pod, and the plan of its steps."""
+"""The data of a run: its splits at one version, tokenised once in each pod of the first attempt, and the plan of its steps."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from finetune_trainer.outcome import DataError, RecipeRefusedError
 from finetune_trainer.train.data import dataset, pack, read
 from finetune_trainer.train.data.encode import Encoder
 from finetune_trainer.train.data.feed import Examples
+from finetune_trainer.train.data.stored import StoredTokens
 from finetune_trainer.train.runtime.recipe import refusals, row_tokens
 
 if TYPE_CHECKING:
@@ -89,10 +90,16 @@ def load(
 
     def tokenize() -> None:
         encoder = Encoder.of(recipe, tokenizer)
+        stored = StoredTokens.of(recipe, splits, encoder)
         for name in _SPLITS:
+            if stored is not None and stored.fetch(name, folder / name):
+                world.say(f"{name}: the tokens of an earlier attempt")
+                continue
             if dataset.tokenize(splits, name, encoder, folder / name):
                 world.say(f"{name}: {encoder.summary()}")
                 on_counts(encoder.metrics(name))
+                if stored is not None and world.leads:
+                    stored.store(name, folder / name)
 
     world.agree_in_pod(tokenize)
     train = dataset.Split.load(folder / "train")

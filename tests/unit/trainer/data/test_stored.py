@@ -1,0 +1,146 @@
+"""Tokenised splits that a later attempt finds beside the checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from finetune_crds.data import Columns, Splits
+from finetune_crds.recipe import Recipe
+from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.train.data import corpus, dataset
+from finetune_trainer.train.data.encode import Encoder
+from finetune_trainer.train.data.stored import StoredTokens, digest
+from support import networks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from finetune_trainer.train.runtime.distributed import World
+    from support.pods import Pod
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with networks.alone() as found:
+        yield found
+
+
+def loaded(pod: Pod, world: World, attempt: str, version: int | None = None) -> corpus.Corpus:
+    recipe = Recipe.model_validate(pod.recipe)
+    tokenizer = load_tokenizer(recipe.model, Path(recipe.model.base))
+    folder = pod.folder / attempt
+    return corpus.load(recipe, tokenizer, world, folder, version=version, on_counts=lambda _: None)
+
+
+def arrays(found: corpus.Corpus) -> list[Any]:
+    assert found.validation is not None
+    return [
+        [
+            split.digest,
+            split.documents,
+            *(part.tolist() for part in (split.tokens, split.loss_mask, split.offsets)),
+        ]
+        for split in (found.train, found.validation.split)
+    ]
+
+
+@pytest.fixture
+def stored(pod: Pod) -> Pod:
+    return pod.but({"checkpoint": {"uri": str(pod.folder / "checkpoints")}})
+
+
+def test_a_second_attempt_tokenises_nothing(
+    stored: Pod, world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = loaded(stored, world, "first")
+    assert "earlier attempt" not in capsys.readouterr().out
+
+    def again(*_args: Any) -> bool:
+        raise AssertionError("a split is tokenised again")
+
+    monkeypatch.setattr(dataset, "tokenize", again)
+    second = loaded(stored, world, "second", version=first.splits.version)
+    assert arrays(second) == arrays(first)
+    assert second.plan.sequences == first.plan.sequences
+    assert capsys.readouterr().out.splitlines() == [
+        f"{name}: the tokens of an earlier attempt" for name in ("train", "validation")
+    ]
+
+
+def cut_short(train: Path) -> None:
+    (train / "tokens.npy").write_bytes((train / "tokens.npy").read_bytes()[:-4])
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "an attempt that was killed": (lambda train: (train / "COMPLETE").unlink(), ""),
+    "a missing file": (lambda train: (train / "offsets.npy").unlink(), "offsets.npy is missing"),
+    "a short file": (cut_short, "tokens.npy has "),
+    "a marker that is none": (lambda train: (train / "COMPLETE").write_text("{"), "Expecting property name"),
+}
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGE.values(), ids=DAMAGE)
+def test_what_is_not_whole_is_tokenised_and_stored_again(
+    stored: Pod, world: World, capsys: pytest.CaptureFixture[str], damage: Any, reason: str
+) -> None:
+    first = loaded(stored, world, "first")
+    (train,) = stored.folder.glob("checkpoints/*/tokens-*/train")
+    damage(train)
+    capsys.readouterr()
+    assert arrays(loaded(stored, world, "second")) == arrays(first)
+    said = capsys.readouterr().out
+    wanted = f"the stored tokens of split train cannot be read, so it is tokenised: {reason}"
+    assert (wanted in said) is bool(reason), said
+    loaded(stored, world, "third")
+    assert "train: the tokens of an earlier attempt" in capsys.readouterr().out
+
+
+def test_a_storage_that_fails_stops_no_attempt(
+    stored: Pod, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (stored.folder / "checkpoints").write_text("a file where the folder would be")
+    assert len(loaded(stored, world, "first").train) > 0
+    assert "the tokens of split train are not stored for later attempts: " in capsys.readouterr().out
+
+
+def test_without_checkpoints_or_a_version_nothing_is_stored(pod: Pod, stored: Pod) -> None:
+    for made, version in ((pod, 0), (stored, None)):
+        recipe = Recipe.model_validate(made.recipe)
+        assert recipe.data.splits is not None
+        splits = recipe.data.splits.model_copy(update={"version": version})
+        encoder = Encoder.of(recipe, load_tokenizer(recipe.model, Path(recipe.model.base)))
+        assert StoredTokens.of(recipe, splits, encoder) is None
+
+
+def test_what_decides_on_the_tokens_is_in_the_digest(pod: Pod) -> None:
+    recipe = Recipe.model_validate(pod.recipe)
+    other, end = (load_tokenizer(recipe.model, Path(recipe.model.base)) for _ in range(2))
+    other.add_tokens(["<new>"])
+    end.chat_template = "{{ messages }}"
+    splits = Splits(type="Delta", path="/table", version=1)
+    encoder = Encoder.of(recipe, load_tokenizer(recipe.model, Path(recipe.model.base)))
+    different = [
+        digest(splits, encoder),
+        digest(splits.model_copy(update={"version": 2}), encoder),
+        digest(splits.model_copy(update={"path": "/other"}), encoder),
+        *(
+            digest(splits, replace(encoder, **change))
+            for change in (
+                {"tokenizer": other},
+                {"tokenizer": end},
+                {"columns": Columns(type="Text")},
+                {"loss_on_answer": not encoder.loss_on_answer},
+                {"max_length": encoder.max_length + 1},
+                {"overlong": "Truncate"},
+            )
+        ),
+    ]
+    assert len(set(different)) == len(different)
+    again = replace(encoder, tokenizer=load_tokenizer(recipe.model, Path(recipe.model.base)))
+    assert digest(splits, again) == different[0]
+    assert np.unique([len(one) for one in different]).tolist() == [16]

@@ -1,0 +1,117 @@
+"""Tokenised splits beside the checkpoints of a job: a later attempt reads them instead of tokenising again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from finetune_crds import contract
+from finetune_trainer.train.runtime import storage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from finetune_crds.data import Splits
+    from finetune_crds.recipe import Recipe
+    from finetune_trainer.train.data.encode import Encoder
+
+_MARKER = "COMPLETE"
+# Of the files in a folder: another layout has another number.
+_LAYOUT = 1
+
+
+class StoredTokens:
+    """The tokenised splits of a job, by a digest of what decides on them.
+
+    A storage failure never stops an attempt: it tokenises.
+
+    Args:
+        folder: the folder of the job's checkpoints.
+        digest: of the splits, their tokenizer and the rules of encoding.
+    """
+
+    def __init__(self, folder: str, digest: str) -> None:
+        self._files, path = storage.filesystem(folder)
+        self._path = f"{path.rstrip('/')}/tokens-{digest}"
+
+    @classmethod
+    def of(cls, recipe: Recipe, splits: Splits, encoder: Encoder) -> StoredTokens | None:
+        """The tokens of a job with checkpoints; None without, or where the splits have no version that stays as it is."""
+        if recipe.checkpoint is None or splits.version is None:
+            return None
+        job = recipe.job
+        folder = contract.checkpoint_folder(
+            recipe.checkpoint.uri, namespace=job.namespace, name=job.name, uid=job.uid
+        )
+        return cls(folder, digest(splits, encoder))
+
+    def fetch(self, name: str, target: Path) -> bool:
+        """Copy a split into the folder `target`; False, and no folder, where no attempt has stored it whole."""
+        try:
+            return self._fetch(name, target)
+        except Exception as error:
+            shutil.rmtree(target, ignore_errors=True)
+            reason = str(error) if isinstance(error, ValueError) else storage.failure(error)
+            if reason is None:
+                raise
+            print(
+                f"the stored tokens of split {name} cannot be read, so it is tokenised: {reason}", flush=True
+            )
+            return False
+
+    def _fetch(self, name: str, target: Path) -> bool:
+        try:
+            sizes: dict[str, int] = json.loads(self._files.cat_file(f"{self._path}/{name}/{_MARKER}"))
+        except FileNotFoundError:
+            return False
+        target.mkdir(parents=True)
+        for file, size in sizes.items():
+            try:
+                self._files.get_file(f"{self._path}/{name}/{file}", str(target / file))
+            except FileNotFoundError as error:
+                raise ValueError(f"{file} is missing") from error
+            if (target / file).stat().st_size != size:
+                raise ValueError(f"{file} has {(target / file).stat().st_size:,} bytes instead of {size:,}")
+        return True
+
+    def store(self, name: str, source: Path) -> None:
+        """Copy the files of a split's folder to the storage, the marker last."""
+        try:
+            self._store(name, source)
+        except Exception as error:
+            reason = storage.failure(error)
+            if reason is None:
+                raise
+            print(f"the tokens of split {name} are not stored for later attempts: {reason}", flush=True)
+
+    def _store(self, name: str, source: Path) -> None:
+        folder = f"{self._path}/{name}"
+        with suppress(FileNotFoundError):
+            self._files.rm_file(f"{folder}/{_MARKER}")
+        self._files.makedirs(folder, exist_ok=True)
+        sizes = {file.name: file.stat().st_size for file in sorted(source.iterdir())}
+        for file in sizes:
+            self._files.put_file(str(source / file), f"{folder}/{file}")
+        self._files.pipe_file(f"{folder}/{_MARKER}", json.dumps(sizes).encode())
+
+
+def digest(splits: Splits, encoder: Encoder) -> str:
+    """Return an identifier of what decides on token ids, loss masks and their order."""
+    decided_by = [
+        _LAYOUT,
+        splits.model_dump(mode="json", by_alias=True),
+        encoder.columns.model_dump(mode="json", by_alias=True),
+        [encoder.loss_on_answer, encoder.max_length, encoder.overlong],
+        _of_tokenizer(encoder.tokenizer),
+    ]
+    return hashlib.blake2b(json.dumps(decided_by, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def _of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> list[object]:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    text = json.dumps(sorted(tokenizer.get_vocab().items())) if backend is None else backend.to_str()
+    return [hashlib.blake2b(text.encode()).hexdigest(), tokenizer.chat_template, tokenizer.eos_token_id]
