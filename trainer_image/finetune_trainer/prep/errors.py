@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
+from finetune_crds.source import PLACES
 from finetune_trainer.outcome import DataError, PodFailure, TrainingError
 from finetune_trainer.prep import chat, delta_table
+from finetune_trainer.prep.place import OWN_SCHEME
 from finetune_trainer.prep.session import spark_path
 
 if TYPE_CHECKING:
@@ -33,10 +35,17 @@ _UNREADABLE = ("FAILED_READ_FILE", "CANNOT_READ_FILE_FOOTER")
 _MOST_CHARS = 200
 _GONE = "FAILED_READ_FILE.FILE_NOT_EXIST"
 _FULL = "No space left on device"
+_EXPIRED = "ExpiredToken"
+# What Spark says of a Hive metastore that cannot be reached.
+_METASTORE = re.compile("SessionHiveMetaStoreClient|TTransportException|Could not connect to meta store")
+# The schemes of Hadoop's file systems; a scheme of its own is that of credentials for one table.
+_S3 = rf"(?:s3a|{OWN_SCHEME}[0-9a-f]{{8}})://"
+_STORES = rf"(?:{_S3}|gs://|abfss://)"
 # Exceptions of Hadoop's file systems.
 _FORBIDDEN = ("java.nio.file.AccessDeniedException",)
 _ABORTED = "org.apache.spark.SparkException"
 _LOST = "ExecutorLostFailure"
+_UNSUPPORTED = ("org.apache.hadoop.fs.UnsupportedFileSystemException",)
 _MISSING = ("org.apache.hadoop.fs.s3a.UnknownStoreException", "java.io.FileNotFoundException")
 _UNREACHABLE = (
     "java.net.ConnectException",
@@ -86,6 +95,11 @@ def _of_spark(asked: Request, condition: str, detail: str) -> PodFailure | None:
         )
     if condition == _GONE and (table := _table_of(asked, detail)):
         return delta_table.gone(table)
+    if _METASTORE.search(detail):
+        return TrainingError(
+            "CatalogUnreachable",
+            f"the Hive metastore of data.prepare.catalog does not answer: {detail[:_MOST_CHARS]}",
+        )
     if condition.startswith(_UNREADABLE):
         return DataError("UnreadableSource", f"{asked.source_name} cannot be read: {detail}")
     return None
@@ -123,26 +137,44 @@ def _plain(detail: str) -> str:
 
 def _local(file: str) -> str:
     """Return the address of a file as the recipe names it."""
-    return re.sub(r"^file:/+", "/", file).replace("s3a://", "s3://", 1)
+    return re.sub(_S3, "s3://", re.sub(r"^file:/+", "/", file), count=1)
 
 
 def _of_hadoop(causes: list[tuple[str, str]]) -> PodFailure | None:
     for kind, detail in causes:
-        place = _place(detail)
         if _FULL in detail:
             return _disk_full()
-        if kind in _FORBIDDEN:
-            return DataError(
-                "AccessDenied",
-                f"{place} is closed to the pod's credentials: grant them access, or correct them",
-            )
-        if kind in _MISSING:
-            return DataError("MissingSource", f"{place} does not exist: correct the bucket or the path")
-        if kind in _UNREACHABLE:
-            return TrainingError(
-                "StorageUnreachable",
-                f"{place} cannot be reached: is AWS_ENDPOINT_URL right, and the store up?",
-            )
+        found = _closed(kind, detail) or _not_there(kind, detail)
+        if found:
+            return found
+    return None
+
+
+def _closed(kind: str, detail: str) -> PodFailure | None:
+    """The error of credentials that the store refuses."""
+    of_catalog, place = OWN_SCHEME in detail, _place(detail)
+    if of_catalog and _EXPIRED in detail:
+        return TrainingError(
+            "CredentialsExpired",
+            f"the credentials that Unity Catalog gave for {place} expired before all of it was read: give the preparation more "
+            "cores, or use path with credentials of your own",
+        )
+    if kind in _FORBIDDEN:
+        whose = "the credentials that Unity Catalog gave" if of_catalog else "the pod's credentials"
+        return DataError("AccessDenied", f"{place} is closed to {whose}: grant them access, or correct them")
+    return None
+
+
+def _not_there(kind: str, detail: str) -> PodFailure | None:
+    """The error of a store or a file that cannot be found."""
+    place = _place(detail)
+    if kind in _UNSUPPORTED:
+        return DataError("UnsupportedPlace", f"{detail}: a path is {PLACES}")
+    if kind in _MISSING:
+        return DataError("MissingSource", f"{place} does not exist: correct the bucket or the path")
+    if kind in _UNREACHABLE:
+        variable = " is AWS_ENDPOINT_URL right, and" if re.search(_S3, detail) else " is"
+        return TrainingError("StorageUnreachable", f"{place} cannot be reached:{variable} the store up?")
     return None
 
 
@@ -174,7 +206,7 @@ def _after(text: str, start: str) -> str:
 
 def _place(detail: str) -> str:
     """Return the path in a message of Hadoop, as the recipe names it, or the message."""
-    found = re.search(r"s3a://[^\s'`:]+", detail)
+    found = re.search(rf"{_STORES}[^\s'`:]+", detail)
     return _local(found.group()) if found else detail
 
 
