@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
@@ -35,7 +35,8 @@ _UNREADABLE = ("FAILED_READ_FILE", "CANNOT_READ_FILE_FOOTER")
 _MOST_CHARS = 200
 _GONE = "FAILED_READ_FILE.FILE_NOT_EXIST"
 _FULL = "No space left on device"
-_EXPIRED = "ExpiredToken"
+# NB: the answer to a HEAD request has no body, and so no code of S3.
+_EXPIRED = re.compile("ExpiredToken|Status Code: 400")
 # What Spark says of a Hive metastore that cannot be reached.
 _METASTORE = re.compile("SessionHiveMetaStoreClient|TTransportException|Could not connect to meta store")
 # The schemes of Hadoop's file systems; a scheme of its own is that of credentials for one table.
@@ -65,7 +66,12 @@ def telling(asked: Request) -> Iterator[None]:
     try:
         yield
     except PySparkException as error:
-        known = chat.failure(str(error)) or _of_spark(asked, error.getCondition() or "", first_line(error))
+        # NB: Spark Connect has no exception of the JVM.
+        known = (
+            chat.failure(str(error))
+            or _expired(_causes(getattr(error, "_origin", None)))
+            or _of_spark(asked, error.getCondition() or "", first_line(error))
+        )
         if known is None:
             raise
         raise known from error
@@ -74,8 +80,8 @@ def telling(asked: Request) -> Iterator[None]:
             raise
         raise _disk_full() from error
     except Py4JJavaError as error:
-        causes = _causes(error)
-        known = _of_file(asked, causes) or _of_hadoop(causes) or _of_jobs(causes)
+        causes = _causes(error.java_exception)
+        known = _expired(causes) or _of_file(asked, causes) or _of_hadoop(causes) or _of_jobs(causes)
         if known is None:
             raise
         raise known from error
@@ -144,25 +150,30 @@ def _of_hadoop(causes: list[tuple[str, str]]) -> PodFailure | None:
     for kind, detail in causes:
         if _FULL in detail:
             return _disk_full()
-        found = _closed(kind, detail) or _not_there(kind, detail)
+        if kind in _FORBIDDEN:
+            whose = (
+                "the credentials that Unity Catalog gave" if OWN_SCHEME in detail else "the pod's credentials"
+            )
+            return DataError(
+                "AccessDenied", f"{_place(detail)} is closed to {whose}: grant them access, or correct them"
+            )
+        found = _not_there(kind, detail)
         if found:
             return found
     return None
 
 
-def _closed(kind: str, detail: str) -> PodFailure | None:
-    """The error of credentials that the store refuses."""
-    of_catalog, place = OWN_SCHEME in detail, _place(detail)
-    if of_catalog and _EXPIRED in detail:
-        return TrainingError(
-            "CredentialsExpired",
-            f"the credentials that Unity Catalog gave for {place} expired before all of it was read: give the preparation more "
-            "cores, or use path with credentials of your own",
-        )
-    if kind in _FORBIDDEN:
-        whose = "the credentials that Unity Catalog gave" if of_catalog else "the pod's credentials"
-        return DataError("AccessDenied", f"{place} is closed to {whose}: grant them access, or correct them")
-    return None
+def _expired(causes: list[tuple[str, str]]) -> PodFailure | None:
+    """The error of credentials of a catalog whose time is over, wherever Spark noticed it."""
+    details = [detail for _, detail in causes]
+    file = next((_place(detail) for detail in details if OWN_SCHEME in detail), None)
+    if file is None or not any(_EXPIRED.search(detail) for detail in details):
+        return None
+    return TrainingError(
+        "CredentialsExpired",
+        f"the credentials that Unity Catalog gave for {file} expired before all of it was read: give the preparation more cores, "
+        "or use path with credentials of your own",
+    )
 
 
 def _not_there(kind: str, detail: str) -> PodFailure | None:
@@ -210,10 +221,10 @@ def _place(detail: str) -> str:
     return _local(found.group()) if found else detail
 
 
-def _causes(error: Py4JJavaError) -> list[tuple[str, str]]:
-    """Return class and first line of the message of a JVM exception and of each of its causes."""
+def _causes(thrown: Any) -> list[tuple[str, str]]:
+    """Return class and first line of the message of a JVM exception and of each of its causes; nothing of None."""
     found: list[tuple[str, str]] = []
-    cause = error.java_exception
+    cause = thrown
     while cause is not None and len(found) < 32:
         found.append((cause.getClass().getName(), first_line(cause.getMessage() or "")))
         cause = cause.getCause()

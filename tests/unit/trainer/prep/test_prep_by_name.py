@@ -23,6 +23,8 @@ from unit.trainer.prep.recipes import QUICK_JVM
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# A client of a metastore that is down tries for half a minute.
+GIVE_UP = "-Dhive.hmshandler.retry.attempts=1 -Dhive.metastore.connect.retries=1"
 _SERVER = "org.apache.hadoop.hive.metastore.HiveMetaStore"
 CATALOG = {"type": "Hive", "hive": {"uri": "thrift://a:9083,thrift://b:9083"}}
 
@@ -58,7 +60,12 @@ def test_tables_are_read_by_their_names(metastore: tuple[Process, str], jars: Pa
     process, uri = metastore
     reader = subprocess.Popen(
         [sys.executable, "-m", "unit.trainer.prep.hive_reader", uri, str(tmp_path)],
-        env=os.environ | QUICK_JVM | {session.ENV_JARS: str(jars), "TMPDIR": str(tmp_path)},
+        env=os.environ
+        | {
+            "JDK_JAVA_OPTIONS": f"{QUICK_JVM['JDK_JAVA_OPTIONS']} {GIVE_UP}",
+            session.ENV_JARS: str(jars),
+            "TMPDIR": str(tmp_path),
+        },
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
