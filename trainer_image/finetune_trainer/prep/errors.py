@@ -44,6 +44,7 @@ _S3 = rf"(?:s3a|{OWN_SCHEME}[0-9a-f]{{8}})://"
 _STORES = rf"(?:{_S3}|gs://|abfss://)"
 # Exceptions of Hadoop's file systems.
 _FORBIDDEN = ("java.nio.file.AccessDeniedException",)
+_GOOGLE = "GoogleJsonResponseException"
 _ABORTED = "org.apache.spark.SparkException"
 _LOST = "ExecutorLostFailure"
 _UNSUPPORTED = ("org.apache.hadoop.fs.UnsupportedFileSystemException",)
@@ -150,6 +151,11 @@ def _of_hadoop(causes: list[tuple[str, str]]) -> PodFailure | None:
     for kind, detail in causes:
         if _FULL in detail:
             return _disk_full()
+        if kind.endswith(_GOOGLE) and detail.startswith(("401", "403")):
+            return DataError(
+                "AccessDenied",
+                f"{_of_any(causes)} is closed to the pod's credentials: grant them access, or correct them",
+            )
         if kind in _FORBIDDEN:
             whose = (
                 "the credentials that Unity Catalog gave" if OWN_SCHEME in detail else "the pod's credentials"
@@ -161,6 +167,11 @@ def _of_hadoop(causes: list[tuple[str, str]]) -> PodFailure | None:
         if found:
             return found
     return None
+
+
+def _of_any(causes: list[tuple[str, str]]) -> str:
+    """Return the first path that a cause names."""
+    return next((_place(detail) for _, detail in causes if re.search(_STORES, detail)), "the source")
 
 
 def _expired(causes: list[tuple[str, str]]) -> PodFailure | None:

@@ -12,6 +12,18 @@ if TYPE_CHECKING:
 
 _AZURE = "org.apache.hadoop.fs.azurebfs.oauth2"
 _AUTHORITY = "https://login.microsoftonline.com/"
+_MIB = 2**20
+GS_CLIENT = {
+    # NB: Hadoop's defaults name a connector of its own, which is not in the image, and its sizes have units, which that of
+    # Google cannot read.
+    "fs.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem",
+    "fs.AbstractFileSystem.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFS",
+    "fs.gs.block.size": str(64 * _MIB),
+    "fs.gs.rewrite.max.chunk.size": str(512 * _MIB),
+    "fs.gs.outputstream.buffer.size": str(8 * _MIB),
+    "fs.gs.inputstream.inplace.seek.limit": str(8 * _MIB),
+    "fs.gs.inputstream.min.range.request.size": str(2 * _MIB),
+}
 
 
 def settings(environment: Mapping[str, str]) -> dict[str, str]:
@@ -46,9 +58,12 @@ def gs(environment: Mapping[str, str]) -> dict[str, str]:
     """
     emulator = environment.get("STORAGE_EMULATOR_HOST")
     if not emulator:
-        return {"fs.gs.auth.type": "APPLICATION_DEFAULT"}
+        return GS_CLIENT | {"fs.gs.auth.type": "APPLICATION_DEFAULT"}
     address = emulator if "://" in emulator else f"http://{emulator}"
-    return {"fs.gs.auth.type": "UNAUTHENTICATED", "fs.gs.storage.root.url": f"{address.rstrip('/')}/"}
+    return GS_CLIENT | {
+        "fs.gs.auth.type": "UNAUTHENTICATED",
+        "fs.gs.storage.root.url": f"{address.rstrip('/')}/",
+    }
 
 
 def abfs(environment: Mapping[str, str]) -> dict[str, str]:

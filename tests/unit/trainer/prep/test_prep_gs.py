@@ -14,6 +14,7 @@ from finetune_crds.source import Source
 from finetune_trainer.outcome import DataError, TrainingError
 from finetune_trainer.prep import errors, source, stores
 from finetune_trainer.prep.plan import plan
+from support.http_server import Answer, serving
 from support.ports import free_port, listens
 from support.process import Process, running
 from support.waiting import wait_for
@@ -101,6 +102,20 @@ def test_what_is_not_there_is_said(
     with pytest.raises(DataError) as failed, errors.telling(plan(recipe())):
         source.read(spark, asked, tmp_path)
     assert failed.value.message == sentence
+
+
+def test_credentials_that_the_store_refuses(spark: SparkSession, lake: str, tmp_path: Path) -> None:
+    body = {"error": {"code": 403, "message": "no access", "errors": [{"reason": "forbidden"}]}}
+    asked = Source.model_validate({"type": "Parquet", "path": "gs://closed/corpus"})
+    configuration = spark.sparkContext._jsc.hadoopConfiguration()
+    before = configuration.get("fs.gs.storage.root.url")
+    with serving(lambda _: Answer(403, body, {"Content-Type": "application/json"})) as address:
+        configuration.set("fs.gs.storage.root.url", f"{address}/")
+        with pytest.raises(DataError) as failed, errors.telling(plan(recipe())):
+            source.read(spark, asked, tmp_path)
+    configuration.set("fs.gs.storage.root.url", before)
+    assert failed.value.reason == "AccessDenied"
+    assert failed.value.message.startswith("gs://closed/corpus")
 
 
 def test_the_client_of_azure_is_whole(spark: SparkSession, tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def test_s3(environment: dict[str, str], expected: dict[str, str]) -> None:
 
 
 def test_gs() -> None:
+    client = stores.GS_CLIENT
     emulated = {"fs.gs.auth.type": "UNAUTHENTICATED", "fs.gs.storage.root.url": "http://gcs:4443/"}
     assert [
         stores.gs(given)
@@ -56,7 +57,7 @@ def test_gs() -> None:
             {"STORAGE_EMULATOR_HOST": "gcs:4443"},
             {"STORAGE_EMULATOR_HOST": "http://gcs:4443/"},
         )
-    ] == [{"fs.gs.auth.type": "APPLICATION_DEFAULT"}] * 2 + [emulated] * 2
+    ] == [client | {"fs.gs.auth.type": "APPLICATION_DEFAULT"}] * 2 + [client | emulated] * 2
 
 
 PRINCIPAL = {"AZURE_CLIENT_ID": "client", "AZURE_TENANT_ID": "tenant"}
