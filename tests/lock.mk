@@ -19,6 +19,6 @@ lock: venv ## Resolve the Python dependencies anew
 	@$(LOCK_IMAGE) trainer_image/pyproject.toml --extra train --output-file trainer_image/requirements-train.txt
 
 .PHONY: jars
-jars: java ## Fetch the jars of Delta and S3A for Spark outside the image
-	@command -v mvn >/dev/null || $(call install,maven,The jars of Delta and S3A come through Maven)
+jars: java ## Fetch the jars of Delta and of stores for Spark outside the image
+	@command -v mvn >/dev/null || $(call install,maven,The jars of Delta and of stores come through Maven)
 	@trainer_image/jars.sh

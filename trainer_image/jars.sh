@@ -10,10 +10,10 @@ if cmp -s "$here/pom.xml" "$stamp"; then
   exit 0
 fi
 if ! command -v mvn >/dev/null; then
-  echo "Maven is needed to fetch the jars of Delta and S3A: install it (Debian and Ubuntu: maven)" >&2
+  echo "Maven is needed to fetch the jars of Delta and of stores: install it (Debian and Ubuntu: maven)" >&2
   exit 1
 fi
-echo "== fetching the jars of Delta and S3A into $folder"
+echo "== fetching the jars of Delta and of stores into $folder"
 mkdir -p "$folder"
 rm -f "$folder"/*.jar
 mvn --batch-mode --no-transfer-progress --quiet --file "$here/pom.xml" package -Djars="$folder"

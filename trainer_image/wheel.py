@@ -27,6 +27,7 @@ _PROVIDED = (
     "pandas",
     "pyarrow",
     "boto3",
+    "databricks-sdk",
     "s3fs",
     "datasets",
     "mlflow-skinny",

@@ -125,6 +125,7 @@ class ConditionReason(StrEnum):
     CREDENTIALS_UNREADABLE = "CredentialsUnreadable"
     MLFLOW_NOT_CONFIGURED = "MlflowNotConfigured"
     STORAGE_NOT_CONFIGURED = "StorageNotConfigured"
+    CATALOG_NOT_CONFIGURED = "CatalogNotConfigured"
     PREPARING = "Preparing"
     PREPARED = "Prepared"
     SPLITS_GIVEN = "SplitsGiven"

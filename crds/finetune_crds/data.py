@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, model_validator
 
-from finetune_crds import cleaning
+from finetune_crds import catalog, cleaning
 from finetune_crds.base import (
     ApiModel,
     Name,
@@ -185,6 +185,7 @@ class Data(ApiModel):
                 ".source.path",
             ),
             *cleaning.DATA_RULES,
+            *catalog.DATA_RULES,
         )
     )
 

@@ -23,6 +23,8 @@ from finetune_crds.base import (
     renamed,
     rules,
 )
+from finetune_crds.catalog import PREPARE_RULES as CATALOG_RULES
+from finetune_crds.catalog import Catalog
 from finetune_crds.chat import Conversation
 from finetune_crds.env import Env, EnvFromSource
 from finetune_crds.spark import Spark
@@ -107,6 +109,7 @@ def unchanged(path: str) -> str:
 
 _FIXED = (
     "output",
+    "catalog",
     "notNull",
     "minQuality",
     "qualityColumn",
@@ -195,7 +198,13 @@ class Prepare(ApiModel):
                 "podTemplate mounts",
                 ".output",
             ),
+            (
+                "!has(self.output) || !self.output.matches('^(gs|abfss)://')",
+                "output is s3://bucket/folder or an absolute path: training does not read gs:// and abfss://",
+                ".output",
+            ),
             *cleaning.PREPARE_RULES,
+            *CATALOG_RULES,
             *_ON_DATABRICKS,
         )
         | renamed(split=("object", "splitRatios"))
@@ -204,6 +213,9 @@ class Prepare(ApiModel):
     output: Uri = ""
     """Delta table to write: s3://bucket/folder, or an absolute path on a volume. Each preparation writes a new version. Default:
     a folder of the job in the storage that the operator is installed with."""
+    catalog: Catalog | None = None
+    """Where tables are found that sources name by `table`. Default: the catalog that the operator is installed with; with spark.mode
+    Databricks, the workspace."""
     not_null: Annotated[list[Name], Field(max_length=32, json_schema_extra=A_SET)] = Field(
         default_factory=list
     )

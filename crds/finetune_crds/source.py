@@ -14,6 +14,9 @@ SourceName = Annotated[str, Field(max_length=32, pattern=r"^[A-Za-z0-9]([A-Za-z0
 # NB: only a bounded string may be compared in CEL.
 Time = Annotated[AwareDatetime, Field(json_schema_extra={"maxLength": 64})]
 
+PLACES = "s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute path"
+"""What the path of a source may be, for messages."""
+_PATH = "^(/|(s3a?|gs)://[^/ ]+|abfss://[^/@ ]+@[^/@ ]+)"
 _NO_PLACE = "!has(self.path) && !has(self.table) && !has(self.dataset)"
 _PLACE = (
     "(self.type == 'Hub' ? has(self.dataset) && !has(self.path) && !has(self.table) "
@@ -28,7 +31,12 @@ def _only_of(field: str, kind: str, message: str) -> Rule:
 
 
 _RULES = (
-    _only_of("table", "Delta", "table needs type Delta; use path for files"),
+    Rule(
+        "!has(self.table) || self.type in ['Delta', 'Parquet']",
+        "table needs type Delta or Parquet; use path for other files",
+        ".table",
+    ),
+    Rule(f"!has(self.path) || self.path.matches('{_PATH}')", f"path is {PLACES}", ".path"),
     _only_of("version", "Delta", "version pins a Delta table; files have no versions"),
     _only_of("versionTime", "Delta", "versionTime pins a Delta table; files have no versions"),
     Rule(
@@ -42,9 +50,10 @@ class OneSource(ApiModel):
     """Where a corpus is."""
 
     path: Uri | None = None
-    """Folder or file: s3://bucket/folder, or an absolute path on a volume that podTemplate mounts."""
+    """Folder or file: s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute path
+    on a volume that podTemplate mounts."""
     table: Name | None = None
-    """Name of a Delta table in Spark's catalog: catalog.schema.table."""
+    """Name of a table in prepare.catalog: catalog.schema.table, or database.table in a Hive metastore."""
     version: NonNegative | None = None
     """Version of the Delta table to read. Default: the newest when preparation starts; see status.data."""
     version_time: Time | None = None

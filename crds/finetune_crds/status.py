@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from finetune_crds.base import ApiModel, NonNegative, Uri
+from finetune_crds.catalog import Catalog
 from finetune_crds.conditions import UNSEEN, Conditions, ObservedGeneration
 from finetune_crds.data import Columns
 from finetune_crds.status_parts import (
@@ -110,6 +111,8 @@ class Resolved(ApiModel):
 
     output: Uri | None = None
     """The Delta table that preparation writes."""
+    catalog: Catalog | None = None
+    """Where tables are found by name."""
     checkpoint: Checkpoint | None = None
     """The checkpoints."""
     model: str | None = None

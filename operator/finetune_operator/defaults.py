@@ -23,6 +23,7 @@ from finetune_crds.base import (
     Uri,
     first_mistake,
 )
+from finetune_crds.catalog import HTTP_SERVER, METASTORES, Catalog
 from finetune_crds.env import RESERVED_ENV, EnvFromSource, EnvVar, ObjectReference
 from finetune_crds.training import ModelCache
 
@@ -72,6 +73,17 @@ def _check_template(template: Json) -> None:
             raise ValueError(f"an item of podTemplate.spec.{name} has no name")
 
 
+def _check_catalog(catalog: Catalog) -> None:
+    """The rules of a catalog that the API server checks in a job."""
+    parts = {"UnityCatalog": catalog.unity_catalog, "Databricks": catalog.databricks, "Hive": catalog.hive}
+    named = [kind for kind, part in parts.items() if part is not None]
+    if named != [catalog.type] and not (catalog.type == "Databricks" and not named):
+        raise ValueError(f"the catalog of type {catalog.type} has {' and '.join(named) or 'no address'}")
+    server, metastore = catalog.unity_catalog, catalog.hive
+    _check([server.uri if server else None], HTTP_SERVER, "the address of a server of Unity Catalog")
+    _check([metastore.uri if metastore else None], METASTORES, "the address of a Hive metastore")
+
+
 class CheckpointDefaults(ApiModel):
     """Checkpoints of jobs that do not describe their own."""
 
@@ -102,6 +114,8 @@ class Defaults(ApiModel):
     """A PodTemplateSpec under the podTemplate of each job's training pods."""
     queue_name: QueueName | None = None
     """Kueue queue."""
+    catalog: Catalog | None = None
+    """Where tables are found that jobs name."""
     service_account_name: ObjectName | None = None
     """ServiceAccount of all pods."""
     model_cache: ModelCache | None = None
@@ -122,6 +136,8 @@ class Defaults(ApiModel):
         _check([item.name for item in self.env], ENV_NAME, "the name of a variable")
         _check([item.prefix for item in self.env_from], ENV_NAME, "the beginning of a variable's name")
         _check([self.storage], _STORAGE, "the storage: it is s3://bucket/folder or an absolute path")
+        if self.catalog:
+            _check_catalog(self.catalog)
         _check_sources(self.env, self.env_from)
         _check_template(self.pod_template or {})
         taken = [item.name for item in self.env if item.name in RESERVED_ENV]

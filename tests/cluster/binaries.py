@@ -103,6 +103,12 @@ PROGRAMS = {
         Program("pause", "./pause", "the pause program", "seconds"),
         Program("versitygw", "github.com/versity/versitygw/cmd/versitygw@v1.8.0", "versitygw 1.8", "2 min"),
         Program(
+            "fake-gcs-server",
+            "github.com/fsouza/fake-gcs-server@v1.56.1",
+            "fake-gcs-server 1.56",
+            "1 min",
+        ),
+        Program(
             "argocd",
             "./",
             "Argo CD 3.2",

@@ -69,6 +69,9 @@ def on_executors(path: str, output: str, **fields: Any) -> Json:
     return {"source": {"type": "Parquet", "path": path}, "prepare": prepare}
 
 
+NAMED: Json = {"type": "Delta", "table": "support.chats"}
+UNITY: Json = {"type": "UnityCatalog", "unityCatalog": {"uri": "http://unity:8080"}}
+HIVE: Json = {"type": "Hive", "hive": {"uri": "thrift://metastore:9083"}}
 PREFERENCES: Json = {"type": "Preference", "prompt": "p", "chosen": "c", "rejected": "r"}
 NO_PACKS: Json = {"packing": False}
 DPO: Json = {"type": "DPO"}
@@ -229,6 +232,54 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
         ),
         "source.path is a folder of a pod: with prepare.spark.mode Databricks use table, s3://bucket/folder or "
         "/Volumes/catalog/schema/volume",
+    ),
+    "a source in a store that cannot be read": (
+        source(type="Delta", path="wasbs://c@a.blob.core.windows.net/corpus"),
+        "path is s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute "
+        "path",
+    ),
+    "an output that training cannot read": (
+        job(data=prepared(output="gs://splits/support")),
+        "output is s3://bucket/folder or an absolute path: training does not read gs:// and abfss://",
+    ),
+    "a catalog, and no table": (
+        job(data=prepared(catalog=UNITY)),
+        "prepare.catalog is where tables are found by name, and no source has table: set it, or remove the catalog",
+    ),
+    "a catalog for a Databricks run": (
+        databricks_run(catalog=UNITY),
+        "with spark.mode Databricks tables are found in the workspace: remove catalog",
+    ),
+    **{
+        f"the table {table} in {found['type']}": (
+            job(data=prepared(catalog=found) | {"source": {"type": "Delta", "table": table}}),
+            "a table is catalog.schema.table with prepare.catalog of type UnityCatalog and Databricks, and database.table with "
+            "type Hive",
+        )
+        for table, found in (("chats", UNITY), ("support.chats", UNITY), ("a.b.c.d", UNITY), ("a.b.c", HIVE))
+    },
+    "a table of an evaluation set in a Hive metastore": (
+        job(
+            data=prepared(
+                catalog=HIVE, **decontaminate({"path": None, "table": "a.b.c"}, {"name": "b", "path": "/b"})
+            )
+        ),
+        "a table is catalog.schema.table with prepare.catalog of type UnityCatalog and Databricks",
+    ),
+    "a catalog without its server": (
+        job(data=prepared(catalog={"type": "UnityCatalog"}) | {"source": NAMED}),
+        "unityCatalog and type UnityCatalog go together",
+    ),
+    "a password in the address of a catalog": (
+        job(
+            data=prepared(catalog={"type": "UnityCatalog", "unityCatalog": {"uri": "http://me:word@unity"}})
+            | {"source": NAMED}
+        ),
+        "uri is the http or https address of the server; a token is in the Secret of secretRef",
+    ),
+    "a Hive metastore of another protocol": (
+        job(data=prepared(catalog={"type": "Hive", "hive": {"uri": "http://metastore"}}) | {"source": NAMED}),
+        "uri is thrift://host:port; several, of replicas of one metastore, are separated by commas",
     ),
     "a Hub data set for a Databricks run": (
         databricks_run(source={"type": "Hub", "dataset": "a/b"}),
@@ -404,7 +455,7 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
             (
                 "a table of files",
                 {"type": "CSV", "table": "a.b"},
-                "table needs type Delta; use path for files",
+                "table needs type Delta or Parquet; use path for other files",
             ),
             ("a version of files", {"type": "CSV", "path": "/a", "version": 1}, "version pins a Delta table"),
             (

@@ -1,4 +1,4 @@
-"""The jars of Delta and S3A that Spark needs."""
+"""The jars of Delta and of stores that Spark needs."""
 
 from __future__ import annotations
 

@@ -137,6 +137,29 @@ DEFAULTS: dict[str, tuple[Json, bool]] = {
         },
         True,
     ),
+    **{
+        f"a catalog: {catalog}": ({"catalog": catalog}, good)
+        for catalog, good in (
+            ({"type": "Hive", "hive": {"uri": "thrift://a:9083,thrift://b:9083"}}, True),
+            ({"type": "Hive", "hive": {"uri": "thrift://a"}}, False),
+            ({"type": "Hive", "hive": {"uri": "http://a:9083"}}, False),
+            ({"type": "Hive"}, False),
+            (
+                {
+                    "type": "UnityCatalog",
+                    "unityCatalog": {"uri": "http://u:8080", "secretRef": {"name": "u"}},
+                },
+                True,
+            ),
+            ({"type": "UnityCatalog", "unityCatalog": {"uri": "http://me:secret@u:8080"}}, False),
+            ({"type": "UnityCatalog", "unityCatalog": {}}, False),
+            ({"type": "UnityCatalog", "hive": {"uri": "thrift://a:9083"}}, False),
+            ({"type": "Databricks"}, True),
+            ({"type": "Databricks", "databricks": {"secretRef": {"name": "d"}}}, True),
+            ({"type": "Databricks", "hive": {"uri": "thrift://a:9083"}}, False),
+            ({"type": "Glue"}, False),
+        )
+    },
     "a volume as storage": ({"storage": "/data"}, True),
     "a storage in the spelling of Spark": ({"storage": "s3a://bucket/finetune"}, True),
     "a storage of 1024 characters": ({"storage": f"/{LONG[1:]}"}, True),

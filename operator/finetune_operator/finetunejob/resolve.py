@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+from finetune_crds import catalog
 from finetune_crds.base import Json
+from finetune_crds.catalog import Catalog
 from finetune_crds.env import EnvVar
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import Resolved
@@ -58,6 +60,7 @@ def resolve(
     if prepare:
         changes = {
             "output": filled.output or "",
+            "catalog": filled.catalog,
             "env": _env(defaults.env, spec.env, prepare.env),
             "env_from": [*defaults.env_from, *spec.env_from, *prepare.env_from],
             "pod_template": _layered(every_pod, own, prepare.pod_template),
@@ -76,11 +79,21 @@ def resolved(spec: FineTuneJobSpec, *, namespace: str, name: str, defaults: Defa
     prepare = spec.data.prepare
     return Resolved(
         output=(prepare.output or defaults.folder("splits", namespace, name) or None) if prepare else None,
+        catalog=_catalog(spec, defaults),
         checkpoint=_checkpoint(spec, defaults),
         model=(spec.register_.model or name) if spec.register_ else None,
         queue_name=defaults.queue_name,
         learning_rate=_learning_rate(spec),
     )
+
+
+def _catalog(spec: FineTuneJobSpec, defaults: Defaults) -> Catalog | None:
+    """The catalog of the spec; without one, that of the installation for a preparation in this cluster that names tables."""
+    prepare = spec.data.prepare
+    if prepare is None or prepare.catalog:
+        return prepare.catalog if prepare else None
+    wanted = prepare.spark.mode != "Databricks" and any(catalog.tables(spec.data))
+    return defaults.catalog if wanted else None
 
 
 def _learning_rate(spec: FineTuneJobSpec) -> float:

@@ -190,6 +190,16 @@ _PATHS: list[tuple[str, str, _Handler]] = [
     ),
     (
         "GET",
+        r"/api/2.1/unity-catalog/tables/(?P<name>[^/]+)",
+        lambda state, parts, _: state.tables.get(parts["name"]),
+    ),
+    (
+        "POST",
+        "/api/2.0/unity-catalog/temporary-table-credentials",
+        lambda state, _, body: state.tables.credentials(body),
+    ),
+    (
+        "GET",
         "/api/2.1/unity-catalog/current-metastore-assignment",
         lambda state, _, __: MetastoreAssignment(
             workspace_id=int(state.workspace_id), metastore_id=state.metastore

@@ -18,6 +18,7 @@ from databricks.sdk.service.ml import Metric, Run, RunData, RunInfo, RunTag
 from standins.databricks.endpoints import Endpoints
 from standins.databricks.files import FileRefusal, Files
 from standins.databricks.jobs import Jobs
+from standins.databricks.tables import Tables
 from standins.databricks.tracking import Tracking
 from standins.databricks.unity import (
     CREATED,
@@ -72,6 +73,7 @@ class Workspace:
     models: dict[str, Model] = field(default_factory=dict)
     runs: dict[str, Run] = field(default_factory=dict)
     endpoints: Endpoints = field(default_factory=Endpoints)
+    tables: Tables = field(default_factory=Tables)
     asked: list[tuple[str, str]] = field(default_factory=list)
     logins: list[str] = field(default_factory=list)
     agents: set[str] = field(default_factory=set)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
+    from finetune_crds.catalog import Catalog
     from finetune_crds.cleaning import Decontaminate, EvaluationSource, RedactKind
     from finetune_crds.prepare import Prepare
 
@@ -64,11 +65,14 @@ class Shared(NamedTuple):
     samples: list[str]
 
 
-def read(spark: SparkSession, wanted: Sequence[EvaluationSource], scratch: Path) -> list[EvaluationSet]:
+def read(
+    spark: SparkSession, wanted: Sequence[EvaluationSource], scratch: Path, catalog: Catalog | None = None
+) -> list[EvaluationSet]:
     """Read evaluation sets, each at one version.
 
     Args:
         scratch: folder for what is downloaded; it must stay until the rows have been read.
+        catalog: where tables are found by their names.
 
     Raises:
         RecipeRefusedError, DataError, TrainingError: as `source.read`.
@@ -76,7 +80,8 @@ def read(spark: SparkSession, wanted: Sequence[EvaluationSource], scratch: Path)
     """
     found = []
     for one in wanted:
-        made = EvaluationSet(one, source.read(spark, one, scratch / one.name, f"{_FIELD}[{one.name}]"))
+        field = f"{_FIELD}[{one.name}]"
+        made = EvaluationSet(one, source.read(spark, one, scratch / one.name, field, catalog))
         source.require(made.corpus.frame, one.columns or [], one.address)
         _texts(made)
         found.append(made)

@@ -6,20 +6,21 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import session
-from finetune_trainer.prep.session import spark_path
+from finetune_trainer.prep import by_name
 
 if TYPE_CHECKING:
     from delta.tables import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
     from finetune_crds.source import OneSource
+    from finetune_trainer.prep.place import Place
 
 
-def read(spark: SparkSession, source: OneSource, field: str) -> tuple[DataFrame, int]:
+def read(spark: SparkSession, source: OneSource, place: Place | None, field: str) -> tuple[DataFrame, int]:
     """Read a table, and return its version too: the one asked for, or the newest.
 
     Args:
+        place: where it is; None for a table that the session finds by its name.
         field: the recipe's field that holds the source, for messages.
 
     Raises:
@@ -27,11 +28,13 @@ def read(spark: SparkSession, source: OneSource, field: str) -> tuple[DataFrame,
     """
     from pyspark.errors import AnalysisException
 
-    table = _table(spark, source, field)
+    table = _table(spark, source, place, field)
     version = _version(table, source, field)
     reader = spark.read.format("delta").option("versionAsOf", version)
     try:
-        frame = reader.load(spark_path(source.path)) if source.path else reader.table(source.table or "")
+        frame = (
+            reader.options(**place.options).load(place.path) if place else reader.table(source.table or "")
+        )
     except AnalysisException as error:
         if "DELTA_" not in (error.getCondition() or ""):
             raise
@@ -51,14 +54,15 @@ def gone(source: OneSource) -> DataError:
     )
 
 
-def _table(spark: SparkSession, source: OneSource, field: str) -> DeltaTable:
+def _table(spark: SparkSession, source: OneSource, place: Place | None, field: str) -> DeltaTable:
     from delta.tables import DeltaTable
     from pyspark.errors import AnalysisException
 
-    _require_catalog(spark, source, field)
+    if place is None:
+        by_name.require(spark, source.table or "", f"{field}.table")
     try:
-        if source.path:
-            return DeltaTable.forPath(spark, spark_path(source.path))
+        if place:
+            return DeltaTable.forPath(spark, place.path, dict(place.options))
         return DeltaTable.forName(spark, source.table or "")
     except AnalysisException as error:
         name = "path" if source.path else "table"
@@ -66,23 +70,6 @@ def _table(spark: SparkSession, source: OneSource, field: str) -> DeltaTable:
             "MissingSource",
             f"{field}.{name} {source.address} is not a Delta table: correct it, or set another type",
         ) from error
-
-
-def _require_catalog(spark: SparkSession, source: OneSource, field: str) -> None:
-    """Check that Spark knows the catalog of a table with three names.
-
-    Raises:
-        DataError: it does not.
-    """
-    catalog, *names = (source.table or "").split(".")
-    if session.on_databricks():
-        return
-    if len(names) == 2 and spark.conf.get(f"spark.sql.catalog.{catalog}", None) is None:
-        raise DataError(
-            "MissingCatalog",
-            f"{field}.table {source.table} is in the catalog {catalog}, which is not configured in this preparation: use path "
-            "with the location of the table",
-        )
 
 
 def _version(table: DeltaTable, source: OneSource, field: str) -> int:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
+from finetune_crds.source import PLACES
 from finetune_trainer.outcome import DataError, PodFailure, TrainingError
 from finetune_trainer.prep import chat, delta_table
+from finetune_trainer.prep.place import OWN_SCHEME
 from finetune_trainer.prep.session import spark_path
 
 if TYPE_CHECKING:
@@ -33,10 +35,19 @@ _UNREADABLE = ("FAILED_READ_FILE", "CANNOT_READ_FILE_FOOTER")
 _MOST_CHARS = 200
 _GONE = "FAILED_READ_FILE.FILE_NOT_EXIST"
 _FULL = "No space left on device"
+# NB: the answer to a HEAD request has no body, and so no code of S3.
+_EXPIRED = re.compile("ExpiredToken|Status Code: 400")
+# What Spark says of a Hive metastore that cannot be reached.
+_METASTORE = re.compile("SessionHiveMetaStoreClient|TTransportException|Could not connect to meta store")
+# The schemes of Hadoop's file systems; a scheme of its own is that of credentials for one table.
+_S3 = rf"(?:s3a|{OWN_SCHEME}[0-9a-f]{{8}})://"
+_STORES = rf"(?:{_S3}|gs://|abfss://)"
 # Exceptions of Hadoop's file systems.
 _FORBIDDEN = ("java.nio.file.AccessDeniedException",)
+_GOOGLE = "GoogleJsonResponseException"
 _ABORTED = "org.apache.spark.SparkException"
 _LOST = "ExecutorLostFailure"
+_UNSUPPORTED = ("org.apache.hadoop.fs.UnsupportedFileSystemException",)
 _MISSING = ("org.apache.hadoop.fs.s3a.UnknownStoreException", "java.io.FileNotFoundException")
 _UNREACHABLE = (
     "java.net.ConnectException",
@@ -56,7 +67,12 @@ def telling(asked: Request) -> Iterator[None]:
     try:
         yield
     except PySparkException as error:
-        known = chat.failure(str(error)) or _of_spark(asked, error.getCondition() or "", first_line(error))
+        # NB: Spark Connect has no exception of the JVM.
+        known = (
+            chat.failure(str(error))
+            or _expired(_causes(getattr(error, "_origin", None)))
+            or _of_spark(asked, error.getCondition() or "", first_line(error))
+        )
         if known is None:
             raise
         raise known from error
@@ -65,8 +81,8 @@ def telling(asked: Request) -> Iterator[None]:
             raise
         raise _disk_full() from error
     except Py4JJavaError as error:
-        causes = _causes(error)
-        known = _of_file(asked, causes) or _of_hadoop(causes) or _of_jobs(causes)
+        causes = _causes(error.java_exception)
+        known = _expired(causes) or _of_file(asked, causes) or _of_hadoop(causes) or _of_jobs(causes)
         if known is None:
             raise
         raise known from error
@@ -86,6 +102,11 @@ def _of_spark(asked: Request, condition: str, detail: str) -> PodFailure | None:
         )
     if condition == _GONE and (table := _table_of(asked, detail)):
         return delta_table.gone(table)
+    if _METASTORE.search(detail):
+        return TrainingError(
+            "CatalogUnreachable",
+            f"the Hive metastore of data.prepare.catalog does not answer: {detail[:_MOST_CHARS]}",
+        )
     if condition.startswith(_UNREADABLE):
         return DataError("UnreadableSource", f"{asked.source_name} cannot be read: {detail}")
     return None
@@ -123,26 +144,59 @@ def _plain(detail: str) -> str:
 
 def _local(file: str) -> str:
     """Return the address of a file as the recipe names it."""
-    return re.sub(r"^file:/+", "/", file).replace("s3a://", "s3://", 1)
+    return re.sub(_S3, "s3://", re.sub(r"^file:/+", "/", file), count=1)
 
 
 def _of_hadoop(causes: list[tuple[str, str]]) -> PodFailure | None:
     for kind, detail in causes:
-        place = _place(detail)
         if _FULL in detail:
             return _disk_full()
-        if kind in _FORBIDDEN:
+        if kind.endswith(_GOOGLE) and detail.startswith(("401", "403")):
             return DataError(
                 "AccessDenied",
-                f"{place} is closed to the pod's credentials: grant them access, or correct them",
+                f"{_of_any(causes)} is closed to the pod's credentials: grant them access, or correct them",
             )
-        if kind in _MISSING:
-            return DataError("MissingSource", f"{place} does not exist: correct the bucket or the path")
-        if kind in _UNREACHABLE:
-            return TrainingError(
-                "StorageUnreachable",
-                f"{place} cannot be reached: is AWS_ENDPOINT_URL right, and the store up?",
+        if kind in _FORBIDDEN:
+            whose = (
+                "the credentials that Unity Catalog gave" if OWN_SCHEME in detail else "the pod's credentials"
             )
+            return DataError(
+                "AccessDenied", f"{_place(detail)} is closed to {whose}: grant them access, or correct them"
+            )
+        found = _not_there(kind, detail)
+        if found:
+            return found
+    return None
+
+
+def _of_any(causes: list[tuple[str, str]]) -> str:
+    """Return the first path that a cause names."""
+    return next((_place(detail) for _, detail in causes if re.search(_STORES, detail)), "the source")
+
+
+def _expired(causes: list[tuple[str, str]]) -> PodFailure | None:
+    """The error of credentials of a catalog whose time is over, wherever Spark noticed it."""
+    details = [detail for _, detail in causes]
+    file = next((_place(detail) for detail in details if OWN_SCHEME in detail), None)
+    if file is None or not any(_EXPIRED.search(detail) for detail in details):
+        return None
+    return TrainingError(
+        "CredentialsExpired",
+        f"the credentials that Unity Catalog gave for {file} expired before all of it was read: give the preparation more cores, "
+        "or use path with credentials of your own",
+    )
+
+
+def _not_there(kind: str, detail: str) -> PodFailure | None:
+    """The error of a store or a file that cannot be found."""
+    place = _place(detail)
+    if kind in _UNSUPPORTED:
+        return DataError("UnsupportedPlace", f"{detail}: a path is {PLACES}")
+    if kind in _MISSING:
+        return DataError("MissingSource", f"{place} does not exist: correct the bucket or the path")
+    if kind in _UNREACHABLE:
+        variable = " is AWS_ENDPOINT_URL right, and" if re.search(_S3, detail) else " is"
+        return TrainingError("StorageUnreachable", f"{place} cannot be reached:{variable} the store up?")
     return None
 
 
@@ -174,14 +228,14 @@ def _after(text: str, start: str) -> str:
 
 def _place(detail: str) -> str:
     """Return the path in a message of Hadoop, as the recipe names it, or the message."""
-    found = re.search(r"s3a://[^\s'`:]+", detail)
+    found = re.search(rf"{_STORES}[^\s'`:]+", detail)
     return _local(found.group()) if found else detail
 
 
-def _causes(error: Py4JJavaError) -> list[tuple[str, str]]:
-    """Return class and first line of the message of a JVM exception and of each of its causes."""
+def _causes(thrown: Any) -> list[tuple[str, str]]:
+    """Return class and first line of the message of a JVM exception and of each of its causes; nothing of None."""
     found: list[tuple[str, str]] = []
-    cause = error.java_exception
+    cause = thrown
     while cause is not None and len(found) < 32:
         found.append((cause.getClass().getName(), first_line(cause.getMessage() or "")))
         cause = cause.getCause()

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import StructType
 
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep.session import spark_path
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import DataFrame, SparkSession
 
     from finetune_crds.source import NamedSource, Source
+    from finetune_trainer.prep.place import Place
 
 _FORMATS = {"Parquet": "parquet", "JSONLines": "json", "CSV": "csv"}
 # What names the columns of text files, and what reads their lines besides.
@@ -35,7 +37,7 @@ _STRICT: dict[str, dict[str, Any]] = {
 _CORRUPT = "_corrupt_record"
 
 
-def read(spark: SparkSession, source: Source | NamedSource, field: str) -> DataFrame:
+def read(spark: SparkSession, source: Source | NamedSource, place: Place, field: str) -> DataFrame:
     """Read the files of a source. All columns of CSV are text.
 
     A line that does not parse fails the pass that reads it.
@@ -49,28 +51,37 @@ def read(spark: SparkSession, source: Source | NamedSource, field: str) -> DataF
     from pyspark.errors import AnalysisException
 
     try:
-        return frame(spark, source.type, [spark_path(source.path or "")])
+        return frame(spark, source.type, [place.path], place.options)
     except AnalysisException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
             raise DataError(
                 "MissingSource",
-                f"{field}.path {source.path} does not exist: mount the volume or correct it",
+                f"{field}.{_named(source)} does not exist: mount the volume or correct it",
             ) from error
         if error.getCondition() == "UNABLE_TO_INFER_SCHEMA":
-            raise DataError(
-                "EmptySource", f"{field}.path {source.path} has no {source.type} files"
-            ) from error
+            raise DataError("EmptySource", f"{field}.{_named(source)} has no {source.type} files") from error
         raise
 
 
-def frame(spark: SparkSession, kind: str, paths: list[str]) -> DataFrame:
-    """Return the rows of files of a type."""
-    reader = spark.read.format(_FORMATS[kind])
+def _named(source: Source | NamedSource) -> str:
+    """Return the field that says where a source is, with its value."""
+    return f"table {source.table}" if source.table else f"path {source.path}"
+
+
+def frame(
+    spark: SparkSession, kind: str, paths: list[str], settings: Mapping[str, str] | None = None
+) -> DataFrame:
+    """Return the rows of files of a type.
+
+    Args:
+        settings: of Hadoop's file systems, for reading these files.
+    """
+    reader = spark.read.format(_FORMATS[kind]).options(**settings or {})
     if kind not in _HEADER:
         return reader.load(paths)
     options = _HEADER[kind]
     # NB: with FAILFAST in this first look, which keeps a broken line in a column of its own, nothing would name the file.
     found = reader.options(**options).load(paths).schema
     known = StructType([field for field in found.fields if field.name != _CORRUPT])
-    strict = options | _STRICT[kind] | {"mode": "FAILFAST"}
+    strict = {**(settings or {}), **options, **_STRICT[kind], "mode": "FAILFAST"}
     return spark.read.format(_FORMATS[kind]).options(**strict).schema(known).load(paths)

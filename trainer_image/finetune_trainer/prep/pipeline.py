@@ -122,7 +122,7 @@ class Corpus:
 def _read(spark: SparkSession, recipe: Recipe, asked: Request, scratch: Path) -> Corpus:
     """Read the source and the evaluation sets, each at one version."""
     corpus = _corpus(spark, recipe, asked, scratch)
-    sets = decontaminate.read(spark, asked.evaluation, scratch / "evaluation")
+    sets = decontaminate.read(spark, asked.evaluation, scratch / "evaluation", asked.prepare.catalog)
     for one in sets:
         say(decontaminate.described(one))
     return replace(corpus, evaluation=sets)
@@ -131,14 +131,15 @@ def _read(spark: SparkSession, recipe: Recipe, asked: Request, scratch: Path) ->
 def _corpus(spark: SparkSession, recipe: Recipe, asked: Request, scratch: Path) -> Corpus:
     """Read the source, or the sources of a mix, and check that they have the columns that the recipe names."""
     if asked.source.sources is None:
-        one = source.read(spark, asked.source, scratch)
+        one = source.read(spark, asked.source, scratch, catalog=asked.prepare.catalog)
         say(f"source {asked.source_name}{one.at}")
         columns = recipe.data.columns or _found(one.frame, recipe, asked, asked.source_name)
         source.check(one.frame, planned(_with_columns(recipe, columns)), asked.source_name)
         return Corpus(one.frame, columns, [one])
     parts, read = [], []
     for part in asked.source.sources:
-        made = source.read(spark, part, scratch / part.name, f"data.source.sources[{part.name}]")
+        field = f"data.source.sources[{part.name}]"
+        made = source.read(spark, part, scratch / part.name, field, asked.prepare.catalog)
         say(f"source {part.name}: {part.address}{made.at}")
         columns = recipe.data.columns or _found(made.frame, recipe, asked, part.address)
         parts.append(mix.Part(part, made.frame, columns))
@@ -249,7 +250,7 @@ def fetched_tokenizer(recipe: Recipe) -> Iterator[Path]:
 
 @contextmanager
 def _spark(asked: Request) -> Iterator[SparkSession]:
-    spark = session.start(asked.prepare.spark)
+    spark = session.start(asked.prepare.spark, asked.prepare.catalog)
     say(f"Spark {spark.version} on {spark.sparkContext.defaultParallelism} cores")
     try:
         yield spark

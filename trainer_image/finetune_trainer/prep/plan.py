@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from finetune_crds import catalog
 from finetune_crds.data import Columns
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.prep.template import Template
@@ -64,8 +65,7 @@ class Request:
     @property
     def evaluation(self) -> list[EvaluationSource]:
         """The evaluation sets."""
-        wanted = self.prepare.decontaminate
-        return wanted.sources if wanted else []
+        return _sets(self.prepare)
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,11 @@ def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
             "data.source needs dataset for type Hub, and exactly one of path and table for the others",
         ),
         (
+            any(part.table and part.type not in ("Delta", "Parquet") for part in [*parts, *_sets(prepare)]),
+            "the table of a source needs type Delta or Parquet: use path for other files",
+        ),
+        *((True, sentence) for sentence in catalog.misnamed(recipe.data)),
+        (
             mode != "Local" and any(part.type == "Hub" for part in parts),
             "data.source.type Hub needs data.prepare.spark.mode Local: the data set is downloaded into the prep pod, "
             f"where mode {mode} cannot read it",
@@ -188,7 +193,7 @@ def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
 
 def _refusals_of_evaluation(source: Source, prepare: Prepare) -> list[tuple[bool, str]]:
     wanted, field = prepare.decontaminate, "data.prepare.decontaminate"
-    sets = wanted.sources if wanted else []
+    sets = _sets(prepare)
     return [
         (
             wanted is not None and wanted.fewest_words > wanted.ngram,
@@ -207,6 +212,11 @@ def _refusals_of_evaluation(source: Source, prepare: Prepare) -> list[tuple[bool
             f"{field}.sources has data.source or data.prepare.output: name an evaluation set",
         ),
     ]
+
+
+def _sets(prepare: Prepare) -> list[EvaluationSource]:
+    """The evaluation sets of a preparation."""
+    return prepare.decontaminate.sources if prepare.decontaminate else []
 
 
 def _place(source: Source | NamedSource) -> tuple[str | None, ...]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from finetune_crds import spark_conf
 from finetune_crds.contract import EXECUTOR_TEMPLATE_PATH
 from finetune_trainer.outcome import RecipeRefusedError, TrainingError
-from finetune_trainer.prep import kubernetes
+from finetune_trainer.prep import by_name, kubernetes, stores
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    from finetune_crds.catalog import Catalog
     from finetune_crds.spark import Spark
 
 ENV_JARS = "FINETUNE_JARS"
@@ -58,8 +59,11 @@ _UNITS = {
 }
 
 
-def start(spark: Spark) -> SparkSession:
+def start(spark: Spark, catalog: Catalog | None = None) -> SparkSession:
     """Start Spark in this pod, on its available cores or as the driver of executors in pods of their own.
+
+    Args:
+        catalog: where tables are found by their names.
 
     Raises:
         RecipeRefusedError: the recipe's conf sets what it may not, or the recipe is for a Databricks run.
@@ -87,6 +91,7 @@ def start(spark: Spark) -> SparkSession:
         cores=spark.executor_pods * spark.cores_of_executor if driver else available_cores(),
         environment=os.environ,
         driver=driver,
+        catalog=catalog,
     )
     builder = SparkSession.builder
     for name, value in chosen.items():
@@ -154,7 +159,7 @@ def _lost_executors(context: SparkContext) -> int:
 
 
 def jars_folder() -> Path:
-    """Return the folder with the jars of Delta and S3A."""
+    """Return the folder with the jars of Delta and of stores."""
     folder = Path(os.environ.get(ENV_JARS, DEFAULT_JARS))
     if not any(folder.glob("delta-spark_*.jar")):
         raise TrainingError(
@@ -193,11 +198,13 @@ def settings(
     cores: int,
     environment: Mapping[str, str],
     driver: kubernetes.Driver | None = None,
+    catalog: Catalog | None = None,
 ) -> dict[str, str]:
-    """Return Spark's settings: ours, then S3's from the environment, then the recipe's conf.
+    """Return Spark's settings: ours, then those of stores from the environment, then the recipe's conf.
 
     Args:
         driver: this pod, where executors are pods of their own.
+        catalog: where tables are found by their names; Spark itself knows a Hive metastore.
 
     Raises:
         RecipeRefusedError: the conf sets what the recipe has a field for, or what no recipe may set.
@@ -227,7 +234,9 @@ def settings(
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.databricks.delta.snapshotPartitions": "2",
-    } | s3_settings(environment)
+    } | stores.settings(environment)
+    if catalog and catalog.hive:
+        ours |= by_name.hive_settings(catalog.hive.uri)
     if driver:
         memory = jvm_memory(spark.memory_of_executor)
         ours |= kubernetes.settings(spark, driver, jars=jars, scratch=scratch, options=options, memory=memory)
@@ -239,25 +248,6 @@ def settings(
         if name in spark.conf and name in ours
     }
     return ours | spark.conf | joined
-
-
-def s3_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return S3A's settings from the environment variables of AWS tools; credentials stay in the environment."""
-    found = {
-        "fs.s3a.aws.credentials.provider": "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
-    }
-    endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
-    region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
-    if endpoint:
-        found |= {
-            "fs.s3a.endpoint": endpoint,
-            "fs.s3a.path.style.access": "true",
-            "fs.s3a.connection.ssl.enabled": str(not endpoint.startswith("http://")).lower(),
-        }
-        region = region or "us-east-1"
-    if region:
-        found["fs.s3a.endpoint.region"] = region
-    return {f"spark.hadoop.{name}": value for name, value in found.items()}
 
 
 def spark_path(uri: str) -> str:

@@ -9,7 +9,8 @@ from pyspark.sql.types import ArrayType, DataType, StringType, StructType
 
 from finetune_trainer.columns import Column, Kind
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import delta_table, files, hub
+from finetune_trainer.prep import by_name, delta_table, files, hub, session
+from finetune_trainer.prep.place import Place
 from finetune_trainer.prep.plan import CHOSEN
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from finetune_crds.catalog import Catalog
     from finetune_crds.source import NamedSource, Source
     from finetune_trainer.prep.plan import Plan
 
@@ -39,25 +41,57 @@ class Corpus:
 
 
 def read(
-    spark: SparkSession, source: Source | NamedSource, scratch: Path, field: str = "data.source"
+    spark: SparkSession,
+    source: Source | NamedSource,
+    scratch: Path,
+    field: str = "data.source",
+    catalog: Catalog | None = None,
 ) -> Corpus:
     """Read a source, other than a mix, at one version, so that every pass reads the same rows.
 
     Args:
         scratch: folder for what is downloaded; it must stay until the rows have been read.
         field: the recipe's field that holds the source, for messages.
+        catalog: where tables are found by their names.
 
     Raises:
         RecipeRefusedError: the Hub does not have the data set, or closes it to the pod.
-        DataError: the source or its version is missing.
-        TrainingError: the Hub does not answer.
+        DataError: the source or its version is missing, or a catalog does not let a table be read.
+        TrainingError: the Hub or a catalog does not answer.
     """
-    if source.type == "Delta":
-        return Corpus(*delta_table.read(spark, source, field))
     if source.type == "Hub":
         paths, commit = hub.fetch(source, scratch, field)
         return Corpus(files.frame(spark, "Parquet", paths), revision=commit)
-    return Corpus(files.read(spark, source, field))
+    found = _place(source, field, catalog)
+    if source.type == "Delta":
+        return Corpus(*delta_table.read(spark, source, found, field))
+    if found is None:
+        return Corpus(by_name.parquet(spark, source.table or "", f"{field}.table"))
+    return Corpus(files.read(spark, source, found, field))
+
+
+def _place(source: Source | NamedSource, field: str, catalog: Catalog | None) -> Place | None:
+    """Return where a source is; None for a table that the session finds by its name.
+
+    Raises:
+        DataError: a table has no catalog, or Unity Catalog does not let it be read.
+        TrainingError: the catalog does not answer.
+    """
+    if source.path is not None:
+        return Place(session.spark_path(source.path))
+    if session.on_databricks():
+        return None
+    if catalog is None:
+        raise DataError(
+            "MissingCatalog",
+            f"{field}.table {source.table} needs a catalog: set data.prepare.catalog, or use path with the location of the table",
+        )
+    if not catalog.is_unity:
+        return None
+    # The SDK takes half a second to import.
+    from finetune_trainer.prep import unity_catalog
+
+    return unity_catalog.locate(source.table or "", source.type, f"{field}.table", catalog)
 
 
 def check(frame: DataFrame, plan: Plan, where: str) -> None:

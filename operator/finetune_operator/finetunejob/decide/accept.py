@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
-from finetune_operator.finetunejob.decide import databricks_run, executors, mistakes
+from finetune_operator.finetunejob.decide import catalog, databricks_run, executors, mistakes
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.decide.workspace import workspace_mistakes
 from finetune_operator.finetunejob.resolve import resolved
@@ -84,6 +84,7 @@ def obstacles(spec: FineTuneJobSpec, settings: Settings) -> Iterator[tuple[Condi
         *executors.unshared(spec),
         *workspace_mistakes(spec, settings),
         *databricks_run.mistakes(spec, settings),
+        *catalog.mistakes(spec),
     ]
     if wrong:
         yield ConditionReason.INVALID_SPEC, "; ".join(wrong)
@@ -97,6 +98,10 @@ def obstacles(spec: FineTuneJobSpec, settings: Settings) -> Iterator[tuple[Condi
         yield ConditionReason.MLFLOW_NOT_CONFIGURED, _NO_SERVER
     if databricks_run.wanted(spec) and not settings.prep_wheels:
         yield ConditionReason.DATABRICKS_NOT_CONFIGURED, databricks_run.NO_WHEEL
+    if lacking := catalog.missing(spec):
+        yield ConditionReason.CATALOG_NOT_CONFIGURED, lacking
+    if lacking := catalog.no_workspace(spec, settings):
+        yield ConditionReason.DATABRICKS_NOT_CONFIGURED, lacking
     if spec.data.prepare and not spec.data.prepare.output:
         yield ConditionReason.STORAGE_NOT_CONFIGURED, _NO_STORAGE.format(field="spec.data.prepare.output")
     if spec.training.select == "Best" and spec.checkpoint is None:

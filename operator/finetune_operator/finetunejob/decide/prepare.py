@@ -10,6 +10,7 @@ from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator import names
 from finetune_operator.finetunejob.children import Sorted, job_condition, sort
 from finetune_operator.finetunejob.decide import (
+    catalog,
     databricks_run,
     executors,
     health,
@@ -193,7 +194,8 @@ def _driver(ftj: FineTuneJob, spec: FineTuneJobSpec, settings: Settings, run_id:
     ]
     login = workspace.pod_login(spec, settings, _CONTAINER)
     secret = None if login else spec.tracking.secret_of_pods
-    pod = dict(merge(_pod(ftj, spec, settings, secret=secret, contract_env=contract_env), login))
+    pod = merge(_pod(ftj, spec, settings, secret=secret, contract_env=contract_env), login)
+    pod = dict(merge(pod, catalog.login(spec, settings, _CONTAINER)))
     return executors.as_driver(pod, spec) if number else pod
 
 

@@ -66,7 +66,7 @@ def pod_login(spec: FineTuneJobSpec, settings: Settings, container: str) -> Json
         return {}
     secret = spec.tracking.secret_of_pods
     if secret is None:
-        return _federated(settings, container)
+        return federated(settings, container)
     env = [
         {"name": key, "valueFrom": {"secretKeyRef": {"name": secret.name, "key": key, "optional": True}}}
         for key in _KEYS
@@ -74,7 +74,8 @@ def pod_login(spec: FineTuneJobSpec, settings: Settings, container: str) -> Json
     return {"spec": {"containers": [{"name": container, "env": env}]}}
 
 
-def _federated(settings: Settings, name: str) -> Json:
+def federated(settings: Settings, name: str) -> Json:
+    """What the template of a pod needs to log in to the workspace of the installation with a token of its own ServiceAccount."""
     values = {
         "DATABRICKS_HOST": settings.databricks_host,
         "DATABRICKS_AUTH_TYPE": "file-oidc",

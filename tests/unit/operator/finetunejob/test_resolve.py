@@ -33,6 +33,7 @@ INSTALLED: Json = {
     "serviceAccountName": "trainer",
     "modelCache": {"claimName": "models"},
     "checkpoint": {"everySteps": 50},
+    "catalog": {"type": "Hive", "hive": {"uri": "thrift://metastore:9083"}},
 }
 
 
@@ -92,6 +93,19 @@ OWN: dict[str, tuple[Json, Json]] = {
         {"output": "/mine"},
     ),
     "a model": ({"register": {"model": "support"}}, {"model": "support"}),
+    "a table, in the catalog of the installation": (
+        {"data": {"source": {"type": "Delta", "table": "support.chats"}}},
+        {"catalog": INSTALLED["catalog"]},
+    ),
+    "a table, in its own catalog": (
+        {
+            "data": {
+                "source": {"type": "Delta", "table": "a.b.c"},
+                "prepare": {"catalog": {"type": "Databricks"}},
+            }
+        },
+        {"catalog": {"type": "Databricks"}},
+    ),
     "a folder of checkpoints": (
         {"checkpoint": {"uri": "/mine"}},
         {"checkpoint": {"uri": "/mine", "everySteps": 50, "keep": 2, "mode": "Async"}},

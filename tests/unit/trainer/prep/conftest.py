@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def jars() -> Path:
-    """The folder with the jars of Delta and S3A, fetched if they are not there."""
+    """The folder with the jars of Delta and of stores, fetched if they are not there."""
     return jars_folder()
 
 

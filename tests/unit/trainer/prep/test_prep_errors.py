@@ -46,6 +46,21 @@ THROWN: list[tuple[str, str, str, int, str]] = [
         "s3://corpus/raw cannot be reached: is AWS_ENDPOINT_URL right, and the store up?",
     ),
     (
+        "credentials of Unity Catalog that do not open a file",
+        "java.nio.file.AccessDeniedException",
+        "s3a-0123abcd://lake/chats/a.parquet: open s3a-0123abcd://lake/chats/a.parquet: Forbidden (Status Code: 403)",
+        65,
+        "s3://lake/chats/a.parquet is closed to the credentials that Unity Catalog gave: grant them access, or correct them",
+    ),
+    (
+        "a store that is not known",
+        "org.apache.hadoop.fs.UnsupportedFileSystemException",
+        'No FileSystem for scheme "ftp"',
+        65,
+        'No FileSystem for scheme "ftp": a path is s3://bucket/folder, gs://bucket/folder, '
+        "abfss://container@account.dfs.core.windows.net/folder, or an absolute path",
+    ),
+    (
         "disk full",
         "java.io.IOException",
         "No space left on device",

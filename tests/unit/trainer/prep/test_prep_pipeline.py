@@ -311,17 +311,11 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "data.source.path {corpus}/parquet is not a Delta table: correct it, or set another type",
     ),
     (
-        "no table of that name",
-        {"source": {"type": "Delta", "table": "nowhere"}},
-        "MissingSource",
-        "data.source.table nowhere is not a Delta table: correct it, or set another type",
-    ),
-    (
-        "a catalog that is not configured",
+        "a table without a catalog",
         {"source": {"type": "Delta", "table": "main.sales.chats"}},
         "MissingCatalog",
-        "data.source.table main.sales.chats is in the catalog main, which is not configured in this preparation: use path "
-        "with the location of the table",
+        "data.source.table main.sales.chats needs a catalog: set data.prepare.catalog, or use path with the location of the "
+        "table",
     ),
     (
         "missing version",

@@ -90,46 +90,6 @@ def test_conf_may_not_set_what_has_a_field(name: str, field: str) -> None:
     assert refused.value.message == f"data.prepare.spark.conf may not set {name}: use {field}"
 
 
-PROVIDER = {
-    "spark.hadoop.fs.s3a.aws.credentials.provider": "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
-}
-S3: list[tuple[str, dict[str, str], dict[str, str]]] = [
-    ("AWS itself", {}, {}),
-    ("region", {"AWS_REGION": "eu-central-1"}, {"endpoint.region": "eu-central-1"}),
-    (
-        "own endpoint",
-        {"AWS_ENDPOINT_URL": "http://store:7070"},
-        {
-            "endpoint": "http://store:7070",
-            "path.style.access": "true",
-            "connection.ssl.enabled": "false",
-            "endpoint.region": "us-east-1",
-        },
-    ),
-    (
-        "the endpoint of S3 goes before that of every service; credentials are not copied",
-        {
-            "AWS_ENDPOINT_URL": "http://other",
-            "AWS_ENDPOINT_URL_S3": "https://store",
-            "AWS_DEFAULT_REGION": "here",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-        },
-        {
-            "endpoint": "https://store",
-            "path.style.access": "true",
-            "connection.ssl.enabled": "true",
-            "endpoint.region": "here",
-        },
-    ),
-]
-
-
-@pytest.mark.parametrize(("environment", "expected"), [row[1:] for row in S3], ids=[row[0] for row in S3])
-def test_s3(environment: dict[str, str], expected: dict[str, str]) -> None:
-    expected = {f"spark.hadoop.fs.s3a.{name}": value for name, value in expected.items()}
-    assert session.s3_settings(environment) == PROVIDER | expected
-
-
 def test_spark_path() -> None:
     paths = ["s3://bucket/a", "s3a://bucket/a", "/data/a"]
     assert [session.spark_path(path) for path in paths] == ["s3a://bucket/a", "s3a://bucket/a", "/data/a"]

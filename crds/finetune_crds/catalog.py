@@ -1,0 +1,181 @@
+"""`spec.data.prepare.catalog`: where Spark in this cluster finds tables by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from finetune_crds.base import ApiModel, Rule, rules
+from finetune_crds.env import LocalReference
+
+if TYPE_CHECKING:
+    from finetune_crds.data import Data
+    from finetune_crds.source import OneSource
+
+CatalogType = Literal["UnityCatalog", "Databricks", "Hive"]
+TOKEN_KEY = "UNITY_CATALOG_TOKEN"  # noqa: S105 - the key of a Secret, not its value
+"""Key of the Secret of a server of Unity Catalog, and variable of the prep pod."""
+DATABRICKS_KEYS = ("DATABRICKS_HOST", "DATABRICKS_TOKEN", "DATABRICKS_CLIENT_ID", "DATABRICKS_CLIENT_SECRET")
+"""Keys of the Secret of a workspace."""
+DATABRICKS_PREFIX = "FINETUNE_CATALOG_"
+"""Prefix of these keys as variables of the prep pod, which may log in to another workspace for its MLflow run."""
+
+HTTP_SERVER = "https?://[^/@ ]+(/[^@ ]*)?"
+METASTORES = "thrift://[^/@, ]+:[0-9]+(,thrift://[^/@, ]+:[0-9]+)*"
+_TWO_NAMES = "matches('^[^. ]+[.][^. ]+$')"
+_THREE_NAMES = "matches('^[^. ]+[.][^. ]+[.][^. ]+$')"
+
+
+class UnityCatalogServer(ApiModel):
+    """A server of the open-source Unity Catalog."""
+
+    uri: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=1024,
+            json_schema_extra=rules(
+                (
+                    f"self.matches('^{HTTP_SERVER}$')",
+                    "uri is the http or https address of the server; a token is in the Secret of secretRef",
+                )
+            ),
+        ),
+    ]
+    """Address of the server, such as http://unity.data.svc:8080."""
+    secret_ref: LocalReference | None = None
+    """Secret with UNITY_CATALOG_TOKEN. Default: no token, for a server that asks for none."""
+
+
+class DatabricksCatalog(ApiModel):
+    """Unity Catalog of a Databricks workspace."""
+
+    secret_ref: LocalReference | None = None
+    """Secret with DATABRICKS_HOST and DATABRICKS_TOKEN, or DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET. Default: the login of
+    the pods if the run is tracked at Databricks, else a token of their ServiceAccount for the workspace that the operator is
+    installed with."""
+
+
+class HiveMetastore(ApiModel):
+    """A Hive metastore."""
+
+    uri: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=1024,
+            json_schema_extra=rules(
+                (
+                    f"self.matches('^{METASTORES}$')",
+                    "uri is thrift://host:port; several, of replicas of one metastore, are separated by commas",
+                )
+            ),
+        ),
+    ]
+    """Address of the metastore, such as thrift://metastore.data.svc:9083."""
+
+
+class Catalog(ApiModel):
+    """Where tables are found by their names."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "self.type == 'UnityCatalog' ? has(self.unityCatalog) : !has(self.unityCatalog)",
+                "unityCatalog and type UnityCatalog go together",
+                ".unityCatalog",
+            ),
+            (
+                "self.type == 'Databricks' || !has(self.databricks)",
+                "databricks needs type Databricks",
+                ".databricks",
+            ),
+            (
+                "self.type == 'Hive' ? has(self.hive) : !has(self.hive)",
+                "hive and type Hive go together",
+                ".hive",
+            ),
+        )
+    )
+
+    type: CatalogType
+    """UnityCatalog: a server of the open-source Unity Catalog. Databricks: Unity Catalog of a workspace. Both give credentials for
+    the files of each table, in s3://. Hive: a Hive metastore; the files are read with the credentials of the pods."""
+    unity_catalog: UnityCatalogServer | None = None
+    """The server of Unity Catalog."""
+    databricks: DatabricksCatalog | None = None
+    """The workspace."""
+    hive: HiveMetastore | None = None
+    """The Hive metastore."""
+
+    @property
+    def is_unity(self) -> bool:
+        """Whether it is Unity Catalog, which gives credentials for each table."""
+        return self.type != "Hive"
+
+
+def tables(data: Data) -> Iterator[tuple[str, str]]:
+    """The tables that a preparation reads by their names, each after the field that names it, such as data.source.table."""
+    parts: list[tuple[str, OneSource]] = [("data.source", data.source)] if data.source else []
+    mixed = data.source.sources or [] if data.source else []
+    wanted = data.prepare.decontaminate if data.prepare else None
+    named = [
+        *parts,
+        *((f"data.source.sources[{part.name}]", part) for part in mixed),
+        *(
+            (f"data.prepare.decontaminate.sources[{part.name}]", part)
+            for part in (wanted.sources if wanted else [])
+        ),
+    ]
+    return ((f"{field}.table", part.table) for field, part in named if part.table)
+
+
+def misnamed(data: Data) -> Iterator[str]:
+    """The tables whose names are none of the catalog, a sentence for each that begins with the field."""
+    catalog = data.prepare.catalog if data.prepare else None
+    if catalog is None:
+        return
+    levels = ("catalog", "schema", "table") if catalog.is_unity else ("database", "table")
+    where = "Unity Catalog" if catalog.is_unity else "a Hive metastore"
+    for field, table in tables(data):
+        names = table.split(".")
+        if len(names) != len(levels) or not all(names):
+            yield f"{field} {table} must be {'.'.join(levels)} in {where}"
+
+
+def _fits(part: str) -> str:
+    """CEL: the table of a source has as many names as the catalog has levels."""
+    return (
+        f"(!has({part}.table) || (self.prepare.catalog.type == 'Hive' ? {part}.table.{_TWO_NAMES} "
+        f": {part}.table.{_THREE_NAMES}))"
+    )
+
+
+_NO_CATALOG = "!has(self.prepare) || !has(self.prepare.catalog) || !has(self.source) || "
+DATA_RULES = (
+    Rule(
+        f"{_NO_CATALOG}has(self.source.table) || (has(self.source.sources) && self.source.sources.exists(part, has(part.table))) "
+        "|| (has(self.prepare.decontaminate) && self.prepare.decontaminate.sources.exists(part, has(part.table)))",
+        "prepare.catalog is where tables are found by name, and no source has table: set it, or remove the catalog",
+        ".prepare.catalog",
+    ),
+    Rule(
+        f"{_NO_CATALOG}({_fits('self.source')} && (!has(self.source.sources) || self.source.sources.all(part, {_fits('part')})) "
+        f"&& (!has(self.prepare.decontaminate) || self.prepare.decontaminate.sources.all(part, {_fits('part')})))",
+        "a table is catalog.schema.table with prepare.catalog of type UnityCatalog and Databricks, and database.table with type "
+        "Hive",
+        ".source",
+    ),
+)
+"""Rules of Data."""
+
+PREPARE_RULES = (
+    Rule(
+        "!has(self.catalog) || self.spark.mode != 'Databricks'",
+        "with spark.mode Databricks tables are found in the workspace: remove catalog",
+        ".catalog",
+    ),
+)
+"""Rules of Prepare."""

@@ -1,0 +1,130 @@
+"""Tables by their names: what is wrong with them, and how the prep pod logs in to their catalog."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_crds.conditions import ConditionReason
+from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_operator.finetunejob.decide import catalog
+from finetune_operator.finetunejob.decide.accept import obstacles
+from finetune_operator.finetunejob.decide.workspace import federated
+from finetune_operator.settings import Settings
+
+Json = dict[str, Any]
+UNITY: Json = {"type": "UnityCatalog", "unityCatalog": {"uri": "http://unity:8080"}}
+HIVE: Json = {"type": "Hive", "hive": {"uri": "thrift://metastore:9083"}}
+INSTALLED = Settings(databricks_host="https://w.example.com", databricks_token_audience="databricks")
+DELTA: Json = {"type": "Delta", "table": "main.support.chats"}
+FIELD = "spec.data.source.table main.support.chats"
+
+
+def spec(source: Json = DELTA, found: Json | None = None, **parts: Any) -> FineTuneJobSpec:
+    prepare = {"output": "/splits", **({"catalog": found} if found else {}), **parts.pop("prepare", {})}
+    return FineTuneJobSpec.model_validate(
+        {"model": {"base": "m"}, "data": {"source": source, "prepare": prepare}} | parts
+    )
+
+
+NO_CATALOG = f"{FIELD} needs a catalog: install the chart with defaults.catalog, or create the job with spec.data.prepare.catalog, or with path"
+NO_WORKSPACE = (
+    "spec.data.prepare.catalog of type Databricks has no workspace: name a Secret with DATABRICKS_HOST in "
+    "spec.data.prepare.catalog.databricks.secretRef, or install the chart with databricks.host"
+)
+OBSTACLES: dict[str, tuple[FineTuneJobSpec, Settings, list[tuple[ConditionReason, str]]]] = {
+    "a path": (spec({"type": "Delta", "path": "/chats"}), Settings(), []),
+    "no catalog": (spec(), Settings(), [(ConditionReason.CATALOG_NOT_CONFIGURED, NO_CATALOG)]),
+    "a Databricks run": (
+        spec(
+            prepare={
+                "output": "s3://b/c",
+                "spark": {"mode": "Databricks", "databricks": {"volume": "/Volumes/a/b/c"}},
+            }
+        ),
+        Settings(prep_wheels="/wheels"),
+        [],
+    ),
+    "a server of Unity Catalog": (spec(found=UNITY), Settings(), []),
+    "two names in Unity Catalog": (
+        spec({"type": "Delta", "table": "support.chats"}, UNITY),
+        Settings(),
+        [
+            (
+                ConditionReason.INVALID_SPEC,
+                "spec.data.source.table support.chats must be catalog.schema.table in Unity Catalog",
+            )
+        ],
+    ),
+    "three names in a Hive metastore, in a mix and in an evaluation set": (
+        spec(
+            {"type": "Mix", "sources": [{"name": "a", **DELTA}, {"name": "b", "type": "CSV", "path": "/b"}]},
+            HIVE,
+            prepare={"decontaminate": {"sources": [{"name": "c", "type": "Parquet", "table": "tests"}]}},
+        ),
+        Settings(),
+        [
+            (
+                ConditionReason.INVALID_SPEC,
+                "spec.data.source.sources[a].table main.support.chats must be database.table in a Hive metastore; "
+                "spec.data.prepare.decontaminate.sources[c].table tests must be database.table in a Hive metastore",
+            )
+        ],
+    ),
+    "the workspace of the installation": (spec(found={"type": "Databricks"}), INSTALLED, []),
+    "no workspace": (
+        spec(found={"type": "Databricks"}),
+        Settings(),
+        [(ConditionReason.DATABRICKS_NOT_CONFIGURED, NO_WORKSPACE)],
+    ),
+    "the workspace of a Secret": (
+        spec(found={"type": "Databricks", "databricks": {"secretRef": {"name": "d"}}}),
+        Settings(),
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "settings", "expected"), OBSTACLES.values(), ids=OBSTACLES)
+def test_what_a_job_waits_for(
+    given: FineTuneJobSpec, settings: Settings, expected: list[tuple[ConditionReason, str]]
+) -> None:
+    assert [*obstacles(given, settings)] == expected
+
+
+def from_secret(name: str, *keys: str, prefix: str = "", optional: bool = True) -> Json:
+    env = [
+        {
+            "name": f"{prefix}{key}",
+            "valueFrom": {"secretKeyRef": {"name": name, "key": key, "optional": optional}},
+        }
+        for key in keys
+    ]
+    return {"spec": {"containers": [{"name": "prep", "env": env}]}}
+
+
+WORKSPACE = ("DATABRICKS_HOST", "DATABRICKS_TOKEN", "DATABRICKS_CLIENT_ID", "DATABRICKS_CLIENT_SECRET")
+TRACKED: Json = {"tracking": {"uri": "databricks", "secretRef": {"name": "run"}}}
+LOGINS: dict[str, tuple[FineTuneJobSpec, Settings, Json]] = {
+    "no catalog": (spec(), INSTALLED, {}),
+    "a server without logins": (spec(found=UNITY), INSTALLED, {}),
+    "a Hive metastore": (spec(found=HIVE), INSTALLED, {}),
+    "a server with a token": (
+        spec(found={**UNITY, "unityCatalog": {"uri": "http://unity", "secretRef": {"name": "u"}}}),
+        INSTALLED,
+        from_secret("u", "UNITY_CATALOG_TOKEN", optional=False),
+    ),
+    "the Secret of a workspace, beside that of the run": (
+        spec(found={"type": "Databricks", "databricks": {"secretRef": {"name": "d"}}}, **TRACKED),
+        INSTALLED,
+        from_secret("d", *WORKSPACE, prefix="FINETUNE_CATALOG_"),
+    ),
+    "the login of the run": (spec(found={"type": "Databricks"}, **TRACKED), INSTALLED, {}),
+    "the pod's ServiceAccount": (spec(found={"type": "Databricks"}), INSTALLED, federated(INSTALLED, "prep")),
+}
+
+
+@pytest.mark.parametrize(("given", "settings", "expected"), LOGINS.values(), ids=LOGINS)
+def test_the_login_of_the_prep_pod(given: FineTuneJobSpec, settings: Settings, expected: Json) -> None:
+    assert catalog.login(given, settings, "prep") == expected

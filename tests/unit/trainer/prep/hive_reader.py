@@ -1,0 +1,71 @@
+"""`python -m unit.trainer.prep.hive_reader URI FOLDER`: reads tables of a Hive metastore in a session as the prep pod starts it.
+
+A process of its own, since the catalog of a session is chosen when its JVM starts. It prints what it read of each table, or the
+sentence of the error, and reads a table again after each line of its input.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from finetune_crds.catalog import Catalog
+from finetune_crds.source import Source
+from finetune_crds.spark import Spark
+from finetune_trainer.outcome import PodFailure
+from finetune_trainer.prep import errors, session, source
+from finetune_trainer.prep.plan import plan
+from unit.trainer.prep.recipes import QUICK, recipe
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TABLES = (
+    "CREATE DATABASE support LOCATION '{folder}/support'",
+    "CREATE TABLE support.chats USING delta AS SELECT id, 'why' AS question FROM range(5)",
+    "INSERT INTO support.chats SELECT id, 'how' AS question FROM range(3)",
+    "CREATE TABLE support.files USING parquet AS SELECT id FROM range(7)",
+    "CREATE TABLE support.old STORED AS PARQUET AS SELECT id FROM range(9)",
+    "CREATE TABLE support.text USING csv AS SELECT id FROM range(2)",
+    "CREATE VIEW support.seen AS SELECT * FROM support.files",
+)
+ASKED: dict[str, dict[str, Any]] = {
+    "the newest version": {"type": "Delta", "table": "support.chats"},
+    "a version": {"type": "Delta", "table": "support.chats", "version": 0},
+    "files": {"type": "Parquet", "table": "support.files"},
+    "files of Hive": {"type": "Parquet", "table": "support.old"},
+    "another format": {"type": "Parquet", "table": "support.text"},
+    "a view": {"type": "Parquet", "table": "support.seen"},
+    "no Delta table": {"type": "Delta", "table": "support.files"},
+    "no such table": {"type": "Delta", "table": "support.nowhere"},
+    "no such database": {"type": "Parquet", "table": "nowhere.chats"},
+}
+
+
+def read(spark: SparkSession, asked: dict[str, Any], folder: Path, catalog: Catalog) -> list[Any]:
+    """The version and the number of rows of a table, or the reason and the sentence of the error."""
+    try:
+        with errors.telling(plan(recipe())):
+            found = source.read(spark, Source.model_validate(asked), folder, catalog=catalog)
+            return [found.version, found.frame.count()]
+    except PodFailure as failure:
+        return [failure.exit_code, failure.reason, failure.message]
+
+
+def main(uri: str, folder: Path) -> None:
+    catalog = Catalog.model_validate({"type": "Hive", "hive": {"uri": uri}})
+    spark = session.start(Spark(driver_memory="1Gi", conf=QUICK), catalog)
+    for statement in TABLES:
+        spark.sql(statement.format(folder=folder))
+    print(
+        json.dumps({name: read(spark, asked, folder, catalog) for name, asked in ASKED.items()}), flush=True
+    )
+    for _ in sys.stdin:
+        print(json.dumps(read(spark, ASKED["files"], folder, catalog)), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,134 @@
+"""Sources in Google Cloud Storage, in a server that speaks its API; and that the client of Azure is whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import write_deltalake
+
+from cluster import binaries
+from finetune_crds.source import Source
+from finetune_trainer.outcome import DataError, TrainingError
+from finetune_trainer.prep import errors, source, stores
+from finetune_trainer.prep.plan import plan
+from support.http_server import Answer, serving
+from support.ports import free_port, listens
+from support.process import Process, running
+from support.waiting import wait_for
+from unit.trainer.prep.recipes import recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+ROWS = [{"question": f"What is in hall {number}?", "answer": f"Table {number}."} for number in range(20)]
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[str]:
+    """A bucket with a Delta table of two versions and a folder of Parquet files."""
+    folder, port = tmp_path_factory.mktemp("gcs"), free_port()
+    bucket = folder / "data" / "lake"
+    write_deltalake(bucket / "chats", pa.Table.from_pylist(ROWS[:5]))
+    write_deltalake(bucket / "chats", pa.Table.from_pylist(ROWS[5:]), mode="append")
+    (bucket / "files").mkdir()
+    pq.write_table(pa.Table.from_pylist(ROWS), bucket / "files" / "a.parquet")
+    program = binaries.ensure("fake-gcs-server")["fake-gcs-server"]
+    address = f"http://127.0.0.1:{port}"
+    options = {
+        "-scheme": "http",
+        "-host": "127.0.0.1",
+        "-port": str(port),
+        "-data": str(folder / "data"),
+        "-backend": "memory",
+        "-external-url": address,
+        "-public-host": f"127.0.0.1:{port}",
+    }
+    server = Process(
+        "fake-gcs-server",
+        [str(program), *(part for option in options.items() for part in option)],
+        folder / "log",
+    )
+    configuration = spark.sparkContext._jsc.hadoopConfiguration()
+    for name, value in stores.gs({"STORAGE_EMULATOR_HOST": address}).items():
+        configuration.set(name, value)
+    with running(server):
+        wait_for("fake-gcs-server", lambda: listens(port), 30, server)
+        yield "gs://lake"
+
+
+def test_a_table_and_files_are_read(spark: SparkSession, lake: str, tmp_path: Path) -> None:
+    found = [
+        source.read(spark, Source.model_validate({"path": f"{lake}/{path}", **given}), tmp_path)
+        for path, given in (
+            ("chats", {"type": "Delta"}),
+            ("chats", {"type": "Delta", "version": 0}),
+            ("files", {"type": "Parquet"}),
+        )
+    ]
+    assert [(one.version, one.frame.count()) for one in found] == [(1, 20), (0, 5), (None, 20)]
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "sentence"),
+    [
+        (
+            "lake/nowhere",
+            "Parquet",
+            "data.source.path gs://lake/nowhere does not exist: mount the volume or correct it",
+        ),
+        (
+            "lake/files",
+            "Delta",
+            "data.source.path gs://lake/files is not a Delta table: correct it, or set another type",
+        ),
+        (
+            "nowhere/a",
+            "Parquet",
+            "data.source.path gs://nowhere/a does not exist: mount the volume or correct it",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("lake")
+def test_what_is_not_there_is_said(
+    path: str, kind: str, sentence: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    asked = Source.model_validate({"type": kind, "path": f"gs://{path}"})
+    with pytest.raises(DataError) as failed, errors.telling(plan(recipe())):
+        source.read(spark, asked, tmp_path)
+    assert failed.value.message == sentence
+
+
+def test_credentials_that_the_store_refuses(spark: SparkSession, lake: str, tmp_path: Path) -> None:
+    body = {"error": {"code": 403, "message": "no access", "errors": [{"reason": "forbidden"}]}}
+    asked = Source.model_validate({"type": "Parquet", "path": "gs://closed/corpus"})
+    configuration = spark.sparkContext._jsc.hadoopConfiguration()
+    before = configuration.get("fs.gs.storage.root.url")
+    with serving(lambda _: Answer(403, body, {"Content-Type": "application/json"})) as address:
+        configuration.set("fs.gs.storage.root.url", f"{address}/")
+        with pytest.raises(DataError) as failed, errors.telling(plan(recipe())):
+            source.read(spark, asked, tmp_path)
+    configuration.set("fs.gs.storage.root.url", before)
+    assert failed.value.reason == "AccessDenied"
+    assert failed.value.message.startswith("gs://closed/corpus")
+
+
+def test_the_client_of_azure_is_whole(spark: SparkSession, tmp_path: Path) -> None:
+    """Its jars and settings, as far as an account that nobody has: no server that can be run has the API that it speaks."""
+    host = "nobody.dfs.invalid"
+    configuration = spark.sparkContext._jsc.hadoopConfiguration()
+    for name, value in {
+        f"fs.azure.account.auth.type.{host}": "SharedKey",
+        f"fs.azure.account.key.{host}": "aGlkZGVu",
+        "fs.azure.io.retry.max.retries": "0",
+    }.items():
+        configuration.set(name, value)
+    asked = Source.model_validate({"type": "Parquet", "path": f"abfss://corpora@{host}/chats"})
+    with pytest.raises(TrainingError) as failed, errors.telling(plan(recipe())):
+        source.read(spark, asked, tmp_path)
+    assert failed.value.reason == "StorageUnreachable"
