@@ -170,4 +170,4 @@ QUANTITIES = {"2Gi": "2097152k", "2G": "1953125k", "1.5Gi": "1572864k", "512Mi":
 
 @pytest.mark.parametrize(("quantity", "memory"), QUANTITIES.items())
 def test_a_quantity_is_memory_of_the_jvm(quantity: str, memory: str) -> None:
-    assert session.jvm_memory(quantity) == memory
+    assert jvm_memory(quantity) == memory
