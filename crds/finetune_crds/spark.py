@@ -17,7 +17,6 @@ from finetune_crds.base import (
 )
 from finetune_crds.databricks import Databricks
 
-
 _HAS_EXECUTORS = "self.mode in ['Kubernetes', 'SparkApplication']"
 
 

@@ -131,7 +131,8 @@ def test_a_job_waits_for_the_spark_operator_and_then_for_its_result(
     uid = world.job("tune")["metadata"]["uid"]
     assert [owner["uid"] for owner in made["metadata"]["ownerReferences"]] == [uid]
     wait_for(
-        "the sentence", lambda: "waits for the spark-operator" in world.condition("tune", "Prepared")["message"]
+        "the sentence",
+        lambda: "waits for the spark-operator" in world.condition("tune", "Prepared")["message"],
     )
     driver = drive(world)
     assert [owner["uid"] for owner in driver["metadata"]["ownerReferences"]] == [uid]

@@ -1,5 +1,4 @@
-"""A preparation whose Spark executors are pods (data.prepare.spark.mode Kubernetes or SparkApplication): what they are, and how
-they fare.
+"""Spark executors in pods of their own (data.prepare.spark.mode Kubernetes or SparkApplication): what they are, how they fare.
 
 Spark's driver creates the executors itself, as pods of the job's namespace that its own pod owns. The operator gives it a pod
 template, and a ServiceAccount that may create pods; and with mode Kubernetes, where the driver runs in the prep pod, a Service by

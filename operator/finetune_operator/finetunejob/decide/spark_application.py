@@ -276,9 +276,7 @@ def _stop(draft: Draft, seen: Applications, *, but: str = "") -> str | None:
         for name, body in seen.found.items()
         if name != but and (is_being_deleted(body) or state(body) not in (_COMPLETED, _FAILED))
     ]
-    drivers = [
-        pod for pod in pods.alive(seen.drivers) if pod["metadata"]["name"] != names.driver_name(but)
-    ]
+    drivers = [pod for pod in pods.alive(seen.drivers) if pod["metadata"]["name"] != names.driver_name(but)]
     for _, body in left:
         draft.remove(body, "SparkApplication")
     for pod in drivers:

@@ -104,7 +104,8 @@ def _amounts(container: Json) -> dict[str, Json]:
     given = container.get("resources")
     resources = given if isinstance(given, dict) else {}
     return {
-        kind: found if isinstance(found := resources.get(kind), dict) else {} for kind in ("requests", "limits")
+        kind: found if isinstance(found := resources.get(kind), dict) else {}
+        for kind in ("requests", "limits")
     }
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,13 +22,17 @@ from finetune_trainer.prep import session, submitted
 from finetune_trainer.prep.executor import spark_home
 from unit.trainer.prep.recipes import QUICK, QUICK_JVM, recipe
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RUNNER = "org.apache.spark.deploy.PythonRunner"
 FILE = Path(__file__).parents[4] / "trainer_image" / "prep.py"
 MODE: dict[str, Any] = {"mode": "SparkApplication", "executors": 3, "executorCores": 2}
 
 
 def conf(words: list[str]) -> dict[str, str]:
     """The settings of a command line."""
-    pairs = [word for before, word in zip(words, words[1:], strict=False) if before == "--conf"]
+    pairs = [word for before, word in itertools.pairwise(words) if before == "--conf"]
     return dict(pair.split("=", 1) for pair in pairs)
 
 
@@ -43,7 +48,15 @@ def test_what_depends_on_the_image_goes_to_spark_submit(jars: Path, monkeypatch:
     found = command(jars, monkeypatch, conf={"spark.sql.shuffle.partitions": "7"})
     assert (found[0], found[-7:]) == (
         "/spark/bin/spark-submit",
-        ["--deploy-mode", "client", "--properties-file", "/conf/spark.properties", "--class", "C", "local:///prep.py"],
+        [
+            "--deploy-mode",
+            "client",
+            "--properties-file",
+            "/conf/spark.properties",
+            "--class",
+            "C",
+            "local:///prep.py",
+        ],
     )
     local = session.settings(
         Spark(), jars=jars, scratch=Path("/tmp"), cores=6, environment={"AWS_REGION": "eu-west-1"}
@@ -87,10 +100,16 @@ def test_the_version_of_spark_is_that_of_the_image() -> None:
 
 
 STARTS: dict[str, tuple[list[str], dict[str, str], str]] = {
-    "elsewhere": (["driver"], {}, "SPARK_DRIVER_BIND_ADDRESS, FINETUNE_POD_NAMESPACE, FINETUNE_EXECUTOR_SELECTOR"),
+    "elsewhere": (
+        ["driver"],
+        {},
+        "SPARK_DRIVER_BIND_ADDRESS, FINETUNE_POD_NAMESPACE, FINETUNE_EXECUTOR_SELECTOR",
+    ),
     "another role": (
         ["executor"],
-        dict.fromkeys(("SPARK_DRIVER_BIND_ADDRESS", "FINETUNE_POD_NAMESPACE", "FINETUNE_EXECUTOR_SELECTOR"), "x"),
+        dict.fromkeys(
+            ("SPARK_DRIVER_BIND_ADDRESS", "FINETUNE_POD_NAMESPACE", "FINETUNE_EXECUTOR_SELECTOR"), "x"
+        ),
         "the first argument is not driver",
     ),
 }
@@ -121,36 +140,19 @@ ROWS = {
     "question": [f"What is {number} and one?" for number in range(20)],
     "answer": [f"It is {number + 1}." for number in range(20)],
 }
-# The rows that a recipe's `minChars` leaves, the exit code, and the reason of a failure.
-RUNS: dict[str, tuple[int, int, str]] = {"rows are left": (1, 0, ""), "no row is left": (10_000, 65, "NoRowsLeft")}
 
 
-@pytest.mark.parametrize(("least", "code", "reason"), RUNS.values(), ids=RUNS)
-def test_spark_submit_runs_the_preparation(
-    least: int,
-    code: int,
-    reason: str,
-    jars: Path,
-    tokenizer_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As in the pod of a driver, but for the master, which is this process."""
-    pq.write_table(pa.table(ROWS), tmp_path / "corpus.parquet")
-    wanted = recipe(
-        source={"type": "Parquet", "path": str(tmp_path / "corpus.parquet")},
-        base=str(tokenizer_folder),
-        output=str(tmp_path / "out"),
-        minChars=least,
-        splitRatios={"train": 1, "validation": 0, "test": 0},
-        spark={"mode": "SparkApplication", "driverMemory": "1Gi", "conf": QUICK},
-    )
-    (tmp_path / "recipe.yaml").write_text(wanted.to_yaml())
-    properties = {"spark.master": "local[1]", "spark.driver.memory": "1g", "spark.app.name": "tune-prep-1"}
-    lines = [f"{name}={value}" for name, value in properties.items()]
-    (tmp_path / "spark.properties").write_text("\n".join(lines))
+@pytest.fixture
+def submit(
+    jars: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[int], tuple[int, TerminationMessage]]:
+    """Prepares rows of a least length as in the pod of a driver, but for the master; its exit code and its message."""
     monkeypatch.setenv(session.ENV_JARS, str(jars))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    pq.write_table(pa.table(ROWS), tmp_path / "corpus.parquet")
+    properties = {"spark.master": "local[1]", "spark.driver.memory": "1g", "spark.app.name": "tune-prep-1"}
+    file = tmp_path / "spark.properties"
+    file.write_text("\n".join(f"{name}={value}" for name, value in properties.items()))
     given = {
         **os.environ,
         **QUICK_JVM,
@@ -161,20 +163,46 @@ def test_spark_submit_runs_the_preparation(
         "FINETUNE_TERMINATION_PATH": str(tmp_path / "termination"),
     }
     home = spark_home()
-    file = ["--properties-file", str(tmp_path / "spark.properties")]
-    words = [*file, "--class", "org.apache.spark.deploy.PythonRunner", f"local://{FILE}"]
-    assert wanted.data.prepare
-    done = subprocess.run(
-        submitted.command(wanted.data.prepare.spark, words, given, home),
-        env=submitted.environment(given, home),
-        cwd=tmp_path,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    message = TerminationMessage.parse((tmp_path / "termination").read_text())
-    assert message, done.stderr
-    assert (done.returncode, message.error.reason if message.error else "") == (code, reason)
-    if message.prep:
-        assert message.prep.rows.train == 20
-        assert DeltaTable(message.prep.path).to_pyarrow_table().num_rows == 20
+    words = ["--properties-file", str(file), "--class", RUNNER, f"local://{FILE}"]
+
+    def run(least: int) -> tuple[int, TerminationMessage]:
+        wanted = recipe(
+            source={"type": "Parquet", "path": str(tmp_path / "corpus.parquet")},
+            base=str(tokenizer_folder),
+            output=str(tmp_path / "out"),
+            minChars=least,
+            splitRatios={"train": 1, "validation": 0, "test": 0},
+            spark={"mode": "SparkApplication", "driverMemory": "1Gi", "conf": QUICK},
+        )
+        (tmp_path / "recipe.yaml").write_text(wanted.to_yaml())
+        assert wanted.data.prepare
+        done = subprocess.run(
+            submitted.command(wanted.data.prepare.spark, words, given, home),
+            env=submitted.environment(given, home),
+            cwd=tmp_path,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        print(done.stdout, done.stderr)
+        message = TerminationMessage.parse((tmp_path / "termination").read_text())
+        assert message
+        return done.returncode, message
+
+    return run
+
+
+def test_spark_submit_runs_the_preparation(submit: Callable[[int], tuple[int, TerminationMessage]]) -> None:
+    code, message = submit(1)
+    assert (code, message.error) == (0, None)
+    assert message.prep
+    assert message.prep.rows.train == 20
+    assert DeltaTable(message.prep.path).to_pyarrow_table().num_rows == 20
+
+
+def test_spark_submit_ends_with_the_exit_code_of_the_preparation(
+    submit: Callable[[int], tuple[int, TerminationMessage]],
+) -> None:
+    code, message = submit(10_000)
+    assert message.error
+    assert (code, message.error.reason) == (65, "NoRowsLeft")

@@ -260,7 +260,9 @@ STATES: dict[str, tuple[Json | None, Applications, tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize(("before", "there", "expected"), STATES.values(), ids=STATES)
-def test_each_state_has_its_answer(before: Json | None, there: Applications, expected: tuple[Any, ...]) -> None:
+def test_each_state_has_its_answer(
+    before: Json | None, there: Applications, expected: tuple[Any, ...]
+) -> None:
     decision = decided(the_job(before), there)
     assert summary(decision) == expected
     finished = expected[-1] or expected[-2] == "Prepared"
@@ -341,7 +343,11 @@ def test_what_is_said_of_it(there: Applications, at: float, sentence: str) -> No
 def test_the_result_stands_in_the_status() -> None:
     after = decided(the_job(known()), seen(application("COMPLETED"), drivers=(ended(0, DONE),))).status
     assert after.data
-    assert (after.data.path, after.data.version, after.data.rows) == ("s3://splits/a", 7, SplitCounts(train=90))
+    assert (after.data.path, after.data.version, after.data.rows) == (
+        "s3://splits/a",
+        7,
+        SplitCounts(train=90),
+    )
 
 
 def test_a_failure_stands_in_the_status() -> None:
@@ -401,7 +407,9 @@ STOPS: dict[str, tuple[Json | None, Applications, tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize(("before", "there", "expected"), STOPS.values(), ids=STOPS)
-def test_a_suspended_job_stops_it(before: Json | None, there: Applications, expected: tuple[Any, ...]) -> None:
+def test_a_suspended_job_stops_it(
+    before: Json | None, there: Applications, expected: tuple[Any, ...]
+) -> None:
     decision = decided(the_job(before, suspend=True), there)
     held, found = decision.status.spark_application, said(decision, ConditionType.SUSPENDED)
     assert found
@@ -440,7 +448,7 @@ FOLLOWED: dict[str, tuple[FineTuneJob, bool]] = {
 
 
 @pytest.mark.parametrize(("job", "expected"), FOLLOWED.values(), ids=FOLLOWED)
-def test_which_jobs_it_is_read_for(job: FineTuneJob, expected: bool) -> None:  # noqa: FBT001
+def test_which_jobs_it_is_read_for(job: FineTuneJob, expected: bool) -> None:
     assert spark_application.is_followed(job) is expected
 
 

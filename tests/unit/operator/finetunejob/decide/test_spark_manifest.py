@@ -102,6 +102,7 @@ def test_the_whole_of_it() -> None:
         "A": "b",
         "HYPERPARAMETERS_PATH": "/etc/finetune/recipe.yaml",
         "MLFLOW_TRACKING_URI": SETTINGS.tracking_uri,
+        "MLFLOW_REGISTRY_URI": SETTINGS.tracking_uri,
         "MLFLOW_RUN_ID": "r1",
         "FINETUNE_POD_NAMESPACE": "team",
         "FINETUNE_EXECUTOR_SELECTOR": SELECTOR,
@@ -232,12 +233,15 @@ MISTAKES: dict[str, tuple[Json, bool]] = {
     "a request of memory": ({"podTemplate": memory("requests")}, True),
     "a limit of memory": ({"podTemplate": memory("limits")}, True),
     "another mode": ({"podTemplate": memory("limits"), "spark": {"mode": "Local"}}, False),
-    "a template that is none": ({"podTemplate": {"spec": {"containers": [{"name": "prep", "resources": 1}]}}}, False),
+    "a template that is none": (
+        {"podTemplate": {"spec": {"containers": [{"name": "prep", "resources": 1}]}}},
+        False,
+    ),
 }
 
 
 @pytest.mark.parametrize(("prepare", "expected"), MISTAKES.values(), ids=MISTAKES)
-def test_what_spark_submit_overrides_is_refused(prepare: Json, expected: bool) -> None:  # noqa: FBT001
+def test_what_spark_submit_overrides_is_refused(prepare: Json, expected: bool) -> None:
     wanted = data()
     wanted["prepare"] |= prepare
     assert [*spark_manifest.mistakes(spec(data=wanted))] == (
@@ -261,7 +265,8 @@ def test_a_job_with_such_a_template_waits_for_its_correction() -> None:
 def test_the_driver_has_the_credentials_of_the_run_and_executors_do_not() -> None:
     found = made(tracking={"uri": "http://m:5000", "secretRef": {"name": "mlflow"}})
     pods = [found["SparkApplication"]["spec"][role]["template"]["spec"] for role in ("driver", "executor")]
-    assert [pod["containers"][0]["envFrom"] for pod in pods] == [[{"secretRef": {"name": "mlflow"}}], []]
+    secrets = [[item["secretRef"]["name"] for item in pod["containers"][0]["envFrom"]] for pod in pods]
+    assert secrets == [["mlflow"], []]
 
 
 def test_it_waits_for_the_run() -> None:
