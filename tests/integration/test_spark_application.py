@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
 from cluster.crds import SPARK_APPLICATION
 from finetune_crds.contract import TerminationMessage
@@ -15,16 +15,19 @@ from finetune_operator import names
 from support.api import Api
 from support.waiting import wait_for
 from worlds.processes.jobs import PREPARED, error, job
+from worlds.processes.servers import Plane
 from worlds.processes.world import OwnWorld, World
 
 Json = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def spark_operator(api: Api) -> Iterator[None]:
+def spark_operator(api: Api, plane: Plane) -> Iterator[None]:
     """The CRD of the spark-operator, without the spark-operator."""
-    body = yaml.safe_load(SPARK_APPLICATION.path().read_text(encoding="utf-8"))
-    name = api.create(body)["metadata"]["name"]
+    # NB: Python takes seconds to read it.
+    create = [str(plane.kubectl), "--kubeconfig", str(plane.kubeconfig), "create", "--filename"]
+    subprocess.run([*create, str(SPARK_APPLICATION.path())], check=True, capture_output=True)
+    name = "sparkapplications.sparkoperator.k8s.io"
     wait_for(
         "SparkApplications are served",
         lambda: "Established" in str(api.get("CustomResourceDefinition", "", name)),

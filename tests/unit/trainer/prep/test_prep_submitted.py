@@ -145,8 +145,8 @@ ROWS = {
 @pytest.fixture
 def submit(
     jars: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[int], tuple[int, TerminationMessage]]:
-    """Prepares rows of a least length as in the pod of a driver, but for the master; its exit code and its message."""
+) -> Callable[..., tuple[int, TerminationMessage]]:
+    """Prepares rows as in the pod of a driver, but for the master; its exit code and its message."""
     monkeypatch.setenv(session.ENV_JARS, str(jars))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     pq.write_table(pa.table(ROWS), tmp_path / "corpus.parquet")
@@ -165,14 +165,14 @@ def submit(
     home = spark_home()
     words = ["--properties-file", str(file), "--class", RUNNER, f"local://{FILE}"]
 
-    def run(least: int) -> tuple[int, TerminationMessage]:
+    def run(**prepare: Any) -> tuple[int, TerminationMessage]:
         wanted = recipe(
             source={"type": "Parquet", "path": str(tmp_path / "corpus.parquet")},
             base=str(tokenizer_folder),
             output=str(tmp_path / "out"),
-            minChars=least,
             splitRatios={"train": 1, "validation": 0, "test": 0},
             spark={"mode": "SparkApplication", "driverMemory": "1Gi", "conf": QUICK},
+            **prepare,
         )
         (tmp_path / "recipe.yaml").write_text(wanted.to_yaml())
         assert wanted.data.prepare
@@ -192,8 +192,8 @@ def submit(
     return run
 
 
-def test_spark_submit_runs_the_preparation(submit: Callable[[int], tuple[int, TerminationMessage]]) -> None:
-    code, message = submit(1)
+def test_spark_submit_runs_the_preparation(submit: Callable[..., tuple[int, TerminationMessage]]) -> None:
+    code, message = submit()
     assert (code, message.error) == (0, None)
     assert message.prep
     assert message.prep.rows.train == 20
@@ -201,8 +201,9 @@ def test_spark_submit_runs_the_preparation(submit: Callable[[int], tuple[int, Te
 
 
 def test_spark_submit_ends_with_the_exit_code_of_the_preparation(
-    submit: Callable[[int], tuple[int, TerminationMessage]],
+    submit: Callable[..., tuple[int, TerminationMessage]],
 ) -> None:
-    code, message = submit(10_000)
+    """Of one that is refused before Spark starts, which takes a second."""
+    code, message = submit(unrenderable="Drop")
     assert message.error
-    assert (code, message.error.reason) == (65, "NoRowsLeft")
+    assert (code, message.error.reason) == (64, "RecipeRefused")

@@ -63,6 +63,7 @@ CONTAINER: Json = {
         "readOnlyRootFilesystem": True,
     },
 }
+S3 = {"secretRef": {"name": "s3", "optional": False}}
 SCRATCH = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
 VOLUMES: list[Json] = [
     {"name": "tmp", "emptyDir": {}},
@@ -141,7 +142,7 @@ def test_the_whole_of_it() -> None:
                                 **CONTAINER,
                                 "name": "spark-kubernetes-driver",
                                 "command": ["finetune-driver"],
-                                "envFrom": [{"secretRef": {"name": "s3"}}],
+                                "envFrom": [S3],
                                 "volumeMounts": [*SCRATCH, recipe],
                             }
                         ],
@@ -165,7 +166,7 @@ def test_the_whole_of_it() -> None:
                                 "name": "spark-kubernetes-executor",
                                 "command": ["finetune-executor"],
                                 "env": [HOME, {"name": "A", "value": "b"}],
-                                "envFrom": [{"secretRef": {"name": "s3"}}],
+                                "envFrom": [S3],
                                 "volumeMounts": SCRATCH,
                             }
                         ],
