@@ -24,16 +24,18 @@ Json = dict[str, Any]
 @pytest.fixture(scope="module")
 def spark_operator(api: Api, plane: Plane) -> Iterator[None]:
     """The CRD of the spark-operator, without the spark-operator."""
+    kubectl = [str(plane.kubectl), "--kubeconfig", str(plane.kubeconfig)]
     # NB: Python takes seconds to read it.
-    create = [str(plane.kubectl), "--kubeconfig", str(plane.kubeconfig), "create", "--filename"]
-    subprocess.run([*create, str(SPARK_APPLICATION.path())], check=True, capture_output=True)
-    name = "sparkapplications.sparkoperator.k8s.io"
-    wait_for(
-        "SparkApplications are served",
-        lambda: "Established" in str(api.get("CustomResourceDefinition", "", name)),
-    )
+    create = [*kubectl, "create", "--filename", str(SPARK_APPLICATION.path())]
+    subprocess.run(create, check=True, capture_output=True)
+
+    def served() -> bool:
+        asked = [*kubectl, "get", "sparkapplications", "--all-namespaces"]
+        return subprocess.run(asked, check=False, capture_output=True).returncode == 0
+
+    wait_for("SparkApplications are served", served)
     yield
-    api.delete("CustomResourceDefinition", "", name)
+    api.delete("CustomResourceDefinition", "", "sparkapplications.sparkoperator.k8s.io")
 
 
 def allow(world: World) -> None:
