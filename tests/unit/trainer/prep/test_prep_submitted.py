@@ -7,12 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
 
 from finetune_crds import contract
 from finetune_crds.contract import TerminationMessage
@@ -21,9 +20,6 @@ from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.prep import session, submitted
 from finetune_trainer.prep.executor import spark_home
 from unit.trainer.prep.recipes import QUICK, QUICK_JVM, recipe
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 RUNNER = "org.apache.spark.deploy.PythonRunner"
 FILE = Path(__file__).parents[4] / "trainer_image" / "prep.py"
@@ -136,20 +132,20 @@ def test_without_spark_submit_there_is_no_session(monkeypatch: pytest.MonkeyPatc
         session.start(Spark.model_validate(MODE))
 
 
-ROWS = {
-    "question": [f"What is {number} and one?" for number in range(20)],
-    "answer": [f"It is {number + 1}." for number in range(20)],
-}
-
-
-@pytest.fixture
-def submit(
+def test_a_preparation_has_the_session_of_spark_submit_and_its_exit_code_is_the_drivers(
     jars: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, TerminationMessage]]:
-    """Prepares rows as in the pod of a driver, but for the master; its exit code and its message."""
+) -> None:
+    """As in the pod of a driver, but for the master. The source is read, and the output looked up in Delta, before it fails."""
     monkeypatch.setenv(session.ENV_JARS, str(jars))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    pq.write_table(pa.table(ROWS), tmp_path / "corpus.parquet")
+    pq.write_table(pa.table({"question": ["What?"]}), tmp_path / "corpus.parquet")
+    wanted = recipe(
+        source={"type": "Parquet", "path": str(tmp_path / "corpus.parquet")},
+        base=str(tokenizer_folder),
+        output=str(tmp_path / "out"),
+        spark={"mode": "SparkApplication", "driverMemory": "1Gi", "conf": QUICK},
+    )
+    (tmp_path / "recipe.yaml").write_text(wanted.to_yaml())
     properties = {"spark.master": "local[1]", "spark.driver.memory": "1g", "spark.app.name": "tune-prep-1"}
     file = tmp_path / "spark.properties"
     file.write_text("\n".join(f"{name}={value}" for name, value in properties.items()))
@@ -164,46 +160,18 @@ def submit(
     }
     home = spark_home()
     words = ["--properties-file", str(file), "--class", RUNNER, f"local://{FILE}"]
-
-    def run(**prepare: Any) -> tuple[int, TerminationMessage]:
-        wanted = recipe(
-            source={"type": "Parquet", "path": str(tmp_path / "corpus.parquet")},
-            base=str(tokenizer_folder),
-            output=str(tmp_path / "out"),
-            splitRatios={"train": 1, "validation": 0, "test": 0},
-            spark={"mode": "SparkApplication", "driverMemory": "1Gi", "conf": QUICK},
-            **prepare,
-        )
-        (tmp_path / "recipe.yaml").write_text(wanted.to_yaml())
-        assert wanted.data.prepare
-        done = subprocess.run(
-            submitted.command(wanted.data.prepare.spark, words, given, home),
-            env=submitted.environment(given, home),
-            cwd=tmp_path,
-            check=False,
-            capture_output=True,
-            text=True,
-        )
-        print(done.stdout, done.stderr)
-        message = TerminationMessage.parse((tmp_path / "termination").read_text())
-        assert message
-        return done.returncode, message
-
-    return run
-
-
-def test_spark_submit_runs_the_preparation(submit: Callable[..., tuple[int, TerminationMessage]]) -> None:
-    code, message = submit()
-    assert (code, message.error) == (0, None)
-    assert message.prep
-    assert message.prep.rows.train == 20
-    assert DeltaTable(message.prep.path).to_pyarrow_table().num_rows == 20
-
-
-def test_spark_submit_ends_with_the_exit_code_of_the_preparation(
-    submit: Callable[..., tuple[int, TerminationMessage]],
-) -> None:
-    """Of one that is refused before Spark starts, which takes a second."""
-    code, message = submit(unrenderable="Drop")
+    assert wanted.data.prepare
+    done = subprocess.run(
+        submitted.command(wanted.data.prepare.spark, words, given, home),
+        env=submitted.environment(given, home),
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    print(done.stdout, done.stderr)
+    message = TerminationMessage.parse((tmp_path / "termination").read_text())
+    assert message
     assert message.error
-    assert (code, message.error.reason) == (64, "RecipeRefused")
+    assert (done.returncode, message.error.reason) == (65, "MissingColumn")
+    assert "Spark 4.2.0 on 1 cores" in done.stdout
