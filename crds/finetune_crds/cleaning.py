@@ -82,10 +82,10 @@ PREPARE_RULES = (
         ".decontaminate",
     ),
     Rule(
-        "!has(self.decontaminate) || self.spark.mode != 'Kubernetes' || has(self.podTemplate) || "
+        "!has(self.decontaminate) || !(self.spark.mode in ['Kubernetes', 'SparkApplication']) || has(self.podTemplate) || "
         "self.decontaminate.sources.all(part, !has(part.path) || !part.path.startsWith('/'))",
-        "the path in decontaminate.sources is a folder of one pod: with spark.mode Kubernetes use s3://bucket/folder, or a "
-        "volume that podTemplate mounts",
+        "the path in decontaminate.sources is a folder of one pod: with spark.mode Kubernetes or SparkApplication use "
+        "s3://bucket/folder, or a volume that podTemplate mounts",
         ".decontaminate",
     ),
     Rule(

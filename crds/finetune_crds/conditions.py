@@ -156,6 +156,8 @@ class ConditionReason(StrEnum):
     POD_TEMPLATE_INVALID = "PodTemplateInvalid"
     EXECUTORS_FORBIDDEN = "ExecutorsForbidden"
     EXECUTORS_FAIL = "ExecutorsFail"
+    SPARK_OPERATOR_MISSING = "SparkOperatorMissing"
+    SPARK_OPERATOR_FORBIDDEN = "SparkOperatorForbidden"
     RUN_CANCELED = "RunCanceled"
     RUN_REFUSED = "RunRefused"
     SUCCEEDED = "Succeeded"

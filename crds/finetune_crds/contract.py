@@ -29,6 +29,13 @@ EXECUTOR_TEMPLATE_FILE = "executor.yaml"
 EXECUTOR_TEMPLATE_PATH = f"{RECIPE_DIRECTORY}/{EXECUTOR_TEMPLATE_FILE}"
 EXECUTOR_CONTAINER = "executor"
 EXECUTOR_COMMAND = "finetune-executor"
+# The driver of a SparkApplication: the command of the image that becomes it, the file that it runs, the version of Spark in the
+# image, and the names that spark-submit gives the containers.
+DRIVER_COMMAND = "finetune-driver"
+DRIVER_FILE = "/opt/finetune/prep.py"
+SPARK_VERSION = "4.2.0"
+APPLICATION_DRIVER_CONTAINER = "spark-kubernetes-driver"
+APPLICATION_EXECUTOR_CONTAINER = "spark-kubernetes-executor"
 SPARK_DRIVER_PORT = 7078
 SPARK_BLOCKS_PORT = 7079
 # Variables of its driver: the pod, the namespace, the host name at which executors find it, and what their labels are.

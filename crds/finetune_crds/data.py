@@ -177,11 +177,12 @@ class Data(ApiModel):
                 ".source",
             ),
             (
-                "!has(self.prepare) || !has(self.prepare.spark) || self.prepare.spark.mode != 'Kubernetes' || "
+                "!has(self.prepare) || !has(self.prepare.spark) || "
+                "!(self.prepare.spark.mode in ['Kubernetes', 'SparkApplication']) || "
                 "has(self.prepare.podTemplate) || !has(self.source) || !has(self.source.path) || "
                 "!self.source.path.startsWith('/')",
-                "source.path is a folder of one pod: with prepare.spark.mode Kubernetes use s3://bucket/folder, or a "
-                "volume that prepare.podTemplate mounts",
+                "source.path is a folder of one pod: with prepare.spark.mode Kubernetes or SparkApplication use "
+                "s3://bucket/folder, or a volume that prepare.podTemplate mounts",
                 ".source.path",
             ),
             *cleaning.DATA_RULES,

@@ -193,9 +193,10 @@ class Prepare(ApiModel):
                 ".responseTemplate",
             ),
             (
-                "self.spark.mode != 'Kubernetes' || !has(self.output) || !self.output.startsWith('/') || has(self.podTemplate)",
-                "output is a folder of one pod: with spark.mode Kubernetes use s3://bucket/folder, or a volume that "
-                "podTemplate mounts",
+                "!(self.spark.mode in ['Kubernetes', 'SparkApplication']) || !has(self.output) || "
+                "!self.output.startsWith('/') || has(self.podTemplate)",
+                "output is a folder of one pod: with spark.mode Kubernetes or SparkApplication use s3://bucket/folder, or a "
+                "volume that podTemplate mounts",
                 ".output",
             ),
             (

@@ -17,6 +17,8 @@ from finetune_crds.base import (
 )
 from finetune_crds.databricks import Databricks
 
+_HAS_EXECUTORS = "self.mode in ['Kubernetes', 'SparkApplication']"
+
 
 class Spark(ApiModel):
     """How Spark runs."""
@@ -24,13 +26,12 @@ class Spark(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
-                "self.mode == 'Kubernetes' || (!has(self.executors) && !has(self.executorCores) "
-                "&& !has(self.executorMemory))",
-                "executors, executorCores and executorMemory need mode Kubernetes",
+                f"{_HAS_EXECUTORS} || (!has(self.executors) && !has(self.executorCores) && !has(self.executorMemory))",
+                "executors, executorCores and executorMemory need mode Kubernetes or SparkApplication",
             ),
             (
-                "self.mode == 'Kubernetes' || !has(self.serviceAccountName)",
-                "serviceAccountName needs mode Kubernetes: it is the account that creates executor pods",
+                f"{_HAS_EXECUTORS} || !has(self.serviceAccountName)",
+                "serviceAccountName needs mode Kubernetes or SparkApplication: it is the account that creates executor pods",
                 ".serviceAccountName",
             ),
             (
@@ -58,8 +59,9 @@ class Spark(ApiModel):
         )
     )
 
-    mode: Literal["Local", "Kubernetes", "Databricks"] = "Local"
-    """Local: in the prep pod. Kubernetes: in executor pods, driven by the prep pod. Databricks: as a Databricks run."""
+    mode: Literal["Local", "Kubernetes", "SparkApplication", "Databricks"] = "Local"
+    """Local: in the prep pod. Kubernetes: in executor pods, driven by the prep pod. SparkApplication: in pods that Kubeflow's
+    spark-operator submits. Databricks: as a Databricks run."""
     executors: Positive | None = None
     """Number of executor pods. Default: 2."""
     executor_cores: Positive | None = None
@@ -78,7 +80,7 @@ class Spark(ApiModel):
     @property
     def executor_pods(self) -> int:
         """The number of executor pods; 0 where Spark runs in the prep pod or elsewhere."""
-        return (self.executors or 2) if self.mode == "Kubernetes" else 0
+        return (self.executors or 2) if self.mode in ("Kubernetes", "SparkApplication") else 0
 
     @property
     def cores_of_executor(self) -> int:

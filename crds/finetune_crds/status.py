@@ -21,6 +21,7 @@ from finetune_crds.status_parts import (
     PlacedPods,
     RedactedValues,
     SourcesRows,
+    SparkApplicationStatus,
     Usage,
 )
 from finetune_crds.training import Checkpoint
@@ -226,6 +227,8 @@ class FineTuneJobStatus(ApiModel):
     """The uids of the current Jobs, by which the operator finds their pods."""
     databricks_run: DatabricksRunStatus | None = None
     """The Databricks run of the preparation."""
+    spark_application: SparkApplicationStatus | None = None
+    """The SparkApplication of the preparation."""
     data: DataStatus | None = None
     """The result of the preparation."""
     progress: Progress | None = None

@@ -160,6 +160,21 @@ class DatabricksRunStatus(ApiModel):
     """Its page in the workspace."""
 
 
+class SparkApplicationStatus(ApiModel):
+    """The SparkApplication of the preparation. The operator writes it when it creates one, and reads it."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    """Which SparkApplication of the job, from 1: one that failed without fault of recipe and data, or was deleted for a
+    suspension, is followed by another with another name."""
+    failures: NonNegative = 0
+    """SparkApplications that failed so far without fault of recipe and data. The third one fails the job."""
+    name: Name
+    """Its name."""
+    state: Annotated[str, Field(min_length=1, max_length=64)]
+    """Its state, as the spark-operator has it and in CamelCase, such as Submitted, Running, Completed or Failed. New: the
+    spark-operator has not seen it. Deleted: the operator has deleted it."""
+
+
 class Links(ApiModel):
     """Pages for a browser."""
 

@@ -33,6 +33,7 @@ RESOURCES = {
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
     "Node": ("/api/v1", "nodes"),
     "LocalSubjectAccessReview": ("/apis/authorization.k8s.io/v1", "localsubjectaccessreviews"),
+    "SparkApplication": ("/apis/sparkoperator.k8s.io/v1beta2", "sparkapplications"),
     # Kueue's; the second for versions that do not serve v1beta2.
     "Workload": ("/apis/kueue.x-k8s.io/v1beta2", "workloads"),
     "WorkloadBeta1": ("/apis/kueue.x-k8s.io/v1beta1", "workloads"),

@@ -26,7 +26,7 @@ LABEL_UID = "finetune.dev/job-uid"  # the operator: which FineTuneJob a child be
 LABEL_COMPONENT = "finetune.dev/component"  # the operator and people: prep, prep-executor or train
 LABEL_ATTEMPT = "finetune.dev/attempt"  # the operator and people: which training attempt
 LABEL_CONTROLLER = "batch.kubernetes.io/controller-uid"  # Kubernetes, on pods: the uid of their Job
-LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue, on the training Job
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue, on the training Job and on a SparkApplication
 
 PREP_CONTAINER = "prep"
 TRAINER_CONTAINER = "trainer"
@@ -41,6 +41,16 @@ SPARK_ACCOUNT = "finetune-spark"  # the chart, which makes it: the ServiceAccoun
 def prep_name(job: str) -> str:
     """Name of the preparation's Job, of the ConfigMap with its recipe, and of the Service of its driver."""
     return f"{job}-{PREP}"
+
+
+def application_name(job: str, attempt: int) -> str:
+    """Name of the SparkApplication of one attempt at the preparation."""
+    return f"{job}-{PREP}-{attempt}"
+
+
+def driver_name(application: str) -> str:
+    """Name of the pod of a SparkApplication's driver."""
+    return f"{application}-driver"
 
 
 def train_config_name(job: str) -> str:

@@ -129,7 +129,7 @@ def ensure(*names: str) -> dict[str, Path]:
     missing = [program for program in wanted if not program.path.exists()]
     if missing:
         with _locked(cache() / "bin"):
-            go = _go()
+            go = go_command()
             for number, program in enumerate(missing, 1):
                 if not program.path.exists():
                     say(
@@ -154,7 +154,12 @@ def say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def _go() -> str:
+def go_command() -> str:
+    """The path of Go.
+
+    Raises:
+        ClusterError: it is not installed, or too old.
+    """
     go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin:/usr/lib/go/bin")
     if go is None:
         raise ClusterError("Go is not installed: install Go 1.24 or newer and put it on PATH")

@@ -189,7 +189,7 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     ),
     "executors on Databricks": (
         databricks_run(spark={"executors": 2}),
-        "executors, executorCores and executorMemory need mode Kubernetes",
+        "executors, executorCores and executorMemory need mode Kubernetes or SparkApplication",
     ),
     "settings of serverless Spark": (
         databricks_run(spark={"conf": {"spark.sql.shuffle.partitions": "2"}}),
@@ -579,19 +579,32 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     ),
     "executors that share no output": (
         job(data=on_executors("s3://corpus/a", "/data/splits")),
-        "output is a folder of one pod: with spark.mode Kubernetes use s3://bucket/folder",
+        "output is a folder of one pod: with spark.mode Kubernetes or SparkApplication use s3://bucket/folder",
+    ),
+    "a SparkApplication that shares no output": (
+        job(data=on_executors("s3://corpus/a", "/data/splits", spark={"mode": "SparkApplication"})),
+        "output is a folder of one pod: with spark.mode Kubernetes or SparkApplication use s3://bucket/folder",
+    ),
+    "a SparkApplication on Databricks": (
+        job(
+            data=prepared(
+                output="s3://splits/a",
+                spark={"mode": "SparkApplication", "databricks": {"volume": "/Volumes/a/b/c"}},
+            )
+        ),
+        "databricks needs mode Databricks",
     ),
     "executors that share no source": (
         job(data=on_executors("/data/corpus", "s3://splits/a")),
-        "source.path is a folder of one pod: with prepare.spark.mode Kubernetes use s3://bucket/folder",
+        "source.path is a folder of one pod: with prepare.spark.mode Kubernetes or SparkApplication use s3://bucket/folder",
     ),
     "executors in one pod": (
         job(data=prepared(spark={"executors": 2})),
-        "executors, executorCores and executorMemory need mode Kubernetes",
+        "executors, executorCores and executorMemory need mode Kubernetes or SparkApplication",
     ),
     "an account that creates no pods": (
         job(data=prepared(spark={"serviceAccountName": "a"})),
-        "serviceAccountName needs mode Kubernetes",
+        "serviceAccountName needs mode Kubernetes or SparkApplication",
     ),
     "the best of no evaluations": (
         job(training={"select": "Best"}),

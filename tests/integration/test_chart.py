@@ -135,6 +135,16 @@ def test_what_only_tells_people_more_can_be_left_out() -> None:
     assert {name for name, _ in left} & told == set()
 
 
+def test_sparkapplications_take_rights_that_are_asked_for() -> None:
+    before = allowed_by(objects()["ClusterRole", "finetune-operator"])
+    after = allowed_by(objects("rbac.sparkApplications=true")["ClusterRole", "finetune-operator"])
+    verbs = ("get", "list", "create", "delete")
+    assert after - before == {
+        *(("sparkoperator.k8s.io/sparkapplications", verb) for verb in verbs),
+        ("pods", "delete"),
+    }
+
+
 def test_sparks_drivers_may_do_this_and_no_more_in_the_namespaces_that_are_named() -> None:
     found = objects("spark.namespaces={research}")
     assert {key: found[key]["metadata"]["namespace"] for key in found if "spark" in key[1]} == {

@@ -31,6 +31,8 @@ _KINDS = {
     "ResourceQuota": "v1",
     "Node": "v1",
     "Workload": "kueue.x-k8s.io/v1beta2",
+    "SparkApplication": "sparkoperator.k8s.io/v1beta2",
+    "RoleBinding": "rbac.authorization.k8s.io/v1",
     "Lease": "coordination.k8s.io/v1",
     "Role": "rbac.authorization.k8s.io/v1",
 }

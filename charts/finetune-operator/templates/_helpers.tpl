@@ -260,6 +260,15 @@ http://{{ include "finetune.mlflowName" . }}.{{ .Release.Namespace }}.svc:5000
   resources: [localqueues/pendingworkloads]
   verbs: [get]
 {{- end }}
+{{- if .Values.rbac.sparkApplications }}
+# Preparations that the spark-operator runs. It may not see the deletion of a SparkApplication in time to delete the driver.
+- apiGroups: [sparkoperator.k8s.io]
+  resources: [sparkapplications]
+  verbs: [get, list, create, delete]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [delete]
+{{- end }}
 {{- if .Values.rbac.trackingSecrets }}
 # Credentials named by spec.tracking.secretRef and by spec.serving.databricks.secretRef.
 - apiGroups: [""]

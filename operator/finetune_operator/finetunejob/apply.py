@@ -16,7 +16,7 @@ from finetune_operator.controller.leases import LeaseBusy
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.children import is_being_deleted, is_child
-from finetune_operator.finetunejob.decide import databricks_run
+from finetune_operator.finetunejob.decide import databricks_run, spark_application
 from finetune_operator.finetunejob.decide.failed_action import failed_action
 from finetune_operator.finetunejob.model import (
     Action,
@@ -37,6 +37,10 @@ from finetune_operator.registry.tracked import Tracked
 from finetune_operator.registry.writer import ANYWHERE, AliasWriter
 
 log = logging.getLogger(__name__)
+
+
+# A Job's template cannot change; a SparkApplication that changes starts anew.
+_CREATED_ONCE = ("Job", "SparkApplication")
 
 
 class NameTaken(Exception):  # noqa: N818
@@ -99,48 +103,63 @@ class FineTuneJobApplier:
 
     async def _delete(self, ftj: FineTuneJob, decision: Decision) -> None:
         if decision.sweep:
-            for kind in ("Service", "ConfigMap"):
-                selector = f"{names.LABEL_UID}={ftj.uid}"
-                for body in (await self.kube.list(kind, ftj.namespace, labelSelector=selector)).objects:
-                    meta = body["metadata"]
-                    if is_child(body, ftj):
-                        await self.kube.delete(kind, ftj.namespace, meta["name"], meta["uid"])
+            for kind in ("Service", "ConfigMap", *spark_application.swept(ftj)):
+                await self._sweep(ftj, kind)
         for item in decision.delete:
-            await self._delete_job(ftj, item)
+            await self._delete_child(ftj, item)
 
-    async def _delete_job(self, ftj: FineTuneJob, item: Deletion) -> None:
-        # NB: foreground: the Job stays until its pods are deleted. Without it the owner of the pods would be unknown.
-        await self.kube.delete("Job", ftj.namespace, item.name, item.uid, foreground=True)
-        log.info("deleted Job %s/%s", ftj.namespace, item.name)
+    async def _sweep(self, ftj: FineTuneJob, kind: str) -> None:
+        selector = f"{names.LABEL_UID}={ftj.uid}"
+        try:
+            for body in (await self.kube.list(kind, ftj.namespace, labelSelector=selector)).objects:
+                meta = body["metadata"]
+                if is_child(body, ftj):
+                    await self.kube.delete(kind, ftj.namespace, meta["name"], meta["uid"])
+        except KubeError as error:
+            # The spark-operator may be uninstalled by then, or its resources no longer the operator's to delete.
+            if kind not in spark_application.KINDS or error.status not in (403, 404):
+                raise
+            log.warning("%s: its children of kind %s cannot be deleted: %s", ftj.key, kind, error)
+
+    async def _delete_child(self, ftj: FineTuneJob, item: Deletion) -> None:
+        # NB: foreground: a Job stays until its pods are deleted. Without it the owner of the pods would be unknown.
+        foreground = item.kind == "Job"
+        await self.kube.delete(item.kind, ftj.namespace, item.name, item.uid, foreground=foreground)
+        log.info("deleted %s %s/%s", item.kind, ftj.namespace, item.name)
 
     async def _child(self, ftj: FineTuneJob, body: Json) -> None:
-        name = body["metadata"]["name"]
+        kind, name = body["kind"], body["metadata"]["name"]
+        created_once = kind in _CREATED_ONCE
         try:
-            if body["kind"] == "Job":
-                # A Job's template cannot change: it is created once.
-                created = await self.kube.create(body)
-                self.store.put("Job", created)
-                log.info("created Job %s/%s", ftj.namespace, name)
+            if created_once:
+                self._keep(kind, await self.kube.create(body))
+                log.info("created %s %s/%s", kind, ftj.namespace, name)
                 return
-            held = await self.kube.get(body["kind"], ftj.namespace, name)
+            held = await self.kube.get(kind, ftj.namespace, name)
             if held is not None and not is_child(held, ftj):
                 raise NameTaken(_taken(body, held))
             await self.kube.apply(body)
         except KubeError as error:
-            if body["kind"] == "Job" and error.status in (400, 422):
+            if created_once and error.status in (400, 422):
                 raise KubeError(error.status, f"{error}: {_remedy(body)}", error.reason) from error
-            if error.status != 409 or body["kind"] != "Job":
+            if error.status != 409 or not created_once:
                 raise
             await self._adopt(ftj, body)
 
     async def _adopt(self, ftj: FineTuneJob, body: Json) -> None:
-        """Use the existing Job of this name if it is the FineTuneJob's, from a pass that was interrupted."""
-        held = await self.kube.get("Job", ftj.namespace, body["metadata"]["name"])
+        """Use the existing child of this name if it is the FineTuneJob's, from a pass that was interrupted."""
+        kind, name = body["kind"], body["metadata"]["name"]
+        held = await self.kube.get(kind, ftj.namespace, name)
         if held is None:
-            raise KubeError(409, f"Job {body['metadata']['name']} was deleted meanwhile: trying again")
+            raise KubeError(409, f"{kind} {name} was deleted meanwhile: trying again")
         if not is_child(held, ftj) or is_being_deleted(held):
             raise NameTaken(_taken(body, held))
-        self.store.put("Job", held)
+        self._keep(kind, held)
+
+    def _keep(self, kind: str, body: Json) -> None:
+        """Put a Job into the cache, which the watch would do later. SparkApplications are not watched."""
+        if kind == "Job":
+            self.store.put(kind, body)
 
     async def _finalizer(self, ftj: FineTuneJob, *, wanted: bool) -> None:
         written = await self.kube.apply(

@@ -70,6 +70,15 @@ class Preparation:
 
 
 @dataclass(frozen=True)
+class Applications:
+    """The SparkApplications of a preparation, by name, and the pods of their drivers; a problem where they cannot be read."""
+
+    found: Mapping[str, Json] = field(default_factory=dict)
+    drivers: tuple[Json, ...] = ()
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True)
 class PodEvent:
     """An Event about a pod, with the time when it last occurred."""
 
@@ -124,7 +133,8 @@ class Observed:
     None when none is suspended, or Kueue cannot be read. `node_labels` are labels by node, as far as nodes were read.
     `offered` are the resources that any node offers, where a pod waits for a GPU; None where that is not known.
     `rehearsal` is the answer to the dry runs that the decision asked for. `executors` are the pods of Spark's executors
-    while it runs. `preparation` is the Databricks run that the status names, while it is followed.
+    while it runs. `preparation` is the Databricks run that the status names, while it is followed. `applications` are the
+    SparkApplications of a preparation that has them, until it is complete.
     """
 
     jobs: Mapping[str, Json] = field(default_factory=dict)
@@ -139,6 +149,7 @@ class Observed:
     rehearsal: Rehearsal | None = None
     executors: tuple[Json, ...] = ()
     preparation: Preparation | None = None
+    applications: Applications | None = None
 
 
 @dataclass(frozen=True)
@@ -187,10 +198,11 @@ Action = EnsureRun | FinishRun | SetAlias | SubmitRun | CancelRun
 
 @dataclass(frozen=True)
 class Deletion:
-    """A child Job to delete, with the uid it must have."""
+    """A child to delete, with the uid it must have: a Job, a SparkApplication, or the pod of its driver."""
 
     name: str
     uid: str
+    kind: str = "Job"
 
 
 @dataclass(frozen=True)
@@ -200,7 +212,7 @@ class Decision:
     Attributes:
         status: the complete new status.
         apply: children to create or update.
-        delete: child Jobs to delete.
+        delete: children to delete.
         sweep: whether to delete the other children too.
         actions: writes to MLflow and Databricks.
         finalizer: whether the resource must have the operator's finalizer; None to leave it unchanged.

@@ -14,6 +14,7 @@ from finetune_operator.controller.reading import read_spec, read_status
 from finetune_operator.controller.store import Store
 from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.aliases import promoted_aliases
+from finetune_operator.finetunejob.applications import ApplicationReader
 from finetune_operator.finetunejob.cache import ChildCache
 from finetune_operator.finetunejob.children import is_alive
 from finetune_operator.finetunejob.decide import device
@@ -79,6 +80,7 @@ class FineTuneJobObserver:
         self._pod_events = PodEventReader(self.kube, self.clock)
         self._workloads = WorkloadReader(self.kube, self.clock)
         self._executors = ExecutorReader(self.kube, self.settings)
+        self._applications = ApplicationReader(self.kube)
         self.cache = ChildCache(self.kube, self.store)
         self.poller = RunPoller(self.kube, self.settings, self.clock)
         self.preparations = PreparationReader(self.kube, self.settings, self.clock)
@@ -93,10 +95,13 @@ class FineTuneJobObserver:
         mlflow = await self.poller.poll(ftj)
         jobs, pods = await self.cache.jobs_and_pods(ftj)
         refused = await rejections(self.kube, ftj, jobs, pods, now)
-        executors = await self._executors.read(ftj, pods, now)
+        applications = await self._applications.read(ftj)
+        drivers = applications.drivers if applications else ()
+        executors = await self._executors.read(ftj, [*pods, *drivers], now)
         if executors.refusal:
             refused[names.prep_name(ftj.name)] = executors.refusal
-        alive = [] if ftj.is_finished else [pod for pod in (*pods, *executors.pods) if is_alive(pod)]
+        known = () if ftj.is_finished else (*pods, *drivers, *executors.pods)
+        alive = [pod for pod in known if is_alive(pod)]
         return Observed(
             jobs=jobs,
             pods=(*pods, *self.cache.failed_pods(ftj)),
@@ -109,6 +114,7 @@ class FineTuneJobObserver:
             executors=executors.pods,
             offered=await self._nodes.offered(alive, device.resource(ftj)),
             preparation=await self.preparations.read(ftj),
+            applications=applications,
         )
 
     async def observe_deletion(self, ftj: FineTuneJob) -> Observed:

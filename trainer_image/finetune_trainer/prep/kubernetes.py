@@ -103,28 +103,16 @@ def settings(
     Raises:
         RecipeRefusedError: the conf sets what has a field, or what follows from where the driver runs.
     """
-    _check(spark)
-    number = str(spark.executor_pods)
-    executors = {f"{_DYNAMIC}minExecutors": "1", f"{_DYNAMIC}maxExecutors": number}
-    return {
+    return executor_settings(spark, jars=jars, options=options) | {
         "spark.master": f"k8s://{API_SERVER}",
         "spark.driver.host": driver.host,
         "spark.driver.bindAddress": "0.0.0.0",
         "spark.driver.port": str(contract.SPARK_DRIVER_PORT),
         "spark.driver.blockManager.port": str(contract.SPARK_BLOCKS_PORT),
-        "spark.blockManager.port": str(contract.SPARK_BLOCKS_PORT),
-        # Without it, any pod that reaches the driver could be one of its executors.
-        "spark.authenticate": "true",
         "spark.local.dir": str(scratch / "spark"),
-        **(executors if spark.is_dynamic else {"spark.executor.instances": number}),
         "spark.executor.cores": str(spark.cores_of_executor),
         "spark.executor.memory": memory,
         "spark.executor.memoryOverheadFactor": "0.4",
-        "spark.executor.extraClassPath": f"{jars}/*",
-        "spark.executor.extraJavaOptions": options,
-        "spark.executorEnv.TOKENIZERS_PARALLELISM": "false",
-        # NB: a quota that refuses a pod counts as a failed executor; the operator says so, and Spark tries again.
-        "spark.executor.maxNumFailures": str(2**31 - 1),
         "spark.kubernetes.namespace": driver.namespace,
         "spark.kubernetes.driver.pod.name": driver.pod,
         "spark.kubernetes.executor.podNamePrefix": driver.pod,
@@ -132,6 +120,31 @@ def settings(
         "spark.kubernetes.container.image.pullPolicy": driver.pull_policy,
         "spark.kubernetes.executor.podTemplateFile": contract.EXECUTOR_TEMPLATE_PATH,
         "spark.kubernetes.executor.podTemplateContainerName": contract.EXECUTOR_CONTAINER,
+    }
+
+
+def executor_settings(spark: Spark, *, jars: Path, options: str) -> dict[str, str]:
+    """Return Spark's settings of executors in pods, whoever made the pod of the driver.
+
+    Args:
+        options: of the JVM.
+
+    Raises:
+        RecipeRefusedError: the conf sets what has a field, or what follows from where the driver runs.
+    """
+    _check(spark)
+    number = str(spark.executor_pods)
+    dynamic = {f"{_DYNAMIC}minExecutors": "1", f"{_DYNAMIC}maxExecutors": number}
+    return {
+        # Without it, any pod that reaches the driver could be one of its executors.
+        "spark.authenticate": "true",
+        "spark.blockManager.port": str(contract.SPARK_BLOCKS_PORT),
+        **(dynamic if spark.is_dynamic else {"spark.executor.instances": number}),
+        "spark.executor.extraClassPath": f"{jars}/*",
+        "spark.executor.extraJavaOptions": options,
+        "spark.executorEnv.TOKENIZERS_PARALLELISM": "false",
+        # NB: a quota that refuses a pod counts as a failed executor; the operator says so, and Spark tries again.
+        "spark.executor.maxNumFailures": str(2**31 - 1),
         # What follows keeps Spark to pods: its account needs no right on anything else.
         "spark.kubernetes.executor.disableConfigMap": "true",
         "spark.kubernetes.driver.service.deleteOnTermination": "false",
@@ -151,14 +164,19 @@ def _check(spark: Spark) -> None:
         )
 
 
-def delete_executors(driver: Driver, account: Path = ACCOUNT, server: str = API_SERVER) -> None:
+def delete_executors(
+    namespace: str, selector: str, account: Path = ACCOUNT, server: str = API_SERVER
+) -> None:
     """Delete executors of an earlier driver of this job, which may wait for a node for ever and hold a part of a quota.
+
+    Args:
+        selector: the labels of the executors.
 
     Raises:
         TrainingError: the API server refuses, or cannot be reached.
     """
-    query = urllib.parse.urlencode({"labelSelector": driver.selector})
-    url = f"{server}/api/v1/namespaces/{urllib.parse.quote(driver.namespace)}/pods?{query}"
+    query = urllib.parse.urlencode({"labelSelector": selector})
+    url = f"{server}/api/v1/namespaces/{urllib.parse.quote(namespace)}/pods?{query}"
     token = (account / "token").read_text(encoding="utf-8").strip()
     request = urllib.request.Request(  # noqa: S310 - the API server's address
         url, method="DELETE", headers={"Authorization": f"Bearer {token}", "Accept": "application/json"}

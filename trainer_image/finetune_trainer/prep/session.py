@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from finetune_crds import spark_conf
 from finetune_crds.contract import EXECUTOR_TEMPLATE_PATH
+from finetune_crds.quantity import jvm_memory
 from finetune_trainer.outcome import RecipeRefusedError, TrainingError
 from finetune_trainer.prep import by_name, kubernetes, stores
 
@@ -28,6 +29,8 @@ ENV_JARS = "FINETUNE_JARS"
 ENV_RUNTIME = "DATABRICKS_RUNTIME_VERSION"
 """Set by Databricks on every kind of its compute."""
 DEFAULT_JARS = "/opt/finetune/jars"
+# Set by spark-submit for the Python process that it runs.
+_ENV_GATEWAY = "PYSPARK_GATEWAY_PORT"
 _CGROUP = Path("/sys/fs/cgroup")
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
@@ -41,32 +44,32 @@ _JOINED = {
     "spark.sql.optimizer.excludedRules": ",",
     "spark.sql.adaptive.optimizer.excludedRules": ",",
 }
+# Settings that spark-submit has made where it made the pod of the driver.
+_SUBMITTED = (
+    "spark.app.name",
+    "spark.master",
+    "spark.driver.memory",
+    "spark.driver.host",
+    "spark.driver.bindAddress",
+    "spark.local.dir",
+)
 # Settings that the recipe has a field for, or that the session depends on.
 _OWNED = {
     "spark.master": "data.prepare.spark.mode",
     "spark.driver.memory": "data.prepare.spark.driverMemory",
-}
-_UNITS = {
-    "": 1,
-    "k": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
 }
 
 
 def start(spark: Spark, catalog: Catalog | None = None) -> SparkSession:
     """Start Spark in this pod, on its available cores or as the driver of executors in pods of their own.
 
+    With mode SparkApplication, the session is the one that spark-submit has configured.
+
     Args:
         catalog: where tables are found by their names.
 
     Raises:
-        RecipeRefusedError: the recipe's conf sets what it may not, or the recipe is for a Databricks run.
+        RecipeRefusedError: the recipe's conf sets what it may not, or the recipe is for a Databricks run or a SparkApplication.
         TrainingError: the jars are not where FINETUNE_JARS says, or the driver may not create pods.
     """
     if spark.mode == "Databricks":
@@ -75,6 +78,12 @@ def start(spark: Spark, catalog: Catalog | None = None) -> SparkSession:
         )
     from pyspark.sql import SparkSession
 
+    if spark.mode == "SparkApplication":
+        if _ENV_GATEWAY not in os.environ:
+            raise RecipeRefusedError(
+                "data.prepare.spark.mode SparkApplication is for pods that the spark-operator submits: use Local here"
+            )
+        return SparkSession.builder.getOrCreate()
     driver = _driver(spark)
 
     # NB: Python workers inherit this environment through the JVM.
@@ -104,7 +113,7 @@ def _driver(spark: Spark) -> kubernetes.Driver | None:
     if not spark.executor_pods:
         return None
     driver = kubernetes.Driver.of(os.environ, Path(EXECUTOR_TEMPLATE_PATH))
-    kubernetes.delete_executors(driver)
+    kubernetes.delete_executors(driver.namespace, driver.selector)
     return driver
 
 
@@ -203,7 +212,7 @@ def settings(
     """Return Spark's settings: ours, then those of stores from the environment, then the recipe's conf.
 
     Args:
-        driver: this pod, where executors are pods of their own.
+        driver: this pod, where executors are pods of their own. None where they are, too: spark-submit made this pod.
         catalog: where tables are found by their names; Spark itself knows a Hive metastore.
 
     Raises:
@@ -240,6 +249,9 @@ def settings(
     if driver:
         memory = jvm_memory(spark.memory_of_executor)
         ours |= kubernetes.settings(spark, driver, jars=jars, scratch=scratch, options=options, memory=memory)
+    elif spark.executor_pods:
+        ours = {name: value for name, value in ours.items() if name not in _SUBMITTED}
+        ours |= kubernetes.executor_settings(spark, jars=jars, options=options)
     if said := spark_conf.refusal(spark.conf):
         raise RecipeRefusedError(f"data.prepare.spark.{said}")
     joined = {
@@ -253,13 +265,3 @@ def settings(
 def spark_path(uri: str) -> str:
     """Return a path for Spark: Hadoop's S3 client has the scheme s3a, and Databricks's own s3."""
     return uri.replace("s3://", "s3a://", 1) if uri.startswith("s3://") and not on_databricks() else uri
-
-
-def jvm_memory(quantity: str) -> str:
-    """A Kubernetes quantity, such as 2Gi, as the JVM reads it: in KiB, rounded down.
-
-    Raises:
-        KeyError, ValueError: the text is no quantity; the schema has refused such a recipe.
-    """
-    number = quantity.rstrip("kMGTi")
-    return f"{int(float(number) * _UNITS[quantity[len(number) :]]) // 1024}k"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
-from finetune_operator.finetunejob.decide import catalog, databricks_run, executors, mistakes
+from finetune_operator.finetunejob.decide import catalog, databricks_run, executors, mistakes, spark_manifest
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.decide.workspace import workspace_mistakes
 from finetune_operator.finetunejob.resolve import resolved
@@ -85,6 +85,7 @@ def obstacles(spec: FineTuneJobSpec, settings: Settings) -> Iterator[tuple[Condi
         *workspace_mistakes(spec, settings),
         *databricks_run.mistakes(spec, settings),
         *catalog.mistakes(spec),
+        *spark_manifest.mistakes(spec),
     ]
     if wrong:
         yield ConditionReason.INVALID_SPEC, "; ".join(wrong)

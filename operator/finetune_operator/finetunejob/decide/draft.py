@@ -67,9 +67,9 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
             if not job_ended(item):
                 self.remove(item)
 
-    def remove(self, child: Json) -> None:
-        """Delete a child Job and its pods, unless it is being deleted."""
-        item = Deletion(child["metadata"]["name"], child["metadata"]["uid"])
+    def remove(self, child: Json, kind: str = "Job") -> None:
+        """Delete a child, and the pods of a Job, unless it is being deleted."""
+        item = Deletion(child["metadata"]["name"], child["metadata"]["uid"], kind)
         if not is_being_deleted(child) and item not in self.delete:
             self.delete.append(item)
 

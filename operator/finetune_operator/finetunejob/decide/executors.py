@@ -1,7 +1,8 @@
-"""A preparation whose Spark executors are pods (data.prepare.spark.mode Kubernetes): what its driver needs around it.
+"""Spark executors in pods of their own (data.prepare.spark.mode Kubernetes or SparkApplication): what they are, how they fare.
 
-Spark's driver runs in the prep pod and creates the executors itself, as pods of the job's namespace that the prep pod owns. The
-operator gives it a Service by which executors find it, a pod template, and a ServiceAccount that may create pods.
+Spark's driver creates the executors itself, as pods of the job's namespace that its own pod owns. The operator gives it a pod
+template, and a ServiceAccount that may create pods; and with mode Kubernetes, where the driver runs in the prep pod, a Service by
+which executors find it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import yaml
 
 from finetune_crds import contract
 from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.env import RESERVED_ENV
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.source import Source
 from finetune_crds.spark import Spark
 from finetune_operator import names
 from finetune_operator.finetunejob import children
-from finetune_operator.finetunejob.decide import pods, template
+from finetune_operator.finetunejob.decide import health, pods, template
+from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.merge import containers, items
 from finetune_operator.finetunejob.model import FineTuneJob
 
@@ -30,6 +33,8 @@ _OF_THE_DRIVER = frozenset(
 )
 # Volumes that each pod has for itself.
 _OF_ONE_POD = ("emptyDir", "ephemeral")
+# The containers of drivers: in the prep pod, and in a pod that spark-submit makes.
+_DRIVERS = (names.PREP_CONTAINER, contract.APPLICATION_DRIVER_CONTAINER)
 # How long a driver takes to create its executors.
 _PATIENCE = timedelta(seconds=20)
 # Executors are numbered from 1. So many more than are wanted at once: they end one after the other.
@@ -67,15 +72,21 @@ def service(ftj: FineTuneJob) -> Json:
     }
 
 
-def driver_env(ftj: FineTuneJob) -> list[Json]:
-    """How the driver knows itself and its executors."""
+def driver_env(ftj: FineTuneJob, *, submitted: bool = False) -> list[Json]:
+    """How the driver knows itself and its executors.
+
+    Args:
+        submitted: spark-submit makes the driver's pod, and tells it the rest.
+    """
+    host = f"{names.prep_name(ftj.name)}.{ftj.namespace}.svc"
     values = {
         contract.ENV_POD_NAMESPACE: ftj.namespace,
-        contract.ENV_DRIVER_HOST: f"{names.prep_name(ftj.name)}.{ftj.namespace}.svc",
+        **({} if submitted else {contract.ENV_DRIVER_HOST: host}),
         contract.ENV_EXECUTOR_SELECTOR: selector(ftj),
     }
+    pod = {"name": contract.ENV_POD_NAME, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     return [
-        {"name": contract.ENV_POD_NAME, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        *([] if submitted else [pod]),
         *({"name": name, "value": value} for name, value in values.items()),
     ]
 
@@ -245,9 +256,23 @@ def missing(
 def _running_since(pod: Json) -> datetime | None:
     for item in pod.get("status", {}).get("containerStatuses") or []:
         started = (item.get("state", {}).get("running") or {}).get("startedAt")
-        if item["name"] == names.PREP_CONTAINER and started:
+        if item["name"] in _DRIVERS and started:
             return datetime.fromisoformat(started)
     return None
+
+
+def report(draft: Draft, drivers: Sequence[Json]) -> list[Json]:
+    """Report in a condition what keeps driver and executors from running; the executors that have not ended.
+
+    Args:
+        drivers: the pod of the driver, if it has not ended.
+    """
+    number, at_work = wanted(draft.spec), pods.alive(draft.observed.executors)
+    health.report(draft, [*drivers, *at_work], names.prep_name(draft.ftj.name), wanted=1 + number)
+    trouble = restless(draft.observed.executors, number)
+    if trouble and draft.holds(ConditionType.PODS_HEALTHY):
+        draft.set(ConditionType.PODS_HEALTHY, False, ConditionReason.EXECUTORS_FAIL, trouble)
+    return at_work
 
 
 def progress(found: Sequence[Json], number: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_operator.finetunejob.decide import databricks_run
+from finetune_operator.finetunejob.decide import databricks_run, spark_application
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.model import FinishRun
 from finetune_operator.policy.outcome import Continue, Outcome
@@ -34,6 +34,7 @@ def after_the_end(draft: Draft) -> None:
     _close_run(draft)
     # NB: actions after one that fails wait, and a workspace may be away for good.
     databricks_run.stop(draft)
+    spark_application.stop(draft)
     _delete_children(draft)
 
 

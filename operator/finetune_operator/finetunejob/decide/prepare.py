@@ -1,4 +1,4 @@
-"""The preparation: a Job, or a Databricks run, that turns the source into splits of a known version."""
+"""The preparation: a Job, a SparkApplication or a Databricks run that turns the source into splits of a known version."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from finetune_operator.finetunejob.decide import (
     pods,
     rendezvous,
     result,
+    spark_application,
+    spark_manifest,
     template,
     track,
     workspace,
@@ -47,6 +49,8 @@ def prepare(draft: Draft) -> Outcome:
         return Continue
     if databricks_run.wanted(draft.spec):
         return databricks_run.prepare(draft)
+    if spark_application.wanted(draft.spec):
+        return spark_application.prepare(draft, lambda name: [_recipe(draft), _application(draft, name)])
     return _in_a_pod(draft)
 
 
@@ -69,14 +73,10 @@ def _in_a_pod(draft: Draft) -> Outcome:
         _fail(draft, mine, failed)
         return Stop
     alive = pods.alive(mine)
-    number, at_work = executors.wanted(draft.spec), pods.alive(draft.observed.executors)
-    health.report(draft, [*alive, *at_work], name, wanted=1 + number)
-    trouble = executors.restless(draft.observed.executors, number)
-    if trouble and draft.holds(ConditionType.PODS_HEALTHY):
-        draft.set(ConditionType.PODS_HEALTHY, False, ConditionReason.EXECUTORS_FAIL, trouble)
+    at_work = executors.report(draft, alive)
     _note_retry(draft, mine)
     running = (
-        executors.progress(at_work, number)
+        executors.progress(at_work, executors.wanted(draft.spec))
         if pods.ready(mine)
         else f"the prep pod is starting{health.pulling(draft, alive)}"
     )
@@ -164,7 +164,7 @@ def _recipe(draft: Draft) -> Json:
 
 
 def _executor_template(ftj: FineTuneJob, spec: FineTuneJobSpec, settings: Settings) -> dict[str, str]:
-    if not executors.wanted(spec):
+    if not executors.wanted(spec) or spark_application.wanted(spec):
         return {}
     return executors.template_file(_executor(ftj, spec, settings))
 
@@ -190,7 +190,7 @@ def _driver(ftj: FineTuneJob, spec: FineTuneJobSpec, settings: Settings, run_id:
     number = executors.wanted(spec)
     contract_env = [
         *rendezvous.run_env(servers=settings.servers(spec.tracking), run_id=run_id),
-        *(executors.driver_env(ftj) if number else ()),
+        *(executors.driver_env(ftj, submitted=spark_application.wanted(spec)) if number else ()),
     ]
     login = workspace.pod_login(spec, settings, _CONTAINER)
     secret = None if login else spec.tracking.secret_of_pods
@@ -227,6 +227,17 @@ def _pod(
         labels=template.labels(ftj, names.PREP),
         subdomain=None,
         user_template=wanted.pod_template,
+    )
+
+
+def _application(draft: Draft, name: str) -> Json:
+    ftj, spec, settings = draft.ftj, draft.spec, draft.settings
+    return spark_manifest.manifest(
+        ftj,
+        spec,
+        name,
+        driver=_driver(ftj, spec, settings, draft.status.run_id),
+        executor=_executor(ftj, spec, settings),
     )
 
 

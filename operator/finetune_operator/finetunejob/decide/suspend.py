@@ -8,7 +8,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import Nodes
 from finetune_operator import names
 from finetune_operator.finetunejob.children import is_being_deleted, job_ended
-from finetune_operator.finetunejob.decide import checkpoint, databricks_run, pods
+from finetune_operator.finetunejob.decide import checkpoint, databricks_run, pods, spark_application
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
@@ -26,7 +26,7 @@ def suspend(draft: Draft) -> Outcome:
 def _stop(draft: Draft) -> None:
     # A Job that ended by itself is kept: its result is read when the job is resumed.
     draft.stop_children()
-    run = databricks_run.stop(draft)
+    run = databricks_run.stop(draft) or spark_application.stop(draft)
     alive = pods.alive(draft.observed.pods)
     if draft.status.nodes:
         draft.update(nodes=Nodes(desired=0, ready=0, summary="0/0"))

@@ -57,7 +57,7 @@ def test_executors_of_an_earlier_driver_are_deleted(account: Path) -> None:
         return Answer(200, {})
 
     with serving(answer) as server:
-        kubernetes.delete_executors(DRIVER, account, server)
+        kubernetes.delete_executors(DRIVER.namespace, DRIVER.selector, account, server)
     selector = "labelSelector=finetune.dev%2Fcomponent%3Dprep-executor"
     assert asked == [("DELETE", f"/api/v1/namespaces/team/pods?{selector}", "Bearer the-token")]
 
@@ -68,7 +68,7 @@ def test_an_account_that_may_not_delete_pods_is_named(account: Path) -> None:
         serving(lambda _: Answer(403, said)) as server,
         pytest.raises(TrainingError) as failed,
     ):
-        kubernetes.delete_executors(DRIVER, account, server)
+        kubernetes.delete_executors(DRIVER.namespace, DRIVER.selector, account, server)
     assert (failed.value.reason, failed.value.message) == (
         "ExecutorsForbidden",
         f"the API server refuses the driver's ServiceAccount: {said['message']}: bind it to a Role with the verbs that "

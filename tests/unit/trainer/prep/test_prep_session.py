@@ -123,11 +123,3 @@ def test_missing_jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert failed.value.message == (
         f"there are no Delta jars in {tmp_path}: run trainer_image/jars.sh and set FINETUNE_JARS to its folder"
     )
-
-
-QUANTITIES = {"2Gi": "2097152k", "2G": "1953125k", "1.5Gi": "1572864k", "512Mi": "524288k", "2048": "2k"}
-
-
-@pytest.mark.parametrize(("quantity", "memory"), QUANTITIES.items())
-def test_a_quantity_is_memory_of_the_jvm(quantity: str, memory: str) -> None:
-    assert session.jvm_memory(quantity) == memory

@@ -1,0 +1,25 @@
+"""Quantities of Kubernetes, such as 2Gi."""
+
+from __future__ import annotations
+
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
+
+
+def jvm_memory(quantity: str) -> str:
+    """A quantity as the JVM reads it: in KiB, rounded down.
+
+    Raises:
+        KeyError, ValueError: the text is no quantity; the schema has refused such a recipe.
+    """
+    number = quantity.rstrip("kMGTi")
+    return f"{int(float(number) * _UNITS[quantity[len(number) :]]) // 1024}k"

@@ -1,0 +1,54 @@
+"""CRDs of other projects, as the Go modules of these hold them: fetched once for a machine, never copied into the repository."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.binaries import go_command
+from cluster.paths import ClusterError
+from support.cache import cache
+
+
+@dataclass(frozen=True)
+class ForeignCrd:
+    """A file of a Go module at a version."""
+
+    module: str
+    version: str
+    file: str
+
+    def path(self) -> Path:
+        """Where the file is kept, fetched if it is not there.
+
+        Raises:
+            ClusterError: the module cannot be fetched.
+        """
+        kept = cache() / "crds" / self.version / Path(self.file).name
+        if not kept.exists():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            # NB: tests in other processes may look for it meanwhile.
+            new = kept.with_suffix(".new")
+            shutil.copyfile(self._module() / self.file, new)
+            new.chmod(0o644)
+            new.replace(kept)
+        return kept
+
+    def _module(self) -> Path:
+        """The folder of the module in Go's cache."""
+        wanted = f"{self.module}@{self.version}"
+        argv = [go_command(), "mod", "download", "-json", wanted]
+        done = subprocess.run(argv, cwd=cache(), check=False, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise ClusterError(f"{wanted} cannot be fetched: {done.stdout.strip()} {done.stderr.strip()}")
+        return Path(json.loads(done.stdout)["Dir"])
+
+
+SPARK_APPLICATION = ForeignCrd(
+    "github.com/kubeflow/spark-operator/v2",
+    "v2.3.0",
+    "config/crd/bases/sparkoperator.k8s.io_sparkapplications.yaml",
+)

@@ -1,0 +1,211 @@
+"""A preparation as a SparkApplication, with the real CRD on a real API server. The tests play the spark-operator and the kubelet."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cluster.crds import SPARK_APPLICATION
+from finetune_crds.contract import TerminationMessage
+from finetune_operator import names
+from support.api import Api
+from support.waiting import wait_for
+from worlds.processes.jobs import PREPARED, error, job
+from worlds.processes.servers import Plane
+from worlds.processes.world import OwnWorld, World
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def spark_operator(api: Api, plane: Plane) -> Iterator[None]:
+    """The CRD of the spark-operator, without the spark-operator."""
+    kubectl = [str(plane.kubectl), "--kubeconfig", str(plane.kubeconfig)]
+    # NB: Python takes seconds to read it.
+    create = [*kubectl, "create", "--filename", str(SPARK_APPLICATION.path())]
+    subprocess.run(create, check=True, capture_output=True)
+
+    def served() -> bool:
+        asked = [*kubectl, "get", "sparkapplications", "--all-namespaces"]
+        return subprocess.run(asked, check=False, capture_output=True).returncode == 0
+
+    wait_for("SparkApplications are served", served)
+    yield
+    api.delete("CustomResourceDefinition", "", "sparkapplications.sparkoperator.k8s.io")
+
+
+def allow(world: World) -> None:
+    """What the chart does in a namespace of `spark.namespaces`."""
+    meta = {"name": names.SPARK_ACCOUNT, "namespace": world.namespace}
+    rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["create"]}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": names.SPARK_ACCOUNT}
+    subject = {"kind": "ServiceAccount", "name": names.SPARK_ACCOUNT, "namespace": world.namespace}
+    rbac = "rbac.authorization.k8s.io/v1"
+    world.api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta})
+    world.api.create({"apiVersion": rbac, "kind": "Role", "metadata": meta, "rules": [rule]})
+    binding = {"apiVersion": rbac, "kind": "RoleBinding", "metadata": meta}
+    world.api.create({**binding, "roleRef": role, "subjects": [subject]})
+
+
+def submit(world: World, **prepare: Any) -> None:
+    allow(world)
+    wanted = {"output": "s3://splits/a", "spark": {"mode": "SparkApplication"}, **prepare}
+    world.submit(job(data={"source": {"type": "Parquet", "path": "s3://corpus/a"}, "prepare": wanted}))
+
+
+def application(world: World, name: str = "tune-prep-1") -> Json:
+    return wait_for(
+        f"SparkApplication {name}",
+        lambda: world.api.get("SparkApplication", world.namespace, name),
+        world.patience,
+    )
+
+
+def report(world: World, state: str, name: str = "tune-prep-1", message: str = "") -> None:
+    """Play the spark-operator: the state of a SparkApplication."""
+    found = {"state": state, **({"errorMessage": message} if message else {})}
+    status = {"applicationState": found, "driverInfo": {"podName": f"{name}-driver"}}
+    world.api.patch("SparkApplication", world.namespace, name, {"status": status}, status=True)
+
+
+def drive(world: World, name: str = "tune-prep-1") -> Json:
+    """Play spark-submit: the pod of the driver, made of its template; and the state of the SparkApplication."""
+    found = application(world, name)
+    driver, template = found["spec"]["driver"], found["spec"]["driver"]["template"]
+    main, *others = template["spec"]["containers"]
+    main = {**main, "image": found["spec"]["image"], "args": ["driver", found["spec"]["mainApplicationFile"]]}
+    meta = {
+        **template["metadata"],
+        "name": driver["podName"],
+        "namespace": world.namespace,
+        "labels": {
+            **template["metadata"]["labels"],
+            **found["metadata"]["labels"],
+            "sparkoperator.k8s.io/app-name": name,
+            "spark-role": "driver",
+        },
+    }
+    spec = {**template["spec"], "serviceAccountName": driver["serviceAccount"], "containers": [main, *others]}
+    pod = world.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}, strict=True)
+    report(world, "SUBMITTED", name)
+    return pod
+
+
+def end(world: World, pod: Json, code: int, message: TerminationMessage | None = None) -> None:
+    """Play the kubelet: the driver ends, and the spark-operator sees it."""
+    container = pod["spec"]["containers"][0]
+    terminated = {
+        "exitCode": code,
+        "reason": "Error" if code else "Completed",
+        "message": message.dump() if message else "",
+        "finishedAt": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    status = {
+        "name": container["name"],
+        "image": container["image"],
+        "imageID": "",
+        "restartCount": 0,
+        "ready": False,
+        "state": {"terminated": terminated},
+    }
+    phase = {"phase": "Failed" if code else "Succeeded", "containerStatuses": [status]}
+    meta = pod["metadata"]
+    world.api.patch("Pod", meta["namespace"], meta["name"], {"status": phase}, status=True)
+    why = f"driver container failed with ExitCode: {code}" if code else ""
+    report(world, "FAILED" if code else "COMPLETED", pod["metadata"]["name"].removesuffix("-driver"), why)
+
+
+def held(world: World) -> Json:
+    return dict(world.status("tune").get("sparkApplication") or {})
+
+
+def test_a_job_waits_for_the_spark_operator_and_then_for_its_result(
+    world: World, request: pytest.FixtureRequest
+) -> None:
+    submit(world)
+    told = world.wait_condition("tune", "Prepared", "SparkOperatorMissing")
+    assert "install the spark-operator, and the job goes on" in told["message"]
+    assert held(world) == {}
+
+    request.getfixturevalue("spark_operator")
+    made = application(world)
+    uid = world.job("tune")["metadata"]["uid"]
+    assert [owner["uid"] for owner in made["metadata"]["ownerReferences"]] == [uid]
+    wait_for(
+        "the sentence",
+        lambda: "waits for the spark-operator" in world.condition("tune", "Prepared")["message"],
+    )
+    driver = drive(world)
+    assert [owner["uid"] for owner in driver["metadata"]["ownerReferences"]] == [uid]
+    report(world, "RUNNING")
+    wait_for("Running", lambda: held(world).get("state") == "Running")
+    end(world, driver, 0, PREPARED)
+    status = world.wait_phase("tune", "Starting")
+    assert (status["data"]["path"], status["data"]["version"]) == ("/data/splits", 7)
+    assert status["sparkApplication"] == {
+        "attempt": 1, "failures": 0, "name": "tune-prep-1", "state": "Completed"
+    }  # fmt: skip
+
+
+def test_a_failure_of_the_data_ends_the_job(world: World, spark_operator: None) -> None:
+    submit(world)
+    end(world, drive(world), 65, error("MissingColumn", "it has no column answer"))
+    status = world.wait_phase("tune", "Failed")
+    assert (status["lastFailure"]["exitCode"], status["lastFailure"]["reason"]) == (65, "MissingColumn")
+    assert world.condition("tune", "Failed")["message"] == (
+        "preparation failed in pod tune-prep-1-driver of SparkApplication tune-prep-1: it has no column answer"
+    )
+
+
+def test_another_failure_is_followed_by_another_name_and_an_operator_that_starts_again_goes_on(
+    own_world: OwnWorld, spark_operator: None
+) -> None:
+    world = own_world
+    submit(world)
+    end(world, drive(world), 1)
+    driver = drive(world, "tune-prep-2")
+    report(world, "RUNNING", "tune-prep-2")
+    before = wait_for("Running", lambda: held(world) if held(world).get("state") == "Running" else None)
+    assert before == {"attempt": 2, "failures": 1, "name": "tune-prep-2", "state": "Running"}
+    uid = application(world, "tune-prep-2")["metadata"]["uid"]
+    world.operator.kill()
+    end(world, driver, 0, PREPARED)
+    world.operator.start()
+    world.wait_phase("tune", "Starting")
+    found = {
+        item["metadata"]["name"]: item["metadata"]["uid"]
+        for item in world.api.list("SparkApplication", world.namespace)
+    }
+    assert sorted(found) == ["tune-prep-1", "tune-prep-2"]
+    assert found["tune-prep-2"] == uid
+
+
+def left(world: World) -> list[str]:
+    """The SparkApplications and drivers that exist."""
+    return [
+        item["metadata"]["name"]
+        for kind in ("SparkApplication", "Pod")
+        for item in world.api.list(kind, world.namespace, f"{names.LABEL_COMPONENT}={names.PREP}")
+    ]
+
+
+def test_a_job_that_is_suspended_or_deleted_stops_its_driver(world: World, spark_operator: None) -> None:
+    submit(world)
+    drive(world)
+    report(world, "RUNNING")
+    wait_for("Running", lambda: held(world).get("state") == "Running")
+    world.api.patch("FineTuneJob", world.namespace, "tune", {"spec": {"suspend": True}})
+    wait_for("nothing is left", lambda: left(world) == [])
+    wait_for("Deleted", lambda: held(world).get("state") == "Deleted")
+    assert world.wait_condition("tune", "Suspended", "Suspended")["status"] == "True"
+
+    world.api.patch("FineTuneJob", world.namespace, "tune", {"spec": {"suspend": False}})
+    drive(world, "tune-prep-2")
+    wait_for("Submitted", lambda: held(world).get("state") == "Submitted")
+    world.api.delete("FineTuneJob", world.namespace, "tune")
+    # NB: the garbage collector learns of a new kind within half a minute.
+    wait_for("nothing is left", lambda: left(world) == [], 90)

@@ -1,0 +1,280 @@
+"""The SparkApplication of a preparation, as a whole, and what of a pod template it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.status import MlflowStatus
+from finetune_operator.finetunejob.decide import spark_manifest
+from finetune_operator.finetunejob.model import Mlflow
+from worlds.memory.decisions import (
+    ACCEPTED,
+    ADMITTED,
+    SETTINGS,
+    UID,
+    applied,
+    conclude,
+    ftj,
+    observed,
+    said,
+    spec,
+    status,
+)
+
+Json = dict[str, Any]
+NEW = status(ACCEPTED, ADMITTED, mlflow=MlflowStatus(run_id="r1"))
+
+
+def data(spark: Json | None = None, **prepare: Any) -> Json:
+    return {
+        "source": {"type": "Parquet", "path": "s3://corpora/a"},
+        "prepare": {
+            "output": "s3://splits/a",
+            "spark": {"mode": "SparkApplication", **(spark or {})},
+            **prepare,
+        },
+    }
+
+
+def made(spark: Json | None = None, *, prepare: Json | None = None, **parts: Any) -> dict[str, Json]:
+    """What is made of a new job, by kind."""
+    job = ftj(NEW, data=data(spark, **(prepare or {})), **parts)
+    decision = conclude(job, settings=SETTINGS)
+    return {body["kind"]: body for body in decision.apply}
+
+
+LABELS = {
+    "app.kubernetes.io/managed-by": "finetune-operator",
+    "finetune.dev/job": "tune",
+    "finetune.dev/job-uid": UID,
+    "finetune.dev/component": "prep",
+}
+OWNER = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTuneJob", "name": "tune", "uid": UID}
+CONTAINER: Json = {
+    "image": SETTINGS.prep_image,
+    "imagePullPolicy": SETTINGS.prep_pull_policy,
+    "terminationMessagePolicy": "FallbackToLogsOnError",
+    "securityContext": {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    },
+}
+S3 = {"secretRef": {"name": "s3", "optional": False}}
+SCRATCH = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
+VOLUMES: list[Json] = [
+    {"name": "tmp", "emptyDir": {}},
+    {"name": "shm", "emptyDir": {"medium": "Memory"}},
+]
+POD: Json = {
+    "enableServiceLinks": False,
+    "terminationGracePeriodSeconds": 120,
+    "securityContext": {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "fsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    },
+    "restartPolicy": "Never",
+    "serviceAccountName": "finetune-spark",
+}
+HOME = {"name": "HOME", "value": "/tmp"}
+SELECTOR = f"finetune.dev/job-uid={UID},finetune.dev/component=prep-executor"
+
+
+def test_the_whole_of_it() -> None:
+    conf = {"spark.sql.shuffle.partitions": "8"}
+    spark = {"executors": 3, "executorCores": 2, "executorMemory": "4Gi", "driverMemory": "1Gi", "conf": conf}
+    found = made(
+        spark,
+        prepare={"env": [{"name": "A", "value": "b"}], "envFrom": [{"secretRef": {"name": "s3"}}]},
+        runPolicy={"queueName": "research"},
+    )
+    assert [*found] == ["ConfigMap", "SparkApplication"]
+    assert [*found["ConfigMap"]["data"]] == ["recipe.yaml"]
+    template = found["SparkApplication"]["spec"]["driver"]["template"]
+    env = {item["name"]: item.get("value") for item in template["spec"]["containers"][0].pop("env")}
+    assert env == {
+        "HOME": "/tmp",
+        "A": "b",
+        "HYPERPARAMETERS_PATH": "/etc/finetune/recipe.yaml",
+        "MLFLOW_TRACKING_URI": SETTINGS.tracking_uri,
+        "MLFLOW_REGISTRY_URI": SETTINGS.tracking_uri,
+        "MLFLOW_RUN_ID": "r1",
+        "FINETUNE_POD_NAMESPACE": "team",
+        "FINETUNE_EXECUTOR_SELECTOR": SELECTOR,
+    }
+    recipe = {"name": "recipe", "mountPath": "/etc/finetune", "readOnly": True}
+    assert found["SparkApplication"] == {
+        "apiVersion": "sparkoperator.k8s.io/v1beta2",
+        "kind": "SparkApplication",
+        "metadata": {
+            "name": "tune-prep-1",
+            "namespace": "team",
+            "labels": {**LABELS, "kueue.x-k8s.io/queue-name": "research"},
+            "ownerReferences": [{**OWNER, "controller": True, "blockOwnerDeletion": True}],
+        },
+        "spec": {
+            "type": "Python",
+            "mode": "cluster",
+            "sparkVersion": "4.2.0",
+            "image": SETTINGS.prep_image,
+            "imagePullPolicy": SETTINGS.prep_pull_policy,
+            "mainApplicationFile": "local:///opt/finetune/prep.py",
+            "restartPolicy": {"type": "Never"},
+            "memoryOverheadFactor": "0.4",
+            "sparkConf": conf,
+            "driver": {
+                "podName": "tune-prep-1-driver",
+                "memory": "1048576k",
+                "serviceAccount": "finetune-spark",
+                "template": {
+                    "metadata": {"labels": LABELS, "ownerReferences": [{**OWNER, "controller": True}]},
+                    "spec": {
+                        **POD,
+                        "automountServiceAccountToken": True,
+                        "containers": [
+                            {
+                                **CONTAINER,
+                                "name": "spark-kubernetes-driver",
+                                "command": ["finetune-driver"],
+                                "envFrom": [S3],
+                                "volumeMounts": [*SCRATCH, recipe],
+                            }
+                        ],
+                        "volumes": [*VOLUMES, {"name": "recipe", "configMap": {"name": "tune-prep"}}],
+                    },
+                },
+            },
+            "executor": {
+                "instances": 3,
+                "cores": 2,
+                "memory": "4194304k",
+                "labels": {"finetune.dev/component": "prep-executor"},
+                "template": {
+                    "metadata": {"labels": {**LABELS, "finetune.dev/component": "prep-executor"}},
+                    "spec": {
+                        **POD,
+                        "automountServiceAccountToken": False,
+                        "containers": [
+                            {
+                                **CONTAINER,
+                                "name": "spark-kubernetes-executor",
+                                "command": ["finetune-executor"],
+                                "env": [HOME, {"name": "A", "value": "b"}],
+                                "envFrom": [S3],
+                                "volumeMounts": SCRATCH,
+                            }
+                        ],
+                        "volumes": VOLUMES,
+                    },
+                },
+            },
+        },
+    }
+
+
+TEAM: Json = {
+    "metadata": {"annotations": {"team": "a"}, "name": "mine", "finalizers": ["mine"]},
+    "spec": {
+        "nodeSelector": {"pool": "spark"},
+        "containers": [
+            {
+                "name": "prep",
+                "image": "theirs:1",
+                "args": ["--theirs"],
+                "resources": {
+                    "requests": {"cpu": 1, "ephemeral-storage": "9Gi"},
+                    "limits": {"cpu": "1500m"},
+                },
+            },
+            {"name": "sidecar", "image": "sidecar:1"},
+        ],
+    },
+}
+
+
+def test_a_pod_template_counts_as_far_as_spark_submit_takes_it() -> None:
+    found = made(prepare={"podTemplate": TEAM})["SparkApplication"]["spec"]
+    driver, executor = found["driver"], found["executor"]
+    assert found["image"] == "theirs:1"
+    assert {key: driver[key] for key in ("coreRequest", "coreLimit")} == {
+        "coreRequest": "1",
+        "coreLimit": "1500m",
+    }
+    main, sidecar = driver["template"]["spec"]["containers"]
+    assert (main["resources"], "args" in main) == ({"requests": {"ephemeral-storage": "9Gi"}}, False)
+    assert sidecar == {"name": "sidecar", "image": "sidecar:1"}
+    assert [part["template"]["spec"]["nodeSelector"] for part in (driver, executor)] == [
+        {"pool": "spark"},
+        {"pool": "spark"},
+    ]
+    assert [sorted(part["template"]["metadata"]) for part in (driver, executor)] == [
+        ["annotations", "labels", "ownerReferences"],
+        ["annotations", "labels"],
+    ]
+    assert "resources" not in executor["template"]["spec"]["containers"][0]
+
+
+def test_with_dynamic_allocation_spark_chooses_the_number_of_executors() -> None:
+    found = made({"conf": {"spark.dynamicAllocation.enabled": "true"}})
+    assert "instances" not in found["SparkApplication"]["spec"]["executor"]
+
+
+def memory(kind: str) -> Json:
+    return {"spec": {"containers": [{"name": "prep", "resources": {kind: {"memory": "4Gi"}}}]}}
+
+
+MISTAKES: dict[str, tuple[Json, bool]] = {
+    "none": ({}, False),
+    "a request of memory": ({"podTemplate": memory("requests")}, True),
+    "a limit of memory": ({"podTemplate": memory("limits")}, True),
+    "another mode": ({"podTemplate": memory("limits"), "spark": {"mode": "Local"}}, False),
+    "a template that is none": (
+        {"podTemplate": {"spec": {"containers": [{"name": "prep", "resources": 1}]}}},
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("prepare", "expected"), MISTAKES.values(), ids=MISTAKES)
+def test_what_spark_submit_overrides_is_refused(prepare: Json, expected: bool) -> None:
+    wanted = data()
+    wanted["prepare"] |= prepare
+    assert [*spark_manifest.mistakes(spec(data=wanted))] == (
+        [
+            "spec.data.prepare.podTemplate gives the container prep memory, and with spark.mode SparkApplication it gets "
+            "driverMemory and 40% more: remove it from the template"
+        ]
+        if expected
+        else []
+    )
+
+
+def test_a_job_with_such_a_template_waits_for_its_correction() -> None:
+    decision = conclude(ftj(data=data(podTemplate=memory("limits"))))
+    assert applied(decision) == []
+    found = said(decision, ConditionType.ACCEPTED)
+    assert found
+    assert found[:2] == ("False", ConditionReason.INVALID_SPEC)
+
+
+def test_the_driver_has_the_credentials_of_the_run_and_executors_do_not() -> None:
+    found = made(tracking={"uri": "http://m:5000", "secretRef": {"name": "mlflow"}})
+    pods = [found["SparkApplication"]["spec"][role]["template"]["spec"] for role in ("driver", "executor")]
+    secrets = [[item["secretRef"]["name"] for item in pod["containers"][0]["envFrom"]] for pod in pods]
+    assert secrets == [["mlflow"], []]
+
+
+def test_it_waits_for_the_run() -> None:
+    decision = conclude(
+        ftj(status(ACCEPTED, ADMITTED), data=data()), observed(mlflow=Mlflow()), settings=SETTINGS
+    )
+    assert (applied(decision), decision.status.spark_application) == ([], None)
+    found = said(decision, ConditionType.PREPARED)
+    assert found
+    assert found[2] == "preparation starts when the MLflow run exists"

@@ -1,0 +1,71 @@
+"""Which SparkApplications the operator reads, and what it says where it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator.errors import Problem
+from finetune_operator.finetunejob.applications import ApplicationReader
+from finetune_operator.finetunejob.model import Applications
+from finetune_operator.kube import KubeError
+from standins.kube import StandIn
+from unit.operator.finetunejob.decide.test_spark_application import application, driver
+from unit.operator.finetunejob.decide.test_spark_manifest import data
+from worlds.memory.decisions import UID, condition, controller, ftj, status
+
+Json = dict[str, Any]
+OWNER = [controller("finetune.dev/v1alpha1", "FineTuneJob", UID)]
+PREPARED = condition(ConditionType.PREPARED, "True", ConditionReason.PREPARED)
+
+
+async def test_what_the_job_controls_is_read() -> None:
+    mine = {"kind": "SparkApplication", **application(ownerReferences=OWNER)}
+    forged = {"kind": "SparkApplication", **application(name="forged")}
+    pods: list[Json] = [{"kind": "Pod", **driver()}, {"kind": "Pod", **driver(name="forged")}]
+    del pods[1]["metadata"]["ownerReferences"]
+    kube = StandIn(mine, forged, *pods)
+    found = await ApplicationReader(kube).read(ftj(data=data()))
+    assert found
+    assert ([*found.found], [pod["metadata"]["name"] for pod in found.drivers]) == (
+        ["tune-prep-1"],
+        ["tune-prep-1-driver"],
+    )
+    assert kube.asked == [
+        ("list", "SparkApplication", f"finetune.dev/job-uid={UID}"),
+        ("list", "Pod", f"finetune.dev/job-uid={UID},finetune.dev/component=prep"),
+    ]
+
+
+async def test_nothing_is_read_of_other_jobs() -> None:
+    kube = StandIn()
+    for job in (ftj(data=data({"mode": "Kubernetes"})), ftj(status(PREPARED), data=data())):
+        assert await ApplicationReader(kube).read(job) is None
+    assert kube.asked == []
+
+
+PROBLEMS = {
+    404: (ConditionReason.SPARK_OPERATOR_MISSING, "install the spark-operator, and the job goes on"),
+    403: (ConditionReason.SPARK_OPERATOR_FORBIDDEN, "install the chart with rbac.sparkApplications"),
+}
+
+
+@pytest.mark.parametrize(("code", "expected"), PROBLEMS.items())
+async def test_without_the_spark_operator_or_its_rights(
+    code: int, expected: tuple[ConditionReason, str]
+) -> None:
+    kube = StandIn()
+    kube.refuse["list", "SparkApplication"] = KubeError(code, "no")
+    found = await ApplicationReader(kube).read(ftj(data=data()))
+    assert isinstance(found, Applications)
+    assert isinstance(found.problem, Problem)
+    assert (found.problem.reason, expected[1] in found.problem.message) == (expected[0], True)
+
+
+async def test_an_api_server_that_is_away_is_asked_again() -> None:
+    kube = StandIn()
+    kube.refuse["list", "SparkApplication"] = KubeError(0, "no answer")
+    with pytest.raises(KubeError):
+        await ApplicationReader(kube).read(ftj(data=data()))

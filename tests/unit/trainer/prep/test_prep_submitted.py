@@ -1,0 +1,178 @@
+"""The driver of a SparkApplication: what it passes to spark-submit, and a preparation that spark-submit runs for real."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from finetune_crds import contract
+from finetune_crds.contract import TerminationMessage
+from finetune_crds.prepare import Prepare
+from finetune_crds.spark import Spark
+from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.prep import session, submitted
+from finetune_trainer.prep.executor import spark_home
+from unit.trainer.prep.recipes import QUICK, QUICK_JVM, recipe
+
+RUNNER = "org.apache.spark.deploy.PythonRunner"
+FILE = Path(__file__).parents[4] / "trainer_image" / "prep.py"
+MODE: dict[str, Any] = {"mode": "SparkApplication", "executors": 3, "executorCores": 2}
+
+
+def conf(words: list[str]) -> dict[str, str]:
+    """The settings of a command line."""
+    pairs = [word for before, word in itertools.pairwise(words) if before == "--conf"]
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def command(jars: Path, patch: pytest.MonkeyPatch, **spark: Any) -> list[str]:
+    patch.setenv(session.ENV_JARS, str(jars))
+    wanted = Prepare.model_validate({"output": "/out", "spark": {**MODE, **spark}})
+    words = ["--properties-file", "/conf/spark.properties", "--class", "C", "local:///prep.py"]
+    given = {"SPARK_DRIVER_BIND_ADDRESS": "10.0.0.7", "AWS_REGION": "eu-west-1"}
+    return submitted.command(wanted, words, given, Path("/spark"))
+
+
+def test_what_depends_on_the_image_goes_to_spark_submit(jars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = command(jars, monkeypatch, conf={"spark.sql.shuffle.partitions": "7"})
+    assert (found[0], found[-7:]) == (
+        "/spark/bin/spark-submit",
+        [
+            "--deploy-mode",
+            "client",
+            "--properties-file",
+            "/conf/spark.properties",
+            "--class",
+            "C",
+            "local:///prep.py",
+        ],
+    )
+    local = session.settings(
+        Spark(), jars=jars, scratch=Path("/tmp"), cores=6, environment={"AWS_REGION": "eu-west-1"}
+    )
+    # What spark-submit knows better is left to it.
+    theirs = {
+        "spark.app.name",
+        "spark.master",
+        "spark.driver.memory",
+        "spark.driver.host",
+        "spark.driver.bindAddress",
+        "spark.local.dir",
+    }
+    ours = {name: value for name, value in local.items() if name not in theirs}
+    assert conf(found) == ours | {
+        "spark.driver.bindAddress": "10.0.0.7",
+        "spark.sql.shuffle.partitions": "7",
+        "spark.authenticate": "true",
+        "spark.blockManager.port": "7079",
+        "spark.executor.instances": "3",
+        "spark.executor.extraClassPath": f"{jars}/*",
+        "spark.executor.extraJavaOptions": local["spark.driver.extraJavaOptions"],
+        "spark.executorEnv.TOKENIZERS_PARALLELISM": "false",
+        "spark.executor.maxNumFailures": "2147483647",
+        "spark.kubernetes.executor.disableConfigMap": "true",
+        "spark.kubernetes.driver.service.deleteOnTermination": "false",
+        "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
+        "spark.kubernetes.driver.reusePersistentVolumeClaim": "false",
+    }
+
+
+def test_conf_may_not_move_the_driver(jars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RecipeRefusedError, match=r"may not set spark\.driver\.host"):
+        command(jars, monkeypatch, conf={"spark.driver.host": "x"})
+
+
+def test_the_version_of_spark_is_that_of_the_image() -> None:
+    import pyspark
+
+    assert pyspark.__version__ == contract.SPARK_VERSION
+
+
+STARTS: dict[str, tuple[list[str], dict[str, str], str]] = {
+    "elsewhere": (
+        ["driver"],
+        {},
+        "SPARK_DRIVER_BIND_ADDRESS, FINETUNE_POD_NAMESPACE, FINETUNE_EXECUTOR_SELECTOR",
+    ),
+    "another role": (
+        ["executor"],
+        dict.fromkeys(
+            ("SPARK_DRIVER_BIND_ADDRESS", "FINETUNE_POD_NAMESPACE", "FINETUNE_EXECUTOR_SELECTOR"), "x"
+        ),
+        "the first argument is not driver",
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "environment", "said"), STARTS.values(), ids=STARTS)
+def test_outside_of_such_a_pod_it_ends(
+    words: list[str],
+    environment: dict[str, str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["finetune-driver", *words])
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert submitted.main() == 64
+    assert capsys.readouterr().err.startswith(said)
+
+
+def test_without_spark_submit_there_is_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    with pytest.raises(RecipeRefusedError, match="the spark-operator submits: use Local here"):
+        session.start(Spark.model_validate(MODE))
+
+
+def test_a_preparation_has_the_session_of_spark_submit_and_its_exit_code_is_the_drivers(
+    jars: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the pod of a driver, but for the master. The source is read, and the output looked up in Delta, before it fails."""
+    monkeypatch.setenv(session.ENV_JARS, str(jars))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    pq.write_table(pa.table({"question": ["What?"]}), tmp_path / "corpus.parquet")
+    wanted = recipe(
+        source={"type": "Parquet", "path": str(tmp_path / "corpus.parquet")},
+        base=str(tokenizer_folder),
+        output=str(tmp_path / "out"),
+        spark={"mode": "SparkApplication", "driverMemory": "1Gi", "conf": QUICK},
+    )
+    (tmp_path / "recipe.yaml").write_text(wanted.to_yaml())
+    properties = {"spark.master": "local[1]", "spark.driver.memory": "1g", "spark.app.name": "tune-prep-1"}
+    file = tmp_path / "spark.properties"
+    file.write_text("\n".join(f"{name}={value}" for name, value in properties.items()))
+    given = {
+        **os.environ,
+        **QUICK_JVM,
+        "SPARK_DRIVER_BIND_ADDRESS": "127.0.0.1",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_DIRS": str(tmp_path),
+        "HYPERPARAMETERS_PATH": str(tmp_path / "recipe.yaml"),
+        "FINETUNE_TERMINATION_PATH": str(tmp_path / "termination"),
+    }
+    home = spark_home()
+    words = ["--properties-file", str(file), "--class", RUNNER, f"local://{FILE}"]
+    assert wanted.data.prepare
+    done = subprocess.run(
+        submitted.command(wanted.data.prepare, words, given, home),
+        env=submitted.environment(given, home),
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    print(done.stdout, done.stderr)
+    message = TerminationMessage.parse((tmp_path / "termination").read_text())
+    assert message
+    assert message.error
+    assert (done.returncode, message.error.reason) == (65, "MissingColumn")
+    assert "Spark 4.2.0 on 1 cores" in done.stdout
