@@ -112,7 +112,9 @@ def example_columns(data: Data) -> Columns:
         return columns
     if columns.chosen is not None:
         return Columns(type="Preference")
-    if data.prepare.conversation is not None or columns.messages is not None:
+    if columns.messages is not None:
+        return Columns(type="Messages", tools=columns.tools and "tools")
+    if data.prepare.conversation is not None:
         return Columns(type="Messages")
     if data.prepare.response_template is not None:
         return Columns(type="PromptResponse")
