@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-    from finetune_trainer.prep.plan import Plan
+    from finetune_crds.recipe import Recipe
 
 _MARK = "the chat template of the model fails on "
 
@@ -53,21 +53,19 @@ def _conversations(given: list[list[turns.Message]]) -> list[list[turns.Message]
     return [[*prompt, *reply] for reply in replies]
 
 
-def check(tokenizer: PreTrainedTokenizerBase, plan: Plan, base: str) -> None:
-    """Check that a tokenizer has a chat template, and that this renders tools where examples have them.
+def check(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
+    """Check that a tokenizer has a chat template, and that this renders tools where the recipe names a column of them.
 
     Raises:
         RecipeRefusedError: it has none, or it leaves out tools and data.prepare.unrenderable is Fail.
     """
+    base, columns, prepare = recipe.model.base, recipe.data.columns, recipe.data.prepare
     if tokenizer.chat_template is None:
         raise RecipeRefusedError(
             f"conversations need a chat template, and the tokenizer of {base} has none: set model.chatTemplate"
         )
-    if (
-        plan.form.tools
-        and plan.prepare.unrenderable == "Fail"
-        and not chat_templates.renders_tools(tokenizer)
-    ):
+    drops = prepare is not None and prepare.unrenderable == "Drop"
+    if columns and columns.tools and not drops and not chat_templates.renders_tools(tokenizer):
         raise RecipeRefusedError(
             f"data.columns.tools needs a chat template that renders tools, and that of {base} does not: set "
             "model.chatTemplate, remove data.columns.tools, or drop conversations that have tools with "

@@ -163,7 +163,7 @@ def _make(
 ) -> PrepResult:
     plan = corpus.plan
     if plan.form.has_turns:
-        chat.check(load_tokenizer(recipe.model, tokenizer), plan, recipe.model.base)
+        chat.check(load_tokenizer(recipe.model, tokenizer), recipe)
     with ExitStack() as held:
         seen = funnel.Observed(held, told, corpus.evaluation)
         prepared = funnel.examples(corpus.frame, recipe, plan, tokenizer, seen)
