@@ -117,26 +117,20 @@ def use(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -> None:
 
 # What a template may leave out, as messages call it.
 _TOOLS, _CALLS, _RESULTS = "tools", "tool calls", "messages of role tool"
-# A conversation that shows whether it does.
+# What shows whether it does: a definition and a call as clients send them, and without their wrapper.
 _TOOL, _CALL, _RESULT = "probed_tool", "probed_call", "probed_result"
-_PROBE_TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": _TOOL,
-            "description": "A tool.",
-            "parameters": {"type": "object", "properties": {}},
-        },
-    }
-]
+_DEFINITION = {
+    "name": _TOOL,
+    "description": "A tool.",
+    "parameters": {"type": "object", "properties": {}},
+}
+_CALLED = {"name": _CALL, "arguments": {}}
 # NB: Mistral's templates want ids of nine letters and digits.
-_PROBE_CALL = {"id": "a1b2c3d4e", "type": "function", "function": {"name": _CALL, "arguments": {}}}
-_PROBE: list[Message] = [
-    {"role": "user", "content": "?"},
-    {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]},
-    {"role": "tool", "content": _RESULT, "name": _CALL, "tool_call_id": "a1b2c3d4e"},
-    {"role": "assistant", "content": "!"},
-]
+_ID = "a1b2c3d4e"
+_PROBES = (
+    ({"type": "function", "function": _DEFINITION}, {"id": _ID, "type": "function", "function": _CALLED}),
+    (_DEFINITION, _CALLED),
+)
 
 
 def render(
@@ -184,8 +178,20 @@ def _without_effect(tokenizer: PreTrainedTokenizerBase, _template: str) -> froze
     Args:
         _template: the tokenizer's; it is part of the key of the cache.
     """
-    defined = _rendered(tokenizer, [_PROBE[0], _PROBE[-1]], _PROBE_TOOLS)
-    called = _rendered(tokenizer, _PROBE, _PROBE_TOOLS)
+    return frozenset.intersection(*(_left_out(tokenizer, *probe) for probe in _PROBES))
+
+
+def _left_out(
+    tokenizer: PreTrainedTokenizerBase, tool: dict[str, Any], call: dict[str, Any]
+) -> frozenset[str]:
+    asked: Message = {"role": "user", "content": "?"}
+    answer: Message = {"role": "assistant", "content": "!"}
+    used: list[Message] = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": _RESULT, "name": _CALL, "tool_call_id": _ID},
+    ]
+    defined = _rendered(tokenizer, [asked, answer], [tool])
+    called = _rendered(tokenizer, [asked, *used, answer], [tool])
     marks = ((_TOOLS, _TOOL, defined), (_CALLS, _CALL, called), (_RESULTS, _RESULT, called))
     return frozenset(what for what, mark, text in marks if text is not None and mark not in text)
 
@@ -193,6 +199,7 @@ def _without_effect(tokenizer: PreTrainedTokenizerBase, _template: str) -> froze
 def _rendered(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message], tools: list[dict[str, Any]]
 ) -> str | None:
+    """What a template makes of a conversation, or None where it refuses it."""
     try:
         return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False))
     except FAILURES:

@@ -114,10 +114,10 @@ def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
         return call | {"function": _call(function, where)}
     arguments = call.get("arguments")
     if isinstance(arguments, str):
-        arguments = _parsed(arguments, f"arguments in {where}") if arguments.strip() else {}
-        if not isinstance(arguments, dict):
-            raise ValueError(f"arguments in {where} are not a JSON object")
-        return call | {"arguments": arguments}
+        found = _parsed(arguments, f"arguments in {where}") if arguments.strip() else {}
+        if isinstance(found, dict):
+            return call | {"arguments": found}
+        raise ValueError(f"arguments in {where} are not a JSON object")
     return call
 
 

@@ -110,7 +110,7 @@ WITH_TOOLS = {
     '"parameters": {"type": "object"}}}\n</tools><|im_end|>\n<|im_start|>user\nRain?<|im_end|>\n<|im_start|>assistant\n'
     '<tool_call>{"name": "weather", "arguments": {"city": "Ulm"}}</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\n'
     "dry\n</tool_response><|im_end|>\n<|im_start|>assistant\nNo.<|im_end|>\n",
-    "Llama": "<s><|start_header_id|>user<|end_header_id|>\n\nCall one of these functions.\n\n{\n    \"type\": \"function\",\n"
+    "Llama": '<s><|start_header_id|>user<|end_header_id|>\n\nCall one of these functions.\n\n{\n    "type": "function",\n'
     '    "function": {\n        "name": "weather",\n        "parameters": {\n            "type": "object"\n        }\n    }\n}'
     "\n\nRain?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
     '{"name": "weather", "parameters": {"city": "Ulm"}}<|eot_id|><|start_header_id|>ipython<|end_header_id|>\n\n"dry"<|eot_id|>'
@@ -133,7 +133,7 @@ LEFT_OUT: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]] | None
     "a result": (CONTENTS, [CALLED[0], CALLED[2]], None, "messages of role tool"),
     "all of them": (CONTENTS, CALLED, [WEATHER], "messages of role tool and tool calls and tools"),
     "calls, where tools are written": (
-        "{{ tools }}{% for turn in messages %}{{ turn.content }}{% endfor %}",
+        "{{ tools or '' }}{% for turn in messages %}{{ turn.content }}{% endfor %}",
         CALLED,
         [WEATHER],
         "tool calls",

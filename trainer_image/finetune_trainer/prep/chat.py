@@ -32,7 +32,9 @@ def texts(tokenizer: PreTrainedTokenizerBase, example: Mapping[str, Any]) -> lis
     Raises:
         ValueError: the template does not take it; `failure` finds the sentence in what Spark says of it.
     """
-    given = [example[MESSAGES]] if MESSAGES in example else [example[PROMPT], example[CHOSEN], example[REJECTED]]
+    given = (
+        [example[MESSAGES]] if MESSAGES in example else [example[PROMPT], example[CHOSEN], example[REJECTED]]
+    )
     try:
         return [
             chat_templates.render(tokenizer, conversation, turns.tools(example.get(TOOLS)))

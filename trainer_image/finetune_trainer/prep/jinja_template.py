@@ -142,7 +142,7 @@ def _text(program: Template, field: str, row: Mapping[str, Any]) -> str:
         for piece in program.generate({**row, _PASSES: [0]}):
             size += len(piece)
             if size > MOST_CHARACTERS:
-                raise ValueError(f"its text has more than {MOST_CHARACTERS:,} characters")  # noqa: TRY301
+                raise ValueError(f"its text has more than {MOST_CHARACTERS:,} characters")
             pieces.append(piece)
     except _FAILURES as error:
         raise ValueError(f"{field} {MARK}{error}") from error

@@ -363,7 +363,9 @@ def _refusals_of_lists(
 
 
 def _rendered(required: tuple[str, ...], prepare: Prepare) -> dict[str, Template | JinjaTemplate]:
-    templates: tuple[Template | JinjaTemplate, ...] = tuple(_templates(prepare).values()) or tuple(map(Template.of_column, required))
+    templates: tuple[Template | JinjaTemplate, ...] = tuple(_templates(prepare).values()) or tuple(
+        map(Template.of_column, required)
+    )
     if prepare.conversation and len(templates) == 1:
         templates += (Template.of_column(required[-1]),)
     names = ("text",) if len(templates) == 1 else (PROMPT, RESPONSE)

@@ -84,7 +84,7 @@ def test_loss_is_taken_on_what_the_assistant_says(
 WITH_TOOLS = (
     "{% for tool in tools or [] %}tool {{ tool.name }}\n{% endfor %}"
     "{% for turn in messages %}{{ turn.role }}\n{{ turn.content }}"
-    "{% for call in turn.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments.a }}{% endfor %}\n{% endfor %}"
+    "{% for call in turn.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments.a }}{% endfor %}{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}assistant\n{% endif %}"
 )
 

@@ -119,9 +119,7 @@ class Trained:
     def __init__(self, result: PrepResult, model: Path, columns: Json, **prepare: Any) -> None:
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(Model(base=str(model)), model)
         wanted: Columns = example_columns(recipe(columns=columns, **prepare).data)
-        encoder = Encoder(
-            self.tokenizer, wanted, loss_on_answer=True, max_length=100_000, overlong="Fail"
-        )
+        encoder = Encoder(self.tokenizer, wanted, loss_on_answer=True, max_length=100_000, overlong="Fail")
         splits = Splits(type="Delta", path=result.path, version=result.version)
         self.texts: list[str] = []
         self.learned: list[str] = []
@@ -141,8 +139,11 @@ def counted(result: PrepResult) -> list[int]:
     return sorted(row["tokens"] for row in table_of(result))
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("rows", [ROWS, AS_TEXT, CALLS_AS_TEXT], ids=["structures", "text", "calls as text"])
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [("Hermes", ROWS), ("Llama", AS_TEXT), ("Llama", CALLS_AS_TEXT)],
+    ids=["structures", "text", "calls as text"],
+)
 def test_training_reads_what_the_template_makes_of_the_source(
     preparing: Callable[[str], Preparer], name: str, rows: list[Json]
 ) -> None:
@@ -194,12 +195,19 @@ def test_conversations_that_differ_in_calls_or_tools_alone_are_no_duplicates(
     assert (result.rows.train, result.dropped) == (3, {"notNull": 0, "dedupe": 1})
 
 
-NO_TOOLS = [row for row in ROWS if row["tools"] is None]
+NO_TOOLS = [ROWS[2] | {"tools": "[]"}]
 DROPPED: dict[str, tuple[str, list[Json], Json]] = {
-    "tools that the template does not render": (CONTENTS, ROWS, {"notNull": 0, "dedupe": 0, "unrenderable": 2}),
+    "tools that the template does not render": (
+        CONTENTS,
+        ROWS,
+        {"notNull": 0, "dedupe": 0, "unrenderable": 2},
+    ),
     "calls of another shape": (
         HERMES,
-        [*NO_TOOLS, NO_TOOLS[0] | {"messages": [said("user", "a"), {"role": "assistant", "tool_calls": "{"}]}],
+        [
+            *NO_TOOLS,
+            NO_TOOLS[0] | {"messages": [said("user", "a"), {"role": "assistant", "tool_calls": "{"}]},
+        ],
         {"notNull": 0, "dedupe": 0, "unrenderable": 1},
     ),
     "tools that are no list, and messages with nothing to say": (
@@ -245,7 +253,9 @@ def test_calls_that_the_template_leaves_out_fail_the_preparation(
     )
 
 
-def test_a_mix_of_sources_with_tools_and_without(preparing: Callable[[str], Preparer], tmp_path: Path) -> None:
+def test_a_mix_of_sources_with_tools_and_without(
+    preparing: Callable[[str], Preparer], tmp_path: Path
+) -> None:
     preparer = preparing(HERMES)
     plain = [{"messages": [said("user", f"Say {word}."), said("assistant", word)]} for word in ("a", "b")]
     sources = []
@@ -262,7 +272,10 @@ def test_a_mix_of_sources_with_tools_and_without(preparing: Callable[[str], Prep
 
 def test_values_in_calls_and_tools_are_replaced(preparing: Callable[[str], Preparer]) -> None:
     row = {
-        "messages": [said("user", "Charge it."), calling("charge", card=4111111111111111, to="jane@example.com")],
+        "messages": [
+            said("user", "Charge it."),
+            calling("charge", card=4111111111111111, to="jane@example.com"),
+        ],
         "tools": [tool("charge", of="card") | {"owner": "jane@example.com"}],
     }
     result = preparing(HERMES)([row], columns=WITH_TOOLS, redact=["Email", "CardNumber"])
@@ -290,7 +303,11 @@ DEFAULT, BRIEF = said("system", "You may call tools."), said("system", "Be brief
 GOOD, BAD = said("assistant", "Blue."), said("assistant", "Red.")
 SKY = said("user", "Sky?")
 PREFERENCES: dict[str, tuple[Json, Json, list[Json]]] = {
-    "texts": ({"prompt": "Sky?", "chosen": "Blue.", "rejected": "Red."}, {"conversation": {}}, [DEFAULT, SKY]),
+    "texts": (
+        {"prompt": "Sky?", "chosen": "Blue.", "rejected": "Red."},
+        {"conversation": {}},
+        [DEFAULT, SKY],
+    ),
     "texts behind a system turn": (
         {"prompt": "Sky?", "chosen": "Blue.", "rejected": "Red."},
         {"conversation": {"system": "Be brief."}},
@@ -339,7 +356,11 @@ def test_training_prefers_answers_behind_the_rendered_prompt(
 
 def test_an_answer_can_be_a_call(preparing: Callable[[str], Preparer]) -> None:
     preparer = preparing(HERMES)
-    row = {"prompt": "Rain?", "chosen": [calling("weather", city="Ulm")], "rejected": [said("assistant", "No.")]}
+    row = {
+        "prompt": "Rain?",
+        "chosen": [calling("weather", city="Ulm")],
+        "rejected": [said("assistant", "No.")],
+    }
     trained = Trained(
         preparer([row], columns=PREFERENCE, objective=DPO), preparer.folder / "model", PREFERENCE
     )
@@ -393,45 +414,12 @@ def test_preferences_that_are_conversations_come_through_every_step(
     assert "Write to <EMAIL><|im_end|>\n" in trained.learned
 
 
-REFUSED: dict[str, tuple[Json, Json, type[outcome.PodFailure], str]] = {
-    "a template of a prompt that is a list": (
-        {"prompt": [SKY], "chosen": [GOOD], "rejected": [BAD]},
-        {"promptTemplate": "{prompt}"},
-        outcome.RecipeRefusedError,
-        "data.prepare.promptTemplate renders text, and column prompt holds conversations: remove it",
-    ),
-    "a system turn before a prompt that is a list": (
-        {"prompt": [SKY], "chosen": [GOOD], "rejected": [BAD]},
-        {"conversation": {"system": "Be brief."}},
-        outcome.RecipeRefusedError,
-        "data.prepare.conversation.system goes before prompts that are text, and column prompt holds conversations: remove it",
-    ),
-    "texts that nothing can refuse": (
-        {"prompt": "a", "chosen": "b", "rejected": "c"},
-        {"unrenderable": "Drop"},
-        outcome.RecipeRefusedError,
-        "data.prepare.unrenderable needs what a template can refuse: conversations (data.columns of type Messages or "
-        "Preference, or data.prepare.conversation), or data.prepare.templateSyntax Jinja; the columns hold text",
-    ),
-    "an answer to another prompt": (
-        {"prompt": "a", "chosen": [SKY, GOOD], "rejected": [BAD]},
-        {},
-        outcome.DataError,
+def test_answers_to_another_prompt_fail_the_preparation(preparing: Callable[[str], Preparer]) -> None:
+    row = {"prompt": "Sea?", "chosen": [SKY, GOOD], "rejected": [BAD]}
+    with pytest.raises(outcome.DataError) as failed:
+        preparing(HERMES)([row], columns=PREFERENCE, objective=DPO)
+    assert failed.value.message == (
         "the chat template of the model fails on a conversation of the roles user, user, assistant, assistant: goes on from "
         "the prompt with role user: an answer is the assistant's, alone or after the messages of the prompt; drop such rows "
-        "with data.prepare.unrenderable: Drop",
-    ),
-}
-
-
-@pytest.mark.parametrize(("row", "prepare", "kind", "sentence"), REFUSED.values(), ids=REFUSED)
-def test_preferences_that_are_refused(
-    preparing: Callable[[str], Preparer],
-    row: Json,
-    prepare: Json,
-    kind: type[outcome.PodFailure],
-    sentence: str,
-) -> None:
-    with pytest.raises(kind) as refused:
-        preparing(HERMES)([row], columns=PREFERENCE, objective=DPO, **prepare)
-    assert refused.value.message == sentence
+        "with data.prepare.unrenderable: Drop"
+    )

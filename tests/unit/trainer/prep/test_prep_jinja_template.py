@@ -36,7 +36,11 @@ RENDERED: dict[str, tuple[str, tuple[str, ...], str]] = {
         "Which <one>?\n1/2 red\n2/2 blue\nA:",
     ),
     "null is nothing": ("[{{ context }}]", ("context",), "[]"),
-    "null is false": ("{% if context %}{{ context }} {% endif %}{{ question }}", ("context", "question"), "Which <one>?"),
+    "null is false": (
+        "{% if context %}{{ context }} {% endif %}{{ question }}",
+        ("context", "question"),
+        "Which <one>?",
+    ),
     "a structure": ("{{ meta.level + 1 }}{{ meta['_id'] }}", ("meta",), "4x"),
     "JSON as it is": ("{{ question | tojson }}", ("question",), '"Which <one>?"'),
     "names of its own": (
@@ -56,11 +60,20 @@ def test_a_template_renders_a_row(text: str, columns: tuple[str, ...], expected:
 
 
 REFUSED: dict[str, tuple[str, str]] = {
-    "a tag that does not end": ("a\n{% for one in choices %}", "is not a Jinja template: line 2: Unexpected end of template"),
-    "a filter that is none": ("{{ question | shout }}", "is not a Jinja template: line 1: No filter named 'shout'"),
+    "a tag that does not end": (
+        "a\n{% for one in choices %}",
+        "is not a Jinja template: line 2: Unexpected end of template",
+    ),
+    "a filter that is none": (
+        "{{ question | shout }}",
+        "is not a Jinja template: line 1: No filter named 'shout'",
+    ),
     "a private attribute": ("{{ question.__class__ }}", "has the attribute __class__, which the sandbox"),
     "another file": ("{% include 'passwords' %}", "has a block of type Include, which the sandbox"),
-    "a macro": ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "has a block of type Macro, which the sandbox"),
+    "a macro": (
+        "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}",
+        "has a block of type Macro, which the sandbox",
+    ),
     "a recursive loop": (
         "{% for a in choices recursive %}{{ loop([1, 2]) }}{% endfor %}",
         "has a recursive loop, which the sandbox",
@@ -77,7 +90,10 @@ def test_what_is_refused_at_the_start(text: str, sentence: str) -> None:
 
 # NB: none of these may take the time or the memory that it asks for.
 FAILING: dict[str, tuple[str, str]] = {
-    "a private attribute by a filter": ("{{ (question | attr('__class__')) ~ '' }}", "access to attribute '__class__'"),
+    "a private attribute by a filter": (
+        "{{ (question | attr('__class__')) ~ '' }}",
+        "access to attribute '__class__'",
+    ),
     "a field that is not there": ("{{ meta.missing }}", "has no attribute 'missing'"),
     "a wrong type": ("{{ question + 1 }}", "can only concatenate str"),
     "a division by zero": ("{{ 1 / 0 }}", "division by zero"),
@@ -95,7 +111,7 @@ FAILING: dict[str, tuple[str, str]] = {
         "{{ 1000000000 * choices }}",
         "a repetition makes more than 1,000,000 characters",
     ),
-    "a large power": ("{{ 9 ** 9 ** 9 }}", "a power has more than 1,024 bits"),
+    "a large power": ("{{ 9 ** (9 ** 9) }}", "a power has more than 1,024 bits"),
     "a changed row": ("{{ choices.append(1) }}", "access to attribute 'append'"),
 }
 
@@ -190,6 +206,9 @@ def test_what_is_refused_before_a_row_is_read(
 def test_values_are_replaced_before_a_template_sees_them(prepare: Preparer) -> None:
     row = {"question": "Who is jane@example.com?", "card": 4111111111111111, "answer": "Jane."}
     result = prepare(
-        [row], promptTemplate="{{ question }} {{ card }}", templateSyntax="Jinja", redact=["Email", "CardNumber"]
+        [row],
+        promptTemplate="{{ question }} {{ card }}",
+        templateSyntax="Jinja",
+        redact=["Email", "CardNumber"],
     )
     assert [made["text"] for made in table_of(result)] == ["Who is <EMAIL>? <CARD_NUMBER>"]

@@ -326,3 +326,32 @@ def test_nothing_to_prepare() -> None:
     assert refused.value.message == (
         "data.source and data.prepare are missing: there is nothing to prepare, so training can start at once"
     )
+
+
+LISTS: dict[str, tuple[dict[str, tuple[str, ...]], dict[str, Any], str]] = {
+    "a template of a prompt that is a list": (
+        {"question": (), "good": (), "bad": ()},
+        {"promptTemplate": "{question}"},
+        "data.prepare.promptTemplate renders text, and column question holds conversations: remove it",
+    ),
+    "a system turn before a prompt that is a list": (
+        {"question": ()},
+        {"conversation": {"system": "Be brief."}},
+        "data.prepare.conversation.system goes before prompts that are text, and column question holds conversations: remove it",
+    ),
+    "texts that nothing can refuse": (
+        {"other": ()},
+        {"unrenderable": "Drop"},
+        "data.prepare.unrenderable needs what a template can refuse: conversations (data.columns of type Messages or "
+        "Preference, or data.prepare.conversation), or data.prepare.templateSyntax Jinja; the columns hold text",
+    ),
+}
+
+
+@pytest.mark.parametrize(("conversations", "prepare", "sentence"), LISTS.values(), ids=LISTS)
+def test_fields_for_text_beside_preferences_that_are_conversations(
+    conversations: dict[str, tuple[str, ...]], prepare: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(RecipeRefusedError) as refused:
+        plan(recipe(columns=PREFERENCES, **prepare), conversations)
+    assert refused.value.message == sentence

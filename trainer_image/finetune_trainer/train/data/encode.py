@@ -342,7 +342,8 @@ def _messages(value: Any, column: str) -> list[turns.Message]:
         return turns.messages(value)
     except ValueError as error:
         raise DataError(
-            "MessageShape", f"a row of column {column} is wrong, {error}: correct such rows or filter them out"
+            "MessageShape",
+            f"a row of column {column} is wrong, {error}: correct such rows or filter them out",
         ) from error
 
 

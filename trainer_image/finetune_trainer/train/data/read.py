@@ -173,7 +173,9 @@ def _delta_table(splits: Splits) -> Any:
         raise
 
 
-def _delta(splits: Splits, name: str, columns: list[str], may_be_null: Container[str | None]) -> Iterator[Rows]:
+def _delta(
+    splits: Splits, name: str, columns: list[str], may_be_null: Container[str | None]
+) -> Iterator[Rows]:
     import pyarrow.dataset as ds
 
     table = f"the Delta table {splits.path}"

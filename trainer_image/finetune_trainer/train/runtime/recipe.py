@@ -112,10 +112,8 @@ def example_columns(data: Data) -> Columns:
         return columns
     if columns.chosen is not None:
         return Columns(type="Preference")
-    if columns.messages is not None:
+    if data.prepare.conversation is not None or columns.messages is not None:
         return Columns(type="Messages", tools=columns.tools and "tools")
-    if data.prepare.conversation is not None:
-        return Columns(type="Messages")
     if data.prepare.response_template is not None:
         return Columns(type="PromptResponse")
     if data.prepare.prompt_template is not None or columns.text is not None:
