@@ -27,11 +27,14 @@ COLUMNS_OF: dict[str, tuple[str, ...]] = {
     "Preference": ("prompt", "chosen", "rejected"),
 }
 """The fields of Columns that each type has, each of which is the name of its column unless it is set."""
+OPTIONAL_COLUMNS_OF: dict[str, tuple[str, ...]] = {"Messages": ("tools",)}
+"""The fields of Columns that an example of a type may have too; they have no default."""
 
 
 def _column_rule(field: str) -> Rule:
     """The rule that a field of Columns is set with its types only."""
-    types = [name for name, fields in COLUMNS_OF.items() if field in fields]
+    both = (COLUMNS_OF, OPTIONAL_COLUMNS_OF)
+    types = [name for columns in both for name, fields in columns.items() if field in fields]
     return Rule(
         f"!has(self.{field}) || self.type in {types}", f"{field} needs type {' or '.join(types)}", f".{field}"
     )
@@ -44,18 +47,22 @@ class Columns(ApiModel):
         json_schema_extra=rules(
             *(
                 _column_rule(field)
-                for field in ("text", "messages", "prompt", "response", "chosen", "rejected")
+                for field in ("text", "messages", "tools", "prompt", "response", "chosen", "rejected")
             )
         )
     )
 
     type: ColumnsType
     """What an example is. Text: plain text. Messages: a conversation. PromptResponse: a prompt and its answer. Preference: a
-    prompt, a preferred answer, and another one (DPO)."""
+    prompt, a preferred answer, and another one (DPO), each of them text or a list of {role, content}."""
     text: Name | None = None
     """Column with the whole example as plain text. Default: text."""
     messages: Name | None = None
-    """Column with a list of {role, content}; the model's chat template renders it. Default: messages."""
+    """Column with a list of {role, content}; the model's chat template renders it. A message may have tool_calls, tool_call_id
+    and name. Default: messages."""
+    tools: Name | None = None
+    """Column with the tools that the assistant may call: a list of definitions, or the same as JSON text. The model's chat
+    template renders them. Default: conversations have no tools."""
     prompt: Name | None = None
     """Column with the prompt. Default: prompt."""
     response: Name | None = None
@@ -68,7 +75,8 @@ class Columns(ApiModel):
     @property
     def named(self) -> list[str]:
         """The columns, in the order of the fields."""
-        return [name for field in COLUMNS_OF[self.type] if (name := getattr(self, field))]
+        fields = (*COLUMNS_OF[self.type], *OPTIONAL_COLUMNS_OF.get(self.type, ()))
+        return [name for field in fields if (name := getattr(self, field))]
 
     @model_validator(mode="before")
     @classmethod
@@ -143,14 +151,16 @@ class Data(ApiModel):
             ),
             (
                 "!has(self.prepare) || !has(self.prepare.conversation) || !has(self.columns) || "
-                "self.columns.type == 'PromptResponse'",
-                "prepare.conversation needs columns of type PromptResponse",
+                "self.columns.type in ['PromptResponse', 'Preference']",
+                "prepare.conversation needs columns of type PromptResponse or Preference",
                 ".prepare.conversation",
             ),
             (
                 "!has(self.prepare) || self.prepare.unrenderable == 'Fail' || has(self.prepare.conversation) || "
-                "!has(self.columns) || self.columns.type == 'Messages'",
-                "prepare.unrenderable needs conversations: columns of type Messages, or prepare.conversation",
+                "self.prepare.templateSyntax == 'Jinja' || !has(self.columns) || "
+                "self.columns.type in ['Messages', 'Preference']",
+                "prepare.unrenderable needs what a template can refuse: columns of type Messages or Preference, "
+                "prepare.conversation, or prepare.templateSyntax Jinja",
                 ".prepare.unrenderable",
             ),
             (

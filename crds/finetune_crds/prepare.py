@@ -30,6 +30,7 @@ from finetune_crds.env import Env, EnvFromSource
 from finetune_crds.spark import Spark
 
 Unrenderable = Literal["Fail", "Drop"]
+TemplateSyntax = Literal["Placeholders", "Jinja"]
 
 
 class NearDedupe(ApiModel):
@@ -122,6 +123,7 @@ _FIXED = (
     "dedupe",
     "promptTemplate",
     "responseTemplate",
+    "templateSyntax",
     "conversation",
     "unrenderable",
     "maxTokens",
@@ -204,6 +206,11 @@ class Prepare(ApiModel):
                 "output is s3://bucket/folder or an absolute path: training does not read gs:// and abfss://",
                 ".output",
             ),
+            (
+                "self.templateSyntax == 'Placeholders' || has(self.promptTemplate)",
+                "templateSyntax Jinja needs promptTemplate",
+                ".templateSyntax",
+            ),
             *cleaning.PREPARE_RULES,
             *CATALOG_RULES,
             *_ON_DATABRICKS,
@@ -247,17 +254,25 @@ class Prepare(ApiModel):
     dedupe: Dedupe = Field(default_factory=Dedupe)
     """Which duplicates are removed. Default: exact ones."""
     prompt_template: LongText | None = None
-    """Template of the prompt; {column} stands for the column's value. Without responseTemplate it renders the whole text.
+    """Template of the prompt; {column} stands for the column's value, see templateSyntax. Without responseTemplate it renders
+    the whole text.
 
     Preference data: it renders the prompt; chosen and rejected stay unchanged.
     """
     response_template: LongText | None = None
     """Template of the answer; {column} is replaced by the column's value. With it, the loss can cover the answer only."""
+    template_syntax: TemplateSyntax = "Placeholders"
+    """How promptTemplate and responseTemplate are written. Placeholders: {column} stands for a value, and a doubled brace for a
+    brace. Jinja: Jinja templates, in a sandbox, with the columns as variables."""
     conversation: Conversation | None = None
     """Make each prompt and its answer a conversation of two turns, which the model's chat template renders. Templates render the
-    content of the turns."""
+    content of the turns.
+
+    Preference data: a conversation for either answer. Columns that hold conversations stay as they are.
+    """
     unrenderable: Unrenderable = "Fail"
-    """Conversations that the model's chat template refuses. Fail: the job fails. Drop: they are dropped and counted."""
+    """Examples that a template refuses: conversations that the model's chat template does not take, and rows on which a Jinja
+    template fails. Fail: the job fails. Drop: they are dropped and counted."""
     max_tokens: Positive | None = None
     """Maximum length of an example in tokens of the model's tokenizer. Longer examples are dropped and counted.
 

@@ -517,7 +517,15 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     ),
     "texts that no chat template renders": (
         job(data=prepared(unrenderable="Drop")),
-        "prepare.unrenderable needs conversations",
+        "prepare.unrenderable needs what a template can refuse",
+    ),
+    "Jinja without a template": (
+        job(data=prepared(templateSyntax="Jinja")),
+        "templateSyntax Jinja needs promptTemplate",
+    ),
+    "tools of a text": (
+        job(data=prepared(columns={"type": "Text", "tools": "t"})),
+        "tools needs type Messages",
     ),
     "a chat template of one's own that is not there": (
         job(model={"base": "org/base", "chatTemplate": {"type": "Jinja"}}),

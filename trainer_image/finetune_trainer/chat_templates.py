@@ -5,16 +5,20 @@ Each renders the beginning of a conversation in the same way once it goes on, so
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from finetune_trainer.outcome import RecipeRefusedError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from transformers import PreTrainedTokenizerBase
 
     from finetune_crds.chat import ChatTemplate
+    from finetune_trainer.turns import Message
 
 # A template is a program that runs over the data; it can raise any of these.
 FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
@@ -109,3 +113,94 @@ def use(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -> None:
     except FAILURES:
         # A template may refuse this conversation and take those of the data.
         pass
+
+
+# What a template may leave out, as messages call it.
+_TOOLS, _CALLS, _RESULTS = "tools", "tool calls", "messages of role tool"
+# What shows whether it does: a definition and a call as clients send them, and without their wrapper.
+_TOOL, _CALL, _RESULT = "probed_tool", "probed_call", "probed_result"
+_DEFINITION = {
+    "name": _TOOL,
+    "description": "A tool.",
+    "parameters": {"type": "object", "properties": {}},
+}
+_CALLED = {"name": _CALL, "arguments": {}}
+# NB: Mistral's templates want ids of nine letters and digits.
+_ID = "a1b2c3d4e"
+_PROBES = (
+    ({"type": "function", "function": _DEFINITION}, {"id": _ID, "type": "function", "function": _CALLED}),
+    (_DEFINITION, _CALLED),
+)
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: list[dict[str, Any]] | None = None,
+    *,
+    add_generation_prompt: bool = False,
+) -> str:
+    """Return a conversation as text.
+
+    Args:
+        messages, tools: as `turns` makes them.
+
+    Raises:
+        FAILURES: the template does not take it, or leaves out tools, tool calls or what a tool returned.
+    """
+    used = _used(messages, tools)
+    if left_out := used and used & _without_effect(tokenizer, str(tokenizer.chat_template)):
+        raise ValueError(
+            f"it does not render {' and '.join(sorted(left_out))}: set model.chatTemplate to one that does"
+        )
+    return str(
+        tokenizer.apply_chat_template(
+            [*messages], tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+    )
+
+
+def renders_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the chat template of a tokenizer renders definitions of tools."""
+    return _TOOLS not in _without_effect(tokenizer, str(tokenizer.chat_template))
+
+
+def _used(messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> set[str]:
+    found = {_TOOLS} if tools else set()
+    found |= {_CALLS} if any("tool_calls" in message for message in messages) else set()
+    return found | ({_RESULTS} if any(message["role"] == "tool" for message in messages) else set())
+
+
+@lru_cache(maxsize=4)
+def _without_effect(tokenizer: PreTrainedTokenizerBase, _template: str) -> frozenset[str]:
+    """What a template leaves out of the text without a word. What it refuses is not part of this.
+
+    Args:
+        _template: the tokenizer's; it is part of the key of the cache.
+    """
+    return frozenset.intersection(*(_left_out(tokenizer, *probe) for probe in _PROBES))
+
+
+def _left_out(
+    tokenizer: PreTrainedTokenizerBase, tool: dict[str, Any], call: dict[str, Any]
+) -> frozenset[str]:
+    asked: Message = {"role": "user", "content": "?"}
+    answer: Message = {"role": "assistant", "content": "!"}
+    used: list[Message] = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": _RESULT, "name": _CALL, "tool_call_id": _ID},
+    ]
+    defined = _rendered(tokenizer, [asked, answer], [tool])
+    called = _rendered(tokenizer, [asked, *used, answer], [tool])
+    marks = ((_TOOLS, _TOOL, defined), (_CALLS, _CALL, called), (_RESULTS, _RESULT, called))
+    return frozenset(what for what, mark, text in marks if text is not None and mark not in text)
+
+
+def _rendered(
+    tokenizer: PreTrainedTokenizerBase, messages: list[Message], tools: list[dict[str, Any]]
+) -> str | None:
+    """What a template makes of a conversation, or None where it refuses it."""
+    try:
+        return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False))
+    except FAILURES:
+        return None

@@ -40,7 +40,8 @@ class Column(NamedTuple):
 def find(schema: Sequence[Column], where: str, *, dpo: bool, templates: Collection[str] = ()) -> Columns:
     """Return the columns that hold an example, by their well-known names.
 
-    For DPO: prompt, chosen and rejected. Otherwise: messages, text, or one of the pairs of prompt and response.
+    For DPO: prompt, chosen and rejected. Otherwise: messages (and tools beside them), text, or one of the pairs of prompt and
+    response.
 
     Args:
         schema: the columns of the data.
@@ -80,7 +81,7 @@ def find(schema: Sequence[Column], where: str, *, dpo: bool, templates: Collecti
 
 def described(columns: Columns) -> str:
     """Return columns as text, such as `prompt question, response answer`."""
-    roles = ("text", "messages", "prompt", "response", "chosen", "rejected")
+    roles = ("text", "messages", "tools", "prompt", "response", "chosen", "rejected")
     named = {role: name for role in roles if (name := getattr(columns, role)) is not None}
     return ", ".join(role if role == name else f"{role} {name}" for role, name in named.items())
 
@@ -99,7 +100,8 @@ def _preference(schema: Sequence[Column], where: str) -> Columns:
 def _examples(schema: Sequence[Column]) -> list[Columns]:
     """Return the columns of each example, other than preferences, that the schema has."""
     kinds = {column.name: column.kind for column in schema}
-    found = [Columns(type="Messages")] if kinds.get("messages") == "messages" else []
+    tools = "tools" if "tools" in kinds else None
+    found = [Columns(type="Messages", tools=tools)] if kinds.get("messages") == "messages" else []
     found += [Columns(type="Text")] if kinds.get("text") == "text" else []
     return found + [
         Columns(type="PromptResponse", prompt=prompt, response=response)

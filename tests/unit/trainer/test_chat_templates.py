@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tokenizers import Tokenizer, models
@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from finetune_crds.chat import ChatTemplate
 from finetune_trainer import chat_templates
 from finetune_trainer.outcome import RecipeRefusedError
+from support.tool_templates import TEMPLATES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -94,3 +95,66 @@ def test_text_that_is_no_template_is_refused() -> None:
     assert refused.value.message.startswith(
         "model.chatTemplate.jinja is not a Jinja template: line 2: Unexpected end"
     )
+
+
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Ulm"}}}
+CALLED: list[dict[str, Any]] = [
+    {"role": "user", "content": "Rain?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "dry", "tool_call_id": "c1"},
+    {"role": "assistant", "content": "No."},
+]
+WITH_TOOLS = {
+    "Hermes": '<|im_start|>system\nYou may call tools.\n<tools>\n{"type": "function", "function": {"name": "weather", '
+    '"parameters": {"type": "object"}}}\n</tools><|im_end|>\n<|im_start|>user\nRain?<|im_end|>\n<|im_start|>assistant\n'
+    '<tool_call>{"name": "weather", "arguments": {"city": "Ulm"}}</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\n'
+    "dry\n</tool_response><|im_end|>\n<|im_start|>assistant\nNo.<|im_end|>\n",
+    "Llama": '<s><|start_header_id|>user<|end_header_id|>\n\nCall one of these functions.\n\n{\n    "type": "function",\n'
+    '    "function": {\n        "name": "weather",\n        "parameters": {\n            "type": "object"\n        }\n    }\n}'
+    "\n\nRain?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    '{"name": "weather", "parameters": {"city": "Ulm"}}<|eot_id|><|start_header_id|>ipython<|end_header_id|>\n\n"dry"<|eot_id|>'
+    "<|start_header_id|>assistant<|end_header_id|>\n\nNo.<|eot_id|>",
+}
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_a_template_that_renders_tools(name: str) -> None:
+    made = tokenizer(ChatTemplate(type="Jinja", jinja=TEMPLATES[name]), bos_token="<s>")
+    assert chat_templates.renders_tools(made)
+    assert chat_templates.render(made, CALLED, [WEATHER]) == WITH_TOOLS[name]
+
+
+# What renders the content of some roles and nothing else.
+CONTENTS = "{% for turn in messages if turn.role != 'tool' %}{{ turn.content }}{% endfor %}"
+LEFT_OUT: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]] | None, str]] = {
+    "tools": (CONTENTS, CALLED[:1], [WEATHER], "tools"),
+    "a call": (CONTENTS, CALLED[:2], None, "tool calls"),
+    "a result": (CONTENTS, [CALLED[0], CALLED[2]], None, "messages of role tool"),
+    "all of them": (CONTENTS, CALLED, [WEATHER], "messages of role tool and tool calls and tools"),
+    "calls, where tools are written": (
+        "{{ tools or '' }}{% for turn in messages %}{{ turn.content }}{% endfor %}",
+        CALLED,
+        [WEATHER],
+        "tool calls",
+    ),
+}
+
+
+@pytest.mark.parametrize(("template", "messages", "tools", "what"), LEFT_OUT.values(), ids=LEFT_OUT)
+def test_what_a_template_would_leave_out_is_refused(
+    template: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, what: str
+) -> None:
+    made = tokenizer(ChatTemplate(type="Jinja", jinja=template))
+    with pytest.raises(
+        ValueError, match=f"it does not render {what}: set model.chatTemplate to one that does"
+    ):
+        chat_templates.render(made, messages, tools)
+    assert chat_templates.render(made, CALLED[3:]) == "No."
+
+
+def test_another_template_of_the_same_tokenizer_is_looked_at_anew() -> None:
+    made = tokenizer(ChatTemplate(type="Jinja", jinja=CONTENTS))
+    assert not chat_templates.renders_tools(made)
+    chat_templates.use(ChatTemplate(type="Jinja", jinja=TEMPLATES["Hermes"]), made)
+    assert chat_templates.renders_tools(made)

@@ -27,6 +27,11 @@ def schema(*texts: str, messages: str = "", other: str = "") -> list[Column]:
 PREFERENCE: Json = {"type": "Preference", "prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
 FOUND: dict[str, tuple[list[Column], Json, Json]] = {
     "messages": (schema("id", "prompt", messages="messages"), {}, {"type": "Messages"}),
+    "messages and tools": (
+        schema("id", "tools", messages="messages"),
+        {},
+        {"type": "Messages", "tools": "tools"},
+    ),
     "text": (schema("id", "text", "source", other="label"), {}, {"type": "Text"}),
     "prompt and response": (
         schema("prompt", "response"),

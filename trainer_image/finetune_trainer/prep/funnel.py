@@ -12,7 +12,9 @@ from pyspark.sql import functions as sf
 
 from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import (
+    conversations,
     decontaminate,
+    jinja_template,
     keep,
     language,
     lengths,
@@ -94,6 +96,7 @@ def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen
     if wanted.redact:
         frame = redact.redacted(frame, plan.form, wanted.redact)
         frame = seen.redacted.watch(frame, **redact.totals(wanted.redact))
+    frame = jinja_template.rendered(frame, plan.form.jinja, drop=wanted.unrenderable == "Drop")
     frame = steps.identified(frame, plan)
     if seen.evaluation:
         seen.told.step(progress.EVALUATION_SETS)
@@ -115,7 +118,7 @@ def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen
 def _filtered(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
     """Drop what the filters drop, and other languages."""
     wanted, number = plan.prepare, _samples_of_source(plan.prepare)
-    frame = steps.flagged(steps.with_conversation(frame, plan.form), plan)
+    frame = steps.flagged(conversations.parsed(frame, plan.form), plan)
     by, text = sf.col(steps.DROPPED_BY), sf.concat_ws("\n", *steps.texts(plan.form))
     found = {}
     for name in steps.filter_names(wanted):
@@ -155,7 +158,7 @@ def _unique(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
 
 
 def _short(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
-    """Drop conversations that the chat template refuses, and long examples."""
+    """Drop what a template refuses, and long examples."""
     wanted, length = plan.prepare, sf.col(steps.TOKENS)
     found = {"refused": sf.count_if(length.isNull()), **lengths.bins(length)}
     for name, fails in _limits(wanted).items():
@@ -167,7 +170,7 @@ def _short(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
 
 
 def _limits(wanted: Prepare) -> dict[str, Column]:
-    """What the length in tokens drops, by step, in order; null is that of a conversation that was refused."""
+    """What the length in tokens drops, by step, in order; null is that of an example that a template refused."""
     length = sf.col(steps.TOKENS)
     found = {"unrenderable": length.isNull()} if wanted.unrenderable == "Drop" else {}
     return found | ({"maxTokens": length > wanted.max_tokens} if wanted.max_tokens is not None else {})

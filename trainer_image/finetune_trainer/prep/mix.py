@@ -9,8 +9,10 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import AtomicType
 
 from finetune_crds.data import COLUMNS_OF, Columns
+from finetune_trainer import turns
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import steps
+from finetune_trainer.prep import conversations as spoken
+from finetune_trainer.prep import source, steps
 from finetune_trainer.prep.template import quoted
 
 if TYPE_CHECKING:
@@ -50,15 +52,44 @@ def agreed(parts: Sequence[Part], templates: Sequence[str]) -> tuple[list[Part],
             f"the sources of the mix do not hold their examples in the same columns: {told}; name columns that all of "
             "them have in data.columns, or prepare them one by one",
         )
-    return [_renamed(part) for part in parts], Columns(type=first.type)
+    tools = "tools" if any(part.columns.tools for part in parts) else None
+    columns = Columns(type=first.type, tools=tools)
+    return [_renamed(part, columns) for part in parts], columns
 
 
-def _renamed(part: Part) -> Part:
+def _renamed(part: Part, columns: Columns) -> Part:
     """A part whose columns have the default names of their type; another column of such a name is left out."""
-    names = {getattr(part.columns, field): field for field in COLUMNS_OF[part.columns.type]}
+    names = {getattr(part.columns, field): field for field in COLUMNS_OF[columns.type]}
     kept = [name for name in part.frame.columns if name in names or name not in names.values()]
     frame = part.frame.select(*(sf.col(quoted(name)).alias(names.get(name, name)) for name in kept))
-    return replace(part, frame=frame, columns=Columns(type=part.columns.type))
+    if columns.tools and not part.columns.tools:
+        frame = frame.withColumn(columns.tools, sf.lit(None).cast("string"))
+    return replace(part, frame=frame, columns=columns)
+
+
+def conversations(parts: Sequence[Part], columns: Columns) -> dict[str, tuple[str, ...]]:
+    """Return the columns of all parts that hold lists of {role, content}, and the other fields of these that are kept.
+
+    Raises:
+        DataError: a column of a preference holds conversations in some parts, and text in others.
+    """
+    found = [source.conversations(part.frame) for part in parts]
+    mixed = [name for name in columns.named if 0 < sum(name in one for one in found) < len(found)]
+    if columns.messages is None and mixed:
+        told = "; ".join(
+            f"{part.source.name} has {'conversations' if mixed[0] in one else 'text'}"
+            for part, one in zip(parts, found, strict=True)
+        )
+        raise DataError(
+            "ColumnsDiffer",
+            f"the sources of the mix do not hold the same in column {mixed[0]}: {told}; prepare them one by one",
+        )
+    kept = [{field for one in found for field in one.get(name, turns.CARRIED)} for name in columns.named]
+    return {
+        name: tuple(field for field in turns.CARRIED if field in fields)
+        for name, fields in zip(columns.named, kept, strict=True)
+        if any(name in one for one in found)
+    }
 
 
 def mixed(parts: Sequence[Part], form: Form, seed: int) -> DataFrame:
@@ -70,7 +101,7 @@ def mixed(parts: Sequence[Part], form: Form, seed: int) -> DataFrame:
     Raises:
         DataError: a part has no rows.
     """
-    frames = [steps.with_conversation(part.frame, form) for part in parts]
+    frames = [spoken.parsed(part.frame, form) for part in parts]
     counts = [frame.count() for frame in frames]
     for part, count in zip(parts, counts, strict=True):
         if not count:

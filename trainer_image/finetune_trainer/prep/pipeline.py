@@ -29,7 +29,6 @@ from finetune_trainer.prep import (
     session,
     source,
 )
-from finetune_trainer.prep.plan import MESSAGES
 from finetune_trainer.prep.plan import plan as planned
 from finetune_trainer.prep.progress import Progress, SparkTasks
 from finetune_trainer.tokenizer import load_tokenizer
@@ -110,11 +109,13 @@ def prepare(
 class Corpus:
     """The rows to prepare: of one source, or of the sources of a mix, each as it was read.
 
-    columns: those that hold an example, named by the recipe or found. evaluation: sets that examples may share no words with.
+    plan: the preparation, with the columns that hold an example, named by the recipe or found. evaluation: sets that examples
+    may share no words with.
     """
 
     frame: DataFrame
     columns: Columns
+    plan: Plan
     read: list[source.Corpus]
     evaluation: list[EvaluationSet] = field(default_factory=list)
 
@@ -134,8 +135,9 @@ def _corpus(spark: SparkSession, recipe: Recipe, asked: Request, scratch: Path) 
         one = source.read(spark, asked.source, scratch, catalog=asked.prepare.catalog)
         say(f"source {asked.source_name}{one.at}")
         columns = recipe.data.columns or _found(one.frame, recipe, asked, asked.source_name)
-        source.check(one.frame, planned(_with_columns(recipe, columns)), asked.source_name)
-        return Corpus(one.frame, columns, [one])
+        plan = planned(_with_columns(recipe, columns), source.conversations(one.frame))
+        source.check(one.frame, plan, asked.source_name)
+        return Corpus(one.frame, columns, plan, [one])
     parts, read = [], []
     for part in asked.source.sources:
         field = f"data.source.sources[{part.name}]"
@@ -145,10 +147,10 @@ def _corpus(spark: SparkSession, recipe: Recipe, asked: Request, scratch: Path) 
         parts.append(mix.Part(part, made.frame, columns))
         read.append(made)
     parts, columns = mix.agreed(parts, asked.templates)
-    plan = planned(_with_columns(recipe, columns))
+    plan = planned(_with_columns(recipe, columns), mix.conversations(parts, columns))
     for checked in parts:
         source.check(checked.frame, plan, checked.source.address)
-    return Corpus(mix.mixed(parts, plan.form, plan.prepare.split_ratios.seed), columns, read)
+    return Corpus(mix.mixed(parts, plan.form, plan.prepare.split_ratios.seed), columns, plan, read)
 
 
 def _make(
@@ -160,9 +162,9 @@ def _make(
     *,
     publish: Callable[[report.Facts], None],
 ) -> PrepResult:
-    plan = planned(_with_columns(recipe, corpus.columns))
-    if MESSAGES in plan.form.columns:
-        chat.check(load_tokenizer(recipe.model, tokenizer), recipe.model.base)
+    plan = corpus.plan
+    if plan.form.has_turns:
+        chat.check(load_tokenizer(recipe.model, tokenizer), recipe)
     with ExitStack() as held:
         seen = funnel.Observed(held, told, corpus.evaluation)
         prepared = funnel.examples(corpus.frame, recipe, plan, tokenizer, seen)

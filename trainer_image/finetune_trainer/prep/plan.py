@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING
 
 from finetune_crds import catalog
 from finetune_crds.data import Columns
+from finetune_trainer import turns
 from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.prep.jinja_template import JinjaTemplate
 from finetune_trainer.prep.template import Template
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from finetune_crds.chat import Conversation
     from finetune_crds.cleaning import EvaluationSource
     from finetune_crds.prepare import Prepare
     from finetune_crds.recipe import Recipe
     from finetune_crds.source import NamedSource, Source
 
-MESSAGES = "messages"
+MESSAGES, TOOLS = "messages", "tools"
 PROMPT, RESPONSE, CHOSEN, REJECTED = "prompt", "response", "chosen", "rejected"
 
 
@@ -30,20 +34,43 @@ class Form:
     rendered: the table's text columns, each with its template.
     messages: source column with a conversation; `rendered` is then empty.
     prompt: source column with the prompt.
-    conversation: what makes the prompt and the response in `rendered` the turns of a conversation, if they are.
+    conversation: what makes the prompt and the answers in `rendered` the turns of a conversation, if they are.
+    tools: source column with the tools of the conversation in `messages`.
+    lists: source columns of a preference that hold conversations.
+    carried: fields of messages that are kept besides role and content.
     """
 
     required: tuple[str, ...]
     content: tuple[str, ...]
-    rendered: dict[str, Template]
+    rendered: dict[str, Template | JinjaTemplate]
     messages: str | None = None
     prompt: str | None = None
     conversation: Conversation | None = None
+    tools: str | None = None
+    lists: tuple[str, ...] = ()
+    carried: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of the example in the table."""
-        return (MESSAGES,) if self.messages or self.conversation else tuple(self.rendered)
+        if self.messages:
+            return (MESSAGES, TOOLS) if self.tools else (MESSAGES,)
+        return (MESSAGES,) if self.conversation and CHOSEN not in self.rendered else tuple(self.rendered)
+
+    @property
+    def spoken(self) -> tuple[str, ...]:
+        """The source columns that hold conversations."""
+        return (self.messages,) if self.messages else self.lists
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether the chat template of the model renders the example."""
+        return bool(self.spoken or self.conversation)
+
+    @property
+    def jinja(self) -> tuple[JinjaTemplate, ...]:
+        """The Jinja templates among those of `rendered`."""
+        return tuple(one for one in self.rendered.values() if isinstance(one, JinjaTemplate))
 
 
 @dataclass(frozen=True)
@@ -103,15 +130,19 @@ def request(recipe: Recipe) -> Request:
     return Request(data.source, data.prepare, tuple(dict.fromkeys(named)))
 
 
-def plan(recipe: Recipe) -> Plan:
+def plan(recipe: Recipe, conversations: Mapping[str, tuple[str, ...]] | None = None) -> Plan:
     """Return the preparation of a recipe that names the columns of an example.
 
+    Args:
+        conversations: the columns of the source that hold lists of {role, content}, and which other fields to keep of these.
+            None: the source is not known yet.
+
     Raises:
-        RecipeRefusedError: as `request`.
+        RecipeRefusedError: as `request`; or the recipe has fields for text, and the columns hold conversations.
     """
     asked, columns = request(recipe), recipe.data.columns
     assert columns is not None  # noqa: S101 - the caller has found them
-    return Plan(asked.source, asked.prepare, asked.templates, _form(columns, asked.prepare))
+    return Plan(asked.source, asked.prepare, asked.templates, _form(columns, asked.prepare, conversations))
 
 
 def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
@@ -146,14 +177,15 @@ def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
             "data.prepare.dedupe.near compares whole examples: remove dedupe.columns or dedupe.near",
         ),
         (
-            kind not in (None, "PromptResponse") and prepare.conversation is not None,
-            "data.prepare.conversation needs data.columns of type PromptResponse, and the examples are of type "
-            f"{kind}",
+            kind in ("Text", "Messages") and prepare.conversation is not None,
+            "data.prepare.conversation needs data.columns of type PromptResponse or Preference, and the examples are of "
+            f"type {kind}",
         ),
         (
-            kind not in (None, "Messages") and not prepare.conversation and prepare.unrenderable == "Drop",
-            "data.prepare.unrenderable needs conversations: data.columns of type Messages, or data.prepare.conversation; "
-            f"the examples are of type {kind}",
+            kind in ("Text", "PromptResponse")
+            and prepare.unrenderable == "Drop"
+            and not _can_refuse(prepare),
+            f"{_UNRENDERABLE}; the examples are of type {kind}",
         ),
         (
             kind == "Preference" and prepare.response_template is not None,
@@ -173,6 +205,10 @@ def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
         (
             prepare.response_template is not None and prepare.prompt_template is None,
             "data.prepare.responseTemplate needs promptTemplate beside it",
+        ),
+        (
+            prepare.template_syntax == "Jinja" and prepare.prompt_template is None,
+            "data.prepare.templateSyntax Jinja needs promptTemplate",
         ),
         (
             recipe.objective.loss_on == "Answer" and kind == "Text" and prepare.response_template is None,
@@ -230,21 +266,43 @@ def _misplaced(source: Source | NamedSource) -> bool:
     return len(given) != 1 or (source.dataset is not None) != (source.type == "Hub")
 
 
-def _templates(prepare: Prepare) -> dict[str, Template]:
+def _can_refuse(prepare: Prepare) -> bool:
+    """Whether a template that can refuse a row renders texts."""
+    return prepare.conversation is not None or prepare.template_syntax == "Jinja"
+
+
+_UNRENDERABLE = (
+    "data.prepare.unrenderable needs what a template can refuse: conversations (data.columns of type Messages or Preference, "
+    "or data.prepare.conversation), or data.prepare.templateSyntax Jinja"
+)
+
+
+def _templates(prepare: Prepare) -> dict[str, Template | JinjaTemplate]:
     """The templates of a recipe, by field."""
     given = {"promptTemplate": prepare.prompt_template, "responseTemplate": prepare.response_template}
+    kind = JinjaTemplate if prepare.template_syntax == "Jinja" else Template
     return {
-        name: Template.parse(text, f"data.prepare.{name}") for name, text in given.items() if text is not None
+        name: kind.parse(text, f"data.prepare.{name}") for name, text in given.items() if text is not None
     }
 
 
-def _form(named: Columns, prepare: Prepare) -> Form:
+def _form(
+    named: Columns, prepare: Prepare, conversations: Mapping[str, tuple[str, ...]] | None = None
+) -> Form:
+    known = conversations or {}
     if named.messages is not None:
+        # JSON text may have any field.
+        as_text = conversations is not None and named.messages not in known
         return Form(
-            required=(named.messages,), content=(named.messages,), rendered={}, messages=named.messages
+            required=(named.messages,),
+            content=(named.messages, *([named.tools] if named.tools else [])),
+            rendered={},
+            messages=named.messages,
+            tools=named.tools,
+            carried=turns.CARRIED if as_text else known.get(named.messages, ()),
         )
     if named.prompt is not None and named.chosen is not None and named.rejected is not None:
-        return _preferences(named.prompt, named.chosen, named.rejected, prepare)
+        return _preferences(named.prompt, named.chosen, named.rejected, prepare, conversations)
     required = tuple(name for name in (named.text, named.prompt, named.response) if name is not None)
     rendered = _rendered(required, prepare)
     content = tuple(dict.fromkeys(column for template in rendered.values() for column in template.columns))
@@ -257,8 +315,21 @@ def _form(named: Columns, prepare: Prepare) -> Form:
     )
 
 
-def _preferences(prompt: str, chosen: str, rejected: str, prepare: Prepare) -> Form:
+def _preferences(
+    prompt: str,
+    chosen: str,
+    rejected: str,
+    prepare: Prepare,
+    conversations: Mapping[str, tuple[str, ...]] | None,
+) -> Form:
     """A prompt with two answers; a template renders only the prompt."""
+    known = conversations or {}
+    lists = tuple(name for name in (prompt, chosen, rejected) if name in known)
+    refused = [
+        sentence for found, sentence in _refusals_of_lists(prompt, lists, prepare, conversations) if found
+    ]
+    if refused:
+        raise RecipeRefusedError("; ".join(refused))
     template = _templates(prepare).get("promptTemplate", Template.of_column(prompt))
     return Form(
         required=(prompt, chosen, rejected),
@@ -269,11 +340,42 @@ def _preferences(prompt: str, chosen: str, rejected: str, prepare: Prepare) -> F
             REJECTED: Template.of_column(rejected),
         },
         prompt=prompt,
+        conversation=prepare.conversation,
+        lists=lists,
+        carried=tuple(field for field in turns.CARRIED if any(field in known[name] for name in lists)),
     )
 
 
-def _rendered(required: tuple[str, ...], prepare: Prepare) -> dict[str, Template]:
-    templates = tuple(_templates(prepare).values()) or tuple(map(Template.of_column, required))
+def _refusals_of_lists(
+    prompt: str,
+    lists: tuple[str, ...],
+    prepare: Prepare,
+    conversations: Mapping[str, tuple[str, ...]] | None,
+) -> list[tuple[bool, str]]:
+    holds = f"column {prompt} holds conversations: remove it"
+    return [
+        (
+            prompt in lists and prepare.prompt_template is not None,
+            f"data.prepare.promptTemplate renders text, and {holds}",
+        ),
+        (
+            prompt in lists and prepare.conversation is not None and prepare.conversation.system is not None,
+            f"data.prepare.conversation.system goes before prompts that are text, and {holds}",
+        ),
+        (
+            conversations is not None
+            and not lists
+            and prepare.unrenderable == "Drop"
+            and not _can_refuse(prepare),
+            f"{_UNRENDERABLE}; the columns hold text",
+        ),
+    ]
+
+
+def _rendered(required: tuple[str, ...], prepare: Prepare) -> dict[str, Template | JinjaTemplate]:
+    templates: tuple[Template | JinjaTemplate, ...] = tuple(_templates(prepare).values()) or tuple(
+        map(Template.of_column, required)
+    )
     if prepare.conversation and len(templates) == 1:
         templates += (Template.of_column(required[-1]),)
     names = ("text",) if len(templates) == 1 else (PROMPT, RESPONSE)

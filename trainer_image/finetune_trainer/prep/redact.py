@@ -9,6 +9,7 @@ import numpy as np
 from pyspark.sql import functions as sf
 from pyspark.sql.types import IntegerType, StructField, StructType
 
+from finetune_trainer import turns
 from finetune_trainer.prep.patterns import PATTERNS, in_order, replaced
 
 if TYPE_CHECKING:
@@ -19,9 +20,14 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from finetune_crds.cleaning import RedactKind
+    from finetune_trainer.prep.patterns import Pattern
     from finetune_trainer.prep.plan import Form
 
     Counts = dict[RedactKind, npt.NDArray[np.int32]]
+
+
+# The field of a message with JSON text.
+_CALLS = "tool_calls"
 
 
 def redacted(frame: DataFrame, form: Form, kinds: Sequence[RedactKind]) -> DataFrame:
@@ -33,7 +39,8 @@ def redacted(frame: DataFrame, form: Form, kinds: Sequence[RedactKind]) -> DataF
     ordered = in_order(kinds)
     counts = [StructField(_counted(kind), IntegerType(), nullable=False) for kind in ordered]
     schema = StructType([*frame.schema.fields, *counts])
-    return frame.mapInArrow(partial(_redacted, columns=form.content, kinds=ordered), schema)
+    redacting = partial(_redacted, columns=form.content, tools=form.tools, kinds=ordered)
+    return frame.mapInArrow(redacting, schema)
 
 
 def totals(kinds: Sequence[RedactKind]) -> dict[str, Column]:
@@ -46,37 +53,45 @@ def _counted(kind: RedactKind) -> str:
 
 
 def _redacted(
-    batches: Iterable[pa.RecordBatch], *, columns: tuple[str, ...], kinds: list[RedactKind]
+    batches: Iterable[pa.RecordBatch],
+    *,
+    columns: tuple[str, ...],
+    tools: str | None,
+    kinds: list[RedactKind],
 ) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     for batch in batches:
         counts: Counts = {kind: np.zeros(batch.num_rows, np.int32) for kind in kinds}
-        made = {name: _column(batch.column(name), counts) for name in columns}
+        made = {name: _column(batch.column(name), counts, is_json=name == tools) for name in columns}
         arrays = [made.get(name, batch.column(name)) for name in batch.schema.names]
         numbers = [pa.array(counts[kind]) for kind in kinds]
         names = [*batch.schema.names, *map(_counted, kinds)]
         yield pa.RecordBatch.from_arrays([*arrays, *numbers], names)
 
 
-def _column(column: pa.Array, counts: Counts) -> pa.Array:
-    """Return a column of texts or conversations with placeholders, and add the values of each row to `counts`."""
+def _column(column: pa.Array, counts: Counts, *, is_json: bool) -> pa.Array:
+    """Return a column of texts, of JSON or of conversations with placeholders, and add the values of each row to `counts`."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if not pa.types.is_list(column.type):
-        return _texts(column, np.arange(len(column)), counts)
-    turns, rows = column.flatten(), pc.list_parent_indices(column).to_numpy()
-    fields = [turns.field(index) for index in range(turns.type.num_fields)]
-    content = turns.type.get_field_index("content")
-    fields[content] = _texts(fields[content], rows, counts)
+        return _texts(column, np.arange(len(column)), counts, is_json=is_json)
+    said, rows = column.flatten(), pc.list_parent_indices(column).to_numpy()
+    fields = [said.field(index) for index in range(said.type.num_fields)]
+    for name in ("content", _CALLS):
+        at = said.type.get_field_index(name)
+        if at >= 0:
+            fields[at] = _texts(fields[at], rows, counts, is_json=name == _CALLS)
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     ends = pa.array(np.append(0, np.cumsum(lengths)), pa.int32())
-    whole = pa.StructArray.from_arrays(fields, fields=list(turns.type), mask=turns.is_null())
+    whole = pa.StructArray.from_arrays(fields, fields=list(said.type), mask=said.is_null())
     return pa.ListArray.from_arrays(ends, whole, type=column.type, mask=column.is_null())
 
 
-def _texts(texts: pa.Array, rows: npt.NDArray[np.int64], counts: Counts) -> pa.Array:
+def _texts(
+    texts: pa.Array, rows: npt.NDArray[np.int64], counts: Counts, *, is_json: bool = False
+) -> pa.Array:
     """Return texts with placeholders; `rows` has the row of each."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -88,10 +103,28 @@ def _texts(texts: pa.Array, rows: npt.NDArray[np.int64], counts: Counts) -> pa.A
         for kind, number in counts.items():
             if not hinted[kind][place]:
                 continue
-            text, count = replaced(changed.get(place) or texts[place].as_py(), PATTERNS[kind])
+            whole = changed.get(place) or texts[place].as_py()
+            text, count = (_in_json if is_json else replaced)(whole, PATTERNS[kind])
             if count:
                 changed[place] = text
                 number[rows[place]] += count
     mask = np.zeros(len(texts), bool)
     mask[list(changed)] = True
     return pc.replace_with_mask(texts, mask, pa.array(changed.values(), texts.type)) if changed else texts
+
+
+def _in_json(text: str, pattern: Pattern) -> tuple[str, int]:
+    """Replace values in the strings and numbers of JSON, so that it stays JSON, or in text that is none."""
+    count = 0
+
+    def one(value: str) -> str:
+        nonlocal count
+        made, number = replaced(value, pattern)
+        count += number
+        return made
+
+    try:
+        made = turns.with_texts(text, one)
+    except ValueError:
+        return replaced(text, pattern)
+    return (made, count) if count else (text, 0)

@@ -5,8 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyspark.sql.types import ArrayType, DataType, StringType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DoubleType,
+    FloatType,
+    IntegralType,
+    MapType,
+    StringType,
+    StructType,
+)
 
+from finetune_trainer import turns
 from finetune_trainer.columns import Column, Kind
 from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import by_name, delta_table, files, hub, session
@@ -22,6 +33,9 @@ if TYPE_CHECKING:
     from finetune_crds.catalog import Catalog
     from finetune_crds.source import NamedSource, Source
     from finetune_trainer.prep.plan import Plan
+
+_NESTED = (ArrayType, StructType, MapType)
+_NUMBERS = (IntegralType, FloatType, DoubleType, BooleanType)
 
 
 @dataclass(frozen=True)
@@ -98,18 +112,48 @@ def check(frame: DataFrame, plan: Plan, where: str) -> None:
     """Check the columns that the recipe names; `where` is the source, for messages.
 
     Raises:
-        DataError: one of them is missing, or a preference holds lists.
+        DataError: one of them is missing, a preference holds lists that are no conversations, or values are to be replaced in
+            a column that is no text.
     """
     require(frame, plan.columns, where)
     preference = plan.form.required if CHOSEN in plan.form.rendered else ()
     for name in preference:
         kind = frame.schema[name].dataType
-        if isinstance(kind, ArrayType):
+        if isinstance(kind, ArrayType) and not is_conversation(kind):
             raise DataError(
                 "WrongColumnType",
-                f"column {name} of {where} holds {kind.simpleString()}: preferences are prepared as text; "
-                "for lists of {role, content}, name files that need no preparation in data.splits",
+                f"column {name} of {where} holds {kind.simpleString()}: prompts and answers are text, or lists of "
+                "{role, content}",
             )
+    for name in (column for template in plan.form.jinja for column in template.columns):
+        kind = frame.schema[name].dataType
+        if plan.prepare.redact and isinstance(kind, _NESTED):
+            raise DataError(
+                "WrongColumnType",
+                f"data.prepare.redact replaces values in text, and column {name} of {where} holds {kind.simpleString()}: "
+                "leave it out of the templates, or make text of it in the source",
+            )
+
+
+def values_of_jinja(frame: DataFrame, plan: Plan) -> set[str]:
+    """Return the columns that Jinja templates get as they are: numbers, booleans, lists and structures; others are text.
+
+    None where values in text are to be replaced.
+    """
+    named = {column for template in plan.form.jinja for column in template.columns}
+    if plan.prepare.redact:
+        return set()
+    return {name for name in named if isinstance(frame.schema[name].dataType, _NUMBERS + _NESTED)}
+
+
+def conversations(frame: DataFrame) -> dict[str, tuple[str, ...]]:
+    """Return the columns that hold lists of {role, content}, and the other fields of these that are kept."""
+    found = {field.name: field.dataType for field in frame.schema.fields if is_conversation(field.dataType)}
+    return {
+        name: tuple(one for one in turns.CARRIED if one in kind.elementType.fieldNames())
+        for name, kind in found.items()
+        if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType)
+    }
 
 
 def require(frame: DataFrame, names: Sequence[str], where: str) -> None:

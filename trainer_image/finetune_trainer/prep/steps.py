@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as sf
-from pyspark.sql.types import ArrayType, StringType, StructField, StructType
+from pyspark.sql.types import StringType
 
 from finetune_trainer.outcome import DataError, RecipeRefusedError
-from finetune_trainer.prep import condition, decontaminate, near, source
+from finetune_trainer.prep import condition, conversations, decontaminate, near, source
 from finetune_trainer.prep.errors import first_line
-from finetune_trainer.prep.plan import MESSAGES, PROMPT, RESPONSE
 from finetune_trainer.prep.template import quoted
 
 if TYPE_CHECKING:
@@ -32,38 +31,6 @@ MIXED_FROM, SOURCE = "__finetune_source", "source"
 _MOST_ROWS_HELD = 100_000
 # Runs of white space, but for a single space, which replacing costs twice the time.
 _WHITE_SPACE = r"(?U) ?[^\S ]\s*|  \s*"
-_CONVERSATION = ArrayType(
-    StructType([StructField("role", StringType()), StructField("content", StringType())])
-)
-
-
-def with_conversation(frame: DataFrame, form: Form) -> DataFrame:
-    """Parse conversations into lists of {role, content}; the source may have them as JSON text.
-
-    Text that is no such list becomes null.
-
-    Raises:
-        DataError: the column is neither.
-    """
-    if form.messages is None:
-        return frame
-    column, kind = sf.col(quoted(form.messages)), frame.schema[form.messages].dataType
-    if isinstance(kind, StringType):
-        turns = sf.from_json(column, _CONVERSATION)
-    elif source.is_conversation(kind):
-        turns = sf.transform(
-            column,
-            lambda turn: sf.struct(
-                turn["role"].cast("string").alias("role"), turn["content"].cast("string").alias("content")
-            ),
-        )
-    else:
-        raise DataError(
-            "WrongColumnType",
-            f"column {form.messages} holds {kind.simpleString()}: conversations are lists of {{role, content}}, or the "
-            "same as JSON text",
-        )
-    return frame.withColumn(form.messages, turns)
 
 
 def flagged(frame: DataFrame, plan: Plan) -> DataFrame:
@@ -97,7 +64,7 @@ def filter_names(prepare: Prepare) -> list[str]:
 def _filters(frame: DataFrame, plan: Plan) -> list[tuple[str, Column]]:
     prepare, form = plan.prepare, plan.form
     characters = _characters(form)
-    prompt = sf.length(sf.col(quoted(form.prompt)).cast("string")) if form.prompt else sf.lit(0)
+    prompt = _length(form.prompt, form) if form.prompt else sf.lit(0)
     # NB: scores may be text, NaN or null; in ANSI mode a plain cast fails, and NaN is greater than every number.
     score = sf.expr(f"try_cast({quoted(prepare.quality_column)} AS double)")
     good = score.isNotNull() & ~sf.isnan(score) & (score >= sf.lit(prepare.min_quality or 0.0))
@@ -116,43 +83,39 @@ def _filters(frame: DataFrame, plan: Plan) -> list[tuple[str, Column]]:
 
 def _any_blank(frame: DataFrame, plan: Plan) -> Column:
     columns = dict.fromkeys([*plan.form.required, *plan.prepare.not_null])
-    found = sf.lit(False)
+    # Rows without tools have an empty list; null is what was no list.
+    found = sf.col(quoted(plan.form.tools)).isNull() if plan.form.tools else sf.lit(False)
     for name in columns:
         column = sf.col(quoted(name))
         found = found | column.isNull()
-        if name == plan.form.messages:
-            whole = sf.forall(column, lambda turn: turn["role"].isNotNull() & turn["content"].isNotNull())
-            spoken = sf.exists(column, lambda turn: turn["content"].rlike(r"\S"))
-            found = found | ~sf.coalesce(whole & spoken, sf.lit(False))
+        if name in plan.form.spoken:
+            found = found | sf.coalesce(conversations.is_blank(name, plan.form), sf.lit(True))
         elif isinstance(frame.schema[name].dataType, StringType):
             found = found | ~column.rlike(r"(?U)\S")
     return found
 
 
 def _characters(form: Form) -> Column:
-    """Return the length of an example in characters, without the text of templates."""
-    if form.messages is not None:
-        lengths = sf.transform(sf.col(quoted(form.messages)), lambda turn: sf.length(turn["content"]))
-        return sf.aggregate(lengths, sf.lit(0), lambda total, length: total + length)
-    return sum((sf.length(text) for text in texts(form)), start=sf.lit(0))
+    """Return the length of an example in characters, without the text of templates, of tools and of their calls."""
+    lengths = (_length(name, form) for name in form.content if name != form.tools)
+    return sum(lengths, start=sf.lit(0))
+
+
+def _length(name: str, form: Form) -> Column:
+    return conversations.characters(name) if name in form.spoken else sf.length(_text(name))
 
 
 def texts(form: Form) -> list[Column]:
     """Return the texts of an example."""
-    if form.messages is not None:
-        turns = sf.transform(
-            sf.col(quoted(form.messages)), lambda turn: sf.concat_ws("\n", turn["role"], turn["content"])
-        )
-        return [sf.concat_ws("\n", turns)]
-    return [_text(name) for name in form.content]
+    return [conversations.text(name, form) if name in form.spoken else _text(name) for name in form.content]
 
 
 def contents(form: Form) -> Column:
-    """Return the texts of an example, one after the other, without the roles of a conversation."""
-    if form.messages is not None:
-        turns = sf.transform(sf.col(quoted(form.messages)), lambda turn: turn["content"])
-        return sf.concat_ws("\n", turns)
-    return sf.concat_ws("\n", *texts(form))
+    """Return the texts of an example, one after the other, without tools and without the roles of a conversation."""
+    said = [name for name in form.content if name != form.tools]
+    return sf.concat_ws(
+        "\n", *(conversations.contents(name) if name in form.spoken else _text(name) for name in said)
+    )
 
 
 def _text(column: str) -> Column:
@@ -181,17 +144,21 @@ def _checked(frame: DataFrame, plan: Plan, verdict: Column) -> DataFrame:
 
 
 def passed(frame: DataFrame, plan: Plan) -> DataFrame:
-    """Select the rows that pass the filters, with the columns that later steps read: conversations, and others as text."""
+    """Select the rows that pass the filters, with the columns that later steps read.
+
+    These are conversations, what Jinja templates read as it is, and others as text.
+    """
     texts = dict.fromkeys([*plan.form.content, *(plan.prepare.dedupe.columns or [])])
     ratios = plan.prepare.split_ratios
     # NB: `redact` replaces values in the columns of an example; these two decide on the split as they are.
     deciding = dict.fromkeys(name for name in (ratios.key, ratios.stratify_by) if name)
     origin = [MIXED_FROM] if MIXED_FROM in frame.columns else []
+    as_is = source.values_of_jinja(frame, plan)
     kept = frame.where(sf.col(DROPPED_BY).isNull())
     return kept.select(
         *(
             sf.col(quoted(name))
-            if name == plan.form.messages
+            if name in plan.form.spoken or name in as_is
             else sf.col(quoted(name)).cast("string").alias(name)
             for name in texts
         ),
@@ -246,24 +213,14 @@ def _plain(parts: list[Column]) -> Column:
 
 
 def _rendered(form: Form) -> list[Column]:
-    if form.messages is not None:
-        return [sf.col(quoted(form.messages)).alias(MESSAGES)]
-    rendered = {name: template.render() for name, template in form.rendered.items()}
-    if form.conversation is None:
-        return [text.alias(name) for name, text in rendered.items()]
-    turns = [("user", rendered[PROMPT]), ("assistant", rendered[RESPONSE])]
-    if form.conversation.system is not None:
-        turns.insert(0, ("system", sf.lit(form.conversation.system)))
-    made = [sf.struct(sf.lit(role).alias("role"), text.alias("content")) for role, text in turns]
-    return [sf.array(*made).alias(MESSAGES)]
+    if form.has_turns:
+        return conversations.made(form)
+    return [template.render().alias(name) for name, template in form.rendered.items()]
 
 
 def shown(form: Form) -> Column:
     """Return the text of an example in its columns of the table, for people."""
-    if form.columns != (MESSAGES,):
-        return sf.concat_ws("\n", *form.columns)
-    turn = sf.transform(sf.col(MESSAGES), lambda turn: sf.concat_ws(": ", turn["role"], turn["content"]))
-    return sf.concat_ws("\n", turn)
+    return conversations.shown(form) if form.has_turns else sf.concat_ws("\n", *form.columns)
 
 
 def without_duplicates(frame: DataFrame) -> DataFrame:

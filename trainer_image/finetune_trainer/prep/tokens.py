@@ -11,14 +11,15 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark import SparkFiles
-from pyspark.sql.types import IntegerType, StructField, StructType
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from finetune_trainer.prep import chat, session
-from finetune_trainer.prep.plan import CHOSEN, MESSAGES
+from finetune_trainer.prep.plan import CHOSEN, MESSAGES, PROMPT
 from finetune_trainer.prep.steps import TOKENS
 from finetune_trainer.tokenizer import load_tokenizer
 
@@ -48,11 +49,12 @@ def with_tokens(
     """Add the column `tokens`: the length of the example in `columns`.
 
     Args:
-        unrenderable: Drop gives null for a conversation that the chat template refuses. Fail fails the task.
+        unrenderable: Drop gives null for an example that a template refuses. Fail fails the task.
     """
     drop = unrenderable == "Drop"
     schema = StructType([*frame.schema.fields, StructField(TOKENS, IntegerType(), nullable=drop)])
-    load = plain(model, folder) if MESSAGES not in columns else None
+    of_texts = all(isinstance(frame.schema[name].dataType, StringType) for name in columns)
+    load = plain(model, folder) if of_texts else None
     if load is None:
         load = partial(_whole, model, shipped(frame.sparkSession, folder))
     return frame.mapInArrow(partial(_count_batches, load=load, columns=columns, drop=drop), schema)
@@ -141,16 +143,17 @@ def _count_batches(
 
 def count(
     tokenizer: PreTrainedTokenizerBase | Plain, examples: dict[str, list[Any]], *, drop: bool = False
-) -> list[int] | list[int | None]:
-    """Return the length of each example in tokens, as training encodes it; None for a conversation to drop.
+) -> list[int | None]:
+    """Return the length of each example in tokens, as training encodes it; None for one to drop, which a template refused.
 
     A conversation as its chat template renders it; a text, or a prompt followed by its response, with the end of
     text behind it. A preference counts twice: its prompt followed by either answer.
     """
-    if MESSAGES in examples:
+    if MESSAGES in examples or any(isinstance(prompt, list) for prompt in examples.get(PROMPT, ())):
         assert not isinstance(tokenizer, Plain)  # noqa: S101 - with_tokens loads the whole one for conversations
-        return _conversations(tokenizer, examples[MESSAGES], drop=drop)
-    first, *others = examples.values()
+        return _conversations(tokenizer, examples, drop=drop)
+    refused = [None in row for row in zip(*examples.values(), strict=True)]
+    first, *others = [[text or "" for text in texts] for texts in examples.values()]
     end = tokenizer.eos_token_id
     lengths = [len(ids) + (ids[-1:] != [end]) for ids in _encode(tokenizer, first, special=True)]
     if CHOSEN in examples:
@@ -158,22 +161,26 @@ def count(
     for texts in others:
         more = _encode(tokenizer, texts, special=False)
         lengths = [length + len(ids) for length, ids in zip(lengths, more, strict=True)]
-    return lengths
+    return [None if gone else length for gone, length in zip(refused, lengths, strict=True)]
 
 
 def _conversations(
-    tokenizer: PreTrainedTokenizerBase, conversations: list[Any], *, drop: bool
+    tokenizer: PreTrainedTokenizerBase, examples: dict[str, list[Any]], *, drop: bool
 ) -> list[int | None]:
-    rendered: list[str | None] = []
-    for turns in conversations:
+    rendered: list[list[str] | None] = []
+    for values in zip(*examples.values(), strict=True):
+        if None in values:
+            rendered.append(None)
+            continue
         try:
-            rendered.append(chat.render(tokenizer, turns))
+            rendered.append(chat.texts(tokenizer, dict(zip(examples, values, strict=True))))
         except ValueError:
             if not drop:
                 raise
             rendered.append(None)
-    encoded = _encode(tokenizer, [text or "" for text in rendered], special=False)
-    return [None if text is None else len(ids) for text, ids in zip(rendered, encoded, strict=True)]
+    texts = [text for one in rendered for text in one or ()]
+    lengths = map(len, _encode(tokenizer, texts, special=False))
+    return [None if one is None else sum(islice(lengths, len(one))) for one in rendered]
 
 
 def _encode(

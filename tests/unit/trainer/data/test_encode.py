@@ -81,6 +81,40 @@ def test_loss_is_taken_on_what_the_assistant_says(
     assert learned_text(tokenizer, example) == "red\nblue\n"
 
 
+WITH_TOOLS = (
+    "{% for tool in tools or [] %}tool {{ tool.name }}\n{% endfor %}"
+    "{% for turn in messages %}{{ turn.role }}\n{{ turn.content }}"
+    "{% for call in turn.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments.a }}{% endfor %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant\n{% endif %}"
+)
+
+
+def test_calls_are_learned_and_neither_tools_nor_results(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: Any
+) -> None:
+    """A column of structures has nulls where other rows have values, and a row may have no tools."""
+    monkeypatch.setattr(tokenizer, "chat_template", WITH_TOOLS)
+    call = {"function": {"name": "count", "arguments": {"a": 1, "b": None}}}
+    nothing = {"tool_calls": None, "tool_call_id": None}
+    called = [
+        {"role": "user", "content": "a"} | nothing,
+        {"role": "assistant", "content": None, "tool_calls": [call], "tool_call_id": None},
+        {"role": "tool", "content": "b", "tool_calls": None, "tool_call_id": "c"},
+        {"role": "assistant", "content": "d"} | nothing,
+    ]
+    rows: dict[str, list[Any]] = {
+        "messages": [called, called[:1] + called[3:]],
+        "functions": [[{"name": "count", "strict": None}], None],
+    }
+    columns = Columns(type="Messages", tools="functions")
+    found = list(encoder(tokenizer, columns).encode(rows))
+    assert [tokenizer.decode(example.tokens) for example in found] == [
+        "tool count\nuser\na\nassistant\ncount1\ntool\nb\nassistant\nd\n",
+        "user\na\nassistant\nd\n",
+    ]
+    assert [learned_text(tokenizer, example) for example in found] == ["count1\nd\n", "d\n"]
+
+
 def test_a_conversation_that_the_template_refuses_is_bad_data(
     tokenizer: PreTrainedTokenizerBase, monkeypatch: Any
 ) -> None:
@@ -127,6 +161,9 @@ BOTH_TEMPLATES = Prepare(output="/splits", prompt_template="{a}", response_templ
         (Columns(type="Text", text="body"), PREPARED, Columns(type="Text", text="text")),
         (Columns(type="PromptResponse", prompt="q", response="a"), PREPARED, PROMPT_RESPONSE),
         (Columns(type="Messages", messages="chat"), PREPARED, Columns(type="Messages", messages="messages")),
+        (Columns(type="Messages", tools="functions"), PREPARED, Columns(type="Messages", tools="tools")),
+        (Columns(type="Messages", tools="functions"), None, Columns(type="Messages", tools="functions")),
+        (Columns(type="Preference", prompt="q"), TURNS, PREFERENCE),
         (Columns(type="PromptResponse", prompt="q", response="a"), TURNS, Columns(type="Messages")),
         (Columns(type="Text", text="body"), TEMPLATED, Columns(type="Text", text="text")),
         (
@@ -282,6 +319,23 @@ SHAPE = "MessageShape: a row of column chat is not a list of {role, content}, "
             MESSAGES,
             {"chat": ["a"]},
             f"{SHAPE}it is text: correct such rows or filter them out",
+        ),
+        (
+            MESSAGES,
+            {"chat": [[{"role": "assistant", "tool_calls": "count"}]]},
+            "MessageShape: a row of column chat is wrong, tool_calls of message 1 are not JSON: correct such rows or "
+            "filter them out",
+        ),
+        (
+            Columns(type="Messages", messages="chat", tools="functions"),
+            {"chat": [[assistant("a")]], "functions": ["count"]},
+            "ToolShape: a row of column functions is wrong, tools are not JSON: correct such rows or filter them out",
+        ),
+        (
+            MESSAGES,
+            {"chat": [[assistant("a"), {"role": "tool", "content": "b", "tool_calls": "[{}]"}]]},
+            "ChatTemplate: the chat template cannot render a conversation of the data: it does not render tool calls: set "
+            "model.chatTemplate to one that does",
         ),
         (
             Columns(type="Text", text="body"),

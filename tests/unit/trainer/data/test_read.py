@@ -102,3 +102,16 @@ def test_what_is_found_must_fit_the_objective(pod: Pod, world: World, tmp_path: 
         "64 RecipeRefused: objective.lossOn Answer needs data.columns of type PromptResponse or Messages: a text has no "
         "answer"
     )
+
+
+def test_a_row_may_have_no_value_in_a_column_of_tools(tmp_path: Path) -> None:
+    rows = [{"text": "a", "tools": "[]"}, {"text": "b", "tools": None}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+    (tmp_path / "train.jsonl").write_text('{"text": "a", "tools": "[]"}\n{"text": "b"}\n')
+    kinds = {"Parquet": "train.parquet", "JSONLines": "train.jsonl"}
+    for kind, file in kinds.items():
+        splits = Splits.model_validate({"type": kind, "train": str(tmp_path / file)})
+        found = list(read.read(splits, "train", ["text", "tools"], may_be_null=("tools",)))
+        assert found == [{"text": ["a", "b"], "tools": ["[]", None]}]
+        with pytest.raises(DataError, match="column tools has rows without a value"):
+            list(read.read(splits, "train", ["text", "tools"]))

@@ -60,7 +60,7 @@ DROPPED = {"notNull": 1, "minQuality": 21, "dedupe": 1, "maxTokens": 1, "limit":
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The rows as Parquet in `parquet`, as JSON lines in `lines.jsonl`, and as a Delta table in `delta`.
 
-    `pairs.jsonl` has a preference whose chosen answer is a list.
+    `pairs.jsonl` has a preference whose chosen answer is a list of texts.
 
     Version 0 of the table has the rows, version 1 none.
     """
@@ -69,8 +69,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "parquet").mkdir()
     pq.write_table(table, folder / "parquet" / "part-0.parquet")
     (folder / "lines.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS + DIRTY))
-    answer = [{"role": "assistant", "content": "so"}]
-    pair = {"prompt": "why", "chosen": answer, "rejected": "no"}
+    pair = {"prompt": "why", "chosen": ["so"], "rejected": "no"}
     (folder / "pairs.jsonl").write_text(json.dumps(pair) + "\n")
     write_deltalake(folder / "delta", table)
     write_deltalake(folder / "delta", table.slice(0, 0), mode="overwrite")
@@ -233,7 +232,10 @@ def test_columns_of_the_table(
     (made,) = table_of(
         ask(source=source, columns=columns, splitRatios={"train": 1, "validation": 0, "test": 0})
     )
-    values = {"text": "why", "prompt": "why", "response": "so", "messages": chats}
+    # JSON text may have these fields in any row.
+    nothing = {"tool_calls": None, "tool_call_id": None, "name": None}
+    turns = [chat | nothing for chat in chats]
+    values = {"text": "why", "prompt": "why", "response": "so", "messages": turns}
     assert list(made) == expected
     assert [made[name] for name in expected if name in values] == [
         values[name] for name in expected if name in values
@@ -243,7 +245,7 @@ def test_columns_of_the_table(
 def test_columns_are_found_in_the_schema(
     ask: Asker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    turn = pa.struct([("content", pa.string()), ("role", pa.string()), ("name", pa.string())])
+    turn = pa.struct([("content", pa.string()), ("role", pa.string()), ("weight", pa.int64())])
     chats = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
     row = {"messages": chats, "prompt": "hi", "prompt_id": 1}
     fields = [("messages", pa.list_(turn)), ("prompt", pa.string()), ("prompt_id", pa.int64())]
@@ -356,15 +358,14 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "{corpus}/parquet has no column context: it has answer, quality and question",
     ),
     (
-        "preferences that are lists",
+        "preferences that are lists of texts",
         {
             "source": {"type": "JSONLines", "path": "{corpus}/pairs.jsonl"},
             "columns": None,
             "objective": {"type": "DPO"},
         },
         "WrongColumnType",
-        "column chosen of {corpus}/pairs.jsonl holds array<struct<content:string,role:string>>: preferences are prepared "
-        "as text; for lists of {role, content}, name files that need no preparation in data.splits",
+        "column chosen of {corpus}/pairs.jsonl holds array<string>: prompts and answers are text, or lists of {role, content}",
     ),
     (
         "template with an unknown column",

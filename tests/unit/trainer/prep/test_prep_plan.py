@@ -102,6 +102,35 @@ FORMS: list[tuple[str, dict[str, Any], dict[str, Any], Form]] = [
 ]
 
 
+# Columns of the source with conversations, the fields of these, and what the form has of both.
+SPOKEN: list[tuple[str, dict[str, Any], dict[str, tuple[str, ...]], tuple[Any, ...]]] = [
+    ("messages", CHAT, {"chat": ("name",)}, (("chat",), ("name",), ("messages",))),
+    (
+        "messages as JSON text, with tools",
+        CHAT | {"tools": "functions"},
+        {"other": ()},
+        (("chat",), ("tool_calls", "tool_call_id", "name"), ("messages", "tools")),
+    ),
+    (
+        "answers of preferences",
+        PREFERENCES,
+        {"good": ("tool_calls",), "bad": (), "other": ("name",)},
+        (("good", "bad"), ("tool_calls",), ("prompt", "chosen", "rejected")),
+    ),
+    ("a pair of texts", PAIR, {"other": ()}, ((), (), ("prompt", "response"))),
+]
+
+
+@pytest.mark.parametrize(
+    ("columns", "source", "expected"), [row[1:] for row in SPOKEN], ids=[row[0] for row in SPOKEN]
+)
+def test_conversations_of_a_source(
+    columns: dict[str, Any], source: dict[str, tuple[str, ...]], expected: tuple[Any, ...]
+) -> None:
+    form = plan(recipe(columns=columns), source).form
+    assert (form.spoken, form.carried, form.columns) == expected
+
+
 @pytest.mark.parametrize(
     ("columns", "templates", "expected"), [row[1:] for row in FORMS], ids=[row[0] for row in FORMS]
 )
@@ -188,13 +217,18 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "turns of a text",
         {"columns": TEXT, "conversation": {}},
-        "data.prepare.conversation needs data.columns of type PromptResponse, and the examples are of type Text",
+        "data.prepare.conversation needs data.columns of type PromptResponse or Preference, and the examples are of type Text",
     ),
     (
         "texts that no chat template renders",
         {"columns": TEXT, "unrenderable": "Drop"},
-        "data.prepare.unrenderable needs conversations: data.columns of type Messages, or data.prepare.conversation; the "
-        "examples are of type Text",
+        "data.prepare.unrenderable needs what a template can refuse: conversations (data.columns of type Messages or "
+        "Preference, or data.prepare.conversation), or data.prepare.templateSyntax Jinja; the examples are of type Text",
+    ),
+    (
+        "Jinja without a template",
+        {"templateSyntax": "Jinja"},
+        "data.prepare.templateSyntax Jinja needs promptTemplate",
     ),
     (
         "an evaluation set that is a source of the mix",
@@ -292,3 +326,32 @@ def test_nothing_to_prepare() -> None:
     assert refused.value.message == (
         "data.source and data.prepare are missing: there is nothing to prepare, so training can start at once"
     )
+
+
+LISTS: dict[str, tuple[dict[str, tuple[str, ...]], dict[str, Any], str]] = {
+    "a template of a prompt that is a list": (
+        {"question": (), "good": (), "bad": ()},
+        {"promptTemplate": "{question}"},
+        "data.prepare.promptTemplate renders text, and column question holds conversations: remove it",
+    ),
+    "a system turn before a prompt that is a list": (
+        {"question": ()},
+        {"conversation": {"system": "Be brief."}},
+        "data.prepare.conversation.system goes before prompts that are text, and column question holds conversations: remove it",
+    ),
+    "texts that nothing can refuse": (
+        {"other": ()},
+        {"unrenderable": "Drop"},
+        "data.prepare.unrenderable needs what a template can refuse: conversations (data.columns of type Messages or "
+        "Preference, or data.prepare.conversation), or data.prepare.templateSyntax Jinja; the columns hold text",
+    ),
+}
+
+
+@pytest.mark.parametrize(("conversations", "prepare", "sentence"), LISTS.values(), ids=LISTS)
+def test_fields_for_text_beside_preferences_that_are_conversations(
+    conversations: dict[str, tuple[str, ...]], prepare: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(RecipeRefusedError) as refused:
+        plan(recipe(columns=PREFERENCES, **prepare), conversations)
+    assert refused.value.message == sentence

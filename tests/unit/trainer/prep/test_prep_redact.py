@@ -19,6 +19,8 @@ TURNS = [
     {"role": "assistant", "content": "Call +49 30 1234567"},
 ]
 CLEAN = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+# Fields that messages in JSON text may have.
+NOTHING = {"tool_calls": None, "tool_call_id": None, "name": None}
 # Columns, a row, the texts of the example in the table, and what is counted beside zeros.
 ROLES: dict[str, tuple[Json, Json, Json, Json]] = {
     "text": (
@@ -47,7 +49,7 @@ ROLES: dict[str, tuple[Json, Json, Json, Json]] = {
     "messages as JSON text": (
         {"type": "Messages", "messages": "chat"},
         {"chat": json.dumps(CLEAN[:1] + TURNS[1:])},
-        {"messages": [CLEAN[0], {"role": "assistant", "content": "Call <PHONE>"}]},
+        {"messages": [CLEAN[0] | NOTHING, {"role": "assistant", "content": "Call <PHONE>"} | NOTHING]},
         {"Phone": 1},
     ),
     "preferences": (

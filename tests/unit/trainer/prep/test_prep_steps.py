@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from finetune_trainer.outcome import DataError, PodFailure, RecipeRefusedError
-from finetune_trainer.prep import split, steps
+from finetune_trainer.prep import conversations, split, steps
 from finetune_trainer.prep.plan import plan
 from unit.trainer.prep.recipes import recipe
 
@@ -39,7 +39,7 @@ def dropped_by(spark: SparkSession, rows: list[Row], asked: Recipe, schema: str 
     """The verdict on each row, in the order of the rows."""
     numbered = [row | {"n": number} for number, row in enumerate(rows)]
     wanted = plan(asked)
-    source = steps.with_conversation(frame(spark, numbered, f"{schema}, n int"), wanted.form)
+    source = conversations.parsed(frame(spark, numbered, f"{schema}, n int"), wanted.form)
     verdicts = steps.flagged(source, wanted).orderBy("n").collect()
     return [row[steps.DROPPED_BY] for row in verdicts]
 
@@ -186,13 +186,13 @@ def test_wrong(spark: SparkSession, asked: dict[str, Any], kind: type[PodFailure
     schema = "size int" if "columns" in asked else SCHEMA
     source = frame(spark, [], schema)
     with pytest.raises(kind) as failed:
-        steps.flagged(steps.with_conversation(source, wanted.form), wanted)
+        steps.flagged(conversations.parsed(source, wanted.form), wanted)
     assert failed.value.message == sentence
 
 
 def identified(source: DataFrame, asked: Recipe) -> DataFrame:
     wanted = plan(asked)
-    flagged = steps.flagged(steps.with_conversation(source, wanted.form), wanted)
+    flagged = steps.flagged(conversations.parsed(source, wanted.form), wanted)
     return steps.identified(steps.passed(flagged, wanted), wanted)
 
 

@@ -104,7 +104,7 @@ def _spool(splits: Splits, name: str, encoder: Encoder, folder: Path) -> None:
         (folder / "lengths").open("wb") as lengths,
         (folder / "fingerprints").open("wb") as fingerprints,
     ):
-        for rows in read(splits, name, wanted):
+        for rows in read(splits, name, wanted, may_be_null=(encoder.columns.tools,)):
             for example in encoder.encode(rows):
                 tokens.write(example.tokens.data)
                 loss_mask.write(example.loss_mask.data)

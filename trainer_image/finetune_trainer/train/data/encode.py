@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from finetune_crds.data import Columns
-from finetune_trainer import chat_templates
+from finetune_trainer import chat_templates, turns
 from finetune_trainer.outcome import DataError, RecipeRefusedError
 from finetune_trainer.train.runtime.recipe import example_columns
 
@@ -152,8 +152,7 @@ class Encoder:
     def _encode_whole(self, rows: dict[str, list[Any]]) -> Iterator[tuple[Document, ...]]:
         columns = self.columns
         if columns.messages is not None:
-            conversations = (_messages(value, columns.messages) for value in rows[columns.messages])
-            return ((self._conversation(messages, 0, self.loss_on_answer),) for messages in conversations)
+            return self._conversations(rows, columns.messages)
         if columns.text is not None:
             return self._texts(_texts(rows, columns.text))
         assert columns.prompt is not None  # noqa: S101 - the recipe was refused otherwise
@@ -162,6 +161,14 @@ class Encoder:
         assert columns.chosen is not None  # noqa: S101 - the recipe was refused otherwise
         assert columns.rejected is not None  # noqa: S101
         return self._preferences(rows[columns.prompt], rows[columns.chosen], rows[columns.rejected])
+
+    def _conversations(self, rows: dict[str, list[Any]], column: str) -> Iterator[tuple[Document, ...]]:
+        given = rows[self.columns.tools] if self.columns.tools else [None] * len(rows[column])
+        for value, tools in zip(rows[column], given, strict=True):
+            messages = _messages(value, column)
+            yield (
+                self._conversation(messages, 0, self.loss_on_answer, _tools(tools, str(self.columns.tools))),
+            )
 
     def _texts(self, texts: list[str]) -> Iterator[tuple[Document, ...]]:
         for ids in self.tokenizer(texts)["input_ids"]:
@@ -219,7 +226,7 @@ class Encoder:
         )
         return tuple(
             Document([], [])
-            if all(_is_blank(message) for message in reply)
+            if all(turns.is_blank(message) for message in reply)
             else self._conversation([*prompt, *reply], len(prompt), True)
             for reply in replies
         )
@@ -232,27 +239,39 @@ class Encoder:
         ids = self.tokenizer(responses, add_special_tokens=False)["input_ids"]
         return [[*answer, self.tokenizer.eos_token_id] for answer in ids]
 
-    def _conversation(self, messages: list[dict[str, Any]], given: int, answers_only: bool) -> Document:
+    def _conversation(
+        self,
+        messages: list[turns.Message],
+        given: int,
+        answers_only: bool,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> Document:
         """Render a conversation; assistant messages after the first `given` messages are the targets."""
         if not messages:
             return Document([], [])
-        text = self._render(messages)
+        text = self._render(messages, tools)
         ids = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        answers = self._answer_spans(messages, given, text) if answers_only else [(0, len(text))]
+        answers = self._answer_spans(messages, given, text, tools) if answers_only else [(0, len(text))]
         loss_mask = [
             any(begin < answer_end and end > answer_begin for answer_begin, answer_end in answers)
             for begin, end in ids["offset_mapping"]
         ]
         return Document(ids["input_ids"], loss_mask)
 
-    def _answer_spans(self, messages: list[dict[str, Any]], given: int, text: str) -> list[tuple[int, int]]:
+    def _answer_spans(
+        self,
+        messages: list[turns.Message],
+        given: int,
+        text: str,
+        tools: list[dict[str, Any]] | None,
+    ) -> list[tuple[int, int]]:
         """Return the spans of assistant messages in the rendered text, (begin, end) in characters."""
         spans = []
         for turn, message in enumerate(messages):
             if turn < given or message["role"] != "assistant":
                 continue
-            before = self._render(messages[:turn], add_generation_prompt=True)
-            through = self._render(messages[: turn + 1])
+            before = self._render(messages[:turn], tools, add_generation_prompt=True)
+            through = self._render(messages[: turn + 1], tools)
             if not (text.startswith(through) and through.startswith(before)):
                 raise DataError(
                     "ChatTemplate",
@@ -262,16 +281,21 @@ class Encoder:
             spans.append((len(before), len(through)))
         return spans
 
-    def _render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = False) -> str:
+    def _render(
+        self,
+        messages: list[turns.Message],
+        tools: list[dict[str, Any]] | None,
+        *,
+        add_generation_prompt: bool = False,
+    ) -> str:
         try:
-            text = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=add_generation_prompt
+            return chat_templates.render(
+                self.tokenizer, messages, tools, add_generation_prompt=add_generation_prompt
             )
         except chat_templates.FAILURES as error:
             raise DataError(
                 "ChatTemplate", f"the chat template cannot render a conversation of the data: {error}"
             ) from error
-        return str(text)
 
     def _without_end(self, ids: list[int]) -> list[int]:
         return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
@@ -306,44 +330,36 @@ def _texts(rows: dict[str, list[Any]], column: str) -> list[str]:
     return rows[column]
 
 
-def _messages(value: Any, column: str) -> list[dict[str, Any]]:
+def _messages(value: Any, column: str) -> list[turns.Message]:
     """The messages in a value of a column of conversations."""
-    wrong = _wrong_shape(value)
+    wrong = turns.wrong_shape(value)
     if wrong is not None:
         raise DataError(
             "MessageShape",
             f"a row of column {column} is not a list of {{role, content}}, {wrong}: correct such rows or filter them out",
         )
-    return list(value)
-
-
-def _wrong_shape(value: Any) -> str | None:
-    """What keeps a value from being a list of {role, content}."""
-    if not isinstance(value, list):
-        return "it is text"
-    for number, message in enumerate(value, start=1):
-        if not isinstance(message, dict):
-            return f"message {number} has neither"
-        if not isinstance(message.get("role"), str):
-            return f"message {number} has no role"
-        # A message that calls tools may have nothing else to say.
-        if not isinstance(message.get("content"), str | list) and not message.get("tool_calls"):
-            return f"message {number} has no content"
-    return None
-
-
-def _reply(prompt: list[dict[str, Any]], answer: list[dict[str, Any]], column: str) -> list[dict[str, Any]]:
-    """What an answer adds to the prompt, which it may repeat."""
-    reply = answer[len(prompt) :] if answer[: len(prompt)] == prompt else answer
-    if reply and reply[0]["role"] != "assistant":
+    try:
+        return turns.messages(value)
+    except ValueError as error:
         raise DataError(
             "MessageShape",
-            f"a row of column {column} goes on from the prompt with role {reply[0]['role']}: an answer is the "
-            "assistant's, alone or after the messages of the prompt",
-        )
-    return reply
+            f"a row of column {column} is wrong, {error}: correct such rows or filter them out",
+        ) from error
 
 
-def _is_blank(message: dict[str, Any]) -> bool:
-    content = message.get("content")
-    return not message.get("tool_calls") and not (content.strip() if isinstance(content, str) else content)
+def _tools(value: Any, column: str) -> list[dict[str, Any]] | None:
+    """The tools in a value of a column of tools."""
+    try:
+        return turns.tools(value)
+    except ValueError as error:
+        raise DataError(
+            "ToolShape", f"a row of column {column} is wrong, {error}: correct such rows or filter them out"
+        ) from error
+
+
+def _reply(prompt: list[turns.Message], answer: list[turns.Message], column: str) -> list[turns.Message]:
+    """What an answer adds to the prompt, which it may repeat."""
+    try:
+        return turns.reply(prompt, answer)
+    except ValueError as error:
+        raise DataError("MessageShape", f"a row of column {column} {error}") from error

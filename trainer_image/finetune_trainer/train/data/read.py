@@ -14,7 +14,7 @@ from finetune_trainer.outcome import DataError
 from finetune_trainer.train.runtime import storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator
     from typing import BinaryIO
 
     import pyarrow as pa
@@ -30,17 +30,22 @@ _BUFFER_BYTES = 1 << 20
 Rows = dict[str, list[Any]]
 
 
-def read(splits: Splits, name: str, columns: list[str]) -> Iterator[Rows]:
+def read(
+    splits: Splits, name: str, columns: list[str], *, may_be_null: Container[str | None] = ()
+) -> Iterator[Rows]:
     """Yield the rows of a split as batches of columns; nothing when the recipe names no files for it.
 
     Memory holds one batch of rows and the read buffers. Files and subfolders whose name starts with `_` or `.` are
     ignored.
 
+    Args:
+        may_be_null: columns in which a row may have no value.
+
     Raises:
         DataError: the table, a file or a column is missing or corrupt, or a value is null.
     """
     if splits.type == "Delta":
-        yield from _delta(splits, name, columns)
+        yield from _delta(splits, name, columns, may_be_null)
         return
     place = getattr(splits, name)
     if place is None:
@@ -48,7 +53,7 @@ def read(splits: Splits, name: str, columns: list[str]) -> Iterator[Rows]:
     files, found = _files(place)
     rows_of = _parquet if splits.type == "Parquet" else _json_lines
     for file in found:
-        yield from rows_of(files, file, columns)
+        yield from rows_of(files, file, columns, may_be_null)
 
 
 def schema(splits: Splits) -> list[Column]:
@@ -168,7 +173,9 @@ def _delta_table(splits: Splits) -> Any:
         raise
 
 
-def _delta(splits: Splits, name: str, columns: list[str]) -> Iterator[Rows]:
+def _delta(
+    splits: Splits, name: str, columns: list[str], may_be_null: Container[str | None]
+) -> Iterator[Rows]:
     import pyarrow.dataset as ds
 
     table = f"the Delta table {splits.path}"
@@ -177,7 +184,7 @@ def _delta(splits: Splits, name: str, columns: list[str]) -> Iterator[Rows]:
     for fragment in dataset.get_fragments(filter=ds.field(SPLIT_COLUMN) == name):
         where = f"{fragment.path} of {table}"
         for batch in _parquet_batches(fragment.open, columns, where, "restore the table", only=name):
-            yield from _columns_of(batch, f"the split {name} of {splits.path}")
+            yield from _columns_of(batch, f"the split {name} of {splits.path}", may_be_null)
 
 
 def _delta_dataset(splits: Splits) -> Any:
@@ -193,10 +200,12 @@ def _delta_dataset(splits: Splits) -> Any:
         ) from error
 
 
-def _parquet(files: AbstractFileSystem, file: str, columns: list[str]) -> Iterator[Rows]:
+def _parquet(
+    files: AbstractFileSystem, file: str, columns: list[str], may_be_null: Container[str | None]
+) -> Iterator[Rows]:
     where = _shown(files, file)
     for batch in _parquet_batches(lambda: files.open(file), columns, where, "write it again"):
-        yield from _columns_of(batch, where)
+        yield from _columns_of(batch, where, may_be_null)
 
 
 def _parquet_batches(
@@ -230,9 +239,9 @@ def _opened_parquet(opening: Callable[[], Any], where: str, remedy: str) -> Iter
         yield parquet
 
 
-def _columns_of(batch: pa.RecordBatch, where: str) -> Iterator[Rows]:
+def _columns_of(batch: pa.RecordBatch, where: str, may_be_null: Container[str | None]) -> Iterator[Rows]:
     for column in batch.schema.names:
-        if batch.column(column).null_count:
+        if batch.column(column).null_count and column not in may_be_null:
             raise _null_value(column, where)
     if batch.num_rows:
         with _corruption_named(where, "write it again"):
@@ -240,22 +249,25 @@ def _columns_of(batch: pa.RecordBatch, where: str) -> Iterator[Rows]:
         yield columns
 
 
-def _json_lines(files: AbstractFileSystem, file: str, columns: list[str]) -> Iterator[Rows]:
+def _json_lines(
+    files: AbstractFileSystem, file: str, columns: list[str], may_be_null: Container[str | None]
+) -> Iterator[Rows]:
     """Yield the rows of a JSON lines file; its extension selects the compression."""
     where = _shown(files, file)
     with files.open(file, "rb", compression="infer") as opened:
         rows = _objects(opened, where)
         while batch := list(islice(rows, _BATCH_ROWS)):
             for column in columns:
-                if not any(column in row for row in batch):
+                if column not in may_be_null and not any(column in row for row in batch):
                     raise _missing_column([column], list(batch[0]), where)
                 values = [row.get(column) for row in batch]
-                if None in values:
+                if None in values and column not in may_be_null:
                     raise _null_value(column, where)
-                other = next((value for value in values if not isinstance(value, str | list)), None)
+                given = (value for value in values if value is not None)
+                other = next((value for value in given if not isinstance(value, str | list)), None)
                 if other is not None:
                     raise _column_type(column, where, type(other).__name__)
-            yield {column: [row[column] for row in batch] for column in columns}
+            yield {column: [row.get(column) for row in batch] for column in columns}
 
 
 def _objects(lines: BinaryIO, where: str) -> Iterator[dict[str, Any]]:

@@ -113,7 +113,7 @@ def example_columns(data: Data) -> Columns:
     if columns.chosen is not None:
         return Columns(type="Preference")
     if data.prepare.conversation is not None or columns.messages is not None:
-        return Columns(type="Messages")
+        return Columns(type="Messages", tools=columns.tools and "tools")
     if data.prepare.response_template is not None:
         return Columns(type="PromptResponse")
     if data.prepare.prompt_template is not None or columns.text is not None:

@@ -1,0 +1,425 @@
+"""Conversations with tools, and preferences that the chat template renders, from a source to what training encodes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from finetune_crds.data import Columns, Splits
+from finetune_crds.training import Model
+from finetune_trainer import chat_templates, outcome
+from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.train.data.encode import Encoder
+from finetune_trainer.train.data.read import read
+from finetune_trainer.train.runtime.recipe import example_columns
+from support.tool_templates import HERMES, TEMPLATES
+from unit.trainer.prep.recipes import Preparer, recipe, table_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+    from transformers import PreTrainedTokenizerBase
+
+    from finetune_crds.contract import PrepResult
+
+Json = dict[str, Any]
+CONTENTS = "{% for turn in messages %}{{ turn.content }}{% endfor %}"
+WITH_TOOLS: Json = {"type": "Messages", "tools": "tools"}
+
+
+def tool(name: str, *, of: str) -> Json:
+    """The definition of a tool with one parameter, in the order of keys that clients send."""
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"Tells the {name}.",
+            "parameters": {"type": "object", "properties": {of: {"type": "string"}}, "required": [of]},
+        },
+    }
+
+
+def calling(name: str, **arguments: Any) -> Json:
+    calls = [{"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def said(role: str, content: str) -> Json:
+    return {"role": role, "content": content}
+
+
+def returned(content: str) -> Json:
+    return {"role": "tool", "content": content, "tool_call_id": "c1"}
+
+
+# Each with other tools, and so with other keys.
+ROWS: list[Json] = [
+    {
+        "messages": [
+            said("user", "Rain in Ulm?"),
+            calling("weather", city="Ulm"),
+            returned("dry"),
+            said("assistant", "No."),
+        ],
+        "tools": [tool("weather", of="city")],
+    },
+    {
+        "messages": [
+            said("user", "What time is it?"),
+            calling("clock", zone="CET"),
+            returned("12:00"),
+            said("assistant", "Noon."),
+        ],
+        "tools": [tool("clock", of="zone"), tool("weather", of="city")],
+    },
+    {"messages": [said("user", "Hi!"), said("assistant", "Hello.")], "tools": None},
+]
+AS_TEXT: list[Json] = [
+    {
+        "messages": json.dumps(row["messages"]),
+        "tools": json.dumps(row["tools"]) if row["tools"] else row["tools"],
+    }
+    for row in ROWS
+]
+CALLS_AS_TEXT: list[Json] = [
+    row
+    | {
+        "messages": [
+            turn | {"tool_calls": json.dumps(turn["tool_calls"])} if "tool_calls" in turn else turn
+            for turn in row["messages"]
+        ]
+    }
+    for row in ROWS
+]
+
+
+@pytest.fixture
+def preparing(spark: SparkSession, tokenizer_folder: Path, tmp_path: Path) -> Callable[[str], Preparer]:
+    """Makes what prepares rows for a model with a chat template."""
+
+    def made(template: str) -> Preparer:
+        model = Path(shutil.copytree(tokenizer_folder, tmp_path / "model"))
+        (model / "chat_template.jinja").write_text(template)
+        return Preparer(spark, model, tmp_path)
+
+    return made
+
+
+class Trained:
+    """What training encodes of a prepared table.
+
+    texts: of each document. learned: the part of each on which the loss is taken. tokens: of each example.
+    """
+
+    def __init__(self, result: PrepResult, model: Path, columns: Json, **prepare: Any) -> None:
+        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(Model(base=str(model)), model)
+        wanted: Columns = example_columns(recipe(columns=columns, **prepare).data)
+        encoder = Encoder(self.tokenizer, wanted, loss_on_answer=True, max_length=100_000, overlong="Fail")
+        splits = Splits(type="Delta", path=result.path, version=result.version)
+        self.texts: list[str] = []
+        self.learned: list[str] = []
+        self.tokens: list[int] = []
+        for rows in read(splits, "train", wanted.named):
+            for example in encoder.encode(rows):
+                self.tokens.append(len(example.tokens))
+                ends = example.lengths.cumsum()
+                for begin, end in zip(ends - example.lengths, ends, strict=True):
+                    tokens, mask = example.tokens[begin:end], example.loss_mask[begin:end]
+                    self.texts.append(self.tokenizer.decode(tokens))
+                    self.learned.append(self.tokenizer.decode(tokens[mask]))
+
+
+def counted(result: PrepResult) -> list[int]:
+    """The tokens that the preparation counted for each example, sorted."""
+    return sorted(row["tokens"] for row in table_of(result))
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [("Hermes", ROWS), ("Llama", AS_TEXT), ("Llama", CALLS_AS_TEXT)],
+    ids=["structures", "text", "calls as text"],
+)
+def test_training_reads_what_the_template_makes_of_the_source(
+    preparing: Callable[[str], Preparer], name: str, rows: list[Json]
+) -> None:
+    preparer = preparing(TEMPLATES[name])
+    result = preparer(rows, columns=WITH_TOOLS)
+    trained = Trained(result, preparer.folder / "model", WITH_TOOLS)
+    wanted = [chat_templates.render(trained.tokenizer, row["messages"], row["tools"]) for row in ROWS]
+    assert sorted(trained.texts) == sorted(wanted)
+    assert sorted(trained.tokens) == counted(result)
+
+
+def test_calls_and_answers_are_learned_and_results_are_not(
+    preparing: Callable[[str], Preparer],
+) -> None:
+    preparer = preparing(HERMES)
+    result = preparer(ROWS[:1], columns=WITH_TOOLS)
+    trained = Trained(result, preparer.folder / "model", WITH_TOOLS)
+    assert trained.learned == [
+        '<tool_call>{"name": "weather", "arguments": {"city": "Ulm"}}</tool_call><|im_end|>\nNo.<|im_end|>\n'
+    ]
+
+
+def test_the_table_has_structures_as_json_text(preparing: Callable[[str], Preparer]) -> None:
+    result = preparing(HERMES)(ROWS[1:], columns=None)
+    assert result.columns == Columns(type="Messages", tools="tools")
+    plain, called = sorted(table_of(result), key=lambda row: len(row["messages"]))
+    assert list(called) == ["id", "messages", "tools", "tokens", "split"]
+    nothing = {"tool_calls": None, "tool_call_id": None}
+    assert (plain["tools"], plain["messages"]) == (
+        "[]",
+        [said("user", "Hi!") | nothing, said("assistant", "Hello.") | nothing],
+    )
+    assert json.loads(called["tools"]) == ROWS[1]["tools"]
+    assert [turn["tool_call_id"] for turn in called["messages"]] == [None, None, "c1", None]
+    assert json.loads(called["messages"][1]["tool_calls"]) == ROWS[1]["messages"][1]["tool_calls"]
+
+
+def test_conversations_that_differ_in_calls_or_tools_alone_are_no_duplicates(
+    preparing: Callable[[str], Preparer],
+) -> None:
+    other = [ROWS[0]["messages"][0], calling("weather", city="Neu-Ulm"), *ROWS[0]["messages"][2:]]
+    rows = [
+        ROWS[0],
+        ROWS[0] | {"messages": other},
+        ROWS[0] | {"tools": ROWS[1]["tools"]},
+        json.loads(json.dumps(ROWS[0])),
+    ]
+    result = preparing(HERMES)(rows, columns=WITH_TOOLS)
+    assert (result.rows.train, result.dropped) == (3, {"notNull": 0, "dedupe": 1})
+
+
+NO_TOOLS = [ROWS[2] | {"tools": "[]"}]
+DROPPED: dict[str, tuple[str, list[Json], Json]] = {
+    "tools that the template does not render": (
+        CONTENTS,
+        ROWS,
+        {"notNull": 0, "dedupe": 0, "unrenderable": 2},
+    ),
+    "calls of another shape": (
+        HERMES,
+        [
+            *NO_TOOLS,
+            NO_TOOLS[0] | {"messages": [said("user", "a"), {"role": "assistant", "tool_calls": "{"}]},
+        ],
+        {"notNull": 0, "dedupe": 0, "unrenderable": 1},
+    ),
+    "tools that are no list, and messages with nothing to say": (
+        HERMES,
+        [
+            AS_TEXT[0],
+            AS_TEXT[1] | {"tools": '{"name": "weather"'},
+            AS_TEXT[2] | {"messages": '[{"role": "assistant", "tool_calls": []}]'},
+        ],
+        {"notNull": 2, "dedupe": 0, "unrenderable": 0},
+    ),
+}
+
+
+@pytest.mark.parametrize(("template", "rows", "dropped"), DROPPED.values(), ids=DROPPED)
+def test_what_cannot_be_rendered_is_dropped_and_counted(
+    preparing: Callable[[str], Preparer], template: str, rows: list[Json], dropped: Json
+) -> None:
+    result = preparing(template)(rows, columns=WITH_TOOLS, unrenderable="Drop")
+    assert (result.dropped, result.rows.train) == (dropped, 1)
+
+
+def test_a_template_without_tools_is_refused_at_the_start(preparing: Callable[[str], Preparer]) -> None:
+    preparer = preparing(CONTENTS)
+    with pytest.raises(outcome.RecipeRefusedError) as refused:
+        preparer(ROWS, columns=WITH_TOOLS)
+    assert refused.value.message == (
+        f"data.columns.tools needs a chat template that renders tools, and that of {preparer.folder / 'model'} does not: "
+        "set model.chatTemplate, remove data.columns.tools, or drop conversations that have tools with "
+        "data.prepare.unrenderable: Drop"
+    )
+
+
+def test_calls_that_the_template_leaves_out_fail_the_preparation(
+    preparing: Callable[[str], Preparer],
+) -> None:
+    with pytest.raises(outcome.DataError) as failed:
+        preparing(CONTENTS)(ROWS[:1], columns={"type": "Messages"})
+    assert (failed.value.reason, failed.value.message) == (
+        "TemplateFailed",
+        "the chat template of the model fails on a conversation of the roles user, assistant, tool, assistant: it does not "
+        "render tool calls: set model.chatTemplate to one that does; drop such rows with data.prepare.unrenderable: Drop",
+    )
+
+
+def test_a_mix_of_sources_with_tools_and_without(
+    preparing: Callable[[str], Preparer], tmp_path: Path
+) -> None:
+    preparer = preparing(HERMES)
+    plain = [{"messages": [said("user", f"Say {word}."), said("assistant", word)]} for word in ("a", "b")]
+    sources = []
+    for name, rows in {"tools": ROWS[:2], "plain": plain}.items():
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        sources.append({"name": name, "type": "JSONLines", "path": str(path)})
+    result = preparer([{"unused": 1}], source={"type": "Mix", "sources": sources}, columns=None)
+    trained = Trained(result, preparer.folder / "model", WITH_TOOLS)
+    rows = [*ROWS[:2], *plain]
+    wanted = [chat_templates.render(trained.tokenizer, row["messages"], row.get("tools")) for row in rows]
+    assert sorted(trained.texts) == sorted(wanted)
+
+
+def test_values_in_calls_and_tools_are_replaced(preparing: Callable[[str], Preparer]) -> None:
+    row = {
+        "messages": [
+            said("user", "Charge it."),
+            calling("charge", card=4111111111111111, to="jane@example.com"),
+        ],
+        "tools": [tool("charge", of="card") | {"owner": "jane@example.com"}],
+    }
+    result = preparing(HERMES)([row], columns=WITH_TOOLS, redact=["Email", "CardNumber"])
+    (made,) = table_of(result)
+    (call,) = json.loads(made["messages"][1]["tool_calls"])
+    assert call["function"]["arguments"] == {"card": "<CARD_NUMBER>", "to": "<EMAIL>"}
+    assert json.loads(made["tools"])[0]["owner"] == "<EMAIL>"
+    assert result.redacted == {"Email": 2, "CardNumber": 1}
+
+
+PREFERENCE: Json = {"type": "Preference"}
+DPO: Json = {"type": "DPO"}
+
+
+def pair(name: str) -> list[Json]:
+    return [said("user", name), said("assistant", f"{name}!")]
+
+
+def hermes(*turns: Json) -> str:
+    """What the template makes of turns behind a system turn."""
+    return "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in turns)
+
+
+DEFAULT, BRIEF = said("system", "You may call tools."), said("system", "Be brief.")
+GOOD, BAD = said("assistant", "Blue."), said("assistant", "Red.")
+SKY = said("user", "Sky?")
+PREFERENCES: dict[str, tuple[Json, Json, list[Json]]] = {
+    "texts": (
+        {"prompt": "Sky?", "chosen": "Blue.", "rejected": "Red."},
+        {"conversation": {}},
+        [DEFAULT, SKY],
+    ),
+    "texts behind a system turn": (
+        {"prompt": "Sky?", "chosen": "Blue.", "rejected": "Red."},
+        {"conversation": {"system": "Be brief."}},
+        [BRIEF, SKY],
+    ),
+    "a template of the prompt": (
+        {"prompt": "Sky", "chosen": "Blue.", "rejected": "Red."},
+        {"conversation": {}, "promptTemplate": "{prompt}?"},
+        [DEFAULT, SKY],
+    ),
+    "answers that repeat the prompt, which is text": (
+        {"prompt": "Sky?", "chosen": [SKY, GOOD], "rejected": [SKY, BAD]},
+        {},
+        [DEFAULT, SKY],
+    ),
+    "answers that repeat the prompt, behind a system turn": (
+        {"prompt": "Sky?", "chosen": [SKY, GOOD], "rejected": [SKY, BAD]},
+        {"conversation": {"system": "Be brief."}},
+        [BRIEF, SKY],
+    ),
+    "lists": (
+        {"prompt": [BRIEF, *pair("a"), SKY], "chosen": [GOOD], "rejected": [BAD]},
+        {},
+        [BRIEF, *pair("a"), SKY],
+    ),
+    "a prompt that is a list, and answers that are texts": (
+        {"prompt": [*pair("a"), SKY], "chosen": "Blue.", "rejected": "Red."},
+        {},
+        [DEFAULT, *pair("a"), SKY],
+    ),
+}
+
+
+@pytest.mark.parametrize(("row", "prepare", "prompt"), PREFERENCES.values(), ids=PREFERENCES)
+def test_training_prefers_answers_behind_the_rendered_prompt(
+    preparing: Callable[[str], Preparer], row: Json, prepare: Json, prompt: list[Json]
+) -> None:
+    preparer = preparing(HERMES)
+    result = preparer([row], columns=PREFERENCE, objective=DPO, **prepare)
+    trained = Trained(result, preparer.folder / "model", PREFERENCE, **prepare)
+    assert trained.texts == [hermes(*prompt, GOOD), hermes(*prompt, BAD)]
+    assert trained.learned == ["Blue.<|im_end|>\n", "Red.<|im_end|>\n"]
+    assert trained.tokens == counted(result)
+    assert list(table_of(result)[0]) == ["id", "prompt", "chosen", "rejected", "tokens", "split"]
+
+
+def test_an_answer_can_be_a_call(preparing: Callable[[str], Preparer]) -> None:
+    preparer = preparing(HERMES)
+    row = {
+        "prompt": "Rain?",
+        "chosen": [calling("weather", city="Ulm")],
+        "rejected": [said("assistant", "No.")],
+    }
+    trained = Trained(
+        preparer([row], columns=PREFERENCE, objective=DPO), preparer.folder / "model", PREFERENCE
+    )
+    assert trained.learned == [
+        '<tool_call>{"name": "weather", "arguments": {"city": "Ulm"}}</tool_call><|im_end|>\n',
+        "No.<|im_end|>\n",
+    ]
+
+
+def test_preferences_that_are_conversations_come_through_every_step(
+    preparing: Callable[[str], Preparer],
+) -> None:
+    def row(number: int, good: str = "Blue.", bad: str = "Red.") -> Json:
+        prompt = f"Sky {number}?"
+        return {
+            "prompt": prompt,
+            "chosen": [said("user", prompt), said("assistant", good)],
+            "rejected": [said("user", prompt), said("assistant", bad)],
+        }
+
+    rows = [row(number) for number in range(6)]
+    dirty = [
+        row(0, good="BLUE. "),  # the same but for case and white space
+        row(1, bad="Green."),  # another preference of the same prompt
+        row(2) | {"chosen": []},
+        row(3) | {"rejected": [said("user", "Sky 3?"), {"role": "assistant", "content": None}]},
+        row(4) | {"rejected": [said("user", "Sky 4?")]},  # nothing behind the prompt
+        row(5) | {"prompt": "Sea?"},  # answers to another prompt
+        row(6, good="nowhere " * 200),
+        row(7, good="Write to jane@example.com"),
+    ]
+    preparer = preparing(HERMES)
+    result = preparer(
+        rows + dirty,
+        columns=None,
+        objective=DPO,
+        unrenderable="Drop",
+        redact=["Email"],
+        maxTokens=400,
+        minPromptChars=3,
+    )
+    assert result.dropped == {
+        "notNull": 2,
+        "minPromptChars": 0,
+        "dedupe": 1,
+        "unrenderable": 2,
+        "maxTokens": 1,
+    }
+    trained = Trained(result, preparer.folder / "model", PREFERENCE)
+    assert (sorted(trained.tokens), len(trained.tokens)) == (counted(result), 8)
+    assert "Write to <EMAIL><|im_end|>\n" in trained.learned
+
+
+def test_answers_to_another_prompt_fail_the_preparation(preparing: Callable[[str], Preparer]) -> None:
+    row = {"prompt": "Sea?", "chosen": [SKY, GOOD], "rejected": [BAD]}
+    with pytest.raises(outcome.DataError) as failed:
+        preparing(HERMES)([row], columns=PREFERENCE, objective=DPO)
+    assert failed.value.message == (
+        "the chat template of the model fails on a conversation of the roles user, user, assistant, assistant: goes on from "
+        "the prompt with role user: an answer is the assistant's, alone or after the messages of the prompt; drop such rows "
+        "with data.prepare.unrenderable: Drop"
+    )

@@ -1,0 +1,168 @@
+"""Messages and tools as chat templates take them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from finetune_trainer import turns
+
+Json = dict[str, Any]
+CALL: Json = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Ulm"}}}
+TOOL: Json = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
+
+
+def called(calls: Any, **fields: Any) -> Json:
+    return {"role": "assistant", "tool_calls": calls} | fields
+
+
+def with_arguments(arguments: Any) -> list[Json]:
+    return [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": arguments}}]
+
+
+# What a row has, and what a template gets.
+MESSAGES: dict[str, tuple[Json, Json]] = {
+    "fields without a value": (
+        {"role": "user", "content": "hi", "name": None, "tool_calls": None, "tool_call_id": None},
+        {"role": "user", "content": "hi"},
+    ),
+    "a call as a structure": (called([CALL], content=None), called([CALL], content="")),
+    "a call as JSON text": (called(json.dumps([CALL]), content=""), called([CALL], content="")),
+    "no calls": (called([], content="hi"), {"role": "assistant", "content": "hi"}),
+    "no calls as text": (called("[]", content="hi"), {"role": "assistant", "content": "hi"}),
+    "arguments as JSON text": (called(with_arguments('{"city": "Ulm"}')), called([CALL], content="")),
+    "no arguments": (called(with_arguments("")), called(with_arguments({}), content="")),
+    "a call without its wrapper": (
+        called([{"name": "weather", "arguments": '{"city": "Ulm"}'}]),
+        called([CALL["function"]], content=""),
+    ),
+    "arguments of other rows": (
+        called(with_arguments({"city": "Ulm", "zip": None, "days": [{"at": None, "on": 1}]})),
+        called(with_arguments({"city": "Ulm", "days": [{"on": 1}]}), content=""),
+    ),
+    "what a tool returned": (
+        {"role": "tool", "content": "7", "tool_call_id": "c1", "name": "weather"},
+        {"role": "tool", "content": "7", "tool_call_id": "c1", "name": "weather"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "expected"), MESSAGES.values(), ids=MESSAGES)
+def test_a_message_as_a_template_takes_it(given: Json, expected: Json) -> None:
+    assert turns.messages([given]) == [expected]
+
+
+WRONG_CALLS: dict[str, tuple[Any, str]] = {
+    "no JSON": ("{", "tool_calls of message 2 are not JSON"),
+    "no list": ('{"name": "a"}', "tool_calls of message 2 are not a list of calls"),
+    "texts": (["weather"], "tool_calls of message 2 are not a list of calls"),
+    "arguments that are no JSON": (
+        with_arguments("city=Ulm"),
+        "arguments in tool_calls of message 2 are not JSON",
+    ),
+    "arguments without names": (
+        with_arguments('["Ulm"]'),
+        "arguments in tool_calls of message 2 are not a JSON object",
+    ),
+}
+
+
+@pytest.mark.parametrize(("calls", "sentence"), WRONG_CALLS.values(), ids=WRONG_CALLS)
+def test_calls_of_another_shape(calls: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        turns.messages([{"role": "user", "content": "hi"}, called(calls)])
+
+
+def in_order(value: Any) -> str:
+    return json.dumps(value)
+
+
+TOOLS: dict[str, tuple[Any, list[Json] | None]] = {
+    "a structure": ([TOOL], [TOOL]),
+    "JSON text": (json.dumps([TOOL]), [TOOL]),
+    "sorted keys": (json.dumps([TOOL], sort_keys=True), [TOOL]),
+    "without the wrapper": (
+        [{"parameters": {"properties": {}, "type": "object"}, "name": "now"}],
+        [{"name": "now", "parameters": {"type": "object", "properties": {}}}],
+    ),
+    "keys of other rows": ([TOOL | {"strict": None}], [TOOL]),
+    "a null that the text has": ('[{"name": "a", "default": null}]', [{"name": "a", "default": None}]),
+    "none": (None, None),
+    "an empty list": ([], None),
+    "an empty list as text": ("[]", None),
+    "an empty text": (" ", None),
+}
+
+
+@pytest.mark.parametrize(("given", "expected"), TOOLS.values(), ids=TOOLS)
+def test_tools_as_a_template_takes_them(given: Any, expected: list[Json] | None) -> None:
+    """Also in the order of their keys, which templates write."""
+    assert in_order(turns.tools(given)) == in_order(expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("{", "tools are not JSON"),
+        ('["weather"]', "tools are not a list of definitions"),
+        ('{"name": "weather"}', "tools are not a list of definitions"),
+    ],
+)
+def test_tools_of_another_shape(given: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        turns.tools(given)
+
+
+def said(*turns: str) -> list[Json]:
+    """Messages of the roles that begin with s, u and a."""
+    roles = {"s": "system", "u": "user", "a": "assistant"}
+    return [{"role": roles[turn[0]], "content": turn} for turn in turns]
+
+
+REPLIES: dict[str, tuple[list[Json], list[Json], list[Json]]] = {
+    "the answer alone": (said("u1"), said("a1"), said("a1")),
+    "behind the prompt": (said("u1"), said("u1", "a1"), said("a1")),
+    "behind the prompt without its system turn": (said("s1", "u1"), said("u1", "a1"), said("a1")),
+    "behind the whole prompt": (said("s1", "u1"), said("s1", "u1", "a1"), said("a1")),
+    "several turns": (said("u1", "a1", "u2"), said("a2", "u3", "a3"), said("a2", "u3", "a3")),
+    "nothing": (said("u1"), said("u1"), []),
+}
+
+
+@pytest.mark.parametrize(("prompt", "answer", "expected"), REPLIES.values(), ids=REPLIES)
+def test_what_an_answer_adds(prompt: list[Json], answer: list[Json], expected: list[Json]) -> None:
+    assert turns.reply(prompt, answer) == expected
+
+
+def test_an_answer_to_another_prompt_is_refused() -> None:
+    with pytest.raises(ValueError, match="goes on from the prompt with role user"):
+        turns.reply(said("u1"), said("u2", "a1"))
+
+
+def test_strings_and_numbers_of_json_change_and_it_stays_json() -> None:
+    text = '[{"a": "x1", "1": 11, "b": [true, null, 2.1], "arguments": "{\\"c\\": 31, \\"d\\": \\"y\\"}"}]'
+
+    def change(value: str) -> str:
+        return value.replace("1", "<ONE>")
+
+    assert json.loads(turns.with_texts(text, change)) == [
+        {
+            "a": "x<ONE>",
+            "1": "<ONE><ONE>",
+            "b": [True, None, "2.<ONE>"],
+            "arguments": '{"c": "3<ONE>", "d": "y"}',
+        }
+    ]

@@ -1,0 +1,181 @@
+"""Conversations among the columns of a source, and those that are made of prompts and answers, as Spark expressions.
+
+A conversation is a list of {role, content}, and of the fields `Form.carried`. What is a structure in the source, such as
+tool_calls, is JSON text here, so that sources with other structures have the same columns.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as sf
+from pyspark.sql.types import ArrayType, MapType, NullType, StringType, StructField, StructType
+
+from finetune_trainer.outcome import DataError
+from finetune_trainer.prep import source
+from finetune_trainer.prep.plan import CHOSEN, MESSAGES, PROMPT, REJECTED, RESPONSE, TOOLS
+from finetune_trainer.prep.template import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
+
+    from finetune_trainer.prep.plan import Form
+
+_NO_TOOLS = "[]"
+_CALLS = "tool_calls"
+
+
+def parsed(frame: DataFrame, form: Form) -> DataFrame:
+    """Parse the conversations of a source, which may have `messages` as JSON text, and make JSON text of tools.
+
+    Text that is no such list becomes null.
+
+    Raises:
+        DataError: a column is neither.
+    """
+    for name in form.spoken:
+        frame = frame.withColumn(name, _conversation(name, frame.schema[name].dataType, form.carried))
+    if form.tools is None:
+        return frame
+    return frame.withColumn(form.tools, _tools(form.tools, frame.schema[form.tools].dataType))
+
+
+def _conversation(name: str, kind: DataType, carried: tuple[str, ...]) -> Column:
+    column = sf.col(quoted(name))
+    if isinstance(kind, StringType):
+        fields = [StructField(field, StringType()) for field in ("role", "content", *carried)]
+        column = sf.from_json(column, ArrayType(StructType(fields)))
+        return sf.transform(column, lambda turn: _message({one.name: turn[one.name] for one in fields}))
+    if not source.is_conversation(kind):
+        raise DataError(
+            "WrongColumnType",
+            f"column {name} holds {kind.simpleString()}: conversations are lists of {{role, content}}, or the same as JSON "
+            "text",
+        )
+    assert isinstance(kind, ArrayType)  # noqa: S101 - conversations are
+    assert isinstance(kind.elementType, StructType)  # noqa: S101
+    kinds = {field.name: field.dataType for field in kind.elementType}
+
+    def field(turn: Column, name: str) -> Column:
+        if name not in kinds:
+            return sf.lit(None).cast("string")
+        structure = isinstance(kinds[name], ArrayType | StructType | MapType) and name in carried
+        return sf.to_json(turn[name]) if structure else turn[name].cast("string")
+
+    return sf.transform(
+        column, lambda turn: _message({name: field(turn, name) for name in ("role", "content", *carried)})
+    )
+
+
+def _message(fields: dict[str, Column]) -> Column:
+    """A message; an empty list of calls is none."""
+    if _CALLS in fields:
+        fields = fields | {_CALLS: sf.nullif(fields[_CALLS], sf.lit("[]"))}
+    return sf.struct(*(value.alias(name) for name, value in fields.items()))
+
+
+def _tools(name: str, kind: DataType) -> Column:
+    column = sf.col(quoted(name))
+    if isinstance(kind, NullType):
+        return sf.lit(_NO_TOOLS)
+    if isinstance(kind, StringType):
+        is_list = sf.from_json(column, ArrayType(StringType())).isNotNull()
+        blank = column.isNull() | ~column.rlike(r"(?U)\S")
+        return sf.when(blank, sf.lit(_NO_TOOLS)).when(is_list, column)
+    if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType | MapType):
+        return sf.coalesce(sf.to_json(column), sf.lit(_NO_TOOLS))
+    raise DataError(
+        "WrongColumnType",
+        f"column {name} holds {kind.simpleString()}: tools are a list of definitions, or the same as JSON text",
+    )
+
+
+def is_blank(name: str, form: Form) -> Column:
+    """Whether a conversation has a message without role or content, or nothing but white space; null where it is null."""
+
+    def calls(turn: Column) -> Column:
+        return turn[_CALLS].isNotNull() if _CALLS in form.carried else sf.lit(False)
+
+    column = sf.col(quoted(name))
+    whole = sf.forall(
+        column, lambda turn: turn["role"].isNotNull() & (turn["content"].isNotNull() | calls(turn))
+    )
+    spoken = sf.exists(column, lambda turn: turn["content"].rlike(r"\S") | calls(turn))
+    return ~(whole & spoken)
+
+
+def text(name: str, form: Form) -> Column:
+    """Return the text of a conversation: the fields of its messages, a line for each."""
+    fields = ("role", "content", *form.carried)
+    turns = sf.transform(
+        sf.col(quoted(name)), lambda turn: sf.concat_ws("\n", *(turn[field] for field in fields))
+    )
+    return sf.concat_ws("\n", turns)
+
+
+def contents(name: str) -> Column:
+    """Return the contents of the messages of a conversation, a line for each."""
+    return sf.concat_ws("\n", sf.transform(sf.col(quoted(name)), lambda turn: turn["content"]))
+
+
+def characters(name: str) -> Column:
+    """Return the number of characters of the contents."""
+    lengths = sf.transform(
+        sf.col(quoted(name)), lambda turn: sf.coalesce(sf.length(turn["content"]), sf.lit(0))
+    )
+    return sf.aggregate(lengths, sf.lit(0), lambda total, length: total + length)
+
+
+def made(form: Form) -> list[Column]:
+    """Return the columns of the table whose examples the chat template renders."""
+    if form.messages is not None:
+        found = [sf.col(quoted(form.messages)).alias(MESSAGES)]
+        return found + ([sf.col(quoted(form.tools)).alias(TOOLS)] if form.tools else [])
+    rendered = {name: template.render() for name, template in form.rendered.items()}
+    if CHOSEN not in rendered:
+        turns = [
+            *_system(form),
+            _turn("user", rendered[PROMPT], form),
+            _turn("assistant", rendered[RESPONSE], form),
+        ]
+        whole = rendered[PROMPT].isNotNull() & rendered[RESPONSE].isNotNull()
+        return [sf.when(whole, sf.array(*turns)).alias(MESSAGES)]
+    columns = dict(zip((PROMPT, CHOSEN, REJECTED), form.required, strict=True))
+    return [
+        (
+            sf.col(quoted(column))
+            if column in form.spoken
+            else sf.when(
+                rendered[name].isNotNull(),
+                sf.array(*_system(form), _turn("user", rendered[name], form))
+                if name == PROMPT
+                else sf.array(_turn("assistant", rendered[name], form)),
+            )
+        ).alias(name)
+        for name, column in columns.items()
+    ]
+
+
+def _system(form: Form) -> list[Column]:
+    said = form.conversation.system if form.conversation else None
+    return [_turn("system", sf.lit(said), form)] if said is not None else []
+
+
+def _turn(role: str, content: Column, form: Form) -> Column:
+    nothing = {name: sf.lit(None).cast("string") for name in form.carried}
+    return _message({"role": sf.lit(role), "content": content, **nothing})
+
+
+def shown(form: Form) -> Column:
+    """Return the conversations of an example in its columns of the table, for people."""
+
+    def turns(column: str) -> Column:
+        return sf.transform(sf.col(column), lambda turn: sf.concat_ws(": ", *_shown(turn, form)))
+
+    return sf.concat_ws("\n", *(sf.col(name) if name == TOOLS else turns(name) for name in form.columns))
+
+
+def _shown(turn: Column, form: Form) -> list[Column]:
+    fields = ["role", "content", *([_CALLS] if _CALLS in form.carried else [])]
+    return [turn[field] for field in fields]

@@ -1,0 +1,173 @@
+"""Messages of conversations, and the tools beside them, as a chat template takes them.
+
+In the table of a preparation, the structures among them are JSON text: `tool_calls` of a message, and `tools`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+Message = dict[str, Any]
+
+CARRIED = ("tool_calls", "tool_call_id", "name")
+"""The fields of a message, besides role and content, that the preparation keeps."""
+
+# The keys of a definition in the order in which servers pass them on: a Parquet file or a reader of JSON may have sorted them.
+_FIRST = ("type", "function", "name", "description", "parameters", "properties", "required")
+
+
+def wrong_shape(value: Any) -> str | None:
+    """Return what keeps a value from being a list of {role, content}, or None."""
+    if not isinstance(value, list):
+        return "it is text"
+    for number, message in enumerate(value, start=1):
+        if not isinstance(message, dict):
+            return f"message {number} has neither"
+        if not isinstance(message.get("role"), str):
+            return f"message {number} has no role"
+        # A message that calls tools may have nothing else to say.
+        if not isinstance(message.get("content"), str | list) and not message.get("tool_calls"):
+            return f"message {number} has no content"
+    return None
+
+
+def messages(value: Sequence[Message]) -> list[Message]:
+    """Return messages without the fields that have no value, and with tool calls as structures.
+
+    As servers do it (vLLM), a message that only calls tools has the content "", and arguments that are JSON text become the
+    object that they describe.
+
+    Raises:
+        ValueError: tool calls are not a list of calls, or their arguments are no JSON object.
+    """
+    return [_message(message, number) for number, message in enumerate(value, start=1)]
+
+
+def tools(value: Any) -> list[dict[str, Any]] | None:
+    """Return the tools of a conversation, given as a list or as JSON text; None if there are none.
+
+    The well-known keys of a definition have the order that clients send: type, function, name, description, parameters.
+
+    Raises:
+        ValueError: they are not a list of definitions.
+    """
+    found = _parsed(value, "tools") if isinstance(value, str) else _without_nulls(value)
+    if not found:
+        return None
+    if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
+        raise ValueError("tools are not a list of definitions")
+    return [_in_order(tool) for tool in found]
+
+
+def reply(prompt: list[Message], answer: list[Message]) -> list[Message]:
+    """Return what an answer adds to the prompt, which it may repeat, with or without its system message.
+
+    Raises:
+        ValueError: it goes on with another role than the assistant's.
+    """
+    spoken = [message for message in prompt if message["role"] != "system"]
+    repeated = next((start for start in (prompt, spoken) if answer[: len(start)] == start), [])
+    added = answer[len(repeated) :]
+    if added and added[0]["role"] != "assistant":
+        raise ValueError(
+            f"goes on from the prompt with role {added[0]['role']}: an answer is the assistant's, alone or after the "
+            "messages of the prompt"
+        )
+    return added
+
+
+def is_blank(message: Message) -> bool:
+    """Whether a message says nothing and calls no tools."""
+    content = message.get("content")
+    return not message.get("tool_calls") and not (content.strip() if isinstance(content, str) else content)
+
+
+def with_texts(text: str, change: Callable[[str], str]) -> str:
+    """Return JSON text with its strings and numbers changed, except for the keys; a number that changes becomes a string.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    return json.dumps(_changed(json.loads(text), change), ensure_ascii=False)
+
+
+def _message(message: Message, number: int) -> Message:
+    made = {name: value for name, value in message.items() if value is not None}
+    calls = made.pop("tool_calls", None)
+    made.setdefault("content", "")
+    if not calls:
+        return made
+    where = f"tool_calls of message {number}"
+    found = _parsed(calls, where) if isinstance(calls, str) else _without_nulls(calls)
+    if not isinstance(found, list) or not all(isinstance(call, dict) for call in found):
+        raise ValueError(f"{where} are not a list of calls")
+    return made | ({"tool_calls": [_call(call, where) for call in found]} if found else {})
+
+
+def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
+    function = call.get("function")
+    if isinstance(function, dict):
+        return call | {"function": _call(function, where)}
+    arguments = call.get("arguments")
+    if isinstance(arguments, str):
+        found = _parsed(arguments, f"arguments in {where}") if arguments.strip() else {}
+        if isinstance(found, dict):
+            return call | {"arguments": found}
+        raise ValueError(f"arguments in {where} are not a JSON object")
+    return call
+
+
+def _parsed(text: str, what: str) -> Any:
+    try:
+        return json.loads(text) if text.strip() else None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what} are not JSON") from error
+
+
+def _without_nulls(value: Any) -> Any:
+    """A structure without the keys that have no value.
+
+    A column of structures has the keys of all its rows.
+    """
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _in_order(tool: dict[str, Any]) -> dict[str, Any]:
+    made = {key: tool[key] for key in _known_first(tool)}
+    for key in ("function", "parameters"):
+        if isinstance(made.get(key), dict):
+            made[key] = _in_order(made[key])
+    return made
+
+
+def _known_first(keys: Iterable[str]) -> list[str]:
+    return sorted(keys, key=lambda key: _FIRST.index(key) if key in _FIRST else len(_FIRST))
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _changed(item, change) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_changed(item, change) for item in value]
+    if isinstance(value, str):
+        return _changed_text(value, change)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    text = json.dumps(value)
+    return value if (made := change(text)) == text else made
+
+
+def _changed_text(value: str, change: Callable[[str], str]) -> str:
+    """A string, or the JSON in it: OpenAI's format has the arguments of a call so."""
+    if not value.lstrip().startswith("{"):
+        return change(value)
+    try:
+        return with_texts(value, change)
+    except ValueError:
+        return change(value)
