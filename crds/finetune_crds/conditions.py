@@ -126,6 +126,7 @@ class ConditionReason(StrEnum):
     MLFLOW_NOT_CONFIGURED = "MlflowNotConfigured"
     STORAGE_NOT_CONFIGURED = "StorageNotConfigured"
     PREPARING = "Preparing"
+    WAITING_FOR_PREPARATION = "WaitingForPreparation"
     PREPARED = "Prepared"
     SPLITS_GIVEN = "SplitsGiven"
     STARTING = "Starting"

@@ -28,6 +28,7 @@ from finetune_crds.env import Env, EnvFromSource
 from finetune_crds.spark import Spark
 
 Unrenderable = Literal["Fail", "Drop"]
+Reuse = Literal["IfSame", "Never"]
 
 
 class NearDedupe(ApiModel):
@@ -107,6 +108,7 @@ def unchanged(path: str) -> str:
 
 _FIXED = (
     "output",
+    "reuse",
     "notNull",
     "minQuality",
     "qualityColumn",
@@ -203,7 +205,11 @@ class Prepare(ApiModel):
 
     output: Uri = ""
     """Delta table to write: s3://bucket/folder, or an absolute path on a volume. Each preparation writes a new version. Default:
-    a folder of the job in the storage that the operator is installed with."""
+    a folder in the storage that the operator is installed with, of all jobs of the namespace with the same preparation."""
+    reuse: Reuse = "IfSame"
+    """Whether a version of the table that another job of the namespace wrote is used. IfSame: if its preparation and what it read
+    are the same; while that job still prepares, this one waits. Never: the job prepares its own, by default in a folder of its
+    own."""
     not_null: Annotated[list[Name], Field(max_length=32, json_schema_extra=A_SET)] = Field(
         default_factory=list
     )

@@ -22,7 +22,7 @@ class FineTuneJob:
     """A FineTuneJob as the API server holds it.
 
     `spec` is None when it does not fit this version's schema; `invalid` then says why. `version` is its resource
-    version.
+    version. `created` is None only where that does not matter.
     """
 
     name: str
@@ -35,6 +35,7 @@ class FineTuneJob:
     invalid: str | None = None
     finalizers: tuple[str, ...] = ()
     deleting: bool = False
+    created: datetime | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -67,6 +68,14 @@ class Preparation:
 
     run: DatabricksRun | None = None
     problem: Problem | None = None
+
+
+@dataclass(frozen=True)
+class PreparationLease:
+    """The Lease of a preparation, and the FineTuneJob that it belongs to; None where there is none."""
+
+    lease: Json | None = None
+    holder: Json | None = None
 
 
 @dataclass(frozen=True)
@@ -124,7 +133,8 @@ class Observed:
     None when none is suspended, or Kueue cannot be read. `node_labels` are labels by node, as far as nodes were read.
     `offered` are the resources that any node offers, where a pod waits for a GPU; None where that is not known.
     `rehearsal` is the answer to the dry runs that the decision asked for. `executors` are the pods of Spark's executors
-    while it runs. `preparation` is the Databricks run that the status names, while it is followed.
+    while it runs. `preparation` is the Databricks run that the status names, while it is followed. `lease` is that of the
+    preparation that the job is about to begin; None where nothing is shared with other jobs.
     """
 
     jobs: Mapping[str, Json] = field(default_factory=dict)
@@ -139,6 +149,7 @@ class Observed:
     rehearsal: Rehearsal | None = None
     executors: tuple[Json, ...] = ()
     preparation: Preparation | None = None
+    lease: PreparationLease | None = None
 
 
 @dataclass(frozen=True)
@@ -194,11 +205,20 @@ class Deletion:
 
 
 @dataclass(frozen=True)
+class TakeLease:
+    """Create the Lease of a preparation, in place of one that belongs to another job."""
+
+    body: Json
+    replaces: Json | None = None
+
+
+@dataclass(frozen=True)
 class Decision:
     """The new status, and the actions to take.
 
     Attributes:
         status: the complete new status.
+        lease: the Lease to have before children are created.
         apply: children to create or update.
         delete: child Jobs to delete.
         sweep: whether to delete the other children too.
@@ -209,6 +229,7 @@ class Decision:
     """
 
     status: FineTuneJobStatus
+    lease: TakeLease | None = None
     apply: tuple[Json, ...] = ()
     delete: tuple[Deletion, ...] = ()
     sweep: bool = False

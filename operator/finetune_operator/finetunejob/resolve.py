@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from finetune_crds.base import Json
 from finetune_crds.env import EnvVar
 from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_crds.preparation import settings_digest
 from finetune_crds.status import Resolved
 from finetune_crds.training import LOW_RANK, SOFT_PROMPTS, Checkpoint
 from finetune_operator import names
@@ -75,12 +76,22 @@ def resolved(spec: FineTuneJobSpec, *, namespace: str, name: str, defaults: Defa
     """
     prepare = spec.data.prepare
     return Resolved(
-        output=(prepare.output or defaults.folder("splits", namespace, name) or None) if prepare else None,
+        output=_output(spec, namespace, name, defaults),
         checkpoint=_checkpoint(spec, defaults),
         model=(spec.register_.model or name) if spec.register_ else None,
         queue_name=defaults.queue_name,
         learning_rate=_learning_rate(spec),
     )
+
+
+def _output(spec: FineTuneJobSpec, namespace: str, name: str, defaults: Defaults) -> str | None:
+    """The table of the spec, or one in the storage of the installation: of all jobs with the same preparation, or of this job."""
+    prepare = spec.data.prepare
+    if prepare is None or prepare.output:
+        return prepare.output if prepare else None
+    shared = prepare.reuse != "Never"
+    folder = settings_digest(spec.data, spec.model, spec.objective) if shared else name
+    return defaults.folder("splits", namespace, folder) or None
 
 
 def _learning_rate(spec: FineTuneJobSpec) -> float:

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from finetune_crds.source import OneSource
 
 
-def read(spark: SparkSession, source: OneSource, field: str) -> tuple[DataFrame, int]:
-    """Read a table, and return its version too: the one asked for, or the newest.
+def read(spark: SparkSession, source: OneSource, field: str) -> tuple[DataFrame, int, str]:
+    """Read a table, and return its version too: the one asked for, or the newest; and the id of the table.
+
+    A table that is deleted and created again has another id, and the same versions.
 
     Args:
         field: the recipe's field that holds the source, for messages.
@@ -36,7 +38,7 @@ def read(spark: SparkSession, source: OneSource, field: str) -> tuple[DataFrame,
         if "DELTA_" not in (error.getCondition() or ""):
             raise
         raise gone(source) from error
-    return frame, version
+    return frame, version, str(table.detail().select("id").first()["id"])
 
 
 def gone(source: OneSource) -> DataError:

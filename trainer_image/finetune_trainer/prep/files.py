@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
+from finetune_crds.preparation import digest_of
 from finetune_trainer.outcome import DataError
 from finetune_trainer.prep.session import spark_path
 
@@ -35,8 +37,8 @@ _STRICT: dict[str, dict[str, Any]] = {
 _CORRUPT = "_corrupt_record"
 
 
-def read(spark: SparkSession, source: Source | NamedSource, field: str) -> DataFrame:
-    """Read the files of a source. All columns of CSV are text.
+def read(spark: SparkSession, source: Source | NamedSource, field: str) -> tuple[DataFrame, str]:
+    """Read the files of a source, and return the digest of their listing too. All columns of CSV are text.
 
     A line that does not parse fails the pass that reads it.
 
@@ -49,7 +51,10 @@ def read(spark: SparkSession, source: Source | NamedSource, field: str) -> DataF
     from pyspark.errors import AnalysisException
 
     try:
-        return frame(spark, source.type, [spark_path(source.path or "")])
+        place = spark_path(source.path or "")
+        # NB: listed before: a file that comes meanwhile must not count as read.
+        found = listing(spark, place)
+        return frame(spark, source.type, [place]), found
     except AnalysisException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
             raise DataError(
@@ -61,6 +66,13 @@ def read(spark: SparkSession, source: Source | NamedSource, field: str) -> DataF
                 "EmptySource", f"{field}.path {source.path} has no {source.type} files"
             ) from error
         raise
+
+
+def listing(spark: SparkSession, place: str) -> str:
+    """Return a digest of the names, sizes and modification times of the files that a source has."""
+    times = sf.unix_micros("modificationTime")
+    found = spark.read.format("binaryFile").load(place).select("path", "length", times)
+    return digest_of(sorted([*row] for row in found.collect()))
 
 
 def frame(spark: SparkSession, kind: str, paths: list[str]) -> DataFrame:

@@ -24,11 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A source as a DataFrame, and what was read: the version of a Delta table, the commit of a Hub data set."""
+    """A source as a DataFrame, and what was read: the version of a Delta table, the commit of a Hub data set.
+
+    identity: the same for the same rows of the source, as far as can be told without reading them.
+    """
 
     frame: DataFrame
     version: int | None = None
     revision: str | None = None
+    identity: str = ""
 
     @property
     def at(self) -> str:
@@ -53,11 +57,13 @@ def read(
         TrainingError: the Hub does not answer.
     """
     if source.type == "Delta":
-        return Corpus(*delta_table.read(spark, source, field))
+        frame, version, table = delta_table.read(spark, source, field)
+        return Corpus(frame, version, identity=f"{table}@{version}")
     if source.type == "Hub":
         paths, commit = hub.fetch(source, scratch, field)
-        return Corpus(files.frame(spark, "Parquet", paths), revision=commit)
-    return Corpus(files.read(spark, source, field))
+        return Corpus(files.frame(spark, "Parquet", paths), revision=commit, identity=commit)
+    frame, listing = files.read(spark, source, field)
+    return Corpus(frame, identity=listing)
 
 
 def check(frame: DataFrame, plan: Plan, where: str) -> None:
