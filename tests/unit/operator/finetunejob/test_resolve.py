@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_crds.preparation import settings_digest
 from finetune_crds.status import Resolved
 from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.resolve import gpu_limit, resolve
@@ -23,7 +24,6 @@ SHORT: Json = {
     "distributed": {"nodes": 2, "gpusPerNode": 8},
     "register": {},
 }
-DIGEST = "?"
 INSTALLED: Json = {
     "storage": "s3://bucket/root/",
     "env": [{"name": "AWS_REGION", "value": "eu"}],
@@ -61,7 +61,7 @@ def spec_of(spec: Json, installed: Json = INSTALLED, before: Json | None = None)
 def test_the_shortest_job_has_everything_of_its_installation() -> None:
     found = spec_of(SHORT)
     assert settled_of(found, Defaults.model_validate(INSTALLED)).to_json() == {
-        "output": f"s3://bucket/root/splits/team/{DIGEST}",
+        "output": f"s3://bucket/root/splits/team/{settings_digest(found.data, found.model, found.objective)}",
         "checkpoint": {"uri": "s3://bucket/root/checkpoints", "everySteps": 50, "keep": 2, "mode": "Async"},
         "model": "chat",
         "queueName": "training",
