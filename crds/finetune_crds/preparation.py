@@ -16,7 +16,9 @@ _NOT_ROWS = {"output", "reuse", "report_samples", "spark", "image", "env", "env_
 # What a source is pinned at. The rows have the digest of what was read; this one is of all versions of a source.
 _PINS = {"version", "version_time", "revision"}
 # Settings of Spark that change how files are read and what a filter says of a row.
-_CHANGES_ROWS = re.compile(r"spark[.]sql[.]((files|json|csv|parquet|orc)[.].+|caseSensitive|session[.]timeZone)")
+_CHANGES_ROWS = re.compile(
+    r"spark[.]sql[.]((files|json|csv|parquet|orc)[.].+|caseSensitive|session[.]timeZone)"
+)
 # Objectives whose columns are found in the same way.
 _ANY_COLUMNS = ("SFT", "Distillation")
 
@@ -39,8 +41,8 @@ def settings_digest(data: Data, model: Model, objective: Objective) -> str:
         exclude_defaults=True,
         include={"source", "columns", "prepare"},
         exclude={
-            "source": {name: True for name in _PINS} | {"sources": each},
-            "prepare": {name: True for name in _NOT_ROWS} | {"decontaminate": {"sources": each}},
+            "source": dict.fromkeys(_PINS, True) | {"sources": each},
+            "prepare": dict.fromkeys(_NOT_ROWS, True) | {"decontaminate": {"sources": each}},
         },
     )
     tokenizer = model.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"cache"})

@@ -74,7 +74,6 @@ def resolved(spec: FineTuneJobSpec, *, namespace: str, name: str, defaults: Defa
 
     Of the queue only that of the installation: `runPolicy.queueName` of the job may change.
     """
-    prepare = spec.data.prepare
     return Resolved(
         output=_output(spec, namespace, name, defaults),
         checkpoint=_checkpoint(spec, defaults),

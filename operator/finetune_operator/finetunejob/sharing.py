@@ -32,8 +32,8 @@ class PreparationLeases:
         Raises:
             KubeError: the API server could not be read.
         """
-        name = share.lease_name(ftj)
-        if name is None or not share.is_to_begin(ftj, jobs):
+        name = share.lease_name(ftj) if share.is_to_begin(ftj, jobs) else None
+        if name is None:
             return None
         try:
             lease = await self.kube.get("Lease", ftj.namespace, name)
@@ -74,4 +74,6 @@ class PreparationLeases:
                 raise
             held = await self.kube.get("Lease", ftj.namespace, name)
             if held is None or not is_child(held, ftj):
-                raise KubeError(409, f"another job has begun the preparation of {ftj.key}: looking again") from error
+                raise KubeError(
+                    409, f"another job has begun the preparation of {ftj.key}: looking again"
+                ) from error

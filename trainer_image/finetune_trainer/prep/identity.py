@@ -63,5 +63,7 @@ def _files(folder: Path) -> Iterator[Path]:
     for place in (folder, folder / _MORE_TEMPLATES):
         if place.is_dir():
             yield from (
-                path for path in sorted(place.iterdir()) if path.is_file() and not artifacts.is_weights(path.name)
+                path
+                for path in sorted(place.iterdir())
+                if path.is_file() and not artifacts.is_weights(path.name)
             )

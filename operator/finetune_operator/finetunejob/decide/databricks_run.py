@@ -105,9 +105,8 @@ def prepare(draft: Draft) -> Outcome:
     """Create the splits; the pass ends until they exist."""
     run, seen = draft.status.databricks_run, draft.observed.preparation
     if run is None or run.state in ("Canceled", "Failed"):
-        if share.waits(draft):
-            return Stop
-        _begin(draft, run, failures=run.failures if run else 0)
+        if not share.waits(draft):
+            _begin(draft, run, failures=run.failures if run else 0)
         return Stop
     draft.note_start()
     draft.requeue_after(draft.settings.poll_seconds)

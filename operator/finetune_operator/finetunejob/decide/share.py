@@ -121,8 +121,5 @@ def _lease(draft: Draft) -> Json:
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
         "metadata": template.metadata(draft.ftj, name, names.PREP),
-        "spec": {
-            "holderIdentity": draft.ftj.name,
-            "acquireTime": draft.now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-        },
+        "spec": {"holderIdentity": draft.ftj.name},
     }

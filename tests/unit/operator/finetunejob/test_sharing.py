@@ -72,7 +72,9 @@ async def test_without_the_right_to_read_it_the_job_goes_on(caplog: pytest.LogCa
     found, kube = leases()
     kube.refuse["get", "Lease"] = KubeError(403, "leases is forbidden")
     assert await found.read(JOB, {}) is None
-    assert caplog.messages == ["team/tune prepares without a look at what other jobs prepare: leases is forbidden"]
+    assert caplog.messages == [
+        "team/tune prepares without a look at what other jobs prepare: leases is forbidden"
+    ]
     kube.refuse["get", "Lease"] = KubeError(500, "etcd is away")
     with pytest.raises(KubeError, match="etcd is away"):
         await found.read(JOB, {})

@@ -43,9 +43,15 @@ class Jobs:
 
     def __call__(self, name: str, kind: str = "Delta", **changes: Any) -> PrepResult:
         """Prepare as the job of this name; `changes` are those of `recipe`, `version` that of the source."""
-        source = {"type": kind, "path": str(self.folder / kind.lower()), "version": changes.pop("version", None)}
+        source = {
+            "type": kind,
+            "path": str(self.folder / kind.lower()),
+            "version": changes.pop("version", None),
+        }
         asked: dict[str, Any] = {"source": source, "splitRatios": WHOLE, "output": str(self.table)}
-        wanted = recipe(**asked | {"base": str(self.tokenizer), "uid": f"uid-of-{name}", "name": name} | changes)
+        wanted = recipe(
+            **asked | {"base": str(self.tokenizer), "uid": f"uid-of-{name}", "name": name} | changes
+        )
         return pipeline.prepare(self.spark, wanted, request(wanted), self.tokenizer, untold())
 
     @property
@@ -73,7 +79,10 @@ def test_a_second_job_uses_the_version_of_the_first(
     )
     # A pod that is tried again finds it too.
     assert prepare_as("second") == second
-    assert (prepare_as("third", namespace="other").version, prepare_as("fourth", reuse="Never").version) == (1, 2)
+    assert (prepare_as("third", namespace="other").version, prepare_as("fourth", reuse="Never").version) == (
+        1,
+        2,
+    )
 
 
 def test_what_was_read_decides(prepare_as: Jobs) -> None:
