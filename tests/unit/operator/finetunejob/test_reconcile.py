@@ -43,7 +43,7 @@ from worlds.memory.parts import parts
 
 Json = dict[str, Any]
 KEY = "team/tune"
-LEASE = f"Lease/{share.lease_name(ftj(data=SOURCE))}"
+LEASE = f"Lease/{share.lease_name(ftj(data=SOURCE, model={'base': '/m'}))}"
 CHILDREN = ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]
 
 

@@ -11,8 +11,9 @@ import pytest
 from delta.exceptions import ConcurrentAppendException
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
+from finetune_crds.source import Source
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import output, pipeline
+from finetune_trainer.prep import output, pipeline, source
 from finetune_trainer.prep.plan import request
 from unit.trainer.prep.recipes import recipe, untold
 
@@ -22,37 +23,40 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from finetune_crds.contract import PrepResult
+    from finetune_crds.recipe import Recipe
 
 ROWS = [{"question": f"What is {number}?", "answer": f"It is {number}."} for number in range(20)]
-WHOLE = {"train": 1, "validation": 0, "test": 0}
+# Few steps, since what they do is tested elsewhere.
+STEPS: dict[str, Any] = {
+    "dedupe": {"exact": False},
+    "splitRatios": {"train": 1, "validation": 0, "test": 0},
+}
 
 
 class Jobs:
-    """Jobs that prepare the same corpus into the same table: a Delta table in `delta`, or Parquet files in `parquet`."""
+    """Jobs that prepare the Delta table `delta` into the table `out`."""
 
     def __init__(self, spark: SparkSession, tokenizer: Path, folder: Path) -> None:
-        self.spark, self.tokenizer, self.folder, self.table = spark, tokenizer, folder, folder / "table"
-        (folder / "parquet").mkdir()
-        self.add(ROWS)
+        self.spark, self.tokenizer = spark, tokenizer
+        self.delta, self.table = folder / "delta", folder / "out"
+        write_deltalake(self.delta, pa.Table.from_pylist(ROWS))
 
-    def add(self, rows: list[dict[str, str]]) -> None:
-        """Add rows to both."""
-        table, parquet = pa.Table.from_pylist(rows), self.folder / "parquet"
-        write_deltalake(self.folder / "delta", table, mode="append")
-        pq.write_table(table, parquet / f"{len([*parquet.iterdir()])}.parquet")
+    def recipe(self, name: str, **changes: Any) -> Recipe:
+        """The recipe of the job of this name; `version` is that of the source."""
+        source = {"type": "Delta", "path": str(self.delta), "version": changes.pop("version", None)}
+        asked: dict[str, Any] = {"source": source, "output": str(self.table), "base": str(self.tokenizer)}
+        return recipe(**STEPS | asked | {"uid": f"uid-of-{name}", "name": name} | changes)
 
-    def __call__(self, name: str, kind: str = "Delta", **changes: Any) -> PrepResult:
-        """Prepare as the job of this name; `changes` are those of `recipe`, `version` that of the source."""
-        source = {
-            "type": kind,
-            "path": str(self.folder / kind.lower()),
-            "version": changes.pop("version", None),
-        }
-        asked: dict[str, Any] = {"source": source, "splitRatios": WHOLE, "output": str(self.table)}
-        wanted = recipe(
-            **asked | {"base": str(self.tokenizer), "uid": f"uid-of-{name}", "name": name} | changes
-        )
+    def __call__(self, name: str, **changes: Any) -> PrepResult:
+        """Prepare as the job of this name."""
+        wanted = self.recipe(name, **changes)
         return pipeline.prepare(self.spark, wanted, request(wanted), self.tokenizer, untold())
+
+    def found(self, name: str, digest: str | None, **changes: Any) -> PrepResult | None:
+        """The version of another job that the job of this name would use for rows with a digest."""
+        asked, path = self.recipe(name, **changes), str(self.table)
+        known = output.versions(self.spark, asked, path)
+        return output.same(self.spark, known, asked, path, digest or "")
 
     @property
     def versions(self) -> int:
@@ -69,7 +73,7 @@ def test_a_second_job_uses_the_version_of_the_first(
 ) -> None:
     first = prepare_as("first")
     capsys.readouterr()
-    second = prepare_as("second", image="mine:1", spark={"conf": {"spark.sql.shuffle.partitions": "3"}})
+    second = prepare_as("second", image="mine:1", reportSamples=0)
     assert second == first.model_copy(update={"written_by": "first"})
     assert prepare_as.versions == 1
     said = capsys.readouterr().out
@@ -77,77 +81,85 @@ def test_a_second_job_uses_the_version_of_the_first(
         f"{prepare_as.table} version 0 was written by FineTuneJob first from the same data with the same settings: "
         "nothing is written\n" in said
     )
-    # A pod that is tried again finds it too.
-    assert prepare_as("second") == second
-    assert (prepare_as("third", namespace="other").version, prepare_as("fourth", reuse="Never").version) == (
-        1,
-        2,
-    )
+    # A pod that is tried again finds it too; a job of another namespace does not.
+    assert prepare_as.found("second", first.digest) == second
+    assert prepare_as.found("second", first.digest, namespace="other") is None
+    alone = prepare_as("alone", reuse="Never")
+    assert (alone.version, alone.written_by, alone.digest) == (1, None, first.digest)
 
-
-def test_what_was_read_decides(prepare_as: Jobs) -> None:
-    first = prepare_as("first")
-    prepare_as.add([{"question": "What is new?", "answer": "This."}])
-    second = prepare_as("second")
-    assert (second.version, second.rows.train, second.digest == first.digest) == (1, 21, False)
-    # A job that names the version of the first one has the same rows.
-    third = prepare_as("third", version=0)
-    assert (third.version, third.written_by, third.digest) == (0, "first", first.digest)
-    # A table that was created again has the same versions, and other rows.
-    write_deltalake(prepare_as.folder / "again", pa.Table.from_pylist(ROWS[:5]))
-    prepare_as.folder.joinpath("delta").rename(prepare_as.folder / "before")
-    prepare_as.folder.joinpath("again").rename(prepare_as.folder / "delta")
-    fourth = prepare_as("fourth")
-    assert (fourth.version, fourth.source_version, fourth.rows.train, fourth.written_by) == (2, 0, 5, None)
-
-
-def test_files_are_the_same_while_their_listing_is(prepare_as: Jobs) -> None:
-    first = prepare_as("first", "Parquet")
-    assert prepare_as("second", "Parquet").written_by == "first"
-    prepare_as.add(ROWS[:1])
-    third = prepare_as("third", "Parquet")
-    assert (third.version, third.written_by, third.digest == first.digest) == (1, None, False)
-
-
-def test_a_version_without_its_files_is_not_used(prepare_as: Jobs) -> None:
-    """As VACUUM leaves it."""
-    prepare_as("first")
-    prepare_as.add(ROWS[:1])
-    prepare_as("second")
-    of_first = {*DeltaTable(prepare_as.table, version=0).file_uris()}
-    for file in of_first - {*DeltaTable(prepare_as.table).file_uris()}:
-        prepare_as.table.joinpath(file.rpartition("/")[2]).unlink()
-    third = prepare_as("third", version=0)
-    assert (third.version, third.written_by) == (2, None)
-
-
-def test_the_table_of_another_preparation_is_left_alone(prepare_as: Jobs) -> None:
-    prepare_as("first")
     with pytest.raises(DataError) as failed:
-        prepare_as("second", maxTokens=1000)
+        prepare_as("third", maxTokens=1000)
     assert (failed.value.reason, failed.value.message) == (
         "OutputTaken",
         f"data.prepare.output {prepare_as.table} is the table of FineTuneJob default/first, which prepares another source, "
         "with other steps or for another tokenizer: name another folder",
     )
-    assert prepare_as.versions == 1
-    # What a job wrote itself, as on a laptop, it may replace.
-    assert prepare_as("first", maxTokens=1000).version == 1
+
+    # As VACUUM leaves the older version; the newer one is found.
+    (gone,) = DeltaTable(prepare_as.table, version=0).file_uris()
+    prepare_as.table.joinpath(gone.rpartition("/")[2]).unlink()
+    kept = prepare_as.found("fourth", first.digest)
+    assert (kept and kept.version, kept and kept.written_by) == (1, "alone")
+    (gone,) = DeltaTable(prepare_as.table).file_uris()
+    prepare_as.table.joinpath(gone.rpartition("/")[2]).unlink()
+    assert prepare_as.found("fourth", first.digest) is None
 
 
-def test_a_table_of_an_earlier_release_gets_a_new_version(prepare_as: Jobs) -> None:
-    said = json.dumps({"job": "uid-of-first", "recipe": "0123", "result": {"path": "/elsewhere"}})
-    properties = CommitProperties(custom_metadata={"userMetadata": said})
-    write_deltalake(prepare_as.table, pa.table({"id": ["a"]}), commit_properties=properties)
+def test_the_version_that_is_read_decides(prepare_as: Jobs) -> None:
+    first = prepare_as("first")
+    new = [{"question": "What is new?", "answer": "This."}]
+    write_deltalake(prepare_as.delta, pa.Table.from_pylist(new), mode="append")
     second = prepare_as("second")
-    assert (second.version, second.written_by) == (1, None)
+    assert (second.version, second.rows.train, second.written_by) == (1, 21, None)
+    assert second.digest != first.digest
+    # A job that names the version of the first one has the same rows.
+    third = prepare_as("third", version=0)
+    assert (third.version, third.written_by, third.digest) == (0, "first", first.digest)
+
+
+def test_a_table_that_is_created_again_is_another_source(prepare_as: Jobs, tmp_path: Path) -> None:
+    asked = Source(type="Delta", path=str(prepare_as.delta))
+    before = source.read(prepare_as.spark, asked, tmp_path).identity
+    assert source.read(prepare_as.spark, asked, tmp_path).identity == before
+    prepare_as.delta.rename(tmp_path / "before")
+    write_deltalake(prepare_as.delta, pa.Table.from_pylist(ROWS[:5]))
+    again = source.read(prepare_as.spark, asked, tmp_path)
+    assert (again.version, again.identity != before) == (0, True)
+
+
+def test_files_are_the_same_while_their_listing_is(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    asked = Source(type="Parquet", path=str(folder))
+    seen: list[str] = []
+    for name, rows in (("a", ROWS), ("b", ROWS[:1]), ("a", ROWS[1:])):
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
+        seen.append(source.read(spark, asked, tmp_path).identity)
+        assert source.read(spark, asked, tmp_path).identity == seen[-1]
+    assert len({*seen}) == 3
+
+
+def test_a_job_may_replace_what_it_wrote(prepare_as: Jobs) -> None:
+    """As people do who try settings on their own machine; and nobody uses the table of an earlier release."""
+    for job in ("uid-of-first", "uid-of-old"):
+        said: dict[str, Any] = {"job": job, "recipe": "0123", "result": {"path": "/elsewhere"}}
+        if job == "uid-of-first":
+            said |= {"name": "first", "namespace": "default", "settings": "4567"}
+        properties = CommitProperties(custom_metadata={"userMetadata": json.dumps(said)})
+        write_deltalake(
+            prepare_as.table, pa.table({"id": ["a"]}), mode="overwrite", commit_properties=properties
+        )
+    assert prepare_as.found("first", "0123") is None
+    with pytest.raises(DataError, match="is the table of FineTuneJob default/first"):
+        prepare_as.found("second", "0123")
 
 
 def test_a_commit_that_meets_another_one(prepare_as: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, met = output._write, [True, True]
+    write, met = output._write, [True]
 
     def meeting(*arguments: Any) -> None:
-        if met and met.pop():
+        if met:
+            met.pop()
             raise ConcurrentAppendException("met another commit")
         write(*arguments)
 
@@ -155,9 +167,10 @@ def test_a_commit_that_meets_another_one(prepare_as: Jobs, monkeypatch: pytest.M
     monkeypatch.setattr(output, "_write", meeting)
     first = prepare_as("first")
     assert (first.version, first.written_by, met) == (0, None, [])
-    # The other commit has the same rows.
+    # The other commit, which this job has not seen before, has the same rows.
     met.append(True)
-    versions, looks = output.versions, [[]]
+    versions = output.versions
+    looks: list[list[output.Version]] = [[]]
     monkeypatch.setattr(output, "versions", lambda *where: looks.pop() if looks else versions(*where))
     assert prepare_as("second") == first.model_copy(update={"written_by": "first"})
     assert prepare_as.versions == 1
