@@ -45,8 +45,7 @@ def test_the_second_goes_on_when_the_first_has_prepared(world: World) -> None:
     assert PREPARED.prep
     found = PREPARED.prep.model_copy(update={"digest": "0123456789ab", "written_by": "first"})
     world.end_pods("second-prep", [0], [PREPARED.model_copy(update={"prep": found})])
-    world.wait_pods("second-train-1", 2)
-    data = world.status("second")["data"]
+    data = world.wait_phase("second", "Starting")["data"]
     assert (data["digest"], data["writtenBy"]) == ("0123456789ab", "first")
     said = world.condition("second", "Prepared")["message"]
     assert said.startswith("/data/splits version 7, written by FineTuneJob first: 900 train")
