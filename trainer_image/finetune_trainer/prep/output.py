@@ -150,7 +150,7 @@ def own(found: Sequence[Version], recipe: Recipe, path: str) -> PrepResult | Non
 def same(
     spark: SparkSession, found: Sequence[Version], recipe: Recipe, path: str, digest: str
 ) -> PrepResult | None:
-    """Return the newest result with the same rows that another job of the namespace committed, if it can still be read.
+    """Return the newest result with the same rows that a job of the namespace committed, if it can still be read.
 
     Args:
         digest: of the rows, see `identity.digest`.
@@ -160,7 +160,8 @@ def same(
             continue
         result = _result(version, path)
         if result is not None and result.digest == digest and _is_whole(spark, path, version.number):
-            return result.model_copy(update={"written_by": version.name})
+            by = None if version.job == recipe.job.uid else version.name
+            return result.model_copy(update={"written_by": by})
     return None
 
 
@@ -221,10 +222,11 @@ def commit(frame: DataFrame, recipe: Recipe, result: PrepResult) -> PrepResult:
 
 def _usable(spark: SparkSession, recipe: Recipe, result: PrepResult) -> PrepResult | None:
     """What another commit has written meanwhile, if this job may use it."""
-    prepare = recipe.data.prepare
-    if prepare is None or prepare.reuse == "Never" or result.digest is None:
-        return None
-    return same(spark, versions(spark, recipe, result.path), recipe, result.path, result.digest)
+    found, prepare = versions(spark, recipe, result.path), recipe.data.prepare
+    mine = own(found, recipe, result.path)
+    if mine or prepare is None or prepare.reuse == "Never" or result.digest is None:
+        return mine
+    return same(spark, found, recipe, result.path, result.digest)
 
 
 def _conflicts() -> tuple[type[Exception], ...]:
