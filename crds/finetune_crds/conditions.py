@@ -127,6 +127,7 @@ class ConditionReason(StrEnum):
     STORAGE_NOT_CONFIGURED = "StorageNotConfigured"
     CATALOG_NOT_CONFIGURED = "CatalogNotConfigured"
     PREPARING = "Preparing"
+    WAITING_FOR_PREPARATION = "WaitingForPreparation"
     PREPARED = "Prepared"
     SPLITS_GIVEN = "SplitsGiven"
     STARTING = "Starting"

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from finetune_crds.base import ApiModel, NonNegative, Uri
+from finetune_crds.base import ApiModel, Name, NonNegative, Uri
 from finetune_crds.cleaning import RedactKind
 from finetune_crds.data import Columns
 from finetune_crds.status import SplitCounts
-from finetune_crds.status_parts import Commit, EvaluationSets, SourceRows, StepName
+from finetune_crds.status_parts import Commit, Digest, EvaluationSets, SourceRows, StepName
 
 # Exit codes of a pod. Anything else may be retried.
 EXIT_OK = 0
@@ -94,6 +94,7 @@ TAG_DEVICE_NAME = "finetune.dev/device-name"  # trainer, on the run: which one, 
 TAG_RECIPE = "finetune_recipe"  # trainer: digest of the recipe
 TAG_DATA_PATH = "finetune_data_path"  # trainer: the table with the splits
 TAG_DATA_VERSION = "finetune_data_version"  # trainer: its version
+TAG_DATA_DIGEST = "finetune_data_digest"  # trainer: digest of its rows, see status.data.digest
 # trainer, on the run and on the version: what a loss of evaluation is comparable on. Digest of the tokenised validation
 # split, independent of the order of its examples; for DPO and Distillation also of the objective and its reference or teacher
 TAG_EVAL_DATA = "finetune_eval_data"
@@ -131,6 +132,10 @@ class PrepResult(ApiModel):
     evaluation_sets: EvaluationSets | None = None
     columns: Columns | None = None
     """The source's columns that hold an example: those of the recipe, or those that were found."""
+    digest: Digest | None = None
+    """Digest of the preparation and of what it read."""
+    written_by: Name | None = None
+    """The FineTuneJob that wrote the version, where this one uses it; None for a version of its own."""
 
 
 _INFORMING = ("evaluation_sets", "sources", "redacted", "dropped")

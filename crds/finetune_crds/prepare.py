@@ -31,6 +31,7 @@ from finetune_crds.spark import Spark
 
 Unrenderable = Literal["Fail", "Drop"]
 TemplateSyntax = Literal["Placeholders", "Jinja"]
+Reuse = Literal["IfSame", "Never"]
 
 
 class NearDedupe(ApiModel):
@@ -111,6 +112,7 @@ def unchanged(path: str) -> str:
 _FIXED = (
     "output",
     "catalog",
+    "reuse",
     "notNull",
     "minQuality",
     "qualityColumn",
@@ -220,10 +222,14 @@ class Prepare(ApiModel):
 
     output: Uri = ""
     """Delta table to write: s3://bucket/folder, or an absolute path on a volume. Each preparation writes a new version. Default:
-    a folder of the job in the storage that the operator is installed with."""
+    a folder in the storage that the operator is installed with, of all jobs of the namespace with the same preparation."""
     catalog: Catalog | None = None
     """Where tables are found that sources name by `table`. Default: the catalog that the operator is installed with; with spark.mode
     Databricks, the workspace."""
+    reuse: Reuse = "IfSame"
+    """Whether a version of the table that another job of the namespace wrote is used. IfSame: if its preparation and what it read
+    are the same; while that job still prepares, this one waits. Never: the job prepares its own, by default in a folder of its
+    own."""
     not_null: Annotated[list[Name], Field(max_length=32, json_schema_extra=A_SET)] = Field(
         default_factory=list
     )

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 from finetune_crds.base import ApiModel, StringMap, first_mistake
 from finetune_crds.data import Data
 from finetune_crds.finetunejob import FineTuneJobSpec, Register, Tracking
+from finetune_crds.status_parts import Digest
 from finetune_crds.training import Checkpoint, Distributed, Method, Model, Objective, Training
 
 
@@ -46,6 +47,8 @@ class Recipe(ApiModel):
     tracking: Tracking = Field(default_factory=Tracking)
     register_: Register | None = Field(default=None, alias="register")
     parameters: StringMap = Field(default_factory=dict)
+    data_digest: Digest | None = None
+    """Of training: the digest of the rows that this job prepared, or found prepared."""
 
     @classmethod
     def of(cls, job: JobReference, spec: FineTuneJobSpec) -> Recipe:
@@ -56,14 +59,14 @@ class Recipe(ApiModel):
     def digest(self) -> str:
         """A short SHA-256 of the recipe: two jobs with the same digest do the same.
 
-        Its job, its tracking and where models are cached are left out.
+        Its job, its tracking, where models are cached and the digest of the rows are left out.
 
         Defaults are left out, so that a field which a later version adds does not change the digest.
         """
         content = self.model_dump(
             mode="json",
             by_alias=True,
-            exclude={"job": True, "tracking": True, "model": {"cache"}},
+            exclude={"job": True, "tracking": True, "model": {"cache"}, "data_digest": True},
             exclude_defaults=True,
         )
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]

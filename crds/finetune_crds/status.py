@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from finetune_crds.base import ApiModel, NonNegative, Uri
+from finetune_crds.base import ApiModel, Name, NonNegative, Uri
 from finetune_crds.catalog import Catalog
 from finetune_crds.conditions import UNSEEN, Conditions, ObservedGeneration
 from finetune_crds.data import Columns
@@ -15,6 +15,7 @@ from finetune_crds.status_parts import (
     Commit,
     DatabricksRunStatus,
     DeviceStatus,
+    Digest,
     DroppedRows,
     EvaluationSets,
     Links,
@@ -53,6 +54,10 @@ class DataStatus(ApiModel):
     """The Delta table with the splits."""
     version: NonNegative | None = None
     """Its version."""
+    digest: Digest | None = None
+    """Digest of the preparation and of what it read: tables with the same digest have the same rows."""
+    written_by: Name | None = None
+    """The FineTuneJob that wrote this version, if it is another one."""
     source_version: NonNegative | None = None
     """Version of the Delta table that was read."""
     source_revision: Commit | None = None

@@ -17,6 +17,8 @@ MAX_USAGE = 64
 
 Commit = Annotated[str, Field(max_length=64)]
 """A commit of a repository of the Hub."""
+Digest = Annotated[str, Field(max_length=64)]
+"""The beginning of a SHA-256."""
 StepName = Annotated[str, Field(min_length=1, max_length=64)]
 
 

@@ -53,6 +53,11 @@ def driver_name(application: str) -> str:
     return f"{application}-driver"
 
 
+def prep_lease_name(digest: str) -> str:
+    """Name of the Lease of all jobs of a namespace with the same preparation."""
+    return f"finetune-{PREP}-{digest}"
+
+
 def train_config_name(job: str) -> str:
     """Name of the ConfigMap with the recipe that training pods read."""
     return f"{job}-{TRAIN}"

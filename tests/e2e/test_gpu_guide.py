@@ -64,8 +64,10 @@ def test_the_job_succeeds_with_what_the_installation_gives(finished: Json) -> No
     assert (status["phase"], status["device"]["type"]) == ("Succeeded", "CPU")
     assert status["data"]["columns"] == {"type": "Messages", "messages": "messages"}
     resolved = status["resolved"]
-    assert (resolved["output"], resolved["checkpoint"]["uri"], resolved["model"]) == (
-        f"{STORAGE}/splits/{NAMESPACE}/{NAME}",
+    table, _, digest = resolved["output"].rpartition("/")
+    assert digest
+    assert (table, resolved["checkpoint"]["uri"], resolved["model"]) == (
+        f"{STORAGE}/splits/{NAMESPACE}",
         f"{STORAGE}/checkpoints",
         NAME,
     )

@@ -112,6 +112,8 @@ def test_operator_may_do_this_and_no_more() -> None:
         *(("pods", verb) for verb in ("get", "list", "watch", "create")),
         # Whether Spark's driver may create pods.
         ("authorization.k8s.io/localsubjectaccessreviews", "create"),
+        # Which of several jobs prepares. That of an alias is in the operator's namespace.
+        *(("coordination.k8s.io/leases", verb) for verb in ("get", "create", "delete")),
         *(("events", verb) for verb in ("create", "list")),
         ("secrets", "get"),
         # For people: why a job waits, and on what it runs.

@@ -246,6 +246,11 @@ http://{{ include "finetune.mlflowName" . }}.{{ .Release.Namespace }}.svc:5000
 - apiGroups: [authorization.k8s.io]
   resources: [localsubjectaccessreviews]
   verbs: [create]
+# Which of several jobs with the same preparation prepares. A Lease belongs to that job; it is deleted where another job takes
+# its place. Names depend on the preparation, so none can be listed here.
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [get, create, delete]
 # Created for people; listed because only Events say why the pods of a Job were rejected, whether an autoscaler adds a
 # node, and which volume is missing.
 - apiGroups: [""]

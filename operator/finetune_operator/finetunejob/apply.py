@@ -57,7 +57,7 @@ class FineTuneJobApplier:
     writer: AliasWriter
 
     async def apply(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> None:
-        """Carry out a decision: deletions, children, MLflow and Databricks, status, Events, finalizer, in this order.
+        """Carry out a decision: deletions, the Lease, children, MLflow and Databricks, status, Events, finalizer, in this order.
 
         Raises:
             KubeError: the API server refused something, or could not be reached.
@@ -66,6 +66,8 @@ class FineTuneJobApplier:
             LeaseBusy: an alias waits for another replica's write; retry in about a second.
         """
         await self._delete(ftj, decision)
+        if decision.lease:
+            await self.observer.leases.take(ftj, decision.lease)
         for body in decision.apply:
             await self._child(ftj, body)
         failure: ExternalError | LeaseBusy | None = None

@@ -22,7 +22,7 @@ class FineTuneJob:
     """A FineTuneJob as the API server holds it.
 
     `spec` is None when it does not fit this version's schema; `invalid` then says why. `version` is its resource
-    version.
+    version. `created` is None only where that does not matter.
     """
 
     name: str
@@ -35,6 +35,7 @@ class FineTuneJob:
     invalid: str | None = None
     finalizers: tuple[str, ...] = ()
     deleting: bool = False
+    created: datetime | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -76,6 +77,14 @@ class Applications:
     found: Mapping[str, Json] = field(default_factory=dict)
     drivers: tuple[Json, ...] = ()
     problem: Problem | None = None
+
+
+@dataclass(frozen=True)
+class PreparationLease:
+    """The Lease of a preparation, and the FineTuneJob that it belongs to; None where there is none."""
+
+    lease: Json | None = None
+    holder: Json | None = None
 
 
 @dataclass(frozen=True)
@@ -134,7 +143,8 @@ class Observed:
     `offered` are the resources that any node offers, where a pod waits for a GPU; None where that is not known.
     `rehearsal` is the answer to the dry runs that the decision asked for. `executors` are the pods of Spark's executors
     while it runs. `preparation` is the Databricks run that the status names, while it is followed. `applications` are the
-    SparkApplications of a preparation that has them, until it is complete.
+    SparkApplications of a preparation that has them, until it is complete. `lease` is that of the preparation that the job is
+    about to begin; None where nothing is shared with other jobs.
     """
 
     jobs: Mapping[str, Json] = field(default_factory=dict)
@@ -150,6 +160,7 @@ class Observed:
     executors: tuple[Json, ...] = ()
     preparation: Preparation | None = None
     applications: Applications | None = None
+    lease: PreparationLease | None = None
 
 
 @dataclass(frozen=True)
@@ -206,11 +217,20 @@ class Deletion:
 
 
 @dataclass(frozen=True)
+class TakeLease:
+    """Create the Lease of a preparation, in place of one that belongs to another job."""
+
+    body: Json
+    replaces: Json | None = None
+
+
+@dataclass(frozen=True)
 class Decision:
     """The new status, and the actions to take.
 
     Attributes:
         status: the complete new status.
+        lease: the Lease to have before children are created.
         apply: children to create or update.
         delete: children to delete.
         sweep: whether to delete the other children too.
@@ -221,6 +241,7 @@ class Decision:
     """
 
     status: FineTuneJobStatus
+    lease: TakeLease | None = None
     apply: tuple[Json, ...] = ()
     delete: tuple[Deletion, ...] = ()
     sweep: bool = False

@@ -27,6 +27,7 @@ from finetune_operator.finetunejob.preparations import PreparationReader
 from finetune_operator.finetunejob.rehearse import Rehearser
 from finetune_operator.finetunejob.rejections import rejections
 from finetune_operator.finetunejob.resolve import resolve
+from finetune_operator.finetunejob.sharing import PreparationLeases
 from finetune_operator.finetunejob.workloads import WorkloadReader
 from finetune_operator.kube import Kube
 from finetune_operator.settings import Settings
@@ -55,6 +56,7 @@ def read_finetunejob(body: Json, defaults: Defaults) -> FineTuneJob:
         invalid=invalid,
         finalizers=tuple(meta.get("finalizers") or ()),
         deleting="deletionTimestamp" in meta,
+        created=datetime.fromisoformat(meta["creationTimestamp"]) if "creationTimestamp" in meta else None,
     )
 
 
@@ -74,6 +76,7 @@ class FineTuneJobObserver:
     poller: RunPoller = field(init=False)
     preparations: PreparationReader = field(init=False)
     rehearser: Rehearser = field(init=False)
+    leases: PreparationLeases = field(init=False)
 
     def __post_init__(self) -> None:
         self._nodes = NodeReader(self.kube, self.clock)
@@ -85,6 +88,7 @@ class FineTuneJobObserver:
         self.poller = RunPoller(self.kube, self.settings, self.clock)
         self.preparations = PreparationReader(self.kube, self.settings, self.clock)
         self.rehearser = Rehearser(self.kube, self.clock)
+        self.leases = PreparationLeases(self.kube, self.store)
 
     async def observe(self, ftj: FineTuneJob, now: datetime) -> Observed:
         """Everything that `decide` needs to know.
@@ -115,6 +119,7 @@ class FineTuneJobObserver:
             offered=await self._nodes.offered(alive, device.resource(ftj)),
             preparation=await self.preparations.read(ftj),
             applications=applications,
+            lease=await self.leases.read(ftj, jobs),
         )
 
     async def observe_deletion(self, ftj: FineTuneJob) -> Observed:

@@ -10,6 +10,7 @@ from finetune_crds.base import Json
 from finetune_crds.catalog import Catalog
 from finetune_crds.env import EnvVar
 from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_crds.preparation import settings_digest
 from finetune_crds.status import Resolved
 from finetune_crds.training import LOW_RANK, SOFT_PROMPTS, Checkpoint
 from finetune_operator import names
@@ -76,9 +77,8 @@ def resolved(spec: FineTuneJobSpec, *, namespace: str, name: str, defaults: Defa
 
     Of the queue only that of the installation: `runPolicy.queueName` of the job may change.
     """
-    prepare = spec.data.prepare
     return Resolved(
-        output=(prepare.output or defaults.folder("splits", namespace, name) or None) if prepare else None,
+        output=_output(spec, namespace, name, defaults),
         catalog=_catalog(spec, defaults),
         checkpoint=_checkpoint(spec, defaults),
         model=(spec.register_.model or name) if spec.register_ else None,
@@ -94,6 +94,19 @@ def _catalog(spec: FineTuneJobSpec, defaults: Defaults) -> Catalog | None:
         return prepare.catalog if prepare else None
     wanted = prepare.spark.mode != "Databricks" and any(catalog.tables(spec.data))
     return defaults.catalog if wanted else None
+
+
+def _output(spec: FineTuneJobSpec, namespace: str, name: str, defaults: Defaults) -> str | None:
+    """The table of the spec, or one in the storage of the installation: of all jobs with the same preparation, or of this job."""
+    prepare = spec.data.prepare
+    if prepare is None or prepare.output:
+        return prepare.output if prepare else None
+    shared = prepare.reuse != "Never"
+    # NB: as the prep pod gets them, with the catalog of the installation.
+    found = prepare.model_copy(update={"catalog": _catalog(spec, defaults)})
+    data = spec.data.model_copy(update={"prepare": found})
+    folder = settings_digest(data, spec.model, spec.objective) if shared else name
+    return defaults.folder("splits", namespace, folder) or None
 
 
 def _learning_rate(spec: FineTuneJobSpec) -> float:

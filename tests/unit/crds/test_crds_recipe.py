@@ -65,6 +65,7 @@ SAME: dict[str, Recipe] = {
     "another MLflow run": recipe(tracking={"runName": "other", "tags": {"a": "b"}}),
     "a default written out": recipe(training={"seed": 42}, method={"type": "Full"}),
     "a cache of models": recipe(model={"base": "/models/base", "cache": {"claimName": "models"}}),
+    "the digest of its rows": recipe().model_copy(update={"data_digest": "c0ffee"}),
     "another cluster": recipe(runPolicy={"maxRestarts": 0}, podTemplate={"spec": {}}),
 }
 OTHER: dict[str, Recipe] = {

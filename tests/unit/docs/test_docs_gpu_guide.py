@@ -35,8 +35,11 @@ def test_the_job_is_accepted() -> None:
 def test_the_installation_fills_in_what_the_guide_shows() -> None:
     found = resolved(spec(), namespace="research", name="support-chat", defaults=DEFAULTS)
     assert found.checkpoint is not None
-    assert (found.output, found.checkpoint.uri, found.model, found.queue_name) == (
-        "s3://my-bucket/finetune/splits/research/support-chat",
+    assert found.output is not None
+    table, _, digest = found.output.rpartition("/")
+    assert digest
+    assert (table, found.checkpoint.uri, found.model, found.queue_name) == (
+        "s3://my-bucket/finetune/splits/research",
         "s3://my-bucket/finetune/checkpoints",
         "support-chat",
         None,

@@ -16,8 +16,12 @@ if TYPE_CHECKING:
     from finetune_trainer.prep.place import Place
 
 
-def read(spark: SparkSession, source: OneSource, place: Place | None, field: str) -> tuple[DataFrame, int]:
-    """Read a table, and return its version too: the one asked for, or the newest.
+def read(
+    spark: SparkSession, source: OneSource, place: Place | None, field: str
+) -> tuple[DataFrame, int, str]:
+    """Read a table, and return its version too: the one asked for, or the newest; and the id of the table.
+
+    A table that is deleted and created again has another id, and the same versions.
 
     Args:
         place: where it is; None for a table that the session finds by its name.
@@ -39,7 +43,7 @@ def read(spark: SparkSession, source: OneSource, place: Place | None, field: str
         if "DELTA_" not in (error.getCondition() or ""):
             raise
         raise gone(source) from error
-    return frame, version
+    return frame, version, str(table.detail().select("id").first()["id"])
 
 
 def gone(source: OneSource) -> DataError:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
+from finetune_crds.preparation import digest_of
 from finetune_trainer.outcome import DataError
 
 if TYPE_CHECKING:
@@ -37,8 +39,10 @@ _STRICT: dict[str, dict[str, Any]] = {
 _CORRUPT = "_corrupt_record"
 
 
-def read(spark: SparkSession, source: Source | NamedSource, place: Place, field: str) -> DataFrame:
-    """Read the files of a source. All columns of CSV are text.
+def read(
+    spark: SparkSession, source: Source | NamedSource, place: Place, field: str
+) -> tuple[DataFrame, str]:
+    """Read the files of a source, and return the digest of their listing too. All columns of CSV are text.
 
     A line that does not parse fails the pass that reads it.
 
@@ -51,7 +55,9 @@ def read(spark: SparkSession, source: Source | NamedSource, place: Place, field:
     from pyspark.errors import AnalysisException
 
     try:
-        return frame(spark, source.type, [place.path], place.options)
+        # NB: listed before: a file that comes meanwhile must not count as read.
+        found = listing(spark, place)
+        return frame(spark, source.type, [place.path], place.options), found
     except AnalysisException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
             raise DataError(
@@ -66,6 +72,14 @@ def read(spark: SparkSession, source: Source | NamedSource, place: Place, field:
 def _named(source: Source | NamedSource) -> str:
     """Return the field that says where a source is, with its value."""
     return f"table {source.table}" if source.table else f"path {source.path}"
+
+
+def listing(spark: SparkSession, place: Place) -> str:
+    """Return a digest of the names, sizes and modification times of the files that a source has."""
+    times = sf.unix_micros("modificationTime")
+    reader = spark.read.format("binaryFile").options(**place.options)
+    found = reader.load(place.path).select("path", "length", times)
+    return digest_of(sorted([*row] for row in found.collect()))
 
 
 def frame(

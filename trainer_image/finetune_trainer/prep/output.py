@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from pydantic import ValidationError
 from pyspark.sql import functions as sf
 
 from finetune_crds.contract import PrepResult
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import session
+from finetune_trainer.prep import identity, session
 from finetune_trainer.prep.session import spark_path
 from finetune_trainer.prep.steps import ID, SPLIT
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import DataFrame, SparkSession
 
     from finetune_crds.recipe import Recipe
@@ -24,18 +28,41 @@ if TYPE_CHECKING:
 # A file of this many tokens has about 50 MB: few files for a small corpus, and enough for parallel reads of a large
 # one.
 _TOKENS_A_FILE = 16_000_000
-# How many commits a restarted pod searches for that of its predecessor.
+# How many commits a job searches for its own, and for one that it can use.
 _COMMITS_LOOKED_AT = 100
+# How often a commit is tried that others get in the way of.
+_TRIES = 5
 
 # What Delta writes before it commits, and the checksums of local files.
 _LEFT_BEHIND = re.compile(r"_delta_log|part-.*[.]parquet|[.].*")
 
 
-def find(spark: SparkSession, recipe: Recipe, path: str) -> PrepResult | None:
-    """Return the result that this job and recipe already committed to the table at `path`, if any.
+@dataclass(frozen=True)
+class Version:
+    """A version of the table, and what its commit says of the preparation that wrote it.
+
+    Attributes:
+        job: the uid of the FineTuneJob, whose name and namespace are None in tables of earlier releases.
+        recipe: the digest of its recipe.
+        settings: the digest of its preparation, see `settings_digest`; None in tables of earlier releases.
+        result: its PrepResult, as JSON.
+    """
+
+    number: int
+    job: str
+    recipe: str
+    result: Any
+    name: str | None = None
+    namespace: str | None = None
+    settings: str | None = None
+
+
+def versions(spark: SparkSession, recipe: Recipe, path: str) -> list[Version]:
+    """Return the versions of the table at `path` that preparations wrote, the oldest first; none where there is no table.
 
     Raises:
-        DataError: `path` holds what no preparation wrote, which a new version would hide.
+        DataError: `path` holds what no preparation wrote, or what a job wrote whose preparation is another one; a new version
+            would hide it.
     """
     from delta.tables import DeltaTable
 
@@ -46,7 +73,7 @@ def find(spark: SparkSession, recipe: Recipe, path: str) -> PrepResult | None:
                 "OutputTaken",
                 f"data.prepare.output {path} has files and is not a Delta table: name another folder, or empty it",
             )
-        return None
+        return []
     history = DeltaTable.forPath(spark, place).history(_COMMITS_LOOKED_AT)
     commits = (
         history.where("userMetadata IS NOT NULL")
@@ -54,21 +81,37 @@ def find(spark: SparkSession, recipe: Recipe, path: str) -> PrepResult | None:
         .orderBy("version")
         .collect()
     )
-    if not any(_is_ours(commit["userMetadata"]) for commit in commits):
+    told = (_version(commit["version"], commit["userMetadata"]) for commit in commits)
+    found = [version for version in told if version is not None]
+    if not found:
         raise DataError(
             "OutputTaken",
             f"data.prepare.output {path} is a Delta table that no preparation wrote: name another folder",
         )
-    found = (_result(recipe, commit["userMetadata"], commit["version"]) for commit in commits)
-    return next((result for result in found if result is not None), None)
+    _refuse_others(found, recipe, path)
+    return found
 
 
-def _is_ours(metadata: str) -> bool:
+def _version(number: int, metadata: str) -> Version | None:
+    """What a commit says; None where no preparation wrote it."""
     try:
         said = json.loads(metadata)
-    except ValueError:
-        return False
-    return isinstance(said, dict) and {"job", "recipe", "result"} <= said.keys()
+        known = {name: said.get(name) for name in ("name", "namespace", "settings")}
+        return Version(number, said["job"], said["recipe"], said["result"], **known)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _refuse_others(found: Sequence[Version], recipe: Recipe, path: str) -> None:
+    """Refuse the table of a job that prepares something else. A job may replace its own versions."""
+    settings = identity.settings(recipe)
+    for version in found:
+        if version.job != recipe.job.uid and version.settings not in (None, settings):
+            raise DataError(
+                "OutputTaken",
+                f"data.prepare.output {path} is the table of FineTuneJob {version.namespace}/{version.name}, which prepares "
+                "another source, with other steps or for another tokenizer: name another folder",
+            )
 
 
 def _holds_files(spark: SparkSession, place: str) -> bool:
@@ -95,13 +138,52 @@ def _lists_files(spark: SparkSession, place: str) -> bool:
         return False
 
 
-def _result(recipe: Recipe, metadata: str, version: int) -> PrepResult | None:
+def own(found: Sequence[Version], recipe: Recipe, path: str) -> PrepResult | None:
+    """Return the result that this job and recipe already committed, if any."""
+    mine = _token(recipe)
+    results = (
+        _result(version, path) for version in found if {"job": version.job, "recipe": version.recipe} == mine
+    )
+    return next((result for result in results if result is not None), None)
+
+
+def same(
+    spark: SparkSession, found: Sequence[Version], recipe: Recipe, path: str, digest: str
+) -> PrepResult | None:
+    """Return the newest result with the same rows that a job of the namespace committed, if it can still be read.
+
+    Args:
+        digest: of the rows, see `identity.digest`.
+    """
+    for version in reversed(found):
+        if version.namespace != recipe.job.namespace:
+            continue
+        result = _result(version, path)
+        if result is not None and result.digest == digest and _is_whole(spark, path, version.number):
+            by = None if version.job == recipe.job.uid else version.name
+            return result.model_copy(update={"written_by": by})
+    return None
+
+
+def _is_whole(spark: SparkSession, path: str, number: int) -> bool:
+    """Whether the files of a version exist, which VACUUM removes some days after it was replaced."""
+    from pyspark.errors import AnalysisException
+
     try:
-        said = json.loads(metadata)
-        if {"job": said["job"], "recipe": said["recipe"]} != _token(recipe):
-            return None
-        return PrepResult.model_validate(said["result"] | {"version": version})
-    except (ValueError, TypeError, KeyError, ValidationError):
+        table = spark.read.format("delta").option("versionAsOf", number).load(spark_path(path))
+        files = [unquote(file) for file in table.inputFiles()]
+        # NB: Spark looks for each file before it says what its columns are.
+        return bool(files) and bool(spark.read.format("binaryFile").load(files).columns)
+    except AnalysisException:
+        return False
+
+
+def _result(version: Version, path: str) -> PrepResult | None:
+    """The result of a version; None where another release wrote what this one cannot read."""
+    try:
+        # NB: a table may have been copied to where it is now.
+        return PrepResult.model_validate(version.result | {"version": version.number, "path": path})
+    except (TypeError, ValidationError):
         return None
 
 
@@ -112,10 +194,61 @@ def _token(recipe: Recipe) -> dict[str, str]:
 def commit(frame: DataFrame, recipe: Recipe, result: PrepResult) -> PrepResult:
     """Write the table as one new version, and return the result with that version.
 
-    Delta skips the write when this job and recipe have committed before; the result is then the earlier one's.
+    Delta skips the write when this job and recipe have committed before; the result is then the earlier one's. When another
+    commit gets in the way, it is that commit's if this job can use it.
+
+    Args:
+        frame: the rows; they are read again when the write is tried again.
+
+    Raises:
+        DataError: another job has written something else meanwhile.
     """
-    token = _token(recipe)
-    metadata = json.dumps({**token, "result": result.to_json()})
+    spark = frame.sparkSession
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            _write(frame, recipe, result)
+            break
+        except _conflicts():
+            if not tries_left:
+                raise
+        usable = _usable(spark, recipe, result)
+        if usable is not None:
+            return usable
+    committed = own(versions(spark, recipe, result.path), recipe, result.path)
+    if committed is None:
+        raise RuntimeError(f"the table {result.path} does not have the version that was just written to it")
+    return committed
+
+
+def _usable(spark: SparkSession, recipe: Recipe, result: PrepResult) -> PrepResult | None:
+    """What another commit has written meanwhile, if this job may use it."""
+    found, prepare = versions(spark, recipe, result.path), recipe.data.prepare
+    mine = own(found, recipe, result.path)
+    if mine or prepare is None or prepare.reuse == "Never" or result.digest is None:
+        return mine
+    return same(spark, found, recipe, result.path, result.digest)
+
+
+def _conflicts() -> tuple[type[Exception], ...]:
+    """What Delta raises for a commit that met another one. NB: they have no class in common."""
+    from delta import exceptions
+
+    return (
+        exceptions.DeltaConcurrentModificationException,
+        exceptions.ConcurrentWriteException,
+        exceptions.MetadataChangedException,
+        exceptions.ProtocolChangedException,
+        exceptions.ConcurrentAppendException,
+        exceptions.ConcurrentDeleteReadException,
+        exceptions.ConcurrentDeleteDeleteException,
+        exceptions.ConcurrentTransactionException,
+    )
+
+
+def _write(frame: DataFrame, recipe: Recipe, result: PrepResult) -> None:
+    token, job = _token(recipe), recipe.job
+    said = {"name": job.name, "namespace": job.namespace, "settings": identity.settings(recipe)}
+    metadata = json.dumps({**token, **said, "result": result.to_json()})
     tokens = result.tokens.train + result.tokens.validation + result.tokens.test
     files = math.ceil(max(tokens, 1) / _TOKENS_A_FILE)
     # Sorted by split and id: equal examples make equal files.
@@ -126,7 +259,3 @@ def commit(frame: DataFrame, recipe: Recipe, result: PrepResult) -> PrepResult:
     # NB: not every reader without a JVM supports deletion vectors.
     writer = writer.option("delta.enableDeletionVectors", "false")
     writer.save(spark_path(result.path))
-    committed = find(frame.sparkSession, recipe, result.path)
-    if committed is None:
-        raise RuntimeError(f"the table {result.path} does not have the version that was just written to it")
-    return committed

@@ -22,6 +22,7 @@ from finetune_trainer.prep import (
     decontaminate,
     errors,
     funnel,
+    identity,
     mix,
     output,
     progress,
@@ -84,7 +85,7 @@ def prepare(
     *,
     publish: Callable[[report.Facts], None] = lambda _: None,
 ) -> PrepResult:
-    """Write the table of a recipe, or find the version that this job already wrote.
+    """Write the table of a recipe, or find the version that this job already wrote, or another one from the same data.
 
     Args:
         tokenizer: folder with the model's tokenizer.
@@ -93,16 +94,34 @@ def prepare(
     """
     told.step(progress.READING)
     with errors.telling(asked), tempfile.TemporaryDirectory(prefix="finetune-source-") as scratch:
-        earlier = output.find(spark, recipe, asked.prepare.output)
-        if earlier is not None:
+        known = output.versions(spark, recipe, asked.prepare.output)
+        result = output.own(known, recipe, asked.prepare.output)
+        if result is not None:
             say(
-                f"{earlier.path} version {earlier.version} was made by this job before: nothing is written twice"
+                f"{result.path} version {result.version} was made by this job before: nothing is written twice"
             )
-        result = earlier or _make(
-            _read(spark, recipe, asked, Path(scratch)), recipe, asked, tokenizer, told, publish=publish
-        )
+        else:
+            corpus = _read(spark, recipe, asked, Path(scratch))
+            digest = identity.digest(recipe, corpus.identities, tokenizer)
+            result = _reused(spark, recipe, asked, known, digest)
+            result = result or _make(corpus, recipe, asked, tokenizer, told, digest=digest, publish=publish)
     tell(result)
     return result
+
+
+def _reused(
+    spark: SparkSession, recipe: Recipe, asked: Request, known: list[output.Version], digest: str
+) -> PrepResult | None:
+    """The version with the same rows that another job wrote, if there is one and it may be used."""
+    if asked.prepare.reuse == "Never":
+        return None
+    found = output.same(spark, known, recipe, asked.prepare.output, digest)
+    if found is not None:
+        say(
+            f"{found.path} version {found.version} was written by FineTuneJob {found.written_by} from the same data with the "
+            "same settings: nothing is written"
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -118,6 +137,11 @@ class Corpus:
     plan: Plan
     read: list[source.Corpus]
     evaluation: list[EvaluationSet] = field(default_factory=list)
+
+    @property
+    def identities(self) -> list[str]:
+        """What was read, at its versions: the sources, then the evaluation sets."""
+        return [one.identity for one in (*self.read, *(made.corpus for made in self.evaluation))]
 
 
 def _read(spark: SparkSession, recipe: Recipe, asked: Request, scratch: Path) -> Corpus:
@@ -160,6 +184,7 @@ def _make(
     tokenizer: Path,
     told: Progress,
     *,
+    digest: str,
     publish: Callable[[report.Facts], None],
 ) -> PrepResult:
     plan = corpus.plan
@@ -182,6 +207,7 @@ def _make(
             redacted=found.redacted,
             evaluation_sets=decontaminate.told(corpus.evaluation, found.shared) or None,
             columns=corpus.columns,
+            digest=digest,
         )
         told.step(progress.WRITING)
         say(f"writing {plan.prepare.output}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,11 +41,15 @@ _NUMBERS = (IntegralType, FloatType, DoubleType, BooleanType)
 
 @dataclass(frozen=True)
 class Corpus:
-    """A source as a DataFrame, and what was read: the version of a Delta table, the commit of a Hub data set."""
+    """A source as a DataFrame, and what was read: the version of a Delta table, the commit of a Hub data set.
+
+    identity: the same for the same rows of the source, as far as can be told without reading them.
+    """
 
     frame: DataFrame
     version: int | None = None
     revision: str | None = None
+    identity: str = ""
 
     @property
     def at(self) -> str:
@@ -75,13 +80,17 @@ def read(
     """
     if source.type == "Hub":
         paths, commit = hub.fetch(source, scratch, field)
-        return Corpus(files.frame(spark, "Parquet", paths), revision=commit)
+        return Corpus(files.frame(spark, "Parquet", paths), revision=commit, identity=commit)
     found = _place(source, field, catalog)
     if source.type == "Delta":
-        return Corpus(*delta_table.read(spark, source, found, field))
+        frame, version, table = delta_table.read(spark, source, found, field)
+        return Corpus(frame, version, identity=f"{table}@{version}")
     if found is None:
-        return Corpus(by_name.parquet(spark, source.table or "", f"{field}.table"))
-    return Corpus(files.read(spark, source, found, field))
+        # NB: a catalog does not say which files a Parquet table had, so no other job uses what is made of it.
+        frame = by_name.parquet(spark, source.table or "", f"{field}.table")
+        return Corpus(frame, identity=uuid.uuid4().hex)
+    frame, listing = files.read(spark, source, found, field)
+    return Corpus(frame, identity=listing)
 
 
 def _place(source: Source | NamedSource, field: str, catalog: Catalog | None) -> Place | None:

@@ -20,7 +20,7 @@ from finetune_crds.status_parts import DatabricksRunStatus, RunWord
 from finetune_operator import names
 from finetune_operator.databricks.model import ENDED, Run, Submission
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.decide import result
+from finetune_operator.finetunejob.decide import result, share
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.model import CancelRun, Decision, FineTuneJob, SubmitRun
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
@@ -103,11 +103,12 @@ def folder(ftj: FineTuneJob) -> str:
 
 def prepare(draft: Draft) -> Outcome:
     """Create the splits; the pass ends until they exist."""
-    draft.note_start()
     run, seen = draft.status.databricks_run, draft.observed.preparation
     if run is None or run.state in ("Canceled", "Failed"):
-        _begin(draft, run, failures=run.failures if run else 0)
+        if not share.waits(draft):
+            _begin(draft, run, failures=run.failures if run else 0)
         return Stop
+    draft.note_start()
     draft.requeue_after(draft.settings.poll_seconds)
     if run.run_id is None:
         _submit(draft)
@@ -128,6 +129,7 @@ def prepare(draft: Draft) -> Outcome:
 
 def _begin(draft: Draft, before: DatabricksRunStatus | None, *, failures: int, why: str = "") -> None:
     """Name the next run in the status; it is submitted when that is written and the finalizer is set."""
+    draft.note_start()
     attempt = before.attempt + 1 if before else 1
     draft.update(databricks_run=DatabricksRunStatus(attempt=attempt, failures=failures, state="Submitting"))
     draft.set(
@@ -232,8 +234,8 @@ def _end(draft: Draft, run: DatabricksRunStatus, seen: Run) -> Outcome:
 
 def _canceled(draft: Draft, before: DatabricksRunStatus, ended: DatabricksRunStatus) -> None:
     if before.state == "Canceling":
-        # It was canceled for a suspension that is over.
-        _begin(draft, ended, failures=ended.failures)
+        # It was canceled for a suspension that is over. The next pass begins, unless another job prepares the same by now.
+        draft.requeue_after(0.0)
         return
     message = (
         f"{_place(ended)} was canceled in the workspace: create a FineTuneJob with another name to prepare again; "

@@ -10,7 +10,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.finetunejob.children import is_being_deleted, job_ended
-from finetune_operator.finetunejob.model import Action, Decision, Deletion, FineTuneJob, Observed
+from finetune_operator.finetunejob.model import Action, Decision, Deletion, FineTuneJob, Observed, TakeLease
 from finetune_operator.policy.status import StatusBuilder
 from finetune_operator.settings import Settings
 
@@ -24,6 +24,7 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
     now: datetime
     settings: Settings
     status: FineTuneJobStatus = field(init=False)
+    lease: TakeLease | None = None
     apply: list[Json] = field(default_factory=list)
     delete: list[Deletion] = field(default_factory=list)
     sweep: bool = False
@@ -77,6 +78,7 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
         """The finished decision."""
         return Decision(
             status=self.status,
+            lease=self.lease,
             apply=tuple(self.apply),
             delete=tuple(self.delete),
             sweep=self.sweep,

@@ -44,7 +44,7 @@ def recipe(draft: Draft) -> Json:
         splits = Splits(type="Delta", path=data.path, version=data.version)
         columns = content.data.columns or data.columns
         prepared = content.data.model_copy(update={"splits": splits, "columns": columns})
-        content = content.model_copy(update={"data": prepared})
+        content = content.model_copy(update={"data": prepared, "data_digest": data.digest})
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

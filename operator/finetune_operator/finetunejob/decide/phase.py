@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.status import Phase
 
+_WHILE_PREPARING: dict[str, Phase] = {ConditionReason.WAITING_FOR_PREPARATION.value: "Pending"}
 _WHILE_TRAINING: dict[str, Phase] = {
     ConditionReason.TRAINING.value: "Training",
     ConditionReason.STARTING.value: "Starting",
@@ -34,4 +35,5 @@ def phase(conditions: Sequence[Condition]) -> Phase:
     if holds(ConditionType.PREPARED):
         trained = by_type.get(ConditionType.TRAINED)
         return _WHILE_TRAINING.get(trained.reason, "Pending") if trained else "Pending"
-    return "Preparing" if ConditionType.PREPARED in by_type else "Pending"
+    prepared = by_type.get(ConditionType.PREPARED)
+    return _WHILE_PREPARING.get(prepared.reason, "Preparing") if prepared else "Pending"

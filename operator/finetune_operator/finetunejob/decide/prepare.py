@@ -17,6 +17,7 @@ from finetune_operator.finetunejob.decide import (
     pods,
     rendezvous,
     result,
+    share,
     spark_application,
     spark_manifest,
     template,
@@ -91,13 +92,16 @@ def _in_a_pod(draft: Draft) -> Outcome:
 
 
 def _start(draft: Draft, found: Sorted) -> None:
-    draft.note_start()
     if found.ghosts or found.ghost_pods:
+        draft.note_start()
         # Two preparations at once would write the same table.
         message = f"preparation starts when {pods.listed_ghosts(found)} has stopped"
         draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, message)
         draft.requeue_after(draft.settings.poll_seconds)
         return
+    if share.waits(draft):
+        return
+    draft.note_start()
     health.forget_refusal(draft)
     driver = [executors.service(draft.ftj)] if executors.wanted(draft.spec) else []
     draft.apply += [*driver, _recipe(draft), _job(draft)]

@@ -19,6 +19,8 @@ def note(draft: Draft, result: PrepResult) -> None:
             tokens=result.tokens,
             path=result.path,
             version=result.version,
+            digest=result.digest,
+            written_by=result.written_by,
             source_version=result.source_version,
             source_revision=result.source_revision,
             sources=result.sources,
@@ -29,11 +31,12 @@ def note(draft: Draft, result: PrepResult) -> None:
         )
     )
     rows = result.rows
+    by = f", written by FineTuneJob {result.written_by}" if result.written_by else ""
     draft.set(
         ConditionType.PREPARED,
         True,
         ConditionReason.PREPARED,
-        f"{result.path} version {result.version}: {rows.train} train, {rows.validation} validation, "
+        f"{result.path} version {result.version}{by}: {rows.train} train, {rows.validation} validation, "
         f"{rows.test} test rows{_losses(dropped)}{_redactions(redacted)}",
     )
 

@@ -16,6 +16,7 @@ from finetune_operator.controller.reconciler import BUSY_SECONDS
 from finetune_operator.defaults import Defaults
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob import reconcile as module
+from finetune_operator.finetunejob.decide import share
 from finetune_operator.finetunejob.decide.failed_action import failed_action
 from finetune_operator.finetunejob.model import Decision, EnsureRun, FinishRun, SetAlias
 from finetune_operator.finetunejob.observe import read_finetunejob
@@ -42,6 +43,7 @@ from worlds.memory.parts import parts
 
 Json = dict[str, Any]
 KEY = "team/tune"
+LEASE = f"Lease/{share.lease_name(ftj(data=SOURCE, model={'base': '/m'}))}"
 CHILDREN = ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]
 
 
@@ -290,9 +292,10 @@ async def test_a_typo_is_told_before_the_preparation_and_its_correction_counts_a
     world.kube.keep({**body, "metadata": {**body["metadata"], "generation": 2}})
     world.watch()
     await world.look()
-    assert world.kube.done("rehearse", "apply", "create")[:4] == [
+    assert world.kube.done("rehearse", "apply", "create")[:5] == [
         "Job/tune-train-1",
         "Pod/tune-train-1-0",
+        LEASE,
         "ConfigMap/tune-prep",
         "Job/tune-prep",
     ]
@@ -326,7 +329,7 @@ async def test_a_job_whose_pods_are_refused_goes_on_by_itself_when_they_are_not(
     del world.kube.refuse["rehearse", "Pod"]
     world.seconds += 8
     await world.look()
-    assert (world.status["phase"], world.kube.done("create")[:1]) == ("Preparing", ["Job/tune-prep"])
+    assert (world.status["phase"], world.kube.done("create")[1]) == ("Preparing", "Job/tune-prep")
 
 
 async def test_a_webhook_that_fails_keeps_no_running_job_from_its_deadline() -> None:
@@ -350,7 +353,7 @@ async def test_pods_beyond_a_quota_are_told_of_and_the_preparation_goes_on() -> 
     world.kube.refuse["rehearse", "Pod"] = KubeError(403, "exceeded quota: gpus")
     await world.look()
     assert (world.status["phase"], world.holding()) == ("Preparing", ["Reconciling"])
-    assert world.kube.done("create")[0] == "Job/tune-prep"
+    assert world.kube.done("create")[1] == "Job/tune-prep"
     assert (world.condition(ConditionType.READY) or ("",))[0] == ConditionReason.QUOTA_EXCEEDED
 
 

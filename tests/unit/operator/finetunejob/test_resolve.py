@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_crds.preparation import settings_digest
 from finetune_crds.status import Resolved
 from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.resolve import gpu_limit, resolve
@@ -61,7 +62,7 @@ def spec_of(spec: Json, installed: Json = INSTALLED, before: Json | None = None)
 def test_the_shortest_job_has_everything_of_its_installation() -> None:
     found = spec_of(SHORT)
     assert settled_of(found, Defaults.model_validate(INSTALLED)).to_json() == {
-        "output": "s3://bucket/root/splits/team/chat",
+        "output": f"s3://bucket/root/splits/team/{settings_digest(found.data, found.model, found.objective)}",
         "checkpoint": {"uri": "s3://bucket/root/checkpoints", "everySteps": 50, "keep": 2, "mode": "Async"},
         "model": "chat",
         "queueName": "training",
@@ -85,6 +86,24 @@ def test_the_shortest_job_has_everything_of_its_installation() -> None:
         assert (names[0], [item.name for item in names[1] if item]) == (["AWS_REGION"], ["s3"])
     assert found.model.cache
     assert (found.distributed.processes_per_node, found.model.cache.claim_name) == (8, "models")
+
+
+def test_the_table_is_of_all_jobs_with_the_same_preparation() -> None:
+    never = {"data": {**SHORT["data"], "prepare": {"reuse": "Never"}}}
+    other = {"data": {**SHORT["data"], "prepare": {"maxTokens": 100}}}
+    specs = (SHORT, SHORT | {"training": {"seed": 7}}, SHORT | other, SHORT | never)
+    settled_as = [
+        settled(
+            FineTuneJobSpec.model_validate(spec),
+            namespace="team",
+            name=name,
+            defaults=Defaults.model_validate(INSTALLED),
+        ).output
+        for name, spec in zip("abcd", specs, strict=True)
+    ]
+    assert settled_as[0] == settled_as[1]
+    assert len({*settled_as}) == 3
+    assert settled_as[3] == "s3://bucket/root/splits/team/d"
 
 
 OWN: dict[str, tuple[Json, Json]] = {

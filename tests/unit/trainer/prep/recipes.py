@@ -35,6 +35,8 @@ def recipe(
     columns: Json | None = PAIR,
     objective: Json | None = None,
     uid: str = "uid-1",
+    name: str = "job",
+    namespace: str = "default",
     base: str = "/model",
     **prepare: Any,
 ) -> Recipe:
@@ -44,7 +46,7 @@ def recipe(
     """
     return Recipe.model_validate(
         {
-            "job": {"name": "job", "namespace": "default", "uid": uid},
+            "job": {"name": name, "namespace": namespace, "uid": uid},
             "model": {"base": base},
             "data": {
                 "source": source or {"type": "Parquet", "path": "/corpus"},

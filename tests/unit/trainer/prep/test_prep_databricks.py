@@ -136,9 +136,9 @@ def test_an_output_with_other_files_is_left_alone(
         as_serverless(spark, patch)
         if taken:
             with pytest.raises(DataError, match="has files and is not a Delta table"):
-                output.find(spark, recipe(), str(tmp_path / "out"))
+                output.versions(spark, recipe(), str(tmp_path / "out"))
         else:
-            assert output.find(spark, recipe(), str(tmp_path / "out")) is None
+            assert output.versions(spark, recipe(), str(tmp_path / "out")) == []
 
 
 def test_a_failure_is_in_the_report_and_in_the_error(tmp_path: Path) -> None:

@@ -137,6 +137,8 @@ def source_tags(recipe: Recipe, splits: Splits, eval_data: str | None) -> dict[s
     }
     if splits.version is not None:
         tags[contract.TAG_DATA_VERSION] = str(splits.version)
+    if recipe.data_digest is not None:
+        tags[contract.TAG_DATA_DIGEST] = recipe.data_digest
     if eval_data is not None:
         tags[contract.TAG_EVAL_DATA] = eval_data
     return tags

@@ -156,7 +156,7 @@ STEPS: dict[str, tuple[Json | None, Preparation | None, Json, tuple[Any, ...]]] 
         run(), seen("Canceled"), {}, ((1, 0, "Canceled", "12"), [], False, "RunCanceled", "RunCanceled"),
     ),
     "it was canceled for a suspension": (
-        run("Canceling"), seen("Canceled"), {}, ((2, 0, "Submitting", None), [], None, "Preparing", ""),
+        run("Canceling"), seen("Canceled"), {}, ((1, 0, "Canceled", "12"), [], False, "Preparing", ""),
     ),
     "its cancellation takes a while": (
         run("Canceling"), seen("Canceling"), {}, ((1, 0, "Canceling", "12"), [], None, "Preparing", ""),

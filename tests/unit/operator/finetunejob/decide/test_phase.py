@@ -20,6 +20,7 @@ from worlds.memory.decisions import (
 )
 
 PREPARING = condition(ConditionType.PREPARED, "False", ConditionReason.PREPARING)
+WAITING = condition(ConditionType.PREPARED, "False", ConditionReason.WAITING_FOR_PREPARATION)
 STARTING = condition(ConditionType.TRAINED, "False", ConditionReason.STARTING)
 RESTARTING = condition(ConditionType.TRAINED, "False", ConditionReason.RESTARTING)
 SUSPENDED = condition(ConditionType.SUSPENDED, "True", ConditionReason.SUSPENDED)
@@ -31,6 +32,7 @@ PHASES: dict[str, tuple[list[Condition], str]] = {
     "nothing known": ([], "Pending"),
     "accepted": ([ACCEPTED], "Pending"),
     "preparing": ([ACCEPTED, PREPARING], "Preparing"),
+    "another job prepares the same": ([ACCEPTED, WAITING], "Pending"),
     "prepared": ([ACCEPTED, PREPARED], "Pending"),
     "queued": ([PREPARED, QUEUED], "Pending"),
     "in a queue that does not exist": ([PREPARED, INADMISSIBLE], "Pending"),

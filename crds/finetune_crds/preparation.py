@@ -1,0 +1,55 @@
+"""Which preparations are the same: those that make the same rows of the same sources."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+
+from finetune_crds.base import Json
+from finetune_crds.data import Data
+from finetune_crds.training import Model, Objective
+
+_DIGITS = 12
+# What a preparation writes to, what it runs on, and what it only reports. A field that is not here counts.
+_NOT_ROWS = {"output", "reuse", "report_samples", "spark", "image", "env", "env_from", "pod_template"}
+# What a source is pinned at. The rows have the digest of what was read; this one is of all versions of a source.
+_PINS = {"version", "version_time", "revision"}
+# Settings of Spark that change how files are read and what a filter says of a row.
+_CHANGES_ROWS = re.compile(
+    r"spark[.]sql[.]((files|json|csv|parquet|orc)[.].+|caseSensitive|session[.]timeZone)"
+)
+# Objectives whose columns are found in the same way.
+_ANY_COLUMNS = ("SFT", "Distillation")
+
+
+def digest_of(*parts: object) -> str:
+    """The beginning of the SHA-256 of values that JSON can hold."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+
+
+def settings_digest(data: Data, model: Model, objective: Objective) -> str:
+    """A digest of what decides the rows of a preparation, but for the versions of what it reads.
+
+    These are the sources, the columns, the steps and the tokenizer, as the spec names them. Defaults are left out, so that a
+    field which a later version adds does not change the digest.
+    """
+    each = {"__all__": _PINS}
+    found: Json = data.model_dump(
+        mode="json",
+        by_alias=True,
+        exclude_defaults=True,
+        include={"source", "columns", "prepare"},
+        exclude={
+            "source": dict.fromkeys(_PINS, True) | {"sources": each},
+            "prepare": dict.fromkeys(_NOT_ROWS, True) | {"decontaminate": {"sources": each}},
+        },
+    )
+    tokenizer = model.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"cache"})
+    conf = data.prepare.spark.conf if data.prepare else {}
+    return digest_of(
+        found,
+        tokenizer,
+        {name: value for name, value in conf.items() if _CHANGES_ROWS.fullmatch(name)},
+        "" if data.columns or objective.type in _ANY_COLUMNS else objective.type,
+    )

@@ -1,0 +1,97 @@
+"""Which preparations are the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_crds import FineTuneJobSpec
+from finetune_crds.preparation import settings_digest
+
+Json = dict[str, Any]
+SOURCE: Json = {"type": "Delta", "path": "/data/corpus"}
+EVALUATION: Json = {"name": "tasks", "type": "Hub", "dataset": "org/tasks"}
+PREPARE: Json = {"minChars": 10, "decontaminate": {"sources": [EVALUATION]}}
+MIX: Json = {"type": "Mix", "sources": [{"name": "a", **SOURCE}]}
+
+
+def digest(**parts: Any) -> str:
+    """The digest of a job; `source`, `columns` and `prepare` are parts of its data."""
+    data = {"source": SOURCE, "prepare": PREPARE}
+    data |= {name: parts.pop(name) for name in ("source", "columns") if name in parts}
+    data["prepare"] = PREPARE | parts.pop("prepare", {})
+    spec = FineTuneJobSpec.model_validate({"model": {"base": "org/base"}, "data": data, **parts})
+    return settings_digest(spec.data, spec.model, spec.objective)
+
+
+def evaluation(**fields: Any) -> Json:
+    return {"decontaminate": {"sources": [EVALUATION | fields]}}
+
+
+# Parts of a job with which its preparation stays the same, and with which it is another one.
+SAME: dict[str, Json] = {
+    "another table": {"prepare": {"output": "/elsewhere"}},
+    "a table of its own": {"prepare": {"reuse": "Never"}},
+    "another image": {"prepare": {"image": "mine:1"}},
+    "other variables": {"prepare": {"env": [{"name": "A", "value": "b"}], "envFrom": [{"secretRef": {"name": "s"}}]}},
+    "another pod": {"prepare": {"podTemplate": {"spec": {}}}},
+    "more samples in the report": {"prepare": {"reportSamples": 20}},
+    "executors": {"prepare": {"spark": {"mode": "Kubernetes", "executors": 4}}},
+    "another shuffle": {"prepare": {"spark": {"conf": {"spark.sql.shuffle.partitions": "7"}}}},
+    "a default written out": {"prepare": {"splitRatios": {"seed": 42}, "dedupe": {"exact": True}}},
+    "a version": {"source": SOURCE | {"version": 3}},
+    "a version by its time": {"source": SOURCE | {"versionTime": "2026-08-01T12:00:00Z"}},
+    "a revision of an evaluation set": {"prepare": evaluation(revision="main")},
+    "a cache of models": {"model": {"base": "org/base", "cache": {"claimName": "models"}}},
+    "another training": {"training": {"maxSteps": 5}, "method": {"type": "LoRA"}},
+    "another objective on the same examples": {"objective": {"lossOn": "All"}},
+}  # fmt: skip
+OTHER: dict[str, Json] = {
+    "another source": {"source": SOURCE | {"path": "/data/other"}},
+    "another type of source": {"source": SOURCE | {"type": "Parquet"}},
+    "a mix": {"source": MIX},
+    "a mix with another weight": {"source": {"type": "Mix", "sources": [{"name": "a", "weight": 2, **SOURCE}]}},
+    "columns": {"columns": {"type": "Text"}},
+    "another step": {"prepare": {"maxTokens": 100}},
+    "a filter": {"prepare": {"filter": "stars > 4"}},
+    "another seed": {"prepare": {"splitRatios": {"seed": 43}}},
+    "another evaluation set": {"prepare": evaluation(dataset="org/others")},
+    "other runs of words": {"prepare": {"decontaminate": {"sources": [EVALUATION], "ngram": 8}}},
+    "another time zone": {"prepare": {"spark": {"conf": {"spark.sql.session.timeZone": "Europe/Berlin"}}}},
+    "another way to read files": {"prepare": {"spark": {"conf": {"spark.sql.files.ignoreCorruptFiles": "true"}}}},
+    "another tokenizer": {"model": {"base": "org/other"}},
+    "another revision of the tokenizer": {"model": {"base": "org/base", "revision": "v2"}},
+    "another chat template": {"model": {"base": "org/base", "chatTemplate": {"type": "ChatML"}}},
+    "code of the tokenizer": {"model": {"base": "org/base", "trustRemoteCode": True}},
+    "columns that are found in another way": {"objective": {"type": "DPO"}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("parts", SAME.values(), ids=SAME)
+def test_the_same_rows(parts: Json) -> None:
+    assert digest(**parts) == digest()
+
+
+@pytest.mark.parametrize("parts", OTHER.values(), ids=OTHER)
+def test_other_rows(parts: Json) -> None:
+    assert digest(**parts) != digest()
+
+
+def test_every_difference_counts() -> None:
+    assert len({digest(**parts) for parts in OTHER.values()}) == len(OTHER)
+
+
+def test_versions_of_a_source_in_a_mix_do_not_count() -> None:
+    pinned = {"type": "Mix", "sources": [{"name": "a", **SOURCE, "version": 3}]}
+    assert digest(source=pinned) == digest(source=MIX)
+
+
+def test_the_objective_does_not_count_where_columns_are_named() -> None:
+    columns = {"type": "Preference"}
+    assert digest(columns=columns, objective={"type": "DPO"}) == digest(columns=columns)
+
+
+def test_the_digest_survives_versions() -> None:
+    # A change here makes every table that was ever prepared one that no job uses again.
+    assert digest() == "9f84eb48422d"

@@ -1,0 +1,101 @@
+"""The Lease of a preparation: read where it matters, and taken by one job at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from finetune_crds.base import API_VERSION
+from finetune_operator.controller.store import Store
+from finetune_operator.finetunejob.decide import share
+from finetune_operator.finetunejob.model import FineTuneJob, PreparationLease, TakeLease
+from finetune_operator.finetunejob.sharing import PreparationLeases
+from finetune_operator.kube import KubeError
+from standins.kube import StandIn
+from worlds.memory.decisions import ADMITTED, SOURCE, UID, child, controller, ftj, status
+
+Json = dict[str, Any]
+JOB = ftj(status(ADMITTED), data=SOURCE)
+NAME = share.lease_name(JOB) or ""
+
+
+def lease(uid: str = "uid-of-first") -> Json:
+    owner = controller(API_VERSION, "FineTuneJob", uid)
+    meta = {"name": NAME, "namespace": "team", "ownerReferences": [owner]}
+    return {"kind": "Lease", "metadata": meta, "spec": {"holderIdentity": "first"}}
+
+
+def first(uid: str = "uid-of-first", version: str = "5") -> Json:
+    meta = {"name": "first", "namespace": "team", "uid": uid, "resourceVersion": version}
+    return {"kind": "FineTuneJob", "metadata": meta, "spec": {}}
+
+
+def leases(*objects: Json, cached: Json | None = None) -> tuple[PreparationLeases, StandIn]:
+    kube, store = StandIn(*objects), Store()
+    if cached:
+        store.put("FineTuneJob", cached)
+    return PreparationLeases(kube, store), kube
+
+
+async def test_the_holder_comes_from_the_cache_or_from_the_api_server() -> None:
+    found, kube = leases(lease(), first(), cached=first())
+    seen = await found.read(JOB, {})
+    assert seen
+    assert seen.holder == first()
+    assert kube.asked == [("get", "Lease", NAME)]
+    # The cache has an earlier job of that name.
+    found, kube = leases(lease(), first(), cached=first(uid="an earlier one"))
+    seen = await found.read(JOB, {})
+    assert seen
+    assert seen.holder
+    assert seen.holder["metadata"]["uid"] == "uid-of-first"
+    # A later job of that name holds nothing.
+    found, kube = leases(lease(), first(uid="a later one"))
+    assert await found.read(JOB, {}) == PreparationLease(kube.objects["Lease", "team", NAME], None)
+
+
+NOT_READ: dict[str, tuple[FineTuneJob, dict[str, Json]]] = {
+    "nothing is shared": (ftj(status(ADMITTED)), {}),
+    "it has begun": (JOB, {"tune-prep": child("tune-prep")}),
+}
+
+
+@pytest.mark.parametrize(("ours", "jobs"), NOT_READ.values(), ids=NOT_READ)
+async def test_it_is_not_read(ours: FineTuneJob, jobs: dict[str, Json]) -> None:
+    found, kube = leases(lease(), first())
+    assert (await found.read(ours, jobs), kube.asked) == (None, [])
+
+
+async def test_without_the_right_to_read_it_the_job_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    found, kube = leases()
+    kube.refuse["get", "Lease"] = KubeError(403, "leases is forbidden")
+    assert await found.read(JOB, {}) is None
+    assert caplog.messages == [
+        "team/tune prepares without a look at what other jobs prepare: leases is forbidden"
+    ]
+    kube.refuse["get", "Lease"] = KubeError(500, "etcd is away")
+    with pytest.raises(KubeError, match="etcd is away"):
+        await found.read(JOB, {})
+
+
+async def test_one_of_several_jobs_takes_it() -> None:
+    found, kube = leases(lease())
+    seen = await found.read(JOB, {})
+    assert seen
+    mine = TakeLease(lease(UID), replaces=seen.lease)
+    await found.take(JOB, mine)
+    taken = kube.objects["Lease", "team", NAME]
+    assert taken["metadata"]["ownerReferences"] == lease(UID)["metadata"]["ownerReferences"]
+    # Another one had seen the same, and comes too late; the first one may come again.
+    for late in (TakeLease(lease("uid-of-late"), replaces=seen.lease), TakeLease(lease("uid-of-late"))):
+        with pytest.raises(KubeError, match="another job has begun the preparation of team/tune") as refused:
+            await found.take(ftj_of("uid-of-late"), late)
+        assert refused.value.status == 409
+    await found.take(JOB, mine)
+    assert kube.objects["Lease", "team", NAME] == taken
+
+
+def ftj_of(uid: str) -> FineTuneJob:
+    return dataclasses.replace(JOB, uid=uid)

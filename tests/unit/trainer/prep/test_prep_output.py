@@ -1,0 +1,176 @@
+"""The output table and its versions: which of them another job uses, and which it leaves alone."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from delta.exceptions import ConcurrentAppendException
+from deltalake import CommitProperties, DeltaTable, write_deltalake
+
+from finetune_crds.source import Source
+from finetune_trainer.outcome import DataError
+from finetune_trainer.prep import output, pipeline, source
+from finetune_trainer.prep.plan import request
+from unit.trainer.prep.recipes import recipe, untold
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from finetune_crds.contract import PrepResult
+    from finetune_crds.recipe import Recipe
+
+ROWS = [{"question": f"What is {number}?", "answer": f"It is {number}."} for number in range(20)]
+# Few steps, since what they do is tested elsewhere.
+STEPS: dict[str, Any] = {
+    "dedupe": {"exact": False},
+    "splitRatios": {"train": 1, "validation": 0, "test": 0},
+}
+
+
+class Jobs:
+    """Jobs that prepare the Delta table `delta` into the table `out`."""
+
+    def __init__(self, spark: SparkSession, tokenizer: Path, folder: Path) -> None:
+        self.spark, self.tokenizer = spark, tokenizer
+        self.delta, self.table = folder / "delta", folder / "out"
+        write_deltalake(self.delta, pa.Table.from_pylist(ROWS))
+
+    def recipe(self, name: str, **changes: Any) -> Recipe:
+        """The recipe of the job of this name; `version` is that of the source."""
+        source = {"type": "Delta", "path": str(self.delta), "version": changes.pop("version", None)}
+        asked: dict[str, Any] = {"source": source, "output": str(self.table), "base": str(self.tokenizer)}
+        return recipe(**STEPS | asked | {"uid": f"uid-of-{name}", "name": name} | changes)
+
+    def __call__(self, name: str, **changes: Any) -> PrepResult:
+        """Prepare as the job of this name."""
+        wanted = self.recipe(name, **changes)
+        return pipeline.prepare(self.spark, wanted, request(wanted), self.tokenizer, untold())
+
+    def found(self, name: str, digest: str | None, **changes: Any) -> PrepResult | None:
+        """The version of another job that the job of this name would use for rows with a digest."""
+        asked, path = self.recipe(name, **changes), str(self.table)
+        known = output.versions(self.spark, asked, path)
+        return output.same(self.spark, known, asked, path, digest or "")
+
+    @property
+    def versions(self) -> int:
+        return len(DeltaTable(self.table).history())
+
+
+@pytest.fixture
+def prepare_as(spark: SparkSession, tokenizer_folder: Path, tmp_path: Path) -> Jobs:
+    return Jobs(spark, tokenizer_folder, tmp_path)
+
+
+def test_a_second_job_uses_the_version_of_the_first(
+    prepare_as: Jobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = prepare_as("first")
+    capsys.readouterr()
+    second = prepare_as("second", image="mine:1", reportSamples=0)
+    assert second == first.model_copy(update={"written_by": "first"})
+    assert prepare_as.versions == 1
+    said = capsys.readouterr().out
+    assert (
+        f"{prepare_as.table} version 0 was written by FineTuneJob first from the same data with the same settings: "
+        "nothing is written\n" in said
+    )
+    # A pod that is tried again finds it too; a job of another namespace does not.
+    assert prepare_as.found("second", first.digest) == second
+    assert prepare_as.found("second", first.digest, namespace="other") is None
+    alone = prepare_as("alone", reuse="Never")
+    assert (alone.version, alone.written_by, alone.digest) == (1, None, first.digest)
+
+    with pytest.raises(DataError) as failed:
+        prepare_as("third", maxTokens=1000)
+    assert (failed.value.reason, failed.value.message) == (
+        "OutputTaken",
+        f"data.prepare.output {prepare_as.table} is the table of FineTuneJob default/first, which prepares another source, "
+        "with other steps or for another tokenizer: name another folder",
+    )
+
+    # As VACUUM leaves the older version; the newer one is found.
+    (gone,) = DeltaTable(prepare_as.table, version=0).file_uris()
+    prepare_as.table.joinpath(gone.rpartition("/")[2]).unlink()
+    kept = prepare_as.found("fourth", first.digest)
+    assert (kept and kept.version, kept and kept.written_by) == (1, "alone")
+    (gone,) = DeltaTable(prepare_as.table).file_uris()
+    prepare_as.table.joinpath(gone.rpartition("/")[2]).unlink()
+    assert prepare_as.found("fourth", first.digest) is None
+
+
+def test_the_version_that_is_read_decides(prepare_as: Jobs) -> None:
+    first = prepare_as("first")
+    new = [{"question": "What is new?", "answer": "This."}]
+    write_deltalake(prepare_as.delta, pa.Table.from_pylist(new), mode="append")
+    second = prepare_as("second")
+    assert (second.version, second.rows.train, second.written_by) == (1, 21, None)
+    assert second.digest != first.digest
+    # A job that names the version of the first one has the same rows.
+    third = prepare_as("third", version=0)
+    assert (third.version, third.written_by, third.digest) == (0, "first", first.digest)
+
+
+def test_a_table_that_is_created_again_is_another_source(prepare_as: Jobs, tmp_path: Path) -> None:
+    asked = Source(type="Delta", path=str(prepare_as.delta))
+    before = source.read(prepare_as.spark, asked, tmp_path).identity
+    assert source.read(prepare_as.spark, asked, tmp_path).identity == before
+    prepare_as.delta.rename(tmp_path / "before")
+    write_deltalake(prepare_as.delta, pa.Table.from_pylist(ROWS[:5]))
+    again = source.read(prepare_as.spark, asked, tmp_path)
+    assert (again.version, again.identity != before) == (0, True)
+
+
+def test_files_are_the_same_while_their_listing_is(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    asked = Source(type="Parquet", path=str(folder))
+    seen: list[str] = []
+    for name, rows in (("a", ROWS), ("b", ROWS[:1]), ("a", ROWS[1:])):
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
+        seen.append(source.read(spark, asked, tmp_path).identity)
+        assert source.read(spark, asked, tmp_path).identity == seen[-1]
+    assert len({*seen}) == 3
+
+
+def test_a_job_may_replace_what_it_wrote(prepare_as: Jobs) -> None:
+    """As people do who try settings on their own machine; and nobody uses the table of an earlier release."""
+    for job in ("uid-of-first", "uid-of-old"):
+        said: dict[str, Any] = {"job": job, "recipe": "0123", "result": {"path": "/elsewhere"}}
+        if job == "uid-of-first":
+            said |= {"name": "first", "namespace": "default", "settings": "4567"}
+        properties = CommitProperties(custom_metadata={"userMetadata": json.dumps(said)})
+        write_deltalake(
+            prepare_as.table, pa.table({"id": ["a"]}), mode="overwrite", commit_properties=properties
+        )
+    assert prepare_as.found("first", "0123") is None
+    with pytest.raises(DataError, match="is the table of FineTuneJob default/first"):
+        prepare_as.found("second", "0123")
+
+
+def test_a_commit_that_meets_another_one(prepare_as: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, met = output._write, [True]
+
+    def meeting(*arguments: Any) -> None:
+        if met:
+            met.pop()
+            raise ConcurrentAppendException("met another commit")
+        write(*arguments)
+
+    # Nothing that this job can use has come meanwhile: it writes again.
+    monkeypatch.setattr(output, "_write", meeting)
+    first = prepare_as("first")
+    assert (first.version, first.written_by, met) == (0, None, [])
+    # The other commit, which this job has not seen before, has the same rows.
+    met.append(True)
+    versions = output.versions
+    looks: list[list[output.Version]] = [[]]
+    monkeypatch.setattr(output, "versions", lambda *where: looks.pop() if looks else versions(*where))
+    assert prepare_as("second") == first.model_copy(update={"written_by": "first"})
+    assert prepare_as.versions == 1

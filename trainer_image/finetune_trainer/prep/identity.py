@@ -1,0 +1,69 @@
+"""The digest of a preparation and of what it read: equal digests, equal rows."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from finetune_crds import contract
+from finetune_crds.preparation import digest_of, settings_digest
+from finetune_trainer import artifacts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from finetune_crds.recipe import Recipe
+
+# The same code has two names: that of the image, and that of the wheel for Databricks.
+_DISTRIBUTIONS = ("finetune-trainer", contract.PREP_WHEEL)
+_MORE_TEMPLATES = "additional_chat_templates"
+
+
+def settings(recipe: Recipe) -> str:
+    """Return the digest of a recipe's preparation, whichever versions its sources have."""
+    return settings_digest(recipe.data, recipe.model, recipe.objective)
+
+
+def digest(recipe: Recipe, read: Sequence[str], tokenizer: Path) -> str:
+    """Return the digest of the rows that a recipe makes.
+
+    Another release counts as another preparation, since it may drop or replace what this one leaves.
+
+    Args:
+        read: identities of the sources and of the evaluation sets, in the order of the recipe.
+        tokenizer: folder with the model's tokenizer.
+    """
+    return digest_of(settings(recipe), [*read], _content(tokenizer), release())
+
+
+def release() -> str:
+    """Return the release of this code."""
+    for name in _DISTRIBUTIONS:
+        try:
+            # NB: the wheel has the digest of its content behind the version of the release.
+            return version(name).partition(".post")[0]
+        except PackageNotFoundError:
+            continue
+    raise PackageNotFoundError(_DISTRIBUTIONS[0])
+
+
+def _content(folder: Path) -> str:
+    """The digest of the files of a tokenizer, whose folder may have the weights of the model too."""
+    found = hashlib.sha256()
+    for path in _files(folder):
+        found.update(f"{path.relative_to(folder)}\0".encode())
+        with path.open("rb") as file:
+            found.update(hashlib.file_digest(file, "sha256").digest())
+    return found.hexdigest()
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for place in (folder, folder / _MORE_TEMPLATES):
+        if place.is_dir():
+            yield from (
+                path
+                for path in sorted(place.iterdir())
+                if path.is_file() and not artifacts.is_weights(path.name)
+            )
