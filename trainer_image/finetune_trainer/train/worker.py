@@ -129,9 +129,7 @@ class Run:
         self.preemption.checkpoint_step = resumed.step if resumed else None
         data = self._load_corpus(tokenizer, resumed)
         self._describe(data)
-        examples = world.agree(
-            lambda: signature.examples(data.splits, data.columns) if world.leads else None
-        )
+        examples = world.agree(lambda: signature.examples(data.splits, data.columns) if world.leads else None)
 
         network = build.network(recipe, source, tokenizer, world, scratch.path() / "teacher")
         optimizer = Optimizer(network, recipe.training, data.plan.max_steps)

@@ -65,7 +65,9 @@ def test_a_version_once(workspace: Workspace, run_id: str, tmp_path: Path) -> No
     )
 
 
-def test_a_version_has_the_signature_of_its_examples(workspace: Workspace, run_id: str, tmp_path: Path) -> None:
+def test_a_version_has_the_signature_of_its_examples(
+    workspace: Workspace, run_id: str, tmp_path: Path
+) -> None:
     from mlflow.models import Model, ModelSignature
 
     asked = {"messages": [{"role": "user", "content": "Is it red?"}]}

@@ -98,3 +98,13 @@ def test_conversations_are_those_of_a_chat_model(*, fits: bool) -> None:
     messages = known["messages"] if fits else infer_signature([request]).inputs.input_dict()["messages"]
     assert (found, inferred.outputs) == ({**known, "messages": messages}, CHAT_MODEL_OUTPUT_SCHEMA)
     validate_schema(request | {"temperature": 0.5}, inferred.inputs)
+
+
+@pytest.mark.usefixtures("mlflow_imported")
+def test_conversations_of_several_shapes_are_all_accepted() -> None:
+    from mlflow.models import validate_schema
+
+    requests = [{"messages": turns} for turns in (ASKED, PARTS)]
+    inferred = signature.infer(Examples(chat=True, requests=requests, answers=["Yes.", "No."]))
+    for request in requests:
+        validate_schema(request, inferred.inputs)

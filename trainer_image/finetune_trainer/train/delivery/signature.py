@@ -95,8 +95,9 @@ def infer(found: Examples) -> ModelSignature:
     """
     from mlflow.exceptions import MlflowException
     from mlflow.models import ModelSignature, infer_signature, validate_schema
-    from mlflow.types import Schema
+    from mlflow.types import ColSpec, Schema
     from mlflow.types.llm import CHAT_MODEL_INPUT_SCHEMA, CHAT_MODEL_OUTPUT_SCHEMA
+    from mlflow.types.schema import AnyType
 
     if not found.chat:
         return infer_signature(found.requests, found.answers)
@@ -105,7 +106,9 @@ def infer(found: Examples) -> ModelSignature:
         try:
             validate_schema(request, inputs)
         except MlflowException:
-            messages = infer_signature(found.requests).inputs.input_dict()["messages"]
-            inputs = Schema([messages, *(column for column in inputs.inputs if column.name != "messages")])
+            inferred = infer_signature(found.requests).inputs
+            # NB: of messages that differ too much, MLflow infers one column without a name.
+            own = inferred.inputs if inferred.has_input_names() else [ColSpec(AnyType(), name="messages")]
+            inputs = Schema([*own, *(column for column in inputs.inputs if column.name != "messages")])
             break
     return ModelSignature(inputs=inputs, outputs=CHAT_MODEL_OUTPUT_SCHEMA)
