@@ -66,7 +66,7 @@ test-integration: venv jars ## Run the operator against a real API server and ML
 	$(call timed,integration tests,$(BIN)/python -m pytest tests/integration $(call PARALLEL,4) $(PYTEST))
 
 .PHONY: test-e2e
-test-e2e: venv ## Run the chart and the images in a whole cluster
+test-e2e: venv jars ## Run the chart and the images in a whole cluster
 	$(call timed,end-to-end tests,$(BIN)/python -m pytest tests/e2e --capture=no --verbose --durations 25 $(PYTEST))
 
 .PHONY: test-long

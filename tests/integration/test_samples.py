@@ -28,6 +28,7 @@ SAMPLES = sample_files()
 WAITS = {
     "support-intents": "DatabricksNotConfigured",
     "spark-databricks": "DatabricksNotConfigured",
+    "support-qwen": "DatabricksNotConfigured",
     "support-chat": "StorageNotConfigured",
 }
 KINDS = {kind.KIND: kind for kind in (FineTuneJob, ModelPromotion)}

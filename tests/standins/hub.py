@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face Hub: data sets in memory, over HTTP as its client and the library `datasets` ask for them."""
+"""A stand-in for the Hugging Face Hub: data sets and models in memory, over HTTP as its client and `datasets` ask for them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Json = dict[str, Any]
 
 
 @dataclass
-class Dataset:
-    """A repository of a data set.
+class Repository:
+    """A repository of a data set, or of a model.
 
     Attributes:
         files: contents by path.
@@ -38,15 +38,16 @@ class Dataset:
 
 @dataclass
 class Hub:
-    """Data sets by id.
+    """Data sets and models by id.
 
     Attributes:
-        token: the one that opens gated data sets.
+        token: the one that opens gated repositories.
         asked: method and path of every request.
         away: whether every request fails.
     """
 
-    datasets: dict[str, Dataset]
+    datasets: dict[str, Repository] = field(default_factory=dict)
+    models: dict[str, Repository] = field(default_factory=dict)
     token: str = "hf_token"
     asked: list[str] = field(default_factory=list)
     away: bool = False
@@ -58,48 +59,56 @@ class Hub:
         if self.away:
             return Answer(503)
         parts = path.strip("/").split("/")
-        if parts[:2] == ["api", "datasets"]:
-            return self._api("/".join(parts[2:4]), parts[4:], request, parse_qs(split.query))
-        if parts[0] == "datasets" and parts[3:4] == ["resolve"]:
-            return self._file("/".join(parts[1:3]), parts[4], "/".join(parts[5:]), request)
+        known = {"datasets": self.datasets, "models": self.models}
+        if parts[0] == "api" and parts[1:2] and parts[1] in known:
+            held = known[parts[1]].get("/".join(parts[2:4]))
+            return self._api(held, "/".join(parts[2:4]), parts[4:], request, parse_qs(split.query))
+        kind = parts.pop(0) if parts[0] == "datasets" else "models"
+        if parts[2:3] == ["resolve"]:
+            return self._file(known[kind].get("/".join(parts[:2])), parts[3], "/".join(parts[4:]), request)
         return Answer(404)
 
-    def _api(self, name: str, parts: list[str], request: Request, query: dict[str, list[str]]) -> Answer:
-        dataset = self.datasets.get(name)
-        if dataset is None:
+    def _api(
+        self,
+        repository: Repository | None,
+        name: str,
+        parts: list[str],
+        request: Request,
+        query: dict[str, list[str]],
+    ) -> Answer:
+        if repository is None:
             return _error(401, "RepoNotFound")
         call, revision = parts[0] if parts else "revision", parts[1] if len(parts) > 1 else "main"
         if call == "auth-check":
-            return self._closed(dataset, request) or Answer(200, {})
-        if revision not in ("main", dataset.commit):
+            return self._closed(repository, request) or Answer(200, {})
+        if revision not in ("main", repository.commit):
             return _error(404, "RevisionNotFound")
         if call == "revision":
-            files = [{"rfilename": file} for file in sorted(dataset.files)]
-            return Answer(200, {"id": name, "sha": dataset.commit, "siblings": files})
+            files = [{"rfilename": file} for file in sorted(repository.files)]
+            return Answer(200, {"id": name, "sha": repository.commit, "siblings": files})
         if call == "paths-info":
             asked = parse_qs(request.body.decode()).get("paths", [])
-            entries = {entry["path"]: entry for entry in _tree(dataset, "", recursive=True)}
+            entries = {entry["path"]: entry for entry in _tree(repository, "", recursive=True)}
             return Answer(200, [entries[path] for path in asked if path in entries])
         folder = "/".join(parts[2:])
-        found = _tree(dataset, folder, recursive=query.get("recursive") in (["true"], ["True"]))
+        found = _tree(repository, folder, recursive=query.get("recursive") in (["true"], ["True"]))
         return Answer(200, found) if found or not folder else _error(404, "EntryNotFound")
 
-    def _file(self, name: str, revision: str, path: str, request: Request) -> Answer:
-        dataset = self.datasets.get(name)
-        if dataset is None:
+    def _file(self, repository: Repository | None, revision: str, path: str, request: Request) -> Answer:
+        if repository is None:
             return _error(401, "RepoNotFound")
-        if closed := self._closed(dataset, request):
+        if closed := self._closed(repository, request):
             return closed
-        if revision not in ("main", dataset.commit):
+        if revision not in ("main", repository.commit):
             return _error(404, "RevisionNotFound")
-        if path not in dataset.files:
-            return _error(404, "EntryNotFound", {"X-Repo-Commit": dataset.commit})
-        content = dataset.files[path]
-        return Answer(200, content, {"ETag": f'"{_digest(content)}"', "X-Repo-Commit": dataset.commit})
+        if path not in repository.files:
+            return _error(404, "EntryNotFound", {"X-Repo-Commit": repository.commit})
+        content = repository.files[path]
+        return Answer(200, content, {"ETag": f'"{_digest(content)}"', "X-Repo-Commit": repository.commit})
 
-    def _closed(self, dataset: Dataset, request: Request) -> Answer | None:
+    def _closed(self, repository: Repository, request: Request) -> Answer | None:
         """What a request without the token of a gated data set gets."""
-        opened = not dataset.gated or request.headers["Authorization"] == f"Bearer {self.token}"
+        opened = not repository.gated or request.headers["Authorization"] == f"Bearer {self.token}"
         return None if opened else _error(401, "GatedRepo")
 
 
@@ -107,10 +116,10 @@ def _error(status: int, code: str, headers: dict[str, str] | None = None) -> Ans
     return Answer(status, json.dumps({"error": code}), {"X-Error-Code": code, **(headers or {})})
 
 
-def _tree(dataset: Dataset, folder: str, *, recursive: bool) -> list[Json]:
+def _tree(repository: Repository, folder: str, *, recursive: bool) -> list[Json]:
     """What a folder holds, with what its folders hold on request."""
     found: dict[str, Json] = {}
-    for name, content in sorted(dataset.files.items()):
+    for name, content in sorted(repository.files.items()):
         path = PurePosixPath(name)
         for parent in [*path.parents][-2::-1]:
             found[str(parent)] = {"type": "directory", "path": str(parent), "oid": _digest(b""), "size": 0}
@@ -125,7 +134,7 @@ def _digest(content: bytes) -> str:
 
 
 @contextmanager
-def running(patch: pytest.MonkeyPatch, folder: Path, datasets: dict[str, Dataset]) -> Iterator[Hub]:
+def running(patch: pytest.MonkeyPatch, folder: Path, datasets: dict[str, Repository]) -> Iterator[Hub]:
     """A Hub with data sets, which the clients in this process talk to; `folder` is their cache."""
     from huggingface_hub import HfFileSystem
 

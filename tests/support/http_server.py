@@ -48,12 +48,15 @@ class NoAnswerError(Exception):
 
 
 @contextmanager
-def serving(respond: Callable[[Request], Answer], port: int = 0) -> Iterator[str]:
-    """A server on the loopback interface for the time of a block; yields its address.
+def serving(
+    respond: Callable[[Request], Answer], port: int = 0, interface: str = "127.0.0.1"
+) -> Iterator[str]:
+    """A server for the time of a block; yields its address.
 
     Args:
         respond: called for each request, in a thread of its own; raises NoAnswerError to answer nothing.
         port: a free one unless given.
+        interface: address of the one interface on which it answers; the default is the loopback interface.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -83,12 +86,12 @@ def serving(respond: Callable[[Request], Answer], port: int = 0) -> Iterator[str
         def log_message(self, *_: Any) -> None:
             """Nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
+    with ThreadingHTTPServer((interface, port), Handler) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            yield f"http://{interface}:{server.server_port}"
         finally:
             server.shutdown()
             thread.join()

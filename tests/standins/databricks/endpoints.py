@@ -71,6 +71,7 @@ class Endpoints:
         recovering: versions that are deployed and do not answer, with what Databricks says of them.
         busy: status, error code and message of a refusal while another change is in progress; the message may name {name}.
         metrics: what an endpoint's metrics are, as OpenMetrics text, by its name.
+        shares: the share of each version in every configuration that came into force, in percent, by the endpoint's name.
     """
 
     polls: int | None = 0
@@ -79,6 +80,7 @@ class Endpoints:
     recovering: dict[str, str] = field(default_factory=dict)
     busy: tuple[int, str, str] = BUSY[0]
     metrics: dict[str, str] = field(default_factory=dict)
+    shares: dict[str, list[dict[str, int]]] = field(default_factory=dict)
     held: dict[str, ServingEndpointDetailed] = field(default_factory=dict)
     _left: dict[str, int] = field(default_factory=dict)
     _revision: int = 1_790_000_000_000
@@ -167,6 +169,7 @@ class Endpoints:
                 traffic_config=pending.traffic_config,
             )
             found.pending_config = None
+            self.shares.setdefault(name, []).append(self.routes(name))
             ready = EndpointStateReady.READY if answers else EndpointStateReady.NOT_READY
             found.state = EndpointState(_Update.NOT_UPDATING, ready)
 

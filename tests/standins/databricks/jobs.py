@@ -73,6 +73,8 @@ class Jobs:
         runs_wheels: whether runs run; else they stay Pending until `end` is called.
         tables: location of each table, by its name.
         buckets: folder of each bucket.
+        conf: settings of every session, as a workspace has them for its external locations.
+        environment: variables of every cluster, as its policy sets them.
         jars: those of Delta, which a cluster has.
         uri: of the workspace.
     """
@@ -83,6 +85,8 @@ class Jobs:
     runs_wheels: bool = True
     tables: dict[str, str] = field(default_factory=dict)
     buckets: dict[str, str] = field(default_factory=dict)
+    conf: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
     jars: str = ""
     uri: str = ""
     held: dict[int, Submitted] = field(default_factory=dict)
@@ -243,7 +247,7 @@ class Jobs:
             "buckets": self.buckets,
             "tables": self.tables,
             "jars": self.jars,
-            "conf": (cluster.spark_conf if cluster else None) or {},
+            "conf": self.conf | ((cluster.spark_conf if cluster else None) or {}),
             "scratch": str(folder / "scratch"),
             "error": str(error),
         }
@@ -254,6 +258,7 @@ class Jobs:
             "PYTHONPATH": str(installed),
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
+            **self.environment,
             **((cluster.spark_env_vars if cluster else None) or {}),
         }
         with self._lock:

@@ -26,11 +26,13 @@ _Handler = Callable[[Workspace, _Parts, Json], Json]
 
 
 @contextmanager
-def running(workspace: Workspace | None = None, port: int = 0) -> Iterator[Workspace]:
-    """A workspace that answers on loopback for as long as the block runs."""
+def running(
+    workspace: Workspace | None = None, port: int = 0, interface: str = "127.0.0.1"
+) -> Iterator[Workspace]:
+    """A workspace that answers on one interface, by default loopback, for as long as the block runs."""
     held = workspace or Workspace()
     try:
-        with serving(lambda request: _respond(held, request), port) as held.uri:
+        with serving(lambda request: _respond(held, request), port, interface) as held.uri:
             held.jobs.uri = held.uri
             yield held
     finally:

@@ -23,7 +23,7 @@ from finetune_trainer.train.checkpoint.checkpointer import Checkpointer, Progres
 from finetune_trainer.train.checkpoint.reference import KeptReference
 from finetune_trainer.train.data import corpus
 from finetune_trainer.train.data.feed import Collator, Examples, Feed
-from finetune_trainer.train.delivery import export, lineage
+from finetune_trainer.train.delivery import export, lineage, signature
 from finetune_trainer.train.delivery.deliver import deliver
 from finetune_trainer.train.evaluator import Evaluator
 from finetune_trainer.train.loop import Loop
@@ -131,6 +131,7 @@ class Run:
         self.preemption.checkpoint_step = resumed.step if resumed else None
         data = self._load_corpus(tokenizer, resumed)
         self._describe(data)
+        examples = world.agree(lambda: signature.examples(data.splits, data.columns) if world.leads else None)
 
         network = build.network(recipe, source, tokenizer, world, scratch.path() / "teacher")
         optimizer = Optimizer(network, recipe.training, data.plan.max_steps)
@@ -156,6 +157,7 @@ class Run:
         world.part()
         if not world.leads:
             return None
+        assert examples is not None  # noqa: S101 - rank 0 has read them
         origin = self._lineage(data, loop, eval_loss)
         with self._interruptible(checkpointer, loop.progress.step):
             result = deliver(
@@ -169,6 +171,7 @@ class Run:
                     tokenizer=tokenizer,
                     source=source,
                     lineage=origin,
+                    examples=examples,
                 ),
                 self.world.say,
             )

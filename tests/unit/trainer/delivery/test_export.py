@@ -19,7 +19,7 @@ from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.tokenizer import load_tokenizer
 from finetune_trainer.train import build
 from finetune_trainer.train.data import dataset, pack
-from finetune_trainer.train.delivery import export
+from finetune_trainer.train.delivery import export, signature
 from finetune_trainer.train.delivery.lineage import Counts, Lineage, model_card, version_tags
 from finetune_trainer.train.model import adapt, load, merge
 from finetune_trainer.train.model.network import Network, Objective, trained
@@ -34,6 +34,12 @@ pytestmark = [
     pytest.mark.usefixtures("mlflow_imported"),
 ]
 LORA = {"type": "LoRA", "lora": {"rank": 4}}
+PROMPTS = signature.Examples(requests=["What is the red house? "], answers=["The house is red."])
+CONVERSATIONS = signature.Examples(
+    chat=True,
+    requests=[{"messages": [{"role": "user", "content": "What is the red house? "}]}],
+    answers=["The house is red."],
+)
 INPUT = torch.arange(2, 20).unsqueeze(0)
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
@@ -51,7 +57,9 @@ class Logits(Objective):
         return said.sum(), said
 
 
-def written(recipe: Recipe, folder: Path, source: Path, world: World) -> torch.Tensor:
+def written(
+    recipe: Recipe, folder: Path, source: Path, world: World, examples: signature.Examples = PROMPTS
+) -> torch.Tensor:
     """Train a little by hand, export, and return what the trained model says."""
     tokenizer = load_tokenizer(recipe.model, source)
     network = build.network(recipe, source, tokenizer, world, folder / "teacher")
@@ -70,6 +78,7 @@ def written(recipe: Recipe, folder: Path, source: Path, world: World) -> torch.T
         tokenizer=tokenizer,
         source=source,
         lineage=Lineage(recipe, splits, TrainResult(step=3, eval_loss=1.25)),
+        examples=examples,
     )
     tokens = INPUT[0].numpy().astype(np.int32)
     split = dataset.Split(tokens, np.ones(len(tokens), np.bool_), np.array([0, len(tokens)]))
@@ -123,6 +132,20 @@ def test_the_model_serves_as_a_pyfunc(pod: Pod, base_model: Path, world: World) 
     assert served.metadata.get_input_schema().to_dict() == [{"type": "string", "required": True}]
     (said,) = served.predict(["What is the red house? "])
     assert isinstance(said, str)
+
+
+def test_a_model_of_conversations_serves_as_a_chat_model(pod: Pod, base_model: Path, world: World) -> None:
+    import mlflow
+    from mlflow.models import validate_schema
+
+    folder = pod.folder / "export"
+    chat = {"model.chatTemplate": {"type": "Jinja", "jinja": TEMPLATE}}
+    written(Recipe.model_validate(pod.but(chat).recipe), folder, base_model, world, CONVERSATIONS)
+    served = mlflow.pyfunc.load_model(str(folder))
+    assert served.metadata.metadata == {"task": "llm/v1/chat"}
+    (said,) = served.predict(CONVERSATIONS.requests[0] | {"max_tokens": 4})
+    assert (said["object"], said["choices"][0]["message"]["role"]) == ("chat.completion", "assistant")
+    validate_schema(said, served.metadata.get_output_schema())
 
 
 def test_weights_go_back_into_the_type_of_the_base(

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from finetune_trainer import track
 from finetune_trainer.outcome import TrainingError
+from finetune_trainer.train.delivery import signature
 from finetune_trainer.train.delivery.register import Registry
 from standins.databricks import Workspace, running
 
@@ -61,6 +63,20 @@ def test_a_version_once(workspace: Workspace, run_id: str, tmp_path: Path) -> No
         b"w" * 100,
         [],
     )
+
+
+def test_a_version_has_the_signature_of_its_examples(
+    workspace: Workspace, run_id: str, tmp_path: Path
+) -> None:
+    from mlflow.models import Model, ModelSignature
+
+    asked = {"messages": [{"role": "user", "content": "Is it red?"}]}
+    inferred = signature.infer(signature.Examples(chat=True, requests=[asked], answers=["Yes."]))
+    registry, folder = Registry(run_id, patience_seconds=5), exported(tmp_path / "export")
+    Model(signature=inferred).save(str(folder / "MLmodel"))
+    assert registry.register(MODEL, registry.upload(folder), folder, {}) == "1"
+    stored = yaml.safe_load(workspace.files.read("/Models/main/llm/support/1/MLmodel"))
+    assert ModelSignature.from_dict(stored["signature"]) == inferred
 
 
 def test_a_version_whose_upload_was_cut_short_is_none(

@@ -13,7 +13,7 @@ import pytest
 from finetune_crds.source import Source
 from finetune_trainer.outcome import PodFailure
 from finetune_trainer.prep import hub
-from standins.hub import Dataset, Hub, running
+from standins.hub import Hub, Repository, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ configs:
 ---
 """
 DATASETS = {
-    "org/splits": Dataset(
+    "org/splits": Repository(
         {
             "data/train-00000-of-00002.parquet": parquet("a"),
             "data/train-00001-of-00002.parquet": parquet("b"),
@@ -43,7 +43,7 @@ DATASETS = {
             "README.md": b"",
         }
     ),
-    "org/configs": Dataset(
+    "org/configs": Repository(
         {
             "README.md": CONFIGS,
             "en/one.parquet": parquet("en"),
@@ -51,12 +51,12 @@ DATASETS = {
             "de/two.parquet": parquet("v"),
         }
     ),
-    "org/list": Dataset({"alpaca.json": json.dumps([{"text": "a"}, {"text": "b"}]).encode()}),
-    "org/table": Dataset({"validation.csv": b"text\na\n", "test.csv": b"text\nt\n"}),
-    "org/script": Dataset({"script.py": b"raise SystemExit", "a.parquet": parquet("a")}),
-    "org/gated": Dataset({"a.parquet": parquet("a")}, gated=True),
-    "org/empty": Dataset({"README.md": b""}),
-    "org/broken": Dataset({"a.jsonl": b'{"text": "a"}\n{"text":'}),
+    "org/list": Repository({"alpaca.json": json.dumps([{"text": "a"}, {"text": "b"}]).encode()}),
+    "org/table": Repository({"validation.csv": b"text\na\n", "test.csv": b"text\nt\n"}),
+    "org/script": Repository({"script.py": b"raise SystemExit", "a.parquet": parquet("a")}),
+    "org/gated": Repository({"a.parquet": parquet("a")}, gated=True),
+    "org/empty": Repository({"README.md": b""}),
+    "org/broken": Repository({"a.jsonl": b'{"text": "a"}\n{"text":'}),
 }
 
 

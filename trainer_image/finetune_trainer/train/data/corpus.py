@@ -11,7 +11,7 @@ from finetune_trainer.train.data import dataset, pack, read
 from finetune_trainer.train.data.encode import Encoder
 from finetune_trainer.train.data.feed import Examples
 from finetune_trainer.train.data.stored import StoredTokens
-from finetune_trainer.train.runtime.recipe import refusals, row_tokens
+from finetune_trainer.train.runtime.recipe import example_columns, refusals, row_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-    from finetune_crds.data import Splits
+    from finetune_crds.data import Columns, Splits
     from finetune_crds.recipe import Recipe
     from finetune_trainer.train.runtime.distributed import World
 
@@ -35,6 +35,8 @@ class Corpus:
     train: dataset.Split
     validation: Examples | None
     plan: pack.Plan
+    columns: Columns
+    """Those of an example in the splits, also where the recipe names none."""
 
     @property
     def tokens(self) -> int:
@@ -106,9 +108,10 @@ def load(
     plan = _plan(recipe, train)
     if not (folder / "validation").is_dir():
         world.agree(lambda: _check_no_evaluation(recipe))
-        return Corpus(splits, train, None, plan)
+        return Corpus(splits, train, None, plan, example_columns(recipe.data))
     validation = dataset.Split.load(folder / "validation")
-    return Corpus(splits, train, Examples(validation, _sequences(recipe, validation)), plan)
+    evaluated = Examples(validation, _sequences(recipe, validation))
+    return Corpus(splits, train, evaluated, plan, example_columns(recipe.data))
 
 
 def _pinned(recipe: Recipe, world: World, version: int | None) -> Splits:

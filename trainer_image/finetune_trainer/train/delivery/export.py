@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from finetune_trainer.train.checkpoint.shards import trained_state
+from finetune_trainer.train.delivery import signature
 from finetune_trainer.train.delivery.lineage import model_card
 from finetune_trainer.train.model import load, merge
 from finetune_trainer.train.model.network import base_of
@@ -17,6 +18,7 @@ from finetune_trainer.train.model.network import base_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from mlflow.models import ModelSignature
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
@@ -68,6 +70,7 @@ def write(
     tokenizer: PreTrainedTokenizerBase,
     source: Path,
     lineage: Lineage,
+    examples: signature.Examples,
 ) -> None:
     """Write the model in MLflow's layout; call it on rank 0 only.
 
@@ -81,6 +84,7 @@ def write(
         tokenizer: the tokenizer.
         source: where the base model was loaded from.
         lineage: for the model card.
+        examples: for the signature, and for whether the model is served as a chat model.
     """
     recipe = lineage.recipe
     base = recipe.model.base
@@ -106,7 +110,9 @@ def write(
             tokenizer.save_pretrained(weights)
             (weights / "README.md").write_text(model_card(lineage), encoding="utf-8")
     flavor["pipeline_model_type"] = _architecture(model)
-    _write_mlmodel(folder, flavor, adapter=recipe.method.type != "Full", signature=_wants_signature(recipe))
+    signed = signature.infer(examples) if _wants_signature(recipe) else None
+    task = signature.CHAT if examples.chat else None
+    _write_mlmodel(folder, flavor, signed, adapter=recipe.method.type != "Full", task=task)
 
 
 def _write_unsharded(
@@ -176,18 +182,24 @@ def _wants_signature(recipe: Recipe) -> bool:
     return recipe.register_ is None or recipe.register_.signature
 
 
-def _write_mlmodel(folder: Path, flavor: dict[str, Any], *, adapter: bool, signature: bool) -> None:
-    """Write MLmodel and its requirements, with which MLflow loads the folder by its transformers flavor or as a pyfunc."""
+def _write_mlmodel(
+    folder: Path, flavor: dict[str, Any], signed: ModelSignature | None, *, adapter: bool, task: str | None
+) -> None:
+    """Write MLmodel and its requirements, with which MLflow loads the folder by its transformers flavor or as a pyfunc.
+
+    Args:
+        task: how it is served, where not as text to text. MLflow reads it in the flavor, Databricks in the metadata.
+    """
     from mlflow import pyfunc
-    from mlflow.models import Model, ModelSignature
-    from mlflow.types import ColSpec, DataType, Schema
+    from mlflow.models import Model
 
     packages = (*_REQUIREMENTS, "peft") if adapter else _REQUIREMENTS
     pins = [f"{package}=={version(package).split('+')[0]}" for package in packages]
     requirements = "".join(f"{line}\n" for line in (f"mlflow=={version('mlflow')}", *pins))
     (folder / "requirements.txt").write_text(requirements, encoding="utf-8")
-    text = Schema([ColSpec(DataType.string)])
-    mlmodel = Model(signature=ModelSignature(inputs=text, outputs=text) if signature else None)
+    mlmodel = Model(signature=signed, metadata={"task": task} if task else None)
+    if task:
+        flavor = flavor | {"inference_task": task}
     mlmodel.add_flavor("transformers", transformers_version=version("transformers"), code=None, **flavor)
     pyfunc.add_to_model(mlmodel, loader_module="mlflow.transformers")
     mlmodel.save(str(folder / "MLmodel"))

@@ -1,0 +1,110 @@
+"""The signature is that of the requests and answers that the data hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from finetune_crds.data import Columns, Splits
+from finetune_trainer.train.delivery import signature
+from finetune_trainer.train.delivery.signature import Examples, examples
+
+TEXT = [{"type": "string", "required": True}]
+ASKED = [{"role": "user", "content": "Is it red?"}]
+ANSWERED: list[dict[str, Any]] = [*ASKED, {"role": "assistant", "content": "Yes."}]
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "Is it red?"}]}]
+
+
+def table(folder: Path, **columns: list[Any]) -> Splits:
+    """Two rows for validation behind one for training."""
+    write_deltalake(str(folder), pa.table({"split": ["train", "validation", "validation"], **columns}))
+    return Splits(type="Delta", path=str(folder), version=0)
+
+
+CASES: dict[str, tuple[Columns, dict[str, list[Any]], Examples]] = {
+    "prompts": (
+        Columns(type="PromptResponse"),
+        {"prompt": ["a", "b", "c"], "response": ["1", "2", "3"]},
+        Examples(requests=["b", "c"], answers=["2", "3"]),
+    ),
+    "texts": (
+        Columns(type="Text"),
+        {"text": ["a", "b", "c"]},
+        Examples(requests=["b", "c"], answers=["b", "c"]),
+    ),
+    "preferences": (
+        Columns(type="Preference"),
+        {"prompt": ["a", "b", "c"], "chosen": ["1", "2", "3"], "rejected": ["4", "5", "6"]},
+        Examples(requests=["b", "c"], answers=["2", "3"]),
+    ),
+    "preferences with messages": (
+        Columns(type="Preference"),
+        {"prompt": ["a", "b", "c"], "chosen": [ANSWERED[1:]] * 3, "rejected": [ASKED] * 3},
+        Examples(
+            chat=True,
+            requests=[{"messages": [{"role": "user", "content": said}]} for said in "bc"],
+            answers=["Yes.", "Yes."],
+        ),
+    ),
+    "conversations": (
+        Columns(type="Messages"),
+        # A field that some messages have stands as null in the others.
+        {"messages": [ANSWERED, ANSWERED, [*ASKED, {"role": "user", "content": "Well?", "name": "Kim"}]]},
+        Examples(
+            chat=True,
+            requests=[
+                {"messages": ASKED},
+                {"messages": [*ASKED, {"role": "user", "content": "Well?", "name": "Kim"}]},
+            ],
+            answers=["Yes.", ""],
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_examples_are_those_of_the_validation_split(name: str, tmp_path: Path) -> None:
+    columns, values, expected = CASES[name]
+    assert examples(table(tmp_path / "table", **values), columns) == expected
+
+
+def test_examples_of_the_training_split_where_there_is_no_other(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"prompt": "a", "response": "1"}\n')
+    splits = Splits(type="JSONLines", train=str(tmp_path / "train.jsonl"))
+    found = examples(splits, Columns(type="PromptResponse"))
+    assert found == Examples(requests=["a"], answers=["1"])
+
+
+@pytest.mark.usefixtures("mlflow_imported")
+def test_prompts_are_text_to_text() -> None:
+    inferred = signature.infer(Examples(requests=["b", "c"], answers=["2", "3"]))
+    assert (inferred.inputs.to_dict(), inferred.outputs.to_dict()) == (TEXT, TEXT)
+
+
+@pytest.mark.usefixtures("mlflow_imported")
+@pytest.mark.parametrize("fits", [True, False])
+def test_conversations_are_those_of_a_chat_model(*, fits: bool) -> None:
+    """Messages of another shape keep it; the parameters of a request, and the answer, are those of every chat model."""
+    from mlflow.models import infer_signature, validate_schema
+    from mlflow.types.llm import CHAT_MODEL_INPUT_SCHEMA, CHAT_MODEL_OUTPUT_SCHEMA
+
+    request = {"messages": ASKED if fits else PARTS}
+    inferred = signature.infer(Examples(chat=True, requests=[request], answers=["Yes."]))
+    known, found = CHAT_MODEL_INPUT_SCHEMA.input_dict(), inferred.inputs.input_dict()
+    messages = known["messages"] if fits else infer_signature([request]).inputs.input_dict()["messages"]
+    assert (found, inferred.outputs) == ({**known, "messages": messages}, CHAT_MODEL_OUTPUT_SCHEMA)
+    validate_schema(request | {"temperature": 0.5}, inferred.inputs)
+
+
+@pytest.mark.usefixtures("mlflow_imported")
+def test_conversations_of_several_shapes_are_all_accepted() -> None:
+    from mlflow.models import validate_schema
+
+    requests = [{"messages": turns} for turns in (ASKED, PARTS)]
+    inferred = signature.infer(Examples(chat=True, requests=requests, answers=["Yes.", "No."]))
+    for request in requests:
+        validate_schema(request, inferred.inputs)

@@ -1,0 +1,114 @@
+"""What the served model takes and returns: its signature, inferred from examples of the data that it is evaluated on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from finetune_trainer.train.data.read import read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mlflow.models import ModelSignature
+
+    from finetune_crds.data import Columns, Splits
+    from finetune_trainer.train.data.read import Rows
+
+CHAT = "llm/v1/chat"
+"""MLflow's name for models that take a conversation and return its next message, as endpoints of Databricks serve them."""
+_EXAMPLES = 16
+
+_Turns = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Requests to the served model, and the answers that the data have.
+
+    chat: whether requests are conversations, which the model's chat template renders.
+    requests: prompts, or {"messages": [{role, content}, ...]} each.
+    answers: the text of the answer to each.
+    """
+
+    chat: bool = False
+    requests: list[Any] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
+
+
+def examples(splits: Splits, columns: Columns) -> Examples:
+    """Read the first examples of the validation split, or of the training split where there is no other.
+
+    Args:
+        splits: the splits, at the version that is trained on.
+        columns: those of an example.
+
+    Raises:
+        DataError: data is missing or broken.
+    """
+    for name in ("validation", "train"):
+        for rows in read(splits, name, columns.named):
+            found = list(islice(_pairs(rows, columns), _EXAMPLES))
+            chat = any(isinstance(part, list) for pair in found for part in pair)
+            requests = [{"messages": _turns(prompt, "user")} if chat else prompt for prompt, _ in found]
+            return Examples(chat, requests, [_text(answer) for _, answer in found])
+    return Examples(columns.messages is not None)
+
+
+def _pairs(rows: Rows, columns: Columns) -> Iterator[tuple[str | _Turns, str | _Turns]]:
+    """What a model is asked and what it answers, text or messages each. A text is its own continuation."""
+    if columns.messages is not None:
+        for turns in rows[columns.messages]:
+            answered = bool(turns) and turns[-1]["role"] == "assistant"
+            yield (turns[:-1], turns[-1:]) if answered else (turns, [])
+    elif columns.text is not None:
+        yield from ((text, text) for text in rows[columns.text])
+    else:
+        answer = columns.response or columns.chosen
+        assert columns.prompt is not None  # noqa: S101 - the recipe was refused otherwise
+        assert answer is not None  # noqa: S101
+        yield from zip(rows[columns.prompt], rows[answer], strict=True)
+
+
+def _turns(said: str | _Turns, role: str) -> _Turns:
+    """Messages without the fields that other rows of the column have."""
+    if isinstance(said, str):
+        return [{"role": role, "content": said}]
+    return [{name: value for name, value in turn.items() if value is not None} for turn in said]
+
+
+def _text(answer: str | _Turns) -> str:
+    """The text of an answer; empty for one that calls tools."""
+    if isinstance(answer, str):
+        return answer
+    content = answer[-1].get("content") if answer else None
+    return content if isinstance(content, str) else ""
+
+
+def infer(found: Examples) -> ModelSignature:
+    """Infer the signature from examples.
+
+    Prompts give text to text. Conversations give MLflow's signature of a chat model, whose optional parameters clients of an
+    endpoint send. Where the messages of the data do not fit into it, such as those whose content is a list of parts, their
+    own type takes the place of that column.
+    """
+    from mlflow.exceptions import MlflowException
+    from mlflow.models import ModelSignature, infer_signature, validate_schema
+    from mlflow.types import ColSpec, Schema
+    from mlflow.types.llm import CHAT_MODEL_INPUT_SCHEMA, CHAT_MODEL_OUTPUT_SCHEMA
+    from mlflow.types.schema import AnyType
+
+    if not found.chat:
+        return infer_signature(found.requests, found.answers)
+    inputs = CHAT_MODEL_INPUT_SCHEMA
+    for request in found.requests:
+        try:
+            validate_schema(request, inputs)
+        except MlflowException:
+            inferred = infer_signature(found.requests).inputs
+            # NB: of messages that differ too much, MLflow infers one column without a name.
+            own = inferred.inputs if inferred.has_input_names() else [ColSpec(AnyType(), name="messages")]
+            inputs = Schema([*own, *(column for column in inputs.inputs if column.name != "messages")])
+            break
+    return ModelSignature(inputs=inputs, outputs=CHAT_MODEL_OUTPUT_SCHEMA)
