@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from finetune_trainer.train.delivery.signature import Examples, examples
 TEXT = [{"type": "string", "required": True}]
 ASKED = [{"role": "user", "content": "Is it red?"}]
 ANSWERED: list[dict[str, Any]] = [*ASKED, {"role": "assistant", "content": "Yes."}]
+CALL = {"id": "a1", "type": "function", "function": {"name": "look", "arguments": {"at": "it"}}}
+CALLED = {"role": "assistant", "tool_calls": json.dumps([CALL])}
+RETURNED = {"role": "tool", "content": "red", "tool_call_id": "a1"}
 PARTS = [{"role": "user", "content": [{"type": "text", "text": "Is it red?"}]}]
 
 
@@ -48,6 +52,15 @@ CASES: dict[str, tuple[Columns, dict[str, list[Any]], Examples]] = {
             chat=True,
             requests=[{"messages": [{"role": "user", "content": said}]} for said in "bc"],
             answers=["Yes.", "Yes."],
+        ),
+    ),
+    "calls of tools, as JSON text of a preparation": (
+        Columns(type="Messages", tools="tools"),
+        {"messages": [[*ASKED, CALLED, RETURNED, ANSWERED[1]]] * 3, "tools": ["[]"] * 3},
+        Examples(
+            chat=True,
+            requests=[{"messages": [*ASKED, {**CALLED, "content": "", "tool_calls": [CALL]}, RETURNED]}] * 2,
+            answers=["Yes."] * 2,
         ),
     ),
     "conversations": (

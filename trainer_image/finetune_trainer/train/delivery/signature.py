@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from finetune_trainer import turns
 from finetune_trainer.train.data.read import read
 
 if TYPE_CHECKING:
@@ -59,9 +60,9 @@ def examples(splits: Splits, columns: Columns) -> Examples:
 def _pairs(rows: Rows, columns: Columns) -> Iterator[tuple[str | _Turns, str | _Turns]]:
     """What a model is asked and what it answers, text or messages each. A text is its own continuation."""
     if columns.messages is not None:
-        for turns in rows[columns.messages]:
-            answered = bool(turns) and turns[-1]["role"] == "assistant"
-            yield (turns[:-1], turns[-1:]) if answered else (turns, [])
+        for said in rows[columns.messages]:
+            answered = bool(said) and said[-1]["role"] == "assistant"
+            yield (said[:-1], said[-1:]) if answered else (said, [])
     elif columns.text is not None:
         yield from ((text, text) for text in rows[columns.text])
     else:
@@ -72,10 +73,8 @@ def _pairs(rows: Rows, columns: Columns) -> Iterator[tuple[str | _Turns, str | _
 
 
 def _turns(said: str | _Turns, role: str) -> _Turns:
-    """Messages without the fields that other rows of the column have."""
-    if isinstance(said, str):
-        return [{"role": role, "content": said}]
-    return [{name: value for name, value in turn.items() if value is not None} for turn in said]
+    """Messages as clients send them."""
+    return [{"role": role, "content": said}] if isinstance(said, str) else turns.messages(said)
 
 
 def _text(answer: str | _Turns) -> str:
