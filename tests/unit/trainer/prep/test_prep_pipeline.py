@@ -360,7 +360,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "preferences that are lists of texts",
         {
             "source": {"type": "JSONLines", "path": "{corpus}/pairs.jsonl"},
-            "columns": None,
+            "columns": {"type": "Preference"},
             "objective": {"type": "DPO"},
         },
         "WrongColumnType",
