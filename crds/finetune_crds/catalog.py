@@ -142,7 +142,10 @@ def misnamed(data: Data) -> Iterator[str]:
     for field, table in tables(data):
         names = table.split(".")
         if len(names) != len(levels) or not all(names):
-            yield f"{field} {table} must be {'.'.join(levels)} in {where}"
+            yield (
+                f"{field} {table} must be {'.'.join(levels)} in {where}, the catalog of the job or of its installation: create a "
+                "job with that name of the table, or with data.prepare.catalog"
+            )
 
 
 def _fits(part: str) -> str:

@@ -8,6 +8,7 @@ import re
 
 from finetune_crds.base import Json
 from finetune_crds.data import Data
+from finetune_crds.spark import Spark
 from finetune_crds.training import Model, Objective
 
 _DIGITS = 12
@@ -15,6 +16,8 @@ _DIGITS = 12
 _NOT_ROWS = {"output", "reuse", "report_samples", "spark", "image", "env", "env_from", "pod_template"}
 # What a source is pinned at. The rows have the digest of what was read; this one is of all versions of a source.
 _PINS = {"version", "version_time", "revision"}
+# The name of a Secret with the token of a server. That of a workspace counts: it says which workspace it is.
+_LOGIN = {"secret_ref"}
 # Settings of Spark that change how files are read and what a filter says of a row.
 _CHANGES_ROWS = re.compile(
     r"spark[.]sql[.]((files|json|csv|parquet|orc)[.].+|caseSensitive|session[.]timeZone)"
@@ -42,14 +45,19 @@ def settings_digest(data: Data, model: Model, objective: Objective) -> str:
         include={"source", "columns", "prepare"},
         exclude={
             "source": dict.fromkeys(_PINS, True) | {"sources": each},
-            "prepare": dict.fromkeys(_NOT_ROWS, True) | {"decontaminate": {"sources": each}},
+            "prepare": dict.fromkeys(_NOT_ROWS, True)
+            | {"decontaminate": {"sources": each}, "catalog": {"unity_catalog": _LOGIN}},
         },
     )
     tokenizer = model.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"cache"})
-    conf = data.prepare.spark.conf if data.prepare else {}
+    spark = data.prepare.spark if data.prepare else Spark()
+    # NB: a name of a table, or a folder of a volume, is another one in another workspace.
+    login = spark.databricks.secret_ref if spark.databricks else None
+    workspace = [spark.mode == "Databricks", login.name if login else None]
     return digest_of(
         found,
         tokenizer,
-        {name: value for name, value in conf.items() if _CHANGES_ROWS.fullmatch(name)},
+        workspace,
+        {name: value for name, value in spark.conf.items() if _CHANGES_ROWS.fullmatch(name)},
         "" if data.columns or objective.type in _ANY_COLUMNS else objective.type,
     )

@@ -222,6 +222,8 @@ def _act(server: Server, ftj: FineTuneJob, action: EnsureRun | FinishRun) -> Non
 
 def _remedy(body: Json) -> str:
     """What to correct when the API server refuses a Job as such: its pod template is the user's."""
+    if body["kind"] == "SparkApplication":
+        return "install spark-operator 2.1 or later, or correct spec.data.prepare.podTemplate, and the job goes on"
     prep = body["metadata"]["labels"].get(names.LABEL_COMPONENT) == names.PREP
     field = "spec.data.prepare.podTemplate" if prep else "spec.podTemplate"
     return f"correct {field}, and the job goes on"

@@ -70,6 +70,10 @@ class Preparation:
     problem: Problem | None = None
 
 
+APPLICATION_ENDED = ("Completed", "Failed", "Deleted")
+"""States in which nothing of a SparkApplication runs."""
+
+
 @dataclass(frozen=True)
 class Applications:
     """The SparkApplications of a preparation, by name, and the pods of their drivers; a problem where they cannot be read."""

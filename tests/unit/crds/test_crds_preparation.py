@@ -13,6 +13,8 @@ Json = dict[str, Any]
 SOURCE: Json = {"type": "Delta", "path": "/data/corpus"}
 EVALUATION: Json = {"name": "tasks", "type": "Hub", "dataset": "org/tasks"}
 PREPARE: Json = {"minChars": 10, "decontaminate": {"sources": [EVALUATION]}}
+WORK: Json = {"volume": "/Volumes/a/b/c", "compute": {"type": "Serverless"}}
+DATABRICKS: Json = {"mode": "Databricks", "databricks": WORK}
 MIX: Json = {"type": "Mix", "sources": [{"name": "a", **SOURCE}]}
 
 
@@ -38,6 +40,7 @@ SAME: dict[str, Json] = {
     "another pod": {"prepare": {"podTemplate": {"spec": {}}}},
     "more samples in the report": {"prepare": {"reportSamples": 20}},
     "executors": {"prepare": {"spark": {"mode": "Kubernetes", "executors": 4}}},
+    "a SparkApplication": {"prepare": {"spark": {"mode": "SparkApplication"}}},
     "another shuffle": {"prepare": {"spark": {"conf": {"spark.sql.shuffle.partitions": "7"}}}},
     "a default written out": {"prepare": {"splitRatios": {"seed": 42}, "dedupe": {"exact": True}}},
     "a version": {"source": SOURCE | {"version": 3}},
@@ -60,6 +63,14 @@ OTHER: dict[str, Json] = {
     "other runs of words": {"prepare": {"decontaminate": {"sources": [EVALUATION], "ngram": 8}}},
     "another time zone": {"prepare": {"spark": {"conf": {"spark.sql.session.timeZone": "Europe/Berlin"}}}},
     "another way to read files": {"prepare": {"spark": {"conf": {"spark.sql.files.ignoreCorruptFiles": "true"}}}},
+    "a workspace": {"prepare": {"spark": DATABRICKS}},
+    "another workspace": {"prepare": {"spark": DATABRICKS | {"databricks": WORK | {"secretRef": {"name": "other"}}}}},
+    "tools": {"columns": {"type": "Messages", "tools": "functions"}},
+    "no tools": {"columns": {"type": "Messages"}},
+    "Jinja": {"prepare": {"templateSyntax": "Jinja", "promptTemplate": "{{ a }}"}},
+    "no Jinja": {"prepare": {"promptTemplate": "{{ a }}"}},
+    "a catalog": {"prepare": {"catalog": {"type": "Databricks"}}},
+    "another catalog": {"prepare": {"catalog": {"type": "Hive", "hive": {"uri": "thrift://a:9083"}}}},
     "another tokenizer": {"model": {"base": "org/other"}},
     "another revision of the tokenizer": {"model": {"base": "org/base", "revision": "v2"}},
     "another chat template": {"model": {"base": "org/base", "chatTemplate": {"type": "ChatML"}}},
@@ -87,6 +98,15 @@ def test_versions_of_a_source_in_a_mix_do_not_count() -> None:
     assert digest(source=pinned) == digest(source=MIX)
 
 
+def test_the_token_of_a_server_does_not_count() -> None:
+    server = {"uri": "http://unity:8080"}
+
+    def of(server: Json) -> str:
+        return digest(prepare={"catalog": {"type": "UnityCatalog", "unityCatalog": server}})
+
+    assert of(server) == of(server | {"secretRef": {"name": "unity"}}) != of({"uri": "http://other:8080"})
+
+
 def test_the_objective_does_not_count_where_columns_are_named() -> None:
     columns = {"type": "Preference"}
     assert digest(columns=columns, objective={"type": "DPO"}) == digest(columns=columns)
@@ -94,4 +114,4 @@ def test_the_objective_does_not_count_where_columns_are_named() -> None:
 
 def test_the_digest_survives_versions() -> None:
     # A change here makes every table that was ever prepared one that no job uses again.
-    assert digest() == "9f84eb48422d"
+    assert digest() == "de55ab17a90e"

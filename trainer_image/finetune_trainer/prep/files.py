@@ -9,6 +9,7 @@ from pyspark.sql.types import StructType
 
 from finetune_crds.preparation import digest_of
 from finetune_trainer.outcome import DataError
+from finetune_trainer.prep.place import OWN_SCHEME
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,7 +79,9 @@ def listing(spark: SparkSession, place: Place) -> str:
     """Return a digest of the names, sizes and modification times of the files that a source has."""
     times = sf.unix_micros("modificationTime")
     reader = spark.read.format("binaryFile").options(**place.options)
-    found = reader.load(place.path).select("path", "length", times)
+    # NB: each reading of a table of Unity Catalog has a scheme of its own.
+    path = sf.regexp_replace("path", f"^{OWN_SCHEME}[0-9a-f]+:", "s3a:")
+    found = reader.load(place.path).select(path, "length", times)
     return digest_of(sorted([*row] for row in found.collect()))
 
 

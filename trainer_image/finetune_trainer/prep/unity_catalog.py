@@ -116,6 +116,13 @@ def _config(catalog: Catalog) -> Config:
         login = {"token": token, "auth_type": "pat"} if token else {"credentials_strategy": _Anonymous()}
         return _Login(host=catalog.unity_catalog.uri, **login)
     host, token, client, secret = (os.environ.get(f"{DATABRICKS_PREFIX}{key}") for key in DATABRICKS_KEYS)
+    named = catalog.databricks and catalog.databricks.secret_ref
+    if named and not (host and (token or (client and secret))):
+        # NB: the SDK would take what is missing from the environment, which may be of another workspace.
+        raise ValueError(
+            f"Secret {named.name} of data.prepare.catalog needs DATABRICKS_HOST, and DATABRICKS_TOKEN or DATABRICKS_CLIENT_ID and "
+            "DATABRICKS_CLIENT_SECRET"
+        )
     if token:
         return _Login(host=host, token=token, auth_type="pat")
     if client and secret:

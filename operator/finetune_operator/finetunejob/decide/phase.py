@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.status import Phase
 
-_WHILE_PREPARING: dict[str, Phase] = {ConditionReason.WAITING_FOR_PREPARATION.value: "Pending"}
+_WHILE_PREPARING: dict[str, Phase] = {
+    ConditionReason.WAITING_FOR_PREPARATION.value: "Pending",
+    ConditionReason.SPARK_OPERATOR_MISSING.value: "Pending",
+    ConditionReason.SPARK_OPERATOR_FORBIDDEN.value: "Pending",
+}
 _WHILE_TRAINING: dict[str, Phase] = {
     ConditionReason.TRAINING.value: "Training",
     ConditionReason.STARTING.value: "Starting",

@@ -1,14 +1,15 @@
 """Jobs with the same preparation prepare once: while one of them does, the others wait.
 
 A Lease in their namespace says which one prepares. It belongs to that job and goes with it, and it binds only while that job
-gets on: another one takes it over from a job that failed, is suspended or cannot start its pods. No harm comes of two that
-prepare at once: each commit to the table is whole, and the second job uses the first commit where its rows are the same.
+gets on: another one takes it over from a job that failed, is suspended or cannot start its pods. Two jobs that prepare at once
+waste work and harm nothing: each commit to the table is whole, and the second job uses the first commit where its rows are the
+same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
@@ -18,20 +19,32 @@ from finetune_operator.databricks.model import ENDED
 from finetune_operator.finetunejob.children import is_being_deleted, owner
 from finetune_operator.finetunejob.decide import template
 from finetune_operator.finetunejob.decide.draft import Draft
-from finetune_operator.finetunejob.model import FineTuneJob, TakeLease
+from finetune_operator.finetunejob.model import APPLICATION_ENDED, FineTuneJob, TakeLease
 
 # What Prepared says of a job that prepares, or is about to. With any other reason, it waits for people.
-_AT_WORK = (ConditionReason.PREPARING, ConditionReason.WAITING_FOR_PREPARATION)
-# What keeps the pods of one job from running. What they lack of the cluster, the pods of another job lack too.
+_AT_WORK = (
+    ConditionReason.PREPARING,
+    ConditionReason.WAITING_FOR_PREPARATION,
+    # A run goes on while its workspace cannot be asked.
+    ConditionReason.DATABRICKS_UNREACHABLE,
+    ConditionReason.DATABRICKS_ERROR,
+)
+# What keeps the pods of one job from running: its own template, image or account.
 _STUCK = (
     ConditionReason.NAME_TAKEN,
-    ConditionReason.POD_REJECTED,
     ConditionReason.POD_TEMPLATE_INVALID,
     ConditionReason.IMAGE_PULL_FAILED,
     ConditionReason.CONTAINER_CONFIG_ERROR,
-    ConditionReason.VOLUME_NOT_READY,
     ConditionReason.EXECUTORS_FAIL,
 )
+# What pods may lack of the cluster, as those of another job would: for so long, the others wait.
+_LACKING = (
+    ConditionReason.POD_REJECTED,
+    ConditionReason.UNSCHEDULABLE,
+    ConditionReason.VOLUME_NOT_READY,
+)
+_PATIENCE = timedelta(minutes=15)
+_POLL_SECONDS = 15.0
 
 
 def lease_name(ftj: FineTuneJob) -> str | None:
@@ -51,8 +64,12 @@ def is_to_begin(ftj: FineTuneJob, jobs: Mapping[str, Json]) -> bool:
     """
     if ftj.spec is None or ftj.spec.suspend or ftj.is_finished or ftj.holds(ConditionType.PREPARED):
         return False
-    run = ftj.status.databricks_run
-    return names.prep_name(ftj.name) not in jobs and (run is None or run.state in ENDED)
+    run, application = ftj.status.databricks_run, ftj.status.spark_application
+    return (
+        names.prep_name(ftj.name) not in jobs
+        and (run is None or run.state in ENDED)
+        and (application is None or application.state in APPLICATION_ENDED)
+    )
 
 
 def waits(draft: Draft) -> bool:
@@ -67,7 +84,7 @@ def waits(draft: Draft) -> bool:
     if held is None or held.uid == draft.ftj.uid:
         return False
     holder = seen.holder
-    if holder is None or not _gets_on(holder):
+    if holder is None or not _gets_on(holder, draft.now):
         draft.lease = TakeLease(_lease(draft), replaces=seen.lease)
         return False
     prepared = _since(holder, ConditionType.PREPARED)
@@ -83,10 +100,10 @@ def waits(draft: Draft) -> bool:
 def _wait(draft: Draft, name: str) -> None:
     message = f"FineTuneJob {name} prepares the same data: this job uses its table when it is written"
     draft.set(ConditionType.PREPARED, False, ConditionReason.WAITING_FOR_PREPARATION, message)
-    draft.requeue_after(draft.settings.poll_seconds)
+    draft.requeue_after(max(_POLL_SECONDS, draft.settings.poll_seconds))
 
 
-def _gets_on(holder: Json) -> bool:
+def _gets_on(holder: Json, now: datetime) -> bool:
     """Whether a FineTuneJob has prepared its data, or comes to it by itself."""
     conditions = _conditions(holder)
     prepared = conditions.get(ConditionType.PREPARED, {})
@@ -99,8 +116,13 @@ def _gets_on(holder: Json) -> bool:
         or holder["spec"].get("suspend")
         or any(conditions.get(kind, {}).get("status") == "True" for kind in ended)
         or (prepared and prepared["reason"] not in _AT_WORK)
-        or (healthy.get("status") == "False" and healthy["reason"] in _STUCK)
+        or (healthy.get("status") == "False" and _is_stuck(healthy, now))
     )
+
+
+def _is_stuck(healthy: Json, now: datetime) -> bool:
+    since = datetime.fromisoformat(healthy["lastTransitionTime"])
+    return healthy["reason"] in _STUCK or (healthy["reason"] in _LACKING and now - since >= _PATIENCE)
 
 
 def _since(holder: Json, kind: ConditionType) -> datetime | None:

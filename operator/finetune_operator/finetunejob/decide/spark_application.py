@@ -6,6 +6,7 @@ follows from the attempt. One that ends without fault of recipe and data is foll
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
@@ -17,9 +18,9 @@ from finetune_crds.status import LastFailure
 from finetune_crds.status_parts import SparkApplicationStatus
 from finetune_operator import names
 from finetune_operator.finetunejob.children import is_being_deleted
-from finetune_operator.finetunejob.decide import executors, health, pods, result, track
+from finetune_operator.finetunejob.decide import executors, health, pods, result, share, track
 from finetune_operator.finetunejob.decide.draft import Draft
-from finetune_operator.finetunejob.model import Applications, FineTuneJob
+from finetune_operator.finetunejob.model import APPLICATION_ENDED, Applications, FineTuneJob
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 from finetune_operator.text import short
 
@@ -33,11 +34,13 @@ _CONTAINER = contract.APPLICATION_DRIVER_CONTAINER
 # caused.
 _MAX_FAILURES = 3
 _NEW, _COMPLETED, _FAILED, _DELETED = "New", "Completed", "Failed", "Deleted"
-_ENDED = (_COMPLETED, _FAILED, _DELETED)
 # The spark-operator would run it again: because somebody changed it.
 _AGAIN = ("PendingRerun", "Invalidating")
 # How long the spark-operator may take to see a SparkApplication.
 _PATIENCE = timedelta(seconds=60)
+# From one SparkApplication to the next after a failure; twice as long after another one. One that has run for longer is followed
+# at once.
+_PAUSE = timedelta(seconds=30)
 _DOING = {
     "Submitted": "was submitted, and its driver is starting",
     "SubmissionFailed": "could not be submitted",
@@ -69,7 +72,7 @@ def is_followed(ftj: FineTuneJob) -> bool:
         return False
     if ftj.is_finished:
         known = ftj.status.spark_application
-        return known is not None and known.state not in _ENDED
+        return known is not None and known.state not in APPLICATION_ENDED
     return not ftj.holds(ConditionType.PREPARED)
 
 
@@ -125,6 +128,8 @@ def _begin(draft: Draft, seen: Applications, children: Children, *, failures: in
     known = draft.ftj.status.spark_application
     attempt = known.attempt + 1 if known else 1
     name = names.application_name(draft.ftj.name, attempt)
+    if share.waits(draft):
+        return
     draft.note_start()
     waits_for = _stop(draft, seen, but=name)
     if waits_for:
@@ -144,6 +149,10 @@ def _begin(draft: Draft, seen: Applications, children: Children, *, failures: in
 
 def _follow(draft: Draft, seen: Applications, known: SparkApplicationStatus, found: Json) -> None:
     driver = _driver(seen, known)
+    for pod in pods.alive(seen.drivers):
+        if pod not in driver:
+            # NB: the spark-submit of an earlier attempt may make it late, and it would delete the executors of this one.
+            draft.remove(pod, "Pod")
     alive = pods.alive(driver)
     at_work = executors.report(draft, alive)
     if known.state == _NEW:
@@ -164,8 +173,7 @@ def _follow(draft: Draft, seen: Applications, known: SparkApplicationStatus, fou
 
 def _waiting(draft: Draft, name: str, found: Json) -> str:
     """What a SparkApplication waits for that has no state."""
-    made = datetime.fromisoformat(found["metadata"]["creationTimestamp"])
-    if draft.now - made < _PATIENCE:
+    if draft.now - _made(found) < _PATIENCE:
         return f"SparkApplication {name} waits for the spark-operator"
     return (
         f"SparkApplication {name} waits for the spark-operator, which has not seen it for {int(_PATIENCE.total_seconds())} s: "
@@ -213,6 +221,14 @@ def _fail(
         message = f"{where} failed, and so did {failures - 1} before it: {failure.message}"
         _give_up(draft, ConditionReason.PREPARATION_FAILED, message)
         return
+    pause = _PAUSE * 2**known.failures - (draft.now - _made(found))
+    if pause > timedelta(0):
+        # What refuses a submission, such as a full quota or a webhook that is away, needs time.
+        _say(
+            draft,
+            f"{where} failed ({failure.message}): the next one follows in {math.ceil(pause.total_seconds())} s",
+        )
+        return
     _begin(draft, seen, children, failures=failures, why=f"{where} failed ({failure.message}): ")
 
 
@@ -225,6 +241,10 @@ def _failure(driver: list[Json], known: SparkApplicationStatus, found: Json) -> 
     if failure.reason == "OOMKilled":
         return failure.model_copy(update={"message": _OUT_OF_MEMORY})
     return failure
+
+
+def _made(application: Json) -> datetime:
+    return datetime.fromisoformat(application["metadata"]["creationTimestamp"])
 
 
 def _error(application: Json) -> str:
@@ -258,12 +278,21 @@ def stop(draft: Draft) -> str | None:
     if waits_for:
         draft.requeue_after(draft.settings.poll_seconds)
         return f"waiting for {waits_for} to stop"
-    if known and known.state not in _ENDED:
+    if known and known.state not in APPLICATION_ENDED:
+        if _may_come_late(draft):
+            draft.requeue_after(draft.settings.poll_seconds)
+            return None
         # What is left has ended by itself, and its result is read when the job is resumed.
         found = seen.found.get(known.name)
         after = state(found) if found else _DELETED
         draft.update(spark_application=known.model_copy(update={"state": after}))
     return None
+
+
+def _may_come_late(draft: Draft) -> bool:
+    """Whether a spark-submit that was under way when the job ended may still make a driver."""
+    ended = draft.status.completion_time
+    return ended is not None and draft.now - ended < 2 * _PATIENCE
 
 
 def _stop(draft: Draft, seen: Applications, *, but: str = "") -> str | None:

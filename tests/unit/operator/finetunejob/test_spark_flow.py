@@ -58,7 +58,7 @@ async def test_one_of_somebody_else_is_not_taken_over() -> None:
 
 async def failed() -> World:
     """A job that ran into its deadline while its driver ran."""
-    world = started(runPolicy={"ttlSecondsAfterFinished": 60, "activeDeadlineSeconds": 1})
+    world = started(runPolicy={"ttlSecondsAfterFinished": 300, "activeDeadlineSeconds": 1})
     await world.look()
     world.kube.objects[FIRST]["status"] = {"applicationState": {"state": "RUNNING"}}
     world.kube.keep({"kind": "Pod", **driver()})
@@ -74,6 +74,13 @@ async def test_the_deadline_deletes_it_with_its_driver() -> None:
         "Failed",
         ["SparkApplication/tune-prep-1", "Pod/tune-prep-1-driver"],
     )
+    # A spark-submit that was under way makes its driver now.
+    await world.look()
+    assert (world.status["sparkApplication"]["state"], world.kube.done("delete")) == ("New", [])
+    world.kube.keep({"kind": "Pod", **driver()})
+    await world.look()
+    assert world.kube.done("delete") == ["Pod/tune-prep-1-driver"]
+    world.seconds = 10 + 120
     await world.look()
     assert (world.status["sparkApplication"]["state"], world.kube.done("delete")) == ("Deleted", [])
     await world.look()
@@ -82,13 +89,14 @@ async def test_the_deadline_deletes_it_with_its_driver() -> None:
 
 async def test_what_a_finished_job_has_is_swept() -> None:
     world = await failed()
+    world.seconds = 10 + 120
     await world.look()
     controlled = world.kube.objects["FineTuneJob", "team", "tune"]["metadata"]
     owner = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTuneJob", "uid": controlled["uid"]}
     meta = {"name": "tune-prep-1", "ownerReferences": [{**owner, "controller": True}]}
     world.kube.keep({"kind": "SparkApplication", "metadata": meta})
     world.kube.keep({"kind": "Pod", **driver("Failed")})
-    world.seconds = 100
+    world.seconds = 400
     await world.look()
     assert world.kube.done("delete") == [
         "ConfigMap/tune-prep",
@@ -103,8 +111,9 @@ SWEPT = {404: "NoPods", 403: "NoPods", 500: ""}
 @pytest.mark.parametrize(("code", "reason"), SWEPT.items())
 async def test_a_sweep_passes_over_what_cannot_be_read_for_good(code: int, reason: str) -> None:
     world = await failed()
+    world.seconds = 10 + 120
     await world.look()
     world.kube.refuse["list", "SparkApplication"] = KubeError(code, "no")
-    world.seconds = 100
+    world.seconds = 400
     await world.look()
     assert (world.condition(ConditionType.PODS_HEALTHY) or ("", ""))[0] == reason

@@ -13,6 +13,7 @@ from finetune_operator.finetunejob.decide.accept import obstacles
 from finetune_operator.finetunejob.decide.workspace import federated
 from finetune_operator.settings import Settings
 
+ITS = ", the catalog of the job or of its installation: create a job with that name of the table, or with data.prepare.catalog"
 Json = dict[str, Any]
 UNITY: Json = {"type": "UnityCatalog", "unityCatalog": {"uri": "http://unity:8080"}}
 HIVE: Json = {"type": "Hive", "hive": {"uri": "thrift://metastore:9083"}}
@@ -53,7 +54,7 @@ OBSTACLES: dict[str, tuple[FineTuneJobSpec, Settings, list[tuple[ConditionReason
         [
             (
                 ConditionReason.INVALID_SPEC,
-                "spec.data.source.table support.chats must be catalog.schema.table in Unity Catalog",
+                "spec.data.source.table support.chats must be catalog.schema.table in Unity Catalog" + ITS,
             )
         ],
     ),
@@ -67,8 +68,11 @@ OBSTACLES: dict[str, tuple[FineTuneJobSpec, Settings, list[tuple[ConditionReason
         [
             (
                 ConditionReason.INVALID_SPEC,
-                "spec.data.source.sources[a].table main.support.chats must be database.table in a Hive metastore; "
-                "spec.data.prepare.decontaminate.sources[c].table tests must be database.table in a Hive metastore",
+                "spec.data.source.sources[a].table main.support.chats must be database.table in a Hive metastore"
+                + ITS
+                + "; "
+                "spec.data.prepare.decontaminate.sources[c].table tests must be database.table in a Hive metastore"
+                + ITS,
             )
         ],
     ),

@@ -9,10 +9,10 @@ import pytest
 
 from finetune_crds.base import API_VERSION
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.status_parts import DatabricksRunStatus
+from finetune_crds.status_parts import DatabricksRunStatus, SparkApplicationStatus
 from finetune_operator import names
 from finetune_operator.finetunejob.decide import share
-from finetune_operator.finetunejob.model import FineTuneJob, PreparationLease, TakeLease
+from finetune_operator.finetunejob.model import Applications, FineTuneJob, PreparationLease, TakeLease
 from worlds.memory.decisions import (
     ACCEPTED,
     ADMITTED,
@@ -68,8 +68,8 @@ def one(kind: ConditionType, value: str, reason: ConditionReason, at: float = 0)
     return {"type": kind, "status": value, "reason": reason, "lastTransitionTime": stamped(at)}
 
 
-def unhealthy(reason: ConditionReason) -> Json:
-    return one(ConditionType.PODS_HEALTHY, "False", reason)
+def unhealthy(reason: ConditionReason, at: float = 0) -> Json:
+    return one(ConditionType.PODS_HEALTHY, "False", reason, at)
 
 
 PREPARING = one(ConditionType.PREPARED, "False", ConditionReason.PREPARING)
@@ -92,6 +92,15 @@ HOLDERS: dict[str, tuple[PreparationLease | None, bool, bool]] = {
     ),
     "of one whose pods lack a node": (
         PreparationLease(lease(), holder(PREPARING, unhealthy(ConditionReason.UNSCHEDULABLE))), True, False,
+    ),
+    "of one whose pods lack a node for long": (
+        PreparationLease(lease(), holder(PREPARING, unhealthy(ConditionReason.UNSCHEDULABLE, -900))), False, True,
+    ),
+    "of one whose workspace does not answer": (
+        PreparationLease(
+            lease(), holder(one(ConditionType.PREPARED, "False", ConditionReason.DATABRICKS_UNREACHABLE))
+        ),
+        True, False,
     ),
     "of one whose pods cannot start": (
         PreparationLease(lease(), holder(PREPARING, unhealthy(ConditionReason.IMAGE_PULL_FAILED))), False, True,
@@ -182,11 +191,17 @@ def run(state: str) -> DatabricksRunStatus:
     return DatabricksRunStatus.model_validate({"attempt": 1, "state": state})
 
 
+def application(state: str) -> SparkApplicationStatus:
+    return SparkApplicationStatus(attempt=1, name="tune-prep-1", state=state)
+
+
 PREPARED = condition(ConditionType.PREPARED, "True", ConditionReason.PREPARED)
 BEFORE: dict[str, tuple[FineTuneJob, bool]] = {
     "nothing has begun": (job(), True),
     "a run has failed": (dataclasses.replace(job(), status=status(ACCEPTED, databricks_run=run("Failed"))), True),
     "a run is at work": (dataclasses.replace(job(), status=status(ACCEPTED, databricks_run=run("Running"))), False),
+    "an application has failed": (dataclasses.replace(job(), status=status(ACCEPTED, spark_application=application("Failed"))), True),
+    "an application is at work": (dataclasses.replace(job(), status=status(ACCEPTED, spark_application=application("New"))), False),
     "suspended": (ftj(NEW, data=SOURCE, suspend=True), False),
     "prepared": (ftj(status(PREPARED), data=SOURCE), False),
     "over": (ftj(status(SUCCEEDED), data=SOURCE), False),
@@ -210,3 +225,15 @@ def test_a_databricks_run_waits_too() -> None:
     free = conclude(wanted, observed(lease=PreparationLease()), at=later(10))
     assert free.lease
     assert free.status.databricks_run == run("Submitting")
+
+
+def test_a_spark_application_waits_too() -> None:
+    wanted = job(output="s3://lake/splits", spark={"mode": "SparkApplication"})
+    wanted = dataclasses.replace(wanted, status=status(ACCEPTED, ADMITTED))
+    there = PreparationLease(lease(), holder(PREPARING))
+    waiting = conclude(wanted, observed(lease=there, applications=Applications()), at=later(10))
+    assert (applied(waiting), waiting.status.start_time) == ([], None)
+    assert said(waiting, ConditionType.PREPARED) == WAITS
+    free = conclude(wanted, observed(lease=PreparationLease(), applications=Applications()), at=later(10))
+    assert free.lease
+    assert applied(free) == ["ConfigMap/tune-prep", "SparkApplication/tune-prep-1"]

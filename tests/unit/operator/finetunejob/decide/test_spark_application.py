@@ -67,7 +67,8 @@ def application(word: str = "RUNNING", *, name: str = NAME, error: str = "", **m
             "name": name,
             "namespace": "team",
             "uid": f"uid-of-{name}",
-            "creationTimestamp": stamped(0),
+            # One that failed has run for a while.
+            "creationTimestamp": stamped(-120 if word == "FAILED" else 0),
             **meta,
         },
         **({"status": {"applicationState": state, "driverInfo": {}}} if word else {}),
@@ -461,3 +462,28 @@ def test_executors_that_cannot_run_are_told_of() -> None:
     found = said(decided(the_job(known()), there, executors=(executor,)), ConditionType.PODS_HEALTHY)
     assert found
     assert found[1] == ConditionReason.IMAGE_PULL_FAILED
+
+
+PAUSES = {0: 30, 1: 60}
+
+
+@pytest.mark.parametrize(("failures", "seconds"), PAUSES.items())
+def test_one_that_fails_at_once_is_not_followed_at_once(failures: int, seconds: int) -> None:
+    job = the_job(known("Submitted", failures=failures))
+    there = seen(application("FAILED", error="exceeded quota", creationTimestamp=stamped(0)))
+    waiting = decided(job, there, at=seconds - 10)
+    assert applied(waiting) == []
+    assert said(waiting, ConditionType.PREPARED) == (
+        "False",
+        ConditionReason.PREPARING,
+        "SparkApplication tune-prep-1 failed (exceeded quota): the next one follows in 10 s",
+    )
+    assert waiting.status.spark_application == SparkApplicationStatus(**known("Failed", failures=failures))
+    assert applied(decided(job, there, at=seconds))[-1] == "SparkApplication/tune-prep-2"
+
+
+def test_a_late_driver_of_an_earlier_attempt_goes() -> None:
+    late, own = driver(), driver(name="tune-prep-2")
+    there = seen(application(name="tune-prep-2"), drivers=(late, own))
+    deleted = decided(the_job(known(attempt=2)), there).delete
+    assert [(one.kind, one.name) for one in deleted] == [("Pod", "tune-prep-1-driver")]
