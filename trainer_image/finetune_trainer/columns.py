@@ -97,10 +97,19 @@ def _preference(schema: Sequence[Column], where: str) -> Columns:
     return Columns(type="Preference")
 
 
+def _may_be_tools(column: Column) -> bool:
+    """Whether a column can hold definitions of tools: JSON text, or a list of structures."""
+    return (
+        column.kind == "text"
+        or column.type == "list"
+        or any(kind in column.type for kind in ("struct", "map"))
+    )
+
+
 def _examples(schema: Sequence[Column]) -> list[Columns]:
     """Return the columns of each example, other than preferences, that the schema has."""
     kinds = {column.name: column.kind for column in schema}
-    tools = "tools" if "tools" in kinds else None
+    tools = next((column.name for column in schema if column.name == "tools" and _may_be_tools(column)), None)
     found = [Columns(type="Messages", tools=tools)] if kinds.get("messages") == "messages" else []
     found += [Columns(type="Text")] if kinds.get("text") == "text" else []
     return found + [

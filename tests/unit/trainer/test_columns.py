@@ -32,6 +32,11 @@ FOUND: dict[str, tuple[list[Column], Json, Json]] = {
         {},
         {"type": "Messages", "tools": "tools"},
     ),
+    "a column of that name that holds no tools": (
+        [*schema(messages="messages"), Column("tools", "other", "array<string>")],
+        {},
+        {"type": "Messages"},
+    ),
     "text": (schema("id", "text", "source", other="label"), {}, {"type": "Text"}),
     "prompt and response": (
         schema("prompt", "response"),

@@ -27,18 +27,32 @@ _CALLS = "tool_calls"
 
 
 def parsed(frame: DataFrame, form: Form) -> DataFrame:
-    """Parse the conversations of a source, which may have `messages` as JSON text, and make JSON text of tools.
-
-    Text that is no such list becomes null.
+    """Parse the conversations of a source, which may have `messages` as JSON text. Text that is no such list becomes null.
 
     Raises:
         DataError: a column is neither.
     """
     for name in form.spoken:
         frame = frame.withColumn(name, _conversation(name, frame.schema[name].dataType, form.carried))
-    if form.tools is None:
-        return frame
-    return frame.withColumn(form.tools, _tools(form.tools, frame.schema[form.tools].dataType))
+    return frame
+
+
+def with_tools(frame: DataFrame, form: Form) -> DataFrame:
+    """Make JSON text of the tools of a source: an empty list where a row has none, null where they are no list.
+
+    Raises:
+        DataError: the column holds something else.
+    """
+    return frame if form.tools is None else frame.withColumn(form.tools, tools(frame, form.tools))
+
+
+def tools(frame: DataFrame, name: str) -> Column:
+    """Return the tools of a source as `with_tools` makes them.
+
+    Raises:
+        DataError: the column holds something else.
+    """
+    return _tools(name, frame.schema[name].dataType)
 
 
 def _conversation(name: str, kind: DataType, carried: tuple[str, ...]) -> Column:

@@ -37,6 +37,8 @@ _GONE = "FAILED_READ_FILE.FILE_NOT_EXIST"
 _FULL = "No space left on device"
 # NB: the answer to a HEAD request has no body, and so no code of S3.
 _EXPIRED = re.compile("ExpiredToken|Status Code: 400")
+# What S3 answers with the same status, of a region that is not the bucket's.
+_OTHER_400 = re.compile("AuthorizationHeaderMalformed|IllegalLocationConstraintException")
 # What Spark says of a Hive metastore that cannot be reached.
 _METASTORE = re.compile("SessionHiveMetaStoreClient|TTransportException|Could not connect to meta store")
 # The schemes of Hadoop's file systems; a scheme of its own is that of credentials for one table.
@@ -179,6 +181,8 @@ def _expired(causes: list[tuple[str, str]]) -> PodFailure | None:
     details = [detail for _, detail in causes]
     file = next((_place(detail) for detail in details if OWN_SCHEME in detail), None)
     if file is None or not any(_EXPIRED.search(detail) for detail in details):
+        return None
+    if any(_OTHER_400.search(detail) for detail in details):
         return None
     return TrainingError(
         "CredentialsExpired",

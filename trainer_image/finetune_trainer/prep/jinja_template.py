@@ -2,6 +2,7 @@
 
 A template sees the columns of its row and nothing else. What it can do is bounded: the sandbox closes attributes that begin with
 an underscore and limits ranges, loops have at most `MOST_PASSES` passes for a row, and a text has at most `MOST_CHARACTERS`.
+The memory of what it makes inside is not bounded: the template is the author's own, and so is the pod that it ends.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def mixed(parts: Sequence[Part], form: Form, seed: int) -> DataFrame:
     Raises:
         DataError: a part has no rows.
     """
-    frames = [spoken.parsed(part.frame, form) for part in parts]
+    frames = [spoken.with_tools(spoken.parsed(part.frame, form), form) for part in parts]
     counts = [frame.count() for frame in frames]
     for part, count in zip(parts, counts, strict=True):
         if not count:

@@ -117,9 +117,10 @@ def _reused(
         return None
     found = output.same(spark, known, recipe, asked.prepare.output, digest)
     if found is not None:
+        by = f"FineTuneJob {found.written_by}" if found.written_by else "this job"
         say(
-            f"{found.path} version {found.version} was written by FineTuneJob {found.written_by} from the same data with the "
-            "same settings: nothing is written"
+            f"{found.path} version {found.version} was written by {by} from the same data with the same settings: nothing is "
+            "written"
         )
     return found
 
@@ -189,7 +190,7 @@ def _make(
 ) -> PrepResult:
     plan = corpus.plan
     if plan.form.has_turns:
-        chat.check(load_tokenizer(recipe.model, tokenizer), recipe)
+        chat.check(load_tokenizer(recipe.model, tokenizer), _with_columns(recipe, corpus.columns))
     with ExitStack() as held:
         seen = funnel.Observed(held, told, corpus.evaluation)
         prepared = funnel.examples(corpus.frame, recipe, plan, tokenizer, seen)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from pyspark.sql import functions as sf
-from pyspark.sql.types import IntegerType, StructField, StructType
+from pyspark.sql.types import BooleanType, IntegerType, StructField, StructType
 
 from finetune_trainer import turns
 from finetune_trainer.prep.patterns import PATTERNS, in_order, replaced
@@ -34,12 +34,13 @@ def redacted(frame: DataFrame, form: Form, kinds: Sequence[RedactKind]) -> DataF
     """Return the frame with placeholders in the columns of an example, and the number of values in a column for each kind.
 
     Args:
-        frame: its columns of an example are texts, or conversations as `steps.with_conversation` makes them.
+        frame: its columns of an example are texts, or conversations as `conversations.parsed` makes them. Booleans stay.
     """
     ordered = in_order(kinds)
     counts = [StructField(_counted(kind), IntegerType(), nullable=False) for kind in ordered]
     schema = StructType([*frame.schema.fields, *counts])
-    redacting = partial(_redacted, columns=form.content, tools=form.tools, kinds=ordered)
+    columns = tuple(name for name in form.content if not isinstance(frame.schema[name].dataType, BooleanType))
+    redacting = partial(_redacted, columns=columns, tools=form.tools, kinds=ordered)
     return frame.mapInArrow(redacting, schema)
 
 
@@ -79,7 +80,7 @@ def _column(column: pa.Array, counts: Counts, *, is_json: bool) -> pa.Array:
         return _texts(column, np.arange(len(column)), counts, is_json=is_json)
     said, rows = column.flatten(), pc.list_parent_indices(column).to_numpy()
     fields = [said.field(index) for index in range(said.type.num_fields)]
-    for name in ("content", _CALLS):
+    for name in ("content", "name", _CALLS):
         at = said.type.get_field_index(name)
         if at >= 0:
             fields[at] = _texts(fields[at], rows, counts, is_json=name == _CALLS)

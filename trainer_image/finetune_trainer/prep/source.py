@@ -147,12 +147,16 @@ def check(frame: DataFrame, plan: Plan, where: str) -> None:
 def values_of_jinja(frame: DataFrame, plan: Plan) -> set[str]:
     """Return the columns that Jinja templates get as they are: numbers, booleans, lists and structures; others are text.
 
-    None where values in text are to be replaced.
+    Where values in text are to be replaced, only booleans, which text would make true.
     """
     named = {column for template in plan.form.jinja for column in template.columns}
-    if plan.prepare.redact:
-        return set()
-    return {name for name in named if isinstance(frame.schema[name].dataType, _NUMBERS + _NESTED)}
+    kinds = BooleanType if plan.prepare.redact else _NUMBERS + _NESTED
+    return {name for name in named if isinstance(frame.schema[name].dataType, kinds)}
+
+
+def is_nested(kind: DataType) -> bool:
+    """Whether a column holds lists or structures."""
+    return isinstance(kind, _NESTED)
 
 
 def conversations(frame: DataFrame) -> dict[str, tuple[str, ...]]:

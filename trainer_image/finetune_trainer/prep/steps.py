@@ -83,8 +83,7 @@ def _filters(frame: DataFrame, plan: Plan) -> list[tuple[str, Column]]:
 
 def _any_blank(frame: DataFrame, plan: Plan) -> Column:
     columns = dict.fromkeys([*plan.form.required, *plan.prepare.not_null])
-    # Rows without tools have an empty list; null is what was no list.
-    found = sf.col(quoted(plan.form.tools)).isNull() if plan.form.tools else sf.lit(False)
+    found = _no_list_of_tools(frame, plan.form.tools) if plan.form.tools else sf.lit(False)
     for name in columns:
         column = sf.col(quoted(name))
         found = found | column.isNull()
@@ -93,6 +92,11 @@ def _any_blank(frame: DataFrame, plan: Plan) -> Column:
         elif isinstance(frame.schema[name].dataType, StringType):
             found = found | ~column.rlike(r"(?U)\S")
     return found
+
+
+def _no_list_of_tools(frame: DataFrame, name: str) -> Column:
+    made = sf.col(quoted(name)) if MIXED_FROM in frame.columns else conversations.tools(frame, name)
+    return made.isNull()
 
 
 def _characters(form: Form) -> Column:
@@ -181,11 +185,17 @@ def identified(frame: DataFrame, plan: Plan) -> DataFrame:
     """
     form, key, stratum = plan.form, plan.prepare.split_ratios.key, plan.prepare.split_ratios.stratify_by
     example = texts(form)
-    fingerprint = _fingerprint(example)
+    structures = _structures(frame, form)
+    fingerprint = _fingerprint(example + structures)
     chosen = [_text(name) for name in plan.prepare.dedupe.columns or []]
     owner = sf.col(quoted(_as_is(key))) if key else sf.lit(None).cast("string")
     identity = sf.sha2(
-        sf.to_json(sf.struct(*(text.alias(f"t{i}") for i, text in enumerate(example)), owner.alias("key"))),
+        sf.to_json(
+            sf.struct(
+                *(text.alias(f"t{i}") for i, text in enumerate(example + structures + _turns(form))),
+                owner.alias("key"),
+            )
+        ),
         256,
     )
     compared = [_plain(example).alias(near.TEXT)] if plan.prepare.dedupe.near else []
@@ -199,6 +209,21 @@ def identified(frame: DataFrame, plan: Plan) -> DataFrame:
         *_rendered(form),
         *([sf.col(MIXED_FROM).alias(SOURCE)] if MIXED_FROM in frame.columns else []),
     )
+
+
+def _structures(frame: DataFrame, form: Form) -> list[Column]:
+    """The lists and structures of templates as JSON: as text, values with commas in them are no longer told apart."""
+    nested = [
+        name
+        for name in form.content
+        if name not in form.spoken and source.is_nested(frame.schema[name].dataType)
+    ]
+    return [sf.to_json(sf.struct(*map(sf.col, map(quoted, nested))))] if nested else []
+
+
+def _turns(form: Form) -> list[Column]:
+    """The conversations as JSON: as text, a message's fields are no longer told apart."""
+    return [sf.to_json(sf.struct(*map(sf.col, map(quoted, form.spoken))))] if form.spoken else []
 
 
 def _fingerprint(parts: list[Column]) -> Column:

@@ -78,15 +78,23 @@ def plain(model: Model, folder: Path) -> Callable[[], Plain] | None:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None
-    return partial(_from_text, zlib.compress(backend.to_str().encode()), int(tokenizer.eos_token_id))
+    return partial(
+        _from_text,
+        zlib.compress(backend.to_str().encode()),
+        int(tokenizer.eos_token_id),
+        split_special_tokens=bool(tokenizer.split_special_tokens),
+    )
 
 
 @lru_cache(maxsize=1)
-def _from_text(compressed: bytes, eos_token_id: int) -> Plain:
+def _from_text(compressed: bytes, eos_token_id: int, *, split_special_tokens: bool) -> Plain:
     from tokenizers import Tokenizer
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    return Plain(Tokenizer.from_str(zlib.decompress(compressed).decode()), eos_token_id)
+    backend = Tokenizer.from_str(zlib.decompress(compressed).decode())
+    # NB: its text does not have this setting, which transformers makes with every call.
+    backend.encode_special_tokens = split_special_tokens
+    return Plain(backend, eos_token_id)
 
 
 def _whole(model: Model, find: Callable[[], Path]) -> PreTrainedTokenizerBase:

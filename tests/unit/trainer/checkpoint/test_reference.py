@@ -44,7 +44,7 @@ def test_what_is_kept_is_found_for_the_same_split_and_recipe(
     np.testing.assert_array_equal(found.reference, REFERENCE, strict=True)
     assert kept.found(replace(split, digest="d2")) is None
     assert KeptReference(str(tmp_path / "job"), "r2", world).found(split) is None
-    assert [path.name for path in (tmp_path / "job").rglob("*.*")] == ["d1.npy"]
+    assert [path.name for path in (tmp_path / "job").rglob("*.npy*")] == ["d1.npy"]
 
 
 def test_a_damaged_file_is_said_and_not_used(

@@ -18,6 +18,7 @@ TEXT = [{"type": "string", "required": True}]
 ASKED = [{"role": "user", "content": "Is it red?"}]
 ANSWERED: list[dict[str, Any]] = [*ASKED, {"role": "assistant", "content": "Yes."}]
 CALL = {"id": "a1", "type": "function", "function": {"name": "look", "arguments": {"at": "it"}}}
+SENT = {"id": "a1", "type": "function", "function": {"name": "look", "arguments": '{"at": "it"}'}}
 CALLED = {"role": "assistant", "tool_calls": json.dumps([CALL])}
 RETURNED = {"role": "tool", "content": "red", "tool_call_id": "a1"}
 PARTS = [{"role": "user", "content": [{"type": "text", "text": "Is it red?"}]}]
@@ -59,7 +60,7 @@ CASES: dict[str, tuple[Columns, dict[str, list[Any]], Examples]] = {
         {"messages": [[*ASKED, CALLED, RETURNED, ANSWERED[1]]] * 3, "tools": ["[]"] * 3},
         Examples(
             chat=True,
-            requests=[{"messages": [*ASKED, {**CALLED, "content": "", "tool_calls": [CALL]}, RETURNED]}] * 2,
+            requests=[{"messages": [*ASKED, {**CALLED, "content": "", "tool_calls": [SENT]}, RETURNED]}] * 2,
             answers=["Yes."] * 2,
         ),
     ),
@@ -111,6 +112,23 @@ def test_conversations_are_those_of_a_chat_model(*, fits: bool) -> None:
     messages = known["messages"] if fits else infer_signature([request]).inputs.input_dict()["messages"]
     assert (found, inferred.outputs) == ({**known, "messages": messages}, CHAT_MODEL_OUTPUT_SCHEMA)
     validate_schema(request | {"temperature": 0.5}, inferred.inputs)
+
+
+def test_rows_without_tools_are_read(tmp_path: Path) -> None:
+    rows = [{"messages": ANSWERED, "tools": [{"type": "function"}]}, {"messages": ANSWERED}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    splits = Splits(type="JSONLines", train=str(tmp_path / "rows.jsonl"))
+    found = examples(splits, Columns(type="Messages", tools="tools"))
+    assert found.requests == [{"messages": ASKED}] * 2
+
+
+@pytest.mark.usefixtures("mlflow_imported")
+def test_calls_of_tools_fit_a_chat_model() -> None:
+    from mlflow.types.llm import CHAT_MODEL_INPUT_SCHEMA
+
+    request = {"messages": [*ASKED, {"role": "assistant", "content": "", "tool_calls": [SENT]}, RETURNED]}
+    inferred = signature.infer(Examples(chat=True, requests=[request], answers=["Yes."]))
+    assert inferred.inputs == CHAT_MODEL_INPUT_SCHEMA
 
 
 @pytest.mark.usefixtures("mlflow_imported")

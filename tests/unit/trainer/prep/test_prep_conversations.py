@@ -257,17 +257,30 @@ def test_a_mix_of_sources_with_tools_and_without(
     preparing: Callable[[str], Preparer], tmp_path: Path
 ) -> None:
     preparer = preparing(HERMES)
-    plain = [{"messages": [said("user", f"Say {word}."), said("assistant", word)]} for word in ("a", "b")]
+    plain: list[Json] = [
+        {"messages": [said("user", f"Say {word}."), said("assistant", word)]} for word in ("a", "b", "c")
+    ]
+    # Tools that are no list are not no tools.
+    plain[2]["tools"] = "{"
     sources = []
-    for name, rows in {"tools": ROWS[:2], "plain": plain}.items():
+    for name, rows in {"tools": ROWS[:3], "plain": plain}.items():
         path = tmp_path / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         sources.append({"name": name, "type": "JSONLines", "path": str(path)})
     result = preparer([{"unused": 1}], source={"type": "Mix", "sources": sources}, columns=None)
     trained = Trained(result, preparer.folder / "model", WITH_TOOLS)
-    rows = [*ROWS[:2], *plain]
+    rows = [*ROWS[:3], *plain[:2]]
+    assert result.dropped == {"notNull": 1, "dedupe": 0}
     wanted = [chat_templates.render(trained.tokenizer, row["messages"], row.get("tools")) for row in rows]
     assert sorted(trained.texts) == sorted(wanted)
+
+
+def test_filters_see_the_tools_of_the_source(preparing: Callable[[str], Preparer]) -> None:
+    preparer, rows = preparing(HERMES), [*ROWS[:2], ROWS[2] | {"tools": None}]
+    kept = preparer(rows, columns=WITH_TOOLS, filter="tools IS NOT NULL AND size(tools) > 0")
+    assert kept.dropped == {"notNull": 0, "filter": 1, "dedupe": 0}
+    kept = preparer(rows, columns=WITH_TOOLS, notNull=["tools"], output=f"{preparer.folder}/other")
+    assert kept.dropped == {"notNull": 1, "dedupe": 0}
 
 
 def test_values_in_calls_and_tools_are_replaced(preparing: Callable[[str], Preparer]) -> None:

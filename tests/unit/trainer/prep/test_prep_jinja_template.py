@@ -212,3 +212,20 @@ def test_values_are_replaced_before_a_template_sees_them(prepare: Preparer) -> N
         redact=["Email", "CardNumber"],
     )
     assert [made["text"] for made in table_of(result)] == ["Who is <EMAIL>? <CARD_NUMBER>"]
+
+
+def test_booleans_stay_what_they_are_beside_values_that_are_replaced(prepare: Preparer) -> None:
+    rows = [{"question": "a@example.com", "answer": "b", "flag": flag} for flag in (True, False)]
+    result = prepare(
+        rows,
+        promptTemplate="{{ question }} {% if flag %}yes{% else %}no{% endif %}",
+        templateSyntax="Jinja",
+        redact=["Email"],
+    )
+    assert sorted(made["text"] for made in table_of(result)) == ["<EMAIL> no", "<EMAIL> yes"]
+
+
+def test_lists_with_the_same_text_are_no_duplicates(prepare: Preparer) -> None:
+    rows = [{"question": "a", "answer": "b", "words": words} for words in (["a, b"], ["a", "b"])]
+    result = prepare(rows, promptTemplate="{{ words | length }}", templateSyntax="Jinja")
+    assert sorted(made["text"] for made in table_of(result)) == ["1", "2"]

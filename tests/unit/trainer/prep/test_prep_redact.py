@@ -52,6 +52,12 @@ ROLES: dict[str, tuple[Json, Json, Json, Json]] = {
         {"messages": [CLEAN[0] | NOTHING, {"role": "assistant", "content": "Call <PHONE>"} | NOTHING]},
         {"Phone": 1},
     ),
+    "names of speakers": (
+        {"type": "Messages", "messages": "chat"},
+        {"chat": [CLEAN[0] | {"name": "jane@example.com"}, CLEAN[1] | {"name": "it"}]},
+        {"messages": [CLEAN[0] | {"name": "<EMAIL>"}, CLEAN[1] | {"name": "it"}]},
+        {"Email": 1},
+    ),
     "preferences": (
         {"type": "Preference", "prompt": "p", "chosen": "c", "rejected": "r"},
         {"p": "mail?", "c": "jane@example.com", "r": "4111 1111 1111 1111"},

@@ -109,6 +109,20 @@ def test_workers_count_texts_without_transformers(tokenizer_folder: Path) -> Non
     assert json.loads(worker.stdout) == [tokens.count(tokenizer, examples), False]
 
 
+@pytest.mark.parametrize("split", [True, False])
+def test_special_tokens_in_texts_count_as_training_counts_them(
+    tokenizer_folder: Path, tmp_path: Path, *, split: bool
+) -> None:
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"split_special_tokens": split}))
+    load = tokens.plain(Model(base="/model"), folder)
+    assert load is not None
+    text = "the </s> answer"
+    wanted = len(load_tokenizer(Model(base="/model"), folder)([text])["input_ids"][0]) + 1
+    assert tokens.count(load(), {"text": [text]}) == [wanted]
+
+
 def test_more_texts_than_are_encoded_at_once(tokenizer_folder: Path) -> None:
     tokenizer = load_tokenizer(Model(base="/model"), tokenizer_folder)
     texts = ["the " * (number % 7) for number in range(600)]

@@ -104,7 +104,11 @@ def test_an_old_version_and_parquet_files(spark: SparkSession, catalog: Catalog,
     found = source.read(spark, old, tmp_path, catalog=catalog)
     assert (found.version, found.frame.count()) == (0, 5)
     files = Source.model_validate({"type": "Parquet", "table": "main.support.files"})
-    assert source.read(spark, files, tmp_path, catalog=catalog).frame.count() == 20
+    first, again = (source.read(spark, files, tmp_path, catalog=catalog) for _ in range(2))
+    assert first.frame.count() == 20
+    # Each reading has other credentials; what is read is the same.
+    assert first.identity == again.identity
+    assert first.frame.inputFiles()[0] != again.frame.inputFiles()[0]
 
 
 def test_two_tables_of_one_bucket_are_read_each_with_its_credentials(

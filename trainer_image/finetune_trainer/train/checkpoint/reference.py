@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +29,8 @@ class KeptReference:
 
     def __init__(self, folder: str, recipe: str, world: World) -> None:
         self._files, path = storage.filesystem(folder)
-        self._path = f"{path.rstrip('/')}/reference-{recipe}"
+        # Another release may compute it otherwise.
+        self._path = f"{path.rstrip('/')}/reference-{recipe}-{version('finetune-trainer')}"
         self._world = world
 
     def found(self, split: Split) -> Split | None:

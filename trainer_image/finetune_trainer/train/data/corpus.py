@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from finetune_trainer import columns
-from finetune_trainer.outcome import DataError, RecipeRefusedError
+from finetune_trainer.outcome import DataError, RecipeRefusedError, TrainingError
 from finetune_trainer.train.data import dataset, pack, read
 from finetune_trainer.train.data.encode import Encoder
 from finetune_trainer.train.data.feed import Examples
@@ -105,6 +105,7 @@ def load(
 
     world.agree_in_pod(tokenize)
     train = dataset.Split.load(folder / "train")
+    _check_same(train, world)
     plan = _plan(recipe, train)
     if not (folder / "validation").is_dir():
         world.agree(lambda: _check_no_evaluation(recipe))
@@ -112,6 +113,20 @@ def load(
     validation = dataset.Split.load(folder / "validation")
     evaluated = Examples(validation, _sequences(recipe, validation))
     return Corpus(splits, train, evaluated, plan, example_columns(recipe.data))
+
+
+def _check_same(train: dataset.Split, world: World) -> None:
+    """Check that all pods have the same tokens.
+
+    Raises:
+        TrainingError: they differ.
+    """
+    if len(set(world.gather(train.digest))) > 1:
+        raise TrainingError(
+            "TokensDiffer",
+            "the pods do not have the same tokens of the training split: run one image in all of them, and delete the folders "
+            "tokens-* beside the checkpoints",
+        )
 
 
 def _pinned(recipe: Recipe, world: World, version: int | None) -> Splits:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,6 +104,8 @@ def digest(splits: Splits, encoder: Encoder) -> str:
     """Return an identifier of what decides on token ids, loss masks and their order."""
     decided_by = [
         _LAYOUT,
+        # Another release may encode otherwise.
+        version("finetune-trainer"),
         splits.model_dump(mode="json", by_alias=True),
         encoder.columns.model_dump(mode="json", by_alias=True),
         [encoder.loss_on_answer, encoder.max_length, encoder.overlong],

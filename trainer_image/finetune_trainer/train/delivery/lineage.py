@@ -62,8 +62,10 @@ def eval_data(recipe: Recipe, validation: Split | None) -> str | None:
     if objective.type == "DPO":
         against = [recipe.model.base, recipe.model.revision, (objective.dpo or Dpo()).model_dump_json()]
     else:
-        # NB: without defaults, a field that a later version adds changes no identifier.
-        against = [objective.model_dump_json(exclude_defaults=True)]
+        # NB: left out where they are not set, since they are newer than identifiers of other versions.
+        newer = {"teacher_revision", "teacher_trust_remote_code"}
+        unset = newer - (objective.distillation.model_fields_set if objective.distillation else set())
+        against = [objective.model_dump_json(exclude={"distillation": unset})]
     digest = hashlib.blake2b(json.dumps(against).encode(), digest_size=8).hexdigest()
     return f"{validation.digest}-{objective.type}-{digest}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,7 @@ def examples(splits: Splits, columns: Columns) -> Examples:
         DataError: data is missing or broken.
     """
     for name in ("validation", "train"):
-        for rows in read(splits, name, columns.named):
+        for rows in read(splits, name, [column for column in columns.named if column != columns.tools]):
             found = list(islice(_pairs(rows, columns), _EXAMPLES))
             chat = any(isinstance(part, list) for pair in found for part in pair)
             requests = [{"messages": _turns(prompt, "user")} if chat else prompt for prompt, _ in found]
@@ -74,7 +75,22 @@ def _pairs(rows: Rows, columns: Columns) -> Iterator[tuple[str | _Turns, str | _
 
 def _turns(said: str | _Turns, role: str) -> _Turns:
     """Messages as clients send them."""
-    return [{"role": role, "content": said}] if isinstance(said, str) else turns.messages(said)
+    if isinstance(said, str):
+        return [{"role": role, "content": said}]
+    return [_sent(message) for message in turns.messages(said)]
+
+
+def _sent(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose calls have their arguments as JSON text, which chat templates take as objects."""
+    calls = message.get("tool_calls")
+    return message | {"tool_calls": [_sent_call(call) for call in calls]} if calls else message
+
+
+def _sent_call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or isinstance(function.get("arguments"), str):
+        return call
+    return call | {"function": function | {"arguments": json.dumps(function.get("arguments") or {})}}
 
 
 def _text(answer: str | _Turns) -> str:
