@@ -38,9 +38,9 @@ _NEW, _COMPLETED, _FAILED, _DELETED = "New", "Completed", "Failed", "Deleted"
 _AGAIN = ("PendingRerun", "Invalidating")
 # How long the spark-operator may take to see a SparkApplication.
 _PATIENCE = timedelta(seconds=60)
-# From one SparkApplication to the next after a failure; twice as long after another one. One that has run for longer is followed
-# at once.
-_PAUSE = timedelta(seconds=30)
+# From one SparkApplication to the next after a failure, as a Job does it; twice as long after another one. One that has run for
+# longer is followed at once.
+_PAUSE = timedelta(seconds=10)
 _DOING = {
     "Submitted": "was submitted, and its driver is starting",
     "SubmissionFailed": "could not be submitted",

@@ -6,10 +6,12 @@ import re
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.preparation import settings_digest
+from finetune_crds.recipe import JobReference, Recipe
 from finetune_crds.status import Resolved
 from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.resolve import gpu_limit, resolve
@@ -269,3 +271,37 @@ WRONG: dict[str, tuple[Json, str]] = {
 def test_an_installation_cannot_name_what_cannot_be(defaults: Json, said: str) -> None:
     with pytest.raises(ValidationError, match=re.escape(said)):
         Defaults.model_validate(defaults)
+
+
+WORK: Json = {"volume": "/Volumes/a/b/c", "compute": {"type": "Serverless"}, "secretRef": {"name": "login"}}
+BY_NAME: dict[str, tuple[Json, Json]] = {
+    "a folder": ({"type": "Delta", "path": "s3://corpora/chats"}, {}),
+    "a table of the installation's catalog": ({"type": "Delta", "table": "support.chats"}, {}),
+    "a SparkApplication": (
+        {"type": "Delta", "table": "support.chats"},
+        {"spark": {"mode": "SparkApplication"}},
+    ),
+    "a Databricks run": (
+        {"type": "Delta", "table": "main.support.chats"},
+        {"spark": {"mode": "Databricks", "databricks": WORK}},
+    ),
+    "a catalog with a token": (
+        {"type": "Delta", "table": "main.support.chats"},
+        {
+            "catalog": {
+                "type": "UnityCatalog",
+                "unityCatalog": {"uri": "http://uc:8080", "secretRef": {"name": "uc"}},
+            }
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "prepare"), BY_NAME.values(), ids=BY_NAME)
+def test_the_folder_is_named_by_the_digest_that_the_prep_pod_computes(source: Json, prepare: Json) -> None:
+    spec = spec_of(SHORT | {"data": {"source": source, "prepare": prepare}})
+    reference = JobReference(name="chat", namespace="team", uid="uid")
+    read = Recipe.model_validate(yaml.safe_load(Recipe.of(reference, spec).to_yaml()))
+    assert read.data.prepare
+    digest = settings_digest(read.data, read.model, read.objective)
+    assert read.data.prepare.output == f"s3://bucket/root/splits/team/{digest}"

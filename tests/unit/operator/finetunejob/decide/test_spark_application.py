@@ -464,7 +464,7 @@ def test_executors_that_cannot_run_are_told_of() -> None:
     assert found[1] == ConditionReason.IMAGE_PULL_FAILED
 
 
-PAUSES = {0: 30, 1: 60}
+PAUSES = {0: 10, 1: 20}
 
 
 @pytest.mark.parametrize(("failures", "seconds"), PAUSES.items())
