@@ -166,6 +166,26 @@ LOGINS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 }
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"DATABRICKS_TOKEN": "dapi"}, {"DATABRICKS_HOST": "https://a", "DATABRICKS_CLIENT_ID": "b"}],
+)
+def test_a_secret_that_is_not_whole_is_not_completed_from_the_environment(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABRICKS_HOST", "http://127.0.0.1:1")
+    monkeypatch.setenv("DATABRICKS_TOKEN", "of-the-run")
+    for name, value in given.items():
+        monkeypatch.setenv(f"FINETUNE_CATALOG_{name}", value)
+    own = Catalog.model_validate({"type": "Databricks", "databricks": {"secretRef": {"name": "d"}}})
+    with pytest.raises(DataError) as refused:
+        unity_catalog.locate(TABLE, "Delta", "data.source.table", own)
+    assert refused.value.message == (
+        "the login to Unity Catalog fails: Secret d of data.prepare.catalog needs DATABRICKS_HOST, and DATABRICKS_TOKEN or "
+        "DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET"
+    )
+
+
 @pytest.fixture
 def workspace(tables: Tables) -> Iterator[Workspace]:
     held = databricks.Workspace(tables=tables, federated={"projected": "principal"})
