@@ -18,7 +18,7 @@ from deltalake import write_deltalake
 
 from finetune_crds.catalog import Catalog
 from finetune_crds.source import Source
-from finetune_trainer.outcome import PodFailure, TrainingError
+from finetune_trainer.outcome import DataError, PodFailure, TrainingError
 from finetune_trainer.prep import errors, source, unity_catalog
 from finetune_trainer.prep.plan import plan
 from standins import databricks, s3
