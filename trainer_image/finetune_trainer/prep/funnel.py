@@ -120,7 +120,7 @@ def _filtered(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
     wanted, number = plan.prepare, _samples_of_source(plan.prepare)
     # NB: the filters see the tools of the source. Those of a mix are JSON text, since its sources may have other types.
     frame = steps.flagged(conversations.parsed(frame, plan.form), plan)
-    frame = frame if steps.MIXED_FROM in frame.columns else conversations.with_tools(frame, plan.form)
+    frame = conversations.with_tools(frame, plan.form)
     by, text = sf.col(steps.DROPPED_BY), sf.concat_ws("\n", *steps.texts(plan.form))
     found = {}
     for name in steps.filter_names(wanted):

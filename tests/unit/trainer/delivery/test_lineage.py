@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +51,16 @@ def test_what_measures_the_same(pod: Pod, one: Json, other: Json) -> None:
 @pytest.mark.parametrize(("one", "other"), OTHERWISE.values(), ids=OTHERWISE)
 def test_what_measures_otherwise(pod: Pod, one: Json, other: Json) -> None:
     assert on(pod, one) != on(pod, other)
+
+
+def test_identifiers_of_other_releases_stay(pod: Pod) -> None:
+    # A field that is newer than versions which are compared must not change what they were evaluated on.
+    told = (
+        '{"type":"Distillation","lossOn":null,"dpo":null,"distillation":'
+        '{"teacher":"/models/teacher","temperature":1.0,"weight":0.5}}'
+    )
+    digest = hashlib.blake2b(json.dumps([told]).encode(), digest_size=8).hexdigest()
+    assert on(pod, TAUGHT) == f"d1-Distillation-{digest}"
 
 
 @pytest.mark.parametrize(("objective", "same"), [({"type": "SFT"}, True), (DPO, False), (TAUGHT, True)])

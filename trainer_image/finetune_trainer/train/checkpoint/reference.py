@@ -68,7 +68,7 @@ class KeptReference:
                 raise
             print(f"the kept reference cannot be read and is computed again: {reason}", flush=True)
             return None
-        return reference if len(reference) == len(split) else None
+        return reference
 
     def _write(self, split: Split) -> None:
         assert split.reference is not None  # noqa: S101 - it was just computed
