@@ -20,7 +20,7 @@ from finetune_trainer.tokenizer import load_tokenizer, pad_id
 from finetune_trainer.track import Tracker
 from finetune_trainer.train import build
 from finetune_trainer.train.checkpoint.checkpointer import Checkpointer, Progress
-from finetune_trainer.train.checkpoint.reference import KeptReference
+from finetune_trainer.train.checkpoint.kept_reference import KeptReference
 from finetune_trainer.train.data import corpus
 from finetune_trainer.train.data.feed import Collator, Examples, Feed
 from finetune_trainer.train.delivery import export, lineage, signature

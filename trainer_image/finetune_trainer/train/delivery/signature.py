@@ -108,6 +108,7 @@ def infer(found: Examples) -> ModelSignature:
     endpoint send. Where the messages of the data do not fit into it, such as those whose content is a list of parts, their
     own type takes the place of that column.
     """
+    import pandas as pd
     from mlflow.exceptions import MlflowException
     from mlflow.models import ModelSignature, infer_signature, validate_schema
     from mlflow.types import ColSpec, Schema
@@ -115,7 +116,8 @@ def infer(found: Examples) -> ModelSignature:
     from mlflow.types.schema import AnyType
 
     if not found.chat:
-        return infer_signature(found.requests, found.answers)
+        # NB: of plain lists, MLflow asks whether they are frames of Spark, and Spark ends a process that runs `python -c`.
+        return infer_signature(*(pd.Series(texts, dtype=object) for texts in (found.requests, found.answers)))
     inputs = CHAT_MODEL_INPUT_SCHEMA
     for request in found.requests:
         try:

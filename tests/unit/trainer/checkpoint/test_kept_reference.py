@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from finetune_trainer.train.checkpoint.reference import KeptReference
+from finetune_trainer.train.checkpoint.kept_reference import KeptReference
 from support import networks
 
 if TYPE_CHECKING:
