@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import ApiModel, Rule, rules
+from finetune_crds.base import ApiModel, Rule, Uri, rules
 from finetune_crds.env import LocalReference
 
 if TYPE_CHECKING:
@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 CatalogType = Literal["UnityCatalog", "Databricks", "Hive"]
 TOKEN_KEY = "UNITY_CATALOG_TOKEN"  # noqa: S105 - the key of a Secret, not its value
 """Key of the Secret of a server of Unity Catalog, and variable of the prep pod."""
-DATABRICKS_KEYS = ("DATABRICKS_HOST", "DATABRICKS_TOKEN", "DATABRICKS_CLIENT_ID", "DATABRICKS_CLIENT_SECRET")
-"""Keys of the Secret of a workspace."""
 DATABRICKS_PREFIX = "FINETUNE_CATALOG_"
-"""Prefix of these keys as variables of the prep pod, which may log in to another workspace for its MLflow run."""
+"""Prefix of the keys of a workspace's Secret as variables of the prep pod, which may log in to another workspace for its MLflow run."""
 
 HTTP_SERVER = "https?://[^/@ ]+(/[^@ ]*)?"
 METASTORES = "thrift://[^/@, ]+:[0-9]+(,thrift://[^/@, ]+:[0-9]+)*"
@@ -28,20 +26,19 @@ _TWO_NAMES = "matches('^[^. ]+[.][^. ]+$')"
 _THREE_NAMES = "matches('^[^. ]+[.][^. ]+[.][^. ]+$')"
 
 
+def _address(pattern: str, sentence: str) -> Any:
+    """The field of an address that matches a pattern as a whole."""
+    return Field(json_schema_extra=rules((f"self.matches('^{pattern}$')", sentence)))
+
+
 class UnityCatalogServer(ApiModel):
     """A server of the open-source Unity Catalog."""
 
     uri: Annotated[
-        str,
-        Field(
-            min_length=1,
-            max_length=1024,
-            json_schema_extra=rules(
-                (
-                    f"self.matches('^{HTTP_SERVER}$')",
-                    "uri is the http or https address of the server; a token is in the Secret of secretRef",
-                )
-            ),
+        Uri,
+        _address(
+            HTTP_SERVER,
+            "uri is the http or https address of the server; a token is in the Secret of secretRef",
         ),
     ]
     """Address of the server, such as http://unity.data.svc:8080."""
@@ -62,16 +59,10 @@ class HiveMetastore(ApiModel):
     """A Hive metastore."""
 
     uri: Annotated[
-        str,
-        Field(
-            min_length=1,
-            max_length=1024,
-            json_schema_extra=rules(
-                (
-                    f"self.matches('^{METASTORES}$')",
-                    "uri is thrift://host:port; several, of replicas of one metastore, are separated by commas",
-                )
-            ),
+        Uri,
+        _address(
+            METASTORES,
+            "uri is thrift://host:port; several, of replicas of one metastore, are separated by commas",
         ),
     ]
     """Address of the metastore, such as thrift://metastore.data.svc:9083."""

@@ -9,6 +9,8 @@ from pydantic import ConfigDict, Field
 from finetune_crds.base import ApiModel, EnvMap, Name, NonNegative, renamed, rules
 from finetune_crds.env import LocalReference
 
+SECRET_KEYS = ("DATABRICKS_HOST", "DATABRICKS_TOKEN", "DATABRICKS_CLIENT_ID", "DATABRICKS_CLIENT_SECRET")
+"""Keys of the Secret of a workspace."""
 ComputeType = Literal["Serverless", "ExistingCluster", "NewCluster"]
 Volume = Annotated[
     str,

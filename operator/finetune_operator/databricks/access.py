@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from finetune_crds.conditions import ConditionReason
+from finetune_crds.databricks import SECRET_KEYS
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.settings import Settings
 
@@ -68,7 +69,7 @@ def _installed(settings: Settings) -> Access:
 
 def _from_secret(secret: Mapping[str, str]) -> Access:
     # NB: files and `echo` end in a line break, which is not allowed in a header.
-    values = {name: secret.get(name, "").strip() for name in _SECRET}
+    values = {name: secret.get(name, "").strip() for name in SECRET_KEYS}
     host, token, client_id, client_secret = values.values()
     if not host:
         raise _not_configured(f"the Secret that secretRef names lacks DATABRICKS_HOST: it must have {_NAMES}")
@@ -77,9 +78,6 @@ def _from_secret(secret: Mapping[str, str]) -> Access:
     return Access(
         host=_checked(host, "DATABRICKS_HOST"), token=token, client_id=client_id, client_secret=client_secret
     )
-
-
-_SECRET = ("DATABRICKS_HOST", "DATABRICKS_TOKEN", "DATABRICKS_CLIENT_ID", "DATABRICKS_CLIENT_SECRET")
 
 
 def _checked(host: str, where: str) -> str:

@@ -47,12 +47,21 @@ def with_tools(frame: DataFrame, form: Form) -> DataFrame:
 
 
 def tools(frame: DataFrame, name: str) -> Column:
-    """Return the tools of a source as `with_tools` makes them.
-
-    Raises:
-        DataError: the column holds something else.
-    """
-    return _tools(name, frame.schema[name].dataType)
+    """Return the tools of a source as `with_tools` makes them; errors as there."""
+    kind = frame.schema[name].dataType
+    column = sf.col(quoted(name))
+    if isinstance(kind, NullType):
+        return sf.lit(_NO_TOOLS)
+    if isinstance(kind, StringType):
+        is_list = sf.from_json(column, ArrayType(StringType())).isNotNull()
+        blank = column.isNull() | ~column.rlike(r"(?U)\S")
+        return sf.when(blank, sf.lit(_NO_TOOLS)).when(is_list, column)
+    if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType | MapType):
+        return sf.coalesce(sf.to_json(column), sf.lit(_NO_TOOLS))
+    raise DataError(
+        "WrongColumnType",
+        f"column {name} holds {kind.simpleString()}: tools are a list of definitions, or the same as JSON text",
+    )
 
 
 def _conversation(name: str, kind: DataType, carried: tuple[str, ...]) -> Column:
@@ -87,22 +96,6 @@ def _message(fields: dict[str, Column]) -> Column:
     if _CALLS in fields:
         fields = fields | {_CALLS: sf.nullif(fields[_CALLS], sf.lit("[]"))}
     return sf.struct(*(value.alias(name) for name, value in fields.items()))
-
-
-def _tools(name: str, kind: DataType) -> Column:
-    column = sf.col(quoted(name))
-    if isinstance(kind, NullType):
-        return sf.lit(_NO_TOOLS)
-    if isinstance(kind, StringType):
-        is_list = sf.from_json(column, ArrayType(StringType())).isNotNull()
-        blank = column.isNull() | ~column.rlike(r"(?U)\S")
-        return sf.when(blank, sf.lit(_NO_TOOLS)).when(is_list, column)
-    if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType | MapType):
-        return sf.coalesce(sf.to_json(column), sf.lit(_NO_TOOLS))
-    raise DataError(
-        "WrongColumnType",
-        f"column {name} holds {kind.simpleString()}: tools are a list of definitions, or the same as JSON text",
-    )
 
 
 def is_blank(name: str, form: Form) -> Column:

@@ -33,7 +33,8 @@ from databricks.sdk.service.catalog import (
     TableType,
 )
 
-from finetune_crds.catalog import DATABRICKS_KEYS, DATABRICKS_PREFIX, TOKEN_KEY
+from finetune_crds.catalog import DATABRICKS_PREFIX, TOKEN_KEY
+from finetune_crds.databricks import SECRET_KEYS
 from finetune_trainer.outcome import DataError, TrainingError
 from finetune_trainer.prep.place import OWN_SCHEME, Place
 
@@ -115,7 +116,7 @@ def _config(catalog: Catalog) -> Config:
         # NB: a named kind of login keeps that of another workspace, which may be in the environment, from this server.
         login = {"token": token, "auth_type": "pat"} if token else {"credentials_strategy": _Anonymous()}
         return _Login(host=catalog.unity_catalog.uri, **login)
-    host, token, client, secret = (os.environ.get(f"{DATABRICKS_PREFIX}{key}") for key in DATABRICKS_KEYS)
+    host, token, client, secret = (os.environ.get(f"{DATABRICKS_PREFIX}{key}") for key in SECRET_KEYS)
     named = catalog.databricks and catalog.databricks.secret_ref
     if named and not (host and (token or (client and secret))):
         # NB: the SDK would take what is missing from the environment, which may be of another workspace.

@@ -105,11 +105,7 @@ def fatal(failure: LastFailure, policy: RunPolicy) -> ConditionReason | None:
     if code is None:
         return None
     if code in policy.fatal_exit_codes:
-        known = {
-            contract.EXIT_RECIPE: ConditionReason.RECIPE_WRONG,
-            contract.EXIT_DATA: ConditionReason.DATA_WRONG,
-        }
-        return known.get(code, ConditionReason.FATAL_EXIT_CODE)
+        return pods.REASON_OF_EXIT.get(code, ConditionReason.FATAL_EXIT_CODE)
     if policy.retryable_exit_codes and code not in policy.retryable_exit_codes:
         return ConditionReason.FATAL_EXIT_CODE
     return None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from finetune_crds import catalog
 from finetune_crds.base import Json
 from finetune_crds.catalog import Catalog
+from finetune_crds.databricks import SECRET_KEYS
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator.finetunejob.decide.workspace import federated
 from finetune_operator.settings import Settings
@@ -75,6 +76,6 @@ def _env(found: Catalog) -> Iterator[Json]:
         yield {"name": catalog.TOKEN_KEY, "valueFrom": {"secretKeyRef": key}}
     workspace = found.databricks and found.databricks.secret_ref
     if workspace:
-        for name in catalog.DATABRICKS_KEYS:
+        for name in SECRET_KEYS:
             key = {"name": workspace.name, "key": name, "optional": True}
             yield {"name": f"{catalog.DATABRICKS_PREFIX}{name}", "valueFrom": {"secretKeyRef": key}}

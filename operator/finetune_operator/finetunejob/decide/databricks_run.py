@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from finetune_crds import JobReference, Recipe, contract
+from finetune_crds import JobReference, Recipe
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.databricks import Databricks
@@ -20,7 +20,7 @@ from finetune_crds.status_parts import DatabricksRunStatus, RunWord
 from finetune_operator import names
 from finetune_operator.databricks.model import ENDED, Run, Submission
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.decide import result, share
+from finetune_operator.finetunejob.decide import pods, result, share
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.model import CancelRun, Decision, FineTuneJob, SubmitRun
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
@@ -32,10 +32,6 @@ NO_WHEEL = (
 )
 # As often as a preparation in pods: a first run, and two more after failures that neither the recipe nor the data caused.
 _MAX_FAILURES = 3
-_REASONS = {
-    contract.EXIT_RECIPE: ConditionReason.RECIPE_WRONG,
-    contract.EXIT_DATA: ConditionReason.DATA_WRONG,
-}
 
 
 _NO_LOGIN = (
@@ -216,11 +212,11 @@ def _end(draft: Draft, run: DatabricksRunStatus, seen: Run) -> Outcome:
         return Continue
     if seen.word == "Canceled":
         _canceled(draft, run, ended)
-    elif seen.report and found and found.error and seen.report.exit_code in _REASONS:
+    elif seen.report and found and found.error and seen.report.exit_code in pods.REASON_OF_EXIT:
         _note_failure(draft, run, found.error.reason, found.error.message, seen.report.exit_code)
         _fail(
             draft,
-            _REASONS[seen.report.exit_code],
+            pods.REASON_OF_EXIT[seen.report.exit_code],
             f"preparation failed in {_place(ended)}: {found.error.message}",
         )
     else:

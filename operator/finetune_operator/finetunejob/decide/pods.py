@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from finetune_crds import contract
 from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason
 from finetune_crds.contract import TerminationMessage
 from finetune_crds.status import LastFailure
 from finetune_operator.finetunejob import children
+
+REASON_OF_EXIT = {
+    contract.EXIT_RECIPE: ConditionReason.RECIPE_WRONG,
+    contract.EXIT_DATA: ConditionReason.DATA_WRONG,
+}
+"""Why a job fails whose pod, driver or run ends with a code that no other attempt changes."""
 
 
 @dataclass(frozen=True)

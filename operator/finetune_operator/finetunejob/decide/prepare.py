@@ -136,11 +136,7 @@ def _fail(draft: Draft, mine: list[Json], failed: Json) -> None:
         draft.fail(ConditionReason.PREPARATION_FAILED, f"preparation failed: {failed.get('message', '')}")
         return
     draft.update(last_failure=failure)
-    reasons = {
-        contract.EXIT_RECIPE: ConditionReason.RECIPE_WRONG,
-        contract.EXIT_DATA: ConditionReason.DATA_WRONG,
-    }
-    reason = reasons.get(failure.exit_code or 0, ConditionReason.PREPARATION_FAILED)
+    reason = pods.REASON_OF_EXIT.get(failure.exit_code or 0, ConditionReason.PREPARATION_FAILED)
     where = pods.place(failure.pod or "", failure.node)
     message = f"preparation failed in {where}: {failure.message}"
     draft.set(ConditionType.PREPARED, False, reason, message)

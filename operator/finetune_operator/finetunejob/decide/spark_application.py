@@ -51,10 +51,6 @@ _DOING = {
     "Suspended": "is suspended by something other than the operator, such as a queue",
     "Resuming": "is resuming",
 }
-_REASONS = {
-    contract.EXIT_RECIPE: ConditionReason.RECIPE_WRONG,
-    contract.EXIT_DATA: ConditionReason.DATA_WRONG,
-}
 _OUT_OF_MEMORY = (
     "the driver used more memory than its pod has, which is driverMemory and 40% more: raise data.prepare.spark.driverMemory, "
     "or spark.driver.memoryOverhead in data.prepare.spark.conf, in a FineTuneJob with another name"
@@ -208,10 +204,12 @@ def _fail(
     failure = _failure(driver, known, found)
     draft.update(last_failure=failure)
     where = f"SparkApplication {known.name}"
-    if failure.exit_code in _REASONS:
+    if failure.exit_code in pods.REASON_OF_EXIT:
         place = pods.place(failure.pod or "", failure.node)
         _give_up(
-            draft, _REASONS[failure.exit_code], f"preparation failed in {place} of {where}: {failure.message}"
+            draft,
+            pods.REASON_OF_EXIT[failure.exit_code],
+            f"preparation failed in {place} of {where}: {failure.message}",
         )
         return
     # An eviction is nobody's failure.

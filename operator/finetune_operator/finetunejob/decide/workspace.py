@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator
 
 from finetune_crds.base import Json
+from finetune_crds.databricks import SECRET_KEYS
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator.policy.unity_catalog import wrong_tags
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
 
 _LEVELS = re.compile(r"[^./ ]+\.[^./ ]+\.[^./ ]+")
 _IN_WORKSPACE = ("/Volumes/", "dbfs:/", "/dbfs/")
-_KEYS = ("DATABRICKS_HOST", "DATABRICKS_TOKEN", "DATABRICKS_CLIENT_ID", "DATABRICKS_CLIENT_SECRET")
 _TOKEN_FOLDER = "/var/run/secrets/finetune.dev/databricks"  # noqa: S105
 _TOKEN_SECONDS = 3600
 
@@ -69,7 +69,7 @@ def pod_login(spec: FineTuneJobSpec, settings: Settings, container: str) -> Json
         return federated(settings, container)
     env = [
         {"name": key, "valueFrom": {"secretKeyRef": {"name": secret.name, "key": key, "optional": True}}}
-        for key in _KEYS
+        for key in SECRET_KEYS
     ]
     return {"spec": {"containers": [{"name": container, "env": env}]}}
 

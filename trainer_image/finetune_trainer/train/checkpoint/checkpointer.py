@@ -356,20 +356,14 @@ class Checkpointer:
 
     def _remove_old(self, newest: int) -> None:
         """Delete all checkpoints but the newest `keep` and the best."""
-        try:
+        with storage.tolerated(
+            f"old checkpoints in {self.folder} could not be deleted, and the next save retries"
+        ):
             complete = [step for step in self._checkpoints.marked() if step <= newest]
             kept = {*complete[-self._keep :], self.best_step}
             for step in self._checkpoints.steps():
                 if step not in kept and step < newest:
                     self._checkpoints.remove(step)
-        except Exception as error:
-            reason = storage.failure(error)
-            if reason is None:
-                raise
-            print(
-                f"old checkpoints in {self.folder} could not be deleted, and the next save retries: {reason}",
-                flush=True,
-            )
 
 
 def _in_thread(work: Callable[[], None]) -> Future[None]:

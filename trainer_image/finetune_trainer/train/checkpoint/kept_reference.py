@@ -44,15 +44,8 @@ class KeptReference:
         self._world.agree(lambda: self._try_to_write(split) if self._world.leads else None)
 
     def _try_to_write(self, split: Split) -> None:
-        try:
+        with storage.tolerated("the reference is not kept for later attempts, which compute it again"):
             self._write(split)
-        except Exception as error:
-            reason = storage.failure(error)
-            if reason is None:
-                raise
-            print(
-                f"the reference is not kept for later attempts, which compute it again: {reason}", flush=True
-            )
 
     def _read(self, split: Split) -> np.ndarray | None:
         try:

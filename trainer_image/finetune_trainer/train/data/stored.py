@@ -81,13 +81,8 @@ class StoredTokens:
 
     def store(self, name: str, source: Path) -> None:
         """Copy the files of a split's folder to the storage, the marker last."""
-        try:
+        with storage.tolerated(f"the tokens of split {name} are not stored for later attempts"):
             self._store(name, source)
-        except Exception as error:
-            reason = storage.failure(error)
-            if reason is None:
-                raise
-            print(f"the tokens of split {name} are not stored for later attempts: {reason}", flush=True)
 
     def _store(self, name: str, source: Path) -> None:
         folder = f"{self._path}/{name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
@@ -52,6 +53,18 @@ def failure(error: BaseException) -> str | None:
         if type(found).__module__.split(".")[0] in _CLIENTS:
             return _first_line(found)
     return None
+
+
+@contextmanager
+def tolerated(consequence: str) -> Iterator[None]:
+    """Print a storage error inside, after what follows from it, and go on; any other error is raised."""
+    try:
+        yield
+    except Exception as error:
+        reason = failure(error)
+        if reason is None:
+            raise
+        print(f"{consequence}: {reason}", flush=True)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
