@@ -16,6 +16,7 @@ export PYTHONPATH := tests
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DATATROVE := build/datatrove
 SOURCES := crds operator trainer_image tests
 
 -include tests/lock.mk
@@ -83,9 +84,15 @@ bench-trainer: venv ## Measure the trainer beside a padded script and TRL
 	$(call timed,benchmark of the trainer,$(BIN)/python -m bench.trainer $(BENCH))
 
 .PHONY: bench-prep
-bench-prep: venv ## Measure the preparation beside the tutorial's way and the tokenizer alone
+bench-prep: venv $(DATATROVE)/.installed ## Measure the preparation beside the tutorial's way, datatrove and the tokenizer alone
 	@trainer_image/jars.sh
 	$(call timed,benchmark of the preparation,$(BIN)/python -m bench.prep $(BENCH))
+
+# NB: an environment of its own, since datatrove needs an older xxhash.
+$(DATATROVE)/.installed: tests/bench/prep/datatrove.txt | venv
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(DATATROVE)
+	@$(BIN)/uv pip install --quiet --python $(DATATROVE)/bin/python --require-hashes --requirement $<
+	@touch $@
 
 .PHONY: bench-promotions
 bench-promotions: venv ## Measure 500 promotions on one registry after a restart of the operator

@@ -4,6 +4,9 @@
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 folder=${1:-${FINETUNE_CACHE:-$HOME/.cache/finetune-operator}/jars}
+mkdir -p "$folder"
+# Maven resolves a relative folder beside its pom.xml.
+folder=$(cd "$folder" && pwd)
 stamp=$folder/pom.xml
 
 if cmp -s "$here/pom.xml" "$stamp"; then
@@ -14,7 +17,6 @@ if ! command -v mvn >/dev/null; then
   exit 1
 fi
 echo "== fetching the jars of Delta and of stores into $folder"
-mkdir -p "$folder"
 rm -f "$folder"/*.jar
 mvn --batch-mode --no-transfer-progress --quiet --file "$here/pom.xml" package -Djars="$folder"
 cp "$here/pom.xml" "$stamp"

@@ -156,7 +156,8 @@ Image = Annotated[
 def first_mistake(error: ValidationError) -> tuple[str, str]:
     """Where the first mistake of a document is, as a path of fields, and what it is."""
     first = error.errors()[0]
-    return ".".join(str(part) for part in first["loc"]) or "the top", first["msg"]
+    what = "there is no such field" if first["type"] == "extra_forbidden" else first["msg"]
+    return ".".join(str(part) for part in first["loc"]) or "the top", what
 
 
 class ApiModel(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import Field
@@ -56,6 +57,7 @@ MODEL_CACHE_PATH = "/var/cache/finetune"
 MODEL_CACHE_HUB = "hub"
 # Kubernetes keeps this much of a termination message.
 TERMINATION_MAX_BYTES = 4096
+_CHECKPOINT = re.compile(r"(.+)/step-(\d{8})")
 
 # Metrics of the MLflow run; the trainer logs them, the operator reads them into status.progress.
 METRIC_STEP = "step"
@@ -77,8 +79,11 @@ METRIC_MFU = "mfu"  # model FLOPs utilisation, where the chip's peak is known
 METRIC_MEMORY = "memory_bytes"  # peak memory of a rank
 METRIC_DATA_WAIT = "data_wait_seconds"
 METRIC_CHECKPOINT_SECONDS = "checkpoint_seconds"  # seconds that steps were blocked by checkpoints
-METRIC_REWARD_MARGIN = "reward_margin"  # DPO
+METRIC_REWARD_MARGIN = "reward_margin"  # DPO; KTO: of the two means below
 METRIC_REWARD_ACCURACY = "reward_accuracy"  # DPO
+METRIC_REWARD_DESIRABLE = "reward_desirable"  # KTO: mean over the good answers
+METRIC_REWARD_UNDESIRABLE = "reward_undesirable"  # KTO: mean over the bad answers
+METRIC_KL = "kl"  # KTO: the estimate of the divergence from the reference
 
 # Tags of the MLflow run and of the registered version. Those of versions have no dot, hyphen or slash in their names: Unity
 # Catalog allows none of . , - = / : in the key of a tag.
@@ -95,11 +100,18 @@ TAG_RECIPE = "finetune_recipe"  # trainer: digest of the recipe
 TAG_DATA_PATH = "finetune_data_path"  # trainer: the table with the splits
 TAG_DATA_VERSION = "finetune_data_version"  # trainer: its version
 TAG_DATA_DIGEST = "finetune_data_digest"  # trainer: digest of its rows, see status.data.digest
+TAG_SOURCE = "finetune_source"  # trainer: what was prepared; the sources of a mix one after the other
+TAG_SOURCE_VERSION = "finetune_source_version"  # trainer: its version or commit, if it has one
+TAG_DATA_ROWS = "finetune_data_rows"  # trainer, on the run: rows of each split, as JSON
+TAG_DATA_TOKENS = "finetune_data_tokens"  # trainer, on the run: tokens of each split, as JSON
+TAG_DATA_DROPPED = "finetune_data_dropped"  # trainer, on the run: rows that each step dropped, as JSON
 # trainer, on the run and on the version: what a loss of evaluation is comparable on. Digest of the tokenised validation
-# split, independent of the order of its examples; for DPO and Distillation also of the objective and its reference or teacher
+# split, independent of the order of its examples; for DPO, KTO and Distillation also of the objective and its reference or
+# teacher
 TAG_EVAL_DATA = "finetune_eval_data"
 # trainer, on the run: why the newest checkpoint could not be written; empty when it could
 TAG_CHECKPOINT_ERROR = "finetune.dev/checkpoint-error"
+TAG_RESUMED_FROM = "finetune_resumed_from"  # trainer: the checkpoint of another job that the run began with
 TAG_EVAL_LOSS = "eval_loss"  # trainer, on the version
 TAG_PERPLEXITY = "perplexity"  # trainer, on the version
 
@@ -213,6 +225,12 @@ class RunReport(ApiModel):
 def checkpoint_folder(uri: str, *, namespace: str, name: str, uid: str) -> str:
     """The folder of one job's checkpoints: a job of the same name that comes later gets another."""
     return f"{uri.rstrip('/')}/{namespace}-{name}-{uid[:8]}"
+
+
+def checkpoint_place(uri: str) -> tuple[str, int | None]:
+    """The folder of a job's checkpoints that a URI names, and the step where it names one of them."""
+    found = _CHECKPOINT.fullmatch(uri.rstrip("/"))
+    return (found[1], int(found[2])) if found else (uri.rstrip("/"), None)
 
 
 def checkpoint_uri(folder: str, step: int) -> str:

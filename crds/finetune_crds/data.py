@@ -19,25 +19,32 @@ from finetune_crds.base import (
 from finetune_crds.prepare import Prepare, unchanged
 from finetune_crds.source import Source
 
-ColumnsType = Literal["Text", "Messages", "PromptResponse", "Preference"]
+ColumnsType = Literal["Text", "Messages", "PromptResponse", "Preference", "Unpaired"]
 COLUMNS_OF: dict[str, tuple[str, ...]] = {
     "Text": ("text",),
     "Messages": ("messages",),
     "PromptResponse": ("prompt", "response"),
     "Preference": ("prompt", "chosen", "rejected"),
+    "Unpaired": ("prompt", "completion", "label"),
 }
 """The fields of Columns that each type has, each of which is the name of its column unless it is set."""
 OPTIONAL_COLUMNS_OF: dict[str, tuple[str, ...]] = {"Messages": ("tools",)}
 """The fields of Columns that an example of a type may have too; they have no default."""
 
 
+# Types whose examples have a prompt, as a CEL list.
+_PROMPTED = str(["PromptResponse", "Preference", "Unpaired"])
+PROMPTED_OR = "PromptResponse, Preference or Unpaired"
+"""The same types in a sentence."""
+
+
 def _column_rule(field: str) -> Rule:
     """The rule that a field of Columns is set with its types only."""
     both = (COLUMNS_OF, OPTIONAL_COLUMNS_OF)
     types = [name for columns in both for name, fields in columns.items() if field in fields]
-    return Rule(
-        f"!has(self.{field}) || self.type in {types}", f"{field} needs type {' or '.join(types)}", f".{field}"
-    )
+    *others, last = types
+    named = f"{', '.join(others)} or {last}" if others else last
+    return Rule(f"!has(self.{field}) || self.type in {types}", f"{field} needs type {named}", f".{field}")
 
 
 class Columns(ApiModel):
@@ -47,14 +54,25 @@ class Columns(ApiModel):
         json_schema_extra=rules(
             *(
                 _column_rule(field)
-                for field in ("text", "messages", "tools", "prompt", "response", "chosen", "rejected")
+                for field in (
+                    "text",
+                    "messages",
+                    "tools",
+                    "prompt",
+                    "response",
+                    "chosen",
+                    "rejected",
+                    "completion",
+                    "label",
+                )
             )
         )
     )
 
     type: ColumnsType
     """What an example is. Text: plain text. Messages: a conversation. PromptResponse: a prompt and its answer. Preference: a
-    prompt, a preferred answer, and another one (DPO), each of them text or a list of {role, content}."""
+    prompt, a preferred answer, and another one (DPO), each of them text or a list of {role, content}. Unpaired: a prompt, an
+    answer, and whether it is a good one (KTO); prompt and answer are text or a list of {role, content}."""
     text: Name | None = None
     """Column with the whole example as plain text. Default: text."""
     messages: Name | None = None
@@ -71,12 +89,22 @@ class Columns(ApiModel):
     """Column with the preferred answer (DPO). Default: chosen."""
     rejected: Name | None = None
     """Column with the answer that was not preferred (DPO). Default: rejected."""
+    completion: Name | None = None
+    """Column with an answer that people judged by itself (KTO). Default: completion."""
+    label: Name | None = None
+    """Column that says whether completion is a good answer (KTO): true or false, as a boolean, as 1 or 0, or as text. Default:
+    label."""
 
     @property
     def named(self) -> list[str]:
         """The columns, in the order of the fields."""
         fields = (*COLUMNS_OF[self.type], *OPTIONAL_COLUMNS_OF.get(self.type, ()))
         return [name for field in fields if (name := getattr(self, field))]
+
+    @property
+    def said(self) -> list[str]:
+        """The columns that hold what an example says: all but its label."""
+        return self.named[:-1] if self.label else self.named
 
     @model_validator(mode="before")
     @classmethod
@@ -145,29 +173,29 @@ class Data(ApiModel):
             ),
             (
                 "!has(self.prepare) || (!has(self.prepare.minPromptChars) && !has(self.prepare.maxPromptChars)) || "
-                "!has(self.columns) || self.columns.type in ['PromptResponse', 'Preference']",
-                "prepare.minPromptChars and maxPromptChars need columns of type PromptResponse or Preference",
+                f"!has(self.columns) || self.columns.type in {_PROMPTED}",
+                f"prepare.minPromptChars and maxPromptChars need columns of type {PROMPTED_OR}",
                 ".prepare",
             ),
             (
                 "!has(self.prepare) || !has(self.prepare.conversation) || !has(self.columns) || "
-                "self.columns.type in ['PromptResponse', 'Preference']",
-                "prepare.conversation needs columns of type PromptResponse or Preference",
+                f"self.columns.type in {_PROMPTED}",
+                f"prepare.conversation needs columns of type {PROMPTED_OR}",
                 ".prepare.conversation",
             ),
             (
                 "!has(self.prepare) || self.prepare.unrenderable == 'Fail' || has(self.prepare.conversation) || "
                 "self.prepare.templateSyntax == 'Jinja' || !has(self.columns) || "
-                "self.columns.type in ['Messages', 'Preference']",
-                "prepare.unrenderable needs what a template can refuse: columns of type Messages or Preference, "
+                "self.columns.type in ['Messages', 'Preference', 'Unpaired']",
+                "prepare.unrenderable needs what a template can refuse: columns of type Messages, Preference or Unpaired, "
                 "prepare.conversation, or prepare.templateSyntax Jinja",
                 ".prepare.unrenderable",
             ),
             (
                 "!has(self.prepare) || !has(self.prepare.responseTemplate) || !has(self.columns) || "
-                "self.columns.type != 'Preference'",
-                "prepare.responseTemplate cannot be used with columns of type Preference: promptTemplate renders the "
-                "prompt, and both answers stay as they are",
+                "!(self.columns.type in ['Preference', 'Unpaired'])",
+                "prepare.responseTemplate cannot be used with columns of type Preference or Unpaired: promptTemplate "
+                "renders the prompt, and answers stay as they are",
                 ".prepare.responseTemplate",
             ),
             (

@@ -17,6 +17,7 @@ from finetune_crds.base import (
     Passthrough,
     Positive,
     QueueName,
+    Rule,
     StringMap,
     Uri,
     VolumeName,
@@ -24,11 +25,20 @@ from finetune_crds.base import (
     renamed,
     rules,
 )
+from finetune_crds.checkpoint import Checkpoint
 from finetune_crds.data import Data
+from finetune_crds.distributed import Distributed
 from finetune_crds.env import Env, EnvFromSource, LocalReference
 from finetune_crds.prepare import unchanged
 from finetune_crds.status import FineTuneJobStatus
-from finetune_crds.training import Checkpoint, Distributed, Method, Model, Objective, Training
+from finetune_crds.training import (
+    COLUMNS_OF_OBJECTIVE,
+    LOW_RANK,
+    Method,
+    Model,
+    Objective,
+    Training,
+)
 
 Alias = Annotated[
     str,
@@ -196,33 +206,43 @@ _IMMUTABLE = (
 )
 
 
+def _go_together(objective: str, columns: str) -> list[Rule]:
+    """The rules that an objective has columns of a type, and that no other objective has them."""
+    return [
+        Rule(
+            f"self.objective.type != '{objective}' || !has(self.data.columns) || self.data.columns.type == '{columns}'",
+            f"objective {objective} needs data.columns of type {columns}",
+            ".data.columns.type",
+        ),
+        Rule(
+            f"!has(self.data.columns) || self.data.columns.type != '{columns}' || self.objective.type == '{objective}'",
+            f"data.columns of type {columns} needs objective.type {objective}: for SFT and Distillation use Text, Messages or "
+            "PromptResponse",
+            ".data.columns.type",
+        ),
+    ]
+
+
 class FineTuneJobSpec(ApiModel):
     """What to train, on what, and how."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             *(immutable(field, unchanged(f"spec.{field}")) for field in _IMMUTABLE),
-            (
-                "self.objective.type != 'DPO' || !has(self.data.columns) || self.data.columns.type == 'Preference'",
-                "objective DPO needs data.columns of type Preference",
-                ".data.columns.type",
-            ),
-            (
-                "!has(self.data.columns) || self.data.columns.type != 'Preference' || self.objective.type == 'DPO'",
-                "data.columns of type Preference needs objective.type DPO: for other objectives use Text, Messages or "
-                "PromptResponse",
-                ".data.columns.type",
-            ),
+            *(rule for pair in COLUMNS_OF_OBJECTIVE.items() for rule in _go_together(*pair)),
             (
                 "!(self.objective.type == 'Distillation' && self.method.type in "
                 "['QLoRA', 'PrefixTuning', 'PromptTuning'])",
                 "Distillation works with method Full, LoRA or DoRA",
                 ".method.type",
             ),
-            (
-                "!(self.objective.type == 'DPO' && self.method.type in ['PrefixTuning', 'PromptTuning'])",
-                "DPO works with method Full, LoRA, QLoRA or DoRA",
-                ".method.type",
+            *(
+                (
+                    f"!(self.objective.type == '{objective}' && self.method.type in ['PrefixTuning', 'PromptTuning'])",
+                    f"{objective} works with method Full, LoRA, QLoRA or DoRA",
+                    ".method.type",
+                )
+                for objective in COLUMNS_OF_OBJECTIVE
             ),
             (
                 "!(self.method.type in ['PrefixTuning', 'PromptTuning']) || "
@@ -233,6 +253,16 @@ class FineTuneJobSpec(ApiModel):
             (
                 "!(self.method.type in ['PrefixTuning', 'PromptTuning']) || !self.training.compile",
                 "virtual tokens do not work with compiled layers: set training.compile: false",
+            ),
+            (
+                f"self.model.adapter != 'Continue' || self.method.type in {[*LOW_RANK]}",
+                "model.adapter: Continue needs method LoRA, QLoRA or DoRA",
+                ".model.adapter",
+            ),
+            (
+                "self.model.adapter != 'Continue' || !has(self.method.lora)",
+                "model.adapter: Continue keeps the rank, the scale and the layers of the adapter: remove method.lora",
+                ".method.lora",
             ),
             (
                 "!has(self.trainer.code) || (has(self.trainer.command) && size(self.trainer.command) > 0)",
@@ -275,6 +305,19 @@ class FineTuneJobSpec(ApiModel):
                 f"!has(self.checkpoint) || !has(self.checkpoint.uri) || !self.checkpoint.uri.{_IN_WORKSPACE}",
                 "the training pods cannot read a folder of a Databricks workspace: use the object storage behind it",
                 ".checkpoint.uri",
+            ),
+            (
+                "!has(self.checkpoint) || !has(self.checkpoint.resumeFrom) || !has(self.checkpoint.resumeFrom.uri) || "
+                f"!self.checkpoint.resumeFrom.uri.{_IN_WORKSPACE}",
+                "the training pods cannot read a folder of a Databricks workspace: use the object storage behind it",
+                ".checkpoint.resumeFrom.uri",
+            ),
+            (
+                "!has(self.checkpoint) || !has(self.checkpoint.resumeFrom) || !has(self.trainer.command) || "
+                "size(self.trainer.command) == 0",
+                "checkpoint.resumeFrom needs the built-in loop: your command reads its own checkpoints, so name their folder in "
+                "trainer.args or trainer.parameters",
+                ".checkpoint.resumeFrom",
             ),
             (
                 "!has(self.data.prepare) || self.data.prepare.spark.mode != 'Databricks' || "
@@ -380,6 +423,14 @@ class FineTuneJob(ApiModel):
             (
                 f"size(self.metadata.name) <= {MAX_NAME} && self.metadata.name.matches('^[a-z][a-z0-9-]*$')",
                 f"metadata.name becomes part of host names: at most {MAX_NAME} characters, a letter first, no dots",
+            ),
+            (
+                "!has(self.spec.checkpoint) || !has(self.spec.checkpoint.resumeFrom) || "
+                "!has(self.spec.checkpoint.resumeFrom.name) || "
+                "self.spec.checkpoint.resumeFrom.name != self.metadata.name",
+                "checkpoint.resumeFrom names this job: a restart resumes from its own checkpoints anyway. For those of a deleted job "
+                "of this name, set type: Uri",
+                ".spec.checkpoint.resumeFrom.name",
             ),
         )
     )

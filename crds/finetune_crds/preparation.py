@@ -49,7 +49,9 @@ def settings_digest(data: Data, model: Model, objective: Objective) -> str:
             | {"decontaminate": {"sources": each}, "catalog": {"unity_catalog": _LOGIN}},
         },
     )
-    tokenizer = model.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"cache"})
+    tokenizer = model.model_dump(
+        mode="json", by_alias=True, exclude_defaults=True, exclude={"cache", "adapter"}
+    )
     spark = data.prepare.spark if data.prepare else Spark()
     # NB: a name of a table, or a folder of a volume, is another one in another workspace.
     login = spark.databricks.secret_ref if spark.databricks else None

@@ -62,7 +62,8 @@ class Dedupe(ApiModel):
     )
 
     exact: bool = True
-    """Keep one of the examples whose text (all columns of the example) differs in case and white space only."""
+    """Keep one of the examples whose text (all columns of the example) differs in case and white space only. Examples with another
+    label are no duplicates."""
     columns: Annotated[list[Name], Field(min_length=1, max_length=32, json_schema_extra=A_SET)] | None = None
     """Columns whose text makes examples duplicates, such as the prompt alone. Default: all columns of the example."""
     near: NearDedupe | None = None
@@ -263,7 +264,7 @@ class Prepare(ApiModel):
     """Template of the prompt; {column} stands for the column's value, see templateSyntax. Without responseTemplate it renders
     the whole text.
 
-    Preference data: it renders the prompt; chosen and rejected stay unchanged.
+    Preference and Unpaired data: it renders the prompt; the answers stay unchanged.
     """
     response_template: LongText | None = None
     """Template of the answer; {column} is replaced by the column's value. With it, the loss can cover the answer only."""
@@ -274,7 +275,7 @@ class Prepare(ApiModel):
     """Make each prompt and its answer a conversation of two turns, which the model's chat template renders. Templates render the
     content of the turns.
 
-    Preference data: a conversation for either answer. Columns that hold conversations stay as they are.
+    Preference and Unpaired data: a conversation for each answer. Columns that hold conversations stay as they are.
     """
     unrenderable: Unrenderable = "Fail"
     """Examples that a template refuses: conversations that the model's chat template does not take, and rows on which a Jinja

@@ -11,10 +11,12 @@ import yaml
 from pydantic import Field, ValidationError
 
 from finetune_crds.base import ApiModel, StringMap, first_mistake
+from finetune_crds.checkpoint import Checkpoint
 from finetune_crds.data import Data
+from finetune_crds.distributed import Distributed
 from finetune_crds.finetunejob import FineTuneJobSpec, Register, Tracking
-from finetune_crds.status_parts import Digest
-from finetune_crds.training import Checkpoint, Distributed, Method, Model, Objective, Training
+from finetune_crds.status import DataStatus
+from finetune_crds.training import Method, Model, Objective, Training
 
 
 class RecipeError(ValueError):
@@ -47,8 +49,8 @@ class Recipe(ApiModel):
     tracking: Tracking = Field(default_factory=Tracking)
     register_: Register | None = Field(default=None, alias="register")
     parameters: StringMap = Field(default_factory=dict)
-    data_digest: Digest | None = None
-    """Of training: the digest of the rows that this job prepared, or found prepared."""
+    prepared: DataStatus | None = None
+    """Of training: what this job prepared, or found prepared."""
 
     @classmethod
     def of(cls, job: JobReference, spec: FineTuneJobSpec) -> Recipe:
@@ -56,17 +58,23 @@ class Recipe(ApiModel):
         shared = {name: getattr(spec, name) for name in cls.model_fields if name in type(spec).model_fields}
         return cls(job=job, parameters=spec.trainer.parameters, **shared)
 
-    def digest(self) -> str:
-        """A short SHA-256 of the recipe: two jobs with the same digest do the same.
+    @property
+    def global_batch(self) -> int:
+        """Sequences of an optimizer step, on all ranks together."""
+        training = self.training
+        return training.per_device_batch_size * training.gradient_accumulation * self.distributed.ranks
 
-        Its job, its tracking, where models are cached and the digest of the rows are left out.
+    def digest(self) -> str:
+        """A short SHA-256 of the recipe: two jobs with the same digest do the same. What a checkpoint needs is `continuation`.
+
+        Its job, its tracking, where models are cached and what was prepared are left out.
 
         Defaults are left out, so that a field which a later version adds does not change the digest.
         """
         content = self.model_dump(
             mode="json",
             by_alias=True,
-            exclude={"job": True, "tracking": True, "model": {"cache"}, "data_digest": True},
+            exclude={"job": True, "tracking": True, "model": {"cache"}, "prepared": True},
             exclude_defaults=True,
         )
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]

@@ -132,13 +132,13 @@ def _type(field: Schema, targets: dict[str, str]) -> str:
 
 def _range(schema: Schema) -> str:
     low, high = (_number(schema[key]) if key in schema else "" for key in ("minimum", "maximum"))
-    if low and high and not schema.get("exclusiveMinimum"):
+    if low and high and not (schema.get("exclusiveMinimum") or schema.get("exclusiveMaximum")):
         return f"from {low} to {high}"
     parts = []
     if low:
         parts.append(f"above {low}" if schema.get("exclusiveMinimum") else f"of at least {low}")
     if high:
-        parts.append(f"up to {high}")
+        parts.append(f"below {high}" if schema.get("exclusiveMaximum") else f"up to {high}")
     return ", ".join(parts)
 
 

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from finetune_crds.base import ApiModel, Name, NonNegative, Uri
 from finetune_crds.catalog import Catalog
+from finetune_crds.checkpoint import Checkpoint
 from finetune_crds.conditions import UNSEEN, Conditions, ObservedGeneration
 from finetune_crds.data import Columns
 from finetune_crds.status_parts import (
@@ -25,7 +26,6 @@ from finetune_crds.status_parts import (
     SparkApplicationStatus,
     Usage,
 )
-from finetune_crds.training import Checkpoint
 
 Phase = Literal[
     "Pending", "Preparing", "Starting", "Training", "Registering", "Suspended", "Succeeded", "Failed"
@@ -203,6 +203,15 @@ class CheckpointStatus(ApiModel):
     """Location of the checkpoint."""
 
 
+class ResumedFrom(ApiModel):
+    """What spec.checkpoint.resumeFrom amounts to."""
+
+    uri: Uri
+    """The folder of the checkpoints, or one of them."""
+    job: Name | None = None
+    """The FineTuneJob that wrote them, if it was named."""
+
+
 class FineTuneJobStatus(ApiModel):
     """What the operator reports."""
 
@@ -250,6 +259,8 @@ class FineTuneJobStatus(ApiModel):
     """The last failure."""
     checkpoint: CheckpointStatus | None = None
     """The newest complete checkpoint."""
+    resumed_from: ResumedFrom | None = None
+    """The checkpoints of another job that this job starts from, once they are known."""
     links: Links | None = None
     """Pages for a browser."""
     usage: Usage | None = None

@@ -1,18 +1,17 @@
-"""How the model is trained: method, objective, hyperparameters, sharding and checkpoints."""
+"""How the model is trained: method, objective and hyperparameters."""
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from finetune_crds.base import (
     A_SET,
     LATE,
     ApiModel,
-    EnvMap,
     Fraction,
-    LabelValue,
     LongText,
     Name,
     NonNegative,
@@ -23,15 +22,20 @@ from finetune_crds.base import (
     rules,
 )
 from finetune_crds.chat import ChatTemplate
-from finetune_crds.env import RESERVED_LIST
 
 MethodType = Literal["Full", "LoRA", "QLoRA", "DoRA", "PrefixTuning", "PromptTuning"]
-ObjectiveType = Literal["SFT", "DPO", "Distillation"]
+ObjectiveType = Literal["SFT", "DPO", "KTO", "Distillation"]
 
 # Methods that train low-rank adapters, and those that train virtual tokens; below as CEL lists.
 LOW_RANK = ("LoRA", "QLoRA", "DoRA")
 SOFT_PROMPTS = ("PrefixTuning", "PromptTuning")
+COLUMNS_OF_OBJECTIVE = {"DPO": "Preference", "KTO": "Unpaired"}
+"""Objectives that compare with the model before its first step, and the type of columns that each needs. An example has two
+documents."""
 _ADAPTERS = str([*LOW_RANK])
+# A zero that is written out is not another setting.
+_NONE_FOR_ZERO = AfterValidator(lambda value: value or None)
+DEFAULT_WARMUP_RATIO = 0.03
 _SOFT_PROMPTS = str([*SOFT_PROMPTS])
 
 
@@ -59,6 +63,9 @@ class Model(ApiModel):
     """Hub id (org/name), absolute path on a volume, s3://bucket/folder, or models:/name@alias."""
     revision: Name | None = None
     """Git revision of a Hub model."""
+    adapter: Literal["Merge", "Continue"] = "Merge"
+    """What happens where base is an adapter that is not merged. Merge: it is merged into its own base, and training starts from that.
+    Continue: the adapter itself is trained further."""
     chat_template: ChatTemplate | None = None
     """What renders conversations. Default: the chat template of the model's tokenizer."""
     trust_remote_code: bool = False
@@ -152,6 +159,20 @@ class Dpo(ApiModel):
 
     beta: Annotated[float, Field(gt=0, le=10)] = 0.1
     """How strongly the loss keeps the model close to the reference."""
+    # NB: not lt=0.5, which the API server rounds down to 0 where the value is the whole number 0, such as the default.
+    label_smoothing: Annotated[float, Field(ge=0, le=0.49)] = 0.0
+    """Share of the pairs that people ranked the wrong way round (conservative DPO). Evaluation losses are without it."""
+
+
+class Kto(ApiModel):
+    """Kahneman-Tversky optimization (Ethayarajh et al., arXiv:2402.01306)."""
+
+    beta: Annotated[float, Field(gt=0, le=10)] = 0.1
+    """How strongly the loss keeps the model close to the reference."""
+    desirable_weight: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Weight of the losses of good answers. Where the data has many more of one kind, raise the weight of the other."""
+    undesirable_weight: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Weight of the losses of bad answers."""
 
 
 class Distillation(ApiModel):
@@ -185,7 +206,13 @@ class Objective(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             ("!has(self.lossOn) || self.type == 'SFT'", "lossOn needs type SFT", ".lossOn"),
+            (
+                "!has(self.labelSmoothing) || self.type == 'SFT'",
+                "labelSmoothing needs type SFT: for DPO set dpo.labelSmoothing",
+                ".labelSmoothing",
+            ),
             ("!has(self.dpo) || self.type == 'DPO'", "dpo needs type DPO", ".dpo"),
+            ("!has(self.kto) || self.type == 'KTO'", "kto needs type KTO", ".kto"),
             (
                 "has(self.distillation) == (self.type == 'Distillation')",
                 "distillation and type Distillation require each other",
@@ -194,13 +221,28 @@ class Objective(ApiModel):
     )
 
     type: ObjectiveType = "SFT"
-    """SFT: next-token loss. DPO: preferences. Distillation: a teacher."""
+    """SFT: next-token loss. DPO: preferences. KTO: answers that are good or bad. Distillation: a teacher."""
     loss_on: Literal["Answer", "All"] | None = None
     """Compute the loss on the answer only or on every token. Default: Answer where prompt and answer are known."""
+    label_smoothing: Annotated[Annotated[float, Field(ge=0, lt=1)] | None, _NONE_FOR_ZERO] = None
+    """SFT: share of each target that is spread over the whole vocabulary. Evaluation losses are without it. Default: 0."""
     dpo: Dpo | None = None
     """Parameters of DPO."""
+    kto: Kto | None = None
+    """Parameters of KTO."""
     distillation: Distillation | None = None
     """Parameters of Distillation."""
+
+
+class Optimizer(ApiModel):
+    """Parameters of AdamW (Loshchilov and Hutter, arXiv:1711.05101), besides learningRate and weightDecay."""
+
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the mean of the gradients, each step."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """Decay of the mean of their squares, each step. Lower, such as 0.95, where large gradients come now and then."""
+    epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    """What is added to the denominator of an update, so that small gradients give small updates."""
 
 
 class EarlyStopping(ApiModel):
@@ -222,6 +264,36 @@ class Training(ApiModel):
                 "!(has(self.warmupSteps) && has(self.warmupRatio))",
                 "set warmupSteps or warmupRatio, not both",
                 ".warmupRatio",
+            ),
+            (
+                "!(has(self.decaySteps) && has(self.decayRatio))",
+                "set decaySteps or decayRatio, not both",
+                ".decayRatio",
+            ),
+            *(
+                (f"!has(self.{name}) || self.scheduler == 'WSD'", f"{name} needs scheduler: WSD", f".{name}")
+                for name in ("decaySteps", "decayRatio")
+            ),
+            (
+                "!has(self.warmupRatio) || !has(self.decayRatio) || self.warmupRatio + self.decayRatio <= 1.0",
+                "warmupRatio and decayRatio together are above 1: lower one of them",
+                ".decayRatio",
+            ),
+            (
+                "!has(self.maxSteps) || !has(self.decaySteps) || "
+                "(has(self.warmupSteps) ? self.warmupSteps : 0) + self.decaySteps <= self.maxSteps",
+                "the warm-up and the decay are longer than maxSteps: lower decaySteps or warmupSteps",
+                ".decaySteps",
+            ),
+            (
+                "!has(self.minLearningRate) || self.scheduler != 'Constant'",
+                "minLearningRate needs a learning rate that decreases: set scheduler to Linear, Cosine or WSD",
+                ".minLearningRate",
+            ),
+            (
+                "!has(self.minLearningRate) || !has(self.learningRate) || self.minLearningRate < self.learningRate",
+                "minLearningRate must be below learningRate: lower it",
+                ".minLearningRate",
             ),
             (
                 "!has(self.earlyStopping) || has(self.evalEverySteps)",
@@ -255,21 +327,30 @@ class Training(ApiModel):
     """Forward passes per optimizer step."""
     learning_rate: Annotated[float, Field(gt=0, le=10, json_schema_extra=LATE)] = 2e-5
     """Peak learning rate. Default: 2e-5; for LoRA, QLoRA and DoRA 2e-4, for PrefixTuning and PromptTuning 1e-2."""
-    scheduler: Literal["Linear", "Cosine", "Constant"] = "Cosine"
-    """How the learning rate decreases after the warm-up."""
+    min_learning_rate: Annotated[Annotated[float, Field(ge=0, le=10)] | None, _NONE_FOR_ZERO] = None
+    """What the learning rate decreases to, below learningRate. Default: 0."""
+    scheduler: Literal["Linear", "Cosine", "Constant", "WSD"] = "Cosine"
+    """How the learning rate decreases after the warm-up. WSD: it is constant, and decreases in the last steps of the run, as
+    1 - sqrt(share of the decay)."""
     warmup_steps: NonNegative | None = None
     """Steps until the learning rate reaches its peak."""
     warmup_ratio: Fraction | None = None
     """The warm-up as a share of all steps. Default: 0.03, when warmupSteps is not set either."""
+    decay_steps: Positive | None = None
+    """WSD: steps at the end of the run in which the learning rate decreases."""
+    decay_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
+    """WSD: the decay as a share of all steps, no more than the warm-up leaves. Default: 0.1, when decaySteps is not set either."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
     """AdamW's weight decay."""
+    optimizer: Optimizer = Field(default_factory=Optimizer)
+    """Further parameters of AdamW. Default: those of torch."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients are clipped to this norm."""
     max_skipped_steps: NonNegative = 10
     """Steps of the run whose gradients may be infinite or NaN. Such a step changes nothing, and training goes on; more of them fail
     the attempt."""
     max_length: Annotated[int, Field(ge=8)] = 2048
-    """Maximum tokens in a sequence or a pack. DPO: in each of chosen and rejected; a pack holds twice as many."""
+    """Maximum tokens in a sequence or a pack. DPO and KTO: in each of an example's two documents; a pack holds twice as many."""
     overlong: Literal["Drop", "Truncate", "Fail"] = "Drop"
     """What happens to an example longer than maxLength. Dropped and truncated examples are counted and reported."""
     packing: bool = True
@@ -291,108 +372,9 @@ class Training(ApiModel):
     select: Literal["Last", "Best"] = "Last"
     """Which checkpoint is registered: the last, or the one with the lowest evaluation loss."""
 
-
-class Gpu(ApiModel):
-    """Which GPUs the pods get."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "!has(self.product) || self.resourceName.startsWith('nvidia.com/')",
-                "product is a label that NVIDIA's GPU feature discovery sets: for other GPUs set "
-                "podTemplate.spec.nodeSelector",
-                ".product",
-            ),
-        )
-    )
-
-    resource_name: Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$")] = (
-        "nvidia.com/gpu"
-    )
-    """Extended resource that the device plugin offers."""
-    product: LabelValue | None = None
-    """Value of the node label nvidia.com/gpu.product that the pods need, such as NVIDIA-H100-80GB-HBM3."""
-
-
-class Distributed(ApiModel):
-    """The pods of one training attempt, which start and restart together."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                f"!has(self.nccl) || self.nccl.all(name, !(name in {RESERVED_LIST}))",
-                "the operator sets these variables itself (rendezvous, MLflow run, recipe): remove them from nccl",
-                ".nccl",
-            ),
-            (
-                "!has(self.gpusPerNode) || !has(self.processesPerNode) || self.processesPerNode <= self.gpusPerNode",
-                "processesPerNode is above gpusPerNode, and each process needs a GPU of its own: lower it, or remove it",
-                ".processesPerNode",
-            ),
-            (
-                "!has(self.gpu) || has(self.gpusPerNode)",
-                "gpu describes the GPUs of gpusPerNode: set that too",
-                ".gpu",
-            ),
-            (
-                "!has(self.gpusPerNode) || !has(self.device) || self.device != 'CPU'",
-                "device: CPU uses no GPU: remove gpusPerNode",
-                ".device",
-            ),
-        )
-    )
-
-    nodes: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Number of pods, one per node."""
-    gpus_per_node: Annotated[int, Field(ge=1, le=64)] | None = None
-    """GPUs of each pod: sets the limit of the container and the number of ranks."""
-    gpu: Gpu | None = None
-    """Which GPUs. Default: nvidia.com/gpu of any product."""
-    processes_per_node: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Ranks in each pod. Default: gpusPerNode, or 1 without it."""
-    device: Literal["GPU", "CPU"] | None = None
-    """GPU: fail where a pod sees none. CPU: train on CPUs, also where a pod sees GPUs.
-
-    Default: GPUs where a pod sees any, else CPUs for a model of up to a billion parameters.
-    """
-    strategy: Literal["FSDP", "HSDP", "DDP"] = "FSDP"
-    """FSDP shards over all ranks; HSDP shards in a node and replicates between nodes; DDP replicates.
-
-    QLoRA: each rank holds the whole quantized base, and the strategy shards the adapters only.
-    """
-    network_interface: Annotated[str, Field(min_length=1, max_length=15)] | None = None
-    """Interface for NCCL and gloo, such as eth0."""
-    port: Annotated[int, Field(ge=1024, le=65535)] = 29500
-    """Port of the rendezvous on the first pod."""
-    rendezvous_timeout_seconds: Positive = 600
-    """How long the ranks wait for each other when an attempt starts."""
-    collective_timeout_seconds: Positive = 1800
-    """How long one collective may take before the attempt fails."""
-    nccl: EnvMap = Field(default_factory=dict)
-    """Environment variables of NCCL, such as NCCL_DEBUG: INFO."""
-
-    @property
-    def gpu_resource(self) -> str:
-        """The extended resource of the GPUs."""
-        return (self.gpu or Gpu()).resource_name
-
-    @property
-    def ranks_per_node(self) -> int:
-        """Ranks in each pod."""
-        return self.processes_per_node or self.gpus_per_node or 1
-
-
-class Checkpoint(ApiModel):
-    """Checkpoints, from which a restart resumes."""
-
-    model_config = ConfigDict(json_schema_extra=renamed(asynchronous=("boolean", "mode: Async or Sync")))
-
-    uri: Uri = ""
-    """s3://bucket/folder, or an absolute path on a volume that all pods share. Each job has its own folder in it. Default: a folder
-    of the storage that the operator is installed with."""
-    every_steps: Annotated[int, Field(ge=1, json_schema_extra=LATE)] = 200
-    """Steps between checkpoints."""
-    keep: Annotated[int, Field(ge=1, le=100, json_schema_extra=LATE)] = 2
-    """Number of complete checkpoints to keep."""
-    mode: Annotated[Literal["Async", "Sync"], Field(json_schema_extra=LATE)] = "Async"
-    """Async: write a checkpoint during the next steps, from a copy in host memory. Sync: write it before the next step."""
+    def warmup_of(self, max_steps: int) -> int:
+        """The steps of the warm-up in a run of `max_steps` steps."""
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        ratio = DEFAULT_WARMUP_RATIO if self.warmup_ratio is None else self.warmup_ratio
+        return math.ceil(ratio * max_steps)

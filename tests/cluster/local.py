@@ -34,7 +34,7 @@ def up(name: str, nodes: int = 2) -> Path:
             say(f"clearing away what is left of an earlier cluster {name}")
             _down(state)
         began = time.monotonic()
-        packages.ensure(*packages.NODES, *packages.IMAGES, cni=True)
+        _install()
         binaries.ensure(*_PROGRAMS)
         pause = images.pause()
         with _locked("clusters.lock"):
@@ -98,11 +98,18 @@ def ask(name: str, verb: str, target: str, timeout: float = 60) -> None:
 
 def prepare() -> None:
     """Build the programs of a cluster beside the project's images, and unpack the images for the nodes."""
+    # containerd unpacks them.
+    _install()
     with ThreadPoolExecutor(1) as aside:
         # The first time, the images' packages come over the network while the programs are built.
         building = aside.submit(_all_images)
         binaries.ensure(*_PROGRAMS, "versitygw")
         unpacked.ensure([*building.result().values(), images.pause()])
+
+
+def _install() -> None:
+    """Install the programs of the distribution that nodes and images need."""
+    packages.ensure(*packages.NODES, *packages.IMAGES, cni=True)
 
 
 def build_images(name: str, wanted: list[images.Image]) -> dict[str, str]:

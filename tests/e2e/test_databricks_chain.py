@@ -150,6 +150,9 @@ def check_lineage(job: Json, workspace: Workspace) -> None:
         "team": "support",
         "finetune_data_path": data["path"],
         "finetune_data_version": "0",
+        "finetune_data_digest": data["digest"],
+        "finetune_source": TABLE,
+        "finetune_source_version": "0",
         "finetune_eval_data": run.data.tags["finetune_eval_data"],
     }
     assert said.items() <= version.tags.items()

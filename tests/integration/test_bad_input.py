@@ -75,6 +75,9 @@ HIVE: Json = {"type": "Hive", "hive": {"uri": "thrift://metastore:9083"}}
 PREFERENCES: Json = {"type": "Preference", "prompt": "p", "chosen": "c", "rejected": "r"}
 NO_PACKS: Json = {"packing": False}
 DPO: Json = {"type": "DPO"}
+UNPAIRED: Json = {"type": "Unpaired", "label": "thumb"}
+KTO: Json = {"type": "KTO"}
+COLUMNS_OF: Json = {"DPO": PREFERENCES, "KTO": UNPAIRED}
 OBJECT = "the name of an object must have lowercase letters"
 VARIABLE = "the name of an environment variable must have letters"
 
@@ -336,7 +339,7 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     ),
     "a column of another type": (
         job(data={"splits": {"type": "Delta", "path": "/x"}, "columns": {"type": "Text", "prompt": "p"}}),
-        "prompt needs type PromptResponse or Preference",
+        "prompt needs type PromptResponse, Preference or Unpaired",
     ),
     "a preparation of splits": (
         job(data={"splits": {"type": "Delta", "path": "/x"}, "prepare": {"output": "/y"}}),
@@ -400,12 +403,15 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
                 method={"type": method},
                 objective=objective,
                 training=NO_PACKS,
-                data=prepared(columns=PREFERENCES) if objective is DPO else prepared(),
+                data=prepared(columns=COLUMNS_OF[objective["type"]])
+                if objective["type"] in COLUMNS_OF
+                else prepared(),
             ),
             sentence,
         )
         for objective, methods, sentence in (
             (DPO, ("PrefixTuning", "PromptTuning"), "DPO works with method Full, LoRA, QLoRA or DoRA"),
+            (KTO, ("PrefixTuning", "PromptTuning"), "KTO works with method Full, LoRA, QLoRA or DoRA"),
             (
                 DISTILLATION,
                 ("QLoRA", "PrefixTuning", "PromptTuning"),
@@ -421,6 +427,23 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     "preferences without DPO": (
         job(data=prepared(columns=PREFERENCES)),
         "data.columns of type Preference needs objective.type DPO",
+    ),
+    "KTO without labels": (
+        job(data=prepared(columns=PREFERENCES), objective=KTO),
+        "objective KTO needs data.columns of type Unpaired",
+    ),
+    "labels without KTO": (
+        job(data=prepared(columns=UNPAIRED)),
+        "data.columns of type Unpaired needs objective.type KTO",
+    ),
+    "parameters of KTO without KTO": (job(objective={"kto": {"beta": 0.2}}), "kto needs type KTO"),
+    "a label of pairs": (
+        job(data=prepared(columns=PREFERENCES | {"label": "l"}), objective=DPO),
+        "label needs type Unpaired",
+    ),
+    "a template of judged answers": (
+        job(data=prepared(columns=UNPAIRED, promptTemplate="{p}", responseTemplate="{c}"), objective=KTO),
+        "prepare.responseTemplate cannot be used with columns of type Preference or Unpaired",
     ),
     "a teacher without Distillation": (
         job(objective={"distillation": {"teacher": "/t"}}),
@@ -443,7 +466,7 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
             data=prepared(columns=PREFERENCES, promptTemplate="{p}", responseTemplate="{c}"),
             objective=DPO,
         ),
-        "prepare.responseTemplate cannot be used with columns of type Preference",
+        "prepare.responseTemplate cannot be used with columns of type Preference or Unpaired",
     ),
     "a template of conversations": (
         job(data=prepared(columns={"type": "Messages", "messages": "m"}, promptTemplate="{m}")),
@@ -509,7 +532,7 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     ),
     "the prompt of a text": (
         job(data=prepared(minPromptChars=1)),
-        "minPromptChars and maxPromptChars need columns of type PromptResponse or Preference",
+        "minPromptChars and maxPromptChars need columns of type PromptResponse, Preference or Unpaired",
     ),
     "turns of a text": (
         job(data=prepared(conversation={})),
@@ -614,6 +637,52 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
         job(data=prepared(spark={"serviceAccountName": "a"})),
         "serviceAccountName needs mode Kubernetes or SparkApplication",
     ),
+    **{
+        f"to resume from {what}": (
+            job(checkpoint={"uri": "/c", "resumeFrom": place}, trainer={"command": command}),
+            sentence,
+        )
+        for what, place, command, sentence in (
+            ("a job without a name", {"type": "Job"}, [], "name and type Job require each other"),
+            ("a place without one", {"type": "Uri"}, [], "uri and type Uri require each other"),
+            ("both", {"type": "Uri", "uri": "/c/a", "name": "a"}, [], "name and type Job require each other"),
+            (
+                "a relative path",
+                {"type": "Uri", "uri": "c/a"},
+                [],
+                "uri is s3://bucket/folder, or an absolute",
+            ),
+            (
+                "a bucket",
+                {"type": "Uri", "uri": "s3://bucket"},
+                [],
+                "uri is s3://bucket/folder, or an absolute",
+            ),
+            (
+                "a workspace",
+                {"type": "Uri", "uri": "/Volumes/a/b/c"},
+                [],
+                "the training pods cannot read a folder of a Databricks workspace",
+            ),
+            (
+                "a script",
+                {"type": "Job", "name": "a"},
+                ["torchrun", "a.py"],
+                "checkpoint.resumeFrom needs the built-in loop",
+            ),
+            ("itself", {"type": "Job", "name": "tune"}, [], "checkpoint.resumeFrom names this job"),
+        )
+    },
+    "an adapter that goes on as a model": (
+        job(model={"base": "models:/m@a", "adapter": "Continue"}),
+        "model.adapter: Continue needs method LoRA, QLoRA or DoRA",
+    ),
+    "an adapter that goes on with other layers": (
+        job(
+            model={"base": "models:/m@a", "adapter": "Continue"}, method={"type": "LoRA", "lora": {"rank": 8}}
+        ),
+        "model.adapter: Continue keeps the rank, the scale and the layers of the adapter: remove method.lora",
+    ),
     "the best of no evaluations": (
         job(training={"select": "Best"}),
         "select: Best needs evaluations during training: set training.evalEverySteps",
@@ -651,6 +720,57 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
             ("a layer", job(method={"type": "LoRA", "lora": {"targetModules": ["q_proj", "q_proj"]}})),
         )
     },
+    **{
+        f"a schedule with {what}": (job(training=training), sentence)
+        for what, training, sentence in (
+            (
+                "two lengths of its decay",
+                {"scheduler": "WSD", "decaySteps": 9, "decayRatio": 0.1},
+                "set decaySteps or decayRatio, not both",
+            ),
+            (
+                "steps of no decay",
+                {"scheduler": "Linear", "decaySteps": 9},
+                "decaySteps needs scheduler: WSD",
+            ),
+            ("a share of no decay", {"decayRatio": 0.1}, "decayRatio needs scheduler: WSD"),
+            (
+                "shares above 1",
+                {"scheduler": "WSD", "warmupRatio": 0.6, "decayRatio": 0.5},
+                "warmupRatio and decayRatio together are above 1: lower one of them",
+            ),
+            (
+                "more steps than the run",
+                {"scheduler": "WSD", "warmupSteps": 2, "decaySteps": 9, "maxSteps": 10},
+                "the warm-up and the decay are longer than maxSteps: lower decaySteps or warmupSteps",
+            ),
+            (
+                "a floor of nothing that decreases",
+                {"scheduler": "Constant", "minLearningRate": 0},
+                "minLearningRate needs a learning rate that decreases",
+            ),
+            (
+                "a floor at its peak",
+                {"learningRate": 1e-4, "minLearningRate": 1e-4},
+                "minLearningRate must be below learningRate: lower it",
+            ),
+        )
+    },
+    **{
+        f"{name} {value} of the optimizer": (
+            job(training={"optimizer": {name: value}}),
+            f"spec.training.optimizer.{name}",
+        )
+        for name, value in (("beta1", 1), ("beta2", -0.1), ("epsilon", 0))
+    },
+    "label smoothing of targets for DPO": (
+        job(data=prepared(columns=PREFERENCES), objective=DPO | {"labelSmoothing": 0.1}),
+        "labelSmoothing needs type SFT: for DPO set dpo.labelSmoothing",
+    ),
+    "half of the pairs the wrong way round": (
+        job(data=prepared(columns=PREFERENCES), objective=DPO | {"dpo": {"labelSmoothing": 0.5}}),
+        "spec.objective.dpo.labelSmoothing",
+    ),
     "stopping early without evaluations": (
         job(training={"earlyStopping": {}}),
         "earlyStopping needs evaluations during training: set training.evalEverySteps",
@@ -676,6 +796,11 @@ TAKEN_BY_THE_SCHEMA: dict[str, Json] = {
         method={"type": "PromptTuning", "softPrompt": {"initText": "Answer:"}}, training=NO_PACKS
     ),
     "DPO": job(data=prepared(columns=PREFERENCES, promptTemplate="Q: {p}"), objective=DPO),
+    "KTO": job(
+        data=prepared(columns=UNPAIRED, promptTemplate="Q: {prompt}", minPromptChars=2, conversation={}),
+        objective=KTO | {"kto": {"beta": 0.2, "desirableWeight": 1.3}},
+        method={"type": "QLoRA"},
+    ),
     "a mix of sources": job(data=prepared() | {"source": mixed()}),
     "limits of the prompt, and columns of duplicates": job(
         data=found(minPromptChars=2, maxPromptChars=9, dedupe={"columns": ["prompt"]})
@@ -709,8 +834,33 @@ TAKEN_BY_THE_SCHEMA: dict[str, Json] = {
     "the answer of a templated text": job(
         data=prepared(promptTemplate="{title}", responseTemplate="{text}"), objective={"lossOn": "Answer"}
     ),
+    "an adapter that goes on": job(
+        model={"base": "models:/m@a", "adapter": "Continue"}, method={"type": "DoRA"}
+    ),
+    "to resume from a job": job(checkpoint={"resumeFrom": {"type": "Job", "name": "another"}}),
+    "to resume from a place": job(
+        checkpoint={"uri": "/c", "resumeFrom": {"type": "Uri", "uri": "s3://bucket/c/a"}}
+    ),
     "the best of some": job(
         training={"select": "Best", "evalEverySteps": 5, "earlyStopping": {"patience": 2}}
+    ),
+    "a schedule in all its parts": job(
+        training={
+            "scheduler": "WSD",
+            "warmupSteps": 2,
+            "decaySteps": 8,
+            "maxSteps": 10,
+            "learningRate": 1e-4,
+            "minLearningRate": 1e-5,
+            "optimizer": {"beta1": 0, "beta2": 0.95, "epsilon": 1e-6},
+        },
+        objective={"labelSmoothing": 0.1},
+    ),
+    "shares of a schedule": job(
+        training={"scheduler": "WSD", "warmupRatio": 0.7, "decayRatio": 0.3, "minLearningRate": 1}
+    ),
+    "label smoothing of pairs": job(
+        data=prepared(columns=PREFERENCES), objective=DPO | {"dpo": {"labelSmoothing": 0.1}}
     ),
     "names of all kinds": job(
         trainer={

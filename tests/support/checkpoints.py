@@ -12,21 +12,25 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from finetune_crds.recipe import Recipe
-from finetune_trainer.train.checkpoint.checkpointer import Checkpointer, Progress
+from finetune_trainer.train.checkpoint.checkpointer import Checkpointer
+from finetune_trainer.train.checkpoint.progress import Progress
 from finetune_trainer.train.runtime.distributed import World
 
 
-def recipe_for(folder: Path, **checkpoint: Any) -> Recipe:
-    """A recipe that checkpoints each step, with other options."""
+def recipe_for(
+    folder: Path, job: str = "tiny", parts: dict[str, Any] | None = None, **checkpoint: Any
+) -> Recipe:
+    """A recipe that checkpoints each step, with other options and parts."""
     return Recipe.model_validate(
         {
-            "job": {"name": "tiny", "namespace": "tests", "uid": "0123456789abcdef"},
+            "job": {"name": job, "namespace": "tests", "uid": f"{job}-0123456789abcdef"},
             "model": {"base": "/models/tiny"},
             "data": {
                 "columns": {"type": "Text", "text": "text"},
                 "splits": {"type": "Delta", "path": "/corpus", "version": 0},
             },
             "checkpoint": {"uri": str(folder), "everySteps": 1, **checkpoint},
+            **(parts or {}),
         }
     )
 
@@ -41,9 +45,11 @@ class Run:
     width: int = 32
     published: list[int] = field(default_factory=list)
     failed: list[tuple[int, str]] = field(default_factory=list)
+    job: str = "tiny"
+    parts: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        recipe = recipe_for(self.folder, **self.options)
+        recipe = recipe_for(self.folder, self.job, self.parts, **self.options)
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(16, self.width), nn.Linear(self.width, 8))
         fully_shard(self.model, mesh=init_device_mesh("cpu", (self.world.size,)))
@@ -55,7 +61,7 @@ class Run:
             on_published=self.published.append,
             on_failed=lambda step, sentence: self.failed.append((step, sentence)),
         )
-        self.progress = Progress(recipe=recipe.digest())
+        self.progress = Progress()
 
     @property
     def steps(self) -> Path:
@@ -78,6 +84,11 @@ class Run:
         for _ in range(steps):
             self.train()
             self.save(best=self.progress.step == best)
+
+    def next_job(self, uri: Path | str, **parts: Any) -> Run:
+        """A job that carries this one on."""
+        options = {**self.options, "resumeFrom": {"type": "Uri", "uri": str(uri)}}
+        return Run(self.folder, self.world, options, job="next", parts=parts)
 
     def resume(self) -> Progress:
         newest = self.checkpointer.newest()

@@ -37,10 +37,10 @@ def recipe(
 ) -> Recipe:
     """A recipe for a base in a folder, in fp32 and of 64 tokens at most where `training` says nothing else."""
     from finetune_crds.recipe import Recipe
+    from finetune_crds.training import COLUMNS_OF_OBJECTIVE
 
     objective = objective or {"type": "SFT"}
-    pairs = {"type": "Preference", "prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
-    columns = pairs if objective["type"] == "DPO" else {"type": "Text"}
+    columns = {"type": COLUMNS_OF_OBJECTIVE.get(objective["type"], "Text")}
     return Recipe.model_validate(
         {
             "job": {"name": "tiny", "namespace": "tests", "uid": "0123456789abcdef"},
@@ -55,13 +55,15 @@ def recipe(
 
 
 def random_split(*, documents: int = 1, examples: int = 16, vocabulary: int = 280, seed: int = 0) -> Split:
-    """Examples of random tokens, of 5 to 29 tokens a document, with the loss on some of them."""
+    """Examples of random tokens, of 5 to 29 tokens a document, with the loss on some of them; those of two have labels."""
     from finetune_trainer.train.data.dataset import Split
 
     draw = np.random.default_rng(seed)
     offsets = np.concatenate([[0], np.cumsum(draw.integers(5, 30, examples * documents))])
     tokens = draw.integers(2, vocabulary, offsets[-1]).astype(np.int32)
-    return Split(tokens, draw.random(offsets[-1]) < 0.7, offsets, documents)
+    loss_mask = draw.random(offsets[-1]) < 0.7
+    labels = draw.random(examples) < 0.5 if documents == 2 else None
+    return Split(tokens, loss_mask, offsets, documents, labels=labels)
 
 
 def of_documents(*documents: list[int]) -> Split:

@@ -121,6 +121,20 @@ def save_preferences(folder: Path) -> None:
     write_deltalake(str(folder), pa.Table.from_pylist(preferences()))
 
 
+def save_unpaired(folder: Path) -> None:
+    """Save an answer of each preference as a Delta table, at version 0: two right ones, two others, and so on."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    rows = []
+    for number, row in enumerate(preferences()):
+        answers = {True: row.pop("chosen"), False: row.pop("rejected")}
+        # Splits take every tenth row: both kinds are in each.
+        good = number // 2 % 2 == 0
+        rows.append({**row, "completion": answers[good], "label": good})
+    write_deltalake(str(folder), pa.Table.from_pylist(rows))
+
+
 def tiny_recipe(base_model: Path, table: Path) -> dict[str, Any]:
     """A recipe that trains the tiny model for a few steps on the tiny corpus, on one rank."""
     return {

@@ -18,6 +18,7 @@ from support.pods import (
     save_base_model,
     save_preferences,
     save_table,
+    save_unpaired,
     tiny_recipe,
     train_by_hand,
 )
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from finetune_crds.contract import PodError
     from finetune_trainer.train.data.dataset import Split
     from finetune_trainer.train.runtime.distributed import World
+    from support.cells import Models
 
 
 # The fixtures, which a conftest takes all together.
@@ -38,6 +40,7 @@ __all__ = [
     "mlflow_imported",
     "mlflow_of_test",
     "mlflow_template",
+    "models",
     "one_layer",
     "pod",
     "preferences",
@@ -45,6 +48,7 @@ __all__ = [
     "table",
     "teacher",
     "trained",
+    "unpaired",
     "world",
 ]
 
@@ -74,6 +78,22 @@ def preferences(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("preferences") / "splits"
     save_preferences(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def unpaired(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The corpus as unpaired preferences."""
+    folder = tmp_path_factory.mktemp("unpaired") / "splits"
+    save_unpaired(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def models(base_model: Path, preferences: Path, unpaired: Path, teacher: Path) -> Models:
+    """What the cells of methods and objectives train from."""
+    from support.cells import Models
+
+    return Models(base_model, preferences, unpaired, teacher)
 
 
 @pytest.fixture(scope="session")

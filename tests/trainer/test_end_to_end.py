@@ -15,8 +15,11 @@ import torch
 from finetune_crds import contract
 from finetune_crds.contract import PodError
 from finetune_crds.recipe import Recipe
+from finetune_trainer.train import build
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model.network import Network
+from finetune_trainer.train.objectives.dpo import Dpo
+from finetune_trainer.train.objectives.kto import Kto
 from finetune_trainer.train.objectives.sft import Sft
 from support.ends import Attempt
 from support.ports import free_port
@@ -82,11 +85,8 @@ def test_the_run_tells_progress_parameters_and_lineage(trained: Trained, table: 
     names = {value for name, value in vars(contract).items() if name.startswith("METRIC_")}
     of_data = {name for name in metrics if name.startswith(("train_", "validation_"))}
     of_system = {name for name in metrics if name.startswith("system/")}
-    assert set(metrics) - of_data - of_system == names - {
-        contract.METRIC_REWARD_MARGIN,
-        contract.METRIC_REWARD_ACCURACY,
-        contract.METRIC_MFU,
-    }
+    of_preferences = {*Dpo.metrics, *Kto.metrics}
+    assert set(metrics) - of_data - of_system == names - of_preferences - {contract.METRIC_MFU}
     assert {name: metrics[name] for name in of_data if metrics[name]} == {
         "train_rows_read": 72,
         "train_rows_kept": 72,
@@ -226,6 +226,37 @@ def test_a_checkpoint_of_another_recipe_is_refused(
     outcome = trained.pod.but({"training.seed": 43}).run_here(capsys)
     assert outcome.code == 64
     assert error_of(outcome).reason == "ForeignCheckpoint"
+    assert "belongs to a run with other settings (training.seed 42 -> 43): " in error_of(outcome).message
+
+
+def test_another_job_carries_the_run_on_with_other_ranks_and_more_steps(
+    pod: Pod, trained: Trained, mlflow: Mlflow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (begin,) = trained.pod.folder.glob("checkpoints/*/step-00000040")
+    pod = pod.but(
+        {
+            "job": {"name": "next", "namespace": "tests", "uid": "fedcba9876543210"},
+            "training.maxSteps": 62,
+            "training.logEverySteps": 1,
+            "checkpoint": {
+                "uri": str(pod.folder / "checkpoints"),
+                "everySteps": 100,
+                "resumeFrom": {"type": "Uri", "uri": str(begin)},
+            },
+        }
+    )
+    pod.env |= mlflow.env
+    outcome = pod.run_here(capsys)
+    assert outcome.code == 0, outcome.output
+    assert f"resuming from the checkpoint of step 40 of another job, {begin}\n" in outcome.output
+    assert [*outcome.losses] == [*range(41, 63)]
+    shared = range(41, 61)
+    assert [outcome.losses[step] for step in shared] == pytest.approx(
+        [trained.outcome.losses[step] for step in shared], abs=2e-3
+    )
+    run = mlflow.client().get_run(mlflow.run_id).data
+    assert (run.params["resumed_from"], run.tags[contract.TAG_RESUMED_FROM]) == (str(begin), str(begin))
+    assert [path.name for path in pod.folder.glob("checkpoints/*/step-*")] == ["step-00000062"]
 
 
 def test_bf16_learns_as_fp32_does(pod: Pod, trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,6 +302,35 @@ def test_a_loss_that_is_not_finite_ends_the_attempt_and_no_checkpoint_holds_it(
     assert found is not None
     complete = sorted(path.parent.name for path in pod.folder.glob("checkpoints/*/*/COMPLETE"))
     assert complete == [f"step-{step:08d}" for step in range(1, int(found.group(1)))]
+
+
+def test_a_run_decays_to_a_floor_and_is_evaluated_without_label_smoothing(
+    pod: Pod, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schedule = {"scheduler": "WSD", "decaySteps": 2, "minLearningRate": 1e-3, "optimizer": {"beta2": 0.95}}
+    changes = {f"training.{name}": value for name, value in schedule.items()}
+    plain = pod.but(changes).run_here(capsys)
+    smoothed = pod.but(changes | {"objective.labelSmoothing": 0.3}).run_here(capsys)
+    for outcome in (plain, smoothed):
+        assert outcome.code == 0, outcome.output
+        assert re.findall(r"lr (\S+)", outcome.output) == ["5.00e-03"] * 5 + ["2.17e-03"]
+    before, without = (
+        outcome.message.train.base_eval_loss
+        for outcome in (plain, smoothed)
+        if outcome.message and outcome.message.train
+    )
+    assert before == without
+    assert abs(smoothed.losses[1] - plain.losses[1]) > 1e-3
+
+
+def test_a_decay_that_is_longer_than_the_run_ends_the_pod_before_the_model_is_loaded(
+    pod: Pod, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "network", lambda *_args, **_more: pytest.fail("the model is loaded"))
+    changes = {"maxSteps": None, "epochs": 1, "scheduler": "WSD", "decaySteps": 1000}
+    outcome = pod.but({f"training.{name}": value for name, value in changes.items()}).run_here(capsys)
+    assert (outcome.code, error_of(outcome).reason) == (64, "RecipeRefused")
+    assert error_of(outcome).message.startswith("training.decaySteps is 1000, and the run has ")
 
 
 def test_a_base_that_is_not_there_ends_the_pod_with_64(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,8 +15,8 @@ import torch
 
 from finetune_crds import contract
 from finetune_crds.training import Training
-from finetune_trainer.train.checkpoint.checkpointer import Progress
 from finetune_trainer.train.checkpoint.folder import CheckpointFolder
+from finetune_trainer.train.checkpoint.progress import Progress
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.loop import Loop
 from finetune_trainer.train.model import attention

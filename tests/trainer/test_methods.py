@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 
 from finetune_crds.recipe import Recipe
-from finetune_crds.training import MethodType, ObjectiveType
-from finetune_trainer.train.objectives import dpo
+from finetune_crds.training import COLUMNS_OF_OBJECTIVE, MethodType, ObjectiveType
+from finetune_trainer.train.objectives import answers
 from support.cells import TABLE, WARNINGS, Cell, Models, check, exported, loss_of, pod_of
 from support.training import eval_loss_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from support.pods import Pod
     from support.training import Mlflow, Trained
@@ -28,6 +27,7 @@ pytestmark = [
 # the whole table, each cell on one rank and on two.
 CHOSEN = (
     "Full-DPO",
+    "Full-KTO",
     "LoRA-DPO",
     "LoRA-Distillation",
     "DoRA-SFT",
@@ -42,22 +42,20 @@ def test_what_is_trained_is_what_is_loaded_again(
     *,
     cell: Cell,
     pod: Pod,
-    base_model: Path,
-    preferences: Path,
-    teacher: Path,
+    models: Models,
     mlflow_of_test: Callable[[Trained | None], Mlflow],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    check(cell, pod, Models(base_model, preferences, teacher), mlflow_of_test(None), capsys)
+    check(cell, pod, models, mlflow_of_test(None), capsys)
 
 
 def test_a_second_attempt_does_not_compute_the_reference_again(
     pod: Pod,
-    preferences: Path,
+    models: Models,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    pod = pod_of(Cell("Full", "DPO"), pod, preferences, "").but(
+    pod = pod_of(Cell("Full", "DPO"), pod, models).but(
         {"training.maxSteps": 2, "checkpoint": {"uri": str(pod.folder / "checkpoints")}}
     )
     first = pod.run_here(capsys)
@@ -66,7 +64,7 @@ def test_a_second_attempt_does_not_compute_the_reference_again(
     def again(*_args: Any) -> None:
         raise AssertionError("the reference is computed again")
 
-    monkeypatch.setattr(dpo, "reference_of", again)
+    monkeypatch.setattr(answers, "reference_of", again)
     second = pod.run_here(capsys)
     assert (second.code, second.losses, eval_loss_of(second)) == (0, {}, eval_loss_of(first)), second
 
@@ -82,8 +80,7 @@ def test_each_method_and_each_objective_is_chosen() -> None:
 def test_a_registered_model_teaches(
     *,
     pod: Pod,
-    preferences: Path,
-    base_model: Path,
+    models: Models,
     trained: Trained,
     mlflow_of_test: Callable[[Trained | None], Mlflow],
     capsys: pytest.CaptureFixture[str],
@@ -92,12 +89,13 @@ def test_a_registered_model_teaches(
     from transformers import AutoModelForCausalLM
 
     cell = Cell("LoRA", "Distillation")
-    pod = pod_of(cell, pod, preferences, "models:/tiny/1").but({"register": None})
+    spec = {"objective.distillation.teacher": "models:/tiny/1"}
+    pod = pod_of(cell, pod, models).but({"register": None, **spec})
     pod.env |= mlflow_of_test(trained).env
     outcome = pod.run_here(capsys)
     assert outcome.code == 0, outcome
     taught = AutoModelForCausalLM.from_pretrained(exported(trained.pod, "model"))
-    base = AutoModelForCausalLM.from_pretrained(base_model)
+    base = AutoModelForCausalLM.from_pretrained(models.base)
     assert outcome.message is not None
     assert outcome.message.train is not None
     before = outcome.message.train.base_eval_loss
@@ -112,11 +110,7 @@ def test_the_table_is_the_whole_of_what_the_schema_lets_through() -> None:
     let_through = set()
     for method in get_args(MethodType):
         for objective in get_args(ObjectiveType):
-            columns = (
-                {"type": "Preference", "prompt": "p", "chosen": "c", "rejected": "r"}
-                if objective == "DPO"
-                else {"type": "Text", "text": "t"}
-            )
+            columns = {"type": COLUMNS_OF_OBJECTIVE.get(objective, "Text")}
             spec = {"distillation": {"teacher": "/teacher"}} if objective == "Distillation" else {}
             recipe = Recipe.model_validate(
                 {

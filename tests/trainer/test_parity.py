@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,7 +22,9 @@ STEPS, LEARNING_RATE = 2, 1e-2
 # Ranks that share them with batches of one have as many passes as others, and one rank none in its last.
 ROWS = 7
 FULL, LORA, QLORA = {"type": "Full"}, {"type": "LoRA"}, {"type": "QLoRA"}
-SFT, DPO = {"type": "SFT"}, {"type": "DPO"}
+SFT, DPO, KTO = {"type": "SFT"}, {"type": "DPO"}, {"type": "KTO"}
+# The rows of a pass of all ranks together, on which the loss of KTO depends.
+ROWS_OF_KTO = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +46,7 @@ CASES = [
         for method in ("Full", "LoRA", "DoRA", "QLoRA", "PromptTuning", "PrefixTuning")
     ),
     *(Case({"type": method}, DPO) for method in ("Full", "LoRA", "QLoRA")),
+    *(Case({"type": method}, KTO) for method in ("Full", "LoRA")),
     *(Case({"type": method}, SFT, teacher=True) for method in ("Full", "LoRA")),
 ]
 # Case, strategy, what is recomputed.
@@ -102,6 +106,12 @@ def steps(
     rows = pack.sequences(split.lengths, max_length=row_tokens(recipe), packing=not virtual)[:ROWS]
     collator = Collator(world, 0, None)
     split = made.objective.prepare(made, Examples(split, rows), collator, 1)
+    if objective == KTO:
+        assert split.reference is not None
+        # As if the policy had learned something, of each answer something else.
+        learned = np.random.default_rng(5).normal(1, 2, split.reference.shape).astype(np.float32)
+        split = dataclasses.replace(split, reference=split.reference - learned)
+        batch_size = ROWS_OF_KTO // world.size
     made.train()
     optimizer = adamw(made, recipe.training)
     found: list[Step] = []
@@ -154,7 +164,7 @@ def difference(found: list[Step], expected: list[Step]) -> str | None:
 
 
 def examples(case: Case) -> Split:
-    return networks.random_split(documents=2 if case.objective == DPO else 1, examples=24)
+    return networks.random_split(documents=1 if case.objective == SFT else 2, examples=24)
 
 
 def one_rank_of_many(world: World, folder: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,12 +17,13 @@ from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import shard
 from finetune_trainer.train.model.network import decoder_layers, trained
 from finetune_trainer.train.model.optimizer import Optimizer
-from finetune_trainer.train.objectives.dpo import reference_of
+from finetune_trainer.train.objectives.answers import reference_of
 from support import networks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from finetune_trainer.train.data.dataset import Split
     from finetune_trainer.train.runtime.distributed import World
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]
@@ -79,8 +81,9 @@ def seen_reference(_network: Any, batch: pack.Batch) -> tuple[torch.Tensor, torc
     return batch.reference, batch.reference.new_zeros(0)
 
 
-def dpo_begins_at_its_reference(world: World, base: Path) -> None:
-    recipe = networks.recipe(base, objective={"type": "DPO"}, precision="BF16")
+def begins_at_its_reference(world: World, asked: tuple[Path, str, float]) -> None:
+    base, objective, expected = asked
+    recipe = networks.recipe(base, objective={"type": objective}, precision="BF16")
     network = networks.build(recipe, base, world)
     split = networks.random_split(documents=2, examples=PAIRS)
     rows = [[pair] for pair in range(world.rank, PAIRS, world.size)]
@@ -94,14 +97,20 @@ def dpo_begins_at_its_reference(world: World, base: Path) -> None:
     assert not torch.equal(reference, reference.bfloat16().float())
     loss, metrics = network.train()(batch)
     loss.backward()
-    expected = torch.full((len(rows),), math.log(2)).sum()
-    assert (loss.item(), metrics[0].item()) == (expected.item(), 0.0)
+    summed = torch.full((len(rows),), expected).sum()
+    assert (loss.item(), metrics[0].item(), metrics[-1].item()) == (summed.item(), 0.0, 0.0)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_dpo_in_bf16_begins_at_exactly_ln_2(base_model: Path, tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "objective", "expected"), [(1, "DPO", math.log(2)), (2, "DPO", math.log(2)), (2, "KTO", 0.5)]
+)
+def test_a_policy_in_bf16_begins_at_exactly_its_reference(
+    base_model: Path, tmp_path: Path, ranks: int, objective: str, expected: float
+) -> None:
     """The policy is its reference before the first step; FSDP2 must not round the reference with the inputs."""
-    networks.on_ranks(ranks, tmp_path / "rendezvous", dpo_begins_at_its_reference, base_model)
+    networks.on_ranks(
+        ranks, tmp_path / "rendezvous", begins_at_its_reference, (base_model, objective, expected)
+    )
 
 
 def one_rank_has_no_number(world: World, base: Path) -> None:
@@ -146,8 +155,10 @@ IN_BF16 = [
     Bf16("Full", "SFT", 2),
     Bf16("Full", "DPO", 1, "Full"),
     Bf16("Full", "Distillation", 1),
+    Bf16("Full", "KTO", 2),
     Bf16("LoRA", "SFT", 1, "Selective"),
     Bf16("LoRA", "DPO", 2),
+    Bf16("LoRA", "KTO", 1, "Full"),
     Bf16("LoRA", "Distillation", 2, "Full"),
     Bf16("DoRA", "SFT", 2, "Full"),
     Bf16("DoRA", "DPO", 1),
@@ -175,15 +186,22 @@ def mean_loss_and_norm(world: World, base: Path, case: Bf16, precision: str) -> 
     )
     torch.manual_seed(0)
     network = networks.build(recipe, base, world)
-    split = networks.random_split(documents=2 if case.objective == "DPO" else 1, examples=8)
+    split = networks.random_split(documents=2 if network.objective.has_reference else 1, examples=8)
+    if network.objective.has_reference:
+        split = replace(split, reference=of_equal_chances(split, network.vocabulary))
     batch = pack.collate(split, [[row] for row in range(world.rank, 8, world.size)], pad_id=0)
-    if case.objective == "DPO":
-        batch = replace(batch, reference=torch.zeros(len(batch.examples), 2))
     loss, _ = network.train()(batch)
     loss.backward()
     summed, count = world.total(loss.item(), network.objective.count(batch))
     norm: Any = torch.nn.utils.get_total_norm([weight.grad for weight in trained(network)])
     return [summed / count, norm.full_tensor().item() / count]
+
+
+def of_equal_chances(split: Split, vocabulary: int) -> np.ndarray:
+    """The reference to which all tokens are equally likely."""
+    targets = np.add.reduceat(split.loss_mask, split.offsets[:-1]) - split.loss_mask[split.offsets[:-1]]
+    reference: np.ndarray = -math.log(vocabulary) * targets.reshape(-1, 2).astype(np.float32)
+    return reference
 
 
 def in_both_precisions(world: World, folders: tuple[Path, Path]) -> None:

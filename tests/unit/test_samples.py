@@ -10,7 +10,14 @@ import pytest
 import yaml
 
 from demo.install import BASE_MODEL
-from finetune_crds import FineTuneJob, FineTuneJobSpec, ModelPromotion
+from finetune_crds import (
+    FineTuneJob,
+    FineTuneJobSpec,
+    JobReference,
+    ModelPromotion,
+    Recipe,
+    continuation,
+)
 from finetune_crds.reference import SAMPLES, sample_files
 from finetune_operator.finetunejob.decide import mistakes
 from finetune_operator.finetunejob.decide.accept import not_implemented
@@ -53,6 +60,8 @@ def needs(spec: FineTuneJobSpec) -> Iterator[str]:
     yield from ["a claim"] if claims(spec) else []
     prepare = spec.data.prepare
     yield from ["an account that may create pods"] if prepare and prepare.spark.executor_pods else []
+    resume_from = spec.checkpoint.resume_from if spec.checkpoint else None
+    yield from ["checkpoints of another job"] if resume_from else []
     yield from ["splits of another job"] if spec.data.splits and not spec.trainer.command else []
 
 
@@ -94,3 +103,14 @@ def test_the_rehearsal_on_cpus_changes_the_device_and_the_model_alone() -> None:
         "model": {"base": BASE_MODEL},
         "distributed": {"gpusPerNode": None, "device": "CPU"},
     }
+
+
+def test_the_sample_that_carries_a_run_on_may() -> None:
+    first, second = (job_of(SAMPLES / f"{name}.yaml") for name in ("lora", "carried-on"))
+    assert continuation.differences(continuation.settings(first), second) == []
+
+
+def job_of(sample: Path) -> Recipe:
+    (body,) = yaml.safe_load_all(sample.read_text(encoding="utf-8"))
+    name = body["metadata"]["name"]
+    return Recipe.of(JobReference(name=name, namespace="n", uid=name), FineTuneJob.model_validate(body).spec)

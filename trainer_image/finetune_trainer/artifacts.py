@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -10,9 +9,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
-import yaml
-
+from finetune_trainer import origin, parts
+from finetune_trainer.origin import WEIGHTS, Origin, is_weights
 from finetune_trainer.outcome import PodFailure, RecipeRefusedError, TrainingError
+from finetune_trainer.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,13 +22,8 @@ if TYPE_CHECKING:
     from finetune_trainer.cache import Cache
 
 _FIELD = "model.base"
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ckpt", ".npz")
-# Folders of MLflow's transformers flavor.
-_MLFLOW_MODEL, _MLFLOW_TOKENIZER = "model", "components/tokenizer"
-_ADAPTER_CONFIG = "adapter_config.json"
-# A saved tokenizer has at least one of these files.
-_TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _BASE_OF_ADAPTER = "base-of-adapter"
+_STORES, _NOT_FOUND = ("s3://", "s3a://", "models:/"), "ModelNotFound"
 _WHOLE = "whole"
 
 
@@ -40,23 +35,14 @@ class Source:
     tokenizer: the tokenizer, of the adapter where it has one.
     adapter: peft's adapter to the base, or None.
     adapter_of: how the adapter names its base, or None.
+    origin: where the base lies; None where it lies nowhere else.
     """
 
     base: Path
     tokenizer: Path
     adapter: Path | None = None
     adapter_of: str | None = None
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """The parts of one artifact; the base of an adapter may be another artifact."""
-
-    base: Path | None
-    tokenizer: Path | None
-    adapter: Path | None
-    adapter_of: str | None = None
-    revision: str | None = None
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +93,8 @@ def fetch(
         found = _fetch(uri, place, revision, without_weights=False)
         base = found if found.base is not None else _base_of(found, uri, place, without_weights=False)
     assert base.base is not None  # noqa: S101 - or it would have been refused
-    return Source(base.base, found.tokenizer or base.tokenizer or base.base, found.adapter, found.adapter_of)
+    tokenizer = found.tokenizer or base.tokenizer or base.base
+    return Source(base.base, tokenizer, found.adapter, found.of.uri if found.of else None, base.origin)
 
 
 def fetch_config(uri: str, to: Path, *, revision: str | None = None, cache: Cache | None = None) -> Path:
@@ -147,90 +134,74 @@ def _naming(wrong: str, right: str) -> Iterator[None]:
         raise
 
 
-def _base_of(adapter: _Parts, uri: str, place: _Place, *, without_weights: bool) -> _Parts:
-    """The base of an adapter that another artifact holds."""
-    name = adapter.adapter_of
-    if not name:
+def _base_of(adapter: Parts, uri: str, place: _Place, *, without_weights: bool) -> Parts:
+    """The base of an adapter that another artifact holds.
+
+    Raises:
+        RecipeRefusedError: it is gone, or its weights are not those that the adapter was trained on.
+    """
+    of = adapter.of
+    if of is None:
         raise RecipeRefusedError(
-            f"model.base {uri} is an adapter that names no base: set base_model_name_or_path in its {_ADAPTER_CONFIG}",
+            f"model.base {uri} is an adapter that names no base: set base_model_name_or_path in its adapter_config.json",
             reason="ModelNotLoadable",
         )
-    with _naming(f"{_FIELD} {name}", f"{_FIELD} {uri}, an adapter of {name},"):
-        base = _fetch(name, place.within(_BASE_OF_ADAPTER), adapter.revision, without_weights=without_weights)
-    if base.adapter is not None:
+    try:
+        with _naming(f"{_FIELD} {of.uri}", f"{_FIELD} {uri}, an adapter of {of.uri},"):
+            base = _fetch(
+                of.uri, place.within(_BASE_OF_ADAPTER), of.revision, without_weights=without_weights
+            )
+    except RecipeRefusedError as error:
+        if error.reason != _NOT_FOUND or not of.uri.startswith(_STORES):
+            raise
         raise RecipeRefusedError(
-            f"model.base {uri} is an adapter of {name}, which is an adapter itself: merge {name} into its base first",
+            f"model.base {uri} is an adapter of {of.uri}, which does not exist: bring it back, or start from another model",
+            reason=_NOT_FOUND,
+        ) from error
+    if base.base is None or base.adapter is not None:
+        raise RecipeRefusedError(
+            f"model.base {uri} is an adapter of {of.uri}, which is an adapter itself: merge {of.uri} into its base first",
             reason="ModelNotLoadable",
         )
-    return base
+    if of.digest is None or without_weights:
+        return base
+    found = origin.digest(base.base)
+    if found != of.digest:
+        raise RecipeRefusedError(
+            f"model.base {uri} is an adapter of {of.uri}, which has become another model: its digest is {found}, and that of "
+            f"what the adapter was trained on {of.digest}: put those files back, or start from another model",
+            reason="BaseChanged",
+        )
+    return replace(base, origin=replace(base.origin, digest=found) if base.origin else None)
 
 
-def _parts(folder: Path) -> _Parts:
-    """The parts of a folder that `save_pretrained` of transformers or peft wrote."""
-    tokenizer = folder if any((folder / name).exists() for name in _TOKENIZER_FILES) else None
-    config = folder / _ADAPTER_CONFIG
-    if not config.exists():
-        return _Parts(folder, tokenizer, None)
-    stored = json.loads(config.read_text(encoding="utf-8"))
-    return _Parts(None, tokenizer, folder, stored.get("base_model_name_or_path"), stored.get("revision"))
-
-
-def _mlflow_parts(folder: Path) -> _Parts:
-    """The parts of a folder that MLflow's transformers flavor wrote; of any other, those of a plain folder."""
-    flavor = _transformers_flavor(folder / "MLmodel")
-    model, inner = folder / flavor.get("model_binary", _MLFLOW_MODEL), folder / _MLFLOW_TOKENIZER
-    base = model if model.is_dir() else None
-    tokenizer = inner if inner.is_dir() else None
-    # NB: a merged model has its adapter beside it too; the flavor names only one that is still to be merged.
-    if "peft_adaptor" not in flavor:
-        plain = _parts(base or folder)
-        return replace(plain, tokenizer=tokenizer or plain.tokenizer)
-    return _Parts(
-        base,
-        tokenizer,
-        folder / flavor["peft_adaptor"],
-        flavor.get("local_base_model_path") or flavor.get("source_model_name"),
-        flavor.get("source_model_revision"),
-    )
-
-
-def _transformers_flavor(mlmodel: Path) -> dict[str, Any]:
-    """What MLflow's transformers flavor notes of a model; nothing where it did not save it."""
-    stored = yaml.safe_load(mlmodel.read_text(encoding="utf-8")) if mlmodel.exists() else None
-    found: dict[str, Any] = ((stored or {}).get("flavors") or {}).get("transformers") or {}
-    return found
-
-
-def _fetch(uri: str, place: _Place, revision: str | None, *, without_weights: bool) -> _Parts:
+def _fetch(uri: str, place: _Place, revision: str | None, *, without_weights: bool) -> Parts:
     if uri.startswith("/"):
-        return _parts(_on_volume(uri))
+        return parts.of_folder(_on_volume(uri), Origin(uri))
     if urlparse(uri).scheme in ("s3", "s3a"):
-        return _parts(_from_object_store(uri, place, without_weights=without_weights))
+        return parts.of_folder(_from_object_store(uri, place, without_weights=without_weights), Origin(uri))
     if uri.startswith("models:/"):
-        return _mlflow_parts(_from_mlflow(uri, place, without_weights=without_weights))
-    return _parts(_from_hub(uri, revision, place.cache, without_weights=without_weights))
-
-
-def is_weights(name: str) -> bool:
-    """Whether a file of a model holds its weights."""
-    return PurePosixPath(name).suffix in _WEIGHTS
+        return parts.of_version(*_from_mlflow(uri, place, without_weights=without_weights))
+    snapshot = _from_hub(uri, revision, place.cache, without_weights=without_weights)
+    return parts.of_folder(snapshot, Origin(uri, snapshot.name))
 
 
 def _not_found(uri: str, what_to_do: str) -> RecipeRefusedError:
-    return RecipeRefusedError(f"model.base {uri} does not exist: {what_to_do}", reason="ModelNotFound")
+    return RecipeRefusedError(f"model.base {uri} does not exist: {what_to_do}", reason=_NOT_FOUND)
 
 
 def _on_volume(uri: str) -> Path:
     if not Path(uri).is_dir():
         raise RecipeRefusedError(
             f"model.base {uri} does not exist in the pod: mount the volume in podTemplate or correct the path",
-            reason="ModelNotFound",
+            reason=_NOT_FOUND,
         )
     return Path(uri)
 
 
 def _from_object_store(uri: str, place: _Place, *, without_weights: bool) -> Path:
     import fsspec
+    from botocore.exceptions import NoCredentialsError
 
     files, root = fsspec.url_to_fs(uri)
     try:
@@ -240,6 +211,12 @@ def _from_object_store(uri: str, place: _Place, *, without_weights: bool) -> Pat
     except PermissionError as error:
         raise RecipeRefusedError(
             f"model.base {uri} may not be read with the pod's credentials: grant them access",
+            reason="ModelForbidden",
+        ) from error
+    except NoCredentialsError as error:
+        raise RecipeRefusedError(
+            f"model.base {uri} needs credentials and the environment has none: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, in a "
+            "pod by envFrom",
             reason="ModelForbidden",
         ) from error
     wanted = [name for name in listed if not (without_weights and is_weights(name))]
@@ -274,24 +251,43 @@ def _part(without_weights: bool) -> str:
     return "without weights" if without_weights else _WHOLE
 
 
-def _from_mlflow(uri: str, place: _Place, *, without_weights: bool) -> Path:
-    from mlflow import MlflowException
+def _from_mlflow(uri: str, place: _Place, *, without_weights: bool) -> tuple[Path, Origin]:
+    """The folder of a version, or one in it, and its URI with the number of the version in place of an alias."""
     from mlflow.store.artifact.models_artifact_repo import ModelsArtifactRepository
 
-    try:
-        repository = ModelsArtifactRepository(uri)
-    except MlflowException as error:
-        # NB: a missing alias answers INVALID_PARAMETER_VALUE, a missing model RESOURCE_DOES_NOT_EXIST.
-        if error.error_code in ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST"):
-            raise _not_found(uri, "name a model and an alias or version that the registry has") from error
-        raise
+    version, inner = ModelsArtifactRepository.split_models_uri(uri)
+    # NB: a missing alias answers INVALID_PARAMETER_VALUE.
+    with _refusing_what_is_not_there(uri, "INVALID_PARAMETER_VALUE"):
+        repository = ModelsArtifactRepository(version)
 
     def download(folder: Path) -> None:
-        for name in _mlflow_files(repository, ""):
+        for name in _mlflow_files(repository, inner):
             if not (without_weights and is_weights(name)):
                 repository.download_artifacts(name, str(folder))
 
-    return place.filled(lambda: _version_key(repository, uri), _part(without_weights), download)
+    part = " of ".join([_part(without_weights), *([inner] if inner else [])])
+    # NB: Unity Catalog answers only now for a version that it does not have.
+    with _refusing_what_is_not_there(uri):
+        folder = place.filled(lambda: _version_key(repository, version), part, download) / inner
+    if not folder.is_dir():
+        raise _not_found(uri, "name a folder that the version has")
+    if repository.model_name is None:
+        return folder, Origin(uri)
+    at = f"models:/{repository.model_name}/{repository.model_version}"
+    return folder, Origin(f"{at}/{inner}" if inner else at)
+
+
+@contextmanager
+def _refusing_what_is_not_there(uri: str, *codes: str) -> Iterator[None]:
+    """Refuse a model that MLflow does not have, which it says with RESOURCE_DOES_NOT_EXIST or one of the codes."""
+    from mlflow import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", *codes):
+            raise _not_found(uri, "name a model and an alias or version that the registry has") from error
+        raise
 
 
 def _version_key(repository: ModelsArtifactRepository, uri: str) -> Any:
@@ -354,7 +350,7 @@ def _snapshot(name: str, revision: str | None, cache: Cache | None, *, without_w
     """Download a Hub model, or what is missing of it: the Hub's client keeps what it has downloaded."""
     from huggingface_hub import snapshot_download
 
-    ignored = [f"*{suffix}" for suffix in _WEIGHTS] if without_weights else None
+    ignored = [f"*{suffix}" for suffix in WEIGHTS] if without_weights else None
 
     def download() -> Path:
         folder = cache.hub if cache else None

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from finetune_crds.data import Columns
+from finetune_crds.training import COLUMNS_OF_OBJECTIVE, ObjectiveType
 from finetune_trainer.outcome import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-Kind = Literal["text", "messages", "other"]
+    from finetune_crds.data import Data
+
+Kind = Literal["text", "messages", "label", "other"]
 
 # Names of prompt and response in common data sets.
 _PAIRS = (
@@ -22,13 +25,12 @@ _PAIRS = (
 )
 # Texts that data sets with such a pair keep beside it, and that belong to the prompt of some of their rows.
 _BESIDE_A_PAIR = ("input", "context")
-_PREFERENCE = ("prompt", "chosen", "rejected")
 
 
 class Column(NamedTuple):
     """A column of the data.
 
-    kind: text, messages (a list of {role, content}), or what no example is made of.
+    kind: text, messages (a list of {role, content}), label (a boolean or an integer), or what no example is made of.
     type: its type as the format of the data names it.
     """
 
@@ -37,23 +39,25 @@ class Column(NamedTuple):
     type: str
 
 
-def find(schema: Sequence[Column], where: str, *, dpo: bool, templates: Collection[str] = ()) -> Columns:
+def find(
+    schema: Sequence[Column], where: str, *, objective: ObjectiveType = "SFT", templates: Collection[str] = ()
+) -> Columns:
     """Return the columns that hold an example, by their well-known names.
 
-    For DPO: prompt, chosen and rejected. Otherwise: messages (and tools beside them), text, or one of the pairs of prompt and
-    response.
+    For DPO: prompt, chosen and rejected. For KTO: prompt, completion and label. Otherwise: messages (and tools beside them),
+    text, or one of the pairs of prompt and response.
 
     Args:
         schema: the columns of the data.
         where: the data, for errors.
-        dpo: whether examples are preferences.
-        templates: columns that the recipe's templates name; if any, the others hold no example. Not for preferences.
+        objective: what examples are for.
+        templates: columns that the recipe's templates name; if any, the others hold no example. Not for DPO and KTO.
 
     Raises:
         DataError: no columns are known to hold an example, or columns of more than one example are.
     """
-    if dpo:
-        return _preference(schema, where)
+    if objective in COLUMNS_OF_OBJECTIVE:
+        return _own(schema, where, objective)
     considered = [column for column in schema if column.name in templates] if templates else schema
     found = _examples(considered)
     if not found:
@@ -79,22 +83,53 @@ def find(schema: Sequence[Column], where: str, *, dpo: bool, templates: Collecti
     return found[0]
 
 
+def of_table(data: Data) -> Columns:
+    """Return the columns of an example in the splits: the preparation names the columns of its table itself."""
+    columns = data.columns
+    assert columns is not None  # noqa: S101 - the recipe names them, or they were found
+    if data.prepare is None:
+        return columns
+    if columns.type in COLUMNS_OF_OBJECTIVE.values():
+        return Columns(type=columns.type)
+    if data.prepare.conversation is not None or columns.messages is not None:
+        return Columns(type="Messages", tools=columns.tools and "tools")
+    if data.prepare.response_template is not None:
+        return Columns(type="PromptResponse")
+    if data.prepare.prompt_template is not None or columns.text is not None:
+        return Columns(type="Text")
+    return Columns(type="PromptResponse")
+
+
+def misfits(data: Data, objective: ObjectiveType) -> list[str]:
+    """Return what is wrong about the type of a recipe's columns beside its objective, a sentence each."""
+    if data.columns is None:
+        return []
+    return [
+        f"objective {name} and data.columns of type {kind} go together"
+        for name, kind in COLUMNS_OF_OBJECTIVE.items()
+        if (objective == name) != (data.columns.type == kind)
+    ]
+
+
 def described(columns: Columns) -> str:
     """Return columns as text, such as `prompt question, response answer`."""
-    roles = ("text", "messages", "tools", "prompt", "response", "chosen", "rejected")
+    roles = ("text", "messages", "tools", "prompt", "response", "chosen", "rejected", "completion", "label")
     named = {role: name for role in roles if (name := getattr(columns, role)) is not None}
     return ", ".join(role if role == name else f"{role} {name}" for role, name in named.items())
 
 
-def _preference(schema: Sequence[Column], where: str) -> Columns:
-    usable = {column.name for column in schema if column.kind != "other"}
-    if not usable.issuperset(_PREFERENCE):
+def _own(schema: Sequence[Column], where: str, objective: ObjectiveType) -> Columns:
+    wanted = Columns.model_validate({"type": COLUMNS_OF_OBJECTIVE[objective]})
+    kinds = {column.name: column.kind for column in schema}
+    usable = all(kinds.get(name) in ("text", "messages") for name in wanted.said)
+    if not usable or (wanted.label and kinds.get(wanted.label) not in ("text", "label")):
+        *others, last = wanted.named
         raise DataError(
             "ColumnsUnknown",
-            f"{where} does not have the columns prompt, chosen and rejected, which objective DPO needs: it has "
+            f"{where} does not have the columns {', '.join(others)} and {last}, which objective {objective} needs: it has "
             f"{_listed(schema)}; name them in data.columns",
         )
-    return Columns(type="Preference")
+    return wanted
 
 
 def _may_be_tools(column: Column) -> bool:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import hashlib
+import json
+import os
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from finetune_trainer import chat_templates
 from finetune_trainer.outcome import RecipeRefusedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+    from typing import Self
+
+    from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerBase
 
     from finetune_crds.training import Model
+
+# NB: the encodings of thousands of texts at once leave the processor's cache: a third of the speed is lost.
+_AT_ONCE = 256
 
 
 def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
@@ -39,6 +53,19 @@ def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
     # NB: it warns about longer texts; maxTokens and maxLength of the recipe decide about those.
     tokenizer.model_max_length = int(1e30)
     return tokenizer
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model's tokenizer, and the folder it was loaded from."""
+
+    folder: Path
+    tokenizer: PreTrainedTokenizerBase
+
+    @classmethod
+    def of(cls, model: Model, folder: Path) -> Self:
+        """Load it; raises as `load_tokenizer` does."""
+        return cls(folder, load_tokenizer(model, folder))
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -91,3 +118,84 @@ def check_same_vocabulary(
             f"first on {token!r} with id {number:,} in {base}: choose a teacher of the same family",
             reason="VocabularyMismatch",
         )
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """What tokenises texts: a model's tokenizer without its chat template."""
+
+    backend_tokenizer: Tokenizer
+    eos_token_id: int
+    split_special_tokens: bool
+
+
+def of_texts(tokenizer: PreTrainedTokenizerBase) -> Callable[[], TextTokenizer] | None:
+    """Return a function that loads the tokenizer of texts in any process; None for a tokenizer that is Python code.
+
+    NB: it travels with the code of a Spark task, as the driver loaded it: with what its configuration adds to its file. A worker
+    then need not import transformers and torch, which takes 3 s and 200 MB.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return None
+    text = zlib.compress(backend.to_str().encode())
+    return partial(
+        _from_text,
+        text,
+        int(tokenizer.eos_token_id),
+        split_special_tokens=bool(tokenizer.split_special_tokens),
+    )
+
+
+@lru_cache(maxsize=1)
+def _from_text(compressed: bytes, eos_token_id: int, *, split_special_tokens: bool) -> TextTokenizer:
+    from tokenizers import Tokenizer
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    backend = Tokenizer.from_str(zlib.decompress(compressed).decode())
+    return TextTokenizer(backend, eos_token_id, split_special_tokens)
+
+
+def encoded(
+    tokenizer: PreTrainedTokenizerBase | TextTokenizer, texts: Iterable[str], *, special: bool
+) -> Iterator[list[int]]:
+    """Yield the token ids of texts; `special`: with the tokens that the tokenizer puts around a text."""
+    backend, left = _backend(tokenizer), iter(texts)
+    while some := list(islice(left, _AT_ONCE)):
+        if backend is None:
+            assert not isinstance(tokenizer, TextTokenizer)  # noqa: S101 - it has one
+            yield from tokenizer(some, add_special_tokens=special)["input_ids"]
+        else:
+            yield from (one.ids for one in backend.encode_batch_fast(some, add_special_tokens=special))
+
+
+def with_offsets(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding | None:
+    """Return the tokens of a text and where they are in it; None for a tokenizer that is Python code."""
+    backend = _backend(tokenizer)
+    return None if backend is None else backend.encode(text, add_special_tokens=False)
+
+
+def _backend(tokenizer: PreTrainedTokenizerBase | TextTokenizer) -> Tokenizer | None:
+    backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        # NB: a tokenizer.json may enable truncation and padding, and does not have the third setting.
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = tokenizer.split_special_tokens
+    return backend
+
+
+def identity(tokenizer: PreTrainedTokenizerBase | TextTokenizer) -> list[object]:
+    """Return what decides on the tokens that a tokenizer makes of texts and conversations."""
+    backend = _backend(tokenizer)
+    if backend is not None:
+        text = backend.to_str()
+    else:
+        assert not isinstance(tokenizer, TextTokenizer)  # noqa: S101 - it has one
+        text = json.dumps(sorted(tokenizer.get_vocab().items()))
+    return [
+        hashlib.blake2b(text.encode()).hexdigest(),
+        getattr(tokenizer, "chat_template", None),
+        tokenizer.eos_token_id,
+        tokenizer.split_special_tokens,
+    ]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mlflow import MlflowClient
+    from mlflow.data.meta_dataset import MetaDataset
 
 _MAX_WAITING = 20_000
 _MAX_METRICS_A_CALL = 500
@@ -118,11 +119,19 @@ class Tracker:
         """Set tags, and overwrite existing ones."""
         self._enqueue(lambda: self._calls.append(lambda mlflow: self._log_tags(mlflow, tags)))
 
-    def dataset(self, path: str, *, name: str, digest: str, version: int | None = None) -> None:
-        """Log the training data: a version of a Delta table, or files where `version` is None."""
-        self._enqueue(
-            lambda: self._calls.append(lambda mlflow: self._log_dataset(mlflow, path, name, digest, version))
-        )
+    def dataset(
+        self, address: str, *, name: str, digest: str, version: int | None = None, use: str = "training"
+    ) -> None:
+        """Log data: a version of a Delta table by its path or its name, or files where `version` is None.
+
+        Args:
+            use: what the data is to the run, in MLflow's words its context.
+        """
+
+        def log(mlflow: MlflowClient) -> None:
+            self._log_dataset(mlflow, _dataset(address, version, name=name, digest=digest), use)
+
+        self._enqueue(lambda: self._calls.append(log))
 
     def artifacts(self, files: Sequence[Path], place: str) -> None:
         """Upload files to a folder of the run's artifacts, once.
@@ -243,32 +252,26 @@ class Tracker:
 
         mlflow.log_batch(self._run(), tags=[RunTag(name, value) for name, value in tags.items()])
 
-    def _log_dataset(
-        self, mlflow: MlflowClient, path: str, name: str, digest: str, version: int | None
-    ) -> None:
-        from mlflow.data.meta_dataset import MetaDataset
-        from mlflow.data.sources import (
-            DeltaDatasetSource,
-            LocalArtifactDatasetSource,
-            S3ArtifactDatasetSource,
-        )
+    def _log_dataset(self, mlflow: MlflowClient, dataset: MetaDataset, use: str) -> None:
         from mlflow.entities import DatasetInput, InputTag
 
-        if version is not None:
-            source = DeltaDatasetSource(path=path, delta_table_version=version)
-        elif path.startswith("/"):
-            source = LocalArtifactDatasetSource(path)
-        else:
-            source = S3ArtifactDatasetSource(path)
-        dataset = MetaDataset(source, name=name, digest=digest)
-        mlflow.log_inputs(
-            self._run(),
-            [DatasetInput(dataset._to_mlflow_entity(), [InputTag("mlflow.data.context", "training")])],  # noqa: SLF001
-        )
+        context = InputTag("mlflow.data.context", use)
+        mlflow.log_inputs(self._run(), [DatasetInput(dataset._to_mlflow_entity(), [context])])  # noqa: SLF001
 
     def _run(self) -> str:
         assert self.run_id is not None  # noqa: S101 - the thread runs only then
         return self.run_id
+
+
+def _dataset(address: str, version: int | None, *, name: str, digest: str) -> MetaDataset:
+    from mlflow.data.meta_dataset import MetaDataset
+    from mlflow.data.sources import DeltaDatasetSource, LocalArtifactDatasetSource, S3ArtifactDatasetSource
+
+    if version is not None:
+        place = {"path" if "/" in address else "delta_table_name": address}
+        return MetaDataset(DeltaDatasetSource(**place, delta_table_version=version), name=name, digest=digest)
+    source = LocalArtifactDatasetSource if address.startswith("/") else S3ArtifactDatasetSource
+    return MetaDataset(source(address), name=name, digest=digest)
 
 
 def first_line(error: Exception) -> str:

@@ -7,24 +7,28 @@ from finetune_crds.conditions import ConditionType
 from finetune_operator.controller.store import Store
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.registry.choose import registry_of
-from finetune_operator.settings import Settings
+from finetune_operator.settings import UNITY_CATALOG, Settings
 from finetune_operator.text import canonical
 
 
 def promoted_aliases(store: Store, settings: Settings, ftj: FineTuneJob) -> dict[str, str]:
-    """The ModelPromotions of the job's model in the same registry: namespace/name, by alias."""
+    """The ModelPromotions of the job's model in the same registry: namespace/name, by alias as the job spells it."""
     if ftj.spec is None or ftj.spec.register_ is None:
         return {}
-    registry = canonical(settings.servers(ftj.spec.tracking)[1])
+    wanted, registry = ftj.spec.register_, canonical(settings.servers(ftj.spec.tracking)[1])
+    plain = str.casefold if registry == UNITY_CATALOG else str
     found: dict[str, str] = {}
     for (namespace, name), body in sorted(store.of("ModelPromotion").items()):
         spec = body.get("spec") or {}
         if (
-            spec.get("model") == ftj.spec.register_.model
+            plain(str(spec.get("model"))) == plain(wanted.model)
             and registry_of(settings, spec.get("tracking") or {}) == registry
             and _keeps_its_alias(body)
         ):
-            found.setdefault(str(spec.get("alias")), f"{namespace}/{name}")
+            kept = str(spec.get("alias"))
+            spellings = [alias for alias in wanted.aliases if plain(alias) == plain(kept)]
+            for alias in spellings or [kept]:
+                found.setdefault(alias, f"{namespace}/{name}")
     return found
 
 

@@ -92,6 +92,14 @@ class PreparationLease:
 
 
 @dataclass(frozen=True)
+class Resumed:
+    """The FineTuneJob that checkpoint.resumeFrom names, None where it does not exist, and how many pods it still has."""
+
+    job: FineTuneJob | None = None
+    pods: int = 0
+
+
+@dataclass(frozen=True)
 class PodEvent:
     """An Event about a pod, with the time when it last occurred."""
 
@@ -148,7 +156,8 @@ class Observed:
     `rehearsal` is the answer to the dry runs that the decision asked for. `executors` are the pods of Spark's executors
     while it runs. `preparation` is the Databricks run that the status names, while it is followed. `applications` are the
     SparkApplications of a preparation that has them, until it is complete. `lease` is that of the preparation that the job is
-    about to begin; None where nothing is shared with other jobs.
+    about to begin; None where nothing is shared with other jobs. `resumed` is the job that checkpoint.resumeFrom names, until its
+    checkpoints are known.
     """
 
     jobs: Mapping[str, Json] = field(default_factory=dict)
@@ -165,6 +174,7 @@ class Observed:
     preparation: Preparation | None = None
     applications: Applications | None = None
     lease: PreparationLease | None = None
+    resumed: Resumed | None = None
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from finetune_operator.finetunejob.aliases import promoted_aliases
 from finetune_operator.finetunejob.applications import ApplicationReader
 from finetune_operator.finetunejob.cache import ChildCache
 from finetune_operator.finetunejob.children import is_alive
-from finetune_operator.finetunejob.decide import device
+from finetune_operator.finetunejob.decide import device, resume_from
 from finetune_operator.finetunejob.executors import ExecutorReader
-from finetune_operator.finetunejob.model import FineTuneJob, Observed
+from finetune_operator.finetunejob.model import FineTuneJob, Observed, Resumed
 from finetune_operator.finetunejob.nodes import NodeReader
 from finetune_operator.finetunejob.pod_events import PodEventReader
 from finetune_operator.finetunejob.polling import RunPoller
@@ -95,6 +95,7 @@ class FineTuneJobObserver:
 
         Raises:
             KubeError: the API server could not be read.
+            UnreadableStatusError: a newer version of the operator wrote the status of the job that this one carries on.
         """
         mlflow = await self.poller.poll(ftj)
         jobs, pods = await self.cache.jobs_and_pods(ftj)
@@ -120,7 +121,23 @@ class FineTuneJobObserver:
             preparation=await self.preparations.read(ftj),
             applications=applications,
             lease=await self.leases.read(ftj, jobs),
+            resumed=await self._resumed(ftj),
         )
+
+    async def _resumed(self, ftj: FineTuneJob) -> Resumed | None:
+        """The job whose checkpoints this one waits for; None where it waits for none.
+
+        NB: not from the cache, which may not know yet that it was resumed.
+        """
+        name = resume_from.job_to_look_at(ftj)
+        if name is None:
+            return None
+        body = await self.kube.get("FineTuneJob", ftj.namespace, name)
+        if body is None:
+            return Resumed()
+        job = read_finetunejob(body, self.settings.defaults)
+        _jobs, pods = await self.cache.jobs_and_pods(job)
+        return Resumed(job, sum(map(is_alive, pods)))
 
     async def observe_deletion(self, ftj: FineTuneJob) -> Observed:
         """What `decide_deletion` needs to know.

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from finetune_crds import catalog
 from finetune_crds.base import Json
 from finetune_crds.catalog import Catalog
+from finetune_crds.checkpoint import Checkpoint
 from finetune_crds.env import EnvVar
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.preparation import settings_digest
 from finetune_crds.status import Resolved
-from finetune_crds.training import LOW_RANK, SOFT_PROMPTS, Checkpoint
+from finetune_crds.training import LOW_RANK, SOFT_PROMPTS
 from finetune_operator import names
 from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.merge import containers, merge

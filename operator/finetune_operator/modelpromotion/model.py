@@ -78,7 +78,7 @@ class Observed:
 
     def alias(self, name: str) -> str | None:
         """The version that an alias points at."""
-        return self.model.aliases.get(name) if self.model else None
+        return self.model.holder(name) if self.model else None
 
     def lacks(self, version: str | None) -> bool:
         """Whether the version was read and does not exist."""

@@ -246,7 +246,7 @@ def _is_settled(promotion: Promotion, spec: ModelPromotionSpec, model: Registere
     cached model, that would look like drift.
     """
     status = promotion.status
-    holder = model.aliases.get(spec.alias) if model else None
+    holder = model.holder(spec.alias) if model else None
     return status.move is None and holder == status.promoted
 
 

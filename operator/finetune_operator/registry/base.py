@@ -14,12 +14,21 @@ from finetune_crds import contract
 class RegisteredModel:
     """A registered model, and the version that each of its aliases points at.
 
-    `created` distinguishes it from a model of the same name in another registry; None when it is unknown.
+    `created` distinguishes it from a model of the same name in another registry; None when it is unknown. `any_case`: whether
+    names that differ in case alone are one alias, as in Unity Catalog.
     """
 
     name: str
     aliases: Mapping[str, str] = field(default_factory=dict)
     created: datetime | None = field(default=None, compare=False)
+    any_case: bool = field(default=False, compare=False)
+
+    def holder(self, alias: str) -> str | None:
+        """The version that an alias points at."""
+        if not self.any_case:
+            return self.aliases.get(alias)
+        held = {name.casefold(): version for name, version in self.aliases.items()}
+        return held.get(alias.casefold())
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class UnityRegistry:
             except NotFound:
                 return None
             aliases = {str(item.alias_name): str(item.version_num) for item in found.aliases or []}
-            return RegisteredModel(name, aliases, from_milliseconds(found.created_at))
+            return RegisteredModel(name, aliases, from_milliseconds(found.created_at), any_case=True)
 
     def version(self, name: str, version: str) -> ModelVersion | None:
         """A version with its tags and the metrics of its run; None when it does not exist."""
@@ -112,8 +112,7 @@ class UnityRegistry:
         if not found:
             return None
         version, model = str(max(found)), self.model(name)
-        held = {alias.casefold(): number for alias, number in (model.aliases if model else {}).items()}
-        pointing = {alias for alias in aliases if held.get(alias.casefold()) == version}
+        pointing = {alias for alias in aliases if model and model.holder(alias) == version}
         return RegisteredVersion(name, version, frozenset(pointing))
 
     def set_alias(self, name: str, alias: str, version: str) -> None:

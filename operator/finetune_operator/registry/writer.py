@@ -193,8 +193,7 @@ async def _move(session: _Session, registry: Registry, alias: str, move: MoveAli
     held = await asyncio.to_thread(registry.model, model)
     if held and move.created and held.created not in (None, move.created):
         raise ModelReplaced(model)
-    aliases = dict(held.aliases) if held else {}
-    found = aliases.get(alias)
+    found = held.holder(alias) if held else None
     if found != move.to and move.expected not in (ANYWHERE, found):
         raise AliasMoved(model, alias, found, move.expected)
     if move.to is None:
@@ -202,14 +201,15 @@ async def _move(session: _Session, registry: Registry, alias: str, move: MoveAli
             return
         await session.write(registry.delete_alias, model, alias)
     else:
-        if move.source is not None and aliases.get(move.source) != move.to:
-            raise AliasMoved(model, move.source, aliases.get(move.source), move.to)
+        source = held.holder(move.source) if held and move.source is not None else None
+        if move.source is not None and source != move.to:
+            raise AliasMoved(model, move.source, source, move.to)
         await _tag(session, registry, move)
         if found == move.to:
             return
         await session.write(registry.set_alias, model, alias, move.to)
     written = await asyncio.to_thread(registry.model, model)
-    after = written.aliases.get(alias) if written else None
+    after = written.holder(alias) if written else None
     if after != move.to:
         raise AliasMoved(model, alias, after, move.to)
     log.info("alias %s of %s %s; before, it %s", alias, model, _points(after), _pointed(found))

@@ -11,7 +11,6 @@ from support.cells import TABLE, WARNINGS, Cell, Models, check
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from support.pods import Pod
     from support.training import Mlflow, Trained
@@ -29,11 +28,8 @@ def test_what_is_trained_is_what_is_loaded_again(
     cell: Cell,
     ranks: int,
     pod: Pod,
-    base_model: Path,
-    preferences: Path,
-    teacher: Path,
+    models: Models,
     mlflow_of_test: Callable[[Trained | None], Mlflow],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    models = Models(base_model, preferences, teacher)
     check(replace(cell, ranks=ranks), pod, models, mlflow_of_test(None), capsys)

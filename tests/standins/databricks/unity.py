@@ -51,6 +51,7 @@ class Version:
             "version": str(number),
             "run_id": self.run_id,
             "run_tracking_server_id": self.workspace_id,
+            "run_workspace_id": self.workspace_id,
             "status": self.status,
             "source": self.source,
             "model_id": self.model_id,

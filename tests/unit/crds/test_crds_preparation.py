@@ -47,6 +47,7 @@ SAME: dict[str, Json] = {
     "a version by its time": {"source": SOURCE | {"versionTime": "2026-08-01T12:00:00Z"}},
     "a revision of an evaluation set": {"prepare": evaluation(revision="main")},
     "a cache of models": {"model": {"base": "org/base", "cache": {"claimName": "models"}}},
+    "an adapter that goes on": {"model": {"base": "org/base", "adapter": "Continue"}},
     "another training": {"training": {"maxSteps": 5}, "method": {"type": "LoRA"}},
     "another objective on the same examples": {"objective": {"lossOn": "All"}},
 }  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from finetune_crds import FineTuneJobSpec, JobReference, Recipe, RecipeError
+from finetune_crds.status import DataStatus
 
 Json = dict[str, Any]
 JOB = JobReference(name="tune", namespace="team", uid="u1")
@@ -65,7 +66,7 @@ SAME: dict[str, Recipe] = {
     "another MLflow run": recipe(tracking={"runName": "other", "tags": {"a": "b"}}),
     "a default written out": recipe(training={"seed": 42}, method={"type": "Full"}),
     "a cache of models": recipe(model={"base": "/models/base", "cache": {"claimName": "models"}}),
-    "the digest of its rows": recipe().model_copy(update={"data_digest": "c0ffee"}),
+    "what was prepared": recipe().model_copy(update={"prepared": DataStatus(digest="c0ffee")}),
     "another cluster": recipe(runPolicy={"maxRestarts": 0}, podTemplate={"spec": {}}),
 }
 OTHER: dict[str, Recipe] = {

@@ -29,6 +29,7 @@ JOB, PROMOTION = field_reference(FineTuneJob), field_reference(ModelPromotion)
         (JOB, "spec", "podTemplate", "object"),
         (JOB, "spec.training", "perDeviceBatchSize", "integer of at least 1"),
         (JOB, "spec.training", "learningRate", "number above 0, up to 10"),
+        (JOB, "spec.training.optimizer", "beta1", "number of at least 0, below 1"),
         (JOB, "spec.distributed", "port", "integer from 1,024 to 65,535"),
         (JOB, "spec.distributed", "strategy", "`FSDP` or `HSDP` or `DDP`"),
         (JOB, "spec.runPolicy", "fatalExitCodes", "list of integer from 1 to 255"),

@@ -81,7 +81,7 @@ def test_the_defaults_of_jobs_are_read_from_a_file(tmp_path: Path) -> None:
 WRONG_DEFAULTS: dict[str, tuple[str | None, str]] = {
     "no file": (None, "cannot be read: "),
     "no YAML": ("storage: [", "cannot be read: while parsing"),
-    "an unknown key": ("storge: s3://b", "are wrong at storge: Extra inputs are not permitted"),
+    "an unknown key": ("storge: s3://b", "are wrong at storge: there is no such field"),
     "a wrong value": ("checkpoint: {keep: 0}", "are wrong at checkpoint.keep: "),
 }
 

@@ -10,7 +10,9 @@ import mlflow
 import pytest
 import yaml
 
-from finetune_trainer.artifacts import Source, fetch, fetch_tokenizer
+from finetune_trainer import origin
+from finetune_trainer.artifacts import Source, fetch, fetch_config, fetch_tokenizer
+from finetune_trainer.origin import Origin
 from finetune_trainer.outcome import RecipeRefusedError, TrainingError
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ FILES = {
     "sub/merges.txt": b"a b",
 }
 TOKENIZER = sorted(name for name in FILES if "safetensors" not in name)
+BASE = "s3://bucket/models/base"
 
 
 def names(folder: Path) -> list[str]:
@@ -83,7 +86,8 @@ def adapter(base: str | None, **config: str) -> dict[str, bytes]:
 
 
 def test_folder_of_a_volume_is_used_where_it_is(tmp_path: Path) -> None:
-    assert fetch(str(tmp_path), tmp_path / "to") == Source(tmp_path, tmp_path)
+    expected = Source(tmp_path, tmp_path, origin=Origin(str(tmp_path)))
+    assert fetch(str(tmp_path), tmp_path / "to") == expected
     assert not (tmp_path / "to").exists()
 
 
@@ -107,22 +111,32 @@ LOGGED: dict[str, tuple[dict[str, bytes], dict[str, str], dict[str, str | None]]
     "a model": (
         under("model", FILES),
         {"model_binary": "model"},
-        {"base": "model", "adapter": None, "adapter_of": None},
+        {"base": "model", "adapter": None, "adapter_of": None, "origin": "models:/logged/1/model"},
     ),
     "a merged adapter": (
         {**under("model", FILES), **under("peft", adapter("s3://bucket/models/base"))},
         {"model_binary": "model", "source_model_name": "s3://bucket/models/base"},
-        {"base": "model", "adapter": None, "adapter_of": None},
+        {"base": "model", "adapter": None, "adapter_of": None, "origin": "models:/logged/1/model"},
     ),
     "an adapter with a copy of its base": (
         {**under("model", FILES), **under("peft", adapter("s3://bucket/models/base"))},
         {"model_binary": "model", "peft_adaptor": "peft", "source_model_name": "s3://bucket/models/base"},
-        {"base": "model", "adapter": "peft", "adapter_of": "s3://bucket/models/base"},
+        {
+            "base": "model",
+            "adapter": "peft",
+            "adapter_of": "s3://bucket/models/base",
+            "origin": "models:/logged/1/model",
+        },
     ),
     "an adapter of an object store's base": (
         under("peft", adapter("elsewhere")),
         {"peft_adaptor": "peft", "source_model_name": "s3://bucket/models/base"},
-        {"base": "base-of-adapter", "adapter": "peft", "adapter_of": "s3://bucket/models/base"},
+        {
+            "base": "base-of-adapter",
+            "adapter": "peft",
+            "adapter_of": "s3://bucket/models/base",
+            "origin": "s3://bucket/models/base",
+        },
     ),
 }
 
@@ -134,11 +148,16 @@ def test_the_parts_of_a_registered_model(kind: str, tmp_path: Path, register: Re
     uri = register("logged", {**files, "components/tokenizer/tokenizer.json": b"{}"}, **flavor)
     to = tmp_path / "to"
     found = fetch(uri, to)
+    assert found.origin is not None
     relative: dict[str, Any] = {
         name: str(value.relative_to(to)) if hasattr(value, "relative_to") else value
-        for name, value in vars(found).items()
+        for name, value in (vars(found) | {"origin": found.origin.uri}).items()
     }
     assert relative == {**expected, "tokenizer": "components/tokenizer"}
+    # The base is found where it says.
+    again = fetch(found.origin.uri, tmp_path / "again")
+    assert (again.adapter, again.origin) == (None, found.origin)
+    assert origin.digest(again.base) == origin.digest(found.base)
     assert (found.base / "model-00001.safetensors").read_bytes() == b"weights"
     tokenizer = fetch_tokenizer(uri, tmp_path / "tokenizer")
     assert tokenizer == tmp_path / "tokenizer/components/tokenizer"
@@ -150,9 +169,9 @@ def test_an_adapter_in_a_folder_brings_its_base_and_keeps_its_tokenizer(tmp_path
     bare = save(adapter("s3://bucket/models/base"), tmp_path / "bare")
     own = save({**adapter("s3://bucket/models/base"), "tokenizer.json": b"own"}, tmp_path / "own")
     base = tmp_path / "to/base-of-adapter"
-    assert fetch(str(bare), tmp_path / "to") == Source(base, base, bare, "s3://bucket/models/base")
+    assert fetch(str(bare), tmp_path / "to") == Source(base, base, bare, BASE, Origin(BASE))
     assert names(base) == sorted(FILES)
-    assert fetch(str(own), tmp_path / "to") == Source(base, own, own, "s3://bucket/models/base")
+    assert fetch(str(own), tmp_path / "to") == Source(base, own, own, BASE, Origin(BASE))
     assert names(fetch_tokenizer(str(bare), tmp_path / "tokenizer")) == TOKENIZER
     assert fetch_tokenizer(str(own), tmp_path / "unused") == own
     assert not (tmp_path / "unused").exists()
@@ -177,6 +196,60 @@ def test_an_adapter_without_a_way_to_its_base_is_refused(tmp_path: Path) -> None
         "objective.distillation.teacher /adapter is an adapter of /first, which is an adapter itself: merge /first "
         "into its base first"
     )
+
+
+def noting(of: Origin, folder: Path) -> str:
+    """An adapter in a folder that names its base by a note, and another one in its configuration."""
+    save(adapter("elsewhere"), folder)
+    origin.note(of, folder)
+    return str(folder)
+
+
+NAMED = {
+    "an object store's": (BASE, "base-of-adapter"),
+    "a version's": ("models:/plain/1/model", "base-of-adapter/model"),
+}
+
+
+@pytest.mark.usefixtures("bucket")
+@pytest.mark.parametrize(("uri", "folder"), NAMED.values(), ids=NAMED)
+def test_the_base_that_an_adapter_names_is_the_one_that_it_was_trained_on(
+    uri: str, folder: str, tmp_path: Path, register: Register
+) -> None:
+    register("plain", under("model", FILES), model_binary="model")
+    of = Origin(uri, digest=origin.digest(save(FILES, tmp_path / "base")))
+    named = noting(of, tmp_path / "adapter")
+    found = fetch(named, tmp_path / "to")
+    assert found == Source(tmp_path / "to" / folder, found.base, tmp_path / "adapter", uri, of)
+    # Where the weights are not needed, they are neither fetched nor compared.
+    config = fetch_config(named, tmp_path / "config")
+    assert names(config) == TOKENIZER
+
+
+GONE = {
+    "s3://bucket/nothing": "does not exist: bring it back, or start from another model",
+    "models:/nothing/1/model": "does not exist: bring it back, or start from another model",
+    "models:/plain/1/nothing": "does not exist: bring it back, or start from another model",
+    BASE: "has become another model: its digest is DIGEST, and that of what the adapter was trained on sha256:0: put those files "
+    "back, or start from another model",
+}
+
+
+@pytest.mark.usefixtures("bucket")
+@pytest.mark.parametrize(("uri", "sentence"), GONE.items(), ids=GONE)
+def test_a_base_that_is_gone_or_another_one_is_refused(
+    uri: str, sentence: str, tmp_path: Path, register: Register
+) -> None:
+    register("plain", under("model", FILES), model_binary="model")
+    named = noting(Origin(uri, digest="sha256:0"), tmp_path / "adapter")
+    for field in ("model.base", "objective.distillation.teacher"):
+        with pytest.raises(RecipeRefusedError) as refused:
+            fetch(named, tmp_path / "to", field=field)
+        expected = f"{field} {named} is an adapter of {uri}, which {sentence}"
+        assert refused.value.message == expected.replace(
+            "DIGEST", origin.digest(save(FILES, tmp_path / "base"))
+        )
+        assert refused.value.reason == ("BaseChanged" if uri == BASE else "ModelNotFound")
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -207,9 +280,10 @@ def test_hub(tmp_path: Path, hub: Path) -> None:
     base = hub / "models--org--base/snapshots" / COMMIT
     adapted = hub / "models--org--adapter/snapshots" / COMMIT
     to = tmp_path / "to"
-    assert fetch("org/base", to) == Source(base, base)
-    assert fetch("org/base", to, revision=COMMIT) == Source(base, base)
-    assert fetch("org/adapter", to) == Source(base, base, adapted, "org/base")
+    at = Origin("org/base", COMMIT)
+    assert fetch("org/base", to) == Source(base, base, origin=at)
+    assert fetch("org/base", to, revision=COMMIT) == Source(base, base, origin=at)
+    assert fetch("org/adapter", to) == Source(base, base, adapted, "org/base", at)
     assert fetch_tokenizer("org/base", to) == base
     assert not to.exists()
     with pytest.raises(TrainingError) as failed:
@@ -252,3 +326,21 @@ def test_missing(uri: str, sentence: str, tmp_path: Path, register: Register) ->
     with pytest.raises(RecipeRefusedError) as refused:
         fetch(uri, tmp_path / "to")
     assert (refused.value.reason, refused.value.message) == ("ModelNotFound", sentence)
+
+
+def test_a_store_without_credentials_is_refused_with_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/dev/null")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    with pytest.raises(RecipeRefusedError) as refused:
+        fetch(BASE, tmp_path)
+    assert (refused.value.reason, str(refused.value)) == (
+        "ModelForbidden",
+        f"model.base {BASE} needs credentials and the environment has none: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, in a pod "
+        "by envFrom",
+    )

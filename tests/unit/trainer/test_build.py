@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from finetune_trainer.train import build
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model.network import Network, trained
 from finetune_trainer.train.model.optimizer import adamw
-from finetune_trainer.train.objectives.dpo import reference_of
+from finetune_trainer.train.objectives.answers import reference_of
 from finetune_trainer.train.objectives.sft import Sft
 from support import networks
 
@@ -45,6 +45,24 @@ def test_the_objective_is_back_after_the_check(base_model: Path, method: str) ->
         assert isinstance(networks.build(recipe, base_model, world).objective, Sft)
 
 
+OBJECTIVES: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
+    "SFT": ({"type": "SFT"}, {"label_smoothing": 0.0}),
+    "smoothed SFT": ({"type": "SFT", "labelSmoothing": 0.1}, {"label_smoothing": 0.1}),
+    "DPO": ({"type": "DPO"}, {"beta": 0.1, "label_smoothing": 0.0}),
+    "smoothed DPO": (
+        {"type": "DPO", "dpo": {"beta": 0.3, "labelSmoothing": 0.2}},
+        {"beta": 0.3, "label_smoothing": 0.2},
+    ),
+}
+
+
+@pytest.mark.parametrize(("objective", "expected"), OBJECTIVES.values(), ids=OBJECTIVES)
+def test_an_objective_has_the_parameters_of_the_recipe(
+    base_model: Path, objective: dict[str, Any], expected: dict[str, float]
+) -> None:
+    assert vars(build._objective(networks.recipe(base_model, objective=objective), None)) == expected
+
+
 def test_the_output_layer_learns_after_passes_without_gradients(base_model: Path) -> None:
     """The reference and evaluations must leave the root's weights sharded, or nothing trains and keeps them."""
     recipe = networks.recipe(base_model, objective={"type": "DPO"}, learningRate=1e-2)
@@ -52,7 +70,7 @@ def test_the_output_layer_learns_after_passes_without_gradients(base_model: Path
     with networks.alone() as world:
         network = networks.build(recipe, base_model, world)
         batch = pack.collate(split, [[0, 1, 2, 3]], pad_id=0)
-        reference = reference_of(network, [batch], world, pairs=4)
+        reference = reference_of(network, [batch], world, 4)
         assert {type(weight) for weight in trained(network)} == {DTensor}
         optimizer = adamw(network, recipe.training)
         before = {name: weight.full_tensor().clone() for name, weight in network.named_parameters()}

@@ -6,25 +6,34 @@ from typing import Any
 
 import pytest
 
-from finetune_crds.data import Columns
-from finetune_trainer.columns import Column, Kind, described, find
+from finetune_crds.chat import Conversation
+from finetune_crds.data import Columns, Data
+from finetune_crds.prepare import Prepare
+from finetune_trainer.columns import Column, Kind, described, find, of_table
 from finetune_trainer.outcome import DataError
 
 Json = dict[str, Any]
-TYPES: dict[Kind, str] = {"text": "string", "messages": "array<struct<role,content>>", "other": "bigint"}
+TYPES: dict[Kind, str] = {
+    "text": "string",
+    "messages": "array<struct<role,content>>",
+    "label": "boolean",
+    "other": "double",
+}
 
 
-def schema(*texts: str, messages: str = "", other: str = "") -> list[Column]:
+def schema(*texts: str, messages: str = "", label: str = "", other: str = "") -> list[Column]:
     """A schema with these columns of each kind."""
     names: dict[Kind, tuple[str, ...]] = {
         "text": texts,
         "messages": tuple(messages.split()),
+        "label": tuple(label.split()),
         "other": tuple(other.split()),
     }
     return [Column(name, kind, TYPES[kind]) for kind, all_names in names.items() for name in all_names]
 
 
 PREFERENCE: Json = {"type": "Preference", "prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
+UNPAIRED: Json = {"type": "Unpaired", "prompt": "prompt", "completion": "completion", "label": "label"}
 FOUND: dict[str, tuple[list[Column], Json, Json]] = {
     "messages": (schema("id", "prompt", messages="messages"), {}, {"type": "Messages"}),
     "messages and tools": (
@@ -37,7 +46,7 @@ FOUND: dict[str, tuple[list[Column], Json, Json]] = {
         {},
         {"type": "Messages"},
     ),
-    "text": (schema("id", "text", "source", other="label"), {}, {"type": "Text"}),
+    "text": (schema("id", "text", "source", label="label"), {}, {"type": "Text"}),
     "prompt and response": (
         schema("prompt", "response"),
         {},
@@ -68,11 +77,26 @@ FOUND: dict[str, tuple[list[Column], Json, Json]] = {
         {},
         {"type": "Text"},
     ),
-    "preferences for DPO": (schema("prompt", "chosen", "rejected"), {"dpo": True}, PREFERENCE),
+    "preferences for DPO": (schema("prompt", "chosen", "rejected"), {"objective": "DPO"}, PREFERENCE),
     "preferences for DPO beside other examples, some of them lists": (
         schema("prompt", "response", "text", messages="chosen rejected messages"),
-        {"dpo": True, "templates": ("prompt",)},
+        {"objective": "DPO", "templates": ("prompt",)},
         PREFERENCE,
+    ),
+    "unpaired preferences for KTO": (
+        schema("prompt", "completion", label="label"),
+        {"objective": "KTO"},
+        UNPAIRED,
+    ),
+    "unpaired preferences with labels that are text": (
+        schema("prompt", "label", "text", messages="completion"),
+        {"objective": "KTO", "templates": ("prompt",)},
+        UNPAIRED,
+    ),
+    "labels are no examples for another objective": (
+        schema("prompt", "completion", label="label"),
+        {"objective": "Distillation"},
+        {"type": "PromptResponse", "prompt": "prompt", "response": "completion"},
     ),
     "preferences are no examples for another objective": (
         schema("prompt", "chosen", "rejected", "text"),
@@ -91,8 +115,7 @@ FOUND: dict[str, tuple[list[Column], Json, Json]] = {
 def test_columns_are_known_by_their_names_and_types(
     columns: list[Column], asked: Json, expected: Json
 ) -> None:
-    options: Json = {"dpo": False} | asked
-    assert find(columns, "/corpus", **options) == Columns.model_validate(expected)
+    assert find(columns, "/corpus", **asked) == Columns.model_validate(expected)
 
 
 NAME = "; name them in data.columns"
@@ -100,7 +123,7 @@ REFUSED: dict[str, tuple[list[Column], Json, str]] = {
     "nothing known": (
         schema("title", "body", other="score"),
         {},
-        "ColumnsUnknown: /corpus has no columns that are known to hold an example: it has body (string), score (bigint), "
+        "ColumnsUnknown: /corpus has no columns that are known to hold an example: it has body (string), score (double), "
         f"title (string){NAME}",
     ),
     "no columns": (
@@ -122,9 +145,15 @@ REFUSED: dict[str, tuple[list[Column], Json, str]] = {
     ),
     "DPO without preferences": (
         schema("prompt", "chosen", other="rejected"),
-        {"dpo": True},
+        {"objective": "DPO"},
         "ColumnsUnknown: /corpus does not have the columns prompt, chosen and rejected, which objective DPO needs: it "
-        f"has chosen (string), prompt (string), rejected (bigint){NAME}",
+        f"has chosen (string), prompt (string), rejected (double){NAME}",
+    ),
+    "KTO with labels that are none": (
+        schema("prompt", "completion", other="label"),
+        {"objective": "KTO"},
+        "ColumnsUnknown: /corpus does not have the columns prompt, completion and label, which objective KTO needs: it has "
+        f"completion (string), label (double), prompt (string){NAME}",
     ),
     "two kinds": (
         schema("text", "question", "answer", messages="messages"),
@@ -150,9 +179,8 @@ REFUSED: dict[str, tuple[list[Column], Json, str]] = {
 
 @pytest.mark.parametrize(("columns", "asked", "sentence"), REFUSED.values(), ids=REFUSED)
 def test_what_is_not_clear_is_refused_by_name(columns: list[Column], asked: Json, sentence: str) -> None:
-    options: Json = {"dpo": False} | asked
     with pytest.raises(DataError) as refused:
-        find(columns, "/corpus", **options)
+        find(columns, "/corpus", **asked)
     assert f"{refused.value.reason}: {refused.value.message}" == sentence
 
 
@@ -160,3 +188,42 @@ def test_columns_are_described_by_what_they_are() -> None:
     assert described(Columns(type="Preference", prompt="ask", chosen="good", rejected="rejected")) == (
         "prompt ask, chosen good, rejected"
     )
+    assert described(Columns(type="Unpaired", label="thumb")) == "prompt, completion, label thumb"
+
+
+PREPARED = Prepare(output="/splits")
+
+
+TEMPLATED = Prepare(output="/splits", prompt_template="{a}")
+
+
+TURNS = Prepare(output="/splits", prompt_template="{a}", conversation=Conversation())
+
+
+BOTH_TEMPLATES = Prepare(output="/splits", prompt_template="{a}", response_template="{b}")
+
+
+@pytest.mark.parametrize(
+    ("columns", "prepare", "expected"),
+    [
+        (Columns(type="Text", text="body"), None, Columns(type="Text", text="body")),
+        (Columns(type="Text", text="body"), PREPARED, Columns(type="Text", text="text")),
+        (Columns(type="PromptResponse", prompt="q", response="a"), PREPARED, Columns(type="PromptResponse")),
+        (Columns(type="Messages", messages="chat"), PREPARED, Columns(type="Messages", messages="messages")),
+        (Columns(type="Messages", tools="functions"), PREPARED, Columns(type="Messages", tools="tools")),
+        (Columns(type="Messages", tools="functions"), None, Columns(type="Messages", tools="functions")),
+        (Columns(type="Preference", prompt="q"), TURNS, Columns(type="Preference")),
+        (Columns(type="PromptResponse", prompt="q", response="a"), TURNS, Columns(type="Messages")),
+        (Columns(type="Text", text="body"), TEMPLATED, Columns(type="Text", text="text")),
+        (
+            Columns(type="PromptResponse", prompt="q", response="a"),
+            TEMPLATED,
+            Columns(type="Text", text="text"),
+        ),
+        (Columns(type="Text", text="body"), BOTH_TEMPLATES, Columns(type="PromptResponse")),
+    ],
+)
+def test_a_prepared_table_has_columns_of_its_own_making(
+    columns: Columns, prepare: Prepare | None, expected: Columns
+) -> None:
+    assert of_table(Data(columns=columns, prepare=prepare)) == expected

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from finetune_crds.training import Training
-from finetune_trainer.train.checkpoint.checkpointer import Progress
+from finetune_trainer.train.checkpoint.progress import Progress
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.data.feed import Collator, Examples
 from finetune_trainer.train.evaluator import Evaluator

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from finetune_crds import contract
-from finetune_trainer.train.checkpoint.checkpointer import Progress
+from finetune_trainer.train.checkpoint.progress import Progress
 from finetune_trainer.train.model import speed
 from finetune_trainer.train.objectives.dpo import Dpo
 from finetune_trainer.train.reporter import Reporter

@@ -151,6 +151,21 @@ def test_samples_wait_for_mlflow_and_hold_nobody_up(
     assert capsys.readouterr().out == ""
 
 
+def test_a_table_is_a_dataset_by_its_path_or_its_name(mlflow: Mlflow) -> None:
+    tracker = Tracker(mlflow.run_id, connect=mlflow.client)
+    for address in ("s3://lake/raw", "main.llm.raw"):
+        tracker.dataset(address, name=address, digest="version-3", version=3, use="source")
+    tracker.close(30)
+    used = mlflow.client().get_run(mlflow.run_id).inputs.dataset_inputs
+    assert {tag.value for each in used for tag in each.tags} == {"source"}
+    found = {each.dataset.name: json.loads(each.dataset.source) for each in used}
+    assert {name: (source.get("path"), source.get("delta_table_name")) for name, source in found.items()} == {
+        "s3://lake/raw": ("s3://lake/raw", None),
+        "main.llm.raw": (None, "main.llm.raw"),
+    }
+    assert {source["delta_table_version"] for source in found.values()} == {3}
+
+
 def test_files_are_named_as_the_dataset_too(mlflow: Mlflow) -> None:
     tracker = Tracker(mlflow.run_id, connect=mlflow.client)
     for uri in ("/data/train.jsonl", "s3://bucket/train"):

@@ -1,4 +1,4 @@
-"""Renders conversations with the model's chat template, in Spark's Python workers.
+"""What the model's chat template refuses, in Spark's Python workers.
 
 NB: of a worker's exception only the text reaches the driver.
 """
@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from finetune_trainer import chat_templates, turns
+from finetune_trainer import chat_templates
 from finetune_trainer.outcome import DataError, RecipeRefusedError
 from finetune_trainer.prep import jinja_template
-from finetune_trainer.prep.plan import CHOSEN, MESSAGES, PROMPT, REJECTED, TOOLS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,36 +22,16 @@ if TYPE_CHECKING:
 _MARK = "the chat template of the model fails on "
 
 
-def texts(tokenizer: PreTrainedTokenizerBase, example: Mapping[str, Any]) -> list[str]:
-    """Return the texts that training makes of an example: its conversation, or the prompt of a preference with either answer.
+def refusal(example: Mapping[str, Any], error: DataError) -> ValueError:
+    """Return the error of an example that the chat template does not take; `failure` finds its sentence in what Spark says.
 
     Args:
         example: columns of the table, by name.
-
-    Raises:
-        ValueError: the template does not take it; `failure` finds the sentence in what Spark says of it.
+        error: what `documents` says of it; its cause is what the template says.
     """
-    given = (
-        [example[MESSAGES]] if MESSAGES in example else [example[PROMPT], example[CHOSEN], example[REJECTED]]
-    )
-    try:
-        return [
-            chat_templates.render(tokenizer, conversation, turns.tools(example.get(TOOLS)))
-            for conversation in _conversations([turns.messages(messages) for messages in given])
-        ]
-    except chat_templates.FAILURES as error:
-        roles = ", ".join(str(turn["role"]) for messages in given for turn in messages)
-        raise ValueError(f"{_MARK}a conversation of the roles {roles}: {error}") from error
-
-
-def _conversations(given: list[list[turns.Message]]) -> list[list[turns.Message]]:
-    if len(given) == 1:
-        return given
-    prompt, *answers = given
-    replies = [turns.reply(prompt, answer) for answer in answers]
-    if any(all(turns.is_blank(message) for message in reply) for reply in replies):
-        raise ValueError("an answer adds nothing to the prompt")
-    return [[*prompt, *reply] for reply in replies]
+    spoken = [value for value in example.values() if isinstance(value, list)]
+    roles = ", ".join(str(turn["role"]) for messages in spoken for turn in messages)
+    return ValueError(f"{_MARK}a conversation of the roles {roles}: {error.__cause__ or error}")
 
 
 def check(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:

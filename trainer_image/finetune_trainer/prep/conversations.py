@@ -13,7 +13,7 @@ from pyspark.sql.types import ArrayType, MapType, NullType, StringType, StructFi
 
 from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import source
-from finetune_trainer.prep.plan import CHOSEN, MESSAGES, PROMPT, REJECTED, RESPONSE, TOOLS
+from finetune_trainer.prep.plan import MESSAGES, PROMPT, RESPONSE, TOOLS
 from finetune_trainer.prep.template import quoted
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def made(form: Form) -> list[Column]:
         found = [sf.col(quoted(form.messages)).alias(MESSAGES)]
         return found + ([sf.col(quoted(form.tools)).alias(TOOLS)] if form.tools else [])
     rendered = {name: template.render() for name, template in form.rendered.items()}
-    if CHOSEN not in rendered:
+    if not form.judged:
         turns = [
             *_system(form),
             _turn("user", rendered[PROMPT], form),
@@ -148,7 +148,8 @@ def made(form: Form) -> list[Column]:
         ]
         whole = rendered[PROMPT].isNotNull() & rendered[RESPONSE].isNotNull()
         return [sf.when(whole, sf.array(*turns)).alias(MESSAGES)]
-    columns = dict(zip((PROMPT, CHOSEN, REJECTED), form.required, strict=True))
+    said = [name for name in form.required if name != form.label]
+    columns = dict(zip((PROMPT, *form.judged), said, strict=True))
     return [
         (
             sf.col(quoted(column))

@@ -59,9 +59,11 @@ def _prepare(folder: Path) -> TerminationMessage:
     asked = request(recipe)
     from finetune_trainer.prep import pipeline, report, session
     from finetune_trainer.prep.progress import Progress, SparkTasks
+    from finetune_trainer.tokenizer import Loaded
     from finetune_trainer.track import Tracker
 
-    with pipeline.fetched_tokenizer(recipe) as tokenizer:
+    with pipeline.fetched_tokenizer(recipe) as place:
+        tokenizer = Loaded.of(recipe.model, place)
         spark = session.attach()
         context = session.context(spark)
         pipeline.say(f"Databricks Runtime {os.environ[session.ENV_RUNTIME]}, Spark {spark.version}")

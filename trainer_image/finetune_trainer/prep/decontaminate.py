@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from pyspark import StorageLevel
 from pyspark.sql import functions as sf
 from pyspark.sql.types import ArrayType, StringType
 
@@ -122,7 +121,7 @@ def removed(
     """
     wanted = prepare.decontaminate
     assert wanted is not None  # noqa: S101 - the caller has asked
-    known = keep(_runs(sets, wanted, prepare.redact or []), StorageLevel.DISK_ONLY, held)
+    known = keep(_runs(sets, wanted, prepare.redact or []), held)
     lengths, size = _measured(known, sets, wanted)
     found = frame.select(_ID, TEXT).mapInArrow(
         partial(_of_examples, lengths=lengths), f"{_ID} string, {_GRAMS} array<bigint>"
@@ -130,7 +129,7 @@ def removed(
     runs = known.select(_SET, _GRAM)
     runs = sf.broadcast(runs) if size <= _MOST_RUNS_HELD else runs
     shared = found.select(_ID, sf.explode(_GRAMS).alias(_GRAM)).join(runs, _GRAM)
-    hits = keep(shared.select(_ID, _SET).distinct(), StorageLevel.DISK_ONLY, held)
+    hits = keep(shared.select(_ID, _SET).distinct(), held)
     counts = {row[_SET]: row["count"] for row in hits.groupBy(_SET).count().collect()}
     clean = frame.drop(TEXT).join(hits.select(_ID), _ID, "left_anti")
     examples = {one.asked.name: counts.get(one.asked.name, 0) for one in sets}

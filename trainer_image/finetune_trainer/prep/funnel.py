@@ -7,15 +7,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pyspark import StorageLevel
 from pyspark.sql import functions as sf
 
+from finetune_trainer.columns import of_table
+from finetune_trainer.documents import token_columns
 from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import (
     conversations,
     decontaminate,
     jinja_template,
     keep,
+    labels,
     language,
     lengths,
     near,
@@ -28,10 +30,9 @@ from finetune_trainer.prep import (
     tokens,
 )
 from finetune_trainer.prep.counter import Counter
+from finetune_trainer.prep.plan import LABEL
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import Column, DataFrame
 
     from finetune_crds.cleaning import RedactKind
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from finetune_trainer.prep.decontaminate import EvaluationSet
     from finetune_trainer.prep.plan import Plan
     from finetune_trainer.prep.progress import Progress
+    from finetune_trainer.tokenizer import Loaded
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ class Counts:
 
     examples: rows of the source. dropped: by step, in order. rows, tokens: of each split. sources: rows by source of a mix.
     redacted: values that placeholders stand for, by kind. shared: examples that share words with each evaluation set. lengths:
-    examples in each bin of `lengths`, before the limits and after. clusters: of near duplicates, by size. samples: of what a
-    step dropped, by step.
+    examples in each bin of `lengths`, before the limits and after. clusters: of near duplicates, by size. crowded: see
+    `near.Clusters`. samples: of what a step dropped, by step.
     """
 
     examples: int
@@ -61,6 +63,7 @@ class Counts:
     shared: dict[str, int] = field(default_factory=dict)
     lengths: tuple[list[int], list[int]] = ([], [])
     clusters: dict[int, int] | None = None
+    crowded: int = 0
     samples: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -81,13 +84,15 @@ class Observed:
         self.clean, self.unique = map(Counter, ("clean", "unique"))
         self.rendered, self.short = map(Counter, ("rendered", "short"))
 
-    def keep(self, frame: DataFrame, level: StorageLevel) -> DataFrame:
+    def keep(self, frame: DataFrame) -> DataFrame:
         """Keep a frame that is read more than once."""
-        return keep.keep(frame, level, self.held)
+        return keep.keep(frame, self.held)
 
 
-def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen: Observed) -> DataFrame:
-    """The plan of the whole preparation: `id`, the example's columns, `tokens` and `split`.
+def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Loaded, seen: Observed) -> DataFrame:
+    """The plan of the whole preparation: `id`, the example's columns, its token ids, `tokens` and `split`.
+
+    The recipe names the columns of an example.
 
     Near duplicates, and examples of evaluation sets, are found at once; nothing else runs.
     """
@@ -100,19 +105,27 @@ def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Path, seen
     frame = steps.identified(frame, plan)
     if seen.evaluation:
         seen.told.step(progress.EVALUATION_SETS)
-        frame = seen.keep(frame, StorageLevel.DISK_ONLY)
+        frame = seen.keep(frame)
         frame, seen.shared = decontaminate.removed(frame, seen.evaluation, wanted, seen.held)
         frame = seen.clean.watch(frame)
     frame = _unique(frame, plan, seen)
     seen.told.step(progress.TOKENS)
+    columns = of_table(recipe.data)
     frame = tokens.with_tokens(
-        frame, recipe.model, tokenizer, plan.form.columns, unrenderable=wanted.unrenderable
+        frame,
+        recipe.model,
+        tokenizer,
+        columns,
+        answers_only=recipe.objective.loss_on != "All",
+        unrenderable=wanted.unrenderable,
     )
     frame = _short(frame, plan, seen)
     frame = steps.limited(frame, wanted.limit, wanted.split_ratios.seed)
     frame = split.with_split(frame, wanted.split_ratios)
     origin = [steps.SOURCE] if plan.source.sources else []
-    return frame.select(steps.ID, *plan.form.columns, *origin, steps.TOKENS, steps.SPLIT)
+    label = [LABEL] if plan.form.label else []
+    ids = [name for each in token_columns(columns) for name in each]
+    return frame.select(steps.ID, *plan.form.columns, *label, *origin, *ids, steps.TOKENS, steps.SPLIT)
 
 
 def _filtered(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
@@ -120,7 +133,7 @@ def _filtered(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
     wanted, number = plan.prepare, _samples_of_source(plan.prepare)
     # NB: the filters see the tools of the source. Those of a mix are JSON text, since its sources may have other types.
     frame = steps.flagged(conversations.parsed(frame, plan.form), plan)
-    frame = conversations.with_tools(frame, plan.form)
+    frame = labels.with_labels(conversations.with_tools(frame, plan.form), plan.form)
     by, text = sf.col(steps.DROPPED_BY), sf.concat_ws("\n", *steps.texts(plan.form))
     found = {}
     for name in steps.filter_names(wanted):
@@ -153,7 +166,7 @@ def _unique(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
         frame = seen.unique.watch(frame)
     if wanted.dedupe.near:
         seen.told.step(progress.NEAR_DUPLICATES)
-        frame = seen.keep(frame, StorageLevel.DISK_ONLY)
+        frame = seen.keep(frame)
         frame, seen.near = near.removed(frame, wanted.dedupe.near, seen.held, wanted.report_samples)
         print(near.described(seen.near), flush=True)
     return frame
@@ -205,6 +218,7 @@ def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
         shared=seen.shared.examples if seen.shared else {},
         lengths=(lengths.counts(read.rendered), kept),
         clusters=seen.near.sizes if seen.near else None,
+        crowded=seen.near.crowded if seen.near else 0,
         samples=read.samples(),
     )
 

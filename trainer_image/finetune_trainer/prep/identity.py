@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from finetune_crds import contract
 from finetune_crds.preparation import digest_of, settings_digest
-from finetune_trainer import artifacts
+from finetune_trainer.origin import is_weights
+from finetune_trainer.release import release
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
 
     from finetune_crds.recipe import Recipe
 
-# The same code has two names: that of the image, and that of the wheel for Databricks.
-_DISTRIBUTIONS = ("finetune-trainer", contract.PREP_WHEEL)
 _MORE_TEMPLATES = "additional_chat_templates"
 
 
@@ -38,17 +35,6 @@ def digest(recipe: Recipe, read: Sequence[str], tokenizer: Path) -> str:
     return digest_of(settings(recipe), [*read], _content(tokenizer), release())
 
 
-def release() -> str:
-    """Return the release of this code."""
-    for name in _DISTRIBUTIONS:
-        try:
-            # NB: the wheel has the digest of its content behind the version of the release.
-            return version(name).partition(".post")[0]
-        except PackageNotFoundError:
-            continue
-    raise PackageNotFoundError(_DISTRIBUTIONS[0])
-
-
 def _content(folder: Path) -> str:
     """The digest of the files of a tokenizer, whose folder may have the weights of the model too."""
     found = hashlib.sha256()
@@ -63,7 +49,5 @@ def _files(folder: Path) -> Iterator[Path]:
     for place in (folder, folder / _MORE_TEMPLATES):
         if place.is_dir():
             yield from (
-                path
-                for path in sorted(place.iterdir())
-                if path.is_file() and not artifacts.is_weights(path.name)
+                path for path in sorted(place.iterdir()) if path.is_file() and not is_weights(path.name)
             )

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
-    from pyspark import StorageLevel
     from pyspark.sql import DataFrame
 
 _REFUSED = "NOT_SUPPORTED_WITH_SERVERLESS"
 
 
-def keep(frame: DataFrame, level: StorageLevel, held: ExitStack) -> DataFrame:
-    """Return the frame, kept at a storage level until `held` ends.
+def keep(frame: DataFrame, held: ExitStack) -> DataFrame:
+    """Return the frame, kept on disk until `held` ends: memory for it would grow with the corpus.
 
     NB: serverless compute keeps nothing. The frame is then computed again for each reader, with the same rows: all of it
     depends on the source alone, which is pinned where it is a table.
     """
     try:
-        kept = frame.persist(level)
+        kept = frame.persist(StorageLevel.DISK_ONLY)
     except PySparkException as error:
         if _REFUSED not in (error.getCondition() or str(error)):
             raise

@@ -70,7 +70,8 @@ def _of_job(path: Path, job: dict[str, Any]) -> Recipe:
         uid=_UID,
     )
     try:
-        return Recipe.of(reference, FineTuneJobSpec.model_validate(job.get("spec") or {}))
+        # NB: the API server would refuse an unknown field.
+        return Recipe.of(reference, FineTuneJobSpec.model_validate(job.get("spec") or {}, extra="forbid"))
     except ValidationError as error:
         where, what = first_mistake(error)
         raise RecipeError(f"the FineTuneJob in {path} is wrong at spec.{where}: {what}") from error

@@ -12,7 +12,7 @@ from finetune_crds.data import COLUMNS_OF, Columns
 from finetune_trainer import turns
 from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import conversations as spoken
-from finetune_trainer.prep import source, steps
+from finetune_trainer.prep import labels, source, steps
 from finetune_trainer.prep.template import quoted
 
 if TYPE_CHECKING:
@@ -101,7 +101,9 @@ def mixed(parts: Sequence[Part], form: Form, seed: int) -> DataFrame:
     Raises:
         DataError: a part has no rows.
     """
-    frames = [spoken.with_tools(spoken.parsed(part.frame, form), form) for part in parts]
+    frames = [
+        labels.with_labels(spoken.with_tools(spoken.parsed(part.frame, form), form), form) for part in parts
+    ]
     counts = [frame.count() for frame in frames]
     for part, count in zip(parts, counts, strict=True):
         if not count:

@@ -9,10 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from pyspark import StorageLevel
 from pyspark.sql import functions as sf
 
+from finetune_trainer.prep.counter import Counter
 from finetune_trainer.prep.keep import keep
+from finetune_trainer.prep.plan import LABEL
 from finetune_trainer.prep.samples import CHARACTERS, beginnings
 from finetune_trainer.prep.sketch import banding, sketch
 
@@ -40,6 +41,8 @@ _CLUSTERED = f"{_ID} string, {_FIRST_ID} string"
 _FIRST, _BEFORE = 8, 8
 # Examples of one band that are compared; a band with more is that of a text which half the corpus shares.
 _BAND = 50_000
+# What takes the bands of bad answers away from those of good ones.
+_BAD = np.uint64(0x9E3779B97F4A7C15)
 # Texts that are sketched at once: their hashes stay in the processor's cache.
 _AT_ONCE = 500
 
@@ -47,11 +50,13 @@ _AT_ONCE = 500
 class Clusters(NamedTuple):
     """Near duplicates that were found.
 
-    sizes: number of clusters by their size. samples: some examples that are removed, each with the one that stays.
+    sizes: number of clusters by their size. samples: some examples that are removed, each with the one that stays. crowded:
+    the number of examples of the largest band, if it has more than are compared; else 0.
     """
 
     sizes: dict[int, int]
     samples: list[str]
+    crowded: int = 0
 
     @property
     def dropped(self) -> int:
@@ -67,33 +72,42 @@ def removed(
     Of each cluster, the example with the least id stays.
 
     Args:
-        frame: examples with distinct ids. It is read twice.
+        frame: examples with distinct ids, and labels if they have any. It is read twice.
         held: ends what the returned frame needs.
         samples: how many examples that are removed are kept as samples.
     """
     shape = banding(wanted.threshold)
-    texts = frame.select(_ID, TEXT)
+    texts = frame.select(_ID, TEXT, *([LABEL] if LABEL in frame.columns else []))
     sketched = texts.mapInArrow(partial(_sketched, shape=shape), _SKETCHED)
-    sketched = keep(sketched, StorageLevel.DISK_ONLY, held)
-    pairs = verified(candidates(sketched), sketched, wanted.threshold)
+    sketched = keep(sketched, held)
+    bands = Counter("bands")
+    pairs = verified(candidates(sketched, bands), sketched, wanted.threshold)
     members = pairs.repartition(1).mapInArrow(_clustered, _CLUSTERED)
-    members = keep(members, StorageLevel.DISK_ONLY, held)
+    members = keep(members, held)
     gone = members.where(sf.col(_ID) != sf.col(_FIRST_ID)).select(_ID)
-    return frame.drop(TEXT).join(gone, _ID, "left_anti"), Clusters(
-        _sizes(members), _drawn(frame, members, samples)
-    )
+    found = Clusters(_sizes(members), _drawn(frame, members, samples))
+    # NB: executors that are lost cannot change the greatest size.
+    largest = bands.read(again=False)["largest"] or 0
+    found = found._replace(crowded=largest if largest > _BAND else 0)
+    return frame.drop(TEXT).join(gone, _ID, "left_anti"), found
 
 
 def described(found: Clusters) -> str:
     """Return what was found as a line of the log."""
+    crowd = f"; {crowded(found.crowded)}" if found.crowded else ""
     if not found.sizes:
-        return "near duplicates: none"
+        return f"near duplicates: none{crowd}"
     clusters = sum(found.sizes.values())
     stays = "stays" if clusters == 1 else "stay"
     return (
         f"near duplicates: {clusters + found.dropped:,} examples, of which {clusters:,} {stays}; the largest cluster has "
-        f"{max(found.sizes):,}"
+        f"{max(found.sizes):,}{crowd}"
     )
+
+
+def crowded(examples: int) -> str:
+    """Return what was not compared, in a sentence; `examples`: of the largest band."""
+    return f"up to {examples:,} examples share a part of their text, of which {_BAND:,} are compared with each other"
 
 
 def _sizes(members: DataFrame) -> dict[int, int]:
@@ -119,6 +133,10 @@ def _sketched(batches: Iterable[pa.RecordBatch], *, shape: Banding) -> Iterator[
         for start in range(0, batch.num_rows, _AT_ONCE):
             part = batch.slice(start, _AT_ONCE)
             found = sketch(part.column(TEXT).to_pylist(), shape)
+            if LABEL in part.schema.names:
+                # Of examples that are judged differently, none is a duplicate.
+                bad = ~part.column(LABEL).to_numpy(zero_copy_only=False).astype(bool)
+                found.bands[bad] ^= _BAD
             ends = np.append(0, found.ends).astype(np.int32)
             wide = np.arange(0, found.bands.size + 1, shape.bands, dtype=np.int32)
             columns = [
@@ -129,14 +147,16 @@ def _sketched(batches: Iterable[pa.RecordBatch], *, shape: Banding) -> Iterator[
             yield pa.RecordBatch.from_arrays(columns, [_ID, _SHINGLES, _BANDS])
 
 
-def candidates(sketched: DataFrame) -> DataFrame:
+def candidates(sketched: DataFrame, bands: Counter) -> DataFrame:
     """Return the pairs `a` and `b`, each once, of examples that share a band.
 
     Args:
         sketched: `id`, `shingles` and `bands` of each example.
+        bands: learns the size of the largest band.
     """
     band = sf.explode(_BANDS).alias("band")
     shared = sketched.select(_ID, band).groupBy("band").agg(sf.collect_list(_ID).alias("ids"))
+    shared = bands.watch(shared, largest=sf.max(sf.size("ids")))
     met = shared.where(sf.size("ids") > 1).select(sf.slice(sf.array_sort("ids"), 1, _BAND).alias("ids"))
     each = met.select("ids", sf.posexplode("ids").alias("place", "b"))
     place = sf.col("place")

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from pyspark.sql import functions as sf
 
 from finetune_crds.contract import PrepResult
+from finetune_trainer.documents import ENCODING
 from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import identity, session
 from finetune_trainer.prep.session import spark_path
@@ -245,10 +246,16 @@ def _conflicts() -> tuple[type[Exception], ...]:
     )
 
 
+def _encoding(frame: DataFrame) -> str | None:
+    """What made the token ids of a frame."""
+    told = (field.metadata.get(ENCODING) for field in frame.schema.fields)
+    return next((one for one in told if one), None)
+
+
 def _write(frame: DataFrame, recipe: Recipe, result: PrepResult) -> None:
     token, job = _token(recipe), recipe.job
     said = {"name": job.name, "namespace": job.namespace, "settings": identity.settings(recipe)}
-    metadata = json.dumps({**token, **said, "result": result.to_json()})
+    metadata = json.dumps({**token, **said, "result": result.to_json(), ENCODING: _encoding(frame)})
     tokens = result.tokens.train + result.tokens.validation + result.tokens.test
     files = math.ceil(max(tokens, 1) / _TOKENS_A_FILE)
     # Sorted by split and id: equal examples make equal files.

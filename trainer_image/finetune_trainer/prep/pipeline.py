@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from pyspark import StorageLevel
 
 from finetune_crds.contract import PrepResult
 from finetune_crds.status import SplitCounts
@@ -24,6 +23,7 @@ from finetune_trainer.prep import (
     funnel,
     identity,
     mix,
+    near,
     output,
     progress,
     report,
@@ -32,7 +32,7 @@ from finetune_trainer.prep import (
 )
 from finetune_trainer.prep.plan import plan as planned
 from finetune_trainer.prep.progress import Progress, SparkTasks
-from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.tokenizer import Loaded
 from finetune_trainer.track import Tracker
 
 if TYPE_CHECKING:
@@ -65,30 +65,40 @@ def run(
     """
     run_id = os.environ.get("MLFLOW_RUN_ID")
     with (
-        fetched_tokenizer(recipe) as tokenizer,
+        fetched_tokenizer(recipe) as folder,
         tempfile.TemporaryDirectory(prefix="finetune-report-") as scratch,
         Tracker(run_id, patience=_PATIENCE_SECONDS) as tracker,
-        _spark(asked) as spark,
+        ThreadPoolExecutor(1) as beside,
     ):
-        told = Progress(show or partial(progress.to_run, tracker), SparkTasks(spark.sparkContext))
-        with told.running():
-            publish = partial(report.publish, tracker=tracker, folder=reports or Path(scratch))
-            return prepare(spark, recipe, asked, tokenizer, told, publish=publish)
+        # Both need a core for seconds: what loads tokenizers is imported while the JVM starts.
+        loads = beside.submit(Loaded.of, recipe.model, folder)
+        if asked.prepare.spark.executor_pods:
+            # No pods are created for a recipe that is refused.
+            loads.result()
+        with _spark(asked) as spark:
+            tokenizer = loads.result()
+            say(f"tokenizer of {recipe.model.base}")
+            told = Progress(show or partial(progress.to_run, tracker), SparkTasks(spark.sparkContext))
+            write = partial(report.publish, tracker=tracker, folder=reports or Path(scratch))
+            with told.running():
+                # NB: the report is drawn while Spark writes the table; the end of `beside` waits for it.
+                publish = partial(beside.submit, write)
+                return prepare(spark, recipe, asked, tokenizer, told, publish=publish)
 
 
 def prepare(
     spark: SparkSession,
     recipe: Recipe,
     asked: Request,
-    tokenizer: Path,
+    tokenizer: Loaded,
     told: Progress,
     *,
-    publish: Callable[[report.Facts], None] = lambda _: None,
+    publish: Callable[[report.Facts], object] = lambda _: None,
 ) -> PrepResult:
     """Write the table of a recipe, or find the version that this job already wrote, or another one from the same data.
 
     Args:
-        tokenizer: folder with the model's tokenizer.
+        tokenizer: the model's.
         told: learns which step runs.
         publish: gets what a report shows, also where too little is left for a table.
     """
@@ -102,7 +112,7 @@ def prepare(
             )
         else:
             corpus = _read(spark, recipe, asked, Path(scratch))
-            digest = identity.digest(recipe, corpus.identities, tokenizer)
+            digest = identity.digest(recipe, corpus.identities, tokenizer.folder)
             result = _reused(spark, recipe, asked, known, digest)
             result = result or _make(corpus, recipe, asked, tokenizer, told, digest=digest, publish=publish)
     tell(result)
@@ -182,19 +192,20 @@ def _make(
     corpus: Corpus,
     recipe: Recipe,
     asked: Request,
-    tokenizer: Path,
+    tokenizer: Loaded,
     told: Progress,
     *,
     digest: str,
-    publish: Callable[[report.Facts], None],
+    publish: Callable[[report.Facts], object],
 ) -> PrepResult:
     plan = corpus.plan
+    complete = _with_columns(recipe, corpus.columns)
     if plan.form.has_turns:
-        chat.check(load_tokenizer(recipe.model, tokenizer), _with_columns(recipe, corpus.columns))
+        chat.check(tokenizer.tokenizer, complete)
     with ExitStack() as held:
         seen = funnel.Observed(held, told, corpus.evaluation)
-        prepared = funnel.examples(corpus.frame, recipe, plan, tokenizer, seen)
-        prepared = seen.keep(prepared, StorageLevel.MEMORY_AND_DISK)
+        prepared = funnel.examples(corpus.frame, complete, plan, tokenizer, seen)
+        prepared = seen.keep(prepared)
         found = funnel.counts(prepared, plan, seen)
         publish(_facts(recipe, plan, corpus, found))
         funnel.check(found, plan)
@@ -228,6 +239,7 @@ def _facts(recipe: Recipe, plan: Plan, corpus: Corpus, found: funnel.Counts) -> 
         tokens=found.tokens,
         lengths=found.lengths,
         clusters=found.clusters,
+        crowded=near.crowded(found.crowded) if found.crowded else "",
         samples=found.samples,
     )
 
@@ -254,8 +266,8 @@ def _versions(corpus: Corpus, asked: Request, found: funnel.Counts) -> dict[str,
 def _found(frame: DataFrame, recipe: Recipe, asked: Request, where: str) -> Columns:
     """Find the columns of an example in a source's schema."""
     source.require(frame, asked.templates, where)
-    dpo = recipe.objective.type == "DPO"
-    found = columns.find(source.schema(frame), where, dpo=dpo, templates=asked.templates)
+    objective = recipe.objective.type
+    found = columns.find(source.schema(frame), where, objective=objective, templates=asked.templates)
     say(f"columns {columns.described(found)}")
     return found
 
@@ -266,14 +278,12 @@ def _with_columns(recipe: Recipe, used: Columns) -> Recipe:
 
 @contextmanager
 def fetched_tokenizer(recipe: Recipe) -> Iterator[Path]:
-    """Fetch the model's tokenizer, check that it loads, and return its folder."""
+    """Fetch the model's tokenizer, and return its folder."""
     model = recipe.model
     with tempfile.TemporaryDirectory(prefix="finetune-tokenizer-") as folder:
         found = artifacts.fetch_tokenizer(
             model.base, Path(folder), revision=model.revision, cache=Cache.of(model)
         )
-        load_tokenizer(model, found)
-        say(f"tokenizer of {model.base}")
         yield found
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from finetune_crds import catalog
-from finetune_crds.data import Columns
+from finetune_crds.data import PROMPTED_OR, Columns
 from finetune_trainer import turns
+from finetune_trainer.columns import misfits
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.prep.jinja_template import JinjaTemplate
 from finetune_trainer.prep.template import Template
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 MESSAGES, TOOLS = "messages", "tools"
 PROMPT, RESPONSE, CHOSEN, REJECTED = "prompt", "response", "chosen", "rejected"
+COMPLETION, LABEL = "completion", "label"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Form:
     tools: source column with the tools of the conversation in `messages`.
     lists: source columns of a preference that hold conversations.
     carried: fields of messages that are kept besides role and content.
+    label: source column that says whether the answer in the example is a good one, if one does.
     """
 
     required: tuple[str, ...]
@@ -49,13 +52,19 @@ class Form:
     tools: str | None = None
     lists: tuple[str, ...] = ()
     carried: tuple[str, ...] = ()
+    label: str | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the example in the table."""
+        """The columns of the example in the table, other than its label."""
         if self.messages:
             return (MESSAGES, TOOLS) if self.tools else (MESSAGES,)
-        return (MESSAGES,) if self.conversation and CHOSEN not in self.rendered else tuple(self.rendered)
+        return (MESSAGES,) if self.conversation and not self.judged else tuple(self.rendered)
+
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """The table's columns with answers that were judged, each a column also where they are turns."""
+        return tuple(name for name in (CHOSEN, REJECTED, COMPLETION) if name in self.rendered)
 
     @property
     def spoken(self) -> tuple[str, ...]:
@@ -176,10 +185,10 @@ def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
             prepare.dedupe.near is not None and prepare.dedupe.columns is not None,
             "data.prepare.dedupe.near compares whole examples: remove dedupe.columns or dedupe.near",
         ),
+        *((True, sentence) for sentence in misfits(recipe.data, recipe.objective.type)),
         (
             kind in ("Text", "Messages") and prepare.conversation is not None,
-            "data.prepare.conversation needs data.columns of type PromptResponse or Preference, and the examples are of "
-            f"type {kind}",
+            f"data.prepare.conversation needs data.columns of type {PROMPTED_OR}, and the examples are of type {kind}",
         ),
         (
             kind in ("Text", "PromptResponse")
@@ -188,14 +197,14 @@ def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
             f"{_UNRENDERABLE}; the examples are of type {kind}",
         ),
         (
-            kind == "Preference" and prepare.response_template is not None,
-            "data.prepare.responseTemplate cannot go with data.columns of type Preference: promptTemplate renders the "
-            "prompt, and both answers stay as they are",
+            kind in ("Preference", "Unpaired") and prepare.response_template is not None,
+            f"data.prepare.responseTemplate cannot go with data.columns of type {kind}: promptTemplate renders the prompt, "
+            "and answers stay as they are",
         ),
         (
             kind in ("Text", "Messages") and {prepare.min_prompt_chars, prepare.max_prompt_chars} != {None},
-            "data.prepare.minPromptChars and maxPromptChars need data.columns of type PromptResponse or Preference, and the "
-            f"examples are of type {kind}",
+            f"data.prepare.minPromptChars and maxPromptChars need data.columns of type {PROMPTED_OR}, and the examples are of "
+            f"type {kind}",
         ),
         (
             kind == "Messages" and prepare.prompt_template is not None,
@@ -272,8 +281,8 @@ def _can_refuse(prepare: Prepare) -> bool:
 
 
 _UNRENDERABLE = (
-    "data.prepare.unrenderable needs what a template can refuse: conversations (data.columns of type Messages or Preference, "
-    "or data.prepare.conversation), or data.prepare.templateSyntax Jinja"
+    "data.prepare.unrenderable needs what a template can refuse: conversations (data.columns of type Messages, Preference or "
+    "Unpaired, or data.prepare.conversation), or data.prepare.templateSyntax Jinja"
 )
 
 
@@ -301,8 +310,10 @@ def _form(
             tools=named.tools,
             carried=turns.CARRIED if as_text else known.get(named.messages, ()),
         )
-    if named.prompt is not None and named.chosen is not None and named.rejected is not None:
-        return _preferences(named.prompt, named.chosen, named.rejected, prepare, conversations)
+    if named.prompt is not None and (named.chosen or named.completion) is not None:
+        judged = {CHOSEN: named.chosen, REJECTED: named.rejected, COMPLETION: named.completion}
+        answers = {name: column for name, column in judged.items() if column is not None}
+        return _preferences(named.prompt, answers, named.label, prepare, conversations)
     required = tuple(name for name in (named.text, named.prompt, named.response) if name is not None)
     rendered = _rendered(required, prepare)
     content = tuple(dict.fromkeys(column for template in rendered.values() for column in template.columns))
@@ -317,14 +328,14 @@ def _form(
 
 def _preferences(
     prompt: str,
-    chosen: str,
-    rejected: str,
+    answers: Mapping[str, str],
+    label: str | None,
     prepare: Prepare,
     conversations: Mapping[str, tuple[str, ...]] | None,
 ) -> Form:
-    """A prompt with two answers; a template renders only the prompt."""
+    """A prompt with two answers, or with one and its label; a template renders only the prompt."""
     known = conversations or {}
-    lists = tuple(name for name in (prompt, chosen, rejected) if name in known)
+    lists = tuple(name for name in (prompt, *answers.values()) if name in known)
     refused = [
         sentence for found, sentence in _refusals_of_lists(prompt, lists, prepare, conversations) if found
     ]
@@ -332,17 +343,14 @@ def _preferences(
         raise RecipeRefusedError("; ".join(refused))
     template = _templates(prepare).get("promptTemplate", Template.of_column(prompt))
     return Form(
-        required=(prompt, chosen, rejected),
-        content=tuple(dict.fromkeys([*template.columns, chosen, rejected])),
-        rendered={
-            PROMPT: template,
-            CHOSEN: Template.of_column(chosen),
-            REJECTED: Template.of_column(rejected),
-        },
+        required=(prompt, *answers.values(), *([label] if label else [])),
+        content=tuple(dict.fromkeys([*template.columns, *answers.values()])),
+        rendered={PROMPT: template, **{name: Template.of_column(column) for name, column in answers.items()}},
         prompt=prompt,
         conversation=prepare.conversation,
         lists=lists,
         carried=tuple(field for field in turns.CARRIED if any(field in known[name] for name in lists)),
+        label=label,
     )
 
 

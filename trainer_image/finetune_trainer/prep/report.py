@@ -44,6 +44,7 @@ class Facts:
         tokens: tokens of each split.
         lengths: examples in each bin of `lengths.EDGES`, before the limits of tokens and examples, and after.
         clusters: number of clusters of near duplicates by their size; None where none were searched.
+        crowded: a sentence on those that were not compared; empty where all were.
         samples: the beginning of some examples that a step dropped, by step.
     """
 
@@ -56,6 +57,7 @@ class Facts:
     tokens: dict[str, int]
     lengths: tuple[Sequence[int], Sequence[int]]
     clusters: dict[int, int] | None = None
+    crowded: str = ""
     samples: dict[str, list[str]] = field(default_factory=dict)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -33,6 +34,10 @@ DEFAULT_JARS = "/opt/finetune/jars"
 _ENV_GATEWAY = "PYSPARK_GATEWAY_PORT"
 _CGROUP = Path("/sys/fs/cgroup")
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+# NB: G1, the JVM's choice, collects garbage beside the work and on the same cores: on two of them, 500,000 rows took 131 s with it
+# and 113 s without (docs/design/speed.md).
+_SERIAL, _FEW_CORES = "-XX:+UseSerialGC", 2
+_COLLECTOR, _JVM_OPTIONS = re.compile(r"-XX:\+Use\w*GC\b"), ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
 
 # NB: these optimizer rules remove empty parts of a plan with the row counts observed in them; the message about a step
 # that dropped everything needs those.
@@ -222,6 +227,8 @@ def settings(
         if name in spark.conf:
             raise RecipeRefusedError(f"data.prepare.spark.conf may not set {name}: use {field}")
     options = f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile={_LOG_SETTINGS}"
+    if not spark.executor_pods and cores <= _FEW_CORES and not _names_collector(environment):
+        options += f" {_SERIAL}"
     ours = {
         "spark.app.name": "finetune-prep",
         "spark.master": f"local[{cores}]",
@@ -236,6 +243,8 @@ def settings(
         "spark.log.level": "ERROR",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        # NB: with it, each call for a column looks up the line of code that made it, in ten calls of the JVM.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.shuffle.partitions": str(4 * cores),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.optimizer.excludedRules": _EXCLUDED_RULES,
@@ -260,6 +269,11 @@ def settings(
         if name in spark.conf and name in ours
     }
     return ours | spark.conf | joined
+
+
+def _names_collector(environment: Mapping[str, str]) -> bool:
+    """Whether the environment says how the JVM collects garbage: it does not start with two answers."""
+    return any(_COLLECTOR.search(environment.get(name, "")) for name in _JVM_OPTIONS)
 
 
 def spark_path(uri: str) -> str:

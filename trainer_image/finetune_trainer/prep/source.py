@@ -23,7 +23,6 @@ from finetune_trainer.columns import Column, Kind
 from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import by_name, delta_table, files, hub, session
 from finetune_trainer.prep.place import Place
-from finetune_trainer.prep.plan import CHOSEN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,14 +120,21 @@ def check(frame: DataFrame, plan: Plan, where: str) -> None:
     """Check the columns that the recipe names; `where` is the source, for messages.
 
     Raises:
-        DataError: one of them is missing, a preference holds lists that are no conversations, or values are to be replaced in
-            a column that is no text.
+        DataError: one of them is missing, a preference holds lists that are no conversations or labels that are none, or values
+            are to be replaced in a column that is no text.
     """
     require(frame, plan.columns, where)
-    preference = plan.form.required if CHOSEN in plan.form.rendered else ()
-    for name in preference:
+    form = plan.form
+    for name in form.required if form.judged else ():
         kind = frame.schema[name].dataType
-        if isinstance(kind, ArrayType) and not is_conversation(kind):
+        if name == form.label:
+            if _kind(kind) not in ("label", "text"):
+                raise DataError(
+                    "WrongColumnType",
+                    f"column {name} of {where} holds {kind.simpleString()}: labels are booleans, 1 and 0, or the texts true "
+                    "and false",
+                )
+        elif isinstance(kind, ArrayType) and not is_conversation(kind):
             raise DataError(
                 "WrongColumnType",
                 f"column {name} of {where} holds {kind.simpleString()}: prompts and answers are text, or lists of "
@@ -189,6 +195,8 @@ def schema(frame: DataFrame) -> list[Column]:
 def _kind(kind: DataType) -> Kind:
     if isinstance(kind, StringType):
         return "text"
+    if isinstance(kind, BooleanType | IntegralType):
+        return "label"
     return "messages" if is_conversation(kind) else "other"
 
 

@@ -13,8 +13,9 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType
 
 from finetune_trainer.outcome import DataError, RecipeRefusedError
-from finetune_trainer.prep import condition, conversations, decontaminate, near, source
+from finetune_trainer.prep import condition, conversations, decontaminate, labels, near, source
 from finetune_trainer.prep.errors import first_line
+from finetune_trainer.prep.plan import LABEL
 from finetune_trainer.prep.template import quoted
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ ID, FINGERPRINT, GROUP, STRATUM, TOKENS, SPLIT = "id", "fingerprint", "group", "
 COPIES = "copies"
 # The source of a row in a mix: among the columns of the sources, and in the table.
 MIXED_FROM, SOURCE = "__finetune_source", "source"
-_MOST_ROWS_HELD = 100_000
+_MOST_ROWS_HELD = 10_000
 # Runs of white space, but for a single space, which replacing costs twice the time.
 _WHITE_SPACE = r"(?U) ?[^\S ]\s*|  \s*"
 
@@ -85,11 +86,11 @@ def _any_blank(frame: DataFrame, plan: Plan) -> Column:
     columns = dict.fromkeys([*plan.form.required, *plan.prepare.not_null])
     found = _no_list_of_tools(frame, plan.form.tools) if plan.form.tools else sf.lit(False)
     for name in columns:
-        column = sf.col(quoted(name))
+        column = labels.as_boolean(frame, name) if name == plan.form.label else sf.col(quoted(name))
         found = found | column.isNull()
         if name in plan.form.spoken:
             found = found | sf.coalesce(conversations.is_blank(name, plan.form), sf.lit(True))
-        elif isinstance(frame.schema[name].dataType, StringType):
+        elif name != plan.form.label and isinstance(frame.schema[name].dataType, StringType):
             found = found | ~column.rlike(r"(?U)\S")
     return found
 
@@ -167,6 +168,7 @@ def passed(frame: DataFrame, plan: Plan) -> DataFrame:
             for name in texts
         ),
         *(sf.col(quoted(name)).cast("string").alias(_as_is(name)) for name in deciding),
+        *([sf.col(quoted(plan.form.label)).alias(labels.COLUMN)] if plan.form.label else []),
         *origin,
     )
 
@@ -178,21 +180,23 @@ def _as_is(column: str) -> str:
 def identified(frame: DataFrame, plan: Plan) -> DataFrame:
     """Give the rows that passed the filters a fingerprint, and select the columns of an example.
 
-    id: a hash of the example as it is. fingerprint: what is equal for duplicates: a hash of its text, or of the text of
-    dedupe.columns, but for case and white space. group: the text that decides on the split. stratum: the value whose share
+    id: a hash of the example as it is. fingerprint: what is equal for duplicates: a hash of its text and label, or of the text
+    of dedupe.columns, but for case and white space. group: the text that decides on the split. stratum: the value whose share
     each split has, if it is stratified. plain: the text that is compared for near duplicates, if they are removed. said: the
     text that is compared with evaluation sets, if there are any. source: where the row is from, in a mix.
     """
     form, key, stratum = plan.form, plan.prepare.split_ratios.key, plan.prepare.split_ratios.stratify_by
     example = texts(form)
     structures = _structures(frame, form)
-    fingerprint = _fingerprint(example + structures)
+    text = _fingerprint(example + structures)
+    label = [sf.col(labels.COLUMN).cast("string")] if form.label else []
+    fingerprint = _fingerprint(example + structures + label) if label else text
     chosen = [_text(name) for name in plan.prepare.dedupe.columns or []]
     owner = sf.col(quoted(_as_is(key))) if key else sf.lit(None).cast("string")
     identity = sf.sha2(
         sf.to_json(
             sf.struct(
-                *(text.alias(f"t{i}") for i, text in enumerate(example + structures + _turns(form))),
+                *(text.alias(f"t{i}") for i, text in enumerate(example + structures + _turns(form) + label)),
                 owner.alias("key"),
             )
         ),
@@ -203,10 +207,12 @@ def identified(frame: DataFrame, plan: Plan) -> DataFrame:
     return frame.select(
         sf.substring(identity, 1, 32).alias(ID),
         (_fingerprint(chosen) if chosen else fingerprint).alias(FINGERPRINT),
-        sf.coalesce(owner, fingerprint).alias(GROUP),
+        # NB: without its label, so that no text is both trained and evaluated on.
+        sf.coalesce(owner, text).alias(GROUP),
         *([_text(_as_is(stratum)).alias(STRATUM)] if stratum else []),
         *compared,
         *_rendered(form),
+        *([sf.col(labels.COLUMN).alias(LABEL)] if label else []),
         *([sf.col(MIXED_FROM).alias(SOURCE)] if MIXED_FROM in frame.columns else []),
     )
 

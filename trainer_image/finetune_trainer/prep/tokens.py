@@ -1,4 +1,4 @@
-"""Token counts of examples, as training encodes them."""
+"""Token ids of examples, as training reads them."""
 
 from __future__ import annotations
 
@@ -8,97 +8,73 @@ import shutil
 import tempfile
 import uuid
 import zipfile
-import zlib
-from dataclasses import dataclass
+from array import array
 from functools import lru_cache, partial
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pyspark import SparkFiles
-from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, BooleanType, IntegerType, StringType, StructField, StructType
 
+from finetune_trainer import tokenizer
+from finetune_trainer.documents import ENCODING, Documents, token_columns
+from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import chat, session
-from finetune_trainer.prep.plan import CHOSEN, MESSAGES, PROMPT
 from finetune_trainer.prep.steps import TOKENS
-from finetune_trainer.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
+    from finetune_crds.data import Columns
     from finetune_crds.prepare import Unrenderable
     from finetune_crds.training import Model
+    from finetune_trainer.documents import Document
+    from finetune_trainer.tokenizer import Loaded, TextTokenizer
 
-# NB: the encodings of a whole Arrow batch (10,000 rows) at once leave the processor's cache: a third of the speed is lost.
-_AT_ONCE = 256
+# Token ids that a worker holds before it passes rows on, at about 20 bytes each.
+_MOST_TOKENS = 4_000_000
 
 
 def with_tokens(
     frame: DataFrame,
     model: Model,
-    folder: Path,
-    columns: tuple[str, ...],
+    loaded: Loaded,
+    columns: Columns,
     *,
+    answers_only: bool,
     unrenderable: Unrenderable = "Fail",
 ) -> DataFrame:
-    """Add the column `tokens`: the length of the example in `columns`.
+    """Add the columns `tokens`, the length of an example, and those of `token_columns`: its token ids and its loss mask.
 
     Args:
+        loaded: the tokenizer of the model.
+        columns: of an example in the frame.
+        answers_only: whether only answers are targets of the loss.
         unrenderable: Drop gives null for an example that a template refuses. Fail fails the task.
     """
     drop = unrenderable == "Drop"
-    schema = StructType([*frame.schema.fields, StructField(TOKENS, IntegerType(), nullable=drop)])
-    of_texts = all(isinstance(frame.schema[name].dataType, StringType) for name in columns)
-    load = plain(model, folder) if of_texts else None
+    encoding = Documents(loaded.tokenizer, columns, answers_only).encoding
+    added = [StructField(TOKENS, IntegerType(), nullable=drop)]
+    for names in token_columns(columns):
+        ids, mask = ArrayType(IntegerType(), containsNull=False), ArrayType(BooleanType(), containsNull=False)
+        added.append(StructField(names.input_ids, ids, nullable=drop, metadata={ENCODING: encoding}))
+        added.append(StructField(names.loss_mask, mask))
+    of_texts = all(isinstance(frame.schema[name].dataType, StringType) for name in columns.said)
+    load = tokenizer.of_texts(loaded.tokenizer) if of_texts else None
     if load is None:
-        load = partial(_whole, model, shipped(frame.sparkSession, folder))
-    return frame.mapInArrow(partial(_count_batches, load=load, columns=columns, drop=drop), schema)
-
-
-@dataclass(frozen=True)
-class Plain:
-    """What counts texts: a model's tokenizer without its chat template."""
-
-    backend_tokenizer: Tokenizer
-    eos_token_id: int
-
-
-def plain(model: Model, folder: Path) -> Callable[[], Plain] | None:
-    """Return a function that loads the tokenizer of texts in any task; None for a tokenizer that is code of the model.
-
-    NB: it travels with the code of the task, as the driver loaded it: with what its configuration adds to its file. A worker then
-    need not import transformers and torch, which takes 3 s and 200 MB.
-    """
-    tokenizer = load_tokenizer(model, folder)
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return None
-    return partial(
-        _from_text,
-        zlib.compress(backend.to_str().encode()),
-        int(tokenizer.eos_token_id),
-        split_special_tokens=bool(tokenizer.split_special_tokens),
-    )
-
-
-@lru_cache(maxsize=1)
-def _from_text(compressed: bytes, eos_token_id: int, *, split_special_tokens: bool) -> Plain:
-    from tokenizers import Tokenizer
-
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    backend = Tokenizer.from_str(zlib.decompress(compressed).decode())
-    # NB: its text does not have this setting, which transformers makes with every call.
-    backend.encode_special_tokens = split_special_tokens
-    return Plain(backend, eos_token_id)
+        load = partial(_whole, model, shipped(frame.sparkSession, loaded.folder))
+    made = partial(_with_documents, load=load, columns=columns, answers_only=answers_only, drop=drop)
+    return frame.mapInArrow(made, StructType([*frame.schema.fields, *added]))
 
 
 def _whole(model: Model, find: Callable[[], Path]) -> PreTrainedTokenizerBase:
-    return load_tokenizer(model, find())
+    return tokenizer.load_tokenizer(model, find())
 
 
 def shipped(spark: SparkSession, folder: Path) -> Callable[[], Path]:
@@ -133,76 +109,117 @@ def _unpacked(name: str) -> Path:
     return Path(SparkFiles.get(name)).absolute()
 
 
-def _count_batches(
+def _with_documents(
     batches: Iterable[pa.RecordBatch],
     *,
-    load: Callable[[], PreTrainedTokenizerBase | Plain],
-    columns: tuple[str, ...],
+    load: Callable[[], PreTrainedTokenizerBase | TextTokenizer],
+    columns: Columns,
+    answers_only: bool,
     drop: bool,
 ) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa
-
-    tokenizer = load()
+    documents = Documents(load(), columns, answers_only)
     for batch in batches:
-        examples = {name: batch.column(name).to_pylist() for name in columns}
-        counts = pa.array(count(tokenizer, examples, drop=drop), pa.int32())
-        yield pa.RecordBatch.from_arrays([*batch.columns, counts], [*batch.schema.names, TOKENS])
+        rows = {name: batch.column(name).to_pylist() for name in columns.named}
+        made, begin = _Made(columns), 0
+        for end, row in enumerate(made_of(documents, rows, drop=drop), start=1):
+            made.append(row)
+            if made.tokens >= _MOST_TOKENS or end == batch.num_rows:
+                yield made.beside(batch.slice(begin, end - begin))
+                made, begin = _Made(columns), end
 
 
-def count(
-    tokenizer: PreTrainedTokenizerBase | Plain, examples: dict[str, list[Any]], *, drop: bool = False
-) -> list[int | None]:
-    """Return the length of each example in tokens, as training encodes it; None for one to drop, which a template refused.
+class _Made:
+    """The added columns of some rows.
 
-    A conversation as its chat template renders it; a text, or a prompt followed by its response, with the end of
-    text behind it. A preference counts twice: its prompt followed by either answer.
+    tokens: how many token ids they hold.
     """
-    if MESSAGES in examples or any(isinstance(prompt, list) for prompt in examples.get(PROMPT, ())):
-        assert not isinstance(tokenizer, Plain)  # noqa: S101 - with_tokens loads the whole one for conversations
-        return _conversations(tokenizer, examples, drop=drop)
-    refused = [None in row for row in zip(*examples.values(), strict=True)]
-    first, *others = [[text or "" for text in texts] for texts in examples.values()]
-    end = tokenizer.eos_token_id
-    lengths = [len(ids) + (ids[-1:] != [end]) for ids in _encode(tokenizer, first, special=True)]
-    if CHOSEN in examples:
-        lengths = [2 * length for length in lengths]
-    for texts in others:
-        more = _encode(tokenizer, texts, special=False)
-        lengths = [length + len(ids) for length, ids in zip(lengths, more, strict=True)]
-    return [None if gone else length for gone, length in zip(refused, lengths, strict=True)]
+
+    def __init__(self, columns: Columns) -> None:
+        self.tokens = 0
+        self._lengths: list[int | None] = []
+        self._lists = {
+            name: _Lists(kind)
+            for each in token_columns(columns)
+            for name, kind in zip(each, "ib", strict=True)
+        }
+
+    def append(self, row: tuple[Document, ...] | None) -> None:
+        """Add a row; None is one to drop."""
+        length = None if row is None else sum(len(document.tokens) for document in row)
+        self.tokens += length or 0
+        self._lengths.append(length)
+        values = [None] * len(self._lists) if row is None else [part for document in row for part in document]
+        for column, value in zip(self._lists.values(), values, strict=True):
+            column.append(value)
+
+    def beside(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows with the columns behind theirs."""
+        import pyarrow as pa
+
+        added = [pa.array(self._lengths, pa.int32()), *(column.as_arrow() for column in self._lists.values())]
+        return pa.RecordBatch.from_arrays(
+            [*batch.columns, *added], [*batch.schema.names, TOKENS, *self._lists]
+        )
 
 
-def _conversations(
-    tokenizer: PreTrainedTokenizerBase, examples: dict[str, list[Any]], *, drop: bool
-) -> list[int | None]:
-    rendered: list[list[str] | None] = []
-    for values in zip(*examples.values(), strict=True):
-        if None in values:
-            rendered.append(None)
-            continue
-        try:
-            rendered.append(chat.texts(tokenizer, dict(zip(examples, values, strict=True))))
-        except ValueError:
-            if not drop:
-                raise
-            rendered.append(None)
-    texts = [text for one in rendered for text in one or ()]
-    lengths = map(len, _encode(tokenizer, texts, special=False))
-    return [None if one is None else sum(islice(lengths, len(one))) for one in rendered]
+class _Lists:
+    """A column of lists: of token ids (`i`), or of booleans (`b`)."""
+
+    def __init__(self, kind: str) -> None:
+        self._values = array(kind)
+        self._ends = array("i", [0])
+        self._missing: list[bool] = []
+
+    def append(self, values: list[int] | list[bool] | None) -> None:
+        self._values.extend(values or ())
+        self._ends.append(len(self._values))
+        self._missing.append(values is None)
+
+    def as_arrow(self) -> pa.Array:
+        import pyarrow as pa
+
+        values = np.asarray(self._values)
+        values = values if self._values.typecode == "i" else values.astype(np.bool_)
+        ends = pa.array(np.asarray(self._ends))
+        return pa.ListArray.from_arrays(ends, pa.array(values), mask=pa.array(self._missing, pa.bool_()))
 
 
-def _encode(
-    tokenizer: PreTrainedTokenizerBase | Plain, texts: list[str], *, special: bool
-) -> list[list[int]]:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        assert not isinstance(tokenizer, Plain)  # noqa: S101 - it has one
-        return list(tokenizer(texts, add_special_tokens=special)["input_ids"])
-    # NB: a tokenizer.json may enable truncation and padding, which would hide the length of an example.
-    backend.no_truncation()
-    backend.no_padding()
-    return [
-        encoding.ids
-        for at in range(0, len(texts), _AT_ONCE)
-        for encoding in backend.encode_batch_fast(texts[at : at + _AT_ONCE], add_special_tokens=special)
-    ]
+def made_of(
+    documents: Documents, rows: dict[str, list[Any]], *, drop: bool
+) -> Iterator[tuple[Document, ...] | None]:
+    """Yield the documents of each row of a batch of columns; None for one to drop, which a template refused.
+
+    Raises:
+        ValueError: the chat template does not take a row, and `drop` is not set; `chat.failure` finds the sentence in what Spark
+            says of it.
+    """
+    refused = [None in row for row in zip(*rows.values(), strict=True)]
+    taken = {
+        name: [value for value, gone in zip(values, refused, strict=True) if not gone]
+        for name, values in rows.items()
+    }
+    if all(isinstance(value, str) for value in chain(*taken.values())) and documents.columns.messages is None:
+        found: Iterator[tuple[Document, ...] | None] = documents.of(taken)
+    else:
+        found = (_conversation(documents, row, drop=drop) for row in _rows(taken))
+    return (None if gone else next(found) for gone in refused)
+
+
+def _rows(columns: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+
+
+def _conversation(
+    documents: Documents, example: dict[str, Any], *, drop: bool
+) -> tuple[Document, ...] | None:
+    try:
+        (made,) = documents.of({name: [value] for name, value in example.items()})
+    except DataError as error:
+        refused = error
+    else:
+        if documents.columns.messages is not None or all(document.tokens for document in made):
+            return made
+        refused = DataError("MessageShape", "an answer adds nothing to the prompt")
+    if drop:
+        return None
+    raise chat.refusal(example, refused) from refused

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from finetune_crds.training import Dpo as DpoSpec
+from finetune_crds.training import Kto as KtoSpec
 from finetune_crds.training import Method
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.tokenizer import check_same_vocabulary, check_vocabulary, load_tokenizer
@@ -16,6 +17,7 @@ from finetune_trainer.train.model import adapt, load, memory, merge, shard
 from finetune_trainer.train.model.network import Network
 from finetune_trainer.train.objectives.distillation import Distillation, TeacherStates
 from finetune_trainer.train.objectives.dpo import Dpo
+from finetune_trainer.train.objectives.kto import Kto
 from finetune_trainer.train.objectives.sft import Sft
 from finetune_trainer.train.runtime.recipe import row_tokens
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from finetune_crds.recipe import Recipe
+    from finetune_trainer.artifacts import Source
     from finetune_trainer.train.runtime.distributed import World
 
 _TEACHER = "objective.distillation.teacher"
@@ -34,7 +37,13 @@ _CHECKED, _TOLERANCE = 4, 0.03
 
 
 def network(
-    recipe: Recipe, source: Path, tokenizer: PreTrainedTokenizerBase, world: World, teacher_folder: Path
+    recipe: Recipe,
+    source: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    world: World,
+    teacher_folder: Path,
+    *,
+    going_on: Source | None = None,
 ) -> Network:
     """The model with what the method trains and what the objective asks, sharded, with all its weights.
 
@@ -44,30 +53,32 @@ def network(
         tokenizer: the base model's.
         world: the ranks, all of which make one.
         teacher_folder: where a teacher is downloaded to.
+        going_on: the base with its adapter, where that is trained further; None: the adapter is a new one.
 
     Raises:
         RecipeRefusedError: a model cannot be loaded or adapted, or does not fit into memory.
     """
     training, quantised = recipe.training, recipe.method.type == "QLoRA"
+    base = (going_on.adapter_of if going_on else None) or recipe.model.base
     model = world.agree(lambda: load.skeleton(recipe, source, world))
     rows = model.get_input_embeddings().weight.shape[0]
     world.agree(lambda: check_vocabulary(tokenizer, rows, recipe.model.base))
     teacher = _Teacher.of(recipe, tokenizer, model, world, teacher_folder)
     learner = teacher.network if teacher is not None else None
-    adapted = world.agree(lambda: adapt.adapt(model, recipe.method, recipe.model.base))
+    adapted = world.agree(lambda: adapt.adapt(model, recipe.method, base))
     made = Network(adapted, _objective(recipe, learner))
     # Nothing has weights so far: what does not fit is refused before minutes of loading.
     recompute = world.agree(lambda: memory.choose(made, recipe, world, row_tokens(recipe), learner))
 
     if quantised:
         stored = world.agree(lambda: load.quantised(recipe, source, world, like=model))
-        adapted = adapt.adapt(stored, recipe.method, recipe.model.base)
+        adapted = adapt.adapt(stored, recipe.method, base)
         made = Network(adapted, made.objective)
     shard.recompute_activations(adapted, recompute, compiled=training.compile)
     shard.shard(
         made, shard.mesh(recipe.distributed.strategy, world), training.precision, replicate_frozen=quantised
     )
-    load.fill(adapted, recipe, source, world, tokenizer)
+    load.fill(adapted, recipe, source, world, tokenizer, adapter=going_on.adapter if going_on else None)
     if teacher is not None:
         teacher.fill(world)
     check_way_to_logits(made, world, recipe.model.base)
@@ -106,12 +117,15 @@ def check_way_to_logits(network: Network, world: World, base: str) -> None:
         )
 
 
-def _objective(recipe: Recipe, teacher: Network | None) -> Sft | Dpo | Distillation:
+def _objective(recipe: Recipe, teacher: Network | None) -> Sft | Dpo | Kto | Distillation:
     objective = recipe.objective
     if objective.type == "SFT":
-        return Sft()
+        return Sft(objective.label_smoothing or 0.0)
     if objective.type == "DPO":
-        return Dpo((objective.dpo or DpoSpec()).beta)
+        dpo = objective.dpo or DpoSpec()
+        return Dpo(dpo.beta, dpo.label_smoothing)
+    if objective.type == "KTO":
+        return Kto(objective.kto or KtoSpec())
     if objective.distillation is not None and teacher is not None:
         return Distillation(objective.distillation, teacher)
     raise ValueError(f"objective {objective.type} has no loss")
@@ -170,6 +184,7 @@ def teacher_recipe(recipe: Recipe) -> Recipe:
             "revision": spec.teacher_revision,
             "trust_remote_code": spec.teacher_trust_remote_code,
             "chat_template": None,
+            "adapter": "Merge",
         }
     )
     # Frozen weights have the precision they compute in, as those under an adapter do.

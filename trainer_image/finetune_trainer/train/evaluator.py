@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from finetune_crds.training import Training
-    from finetune_trainer.train.checkpoint.checkpointer import Checkpointer, Progress
+    from finetune_trainer.train.checkpoint.checkpointer import Checkpointer
+    from finetune_trainer.train.checkpoint.progress import Progress
     from finetune_trainer.train.data.feed import Collator, Examples
     from finetune_trainer.train.model.network import Network
     from finetune_trainer.train.runtime.distributed import World

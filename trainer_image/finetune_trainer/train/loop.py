@@ -13,7 +13,8 @@ from finetune_trainer.train.runtime.preemption import stopped_after
 from finetune_trainer.train.runtime.watch import Watch
 
 if TYPE_CHECKING:
-    from finetune_trainer.train.checkpoint.checkpointer import Checkpointer, Progress
+    from finetune_trainer.train.checkpoint.checkpointer import Checkpointer
+    from finetune_trainer.train.checkpoint.progress import Progress
     from finetune_trainer.train.data.feed import Feed
     from finetune_trainer.train.evaluator import Evaluator
     from finetune_trainer.train.model.network import Network

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from finetune_trainer.track import Tracker
-    from finetune_trainer.train.checkpoint.checkpointer import Progress
+    from finetune_trainer.train.checkpoint.progress import Progress
     from finetune_trainer.train.model.network import Network
     from finetune_trainer.train.runtime.distributed import World
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Window:
     """Sums over the steps since the last report.
 
-    sums: this rank's part of the loss, then of the objective's metrics, on the device; without steps that were skipped.
+    sums: this rank's part of the loss, then of the objective's sums, on the device; without steps that were skipped.
     count: losses of all ranks in them, on the device.
     """
 
@@ -89,7 +89,7 @@ class Reporter:
         self._tracker = tracker
         self._max_steps = max_steps
         self._log_steps = log_steps
-        self._names = network.objective.metrics
+        self._objective = network.objective
         self._flops = speed.Flops(network)
         self._peak_flops = speed.peak_flops(world.device)
         # Earlier attempts count: the clock starts as much earlier as they lasted.
@@ -158,14 +158,14 @@ class Reporter:
         # NB: reading the loss waits for the GPU; that time belongs to the steps.
         began = self.clock()
         count = window.count.item()
-        loss, *metrics = [total / max(count, 1.0) for total in self._world.total(*window.sums.tolist())]
+        loss, *sums = self._world.total(*window.sums.tolist())
         norm = grad_norm()
         window.seconds += self.clock() - began
         self._productive_seconds += window.seconds
         return Report(
             step=step,
-            loss=loss if count else None,
-            metrics=dict(zip(self._names, metrics, strict=True)) if count else {},
+            loss=loss / count if count else None,
+            metrics=self._objective.means(sums, count) if count else {},
             skipped=self.skipped(),
             learning_rate=learning_rate,
             grad_norm=norm,
@@ -262,7 +262,9 @@ class Reporter:
         return Window(sums=self._zeros(), count=torch.zeros((), device=self._world.device))
 
     def _zeros(self) -> torch.Tensor:
-        return torch.zeros(1 + len(self._names), device=self._world.device)
+        objective = self._objective
+        sums = len(objective.metrics) if objective.sums is None else objective.sums
+        return torch.zeros(1 + sums, device=self._world.device)
 
     def _mfu(self, window: Window) -> float | None:
         if self._peak_flops is None:

@@ -8,27 +8,30 @@ import sys
 import time
 import warnings
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from transformers.utils import logging as transformers_logging
 
-from finetune_crds import contract
+from finetune_crds import continuation, contract
 from finetune_crds.contract import TerminationMessage, TrainResult
 from finetune_trainer import outcome
 from finetune_trainer.tokenizer import load_tokenizer, pad_id
 from finetune_trainer.track import Tracker
 from finetune_trainer.train import build
-from finetune_trainer.train.checkpoint.checkpointer import Checkpointer, Progress
+from finetune_trainer.train.checkpoint import newest
+from finetune_trainer.train.checkpoint.checkpointer import Checkpointer
 from finetune_trainer.train.checkpoint.kept_reference import KeptReference
+from finetune_trainer.train.checkpoint.progress import Progress
 from finetune_trainer.train.data import corpus
 from finetune_trainer.train.data.feed import Collator, Examples, Feed
 from finetune_trainer.train.delivery import export, lineage, signature
 from finetune_trainer.train.delivery.deliver import deliver
 from finetune_trainer.train.evaluator import Evaluator
 from finetune_trainer.train.loop import Loop
-from finetune_trainer.train.model import merge
+from finetune_trainer.train.model import continued, merge
 from finetune_trainer.train.model.optimizer import Optimizer
+from finetune_trainer.train.model.schedule import Schedule
 from finetune_trainer.train.reporter import Reporter
 from finetune_trainer.train.runtime import device, scratch, system
 from finetune_trainer.train.runtime.distributed import World, is_loss_of_peer, joined
@@ -122,25 +125,37 @@ class Run:
 
     def train(self) -> TerminationMessage | None:
         """Load, train, evaluate, export and register; only rank 0 returns a result."""
-        recipe, world = self.recipe, self.world
-        fetched = merge.fetch(recipe.model, scratch.path() / "base", world)
-        source = fetched.base
+        world = self.world
+        fetched = merge.fetch(
+            self.recipe.model, scratch.path() / "base", world, named=export.names_base(self.recipe)
+        )
+        source, adapter = fetched.base, fetched.adapter
+        if adapter is not None:
+            self.recipe = world.agree(lambda: continued.with_parameters(self.recipe, adapter))
+        recipe = self.recipe
         tokenizer = world.agree(lambda: load_tokenizer(recipe.model, fetched.tokenizer))
         checkpointer = self._checkpointer()
         resumed = checkpointer.newest() if checkpointer else None
-        self.preemption.checkpoint_step = resumed.step if resumed else None
+        self.preemption.checkpoint_step = checkpointer.published if checkpointer else None
         data = self._load_corpus(tokenizer, resumed)
-        self._describe(data)
+        # Before minutes of loading: how many steps there are is known from here on.
+        world.agree(lambda: Schedule.of(recipe.training, data.plan.max_steps))
+        progress = self._begin(data, checkpointer, resumed)
+        self._describe(data, progress)
         examples = world.agree(lambda: signature.examples(data.splits, data.columns) if world.leads else None)
 
-        network = build.network(recipe, source, tokenizer, world, scratch.path() / "teacher")
+        going_on = fetched if adapter is not None else None
+        network = build.network(
+            recipe, source, tokenizer, world, scratch.path() / "teacher", going_on=going_on
+        )
         optimizer = Optimizer(network, recipe.training, data.plan.max_steps)
         collator = self._collator(tokenizer)
         # NB: before a checkpoint is loaded: an objective may need the model as it was before its first step.
         data = self._prepare(data, network, collator, resumed, self._kept_reference(checkpointer, network))
         if checkpointer is not None and resumed is not None:
             checkpointer.load(resumed, network.model, optimizer.adamw)
-            world.say(f"resuming from the checkpoint of step {resumed.step}")
+            of = "" if checkpointer.published else f" of another job, {resumed.resumed_from}"
+            world.say(f"resuming from the checkpoint of step {resumed.step}{of}")
 
         loop = self._loop(
             data=data,
@@ -148,7 +163,7 @@ class Run:
             optimizer=optimizer,
             collator=collator,
             checkpointer=checkpointer,
-            progress=resumed or Progress(recipe=recipe.digest(), data_version=data.splits.version),
+            progress=progress,
         )
         scratch.mark_training(scratch.path())
         eval_loss = loop.run()
@@ -170,6 +185,7 @@ class Run:
                     state=weights,
                     tokenizer=tokenizer,
                     source=source,
+                    base=fetched.origin,
                     lineage=origin,
                     examples=examples,
                 ),
@@ -189,10 +205,26 @@ class Run:
             on_failed=lambda _step, sentence: self.tracker.tags({contract.TAG_CHECKPOINT_ERROR: sentence}),
         )
 
+    def _begin(
+        self, data: corpus.Corpus, checkpointer: Checkpointer | None, resumed: Progress | None
+    ) -> Progress:
+        """The progress that the attempt begins with, on the data that it has read."""
+        progress = replace(resumed or Progress(), data_version=data.splits.version)
+        if checkpointer is None:
+            return progress
+        return checkpointer.begin_on(
+            progress,
+            examples=data.train.digest,
+            eval_data=lineage.eval_data(self.recipe, data.validation.split if data.validation else None),
+            max_steps=data.plan.max_steps,
+        )
+
     def _kept_reference(self, checkpointer: Checkpointer | None, network: Network) -> KeptReference | None:
         if checkpointer is None or not network.objective.has_reference:
             return None
-        return KeptReference(checkpointer.folder, self.recipe.digest(), self.world)
+        place = newest.resume_place(self.recipe)
+        other = place[0] if place is not None else None
+        return KeptReference(checkpointer.folder, continuation.digest(self.recipe), self.world, other)
 
     def _log_published(self, step: int) -> None:
         self.tracker.metrics(step, {contract.METRIC_CHECKPOINT_STEP: step})
@@ -208,18 +240,19 @@ class Run:
             on_counts=lambda counts: self.tracker.metrics(0, counts),
         )
 
-    def _describe(self, data: corpus.Corpus) -> None:
+    def _describe(self, data: corpus.Corpus, progress: Progress) -> None:
         """Print what is about to run, and log it to the MLflow run."""
         recipe, splits = self.recipe, data.splits
         ranks = "rank" if self.world.size == 1 else "ranks"
         self.world.say(f"{data.summary(recipe)} on {self.world.size} {ranks}")
         eval_data = lineage.eval_data(recipe, data.validation.split if data.validation is not None else None)
         tags = {
-            **lineage.source_tags(recipe, splits, eval_data),
+            **lineage.source_tags(recipe, splits, eval_data, progress.resumed_from),
+            **lineage.preparation_tags(recipe),
             **device.tags(self.world.device),
             contract.TAG_ATTEMPT: os.environ.get("FINETUNE_ATTEMPT", "1"),
         }
-        self.tracker.describe(lineage.run_params(recipe, data), tags)
+        self.tracker.describe(lineage.run_params(recipe, data, progress.resumed_from), tags)
         self.tracker.dataset(
             splits.path or splits.train or "",
             name=recipe.job.name,
@@ -229,6 +262,16 @@ class Run:
             if splits.version is None
             else f"version-{splits.version}",
         )
+        for read in lineage.sources_read(recipe):
+            if read.version is not None:
+                self.tracker.dataset(
+                    read.source.address,
+                    # NB: MLflow takes datasets with the same name and digest for one.
+                    name=read.source.address,
+                    version=read.version,
+                    digest=f"version-{read.version}",
+                    use="source",
+                )
 
     def _collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         # Compiled layers are compiled for one shape.
@@ -247,18 +290,17 @@ class Run:
         training = self.recipe.training
         batch_size = training.per_device_eval_batch_size or training.per_device_batch_size
 
-        def prepared(examples: Examples, *, whole: bool) -> Split:
-            found = kept.found(examples.split) if kept is not None else None
+        def prepared(examples: Examples) -> Split:
+            found = kept.found(examples) if kept is not None else None
             if found is not None:
                 return found
             split = network.objective.prepare(network, examples, collator, batch_size)
-            if kept is not None and whole:
+            if kept is not None:
                 kept.keep(split)
             return split
 
         rest = Examples(data.train, data.plan.rest(resumed.step if resumed else 0))
-        train = prepared(rest, whole=resumed is None)
-        return data.with_splits(train, prepared(data.validation, whole=True) if data.validation else None)
+        return data.with_splits(prepared(rest), prepared(data.validation) if data.validation else None)
 
     def _loop(
         self,
@@ -307,7 +349,15 @@ class Run:
         )
         counts = {name: lineage.Counts.of(split) for name, split in used.items()}
         eval_data = lineage.eval_data(self.recipe, validation)
-        return lineage.Lineage(self.recipe, data.splits, result, counts, eval_data, loop.weights_step)
+        return lineage.Lineage(
+            self.recipe,
+            data.splits,
+            result,
+            counts,
+            eval_data,
+            loop.weights_step,
+            resumed_from=loop.progress.resumed_from,
+        )
 
     def _interruptible(self, checkpointer: Checkpointer | None, step: int) -> AbstractContextManager[object]:
         """End the delivery at once on SIGTERM, where the next attempt can repeat it from the last checkpoint."""

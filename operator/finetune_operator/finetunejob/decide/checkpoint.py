@@ -42,6 +42,10 @@ def beginning(draft: Draft) -> str:
         return "resumes from the newest checkpoint"
     if draft.spec.trainer.command:
         return "starts your command again"
+    if draft.status.resumed_from:
+        uri = draft.status.resumed_from.uri
+        named = contract.checkpoint_place(uri)[1] is not None
+        return f"starts from the checkpoint {uri}" if named else f"starts from the newest checkpoint in {uri}"
     return f"starts from the beginning: {'no checkpoint is known' if draft.spec.checkpoint else 'spec.checkpoint is not set'}"
 
 

@@ -6,7 +6,7 @@ from finetune_crds import JobReference, Recipe, contract
 from finetune_crds.base import Json
 from finetune_crds.data import Splits
 from finetune_operator import names
-from finetune_operator.finetunejob.decide import rendezvous, template, workspace
+from finetune_operator.finetunejob.decide import rendezvous, resume_from, template, workspace
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.merge import merge
 
@@ -39,12 +39,12 @@ def recipe(draft: Draft) -> Json:
     """The ConfigMap with the recipe; `data` names the output of preparation, and the columns that it found."""
     ftj, data = draft.ftj, draft.status.data
     reference = JobReference(name=ftj.name, namespace=ftj.namespace, uid=ftj.uid)
-    content = Recipe.of(reference, draft.spec)
+    content = resume_from.in_recipe(draft, Recipe.of(reference, draft.spec))
     if data and data.path is not None:
         splits = Splits(type="Delta", path=data.path, version=data.version)
         columns = content.data.columns or data.columns
-        prepared = content.data.model_copy(update={"splits": splits, "columns": columns})
-        content = content.model_copy(update={"data": prepared, "data_digest": data.digest})
+        found = content.data.model_copy(update={"splits": splits, "columns": columns})
+        content = content.model_copy(update={"data": found, "prepared": data})
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

@@ -1,4 +1,4 @@
-"""Mistakes in pod templates that neither the schema nor, in words that help, the API server can tell of."""
+"""Mistakes in pod templates and below defaults that neither the schema nor, in words that help, the API server can tell of."""
 
 from __future__ import annotations
 
@@ -23,6 +23,23 @@ def of_preparation(spec: FineTuneJobSpec) -> Iterator[str]:
     if spec.data.prepare:
         template = spec.data.prepare.pod_template
         yield from _of_template("spec.data.prepare.podTemplate", template, names.PREP_CONTAINER)
+
+
+def of_learning_rate(spec: FineTuneJobSpec) -> Iterator[str]:
+    """What is wrong with the learning rate of a resolved spec: its default is that of the method, which the schema does not know."""
+    training = spec.training
+    floor, peak = training.min_learning_rate, training.learning_rate
+    if floor is not None and floor >= peak:
+        yield (
+            f"spec.training.minLearningRate {floor:g} is not below the learning rate, by default {peak:g} for method "
+            f"{spec.method.type}: create the job with a lower one, or with spec.training.learningRate"
+        )
+    steps, decay = training.max_steps, training.decay_steps
+    if steps is not None and decay is not None and training.warmup_of(steps) + decay > steps:
+        yield (
+            f"spec.training.decaySteps {decay} and a warm-up of {training.warmup_of(steps)} steps are longer than maxSteps {steps}: "
+            "create the job with less of either"
+        )
 
 
 def _of_template(field: str, template: Json | None, container: str) -> Iterator[str]:

@@ -32,7 +32,12 @@ _ALSO: dict[Phase, tuple[ConditionType, ...]] = {
 }
 _SETTLED: tuple[Phase, ...] = ("Failed", "Succeeded", "Suspended")
 # Conditions that, while they do not hold, explain more than the phase that they delay.
-_OBSTACLES = (ConditionType.ACCEPTED, ConditionType.PODS_ADMITTED, ConditionType.PODS_HEALTHY)
+_OBSTACLES = (
+    ConditionType.ACCEPTED,
+    ConditionType.PODS_ADMITTED,
+    ConditionType.CHECKPOINT_FOUND,
+    ConditionType.PODS_HEALTHY,
+)
 # Reasons of obstacles that only a change of the spec removes.
 _MUST_CHANGE: tuple[str, ...] = (ConditionReason.INVALID_SPEC, ConditionReason.POD_TEMPLATE_INVALID)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from finetune_crds import contract
 from finetune_crds.base import Json
-from finetune_crds.training import Distributed
+from finetune_crds.distributed import Distributed
 from finetune_operator import names
 from finetune_operator.finetunejob.model import FineTuneJob
 

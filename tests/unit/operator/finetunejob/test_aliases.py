@@ -63,6 +63,25 @@ def test_aliases_that_promotions_keep(promotions: list[Json], expected: Json) ->
     assert promoted_aliases(store, SETTINGS, ftj(register={"model": "tuned"})) == expected
 
 
+SPELLINGS = {
+    "Unity Catalog": ("databricks-uc", {"Champion": "team/prod", "CHAMPION": "team/prod"}),
+    "MLflow": ("http://mlflow:5000", {}),
+}
+
+
+@pytest.mark.parametrize(("registry", "expected"), SPELLINGS.values(), ids=SPELLINGS)
+def test_unity_catalog_has_one_alias_for_all_spellings(registry: str, expected: Json) -> None:
+    store, tracking = Store(), {"registryUri": registry}
+    body = promotion(tracking=tracking, model="Main.Llm.Tuned")
+    store.put(
+        "ModelPromotion", {**body, "metadata": {"name": "prod", "namespace": "team", "resourceVersion": "1"}}
+    )
+    job = ftj(
+        register={"model": "main.llm.tuned", "aliases": ["Champion", "CHAMPION", "other"]}, tracking=tracking
+    )
+    assert promoted_aliases(store, SETTINGS, job) == expected
+
+
 def test_a_job_that_registers_nothing_shares_no_alias() -> None:
     store = Store()
     store.put("ModelPromotion", promotion() | {"metadata": {"name": "prod", "namespace": "team"}})

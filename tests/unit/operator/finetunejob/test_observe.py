@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from finetune_crds.base import API_VERSION
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.controller.store import Store
 from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.children import owner, recorded_jobs
+from finetune_operator.finetunejob.model import Resumed
 from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
 from finetune_operator.settings import Settings
 from standins.kube import StandIn
@@ -21,6 +23,7 @@ from worlds.memory.decisions import (
     SUCCEEDED,
     TRAINED,
     child,
+    controller,
     ended,
     ftj,
     later,
@@ -118,3 +121,24 @@ async def test_an_end_that_was_judged_is_not_asked_for_again(before: FineTuneJob
     world.know("Job", child(name, "Complete"))
     await world.observer.observe(ftj(before), later(60))
     assert world.kube.asked == []
+
+
+async def test_the_job_that_is_carried_on_is_read_with_its_pods() -> None:
+    world = World()
+    ours = ftj(status(), checkpoint={"uri": "/c", "resumeFrom": {"type": "Job", "name": "first"}})
+    seen = await world.observer.observe(ours, later(60))
+    assert (seen.resumed, world.kube.asked) == (Resumed(), [("get", "FineTuneJob", "first")])
+
+    owner = controller(API_VERSION, "FineTuneJob", "uid-of-first")
+    meta = {"name": "first", "namespace": "team", "uid": "uid-of-first", "resourceVersion": "7"}
+    body: Json = {"model": {"base": "/m"}, "data": {}, "checkpoint": {"uri": "/c"}}
+    world.exists("FineTuneJob", {"metadata": meta, "spec": body})
+    world.know("Job", child("first-train-1", ownerReferences=[owner]))
+    world.know("Pod", pod("first-train-1", 0))
+    world.know("Pod", pod("first-train-1", 1, "Failed"))
+    found = (await world.observer.observe(ours, later(60))).resumed
+    assert found
+    assert found.job
+    assert (found.job.key, found.pods) == ("team/first", 1)
+    assert found.job.spec
+    assert found.job.spec.checkpoint

@@ -39,6 +39,13 @@ async def test_a_canary_to_its_end(state: Workspace) -> None:
     assert (there.configured(), there.writes.count) == (4, writes)
 
 
+async def test_an_alias_that_unity_catalog_spells_in_capitals(state: Workspace) -> None:
+    there = Databricks(state)
+    state.set_alias(MODEL, "Champion", 1)
+    await there.stage(2)
+    assert there.now == ("Promoted", {"Champion": 2, "staging": 2}, {"2": 100})
+
+
 async def test_a_gate_of_the_canary_takes_both_back(state: Workspace) -> None:
     there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
     await there.stage(1)

@@ -88,6 +88,15 @@ def test_a_model_and_its_aliases(databricks: Workspace) -> None:
     assert asked.model(MODEL) == RegisteredModel(MODEL, {"candidate": "1"})
 
 
+def test_an_alias_has_one_version_for_all_spellings(databricks: Workspace) -> None:
+    databricks.add_version(MODEL, 1)
+    asked = registry(databricks)
+    asked.set_alias(MODEL, "Champion", "1")
+    model = asked.model(MODEL)
+    assert model
+    assert (model.holder("champion"), model.holder("CHAMPION"), model.holder("candidate")) == ("1", "1", None)
+
+
 def test_a_version(databricks: Workspace) -> None:
     asked = registry(databricks)
     assert asked.version(MODEL, "1") is None

@@ -218,6 +218,10 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
     (cut, "its file __0_0.distcp has 1,000 bytes instead of "),
     (lambda folder: (folder / MARKER).write_text(""), "its file COMPLETE cannot be read"),
     (lambda folder: (folder / MARKER).write_text('{"files": {}}'), "its file COMPLETE cannot be read"),
+    (
+        lambda folder: (folder / MARKER).write_text('{"files": {}, "progress": 1}'),
+        "its file COMPLETE cannot be read",
+    ),
 ]
 
 

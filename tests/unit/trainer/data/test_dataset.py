@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from finetune_crds.data import Columns, Splits
+from finetune_trainer.documents import Documents
 from finetune_trainer.outcome import DataError
 from finetune_trainer.train.data import dataset, encode, read
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 PROMPT_RESPONSE = Columns(type="PromptResponse", prompt="prompt", response="response")
 PAIRS = Columns(type="Preference", prompt="prompt", chosen="chosen", rejected="rejected")
+UNPAIRED = Columns(type="Unpaired", label="thumb")
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +36,7 @@ def tokenizer(base_model: Path) -> PreTrainedTokenizerBase:
 
 
 def encoder_of(tokenizer: PreTrainedTokenizerBase, columns: Columns = PROMPT_RESPONSE) -> encode.Encoder:
-    return encode.Encoder(tokenizer, columns, loss_on_answer=True, max_length=64, overlong="Drop")
+    return encode.Encoder(Documents(tokenizer, columns, answers_only=True), max_length=64, overlong="Drop")
 
 
 def tokenized(
@@ -166,10 +168,12 @@ def test_tokens_are_those_of_the_encoder_in_the_order_of_their_fingerprints(
 def rows_of(kind: str) -> list[dict[str, Any]]:
     if kind == "pairs":
         return [{"prompt": f"is {n} odd", "chosen": f"it is {n}", "rejected": f"no {n}"} for n in range(20)]
+    if kind == "unpaired":
+        return [{"prompt": f"is {n} odd", "completion": f"it is {n}", "thumb": n % 2} for n in range(20)]
     return [{"prompt": f"what is {n}", "response": f"it is {n}"} for n in range(20)]
 
 
-COLUMNS = {"answers": PROMPT_RESPONSE, "pairs": PAIRS}
+COLUMNS = {"answers": PROMPT_RESPONSE, "pairs": PAIRS, "unpaired": UNPAIRED}
 
 
 @pytest.mark.parametrize("kind", COLUMNS)
@@ -181,7 +185,7 @@ def test_a_digest_is_of_the_examples_and_not_of_their_order(
     otherwise = {
         "as they came": rows,
         "the other way round": rows[::-1],
-        "one word changed": [*rows[:-1], rows[-1] | {last: "it was 19"}],
+        "one word changed": [*rows[:-1], rows[-1] | {last: 0 if kind == "unpaired" else "it was 19"}],
         "one left out": rows[:-1],
         "one twice": [*rows, rows[0]],
     }
@@ -199,7 +203,8 @@ def test_a_digest_tells_what_is_learned(tmp_path: Path, tokenizer: PreTrainedTok
     splits = write_rows(tmp_path / "rows.parquet", "Parquet", rows_of("answers"))
     digests = set()
     for on_answer in (True, False):
-        encoder = encode.Encoder(tokenizer, PROMPT_RESPONSE, on_answer, max_length=64, overlong="Drop")
+        documents = Documents(tokenizer, PROMPT_RESPONSE, on_answer)
+        encoder = encode.Encoder(documents, max_length=64, overlong="Drop")
         split = tokenized(splits, encoder, tmp_path / str(on_answer))
         assert split is not None
         digests.add(split.digest)
@@ -240,6 +245,66 @@ def test_pairs_come_back_as_two_documents_each(tmp_path: Path, tokenizer: PreTra
     assert set(zip(documents[::2], documents[1::2], strict=True)) == expected
     assert (len(split), split.documents, len(split.lengths)) == (8, 2, 8)
     assert int(split.lengths.sum()) == len(split.tokens)
+
+
+@pytest.mark.parametrize("kind", ["JSONLines", "Parquet", "Delta"])
+def test_an_unpaired_preference_has_a_document_with_the_answer_of_the_next(
+    *, kind: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Several parts, and examples that end one.
+    monkeypatch.setattr(dataset, "_CHUNK_TOKENS", 50)
+    as_kind = {"JSONLines": int, "Parquet": bool, "Delta": str}[kind]
+    rows = [
+        {"prompt": f"What is {n}? ", "completion": f"It is {n}" + " or so" * n, "thumb": as_kind(n % 3 == 0)}
+        for n in range(1, 9)
+    ]
+    splits = write_rows(tmp_path / "rows", kind, rows)
+    encoder = encode.Encoder(Documents(tokenizer, UNPAIRED, answers_only=True), 40, "Truncate")
+    split = tokenized(splits, encoder, tmp_path / "tokens")
+    assert split is not None
+    assert split.labels is not None
+    ends = zip(split.offsets[:-1], split.offsets[1:], strict=True)
+    found = [(split.tokens[begin:end], split.loss_mask[begin:end]) for begin, end in ends]
+    whole = [tokenizer.decode(tokens) for tokens, _ in found]
+    learned = [tokenizer.decode(tokens[mask]) for tokens, mask in found]
+    judged = dict(zip(whole[::2], split.labels.tolist(), strict=True))
+    wanted = {f"{row['prompt']}{row['completion']}<eos>": row["thumb"] in (True, "True") for row in rows}
+    assert judged == {
+        tokenizer.decode(tokenizer(text)["input_ids"][:40]): good for text, good in wanted.items()
+    }
+    prompts = [text.removesuffix(answer) for text, answer in zip(whole[::2], learned[::2], strict=True)]
+    answers = [*learned[2::2], learned[0]]
+    others = [
+        tokenizer.decode(tokenizer(prompt + answer)["input_ids"][:40])
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+    assert whole[1::2] == others
+    assert [prompt + answer for prompt, answer in zip(prompts, learned[1::2], strict=True)] == others
+    assert max(len(tokens) for tokens, _ in found[1::2]) == 40
+    assert (len(split), split.documents, int(split.lengths.sum())) == (8, 2, len(split.tokens))
+
+
+def test_an_unpaired_preference_that_is_alone_is_refused(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    splits = write_rows(tmp_path / "rows.jsonl", "JSONLines", rows_of("unpaired")[:1])
+    with pytest.raises(DataError) as refused:
+        tokenized(splits, encoder_of(tokenizer, UNPAIRED), tmp_path / "tokens")
+    assert f"{refused.value.reason}: {refused.value.message}".replace(str(tmp_path), "") == (
+        "EmptySplit: the split train in /rows.jsonl has one example (1 read, 1 kept), and objective KTO compares each with "
+        "another one: prepare more examples"
+    )
+
+
+@pytest.mark.parametrize("kind", ["JSONLines", "Parquet"])
+def test_scores_are_no_labels(kind: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    splits = write_rows(tmp_path / "rows", kind, [row | {"thumb": 0.5} for row in rows_of("unpaired")])
+    with pytest.raises(DataError) as refused:
+        tokenized(splits, encoder_of(tokenizer, UNPAIRED), tmp_path / "tokens")
+    name = {"JSONLines": "float", "Parquet": "double"}[kind]
+    assert refused.value.message.replace(str(tmp_path), "") == (
+        f"column thumb of /rows holds {name}: labels are booleans, 1 and 0, or the texts true and false"
+    )
 
 
 def corpus(count: int) -> list[dict[str, Any]]:
@@ -297,7 +362,8 @@ def test_reading_takes_no_more_memory_for_a_larger_corpus(kind: str, tmp_path: P
 def test_tokenising_takes_no_more_memory_than_the_bookkeeping_for_a_larger_corpus(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    encoder = encode.Encoder(tokenizer, PROMPT_RESPONSE, loss_on_answer=True, max_length=128, overlong="Drop")
+    documents = Documents(tokenizer, PROMPT_RESPONSE, answers_only=True)
+    encoder = encode.Encoder(documents, max_length=128, overlong="Drop")
     few, many = (write_rows(tmp_path / f"{count}.jsonl", "JSONLines", corpus(count)) for count in (FEW, MANY))
     assert dataset.tokenize(few, "train", encoder, tmp_path / "warm")
     few_python, many_python = (

@@ -32,7 +32,7 @@ FIELDS = [
     ("score", pa.int64()),
 ]
 ROW: dict[str, Any] = {"messages": CHAT, "text": "hi", "tags": ["a"], "split": "train", "score": 1}
-KINDS = {"messages": "messages", "text": "text", "tags": "other", "split": "text", "score": "other"}
+KINDS = {"messages": "messages", "text": "text", "tags": "other", "split": "text", "score": "label"}
 
 
 def kinds(splits: Splits) -> dict[str, str]:

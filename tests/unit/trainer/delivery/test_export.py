@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,8 @@ from finetune_crds import contract
 from finetune_crds.contract import TrainResult
 from finetune_crds.recipe import Recipe
 from finetune_crds.training import Method
+from finetune_trainer import origin
+from finetune_trainer.origin import Origin
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.tokenizer import load_tokenizer
 from finetune_trainer.train import build
@@ -58,7 +62,13 @@ class Logits(Objective):
 
 
 def written(
-    recipe: Recipe, folder: Path, source: Path, world: World, examples: signature.Examples = PROMPTS
+    recipe: Recipe,
+    folder: Path,
+    source: Path,
+    world: World,
+    examples: signature.Examples = PROMPTS,
+    *,
+    base: Origin | None = None,
 ) -> torch.Tensor:
     """Train a little by hand, export, and return what the trained model says."""
     tokenizer = load_tokenizer(recipe.model, source)
@@ -77,6 +87,7 @@ def written(
         state=export.gather(network.model, source, recipe, world),
         tokenizer=tokenizer,
         source=source,
+        base=base,
         lineage=Lineage(recipe, splits, TrainResult(step=3, eval_loss=1.25)),
         examples=examples,
     )
@@ -88,39 +99,75 @@ def written(
     return said
 
 
-@pytest.mark.parametrize(
-    ("method", "base", "registry", "folders"),
-    [
-        ({"type": "Full"}, "path", "", {"model", "components"}),
-        ({**LORA, "export": "Merged"}, "path", "", {"model", "peft", "components"}),
-        (LORA, "path", "", {"peft", "components"}),
-        (LORA, "s3://models/base", "", {"peft", "model", "components"}),
-        # A version in Unity Catalog holds its weights.
-        (LORA, "path", "databricks-uc", {"peft", "model", "components"}),
-    ],
-)
+HELD, NAMED = {"peft", "model", "components"}, {"peft", "components"}
+DIGEST = "sha256:0123"
+STORE, VERSION = Origin("s3://models/base", digest=DIGEST), Origin("models:/base/3/model", digest=DIGEST)
+# The method, where the base lies (`Origin` of an empty path: in the folder of the base model), the registry, and the folders.
+LOADED: dict[str, tuple[dict[str, Any], Origin | None, str, set[str]]] = {
+    "a model": ({"type": "Full"}, Origin(""), "", {"model", "components"}),
+    "a merged adapter": ({**LORA, "export": "Merged"}, STORE, "", HELD),
+    "an adapter of a volume's base": (LORA, Origin("", digest=DIGEST), "", NAMED),
+    "an adapter of an object store's base": (LORA, STORE, "", NAMED),
+    "an adapter of a registered model": (LORA, VERSION, "", NAMED),
+    "an adapter of a base that was merged in the pod": (LORA, None, "", HELD),
+    # MLflow's client registers nothing in Unity Catalog whose weights are elsewhere.
+    "an adapter in Unity Catalog": (LORA, STORE, "databricks-uc", HELD),
+}
+
+
+@pytest.mark.parametrize("case", LOADED)
 def test_mlflow_loads_what_was_trained(
-    pod: Pod,
-    base_model: Path,
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    method: dict[str, Any],
-    base: str,
-    registry: str,
-    folders: set[str],
+    case: str, pod: Pod, base_model: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import mlflow
 
+    method, base, registry, folders = LOADED[case]
+    if base is not None and not base.uri:
+        base = replace(base, uri=str(base_model))
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", registry)
-    changes = {"method": method, "model.base": str(base_model) if base == "path" else base}
+    changes = {"method": method, "model.base": base.uri if base else "models:/adapter@candidate"}
     recipe = Recipe.model_validate(pod.but(changes).recipe)
     folder = pod.folder / "export"
-    said = written(recipe, folder, base_model, world)
+    said = written(recipe, folder, base_model, world, base=base)
     assert {path.name for path in folder.iterdir() if path.is_dir()} == folders
-    parts = mlflow.transformers.load_model(str(folder), return_type="components")
+    named = base if folders == NAMED else None
+    assert origin.noted(folder / "peft") == named
+    # What lies neither in the version nor on a volume, its reader downloads.
+    elsewhere = {"base_model_path": str(base_model)} if named in (STORE, VERSION) else {}
+    parts = mlflow.transformers.load_model(str(folder), return_type="components", **elsewhere)
     torch.testing.assert_close(logits(parts["model"]), said, rtol=1e-4, atol=1e-4)
     assert parts["tokenizer"]("red").input_ids
+    if folders != {"model", "components"}:
+        stored = json.loads((folder / "peft/adapter_config.json").read_text())
+        assert stored["base_model_name_or_path"] == recipe.model.base
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE])
+def test_mlflow_finds_the_base_of_an_adapter_on_the_hub(
+    template: str | None, pod: Pod, base_model: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = pod.folder / "hub/models--org--base"
+    snapshot = repository / "snapshots" / commit
+    shutil.copytree(base_model, snapshot)
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(pod.folder / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    changes: dict[str, Any] = {"method": LORA, "model.base": "org/base"}
+    if template is not None:
+        changes["model.chatTemplate"] = {"type": "Jinja", "jinja": template}
+    folder = pod.folder / "export"
+    recipe = Recipe.model_validate(pod.but(changes).recipe)
+    said = written(recipe, folder, snapshot, world, base=Origin("org/base", commit, DIGEST))
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == NAMED
+    parts = mlflow.transformers.load_model(str(folder), return_type="components")
+    torch.testing.assert_close(logits(parts["model"]), said, rtol=1e-4, atol=1e-4)
+    assert parts["tokenizer"].chat_template == template
+    stored = json.loads((folder / "peft/adapter_config.json").read_text())
+    assert (stored["base_model_name_or_path"], stored["revision"]) == ("org/base", commit)
 
 
 def test_the_model_serves_as_a_pyfunc(pod: Pod, base_model: Path, world: World) -> None:

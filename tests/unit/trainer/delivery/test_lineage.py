@@ -1,4 +1,4 @@
-"""Losses of evaluation are compared where they measure the same, and nowhere else."""
+"""What a model was made from; losses of evaluation are compared where they measure the same, and nowhere else."""
 
 from __future__ import annotations
 
@@ -11,22 +11,28 @@ import pytest
 
 from finetune_crds.recipe import Recipe
 from finetune_trainer.train.data.dataset import Split
-from finetune_trainer.train.delivery.lineage import eval_data
+from finetune_trainer.train.delivery.lineage import eval_data, method_params, preparation_tags, source_tags
 
 if TYPE_CHECKING:
     from support.pods import Pod
 
 Json = dict[str, Any]
 DPO: Json = {"type": "DPO"}
+KTO: Json = {"type": "KTO"}
 TAUGHT: Json = {"type": "Distillation", "distillation": {"teacher": "/models/teacher"}}
 ALIKE: dict[str, tuple[Json, Json]] = {
     "the same objective": (TAUGHT, TAUGHT),
     "a default, written out": (DPO, DPO | {"dpo": {"beta": 0.1}}),
+    "a default weight, written out": (KTO, KTO | {"kto": {"undesirableWeight": 1.0}}),
+    "pairs that are smoothed in training alone": (DPO, DPO | {"dpo": {"labelSmoothing": 0.2}}),
+    "targets that are smoothed in training alone": ({"type": "SFT"}, {"type": "SFT", "labelSmoothing": 0.2}),
     "what changes the labels alone": ({"type": "SFT"}, {"type": "SFT", "lossOn": "All"}),
 }
 OTHERWISE: dict[str, tuple[Json, Json]] = {
     "a teacher or none": ({"type": "SFT"}, TAUGHT),
     "another beta": (DPO, DPO | {"dpo": {"beta": 0.3}}),
+    "another objective against the same reference": (DPO, KTO),
+    "another weight": (KTO, KTO | {"kto": {"desirableWeight": 2.0}}),
     "another revision of the teacher": (
         TAUGHT,
         {"type": "Distillation", "distillation": {"teacher": "/models/teacher", "teacherRevision": "v2"}},
@@ -55,6 +61,9 @@ def test_what_measures_otherwise(pod: Pod, one: Json, other: Json) -> None:
 
 def test_identifiers_of_other_releases_stay(pod: Pod) -> None:
     # A field that is newer than versions which are compared must not change what they were evaluated on.
+    preferences = json.dumps(["/models/base", None, '{"beta":0.3}'])
+    digest = hashlib.blake2b(preferences.encode(), digest_size=8).hexdigest()
+    assert on(pod, DPO | {"dpo": {"beta": 0.3}}) == f"d1-DPO-{digest}"
     told = (
         '{"type":"Distillation","lossOn":null,"dpo":null,"distillation":'
         '{"teacher":"/models/teacher","temperature":1.0,"weight":0.5}}'
@@ -63,15 +72,115 @@ def test_identifiers_of_other_releases_stay(pod: Pod) -> None:
     assert on(pod, TAUGHT) == f"d1-Distillation-{digest}"
 
 
-@pytest.mark.parametrize(("objective", "same"), [({"type": "SFT"}, True), (DPO, False), (TAUGHT, True)])
+@pytest.mark.parametrize(
+    ("objective", "same"), [({"type": "SFT"}, True), (DPO, False), (KTO, False), (TAUGHT, True)]
+)
 def test_the_base_model_counts_where_it_is_the_reference(pod: Pod, objective: Json, same: bool) -> None:
     assert (on(pod, objective) == on(pod, objective, base="/models/tuned")) is same
 
 
-@pytest.mark.parametrize("objective", [{"type": "SFT"}, DPO, TAUGHT])
+@pytest.mark.parametrize("objective", [{"type": "SFT"}, DPO, KTO, TAUGHT])
 def test_the_split_counts_always(pod: Pod, objective: Json) -> None:
     assert on(pod, objective) != on(pod, objective, digest="d2")
 
 
+@pytest.mark.parametrize(("objective", "same"), [(DPO, True), (KTO, False)])
+def test_the_rows_of_a_pass_count_where_the_loss_depends_on_them(
+    pod: Pod, objective: Json, same: bool
+) -> None:
+    larger = pod.but({"training.perDeviceEvalBatchSize": 16})
+    two_ranks = pod.but({"distributed.processesPerNode": 2})
+    found = {on(each, objective) for each in (pod, larger, two_ranks)}
+    assert len(found) == (1 if same else 3)
+
+
 def test_without_validation_there_is_nothing_to_compare(pod: Pod) -> None:
     assert eval_data(Recipe.model_validate(pod.recipe), None) is None
+
+
+PREPARED: Json = {
+    "path": "/data/splits",
+    "version": 0,
+    "digest": "c0ffee",
+    "rows": {"train": 90, "validation": 10},
+    "tokens": {"train": 900, "validation": 100},
+    "dropped": [{"step": "notNull", "rows": 0}, {"step": "dedupe", "rows": 7}],
+}
+MIX = [
+    {"name": "faq", "type": "Delta", "path": "s3://lake/faq"},
+    {"name": "chats", "type": "Hub", "dataset": "org/chats"},
+    {"name": "notes", "type": "CSV", "path": "/data/notes"},
+]
+ORIGINS: dict[str, tuple[Json, Json, dict[str, str]]] = {
+    "a table": (
+        {"type": "Delta", "table": "main.llm.raw"},
+        {"sourceVersion": 0},
+        {"finetune_source": "main.llm.raw", "finetune_source_version": "0"},
+    ),
+    "a data set of the Hub": (
+        {"type": "Hub", "dataset": "org/chats"},
+        {"sourceRevision": "a1b2"},
+        {"finetune_source": "org/chats", "finetune_source_version": "a1b2"},
+    ),
+    "files": ({"type": "CSV", "path": "/data/notes"}, {}, {"finetune_source": "/data/notes"}),
+    "a mix": (
+        {"type": "Mix", "sources": MIX},
+        {
+            "sources": [
+                {"name": "chats", "rows": 20, "revision": "a1b2"},
+                {"name": "faq", "rows": 70, "version": 3},
+                {"name": "notes", "rows": 10},
+            ]
+        },
+        {
+            "finetune_source": "s3://lake/faq, org/chats, /data/notes",
+            "finetune_source_version": "3, a1b2, -",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "read", "expected"), ORIGINS.values(), ids=ORIGINS)
+def test_the_source_and_its_version_are_on_run_and_version(
+    pod: Pod, source: Json, read: Json, expected: dict[str, str]
+) -> None:
+    data = {"source": source, "prepare": {"output": "/data/splits"}, "splits": pod.recipe["data"]["splits"]}
+    recipe = Recipe.model_validate(pod.recipe | {"data": data, "prepared": PREPARED | read})
+    assert recipe.data.splits
+    tags = source_tags(recipe, recipe.data.splits, None)
+    assert {name: value for name, value in tags.items() if "source" in name} == expected
+    assert tags["finetune_data_digest"] == "c0ffee"
+
+
+def test_the_sources_of_a_large_mix_fit_into_a_tag(pod: Pod) -> None:
+    sources = [{"name": f"s{n}", "type": "CSV", "path": f"/data/{n:090}"} for n in range(16)]
+    data = {"source": {"type": "Mix", "sources": sources}, "prepare": {"output": "/out"}}
+    recipe = Recipe.model_validate(
+        pod.recipe | {"data": data | {"splits": pod.recipe["data"]["splits"]}, "prepared": PREPARED}
+    )
+    assert recipe.data.splits
+    said = source_tags(recipe, recipe.data.splits, None)["finetune_source"]
+    assert (len(said), said[:10], said[-3:]) == (1000, "/data/0000", "...")
+
+
+def test_the_result_of_the_preparation_is_on_the_run(pod: Pod) -> None:
+    recipe = Recipe.model_validate(pod.recipe | {"prepared": PREPARED})
+    assert {name: json.loads(value) for name, value in preparation_tags(recipe).items()} == {
+        "finetune_data_rows": {"train": 90, "validation": 10, "test": 0},
+        "finetune_data_tokens": {"train": 900, "validation": 100, "test": 0},
+        "finetune_data_dropped": {"notNull": 0, "dedupe": 7},
+    }
+    assert preparation_tags(Recipe.model_validate(pod.recipe)) == {}
+
+
+PARAMETERS: dict[str, tuple[Json, Json]] = {
+    "SFT": ({"type": "SFT"}, {}),
+    "smoothed SFT": ({"type": "SFT", "labelSmoothing": 0.1}, {"label_smoothing": 0.1}),
+    "DPO": (DPO, {"beta": 0.1}),
+    "smoothed DPO": (DPO | {"dpo": {"labelSmoothing": 0.2}}, {"beta": 0.1, "label_smoothing": 0.2}),
+}
+
+
+@pytest.mark.parametrize(("objective", "expected"), PARAMETERS.values(), ids=PARAMETERS)
+def test_the_parameters_of_an_objective(pod: Pod, objective: Json, expected: Json) -> None:
+    assert method_params(Recipe.model_validate(pod.recipe | {"objective": objective})) == expected

@@ -46,6 +46,11 @@ CASES: dict[str, tuple[Columns, dict[str, list[Any]], Examples]] = {
         {"prompt": ["a", "b", "c"], "chosen": ["1", "2", "3"], "rejected": ["4", "5", "6"]},
         Examples(requests=["b", "c"], answers=["2", "3"]),
     ),
+    "unpaired preferences, without their labels": (
+        Columns(type="Unpaired"),
+        {"prompt": ["a", "b", "c"], "completion": ["1", "2", "3"], "label": [True, False, True]},
+        Examples(requests=["b", "c"], answers=["2", "3"]),
+    ),
     "preferences with messages": (
         Columns(type="Preference"),
         {"prompt": ["a", "b", "c"], "chosen": [ANSWERED[1:]] * 3, "rejected": [ASKED] * 3},

@@ -9,6 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from finetune_trainer import origin
+from finetune_trainer.origin import Origin
 from finetune_trainer.outcome import PodFailure
 from finetune_trainer.train.model import merge
 from support import networks
@@ -62,6 +64,19 @@ def test_weights_are_summed_in_fp32_and_rounded_once(case: str, base_model: Path
         name.split(".")[-2] for name, weight in found.state_dict().items() if weight.ne(before[name]).any()
     }
     assert changed == {"q_proj", "down_proj", *changes.get("modules_to_save", [])}
+
+
+def test_a_base_that_an_adapter_is_to_name_has_a_digest(base_model: Path, tmp_path: Path) -> None:
+    spec, merged = (
+        networks.recipe(base).model
+        for base in (base_model, adapted(base_model, tmp_path / "a", torch.float32, {}))
+    )
+    with networks.alone() as world:
+        found = [merge.fetch(spec, tmp_path / "to", world, named=named).origin for named in (False, True)]
+        # What is merged here lies nowhere else.
+        nowhere = merge.fetch(merged, tmp_path / "to", world, named=True).origin
+    at = str(base_model)
+    assert (found, nowhere) == ([Origin(at), Origin(at, digest=origin.digest(base_model))], None)
 
 
 def refused(adapter: Path, folder: Path, world: World) -> str:

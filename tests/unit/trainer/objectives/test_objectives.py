@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,13 +12,18 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers.trainer_pt_utils import LabelSmoother
 
+from finetune_crds import contract
 from finetune_crds.training import Distillation as DistillationSpec
+from finetune_crds.training import Kto as KtoSpec
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import attention, chunks
 from finetune_trainer.train.model.network import Network
+from finetune_trainer.train.objectives.answers import reference_of
 from finetune_trainer.train.objectives.distillation import Distillation, TeacherStates
-from finetune_trainer.train.objectives.dpo import Dpo, reference_of
+from finetune_trainer.train.objectives.dpo import Dpo
+from finetune_trainer.train.objectives.kto import Kto
 from finetune_trainer.train.objectives.sft import Sft
 from support import networks
 
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.data.dataset import Split
 
 VOCABULARY, PAIRS, BETA = 96, 3, 0.3
+JUDGED, KTO = 8, KtoSpec(beta=BETA, desirable_weight=1.5, undesirable_weight=0.5)
 
 
 def model(seed: int = 0, vocabulary: int = VOCABULARY, *, tied: bool = True) -> Any:
@@ -93,19 +99,78 @@ def check(found: tuple[float, dict[str, torch.Tensor], Any], loss: torch.Tensor,
     torch.testing.assert_close(found[1], gradients(reference), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("tied", [True, False])
-def test_sft_is_the_loss_of_transformers(tied: bool) -> None:
+def test_sft_is_the_loss_of_transformers(tied: bool, smoothing: float) -> None:
     split = networks.random_split(vocabulary=VOCABULARY)
-    found = learned_from(Sft(), isolated(model(tied=tied)), batch_of(split))
+    found = learned_from(Sft(smoothing), isolated(model(tied=tied)), batch_of(split))
     reference = model(tied=tied)
     ids, learned, there = padded(split, list(range(len(split))))
     labels = ids.masked_fill(~learned.bool(), -100)
     count = (labels[:, 1:] != -100).sum()
-    loss = reference(input_ids=ids, attention_mask=there, labels=labels, num_items_in_batch=count).loss
-    check(found, loss, reference)
+    output = reference(input_ids=ids, attention_mask=there, labels=labels, num_items_in_batch=count)
+    smoothed = LabelSmoother(epsilon=smoothing)(output, labels, shift_labels=True)
+    check(found, smoothed if smoothing else output.loss, reference)
 
 
-def trl_dpo(policy: Any, reference: Any, split: Split) -> tuple[torch.Tensor, dict[str, list[float]]]:
+# How far bf16 rounds: the gradients of the output layer are summed over 200 targets.
+@pytest.mark.parametrize(("precision", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)])
+def test_smoothed_losses_are_fp32_in_each_precision(precision: torch.dtype, tolerance: float) -> None:
+    """The logits of the same network, all at once, and the smoother of transformers."""
+    batch = batch_of(networks.random_split(vocabulary=VOCABULARY))
+    loss, slopes, _ = learned_from(Sft(0.5), isolated(model(tied=False)).to(precision), batch)
+    reference = isolated(model(tied=False)).to(precision)
+    network = Network(reference, Sft())
+    hidden, targets = network.at_targets(batch)
+    logits = network.logits(hidden)
+    expected = LabelSmoother(epsilon=0.5)({"logits": logits}, targets)
+    expected.backward()
+    assert logits.dtype == torch.float32
+    assert loss == pytest.approx(expected.item(), rel=1e-6)
+    name = "lm_head.weight"
+    scale = slopes[name].abs().max().item()
+    torch.testing.assert_close(slopes[name], gradients(reference)[name], rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("made", [Sft, lambda smoothing: Dpo(BETA, smoothing)], ids=["SFT", "DPO"])
+def test_evaluation_losses_are_without_label_smoothing(made: Callable[[float], Any]) -> None:
+    def losses(smoothing: float) -> tuple[float, float]:
+        """In training, and in evaluation."""
+        network = Network(isolated(model()), made(smoothing))
+        batch = dpo()[1] if network.objective.has_reference else sft()[1]
+        trained, _ = network(batch)
+        with network.no_grad_forward():
+            evaluated, _ = network(batch)
+        return trained.item(), evaluated.item()
+
+    plain, smoothed = losses(0.0), losses(0.3)
+    assert plain[0] == pytest.approx(plain[1], rel=1e-6)
+    assert smoothed[1] == plain[1]
+    assert abs(smoothed[0] - plain[0]) > 1e-3
+
+
+def trl_trainer(policy: Any, reference: Any, metrics: Any, **own: Any) -> SimpleNamespace:
+    """What the methods of TRL's trainers take of the trainer."""
+    return SimpleNamespace(
+        model=policy,
+        ref_model=reference,
+        accelerator=SimpleNamespace(
+            device="cpu", gather=lambda value: value, gather_for_metrics=lambda value: value
+        ),
+        args=SimpleNamespace(gradient_checkpointing_kwargs=None),
+        aux_loss_enabled=False,
+        precompute_ref_logps=False,
+        beta=BETA,
+        _metrics=metrics,
+        _total_train_tokens=0,
+        _tp_size=1,
+        **own,
+    )
+
+
+def trl_dpo(
+    policy: Any, reference: Any, split: Split, loss_type: str, smoothing: float
+) -> tuple[torch.Tensor, dict[str, list[float]]]:
     """What TRL's DPOTrainer computes of a batch: its own method, with what that takes of the trainer."""
     from trl import DPOTrainer
     from trl.trainer.utils import add_fused_lm_head
@@ -116,50 +181,110 @@ def trl_dpo(policy: Any, reference: Any, split: Split) -> tuple[torch.Tensor, di
     ids, learned, there = padded(split, [*(2 * at for at in pairs), *(2 * at + 1 for at in pairs)])
     learned[:, 0] = False
     metrics: dict[str, dict[str, list[float]]] = {"train": defaultdict(list)}
-    trainer = SimpleNamespace(
-        model=policy,
-        ref_model=reference,
-        accelerator=SimpleNamespace(
-            device="cpu", gather=lambda value: value, gather_for_metrics=lambda value: value
-        ),
-        args=SimpleNamespace(gradient_checkpointing_kwargs=None),
-        aux_loss_enabled=False,
+    trainer = trl_trainer(
+        policy,
+        reference,
+        metrics,
         ld_alpha=None,
-        precompute_ref_logps=False,
         f_divergence_type="reverse_kl",
-        loss_types=["sigmoid"],
+        loss_types=[loss_type],
         loss_weights=[1.0],
-        beta=BETA,
-        label_smoothing=0.0,
+        label_smoothing=smoothing,
         use_weighting=False,
-        _metrics=metrics,
-        _total_train_tokens=0,
-        _tp_size=1,
     )
     inputs = {"input_ids": ids, "attention_mask": there, "completion_mask": learned.long()}
     return DPOTrainer._compute_loss(trainer, policy, inputs, False), metrics["train"]
 
 
+# TRL's sigmoid loss has no label smoothing. Its aot loss has it, and sorts the pairs of a batch: of one pair, it is conservative DPO.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_dpo_is_the_loss_of_trl() -> None:
+@pytest.mark.parametrize(
+    ("pairs", "loss_type", "smoothing"), [(PAIRS, "sigmoid", 0.0), (1, "aot", 0.0), (1, "aot", 0.2)]
+)
+def test_dpo_is_the_loss_of_trl(pairs: int, loss_type: str, smoothing: float) -> None:
     """Trap 7: the reference is the model before its first step, and needs no second model in memory."""
-    split = networks.random_split(documents=2, examples=PAIRS, vocabulary=VOCABULARY)
+    split = networks.random_split(documents=2, examples=pairs, vocabulary=VOCABULARY)
     policy = isolated(model())
     with networks.alone() as world:
         network = Network(policy, Dpo(BETA))
-        values = reference_of(network, [batch_of(split)], world, PAIRS)
+        values = reference_of(network, [batch_of(split)], world, pairs)
         assert isinstance(network.objective, Dpo)
     split = dataclasses.replace(split, reference=values)
     # The policy has learned something since.
     policy.load_state_dict(model(seed=1).state_dict())
-    found = learned_from(Dpo(BETA), policy, batch_of(split))
+    found = learned_from(Dpo(BETA, smoothing), policy, batch_of(split))
     theirs = model(seed=1).train()
-    loss, metrics = trl_dpo(theirs, model().eval(), split)
+    loss, metrics = trl_dpo(theirs, model().eval(), split, loss_type, smoothing)
     check(found, loss, theirs)
-    margins, right = (found[2] / PAIRS).tolist()
+    margins, right = (found[2] / pairs).tolist()
     assert [margins, right] == pytest.approx(
         [metrics["rewards/margins"][0], metrics["rewards/accuracies"][0]], rel=1e-4
     )
+
+
+def trl_kto(policy: Any, reference: Any, split: Split) -> tuple[torch.Tensor, dict[str, list[float]]]:
+    """What TRL's KTOTrainer computes of a batch: its own methods, with what these take of the trainer."""
+    from trl import KTOTrainer
+    from trl.trainer.utils import add_fused_lm_head
+
+    for each in (policy, reference):
+        add_fused_lm_head(each, outputs=("log_probs", "entropy", "mean_logits"))
+    assert split.labels is not None
+    inputs: dict[str, torch.Tensor] = {"label": torch.from_numpy(split.labels)}
+    for document, prefix in enumerate(("", "KL_")):
+        ids, learned, there = padded(split, [2 * at + document for at in range(len(split))])
+        learned[:, 0] = False
+        inputs |= {
+            f"{prefix}input_ids": ids,
+            f"{prefix}attention_mask": there,
+            f"{prefix}completion_mask": learned.long(),
+        }
+    metrics: dict[str, dict[str, list[float]]] = {"train": defaultdict(list)}
+    trainer = trl_trainer(
+        policy,
+        reference,
+        metrics,
+        calculate_KL=True,
+        loss_type="kto",
+        desirable_weight=KTO.desirable_weight,
+        undesirable_weight=KTO.undesirable_weight,
+    )
+    trainer._compute_kl_logps = MethodType(KTOTrainer._compute_kl_logps, trainer)
+    return KTOTrainer._compute_loss(trainer, policy, inputs, False), metrics["train"]
+
+
+# The other way round, the estimate of the divergence is negative, and 0 is taken.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize(("policy_seed", "reference_seed", "diverges"), [(0, 1, True), (1, 0, False)])
+def test_kto_is_the_loss_of_trl(*, policy_seed: int, reference_seed: int, diverges: bool) -> None:
+    split = networks.random_split(documents=2, examples=JUDGED, vocabulary=VOCABULARY)
+    with networks.alone() as world:
+        network = Network(isolated(model(seed=reference_seed)), Kto(KTO))
+        values = reference_of(network, [batch_of(split)], world, JUDGED)
+    split = dataclasses.replace(split, reference=values)
+    objective = Kto(KTO)
+    found = learned_from(objective, isolated(model(seed=policy_seed)), batch_of(split))
+    theirs = model(seed=policy_seed).train()
+    loss, metrics = trl_kto(theirs, model(seed=reference_seed).eval(), split)
+    check(found, loss, theirs)
+    expected = {
+        contract.METRIC_REWARD_DESIRABLE: metrics["rewards/chosen"][0],
+        contract.METRIC_REWARD_UNDESIRABLE: metrics["rewards/rejected"][0],
+        contract.METRIC_REWARD_MARGIN: metrics["rewards/margins"][0],
+        contract.METRIC_KL: metrics["kl"][0],
+    }
+    assert objective.means(found[2].tolist(), JUDGED) == pytest.approx(expected, rel=1e-4)
+    assert set(expected) == set(objective.metrics)
+    assert (metrics["kl"][0] > 0) is diverges
+
+
+def test_kto_has_no_mean_of_what_a_window_has_none_of() -> None:
+    objective = Kto(KTO)
+    assert objective.means([6.0, 0.0, 3.0, 0.0, 1.5], 3) == {
+        contract.METRIC_REWARD_DESIRABLE: 2.0,
+        contract.METRIC_KL: 0.5,
+    }
+    assert objective.means([0.0] * 5, 0) == {contract.METRIC_KL: 0.0}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -192,10 +317,20 @@ def sft() -> tuple[Any, pack.Batch]:
     return Sft(), batch_of(networks.random_split(vocabulary=VOCABULARY))
 
 
+def smoothed_sft() -> tuple[Any, pack.Batch]:
+    return Sft(0.2), sft()[1]
+
+
 def dpo() -> tuple[Any, pack.Batch]:
     split = networks.random_split(documents=2, examples=PAIRS, vocabulary=VOCABULARY)
     reference = torch.full((PAIRS, 2), -30.0).numpy()
     return Dpo(BETA), batch_of(dataclasses.replace(split, reference=reference))
+
+
+def kto() -> tuple[Any, pack.Batch]:
+    split = networks.random_split(documents=2, examples=JUDGED, vocabulary=VOCABULARY)
+    reference = torch.full((JUDGED, 2), -60.0).numpy()
+    return Kto(KTO), batch_of(dataclasses.replace(split, reference=reference))
 
 
 def distillation() -> tuple[Any, pack.Batch]:
@@ -204,7 +339,7 @@ def distillation() -> tuple[Any, pack.Batch]:
     return Distillation(spec, teacher), batch_of(networks.random_split(vocabulary=VOCABULARY))
 
 
-@pytest.mark.parametrize("made", [sft, dpo, distillation])
+@pytest.mark.parametrize("made", [sft, smoothed_sft, dpo, kto, distillation])
 def test_chunks_change_neither_loss_nor_gradients(
     made: Callable[[], tuple[Any, pack.Batch]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,11 +355,11 @@ def test_chunks_change_neither_loss_nor_gradients(
         torch.testing.assert_close(slopes, found[-1][1], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("made", [sft, dpo, distillation])
+@pytest.mark.parametrize("made", [sft, smoothed_sft, dpo, kto, distillation])
 def test_a_batch_without_targets_has_a_loss_of_nothing(made: Callable[[], tuple[Any, pack.Batch]]) -> None:
     """With which a rank keeps the others company: the same collectives, and gradients of zero."""
     objective, full = made()
-    split = networks.random_split(documents=2 if made is dpo else 1, vocabulary=VOCABULARY)
+    split = networks.random_split(documents=1 if full.reference is None else 2, vocabulary=VOCABULARY)
     split = (
         split if full.reference is None else dataclasses.replace(split, reference=torch.zeros(16, 2).numpy())
     )
@@ -260,11 +395,11 @@ class Largest(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("objective", [Sft(), Dpo(BETA)])
+@pytest.mark.parametrize("objective", [Sft(), Sft(0.2), Dpo(BETA), Kto(KTO)])
 def test_the_whole_matrix_of_logits_is_never_made(objective: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary = 50_000
     monkeypatch.setattr(chunks, "CHUNK_NUMBERS", 16 * vocabulary)
-    pairs = 2 if isinstance(objective, Dpo) else 1
+    pairs = 2 if objective.has_reference else 1
     split = networks.random_split(documents=pairs, examples=16 // pairs, vocabulary=vocabulary)
     split = dataclasses.replace(split, reference=torch.zeros(len(split), 2).numpy() if pairs == 2 else None)
     batch = batch_of(split)

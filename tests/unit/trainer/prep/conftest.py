@@ -10,7 +10,7 @@ from finetune_crds.spark import Spark
 from finetune_trainer.prep import session
 from support.jars import jars_folder
 from support.small_tokenizer import save_tokenizer
-from unit.trainer.prep.recipes import QUICK, QUICK_JVM, Preparer
+from unit.trainer.prep.recipes import INTERPRETED, QUICK, QUICK_JVM, Preparer, compiled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ def jars() -> Path:
 
 @pytest.fixture(scope="session")
 def spark(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session as the prep pod starts it."""
+    """A session as the prep pod starts it, but that it does not compile plans: see `compiled`."""
     scratch = tmp_path_factory.mktemp("spark")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(session.ENV_JARS, str(jars))
@@ -35,6 +35,8 @@ def spark(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
             patch.setenv(name, value)
         patch.setattr("tempfile.tempdir", str(scratch))
         started = session.start(Spark(driver_memory="1Gi", conf=QUICK))
+    for name, value in INTERPRETED.items():
+        started.conf.set(name, value)
     yield started
     gateway = started.sparkContext._gateway
     started.stop()
@@ -42,6 +44,13 @@ def spark(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
     # NB: the JVM ends when its standard input does; what is left of it must not outlive the tests.
     gateway.proc.stdin.close()
     gateway.proc.wait(timeout=30)
+
+
+@pytest.fixture
+def compiled_plans(spark: SparkSession) -> Iterator[None]:
+    """Lets the session compile plans during a test."""
+    with compiled(spark):
+        yield
 
 
 @pytest.fixture(scope="session")

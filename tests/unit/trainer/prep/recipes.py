@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,15 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from finetune_crds.recipe import Recipe
+from finetune_crds.training import COLUMNS_OF_OBJECTIVE
 from finetune_trainer.prep import pipeline
 from finetune_trainer.prep.plan import request
 from finetune_trainer.prep.progress import Progress
+from finetune_trainer.tokenizer import Loaded
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from pyspark.sql import SparkSession
 
     from finetune_crds.contract import PrepResult
@@ -25,6 +30,10 @@ if TYPE_CHECKING:
 PAIR = {"type": "PromptResponse", "prompt": "question", "response": "answer"}
 QUICK = {"spark.sql.shuffle.partitions": "2"}
 QUICK_JVM = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"}
+# The columns of a preference in the table, for its two documents.
+PAIR_TOKENS = ("chosen_input_ids", "chosen_loss_mask", "rejected_input_ids", "rejected_loss_mask")
+# For rows by the dozen, the code that Spark makes of a plan takes longer to compile than the plan to run without.
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 _LEAST_PARTITIONS = "spark.sql.files.minPartitionNum"
 Json = dict[str, Any]
 
@@ -42,8 +51,10 @@ def recipe(
 ) -> Recipe:
     """A recipe over the columns `question` and `answer` of a Parquet folder; `prepare` is data.prepare.
 
-    columns: None names none.
+    columns: None names none. objective: default: that of the columns.
     """
+    kind = (columns or {}).get("type")
+    usual = next((name for name, of in COLUMNS_OF_OBJECTIVE.items() if of == kind), "SFT")
     return Recipe.model_validate(
         {
             "job": {"name": name, "namespace": namespace, "uid": uid},
@@ -53,14 +64,34 @@ def recipe(
                 "columns": columns,
                 "prepare": {"output": "/out", **prepare},
             },
-            "objective": objective or {},
+            "objective": objective or {"type": usual},
         }
     )
+
+
+@contextmanager
+def compiled(spark: SparkSession) -> Iterator[None]:
+    """Let the session of all tests compile plans, as sessions of preparations do."""
+    for name in INTERPRETED:
+        spark.conf.unset(name)
+    try:
+        yield
+    finally:
+        for name, value in INTERPRETED.items():
+            spark.conf.set(name, value)
 
 
 def untold() -> Progress:
     """The progress of a preparation that has no run."""
     return Progress(lambda _step, _percent: None, None)
+
+
+def prepared(
+    spark: SparkSession, wanted: Recipe, publish: Callable[[Facts], object] = lambda _: None
+) -> PrepResult:
+    """Prepare as a recipe asks whose model is a folder."""
+    tokenizer = Loaded.of(wanted.model, Path(wanted.model.base))
+    return pipeline.prepare(spark, wanted, request(wanted), tokenizer, untold(), publish=publish)
 
 
 class Preparer:
@@ -93,9 +124,7 @@ class Preparer:
         # NB: Spark reads several small files as one partition.
         self._spark.conf.set(_LEAST_PARTITIONS, partitions)
         try:
-            return pipeline.prepare(
-                self._spark, wanted, request(wanted), self._tokenizer, untold(), publish=self.shown.append
-            )
+            return prepared(self._spark, wanted, self.shown.append)
         finally:
             self._spark.conf.unset(_LEAST_PARTITIONS)
 

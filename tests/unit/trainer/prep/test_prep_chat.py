@@ -11,9 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from finetune_trainer import outcome
-from finetune_trainer.prep import pipeline
-from finetune_trainer.prep.plan import request
-from unit.trainer.prep.recipes import recipe, untold
+from unit.trainer.prep.recipes import prepared, recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,7 +45,7 @@ def prepare(spark: SparkSession, tokenizer_folder: Path, tmp_path: Path) -> Call
         source = {"type": "JSONLines", "path": str(tmp_path / "rows.jsonl")}
         changes = {"source": source, "base": str(model), "splitRatios": ALL_TRAIN} | changes
         asked = recipe(output=str(tmp_path / "table"), **changes)
-        return pipeline.prepare(spark, asked, request(asked), model, untold())
+        return prepared(spark, asked)
 
     return made
 

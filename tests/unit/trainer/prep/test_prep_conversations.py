@@ -12,12 +12,13 @@ import pytest
 from finetune_crds.data import Columns, Splits
 from finetune_crds.training import Model
 from finetune_trainer import chat_templates, outcome
+from finetune_trainer.columns import of_table
+from finetune_trainer.documents import Documents, from_table, token_columns
 from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.train.data import read
 from finetune_trainer.train.data.encode import Encoder
-from finetune_trainer.train.data.read import read
-from finetune_trainer.train.runtime.recipe import example_columns
 from support.tool_templates import HERMES, TEMPLATES
-from unit.trainer.prep.recipes import Preparer, recipe, table_of
+from unit.trainer.prep.recipes import PAIR_TOKENS, Preparer, recipe, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,13 +119,17 @@ class Trained:
 
     def __init__(self, result: PrepResult, model: Path, columns: Json, **prepare: Any) -> None:
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(Model(base=str(model)), model)
-        wanted: Columns = example_columns(recipe(columns=columns, **prepare).data)
-        encoder = Encoder(self.tokenizer, wanted, loss_on_answer=True, max_length=100_000, overlong="Fail")
+        wanted: Columns = of_table(recipe(columns=columns, **prepare).data)
+        encoder = Encoder(Documents(self.tokenizer, wanted, answers_only=True), 100_000, "Fail")
         splits = Splits(type="Delta", path=result.path, version=result.version)
+        assert read.has_token_ids(splits, encoder.documents.encoding)
+        whole = token_columns(wanted)
+        ids = [name for each in whole for name in each]
         self.texts: list[str] = []
         self.learned: list[str] = []
         self.tokens: list[int] = []
-        for rows in read(splits, "train", wanted.named):
+        for rows in read.read(splits, "train", wanted.named + ids, label=wanted.label):
+            assert [*from_table(rows, whole)] == [*encoder.documents.of(rows)]
             for example in encoder.encode(rows):
                 self.tokens.append(len(example.tokens))
                 ends = example.lengths.cumsum()
@@ -170,7 +175,7 @@ def test_the_table_has_structures_as_json_text(preparing: Callable[[str], Prepar
     result = preparing(HERMES)(ROWS[1:], columns=None)
     assert result.columns == Columns(type="Messages", tools="tools")
     plain, called = sorted(table_of(result), key=lambda row: len(row["messages"]))
-    assert list(called) == ["id", "messages", "tools", "tokens", "split"]
+    assert list(called) == ["id", "messages", "tools", "input_ids", "loss_mask", "tokens", "split"]
     nothing = {"tool_calls": None, "tool_call_id": None}
     assert (plain["tools"], plain["messages"]) == (
         "[]",
@@ -364,7 +369,45 @@ def test_training_prefers_answers_behind_the_rendered_prompt(
     assert trained.texts == [hermes(*prompt, GOOD), hermes(*prompt, BAD)]
     assert trained.learned == ["Blue.<|im_end|>\n", "Red.<|im_end|>\n"]
     assert trained.tokens == counted(result)
-    assert list(table_of(result)[0]) == ["id", "prompt", "chosen", "rejected", "tokens", "split"]
+    assert list(table_of(result)[0]) == [
+        "id",
+        "prompt",
+        "chosen",
+        "rejected",
+        *PAIR_TOKENS,
+        "tokens",
+        "split",
+    ]
+
+
+def test_unpaired_answers_are_learned_behind_the_rendered_prompt(
+    preparing: Callable[[str], Preparer],
+) -> None:
+    columns: Json = {"type": "Unpaired"}
+    rows: list[Json] = [
+        {"prompt": [SKY], "completion": [SKY, GOOD], "label": True},
+        {"prompt": [SKY], "completion": [BAD], "label": False},
+        {"prompt": [SKY], "completion": [SKY], "label": True},  # adds nothing
+        {"prompt": [BRIEF, SKY], "completion": [GOOD], "label": True},
+        {"prompt": [BRIEF, SKY], "completion": [GOOD], "label": False},  # judged both ways
+    ]
+    preparer = preparing(HERMES)
+    result = preparer(rows, columns=None, objective={"type": "KTO"}, unrenderable="Drop")
+    assert result.dropped == {"notNull": 0, "dedupe": 0, "unrenderable": 1}
+    trained = Trained(result, preparer.folder / "model", columns)
+    assert sorted(zip(trained.texts, trained.learned, strict=True)) == sorted(
+        (hermes(*prompt, answer), f"{answer['content']}<|im_end|>\n")
+        for prompt, answer in (
+            ([DEFAULT, SKY], GOOD),
+            ([DEFAULT, SKY], BAD),
+            ([BRIEF, SKY], GOOD),
+            ([BRIEF, SKY], GOOD),
+        )
+    )
+    assert sorted(trained.tokens) == counted(result)
+    assert list(table_of(result)[0]) == [
+        *("id", "prompt", "completion", "label", "input_ids", "loss_mask", "tokens", "split")
+    ]
 
 
 def test_an_answer_can_be_a_call(preparing: Callable[[str], Preparer]) -> None:
@@ -383,6 +426,7 @@ def test_an_answer_can_be_a_call(preparing: Callable[[str], Preparer]) -> None:
     ]
 
 
+@pytest.mark.usefixtures("compiled_plans")
 def test_preferences_that_are_conversations_come_through_every_step(
     preparing: Callable[[str], Preparer],
 ) -> None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from pyspark import StorageLevel
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
@@ -22,7 +21,7 @@ from finetune_crds.contract import PrepResult, RunReport
 from finetune_trainer.outcome import DataError, RecipeRefusedError
 from finetune_trainer.prep import condition, databricks, output, session, tokens
 from finetune_trainer.prep.keep import keep
-from unit.trainer.prep.recipes import recipe
+from unit.trainer.prep.recipes import prepared, recipe
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,7 +77,7 @@ def run(folder: Path, wanted: Recipe) -> PrepResult:
     return report.message.prep
 
 
-def test_rows_and_counts_are_the_same_without_a_jvm_and_without_a_cache(
+def test_rows_and_counts_are_those_of_a_pod_and_the_same_without_a_jvm_and_without_a_cache(
     spark: SparkSession, corpus: Path, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -87,12 +86,14 @@ def test_rows_and_counts_are_the_same_without_a_jvm_and_without_a_cache(
         as_serverless(spark, patch)
         tokens._written.cache_clear()
         bare = run(tmp_path / "bare", asked(corpus, tokenizer_folder, tmp_path / "bare-out"))
+    local = prepared(spark, asked(corpus, tokenizer_folder, tmp_path / "local-out"))
+    assert local.model_copy(update={"path": usual.path}) == usual
     assert bare.model_copy(update={"path": usual.path}) == usual
-    first, second = (
+    first, second, third = (
         sorted(DeltaTable(result.path).to_pyarrow_table().to_pylist(), key=lambda row: str(row["id"]))
-        for result in (usual, bare)
+        for result in (usual, bare, local)
     )
-    assert first == second
+    assert first == second == third
     assert len(first) == 30
     # The session is the run's, and stays.
     assert spark.range(3).count() == 3
@@ -108,10 +109,10 @@ def test_other_refusals_to_keep_a_frame_are_not_hidden(spark: SparkSession) -> N
     with pytest.MonkeyPatch.context() as patch, ExitStack() as held:
         as_serverless(spark, patch)
         frame = spark.range(3)
-        assert keep(frame, StorageLevel.DISK_ONLY, held) is frame
+        assert keep(frame, held) is frame
         as_serverless(spark, patch, "UNSUPPORTED_OPERATION")
         with pytest.raises(AnalysisException):
-            keep(frame, StorageLevel.DISK_ONLY, held)
+            keep(frame, held)
 
 
 def test_a_filter_that_cannot_be_checked_is_refused(spark: SparkSession) -> None:

@@ -66,6 +66,11 @@ WRONG: list[tuple[str, list[Any], str]] = [
     ("two jobs", [job(), job()], "{file} has 2 FineTuneJobs: name a file with one"),
     ("no output", [job()], "{file} has no data.prepare.output: name a folder with --output"),
     ("neither", [{"a": 1}], "the recipe {file} is wrong at "),
+    (
+        "an unknown field",
+        [job(output="/out", maxTokenz=256)],
+        "the FineTuneJob in {file} is wrong at spec.data.prepare.maxTokenz: there is no such field",
+    ),
     ("a mistake", [job(maxTokens=0)], "the FineTuneJob in {file} is wrong at spec.data.prepare.maxTokens: "),
 ]
 

@@ -15,9 +15,8 @@ from deltalake import DeltaTable, write_deltalake
 from finetune_crds.contract import PrepResult
 from finetune_crds.source import MixedSource
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import mix, pipeline
-from finetune_trainer.prep.plan import request
-from unit.trainer.prep.recipes import recipe, untold
+from finetune_trainer.prep import mix
+from unit.trainer.prep.recipes import prepared, recipe
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,7 +48,7 @@ def prepare(
 ) -> PrepResult:
     changes = {"columns": None, "splitRatios": WHOLE, "output": str(folder / "out")} | changes
     asked = recipe(source={"type": "Mix", "sources": sources}, base=str(tokenizer), **changes)
-    return pipeline.prepare(spark, asked, request(asked), tokenizer, untold())
+    return prepared(spark, asked)
 
 
 def table_of(result: PrepResult) -> list[Json]:
@@ -67,7 +66,16 @@ def test_rows_of_each_source_by_its_weight(
     assert found["told"] == 100
     assert abs(found["asked"] - 200) < 40
     assert abs(found["lines"] - 50) < 20
-    assert list(rows[0]) == ["id", "prompt", "response", "source", "tokens", "split"]
+    assert list(rows[0]) == [
+        "id",
+        "prompt",
+        "response",
+        "source",
+        "input_ids",
+        "loss_mask",
+        "tokens",
+        "split",
+    ]
     assert [part.to_json() for part in result.sources or []] == [
         {"name": "asked", "rows": found["asked"], "version": 0},
         {"name": "told", "rows": 100},

@@ -11,6 +11,7 @@ import pytest
 
 from finetune_crds.prepare import NearDedupe
 from finetune_trainer.prep import near
+from finetune_trainer.prep.counter import Counter
 from finetune_trainer.prep.near import Clusters
 
 if TYPE_CHECKING:
@@ -124,9 +125,9 @@ def test_examples_that_meet_behind_another_are_compared(spark: SparkSession) -> 
     """All three share a band, and the first is not like the others."""
     rows = [("a", [1, 2, 3], [7]), ("b", [4, 5, 6], [7]), ("c", [4, 5, 6, 8], [7]), ("d", [4, 5, 6], [9])]
     sketched = spark.createDataFrame(rows, "id string, shingles array<bigint>, bands array<bigint>")
-    pairs = near.verified(near.candidates(sketched), sketched, 0.75).collect()
+    pairs = near.verified(near.candidates(sketched, Counter("bands")), sketched, 0.75).collect()
     assert [tuple(pair) for pair in pairs] == [("b", "c")]
-    assert near.verified(near.candidates(sketched), sketched, 0.76).collect() == []
+    assert near.verified(near.candidates(sketched, Counter("bands")), sketched, 0.76).collect() == []
 
 
 def test_nothing_is_removed_from_nothing(spark: SparkSession) -> None:
@@ -137,6 +138,22 @@ def test_more_copies_than_are_compared_with_each_other_are_one_cluster(spark: Sp
     """Each copy has another word of its own, and all share most bands."""
     rows = {f"{place:02}": " ".join([*WORDS[:place], "other", *WORDS[place + 1 :]]) for place in range(60)}
     assert clusters(spark, rows, 2) == ({"00"}, Clusters({60: 1}, []))
+
+
+def test_a_crowd_of_examples_that_is_not_compared_is_told(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {f"{place:02}": " ".join([*WORDS, f"end{place}"]) for place in range(12)}
+    monkeypatch.setattr(near, "_BAND", 12)
+    assert clusters(spark, rows, 2) == ({"00"}, Clusters({12: 1}, []))
+    monkeypatch.setattr(near, "_BAND", 5)
+    left, found = clusters(spark, rows, 2)
+    # Some share a band with fewer others.
+    assert found.crowded == 12
+    assert len(left) < 12
+    assert near.described(found).endswith(
+        "; up to 12 examples share a part of their text, of which 5 are compared with each other"
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -13,9 +13,8 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from finetune_crds.source import Source
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import output, pipeline, source
-from finetune_trainer.prep.plan import request
-from unit.trainer.prep.recipes import recipe, untold
+from finetune_trainer.prep import output, source
+from unit.trainer.prep.recipes import prepared, recipe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,7 +49,7 @@ class Jobs:
     def __call__(self, name: str, **changes: Any) -> PrepResult:
         """Prepare as the job of this name."""
         wanted = self.recipe(name, **changes)
-        return pipeline.prepare(self.spark, wanted, request(wanted), self.tokenizer, untold())
+        return prepared(self.spark, wanted)
 
     def found(self, name: str, digest: str | None, **changes: Any) -> PrepResult | None:
         """The version of another job that the job of this name would use for rows with a digest."""

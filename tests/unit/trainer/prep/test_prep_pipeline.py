@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +25,11 @@ from finetune_crds.training import ModelCache
 from finetune_trainer import outcome
 from finetune_trainer.cache import Cache
 from finetune_trainer.prep import output, pipeline
-from finetune_trainer.prep.plan import request
 from finetune_trainer.prep.report import Facts
 from finetune_trainer.prep.session import ENV_JARS
 from support.http_server import Answer, serving
-from unit.trainer.prep.recipes import QUICK, QUICK_JVM, recipe, untold
+from support.waiting import wait_for
+from unit.trainer.prep.recipes import PAIR_TOKENS, QUICK, QUICK_JVM, prepared, recipe
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,8 +79,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepare(spark: SparkSession, asked: Recipe, shown: list[Facts] | None = None) -> PrepResult:
-    publish = (lambda _: None) if shown is None else shown.append
-    return pipeline.prepare(spark, asked, request(asked), Path(asked.model.base), untold(), publish=publish)
+    return prepared(spark, asked, (lambda _: None) if shown is None else shown.append)
 
 
 class Asker:
@@ -138,7 +139,7 @@ def test_the_table_holds_what_the_result_says(ask: Asker, corpus: Path, tmp_path
             "digest": result.digest,
             **({} if version is None else {"sourceVersion": version}),
         }
-    assert list(tables[0][0]) == ["id", "prompt", "response", "tokens", "split"]
+    assert list(tables[0][0]) == ["id", "prompt", "response", "input_ids", "loss_mask", "tokens", "split"]
     wanted = {(f"Q: {row['question']}\nA:", f" {row['answer']}") for row in ROWS + DIRTY}
     assert {(row["prompt"], row["response"]) for row in tables[0]} <= wanted
     assert len({row["id"] for row in tables[0]}) == 70
@@ -213,12 +214,15 @@ def test_two_pods_at_once_write_one_version(ask: Asker, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
-        ({"type": "Text", "text": "question"}, ["id", "text", "tokens", "split"]),
+        ({"type": "Text", "text": "question"}, ["id", "text", "input_ids", "loss_mask", "tokens", "split"]),
         (
             {"type": "PromptResponse", "prompt": "question", "response": "answer"},
-            ["id", "prompt", "response", "tokens", "split"],
+            ["id", "prompt", "response", "input_ids", "loss_mask", "tokens", "split"],
         ),
-        ({"type": "Messages", "messages": "chat"}, ["id", "messages", "tokens", "split"]),
+        (
+            {"type": "Messages", "messages": "chat"},
+            ["id", "messages", "input_ids", "loss_mask", "tokens", "split"],
+        ),
     ],
 )
 def test_columns_of_the_table(
@@ -255,7 +259,10 @@ def test_columns_are_found_in_the_schema(
     assert found.columns == Columns(type="Messages", messages="messages")
     assert "columns messages\n" in capsys.readouterr().out
     (made,) = table_of(found)
-    assert (list(made), made["messages"]) == (["id", "messages", "tokens", "split"], chats)
+    assert (list(made), made["messages"]) == (
+        ["id", "messages", "input_ids", "loss_mask", "tokens", "split"],
+        chats,
+    )
     # A pod that is tried again still knows.
     assert ask(source=source, columns=None, splitRatios=whole) == found
 
@@ -285,7 +292,7 @@ def test_preferences_come_through_every_step(ask: Asker, tmp_path: Path) -> None
     made = table_of(result)
     assert result.dropped == {"notNull": 3, "dedupe": 1, "maxTokens": 1, "limit": 6}
     assert (result.to_json()["rows"], result.to_json()["tokens"]) == tuple(counted(made).values())
-    assert list(made[0]) == ["id", "prompt", "chosen", "rejected", "tokens", "split"]
+    assert list(made[0]) == ["id", "prompt", "chosen", "rejected", *PAIR_TOKENS, "tokens", "split"]
     wanted = {(f"Q: {row['ask']}\nA:", row["good"], row["bad"]) for row in [*rows, *dirty[:2]]}
     assert {(row["prompt"], row["chosen"], row["rejected"]) for row in made} <= wanted
     assert len(made) == 25
@@ -355,6 +362,20 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         {"columns": None, "promptTemplate": "{{question}} {{context}}"},
         "MissingColumn",
         "{corpus}/parquet has no column context: it has answer, quality and question",
+    ),
+    (
+        "labels that are scores",
+        {
+            "columns": {
+                "type": "Unpaired",
+                "prompt": "question",
+                "completion": "answer",
+                "label": "quality",
+            },
+            "objective": {"type": "KTO"},
+        },
+        "WrongColumnType",
+        "column quality of {corpus}/parquet holds double: labels are booleans, 1 and 0, or the texts true and false",
     ),
     (
         "preferences that are lists of texts",
@@ -578,8 +599,35 @@ def run(pod: dict[str, str], *options: Path | str) -> tuple[int, str, Terminatio
     )
 
 
-def test_the_command_leaves_a_result(
-    pod: dict[str, str], corpus: Path, tokenizer_folder: Path, tmp_path: Path
+def kill_while_writing(pod: dict[str, str], table: Path, scratch: Path, *options: Path | str) -> None:
+    """Run finetune-prep, and kill it with its JVM when the first file of the table is there."""
+    with (scratch / "log").open("wb") as log:
+        started = subprocess.Popen(
+            [Path(sys.executable).with_name("finetune-prep"), *options],
+            env=pod | {"TMPDIR": str(scratch)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            wait_for(
+                "a file of the table",
+                lambda: started.poll() is not None or any(table.glob("part-*")),
+                pause=0.002,
+            )
+            assert started.poll() is None, (scratch / "log").read_text()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
+            started.wait()
+
+
+def test_the_command_leaves_a_result_also_after_one_that_was_killed(
+    pod: dict[str, str],
+    corpus: Path,
+    tokenizer_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
 ) -> None:
     source = {"type": "Delta", "path": str(corpus / "delta"), "version": 0}
     asked = recipe(
@@ -591,7 +639,10 @@ def test_the_command_leaves_a_result(
     )
     here = tmp_path / "here.yaml"
     here.write_text(asked.to_yaml())
-    code, said, message = run(pod, "--recipe", here, "--report", tmp_path / "report")
+    options = ("--recipe", here, "--report", tmp_path / "report")
+    kill_while_writing(pod, tmp_path / "table", tmp_path_factory.mktemp("killed"), *options)
+    assert not list((tmp_path / "table" / "_delta_log").glob("*.json"))
+    code, said, message = run(pod, *options)
     assert (code, message is not None and message.prep is not None) == (0, True), said
     assert message is not None
     assert message.prep is not None
@@ -605,6 +656,7 @@ def test_the_command_leaves_a_result(
         "dropped": DROPPED,
         "columns": {"type": "PromptResponse", "prompt": "question", "response": "answer"},
     }
+    assert len(DeltaTable(result.path).history()) == 1
     assert f"source {corpus / 'delta'} version 0\n" in said
     table = said[said.index("step ") :].splitlines()
     assert table[:7] == [

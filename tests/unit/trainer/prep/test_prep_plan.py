@@ -13,6 +13,7 @@ from finetune_trainer.prep.template import Template
 from unit.trainer.prep.recipes import recipe
 
 PREFERENCES = {"type": "Preference", "prompt": "question", "chosen": "good", "rejected": "bad"}
+UNPAIRED = {"type": "Unpaired", "prompt": "question", "completion": "good", "label": "thumb"}
 TEXT = {"type": "Text", "text": "body"}
 PAIR = {"type": "PromptResponse", "prompt": "question", "response": "answer"}
 CHAT = {"type": "Messages", "messages": "chat"}
@@ -60,6 +61,18 @@ FORMS: list[tuple[str, dict[str, Any], dict[str, Any], Form]] = [
                 "rejected": column("bad"),
             },
             prompt="question",
+        ),
+    ),
+    (
+        "unpaired preferences, whose label is no part of their text",
+        UNPAIRED,
+        {"promptTemplate": "Q: {question}", "minPromptChars": 2},
+        Form(
+            ("question", "good", "thumb"),
+            ("question", "good"),
+            {"prompt": Template((("Q: ", "question"),)), "completion": column("good")},
+            prompt="question",
+            label="thumb",
         ),
     ),
     (
@@ -116,6 +129,12 @@ SPOKEN: list[tuple[str, dict[str, Any], dict[str, tuple[str, ...]], tuple[Any, .
         PREFERENCES,
         {"good": ("tool_calls",), "bad": (), "other": ("name",)},
         (("good", "bad"), ("tool_calls",), ("prompt", "chosen", "rejected")),
+    ),
+    (
+        "an answer of unpaired preferences",
+        UNPAIRED,
+        {"good": ("name",)},
+        (("good",), ("name",), ("prompt", "completion")),
     ),
     ("a pair of texts", PAIR, {"other": ()}, ((), (), ("prompt", "response"))),
 ]
@@ -200,7 +219,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "a template of both answers",
         {"columns": PREFERENCES, "promptTemplate": "{question}", "responseTemplate": "{good}"},
         "data.prepare.responseTemplate cannot go with data.columns of type Preference: promptTemplate renders the prompt, "
-        "and both answers stay as they are",
+        "and answers stay as they are",
+    ),
+    (
+        "a template of judged answers",
+        {"columns": UNPAIRED, "promptTemplate": "{question}", "responseTemplate": "{good}"},
+        "data.prepare.responseTemplate cannot go with data.columns of type Unpaired: promptTemplate renders the prompt, "
+        "and answers stay as they are",
     ),
     (
         "template over messages",
@@ -211,19 +236,20 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "the prompt of a text",
         {"columns": TEXT, "maxPromptChars": 9},
-        "data.prepare.minPromptChars and maxPromptChars need data.columns of type PromptResponse or Preference, and the "
-        "examples are of type Text",
+        "data.prepare.minPromptChars and maxPromptChars need data.columns of type PromptResponse, Preference or Unpaired, "
+        "and the examples are of type Text",
     ),
     (
         "turns of a text",
         {"columns": TEXT, "conversation": {}},
-        "data.prepare.conversation needs data.columns of type PromptResponse or Preference, and the examples are of type Text",
+        "data.prepare.conversation needs data.columns of type PromptResponse, Preference or Unpaired, and the examples are of "
+        "type Text",
     ),
     (
         "texts that no chat template renders",
         {"columns": TEXT, "unrenderable": "Drop"},
-        "data.prepare.unrenderable needs what a template can refuse: conversations (data.columns of type Messages or "
-        "Preference, or data.prepare.conversation), or data.prepare.templateSyntax Jinja; the examples are of type Text",
+        "data.prepare.unrenderable needs what a template can refuse: conversations (data.columns of type Messages, Preference "
+        "or Unpaired, or data.prepare.conversation), or data.prepare.templateSyntax Jinja; the examples are of type Text",
     ),
     (
         "Jinja without a template",
@@ -342,8 +368,8 @@ LISTS: dict[str, tuple[dict[str, tuple[str, ...]], dict[str, Any], str]] = {
     "texts that nothing can refuse": (
         {"other": ()},
         {"unrenderable": "Drop"},
-        "data.prepare.unrenderable needs what a template can refuse: conversations (data.columns of type Messages or "
-        "Preference, or data.prepare.conversation), or data.prepare.templateSyntax Jinja; the columns hold text",
+        "data.prepare.unrenderable needs what a template can refuse: conversations (data.columns of type Messages, Preference "
+        "or Unpaired, or data.prepare.conversation), or data.prepare.templateSyntax Jinja; the columns hold text",
     ),
 }
 

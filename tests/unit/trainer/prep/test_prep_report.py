@@ -27,6 +27,7 @@ FACTS = report.Facts(
     tokens={"train": 3400, "validation": 20, "test": 0},
     lengths=([10 * number for number in AT_16], AT_16),
     clusters={2: 2},
+    crowded="60,000 examples share a part of their text",
     samples={"notNull": ["", "<script>alert(1)</script>"], "near": ["one\n\nlike:\nanother"]},
 )
 PNG = b"\x89PNG\r\n"
@@ -56,6 +57,7 @@ def test_the_page_has_its_pictures_in_it_and_shows_text_as_text(tmp_path: Path) 
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert "<script" not in page
     assert "<pre>(empty)</pre>" in page
+    assert "<p>60,000 examples share a part of their text.</p>" in page
     assert "http" not in page
 
 

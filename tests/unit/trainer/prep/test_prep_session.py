@@ -28,6 +28,29 @@ def test_settings_follow_the_recipe_and_the_pod() -> None:
     assert {name: made[name] for name in wanted} == wanted
 
 
+GARBAGE_COLLECTORS = [
+    ("two cores of one pod", Spark(), 2, {}, True),
+    ("three cores of one pod", Spark(), 3, {}, False),
+    ("a core each of two executors", Spark(mode="Kubernetes", executors=2), 2, {}, False),
+    ("another one in the environment", Spark(), 2, {"JAVA_TOOL_OPTIONS": "-Xss2m -XX:+UseZGC"}, False),
+    ("other options in the environment", Spark(), 2, {"JAVA_TOOL_OPTIONS": "-Xss2m"}, True),
+]
+
+
+@pytest.mark.parametrize(
+    ("spark", "cores", "environment", "serial"),
+    [row[1:] for row in GARBAGE_COLLECTORS],
+    ids=[row[0] for row in GARBAGE_COLLECTORS],
+)
+def test_garbage_is_collected_beside_the_work_where_there_are_cores_for_it(
+    spark: Spark, cores: int, environment: dict[str, str], *, serial: bool
+) -> None:
+    made = session.settings(
+        spark, jars=Path("/jars"), scratch=Path("/tmp"), cores=cores, environment=environment
+    )
+    assert ("-XX:+UseSerialGC" in made["spark.driver.extraJavaOptions"]) == serial
+
+
 def test_conf_of_the_recipe_wins_or_is_put_behind_ours() -> None:
     rules = "spark.sql.optimizer.excludedRules"
     conf = {

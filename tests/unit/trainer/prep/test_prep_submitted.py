@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +20,14 @@ from finetune_crds.spark import Spark
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.prep import session, submitted
 from finetune_trainer.prep.executor import spark_home
-from unit.trainer.prep.recipes import QUICK, QUICK_JVM, recipe
+from unit.trainer.prep.recipes import QUICK, QUICK_JVM, prepared, recipe, table_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    from finetune_crds.recipe import Recipe
 
 RUNNER = "org.apache.spark.deploy.PythonRunner"
 FILE = Path(__file__).parents[4] / "trainer_image" / "prep.py"
@@ -133,20 +140,24 @@ def test_without_spark_submit_there_is_no_session(monkeypatch: pytest.MonkeyPatc
         session.start(Spark.model_validate(MODE))
 
 
-def test_a_preparation_has_the_session_of_spark_submit_and_its_exit_code_is_the_drivers(
-    jars: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in the pod of a driver, but for the master. The source is read, and the output looked up in Delta, before it fails."""
-    monkeypatch.setenv(session.ENV_JARS, str(jars))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    pq.write_table(pa.table({"question": ["What?"]}), tmp_path / "corpus.parquet")
-    wanted = recipe(
+@pytest.fixture
+def asked(tokenizer_folder: Path, tmp_path: Path) -> Recipe:
+    return recipe(
         source={"type": "Parquet", "path": str(tmp_path / "corpus.parquet")},
         base=str(tokenizer_folder),
         output=str(tmp_path / "out"),
         spark={"mode": "SparkApplication", "driverMemory": "1Gi", "conf": QUICK},
     )
-    (tmp_path / "recipe.yaml").write_text(wanted.to_yaml())
+
+
+@pytest.fixture
+def submit(
+    jars: Path, asked: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], tuple[int, str, TerminationMessage]]:
+    """Runs a preparation as in the pod of a driver, but for the master: its exit code, what it printed, and its message."""
+    monkeypatch.setenv(session.ENV_JARS, str(jars))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "recipe.yaml").write_text(asked.to_yaml())
     properties = {"spark.master": "local[1]", "spark.driver.memory": "1g", "spark.app.name": "tune-prep-1"}
     file = tmp_path / "spark.properties"
     file.write_text("\n".join(f"{name}={value}" for name, value in properties.items()))
@@ -161,18 +172,56 @@ def test_a_preparation_has_the_session_of_spark_submit_and_its_exit_code_is_the_
     }
     home = spark_home()
     words = ["--properties-file", str(file), "--class", RUNNER, f"local://{FILE}"]
-    assert wanted.data.prepare
-    done = subprocess.run(
-        submitted.command(wanted.data.prepare, words, given, home),
-        env=submitted.environment(given, home),
-        cwd=tmp_path,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    print(done.stdout, done.stderr)
-    message = TerminationMessage.parse((tmp_path / "termination").read_text())
-    assert message
+
+    def run() -> tuple[int, str, TerminationMessage]:
+        assert asked.data.prepare
+        done = subprocess.run(
+            submitted.command(asked.data.prepare, words, given, home),
+            env=submitted.environment(given, home),
+            cwd=tmp_path,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        print(done.stdout, done.stderr)
+        message = TerminationMessage.parse((tmp_path / "termination").read_text())
+        assert message
+        return done.returncode, done.stdout, message
+
+    return run
+
+
+def test_a_preparation_has_the_session_of_spark_submit_and_its_exit_code_is_the_drivers(
+    submit: Callable[[], tuple[int, str, TerminationMessage]], tmp_path: Path
+) -> None:
+    """The source is read, and the output looked up in Delta, before it fails."""
+    pq.write_table(pa.table({"question": ["What?"]}), tmp_path / "corpus.parquet")
+    code, said, message = submit()
     assert message.error
-    assert (done.returncode, message.error.reason) == (65, "MissingColumn")
-    assert "Spark 4.2.0 on 1 cores" in done.stdout
+    assert (code, message.error.reason) == (65, "MissingColumn")
+    assert "Spark 4.2.0 on 1 cores" in said
+
+
+def test_rows_are_those_of_one_pod(
+    submit: Callable[[], tuple[int, str, TerminationMessage]],
+    asked: Recipe,
+    spark: SparkSession,
+    tmp_path: Path,
+) -> None:
+    rows = {
+        "question": [f"What is in table {number} of the tables?" for number in range(40)] + ["Why?", "why?"],
+        "answer": [f"The answer is {number}." for number in range(40)] + ["so", "so"],
+    }
+    pq.write_table(pa.table(rows), tmp_path / "corpus.parquet")
+    code, _, message = submit()
+    assert message.prep
+    assert (code, message.prep.dropped) == (0, {"notNull": 0, "dedupe": 1})
+    prepare = asked.data.prepare
+    assert prepare
+    elsewhere = prepare.model_copy(update={"output": str(tmp_path / "local")})
+    local = prepared(
+        spark, asked.model_copy(update={"data": asked.data.model_copy(update={"prepare": elsewhere})})
+    )
+    assert table_of(local) == table_of(message.prep)
+    same = {"path": message.prep.path, "columns": message.prep.columns}
+    assert local.model_copy(update=same) == message.prep

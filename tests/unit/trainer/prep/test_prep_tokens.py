@@ -1,4 +1,4 @@
-"""Token counts are the lengths that training sees."""
+"""Token ids of examples are those that training makes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from deltalake import DeltaTable
+from pyspark.sql import functions as sf
 
-from finetune_crds.data import COLUMNS_OF, Columns
+from finetune_crds.data import Columns, Splits
 from finetune_crds.training import Model
+from finetune_trainer import tokenizer as tokenizers
+from finetune_trainer.documents import Documents
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.prep import tokens
-from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.tokenizer import Loaded, load_tokenizer
+from finetune_trainer.train.data import dataset, read
 from finetune_trainer.train.data.encode import Encoder
 
 if TYPE_CHECKING:
@@ -23,59 +28,102 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from unit.trainer.prep.recipes import Preparer
+
 LONG = "the answer to the question is in the table, " * 5
-EXAMPLES: list[tuple[str, dict[str, list[Any]]]] = [
-    ("text", {"text": ["the answer", "", "ends itself</s>", LONG, "ünïcödé 漢字 🙂"]}),
-    ("prompt and response", {"prompt": ["the question", LONG, ""], "response": ["the answer", LONG, ""]}),
-    (
-        "messages",
-        {
-            "messages": [
-                [{"role": "user", "content": "hi"}, {"role": "assistant", "content": LONG}],
-                [{"role": "assistant", "content": ""}],
-            ]
-        },
+TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": LONG}]
+MODEL = Model(base="/model")
+TURNS_TYPE = "array<struct<role string, content string>>"
+FORMS: dict[str, tuple[Columns, str, list[tuple[Any, ...]]]] = {
+    "text": (
+        Columns(type="Text"),
+        "text string",
+        [(text,) for text in ("the answer", "", "ends itself</s>", LONG, "ünïcödé 漢字 🙂")],
     ),
-]
+    "prompt and response": (
+        Columns(type="PromptResponse"),
+        "prompt string, response string",
+        [("the question", "the answer"), (LONG, LONG), ("", "")],
+    ),
+    "preference": (
+        Columns(type="Preference"),
+        "prompt string, chosen string, rejected string",
+        [("the question", "the answer", "no"), (LONG, LONG, "the")],
+    ),
+    "messages": (
+        Columns(type="Messages"),
+        f"messages {TURNS_TYPE}",
+        [(TURNS,), ([{"role": "assistant", "content": ""}],)],
+    ),
+}
 
 
-KINDS = {frozenset(fields): kind for kind, fields in COLUMNS_OF.items()}
+@pytest.mark.parametrize(("columns", "schema", "rows"), FORMS.values(), ids=FORMS)
+def test_token_ids_beside_the_rows(
+    columns: Columns, schema: str, rows: list[tuple[Any, ...]], spark: SparkSession, tokenizer_folder: Path
+) -> None:
+    numbered = [(number, *row) for number, row in enumerate(rows)]
+    frame = spark.createDataFrame(numbered, f"id int, {schema}").repartition(2)
+    made = tokens.with_tokens(frame, MODEL, Loaded.of(MODEL, tokenizer_folder), columns, answers_only=True)
+    documents = Documents(load_tokenizer(MODEL, tokenizer_folder), columns, answers_only=True)
+    expected = documents.of({name: [row[at] for row in rows] for at, name in enumerate(columns.named)})
+    prefixes = ("chosen_", "rejected_") if columns.chosen else ("",)
+    found = made.orderBy("id").collect()
+    assert [row["tokens"] for row in found] == [
+        sum(len(row[f"{prefix}input_ids"]) for prefix in prefixes) for row in found
+    ]
+    assert [
+        tuple((row[f"{prefix}input_ids"], row[f"{prefix}loss_mask"]) for prefix in prefixes) for row in found
+    ] == list(expected)
 
 
-@pytest.mark.parametrize("examples", [row[1] for row in EXAMPLES], ids=[row[0] for row in EXAMPLES])
-def test_counts_are_the_trainers(examples: dict[str, list[Any]], tokenizer_folder: Path) -> None:
-    tokenizer = load_tokenizer(Model(base=str(tokenizer_folder)), tokenizer_folder)
-    encoder = Encoder(
-        tokenizer,
-        Columns.model_validate({"type": KINDS[frozenset(examples)]}),
-        loss_on_answer=False,
-        max_length=10_000,
-        overlong="Fail",
+def test_training_reads_the_token_ids_of_the_table(
+    prepare: Preparer, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    rows = [
+        {"question": f"the question {number}? ", "answer": "the answer " * (1 + number % 5)}
+        for number in range(40)
+    ]
+    result = prepare(rows)
+    splits = Splits(type="Delta", path=result.path, version=result.version)
+    tokenizer = load_tokenizer(MODEL, tokenizer_folder)
+    documents = Documents(tokenizer, Columns(type="PromptResponse"), answers_only=True)
+    other = Documents(tokenizer, Columns(type="PromptResponse"), answers_only=False)
+    assert [read.has_token_ids(splits, each.encoding) for each in (documents, other)] == [True, False]
+    arrays = []
+    for prepared in (True, False):
+        encoder = Encoder(documents, max_length=40, overlong="Truncate")
+        dataset.tokenize(splits, "train", encoder, tmp_path / str(prepared), prepared=prepared)
+        split = dataset.Split.load(tmp_path / str(prepared))
+        arrays.append(
+            [
+                encoder.counts,
+                split.digest,
+                *(part.tolist() for part in (split.tokens, split.loss_mask, split.offsets)),
+            ]
+        )
+    assert arrays[0] == arrays[1]
+
+    # Whoever changes a text leaves the token ids of the old one.
+    DeltaTable(result.path).update(predicate="tokens > 0", new_values={"response": "'another answer'"})
+    assert not read.has_token_ids(Splits(type="Delta", path=result.path), documents.encoding)
+    assert read.has_token_ids(splits, documents.encoding)
+
+
+def test_rows_that_a_template_refused_have_no_tokens(spark: SparkSession, tokenizer_folder: Path) -> None:
+    frame = spark.createDataFrame([("a", "b"), (None, "b")], "prompt string, response string")
+    columns = Columns(type="PromptResponse")
+    made = tokens.with_tokens(
+        frame.coalesce(1),
+        MODEL,
+        Loaded.of(MODEL, tokenizer_folder),
+        columns,
+        answers_only=True,
+        unrenderable="Drop",
     )
-    assert tokens.count(tokenizer, examples) == [len(example.tokens) for example in encoder.encode(examples)]
-
-
-def test_a_preference_counts_with_either_answer(tokenizer_folder: Path) -> None:
-    tokenizer = load_tokenizer(Model(base=str(tokenizer_folder)), tokenizer_folder)
-    prompt, chosen, rejected = ["the question", LONG, ""], ["the answer", "", LONG], ["no", LONG, ""]
-    either = [
-        tokens.count(tokenizer, {"prompt": prompt, "response": answers}) for answers in (chosen, rejected)
-    ]
-    both = tokens.count(tokenizer, {"prompt": prompt, "chosen": chosen, "rejected": rejected})
-    assert both == [one + other for one, other in zip(*either, strict=True)]
-
-
-def test_counts_beside_the_rows(spark: SparkSession, tokenizer_folder: Path) -> None:
-    rows = [("a", "the table", "the answer"), ("b", LONG, "no"), ("c", "", "")]
-    frame = spark.createDataFrame(rows, "id string, prompt string, response string").repartition(2)
-    model = Model(base=str(tokenizer_folder))
-    made = tokens.with_tokens(frame, model, tokenizer_folder, ("prompt", "response")).orderBy("id")
-    tokenizer = load_tokenizer(model, tokenizer_folder)
-    wanted = [
-        (id_, prompt, response, len(tokenizer(prompt)["input_ids"]) + len(tokenizer.tokenize(response)) + 1)
-        for id_, prompt, response in rows
-    ]
-    assert [tuple(row) for row in made.collect()] == wanted
+    names = ("tokens", "input_ids", "loss_mask")
+    found = made.select(*(sf.col(name).isNull() for name in names)).collect()
+    assert [tuple(row) for row in found] == [(False,) * 3, (True,) * 3]
 
 
 def test_executors_in_other_pods_get_the_tokenizer(
@@ -83,52 +131,53 @@ def test_executors_in_other_pods_get_the_tokenizer(
 ) -> None:
     monkeypatch.setattr(spark.sparkContext, "master", "k8s://https://kubernetes.default.svc")
     folder = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
-    turns = [{"role": "user", "content": "the table"}]
-    frame = spark.createDataFrame([(turns,)], "messages array<struct<role string, content string>>")
-    counted = tokens.with_tokens(frame, Model(base="/model"), folder, ("messages",))
+    frame = spark.createDataFrame([(TURNS,)], f"messages {TURNS_TYPE}")
+    made = tokens.with_tokens(
+        frame, MODEL, Loaded.of(MODEL, folder), Columns(type="Messages"), answers_only=True
+    )
     shutil.rmtree(folder)
-    tokenizer = load_tokenizer(Model(base="/model"), tokenizer_folder)
-    assert [row["tokens"] for row in counted.collect()] == tokens.count(tokenizer, {"messages": [turns]})
+    documents = Documents(load_tokenizer(MODEL, tokenizer_folder), Columns(type="Messages"), True)
+    ((document,),) = documents.of({"messages": [TURNS]})
+    assert [row["input_ids"] for row in made.collect()] == [document.tokens]
 
 
-def test_workers_count_texts_without_transformers(tokenizer_folder: Path) -> None:
-    load = tokens.plain(Model(base="/model"), tokenizer_folder)
+def test_workers_tokenise_texts_without_transformers(tokenizer_folder: Path) -> None:
+    tokenizer = load_tokenizer(MODEL, tokenizer_folder)
+    load = tokenizers.of_texts(tokenizer)
     assert load is not None
+    columns = Columns(type="PromptResponse")
     script = (
-        "import json, pickle, sys; from finetune_trainer.prep import tokens; load = pickle.loads(sys.stdin.buffer.read()); "
-        "counts = tokens.count(load(), json.loads(sys.argv[1])); print(json.dumps([counts, 'transformers' in sys.modules]))"
+        "import json, pickle, sys; from finetune_trainer.documents import Documents; from finetune_trainer.prep import tokens; "
+        "load, columns = pickle.loads(sys.stdin.buffer.read()); "
+        "found = [*Documents(load(), columns, True).of(json.loads(sys.argv[1]))]; "
+        "print(json.dumps([found, 'transformers' in sys.modules]))"
     )
     examples = {"prompt": ["the question", LONG, ""], "response": ["the answer", LONG, "ends itself</s>"]}
     worker = subprocess.run(
         [sys.executable, "-c", script, json.dumps(examples)],
-        input=pickle.dumps(load),
+        input=pickle.dumps((load, columns)),
         capture_output=True,
         check=True,
     )
-    tokenizer = load_tokenizer(Model(base="/model"), tokenizer_folder)
-    assert json.loads(worker.stdout) == [tokens.count(tokenizer, examples), False]
+    wanted = [*Documents(tokenizer, columns, answers_only=True).of(examples)]
+    assert json.loads(worker.stdout) == json.loads(json.dumps([wanted, False]))
 
 
 @pytest.mark.parametrize("split", [True, False])
-def test_special_tokens_in_texts_count_as_training_counts_them(
+def test_special_tokens_in_texts_are_those_of_the_tokenizer(
     tokenizer_folder: Path, tmp_path: Path, *, split: bool
 ) -> None:
     folder = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"split_special_tokens": split}))
-    load = tokens.plain(Model(base="/model"), folder)
+    tokenizer = load_tokenizer(MODEL, folder)
+    load = tokenizers.of_texts(tokenizer)
     assert load is not None
     text = "the </s> answer"
-    wanted = len(load_tokenizer(Model(base="/model"), folder)([text])["input_ids"][0]) + 1
-    assert tokens.count(load(), {"text": [text]}) == [wanted]
-
-
-def test_more_texts_than_are_encoded_at_once(tokenizer_folder: Path) -> None:
-    tokenizer = load_tokenizer(Model(base="/model"), tokenizer_folder)
-    texts = ["the " * (number % 7) for number in range(600)]
-    assert tokens.count(tokenizer, {"text": texts}) == [
-        tokens.count(tokenizer, {"text": [text]})[0] for text in texts
-    ]
+    wanted = [*tokenizer([text])["input_ids"][0], tokenizer.eos_token_id]
+    for used in (load(), load_tokenizer(MODEL, folder)):
+        ((document,),) = Documents(used, Columns(type="Text"), answers_only=True).of({"text": [text]})
+        assert document.tokens == wanted
 
 
 def test_tokenizers_that_cannot_be_used(tokenizer_folder: Path, tmp_path: Path) -> None:

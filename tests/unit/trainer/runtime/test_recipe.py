@@ -15,11 +15,15 @@ if TYPE_CHECKING:
 TEACHER = {"teacher": "/models/teacher"}
 PREFERENCES = {"type": "Preference", "prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
 NO_PACKING = {"training.packing": False}
+WSD = {"training.scheduler": "WSD"}
+NO_WARMUP_STEPS = {"training.warmupSteps": None}
 WITHOUT_VIRTUAL_TOKENS = (
     "virtual tokens are lost under packing, compile and activation checkpointing: set training.packing and "
     "training.compile to false and training.activationCheckpointing to None"
 )
 TOGETHER = "objective DPO and data.columns of type Preference go together"
+UNPAIRED = {"type": "Unpaired"}
+KTO_TOGETHER = "objective KTO and data.columns of type Unpaired go together"
 
 TABLE: list[tuple[dict[str, Any], list[str]]] = [
     ({}, []),
@@ -30,6 +34,14 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
     ({"method": {"type": "PromptTuning", "softPrompt": {}}, **NO_PACKING}, []),
     ({"objective.type": "DPO", "data.columns": PREFERENCES}, []),
     ({"method.type": "QLoRA", "objective.type": "DPO", "data.columns": PREFERENCES}, []),
+    (
+        {
+            "method.type": "QLoRA",
+            "objective": {"type": "KTO", "kto": {"beta": 0.2}},
+            "data.columns": UNPAIRED,
+        },
+        [],
+    ),
     ({"method.type": "DoRA", "objective": {"type": "Distillation", "distillation": TEACHER}}, []),
     ({"distributed.strategy": "HSDP", "training.compile": True}, []),
     ({"training.select": "Best", "training.evalEverySteps": 2, "checkpoint": {"uri": "/checkpoints"}}, []),
@@ -47,6 +59,10 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"method.type": "PrefixTuning", "objective.type": "DPO", "data.columns": PREFERENCES, **NO_PACKING},
         ["objective DPO works with method Full, LoRA, QLoRA or DoRA"],
+    ),
+    (
+        {"method.type": "PrefixTuning", "objective.type": "KTO", "data.columns": UNPAIRED, **NO_PACKING},
+        ["objective KTO works with method Full, LoRA, QLoRA or DoRA"],
     ),
     (
         {
@@ -68,7 +84,16 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
         {"objective": {"type": "DPO", "lossOn": "All"}, "data.columns": PREFERENCES},
         ["objective.lossOn needs type SFT"],
     ),
+    ({"objective": {"type": "SFT", "labelSmoothing": 0.1}}, []),
+    (
+        {
+            "objective": {"type": "DPO", "labelSmoothing": 0.1, "dpo": {"labelSmoothing": 0.1}},
+            "data.columns": PREFERENCES,
+        },
+        ["objective.labelSmoothing needs type SFT: for DPO set objective.dpo.labelSmoothing"],
+    ),
     ({"objective.dpo": {"beta": 0.2}}, ["objective.dpo needs type DPO"]),
+    ({"objective.kto": {"beta": 0.2}}, ["objective.kto needs type KTO"]),
     ({"method.type": "PrefixTuning"}, [WITHOUT_VIRTUAL_TOKENS]),
     (
         {"method.type": "PromptTuning", **NO_PACKING, "training.activationCheckpointing": "Auto"},
@@ -85,6 +110,8 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
     ),
     ({"objective.type": "DPO"}, [TOGETHER]),
     ({"data.columns": PREFERENCES}, [TOGETHER]),
+    ({"objective.type": "KTO"}, [KTO_TOGETHER]),
+    ({"objective.type": "DPO", "data.columns": UNPAIRED}, [TOGETHER, KTO_TOGETHER]),
     (
         {"data.columns": {"type": "Text"}, "objective.lossOn": "Answer"},
         [
@@ -103,6 +130,33 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
         {"training.warmupSteps": 1, "training.warmupRatio": 0.1},
         ["training.warmupSteps and training.warmupRatio are both set: remove one"],
     ),
+    ({**WSD, "training.decaySteps": 10, "training.warmupSteps": 2, "training.maxSteps": 12}, []),
+    ({**WSD, **NO_WARMUP_STEPS, "training.decayRatio": 0.3, "training.warmupRatio": 0.7}, []),
+    ({**WSD, "training.minLearningRate": 1e-6, "training.learningRate": 1e-5}, []),
+    (
+        {**WSD, "training.decaySteps": 2, "training.decayRatio": 0.1},
+        ["training.decaySteps and training.decayRatio are both set: remove one"],
+    ),
+    *(
+        ({decay: value}, ["training.decaySteps and training.decayRatio need training.scheduler: WSD"])
+        for decay, value in (("training.decaySteps", 2), ("training.decayRatio", 0.1))
+    ),
+    (
+        {**WSD, **NO_WARMUP_STEPS, "training.decayRatio": 0.4, "training.warmupRatio": 0.7},
+        ["training.warmupRatio and training.decayRatio together are above 1: lower one of them"],
+    ),
+    (
+        {**WSD, "training.decaySteps": 10, "training.warmupSteps": 3, "training.maxSteps": 12},
+        ["training.decaySteps and the warm-up are longer than training.maxSteps: lower one of them"],
+    ),
+    (
+        {"training.minLearningRate": 1e-6, "training.scheduler": "Constant"},
+        ["training.minLearningRate needs training.scheduler Linear, Cosine or WSD"],
+    ),
+    (
+        {**WSD, "training.minLearningRate": 1e-5, "training.learningRate": 1e-5},
+        ["training.minLearningRate is not below training.learningRate, 1e-05: lower it"],
+    ),
     (
         {"training.earlyStopping": {}},
         ["training.earlyStopping needs training.evalEverySteps"],
@@ -112,6 +166,24 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
         {"training.select": "Best", "training.evalEverySteps": 2},
         ["training.select: Best needs training.evalEverySteps and checkpoint"],
     ),
+    *(
+        (
+            {"model.adapter": "Continue", "method": method},
+            [
+                "model.adapter: Continue needs method LoRA, QLoRA or DoRA without method.lora: the adapter has its own rank "
+                "and layers"
+            ],
+        )
+        for method in ({"type": "Full"}, {"type": "LoRA", "lora": {"rank": 8}})
+    ),
+    ({"model.adapter": "Continue", "method": {"type": "DoRA"}}, []),
+    (
+        {"checkpoint": {"uri": "/c", "resumeFrom": {"type": "Job", "name": "a"}}},
+        [
+            "checkpoint.resumeFrom in a recipe needs type Uri and uri: a pod does not know the jobs of a cluster"
+        ],
+    ),
+    ({"checkpoint": {"uri": "/c", "resumeFrom": {"type": "Uri", "uri": "/c/a"}}}, []),
     (
         {"method.export": "Merged", "training.earlyStopping": {}},
         [

@@ -1,1 +1,1 @@
-"""Sharded checkpoints: `checkpointer` saves and loads, `folder` publishes with a marker, `shards` writes DCP files."""
+"""Sharded checkpoints: `checkpointer` saves and loads, `newest` finds, `folder` publishes with a marker, `shards` writes DCP files."""

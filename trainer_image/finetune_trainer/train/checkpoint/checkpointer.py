@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,10 @@ from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
 
 from finetune_crds import contract
-from finetune_trainer.outcome import PodFailure, RecipeRefusedError, TrainingError
-from finetune_trainer.train.checkpoint.folder import CheckpointFolder, DamagedError
+from finetune_crds.continuation import differences_of_examples, settings
+from finetune_trainer.outcome import RecipeRefusedError, TrainingError
+from finetune_trainer.train.checkpoint import newest
+from finetune_trainer.train.checkpoint.folder import CheckpointFolder, Marker
 from finetune_trainer.train.checkpoint.shards import (
     TRAINED_ONLY,
     Writer,
@@ -31,40 +33,15 @@ from finetune_trainer.train.checkpoint.shards import (
 from finetune_trainer.train.runtime import storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import torch
     from torch import nn
 
     from finetune_crds.recipe import Recipe
+    from finetune_trainer.train.checkpoint.newest import Found
+    from finetune_trainer.train.checkpoint.progress import Progress
     from finetune_trainer.train.runtime.distributed import World
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The state of a run beside weights and optimizer: all that the next attempt needs.
-
-    Data order, learning rate and random numbers are functions of the seed and the step.
-    """
-
-    step: int = 0
-    recipe: str = ""
-    data_version: int | None = None
-    base_eval_loss: float | None = None
-    best_eval_loss: float | None = None
-    best_step: int | None = None
-    """Step of the checkpoint with the least evaluation loss, which is kept."""
-    best_step_loss: float | None = None
-    """Evaluation loss of that checkpoint; above `best_eval_loss` where a later save failed."""
-    evals_without_gain: int = 0
-    evaluated_step: int = 0
-    """Step of the newest evaluation."""
-    productive_seconds: float = 0.0
-    """In steps whose result is kept, of all attempts."""
-    elapsed_seconds: float = 0.0
-    """From the start of each attempt to its newest checkpoint."""
-    skipped_steps: int = 0
-    """Steps whose gradients were not finite, which changed nothing."""
 
 
 class Checkpointer:
@@ -102,8 +79,8 @@ class Checkpointer:
         """Why the last save failed; None after a successful one."""
         self._keep = recipe.checkpoint.keep
         self._asynchronous = recipe.checkpoint.mode == "Async"
-        self._digest = recipe.digest()
-        self._base = recipe.model.base
+        self._recipe = recipe
+        self._settings = settings(recipe)
         self._world = world
         self._on_published = on_published
         self._on_failed = on_failed
@@ -114,73 +91,80 @@ class Checkpointer:
         self._group = dist.new_group(backend="gloo", timeout=timeout)
         self._stager = stager(pinned=world.device.type == "cuda")
         self._in_flight: Future[None] | None = None
+        self._begin: Found | None = None
+        # Folders of checkpoints that another job has written, by step. They are never written to.
+        self._elsewhere: dict[int, str] = {}
 
     def newest(self) -> Progress | None:
-        """Return the progress of the newest complete, undamaged checkpoint, the same on all ranks.
+        """Return the progress of the checkpoint that the attempt begins with, the same on all ranks.
+
+        It is the newest complete and undamaged one of the job, or else of the job that it carries on.
 
         Raises:
             RecipeRefusedError: it belongs to another recipe, or all are damaged.
             TrainingError: the storage failed.
         """
-        found = self._world.agree(lambda: self._find_newest() if self._world.leads else None)
-        newest = self._world.broadcast(found)
-        self.published = newest.step if newest else None
-        self.best_step = newest.best_step if newest else None
-        self.best_step_loss = newest.best_step_loss if newest else None
-        return newest
+        found = self._world.agree(
+            lambda: newest.newest(self.folder, self._recipe) if self._world.leads else None
+        )
+        self._begin = self._world.broadcast(found)
+        if self._begin is None:
+            return None
+        progress, folder = self._begin.progress, self._begin.folder
+        self.published = progress.step if folder == self.folder else None
+        self.best_step, self.best_step_loss = progress.best_step, progress.best_step_loss
+        self._elsewhere = {progress.step: folder} if folder != self.folder else {}
+        if progress.best_step is not None and progress.best_in:
+            self._elsewhere[progress.best_step] = progress.best_in
+        return progress
 
-    def _find_newest(self) -> Progress | None:
-        with self._storage_errors():
-            damaged: list[str] = []
-            for step in reversed(self._checkpoints.marked()):
-                try:
-                    progress = self._read_progress(step)
-                except DamagedError as error:
-                    damaged.append(f"the checkpoint {self._checkpoints.uri_of(step)} is damaged ({error})")
-                    continue
-                for sentence in damaged:
-                    print(f"{sentence}: the older one of step {step} is used", flush=True)
-                return self._checked(progress)
-        if damaged:
-            raise RecipeRefusedError(
-                f"{damaged[0]} and there is no older one: restore its files, or delete the folder "
-                f"{self.folder} to start over",
-                reason="CheckpointDamaged",
+    def begin_on(
+        self, progress: Progress, *, examples: str, eval_data: str | None, max_steps: int
+    ) -> Progress:
+        """Return the progress that the attempt begins with on its data, after checking that it goes on with them.
+
+        Args:
+            progress: of the checkpoint, or of step 0.
+            examples: digest of the tokenised training split.
+            eval_data: what losses of evaluation are comparable on.
+            max_steps: steps of the plan.
+
+        Raises:
+            RecipeRefusedError: the run had other examples, or more steps.
+        """
+        settings = self._begin.settings if self._begin is not None else {}
+        uri = self._uri_of(progress.step)
+        if progress.examples and progress.examples != examples:
+            fields = "; ".join(differences_of_examples(settings, self._recipe))
+            cause = (
+                fields or "the files of the splits, the tokenizer or the image of the trainer have changed"
             )
-        return None
-
-    def _read_progress(self, step: int) -> Progress:
-        read = self._checkpoints.read(step)
-        try:
-            return Progress(**read)
-        except TypeError as error:
-            raise DamagedError(f"it was written by another version of the trainer: {error}") from error
-
-    def _checked(self, progress: Progress) -> Progress:
-        """Return the progress after checking that it belongs to this recipe; without an unusable best checkpoint."""
-        if progress.recipe != self._digest:
+            remedy = (
+                "create the job without checkpoint.resumeFrom"
+                if progress.step in self._elsewhere
+                else newest.start_over(self.folder, self._recipe)
+            )
             raise RecipeRefusedError(
-                f"the checkpoint {self._checkpoints.uri_of(progress.step)} was made by recipe {progress.recipe}, and "
-                f"this is recipe {self._digest}: delete the folder, or run the job under another name",
+                f"the checkpoint {uri} was made with other training examples, and a run goes on with the same ones: {cause}; "
+                f"restore the examples, or {remedy}",
                 reason="ForeignCheckpoint",
             )
-        best = progress.best_step
-        if best is None or best == progress.step:
-            return progress
-        try:
-            self._checkpoints.read(best)
-        except (DamagedError, FileNotFoundError) as error:
-            uri = self._checkpoints.uri_of(best)
-            print(f"the best checkpoint {uri} is unusable ({error})", flush=True)
-            return replace(progress, best_step=None, best_step_loss=None)
-        return progress
+        if progress.step > max_steps:
+            raise RecipeRefusedError(
+                f"the checkpoint {uri} is of step {progress.step}, and this run has {max_steps} steps: raise training.epochs "
+                "or training.maxSteps, or name the checkpoint of an earlier step",
+                reason="ForeignCheckpoint",
+            )
+        begun = replace(progress.on_eval_data(eval_data), examples=examples)
+        self.best_step, self.best_step_loss = begun.best_step, begun.best_step_loss
+        return begun
 
     def load(self, progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Load weights and optimizer state; the checkpoint may come from another number of ranks.
 
         Raises:
             RecipeRefusedError: the checkpoint is damaged, or belongs to another model.
-            TrainingError: the storage failed.
+            TrainingError: the storage failed, or another job has deleted the checkpoint.
         """
         state = training_state(model, optimizer)
         self._read(progress.step, state)
@@ -195,24 +179,38 @@ class Checkpointer:
         set_model_state_dict(model, state["model"], options=TRAINED_ONLY)
 
     def _read(self, step: int, state: dict[str, Any]) -> None:
-        uri = self._checkpoints.uri_of(step)
+        uri = self._uri_of(step)
         reader = FsspecReader(uri, **options_of(uri))
         self._world.agree(
-            lambda: self._check_model(uri, reader, state["model"]) if self._world.leads else None
+            lambda: self._check_model(step, reader, state["model"]) if self._world.leads else None
         )
         try:
             dcp.load(state, storage_reader=reader, process_group=self._group)
         except CheckpointException as error:
             _rank, cause = first_failure(error)
-            raise unreadable(uri, cause) from error
+            raise unreadable(uri, cause, self._remedy(step), shared=step in self._elsewhere) from error
 
-    def _check_model(self, uri: str, reader: FsspecReader, weights: dict[str, torch.Tensor]) -> None:
+    def _uri_of(self, step: int) -> str:
+        """Where the checkpoint of a step is: in the folder of the job, unless it belongs to the job that this one carries on."""
+        return contract.checkpoint_uri(self._elsewhere.get(step, self.folder), step)
+
+    def _remedy(self, step: int) -> str:
+        if step in self._elsewhere:
+            return "name another one in checkpoint.resumeFrom"
+        first = "the start" if newest.resume_place(self._recipe) is None else "checkpoint.resumeFrom"
+        return f"delete this folder to go on from an older checkpoint, or from {first} where there is none"
+
+    def _check_model(self, step: int, reader: FsspecReader, weights: dict[str, torch.Tensor]) -> None:
         """Compare names and shapes: DCP's own errors repeat a long message for each weight."""
+        uri = self._uri_of(step)
         try:
             stored = reader.read_metadata().state_dict_metadata
         except Exception as error:
-            raise unreadable(uri, error) from error
+            raise unreadable(uri, error, self._remedy(step), shared=step in self._elsewhere) from error
         prefix = "model."
+        otherwise = (
+            self._remedy(step) if step in self._elsewhere else newest.start_over(self.folder, self._recipe)
+        )
         there = {
             name.removeprefix(prefix): tuple(entry.size)
             for name, entry in stored.items()
@@ -222,25 +220,11 @@ class Checkpointer:
         for name in sorted(there.keys() | here.keys()):
             if there.get(name) != here.get(name):
                 raise RecipeRefusedError(
-                    f"the checkpoint {uri} was made from another model than model.base {self._base} is now: {name} "
+                    f"the checkpoint {uri} was made from another model than model.base {self._recipe.model.base} is now: {name} "
                     f"is {_shape(there.get(name))} there and {_shape(here.get(name))} here; restore that model, "
-                    f"or delete the folder {self.folder} to start over",
+                    f"or {otherwise}",
                     reason="ForeignCheckpoint",
                 )
-
-    @contextmanager
-    def _storage_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except PodFailure:
-            raise
-        except Exception as error:
-            reason = storage.failure(error)
-            if reason is None:
-                raise
-            raise TrainingError(
-                "CheckpointUnreadable", f"the checkpoints in {self.folder} cannot be read: {reason}"
-            ) from error
 
     def save(
         self,
@@ -257,7 +241,7 @@ class Checkpointer:
         change.
 
         Args:
-            progress: of the run; this method sets its `best_step` and `best_step_loss`.
+            progress: of the run; this method sets its `recipe`, and what it says of the best checkpoint's step, loss and place.
             model: the sharded model.
             optimizer: its optimizer.
             wait: return after the checkpoint is published or has failed.
@@ -267,10 +251,15 @@ class Checkpointer:
         written = self.published == progress.step
         if written and (not best or self.best_step == progress.step):
             return
+        best_step = progress.step if best else self.best_step
         progress = replace(
             progress,
-            best_step=progress.step if best else self.best_step,
+            recipe=self._recipe.digest(),
+            best_step=best_step,
             best_step_loss=progress.best_eval_loss if best else self.best_step_loss,
+            best_in=""
+            if best_step is None or best_step == progress.step
+            else self._elsewhere.get(best_step, ""),
         )
         state = None if written else training_state(model, optimizer)
         if wait or not self._asynchronous:
@@ -294,9 +283,11 @@ class Checkpointer:
             # A killed attempt may have left shards of the same step.
             problem = self._on_leader(lambda: self._checkpoints.remove(step))
             problem = problem or self._write_shards(step, state)
-        problem = problem or self._on_leader(lambda: self._checkpoints.publish(step, asdict(progress)))
+        marker = Marker(asdict(progress), self._settings)
+        problem = problem or self._on_leader(lambda: self._checkpoints.publish(step, marker))
         if problem is None:
             self.published, self.failure = step, None
+            self._elsewhere.pop(step, None)
             self.best_step, self.best_step_loss = progress.best_step, progress.best_step_loss
             if self._world.leads:
                 self._on_published(step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from finetune_crds import contract
@@ -16,6 +17,17 @@ _STEP_FOLDER = re.compile(r"step-(\d{8})$")
 
 class DamagedError(Exception):
     """A checkpoint is published but damaged; the message has the reason."""
+
+
+@dataclass(frozen=True)
+class Marker:
+    """What the marker of a checkpoint says: the progress of the run, and the settings of its recipe that count.
+
+    `settings` is empty where an earlier release wrote it.
+    """
+
+    progress: dict[str, Any]
+    settings: dict[str, Any]
 
 
 class CheckpointFolder:
@@ -46,23 +58,23 @@ class CheckpointFolder:
         """Return the steps with a marker, in ascending order."""
         return [step for step in self.steps() if self._files.exists(self._marker(step))]
 
-    def publish(self, step: int, progress: dict[str, Any]) -> None:
+    def publish(self, step: int, marker: Marker) -> None:
         """Write the marker of a checkpoint whose files are all written."""
-        text = json.dumps({"progress": progress, "files": self._sizes(step)})
+        text = json.dumps({**asdict(marker), "files": self._sizes(step)})
         temporary = f"{self._marker(step)}.tmp"
         self._files.pipe_file(temporary, text.encode())
         self._files.mv(temporary, self._marker(step))
 
-    def read(self, step: int) -> dict[str, Any]:
-        """Return the progress in the marker of a checkpoint.
+    def read(self, step: int) -> Marker:
+        """Return the marker of a checkpoint.
 
         Raises:
             DamagedError: the marker is unreadable, or a file is missing or has another size.
         """
         try:
-            marker = json.loads(self._files.cat_file(self._marker(step)))
-            progress: dict[str, Any] = marker["progress"]
-            wanted: dict[str, int] = marker["files"]
+            read = json.loads(self._files.cat_file(self._marker(step)))
+            marker = Marker(dict(read["progress"]), read.get("settings") or {})
+            wanted: dict[str, int] = read["files"]
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedError(f"its file {MARKER} cannot be read") from error
         found = self._sizes(step)
@@ -71,7 +83,7 @@ class CheckpointFolder:
                 raise DamagedError(f"its file {name} is missing")
             if found[name] != size:
                 raise DamagedError(f"its file {name} has {found[name]:,} bytes instead of {size:,}")
-        return progress
+        return marker
 
     def remove(self, step: int) -> None:
         """Delete a checkpoint, the marker first."""

@@ -4,52 +4,68 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from finetune_trainer.release import release
 from finetune_trainer.train.runtime import storage
 
 if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
     from finetune_trainer.train.data.dataset import Split
+    from finetune_trainer.train.data.feed import Examples
     from finetune_trainer.train.runtime.distributed import World
 
 
 class KeptReference:
-    """The references of a job's splits, by the digests of recipe and split.
+    """The references of a job's splits, by the digests of settings and split.
 
     A storage failure never stops training: the reference is then computed by each attempt.
 
     Args:
         folder: the folder of the job's checkpoints.
-        recipe: digest of the recipe.
+        settings: digest of the settings that count.
         world: the ranks, all of which call the methods together.
+        other: the folder of a job that this one carries on, which is only read.
     """
 
-    def __init__(self, folder: str, recipe: str, world: World) -> None:
-        self._files, path = storage.filesystem(folder)
+    def __init__(self, folder: str, settings: str, world: World, other: str | None = None) -> None:
         # Another release may compute it otherwise.
-        self._path = f"{path.rstrip('/')}/reference-{recipe}-{version('finetune-trainer')}"
+        self._name = f"reference-{settings}-{release()}"
+        self._folder = folder
+        self._folders = [folder, *([other] if other else [])]
         self._world = world
 
-    def found(self, split: Split) -> Split | None:
-        """Return the split with its reference; None where no attempt has written it."""
-        read = self._world.agree(lambda: self._read(split) if self._world.leads else None)
+    def found(self, examples: Examples) -> Split | None:
+        """Return the split with its reference; None where no attempt has written it for all examples of the sequences."""
+        split = examples.split
+        read = self._world.agree(lambda: self._read(examples) if self._world.leads else None)
         reference = self._world.broadcast(read)
         return None if reference is None else replace(split, reference=reference)
 
     def keep(self, split: Split) -> None:
-        """Write the reference of a split."""
+        """Write the reference of a split; of examples for which it is not computed, what is kept stays."""
         self._world.agree(lambda: self._try_to_write(split) if self._world.leads else None)
 
     def _try_to_write(self, split: Split) -> None:
         with storage.tolerated("the reference is not kept for later attempts, which compute it again"):
             self._write(split)
 
-    def _read(self, split: Split) -> np.ndarray | None:
+    def _read(self, examples: Examples) -> np.ndarray | None:
+        # NB: a run of less than an epoch has computed only what it needed, and left 0 for the rest.
+        needed = np.array([example for row in examples.sequences for example in row], np.int64)
+        for folder in self._folders:
+            reference = self._read_in(folder, examples.split)
+            if reference is not None and reference[needed].any(axis=1).all():
+                return reference
+        return None
+
+    def _read_in(self, folder: str, split: Split) -> np.ndarray | None:
+        files, path = self._place(folder)
         try:
-            reference: np.ndarray = np.load(io.BytesIO(self._files.cat_file(self._name(split))))
+            reference: np.ndarray = np.load(io.BytesIO(files.cat_file(f"{path}/{split.digest}.npy")))
         except FileNotFoundError:
             return None
         except Exception as error:
@@ -65,12 +81,19 @@ class KeptReference:
 
     def _write(self, split: Split) -> None:
         assert split.reference is not None  # noqa: S101 - it was just computed
+        # NB: an attempt computes only what its steps need, and leaves 0 for the rest.
+        reference, computed = split.reference, split.reference.any(axis=1, keepdims=True)
+        before = None if computed.all() else self._read_in(self._folder, split)
+        if before is not None:
+            reference = np.where(computed, reference, before)
         written = io.BytesIO()
-        np.save(written, split.reference)
-        name = self._name(split)
-        self._files.makedirs(self._path, exist_ok=True)
-        self._files.pipe_file(f"{name}.tmp", written.getvalue())
-        self._files.mv(f"{name}.tmp", name)
+        np.save(written, reference)
+        files, path = self._place(self._folder)
+        name = f"{path}/{split.digest}.npy"
+        files.makedirs(path, exist_ok=True)
+        files.pipe_file(f"{name}.tmp", written.getvalue())
+        files.mv(f"{name}.tmp", name)
 
-    def _name(self, split: Split) -> str:
-        return f"{self._path}/{split.digest}.npy"
+    def _place(self, folder: str) -> tuple[AbstractFileSystem, str]:
+        files, path = storage.filesystem(folder)
+        return files, f"{path.rstrip('/')}/{self._name}"

@@ -63,15 +63,27 @@ def first_failure(error: CheckpointException) -> tuple[int, BaseException]:
     return rank, error.failures[rank][0]
 
 
-def unreadable(uri: str, cause: BaseException) -> PodFailure:
-    """Return the error for an unreadable checkpoint: it is damaged, or its storage failed."""
+def unreadable(uri: str, cause: BaseException, remedy: str, *, shared: bool) -> PodFailure:
+    """Return the error for an unreadable checkpoint: it is damaged, it is gone, or its storage failed.
+
+    Args:
+        uri: of the checkpoint.
+        cause: what reading it raised.
+        remedy: what to do about a damaged one.
+        shared: another job writes and deletes checkpoints in its folder.
+    """
     reason = storage.failure(cause)
+    if shared and isinstance(cause, FileNotFoundError):
+        # NB: its files were there when the attempt chose it.
+        return TrainingError(
+            "CheckpointUnreadable",
+            f"the checkpoint {uri} of another job was deleted before it was read: the next attempt looks again",
+        )
     if reason is not None and not isinstance(cause, FileNotFoundError):
         return TrainingError("CheckpointUnreadable", f"the checkpoint {uri} cannot be read: {reason}")
     first_line = next(iter(str(cause).strip().splitlines()), type(cause).__name__)[:300]
     return RecipeRefusedError(
-        f"the checkpoint {uri} is damaged ({first_line}): delete this folder to go on from an older checkpoint, or "
-        "from the start where there is none",
+        f"the checkpoint {uri} is damaged ({first_line}): {remedy}",
         reason="CheckpointDamaged",
     )
 

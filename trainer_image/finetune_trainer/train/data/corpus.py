@@ -11,7 +11,7 @@ from finetune_trainer.train.data import dataset, pack, read
 from finetune_trainer.train.data.encode import Encoder
 from finetune_trainer.train.data.feed import Examples
 from finetune_trainer.train.data.stored import StoredTokens
-from finetune_trainer.train.runtime.recipe import example_columns, refusals, row_tokens
+from finetune_trainer.train.runtime.recipe import refusals, row_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -92,13 +92,16 @@ def load(
 
     def tokenize() -> None:
         encoder = Encoder.of(recipe, tokenizer)
-        stored = StoredTokens.of(recipe, splits, encoder)
+        prepared = read.has_token_ids(splits, encoder.documents.encoding)
+        stored = None if prepared else StoredTokens.of(recipe, splits, encoder)
         for name in _SPLITS:
             if stored is not None and stored.fetch(name, folder / name):
                 world.say(f"{name}: the tokens of an earlier attempt")
                 continue
-            if dataset.tokenize(splits, name, encoder, folder / name):
-                world.say(f"{name}: {encoder.summary()}")
+            if dataset.tokenize(splits, name, encoder, folder / name, prepared=prepared):
+                world.say(
+                    f"{name}: {encoder.summary()}{' with the token ids of the table' if prepared else ''}"
+                )
                 on_counts(encoder.metrics(name))
                 if stored is not None and world.leads:
                     stored.store(name, folder / name)
@@ -109,10 +112,10 @@ def load(
     plan = _plan(recipe, train)
     if not (folder / "validation").is_dir():
         world.agree(lambda: _check_no_evaluation(recipe))
-        return Corpus(splits, train, None, plan, example_columns(recipe.data))
+        return Corpus(splits, train, None, plan, columns.of_table(recipe.data))
     validation = dataset.Split.load(folder / "validation")
     evaluated = Examples(validation, _sequences(recipe, validation))
-    return Corpus(splits, train, evaluated, plan, example_columns(recipe.data))
+    return Corpus(splits, train, evaluated, plan, columns.of_table(recipe.data))
 
 
 def _check_same(train: dataset.Split, world: World) -> None:
@@ -143,7 +146,7 @@ def _with_columns(recipe: Recipe, splits: Splits, world: World) -> Recipe:
 
     def found() -> Recipe:
         where = splits.path or splits.train or ""
-        known = columns.find(read.schema(splits), where, dpo=recipe.objective.type == "DPO")
+        known = columns.find(read.schema(splits), where, objective=recipe.objective.type)
         world.say(f"columns {columns.described(known)}")
         data = recipe.data.model_copy(update={"columns": known, "prepare": None})
         complete = recipe.model_copy(update={"data": data})
@@ -173,14 +176,11 @@ def _sequences(recipe: Recipe, split: dataset.Split) -> list[list[int]]:
 
 
 def _plan(recipe: Recipe, train: dataset.Split) -> pack.Plan:
-    training, gang = recipe.training, recipe.distributed
+    training = recipe.training
     return pack.Plan.of(
         _sequences(recipe, train),
         # NB: by the recipe's number of ranks, not by the actual one: a resumed run on other ranks takes the same steps.
-        global_batch=training.per_device_batch_size
-        * training.gradient_accumulation
-        * gang.nodes
-        * gang.ranks_per_node,
+        global_batch=recipe.global_batch,
         seed=training.seed,
         epochs=training.epochs,
         max_steps=training.max_steps,

@@ -10,30 +10,36 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from finetune_trainer.documents import from_table, labels, token_columns
 from finetune_trainer.outcome import DataError
 from finetune_trainer.train.data.read import read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from finetune_crds.data import Splits
-    from finetune_trainer.train.data.encode import Encoder
+    from finetune_trainer.train.data.encode import Encoded, Encoder
 
 _FINGERPRINT = np.dtype("S16")
+_LABELS = "labels.npy"
 # Tokens that are written at once.
 _CHUNK_TOKENS = 1 << 17
 
 
 @dataclass(frozen=True)
 class Split:
-    """Tokenised examples, concatenated; an example has one document, or two (chosen, then rejected).
+    """Tokenised examples, concatenated; an example has one document, or two.
+
+    The two of a preference are its prompt with the chosen and with the rejected answer. Those of an unpaired one are its
+    prompt with its own answer, and with that of the next example (of the first, for the last one).
 
     tokens: token ids, int32 [tokens].
     loss_mask: whether the token is a target of the loss, bool [tokens].
     offsets: where each document begins, and where the last ends, int64 [examples * documents + 1].
     documents: documents per example.
-    reference: log-probabilities of both documents under the DPO reference, fp32 [examples, 2], once computed.
-    digest: of token ids and loss masks, independent of the order of the input; empty where not computed.
+    reference: log-probabilities of both documents under the reference, fp32 [examples, 2], once computed.
+    labels: whether the answer of each example is a good one, bool [examples], of unpaired preferences.
+    digest: of token ids, loss masks and labels, independent of the order of the input; empty where not computed.
     """
 
     tokens: np.ndarray
@@ -41,6 +47,7 @@ class Split:
     offsets: np.ndarray
     documents: int = 1
     reference: np.ndarray | None = None
+    labels: np.ndarray | None = None
     digest: str = ""
 
     def __len__(self) -> int:
@@ -58,27 +65,37 @@ class Split:
             np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("tokens", "loss_mask", "offsets")
         )
         documents, digest = int(np.load(folder / "documents.npy")), (folder / "digest").read_text("ascii")
-        return cls(tokens, loss_mask, offsets, documents, digest=digest)
+        judged = folder / _LABELS
+        labels = np.load(judged, mmap_mode="r") if judged.exists() else None
+        return cls(tokens, loss_mask, offsets, documents, labels=labels, digest=digest)
 
 
-def tokenize(splits: Splits, name: str, encoder: Encoder, folder: Path) -> bool:
+def tokenize(splits: Splits, name: str, encoder: Encoder, folder: Path, *, prepared: bool = False) -> bool:
     """Read and tokenise a split into `folder`, for `Split.load`; False, and no folder, without such a split.
 
+    prepared: the table has the token ids, see `read.has_token_ids`.
+
     Examples are sorted by their hash, so the order does not depend on the input files. Tokens stream to disk; sorting
-    takes 64 bytes of memory per example (a fingerprint of 16, order, lengths and offsets), 96 per pair, and disk space
-    for the tokens twice, at 5 bytes per token.
+    takes 64 bytes of memory per example (a fingerprint of 16, order, lengths and offsets), 96 per pair, 200 per unpaired
+    preference, and disk space for the tokens twice, at 5 bytes per token, or three times for unpaired preferences.
 
     Raises:
-        DataError: data is missing or corrupt, or no example is left (for `train`, or when rows were read).
+        DataError: data is missing or corrupt, no example is left (for `train`, or when rows were read), or an unpaired
+            preference is alone.
         RecipeRefusedError: examples are conversations, and the tokenizer has no chat template.
     """
     encoder.counts.clear()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as unordered:
-        _spool(splits, name, encoder, Path(unordered))
+        _spool(_examples(splits, name, encoder, prepared=prepared), Path(unordered))
         if encoder.counts["kept"]:
             folder.mkdir(exist_ok=True)
-            _put_in_order(Path(unordered), folder, encoder.documents)
+            if encoder.documents.columns.label is None:
+                _put_in_order(Path(unordered), folder, len(token_columns(encoder.documents.columns)))
+            else:
+                if encoder.counts["kept"] == 1:
+                    raise DataError("EmptySplit", _alone(splits, name, encoder))
+                _put_in_order_with_others(Path(unordered), folder, encoder.max_length)
             return True
     if name == "train" or encoder.counts["read"]:
         raise DataError("EmptySplit", _nothing_left(splits, name, encoder))
@@ -95,21 +112,45 @@ def _nothing_left(splits: Splits, name: str, encoder: Encoder) -> str:
     )
 
 
-def _spool(splits: Splits, name: str, encoder: Encoder, folder: Path) -> None:
+def _alone(splits: Splits, name: str, encoder: Encoder) -> str:
+    return (
+        f"the split {name} in {splits.path or getattr(splits, name)} has one example ({encoder.summary()}), and objective KTO "
+        "compares each with another one: prepare more examples"
+    )
+
+
+def _examples(splits: Splits, name: str, encoder: Encoder, *, prepared: bool) -> Iterator[Encoded]:
+    columns = encoder.documents.columns
+    if prepared:
+        wanted = token_columns(columns)
+        names = [column for document in wanted for column in document]
+        names += [columns.label] if columns.label else []
+        null = [document.loss_mask for document in wanted]
+        for rows in read(splits, name, names, may_be_null=null, label=columns.label):
+            yield from encoder.kept(from_table(rows, wanted), labels(rows, columns))
+    else:
+        for rows in read(splits, name, columns.named, may_be_null=[columns.tools], label=columns.label):
+            yield from encoder.encode(rows)
+
+
+def _spool(examples: Iterable[Encoded], folder: Path) -> None:
     """Append the examples to files, in input order."""
-    wanted = encoder.columns.named
     with (
         (folder / "tokens").open("wb") as tokens,
         (folder / "loss_mask").open("wb") as loss_mask,
         (folder / "lengths").open("wb") as lengths,
         (folder / "fingerprints").open("wb") as fingerprints,
+        (folder / "prompts").open("wb") as prompts,
+        (folder / "labels").open("wb") as judged,
     ):
-        for rows in read(splits, name, wanted, may_be_null=(encoder.columns.tools,)):
-            for example in encoder.encode(rows):
-                tokens.write(example.tokens.data)
-                loss_mask.write(example.loss_mask.data)
-                lengths.write(example.lengths.data)
-                fingerprints.write(example.fingerprint)
+        for example in examples:
+            tokens.write(example.tokens.data)
+            loss_mask.write(example.loss_mask.data)
+            lengths.write(example.lengths.data)
+            fingerprints.write(example.fingerprint)
+            if example.label is not None:
+                prompts.write(np.int32(example.loss_mask.argmax()).data)
+                judged.write(np.bool_(example.label).data)
 
 
 def _put_in_order(unordered: Path, folder: Path, documents: int) -> None:
@@ -118,20 +159,55 @@ def _put_in_order(unordered: Path, folder: Path, documents: int) -> None:
     (folder / "digest").write_text(digest, "ascii")
     lengths = np.fromfile(unordered / "lengths", np.int32).reshape(-1, documents)
     sizes = lengths.sum(axis=1, dtype=np.int64)
+    begins = np.cumsum(sizes) - sizes
+    _write(unordered, folder, lengths[order], begins[order, None], sizes[order, None])
+
+
+def _put_in_order_with_others(unordered: Path, folder: Path, max_length: int) -> None:
+    """Write the arrays of a Split of unpaired preferences.
+
+    The prompt with the answer of the next example is cut to `max_length`. An answer begins at its first target; there is room
+    for some of it, since there was for some of the example's own.
+    """
+    order, digest = _order(unordered)
+    (folder / "digest").write_text(digest, "ascii")
+    np.save(folder / _LABELS, np.fromfile(unordered / "labels", np.bool_)[order])
+    sizes = np.fromfile(unordered / "lengths", np.int32).astype(np.int64)
     begins = (np.cumsum(sizes) - sizes)[order]
-    sizes = sizes[order]
+    sizes, prompts = sizes[order], np.fromfile(unordered / "prompts", np.int32)[order].astype(np.int64)
+    others = np.minimum(np.roll(sizes - prompts, -1), max_length - prompts)
+    _write(
+        unordered,
+        folder,
+        lengths=np.stack([sizes, prompts + others], axis=1),
+        begins=np.stack([begins, begins, np.roll(begins + prompts, -1)], axis=1),
+        sizes=np.stack([sizes, prompts, others], axis=1),
+    )
+
+
+def _write(unordered: Path, folder: Path, lengths: np.ndarray, begins: np.ndarray, sizes: np.ndarray) -> None:
+    """Write the documents of examples.
+
+    Args:
+        unordered: folder with the tokens as they were read.
+        folder: where to write the arrays of a Split.
+        lengths: of the documents, [examples, documents].
+        begins: where in the tokens the pieces are that documents are made of, int64 [examples, pieces].
+        sizes: of the pieces, int64 [examples, pieces].
+    """
+    documents = lengths.shape[1]
     offsets = np.zeros(lengths.size + 1, np.int64)
-    np.cumsum(lengths[order].ravel(), out=offsets[1:])
+    np.cumsum(lengths.ravel(), out=offsets[1:])
     np.save(folder / "offsets.npy", offsets)
     np.save(folder / "documents.npy", np.array(documents, np.int64))
     parts = list(_parts(offsets[::documents]))
     for name, kind in (("tokens", np.int32), ("loss_mask", np.bool_)):
         source = np.asarray(np.memmap(unordered / name, kind, mode="r"))
         with (folder / f"{name}.npy").open("wb") as file:
-            header = {"descr": np.dtype(kind).str, "fortran_order": False, "shape": (len(source),)}
+            header = {"descr": np.dtype(kind).str, "fortran_order": False, "shape": (int(offsets[-1]),)}
             np.lib.format.write_array_header_1_0(file, header)
             for part in parts:
-                file.write(source[spans(begins[part], sizes[part])].data)
+                file.write(source[spans(begins[part].ravel(), sizes[part].ravel())].data)
 
 
 def _order(unordered: Path) -> tuple[np.ndarray, str]:

@@ -40,6 +40,7 @@ class Batch:
     target_at: indices of the targets in the flattened rows, ascending, int64 [targets].
     reference: the reference's log-probabilities of both documents of `examples`, fp32 [examples, 2], where the split
         has them.
+    labels: whether the answers of `examples` are good ones, bool [examples], where the split has it.
     max_seqlen: tokens in the longest document.
     tokens: tokens that are not padding.
     targets_count: targets that are not IGNORED.
@@ -54,6 +55,7 @@ class Batch:
     examples: torch.Tensor
     target_at: torch.Tensor
     reference: torch.Tensor | None
+    labels: torch.Tensor | None
     max_seqlen: int
     tokens: int
     targets_count: int
@@ -229,6 +231,7 @@ def collate(split: Split, rows: Sequence[Sequence[int]], *, pad_id: int, width: 
         examples=torch.from_numpy(examples),
         target_at=torch.from_numpy(target_at),
         reference=None if split.reference is None else torch.from_numpy(split.reference[examples]),
+        labels=None if split.labels is None else torch.from_numpy(split.labels[examples]),
         max_seqlen=max_seqlen,
         tokens=len(tokens),
         targets_count=len(target_at),

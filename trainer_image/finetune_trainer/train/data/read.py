@@ -5,11 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from finetune_trainer.columns import Column, Kind
+from finetune_trainer.documents import ENCODING
 from finetune_trainer.outcome import DataError
 from finetune_trainer.train.runtime import storage
 
@@ -31,7 +32,12 @@ Rows = dict[str, list[Any]]
 
 
 def read(
-    splits: Splits, name: str, columns: list[str], *, may_be_null: Container[str | None] = ()
+    splits: Splits,
+    name: str,
+    columns: list[str],
+    *,
+    may_be_null: Container[str | None] = (),
+    label: str | None = None,
 ) -> Iterator[Rows]:
     """Yield the rows of a split as batches of columns; nothing when the recipe names no files for it.
 
@@ -40,12 +46,13 @@ def read(
 
     Args:
         may_be_null: columns in which a row may have no value.
+        label: column whose values may be booleans and integers, besides text.
 
     Raises:
         DataError: the table, a file or a column is missing or corrupt, or a value is null.
     """
     if splits.type == "Delta":
-        yield from _delta(splits, name, columns, may_be_null)
+        yield from _delta(splits, name, columns, may_be_null, label)
         return
     place = getattr(splits, name)
     if place is None:
@@ -53,7 +60,7 @@ def read(
     files, found = _files(place)
     rows_of = _parquet if splits.type == "Parquet" else _json_lines
     for file in found:
-        yield from rows_of(files, file, columns, may_be_null)
+        yield from rows_of(files, file, columns, may_be_null, label)
 
 
 def schema(splits: Splits) -> list[Column]:
@@ -73,6 +80,21 @@ def schema(splits: Splits) -> list[Column]:
         return _arrow_columns(parquet.schema_arrow)
 
 
+def has_token_ids(splits: Splits, encoding: str) -> bool:
+    """Whether the splits are a table as a preparation wrote it, with the token ids of an encoding, see `Documents.encoding`.
+
+    Raises:
+        DataError: the table is missing or corrupt.
+    """
+    if splits.type != "Delta":
+        return False
+    # NB: a later commit that changes texts leaves the token ids of the old ones in the table.
+    for commit in _delta_table(splits).history(1):
+        with suppress(LookupError, ValueError, TypeError):
+            return bool(json.loads(commit["userMetadata"])[ENCODING] == encoding)
+    return False
+
+
 def _arrow_columns(schema: pa.Schema) -> list[Column]:
     return [Column(field.name, _kind(field.type), str(field.type)) for field in schema]
 
@@ -82,6 +104,8 @@ def _kind(kind: pa.DataType) -> Kind:
 
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return "text"
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
+        return "label"
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     turns = is_list and pa.types.is_struct(kind.value_type)
     return (
@@ -104,6 +128,8 @@ def _json_columns(files: AbstractFileSystem, found: list[str]) -> list[Column]:
 def _kind_of_value(value: Any) -> Kind:
     if isinstance(value, str):
         return "text"
+    if isinstance(value, bool | int):
+        return "label"
     turns = isinstance(value, list) and value and isinstance(value[0], dict)
     # A message that calls tools may have no content.
     return "messages" if turns and "role" in value[0] else "other"
@@ -174,16 +200,17 @@ def _delta_table(splits: Splits) -> Any:
 
 
 def _delta(
-    splits: Splits, name: str, columns: list[str], may_be_null: Container[str | None]
+    splits: Splits, name: str, columns: list[str], may_be_null: Container[str | None], label: str | None
 ) -> Iterator[Rows]:
     import pyarrow.dataset as ds
 
     table = f"the Delta table {splits.path}"
     dataset = _delta_dataset(splits)
-    _require(dataset.schema, [SPLIT_COLUMN, *columns], table)
+    _require(dataset.schema, [SPLIT_COLUMN, *columns], table, label)
     for fragment in dataset.get_fragments(filter=ds.field(SPLIT_COLUMN) == name):
         where = f"{fragment.path} of {table}"
-        for batch in _parquet_batches(fragment.open, columns, where, "restore the table", only=name):
+        batches = _parquet_batches(fragment.open, columns, where, "restore the table", label=label, only=name)
+        for batch in batches:
             yield from _columns_of(batch, f"the split {name} of {splits.path}", may_be_null)
 
 
@@ -201,15 +228,25 @@ def _delta_dataset(splits: Splits) -> Any:
 
 
 def _parquet(
-    files: AbstractFileSystem, file: str, columns: list[str], may_be_null: Container[str | None]
+    files: AbstractFileSystem,
+    file: str,
+    columns: list[str],
+    may_be_null: Container[str | None],
+    label: str | None,
 ) -> Iterator[Rows]:
     where = _shown(files, file)
-    for batch in _parquet_batches(lambda: files.open(file), columns, where, "write it again"):
+    for batch in _parquet_batches(lambda: files.open(file), columns, where, "write it again", label=label):
         yield from _columns_of(batch, where, may_be_null)
 
 
 def _parquet_batches(
-    opening: Callable[[], Any], columns: list[str], where: str, remedy: str, only: str | None = None
+    opening: Callable[[], Any],
+    columns: list[str],
+    where: str,
+    remedy: str,
+    *,
+    label: str | None,
+    only: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield some columns of a Parquet file; `only`: the rows of this split, if the file has a split column.
 
@@ -218,7 +255,7 @@ def _parquet_batches(
     import pyarrow.compute as pc
 
     with _opened_parquet(opening, where, remedy) as parquet:
-        _require(parquet.schema_arrow, columns, where)
+        _require(parquet.schema_arrow, columns, where, label)
         if only is None or SPLIT_COLUMN not in parquet.schema_arrow.names:
             yield from parquet.iter_batches(_BATCH_ROWS, columns=columns)
             return
@@ -250,7 +287,11 @@ def _columns_of(batch: pa.RecordBatch, where: str, may_be_null: Container[str | 
 
 
 def _json_lines(
-    files: AbstractFileSystem, file: str, columns: list[str], may_be_null: Container[str | None]
+    files: AbstractFileSystem,
+    file: str,
+    columns: list[str],
+    may_be_null: Container[str | None],
+    label: str | None,
 ) -> Iterator[Rows]:
     """Yield the rows of a JSON lines file; its extension selects the compression."""
     where = _shown(files, file)
@@ -264,9 +305,10 @@ def _json_lines(
                 if None in values and column not in may_be_null:
                     raise _null_value(column, where)
                 given = (value for value in values if value is not None)
-                other = next((value for value in given if not isinstance(value, str | list)), None)
+                readable = str | bool | int if column == label else str | list
+                other = next((value for value in given if not isinstance(value, readable)), None)
                 if other is not None:
-                    raise _column_type(column, where, type(other).__name__)
+                    raise _column_type(column, where, type(other).__name__, label)
             yield {column: [row.get(column) for row in batch] for column in columns}
 
 
@@ -312,17 +354,19 @@ def _read_through(opened: Any) -> None:
             pass
 
 
-def _require(schema: pa.Schema, columns: list[str], where: str) -> None:
+def _require(schema: pa.Schema, columns: list[str], where: str, label: str | None) -> None:
     import pyarrow as pa
 
     missing = [column for column in columns if column not in schema.names]
     if missing:
         raise _missing_column(missing, schema.names, where)
-    readable = (pa.types.is_string, pa.types.is_large_string, pa.types.is_list, pa.types.is_large_list)
+    texts, lists = (pa.types.is_string, pa.types.is_large_string), (pa.types.is_list, pa.types.is_large_list)
+    labels = (pa.types.is_boolean, pa.types.is_integer)
     for column in columns:
         kind = schema.field(column).type
+        readable = texts + (labels if column == label else lists)
         if not any(is_kind(kind) for is_kind in readable):
-            raise _column_type(column, where, str(kind))
+            raise _column_type(column, where, str(kind), label)
 
 
 def _missing_column(missing: list[str], known: list[str], where: str) -> DataError:
@@ -335,11 +379,11 @@ def _null_value(column: str, where: str) -> DataError:
     return DataError("NullValue", f"column {column} has rows without a value in {where}: filter them out")
 
 
-def _column_type(column: str, where: str, kind: str) -> DataError:
-    return DataError(
-        "ColumnType",
-        f"column {column} of {where} holds {kind}: examples are text, or lists of {{role, content}}",
-    )
+def _column_type(column: str, where: str, kind: str, label: str | None) -> DataError:
+    wanted = "examples are text, or lists of {role, content}"
+    if column == label:
+        wanted = "labels are booleans, 1 and 0, or the texts true and false"
+    return DataError("ColumnType", f"column {column} of {where} holds {kind}: {wanted}")
 
 
 def _first_line(error: BaseException) -> str:

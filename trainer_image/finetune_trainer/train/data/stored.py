@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,6 @@ from finetune_crds import contract
 from finetune_trainer.train.runtime import storage
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from finetune_crds.data import Splits
     from finetune_crds.recipe import Recipe
     from finetune_trainer.train.data.encode import Encoder
@@ -99,17 +96,8 @@ def digest(splits: Splits, encoder: Encoder) -> str:
     """Return an identifier of what decides on token ids, loss masks and their order."""
     decided_by = [
         _LAYOUT,
-        # Another release may encode otherwise.
-        version("finetune-trainer"),
         splits.model_dump(mode="json", by_alias=True),
-        encoder.columns.model_dump(mode="json", by_alias=True),
-        [encoder.loss_on_answer, encoder.max_length, encoder.overlong],
-        _of_tokenizer(encoder.tokenizer),
+        encoder.documents.encoding,
+        [encoder.max_length, encoder.overlong],
     ]
     return hashlib.blake2b(json.dumps(decided_by, sort_keys=True).encode(), digest_size=8).hexdigest()
-
-
-def _of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> list[object]:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    text = json.dumps(sorted(tokenizer.get_vocab().items())) if backend is None else backend.to_str()
-    return [hashlib.blake2b(text.encode()).hexdigest(), tokenizer.chat_template, tokenizer.eos_token_id]

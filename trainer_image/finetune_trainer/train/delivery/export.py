@@ -1,4 +1,14 @@
-"""The trained model as files: safetensors, tokenizer, model card, and MLflow's MLmodel."""
+"""The trained model as files: safetensors, tokenizer, model card, and MLflow's MLmodel.
+
+An adapter does not bring its base: it names it (`origin`). MLflow's transformers flavor loads the base of an adapter from the
+version, from the Hub at a commit, or from a folder that whoever loads it may give as `base_model_path`; it fetches none from an
+object store or a registry. So the address is the folder of the flavor (`local_base_model_path`): a volume's is found where it is
+mounted, others are downloaded first. What must load by its alias alone, as for serving, is exported Merged.
+
+Two kinds of versions hold a base: those in Unity Catalog, where MLflow's client registers no weights that are elsewhere (it would
+download them into the version) and from where endpoints serve; and adapters of a base that was merged in this pod, which lies
+nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from finetune_trainer import origin
 from finetune_trainer.train.checkpoint.shards import trained_state
 from finetune_trainer.train.delivery import signature
 from finetune_trainer.train.delivery.lineage import model_card
@@ -23,6 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from finetune_crds.recipe import Recipe
+    from finetune_trainer.origin import Origin
     from finetune_trainer.train.delivery.lineage import Lineage
     from finetune_trainer.train.runtime.distributed import World
 
@@ -69,13 +81,14 @@ def write(
     state: dict[str, torch.Tensor],
     tokenizer: PreTrainedTokenizerBase,
     source: Path,
+    base: Origin | None,
     lineage: Lineage,
     examples: signature.Examples,
 ) -> None:
     """Write the model in MLflow's layout; call it on rank 0 only.
 
     Full training and merged adapters give a standalone model in `model/`. Adapters and virtual tokens go to `peft/`, also
-    beside a merged model, and name their base. A base that cannot be found by its name elsewhere is copied too.
+    beside a merged model, and name their base.
 
     Args:
         folder: an empty folder.
@@ -83,11 +96,11 @@ def write(
         state: the result of `gather`.
         tokenizer: the tokenizer.
         source: where the base model was loaded from.
+        base: where that was fetched from, with its digest if `names_base`; None where it was merged in this pod.
         lineage: for the model card.
         examples: for the signature, and for whether the model is served as a chat model.
     """
     recipe = lineage.recipe
-    base = recipe.model.base
     tokenizer.save_pretrained(folder / _TOKENIZER)
     flavor: dict[str, Any] = {
         "task": _TASK,
@@ -97,14 +110,19 @@ def write(
     }
     if recipe.method.type == "Full":
         _write_unsharded(model, state, source, recipe, folder / _MODEL)
-        flavor |= {"model_binary": _MODEL, "source_model_name": base}
+        flavor |= {"model_binary": _MODEL, "source_model_name": base.uri if base else recipe.model.base}
     else:
-        _write_adapter(model, state, folder / _ADAPTER)
+        _write_adapter(model, state, folder / _ADAPTER, base)
+        name = model.peft_config["default"].base_model_name_or_path
         if recipe.method.export == "Merged":
             merge.into(source, folder / _ADAPTER, recipe.model, folder / _MODEL)
-            flavor |= {"model_binary": _MODEL, "source_model_name": base}
+            flavor |= {"model_binary": _MODEL, "source_model_name": name}
+        elif base is not None and names_base(recipe):
+            origin.note(base, folder / _ADAPTER)
+            flavor |= {"peft_adaptor": _ADAPTER, **_reference(base, source, recipe, tokenizer)}
         else:
-            flavor |= {"peft_adaptor": _ADAPTER, **_reference_to_base(source, recipe, folder)}
+            merge.save(load.unsharded(recipe.model, source), folder / _MODEL, source)
+            flavor |= {"peft_adaptor": _ADAPTER, "model_binary": _MODEL, "source_model_name": name}
     for weights in (folder / _MODEL, folder / _ADAPTER):
         if weights.is_dir():
             tokenizer.save_pretrained(weights)
@@ -124,8 +142,10 @@ def _write_unsharded(
     model.config.save_pretrained(folder)
 
 
-def _write_adapter(model: Any, state: dict[str, torch.Tensor], folder: Path) -> None:
+def _write_adapter(model: Any, state: dict[str, torch.Tensor], folder: Path, base: Origin | None) -> None:
     config = model.peft_config["default"]
+    if base is not None:
+        config.base_model_name_or_path, config.revision = base.uri, base.revision
     if not config.is_prompt_learning:
         # NB: without this argument peft asks the Hub whether the vocabulary has grown.
         model.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
@@ -140,28 +160,38 @@ def _write_adapter(model: Any, state: dict[str, torch.Tensor], folder: Path) -> 
     config.save_pretrained(str(folder))
 
 
-def _reference_to_base(source: Path, recipe: Recipe, folder: Path) -> dict[str, str]:
-    """How MLflow finds an adapter's base: a path, a commit on the Hub, or a copy, as Unity Catalog needs it.
-
-    A base that was merged from an adapter exists only in this pod, and is copied.
-    """
-    base = recipe.model.base
-    if os.environ.get("MLFLOW_REGISTRY_URI", "").startswith("databricks-uc"):
-        # NB: a version in Unity Catalog holds its weights: MLflow's client would download them from the Hub.
-        merge.save(load.unsharded(recipe.model, source), folder / _MODEL, source)
-        return {"model_binary": _MODEL, "source_model_name": base}
-    if str(source) == base:
-        return {"local_base_model_path": base, "source_model_name": base}
-    commit = _hub_commit(source)
-    if commit is not None:
-        return {"source_model_name": base, "source_model_revision": commit}
-    merge.save(load.unsharded(recipe.model, source), folder / _MODEL, source)
-    return {"model_binary": _MODEL, "source_model_name": base}
+def names_base(recipe: Recipe) -> bool:
+    """Whether what a recipe registers is an adapter that names its base, if that lies somewhere."""
+    unity = os.environ.get("MLFLOW_REGISTRY_URI", "").startswith("databricks-uc")
+    return recipe.method.type != "Full" and recipe.method.export != "Merged" and not unity
 
 
-def _hub_commit(source: Path) -> str | None:
-    """The commit of a model from the Hub: the name of its snapshot's folder in the cache."""
-    return source.name if source.parent.name == "snapshots" else None
+def _reference(
+    base: Origin, source: Path, recipe: Recipe, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, str]:
+    """How MLflow finds the base of an adapter: in a folder, or at a commit on the Hub."""
+    named = {"source_model_name": base.uri}
+    if base.revision is None:
+        return {**named, "local_base_model_path": base.uri}
+    named["source_model_revision"] = base.revision
+    if _tokenizers_differ(tokenizer, source, recipe):
+        # NB: at a commit, MLflow takes the tokenizer from there too; in a folder, or the newest on the Hub, it takes ours.
+        return {**named, "local_base_model_path": base.uri}
+    return {**named, "tokenizer_name": base.uri, "tokenizer_revision": base.revision}
+
+
+def _tokenizers_differ(tokenizer: PreTrainedTokenizerBase, source: Path, recipe: Recipe) -> bool:
+    """Whether the base has another tokenizer, or none: another chat template, or that of an adapter that is trained further."""
+    from transformers import AutoTokenizer
+
+    try:
+        given = AutoTokenizer.from_pretrained(str(source), trust_remote_code=recipe.model.trust_remote_code)
+    except (OSError, ValueError, KeyError):
+        return True
+    ours, theirs = (
+        (one.chat_template, one.special_tokens_map, one.get_vocab()) for one in (tokenizer, given)
+    )
+    return bool(ours != theirs)
 
 
 def _dtype_of(source: Path, recipe: Recipe) -> torch.dtype:

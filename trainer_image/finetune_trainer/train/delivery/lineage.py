@@ -8,16 +8,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from finetune_crds import contract
-from finetune_crds.training import LOW_RANK, SOFT_PROMPTS, Dpo, Lora, Quantization, SoftPrompt
+from finetune_crds.training import LOW_RANK, SOFT_PROMPTS, Dpo, Kto, Lora, Quantization, SoftPrompt
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from finetune_crds.contract import TrainResult
     from finetune_crds.data import Splits
     from finetune_crds.recipe import Recipe
+    from finetune_crds.source import OneSource
     from finetune_trainer.train.data.corpus import Corpus
     from finetune_trainer.train.data.dataset import Split
+
+# Unity Catalog's limit for the value of a tag.
+_LONGEST_TAG = 1000
 
 
 @dataclass(frozen=True)
@@ -46,13 +50,16 @@ class Lineage:
     """Identifies the evaluation (`eval_data`); None without a validation split."""
     weights_step: int | None = None
     """Step of the weights, where these are not the last."""
+    resumed_from: str = ""
+    """The checkpoint of another job that the run began with."""
 
 
 def eval_data(recipe: Recipe, validation: Split | None) -> str | None:
     """Return an identifier of the evaluation: losses with the same one are comparable. None without a validation split.
 
-    It is the digest of the tokenised split; for DPO and Distillation also of the reference or the teacher, and of the
-    parameters of the loss.
+    It is the digest of the tokenised split; for DPO, KTO and Distillation also of the reference or the teacher, and of the
+    parameters of the loss; for KTO also of what shares examples out to passes, each of which estimates a divergence. Evaluations
+    have no label smoothing.
     """
     objective = recipe.objective
     if validation is None:
@@ -60,21 +67,39 @@ def eval_data(recipe: Recipe, validation: Split | None) -> str | None:
     if objective.type == "SFT":
         return validation.digest
     if objective.type == "DPO":
-        against = [recipe.model.base, recipe.model.revision, (objective.dpo or Dpo()).model_dump_json()]
+        against: list[object] = [
+            recipe.model.base,
+            recipe.model.revision,
+            (objective.dpo or Dpo()).model_dump_json(exclude={"label_smoothing"}),
+        ]
+    elif objective.type == "KTO":
+        kto = (objective.kto or Kto()).model_dump_json()
+        against = [recipe.model.base, recipe.model.revision, kto, *_passes(recipe)]
     else:
-        # NB: left out where they are not set, since they are newer than identifiers of other versions.
+        # NB: left out where they are not set, and what is not distillation's always, since they are newer than identifiers of
+        # other versions.
         newer = {"teacher_revision", "teacher_trust_remote_code"}
         unset = newer - (objective.distillation.model_fields_set if objective.distillation else set())
-        against = [objective.model_dump_json(exclude={"distillation": unset})]
+        against = [
+            objective.model_dump_json(exclude={"distillation": unset, "kto": True, "label_smoothing": True})
+        ]
     digest = hashlib.blake2b(json.dumps(against).encode(), digest_size=8).hexdigest()
     return f"{validation.digest}-{objective.type}-{digest}"
 
 
-def run_params(recipe: Recipe, corpus: Corpus) -> dict[str, object]:
+def _passes(recipe: Recipe) -> list[int]:
+    """What decides on the examples of an evaluation pass: tokens of a document, packing, and the rows on all ranks."""
+    training, gang = recipe.training, recipe.distributed
+    rows = training.per_device_eval_batch_size or training.per_device_batch_size
+    return [training.max_length, training.packing, rows * gang.ranks]
+
+
+def run_params(recipe: Recipe, corpus: Corpus, resumed_from: str = "") -> dict[str, object]:
     """Return the parameters of a run, by their names in MLflow."""
     training, plan = recipe.training, corpus.plan
     return {
         "base_model": recipe.model.base,
+        **({"adapter": "Continue"} if recipe.model.adapter == "Continue" else {}),
         "method": recipe.method.type,
         "objective": recipe.objective.type,
         "train_samples": len(corpus.train),
@@ -89,6 +114,7 @@ def run_params(recipe: Recipe, corpus: Corpus) -> dict[str, object]:
         "precision": training.precision,
         "seed": training.seed,
         "recipe": recipe.digest(),
+        **({"resumed_from": resumed_from} if resumed_from else {}),
         **method_params(recipe),
     }
 
@@ -115,8 +141,18 @@ def method_params(recipe: Recipe) -> dict[str, object]:
         }
     if method.type in SOFT_PROMPTS:
         params["virtual_tokens"] = (method.soft_prompt or SoftPrompt()).virtual_tokens
+    if objective.type == "SFT":
+        params |= _smoothing(objective.label_smoothing or 0.0)
     if objective.type == "DPO":
-        params["beta"] = (objective.dpo or Dpo()).beta
+        dpo = objective.dpo or Dpo()
+        params |= {"beta": dpo.beta, **_smoothing(dpo.label_smoothing)}
+    if objective.type == "KTO":
+        kto = objective.kto or Kto()
+        params |= {
+            "beta": kto.beta,
+            "desirable_weight": kto.desirable_weight,
+            "undesirable_weight": kto.undesirable_weight,
+        }
     if objective.distillation is not None:
         params |= {
             "teacher": objective.distillation.teacher,
@@ -127,11 +163,17 @@ def method_params(recipe: Recipe) -> dict[str, object]:
     return params
 
 
+def _smoothing(share: float) -> dict[str, object]:
+    return {"label_smoothing": share} if share else {}
+
+
 def _revision(name: str, revision: str | None) -> dict[str, object]:
     return {} if revision is None else {name: revision}
 
 
-def source_tags(recipe: Recipe, splits: Splits, eval_data: str | None) -> dict[str, str]:
+def source_tags(
+    recipe: Recipe, splits: Splits, eval_data: str | None, resumed_from: str = ""
+) -> dict[str, str]:
     """Return the tags with the sources of a run or a version, and its evaluation data."""
     tags = {
         contract.TAG_RECIPE: recipe.digest(),
@@ -139,11 +181,75 @@ def source_tags(recipe: Recipe, splits: Splits, eval_data: str | None) -> dict[s
     }
     if splits.version is not None:
         tags[contract.TAG_DATA_VERSION] = str(splits.version)
-    if recipe.data_digest is not None:
-        tags[contract.TAG_DATA_DIGEST] = recipe.data_digest
+    tags |= _read_tags(recipe)
     if eval_data is not None:
         tags[contract.TAG_EVAL_DATA] = eval_data
+    if resumed_from:
+        tags[contract.TAG_RESUMED_FROM] = resumed_from
     return tags
+
+
+@dataclass(frozen=True)
+class ReadSource:
+    """A source of the preparation.
+
+    version: of a Delta table. revision: the commit of a data set of the Hub.
+    """
+
+    source: OneSource
+    version: int | None
+    revision: str | None
+
+    @property
+    def at(self) -> str | None:
+        """Its version or its commit; None for files, which have neither."""
+        return self.revision if self.version is None else str(self.version)
+
+
+def sources_read(recipe: Recipe) -> list[ReadSource]:
+    """Return what the splits were prepared from: nothing where nobody prepared them."""
+    prepared, source = recipe.prepared, recipe.data.source
+    if prepared is None or source is None:
+        return []
+    if source.sources is None:
+        return [ReadSource(source, prepared.source_version, prepared.source_revision)]
+    read = {part.name: part for part in prepared.sources or []}
+    return [
+        ReadSource(part, read[part.name].version, read[part.name].revision)
+        if part.name in read
+        else ReadSource(part, None, None)
+        for part in source.sources
+    ]
+
+
+def _read_tags(recipe: Recipe) -> dict[str, str]:
+    found = sources_read(recipe)
+    tags = {contract.TAG_SOURCE: _listed(read.source.address for read in found)} if found else {}
+    if any(read.at for read in found):
+        tags[contract.TAG_SOURCE_VERSION] = _listed(read.at or "-" for read in found)
+    if recipe.prepared is not None and recipe.prepared.digest is not None:
+        tags[contract.TAG_DATA_DIGEST] = recipe.prepared.digest
+    return tags
+
+
+def _listed(parts: Iterable[str]) -> str:
+    text = ", ".join(parts)
+    return text if len(text) <= _LONGEST_TAG else f"{text[: _LONGEST_TAG - 3]}..."
+
+
+def preparation_tags(recipe: Recipe) -> dict[str, str]:
+    """Return the tags with the result of the preparation, for the run."""
+    prepared = recipe.prepared
+    if prepared is None:
+        return {}
+    found = {
+        contract.TAG_DATA_ROWS: prepared.rows and prepared.rows.to_json(),
+        contract.TAG_DATA_TOKENS: prepared.tokens and prepared.tokens.to_json(),
+        contract.TAG_DATA_DROPPED: {step.step: step.rows for step in prepared.dropped}
+        if prepared.dropped
+        else None,
+    }
+    return {name: json.dumps(value) for name, value in found.items() if value is not None}
 
 
 def version_tags(lineage: Lineage) -> dict[str, str]:
@@ -152,7 +258,7 @@ def version_tags(lineage: Lineage) -> dict[str, str]:
     metrics = {contract.TAG_EVAL_LOSS: result.eval_loss, contract.TAG_PERPLEXITY: result.perplexity}
     return {
         **(recipe.register_.tags if recipe.register_ else {}),
-        **source_tags(recipe, lineage.splits, lineage.eval_data),
+        **source_tags(recipe, lineage.splits, lineage.eval_data, lineage.resumed_from),
         **{name: f"{value:.6g}" for name, value in metrics.items() if value is not None},
     }
 
@@ -170,11 +276,12 @@ def model_card(lineage: Lineage) -> str:
     steps = f"{result.step} steps"
     if lineage.weights_step is not None:
         steps = f"the weights after step {lineage.weights_step} of {result.step}, which have the least evaluation loss,"
+    begun = f", carried on from the checkpoint {lineage.resumed_from}" if lineage.resumed_from else ""
     head = "---\nlibrary_name: transformers\npipeline_tag: text-generation\n"
     sections = (
         f"{head}base_model: {recipe.model.base}\n---\n# {name}\n",
         f"{recipe.model.base}, fine-tuned ({recipe.method.type}, {recipe.objective.type}) by the FineTuneJob "
-        f"{recipe.job.namespace}/{recipe.job.name}: {steps} on {source}.\n",
+        f"{recipe.job.namespace}/{recipe.job.name}: {steps} on {source}{begun}.\n",
         _table(
             "", ("", ""), [(name, f"{value:.4f}") for name, value in metrics.items() if value is not None]
         ),

@@ -50,7 +50,7 @@ def examples(splits: Splits, columns: Columns) -> Examples:
         DataError: data is missing or broken.
     """
     for name in ("validation", "train"):
-        for rows in read(splits, name, [column for column in columns.named if column != columns.tools]):
+        for rows in read(splits, name, [column for column in columns.said if column != columns.tools]):
             found = list(islice(_pairs(rows, columns), _EXAMPLES))
             chat = any(isinstance(part, list) for pair in found for part in pair)
             requests = [{"messages": _turns(prompt, "user")} if chat else prompt for prompt, _ in found]
@@ -67,7 +67,7 @@ def _pairs(rows: Rows, columns: Columns) -> Iterator[tuple[str | _Turns, str | _
     elif columns.text is not None:
         yield from ((text, text) for text in rows[columns.text])
     else:
-        answer = columns.response or columns.chosen
+        answer = columns.response or columns.chosen or columns.completion
         assert columns.prompt is not None  # noqa: S101 - the recipe was refused otherwise
         assert answer is not None  # noqa: S101
         yield from zip(rows[columns.prompt], rows[answer], strict=True)

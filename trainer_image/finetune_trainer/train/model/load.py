@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from finetune_crds.training import SOFT_PROMPTS, Quantization, SoftPrompt
+from finetune_crds.training import COLUMNS_OF_OBJECTIVE, SOFT_PROMPTS, Quantization, SoftPrompt
 from finetune_trainer.outcome import RecipeRefusedError
-from finetune_trainer.train.model import adapt, attention
+from finetune_trainer.train.model import adapt, attention, continued
 from finetune_trainer.train.model.network import base_of
 
 if TYPE_CHECKING:
@@ -150,8 +150,9 @@ def _check_documents(model: PreTrainedModel, recipe: Recipe, field: str, *, apar
             "cannot be kept apart: choose another model",
             reason="ModelNotLoadable",
         )
-    if (training.packing or recipe.objective.type == "DPO") and not apart:
-        remedy = "choose another model" if recipe.objective.type == "DPO" else "set training.packing to false"
+    pairs = recipe.objective.type in COLUMNS_OF_OBJECTIVE
+    if (training.packing or pairs) and not apart:
+        remedy = "choose another model" if pairs else "set training.packing to false"
         raise RecipeRefusedError(
             f"{field} {recipe.model.base} is a {model.config.model_type}, whose layers mix the documents of a row: "
             f"{remedy}",
@@ -160,9 +161,15 @@ def _check_documents(model: PreTrainedModel, recipe: Recipe, field: str, *, apar
 
 
 def fill(
-    model: nn.Module, recipe: Recipe, source: Path, world: World, tokenizer: PreTrainedTokenizerBase
+    model: nn.Module,
+    recipe: Recipe,
+    source: Path,
+    world: World,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    adapter: Path | None = None,
 ) -> None:
-    """Allocate a sharded model and set its values: the base's from files, the method's from the seed.
+    """Allocate a sharded model and set its values: the base's from files, the method's from the seed or from an adapter.
 
     Raises:
         RecipeRefusedError: files are missing, damaged, or of another model.
@@ -170,6 +177,9 @@ def fill(
     materialise(model, world.device)
     if recipe.method.type != "QLoRA":
         read_weights(model, recipe.model, source, world)
+    if adapter is not None:
+        world.agree(lambda: _read_adapter(model, recipe, adapter))
+        return
     for name, parameter in model.named_parameters():
         if any(part in name for part in (".lora_A.", ".lora_B.", "prompt_encoder.")):
             _set(parameter, adapt.initial(name, parameter.shape, recipe.training.seed))
@@ -180,6 +190,12 @@ def fill(
             recipe.method.soft_prompt or SoftPrompt(), tokenizer, recipe.training.seed
         )
         _initialise_prompt(model, words)
+
+
+def _read_adapter(model: nn.Module, recipe: Recipe, adapter: Path) -> None:
+    with load_errors(recipe.model):
+        for parameter, values in continued.weights(model, adapter, recipe).values():
+            _set(parameter, values)
 
 
 def materialise(model: nn.Module, device: torch.device) -> None:

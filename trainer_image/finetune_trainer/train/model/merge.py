@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from finetune_trainer import artifacts
+from finetune_trainer import artifacts, origin
 from finetune_trainer.cache import Cache
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.train.model import load
@@ -22,14 +23,17 @@ _GENERATION = "generation_config.json"
 _MAX_SHARD = "4GB"
 
 
-def fetch(spec: Model, to: Path, world: World, field: str = "model.base") -> artifacts.Source:
-    """Fetch a model into each pod as a standalone model: an adapter is merged into its base.
+def fetch(
+    spec: Model, to: Path, world: World, field: str = "model.base", *, named: bool = False
+) -> artifacts.Source:
+    """Fetch a model into each pod as a standalone model: an adapter is merged into its base, unless it goes on itself.
 
     Args:
         spec: which model.
         to: folder for what is downloaded and merged.
         world: the ranks; all of them must call this, and the first of each pod does the work.
         field: the recipe's field that names it.
+        named: whether an adapter is to name its base, so that rank 0 needs the digest of a base that lies elsewhere.
 
     Raises:
         RecipeRefusedError: it cannot be fetched, loaded or merged.
@@ -40,6 +44,14 @@ def fetch(spec: Model, to: Path, world: World, field: str = "model.base") -> art
         source = artifacts.fetch(
             spec.base, to / "fetched", revision=spec.revision, cache=Cache.of(spec), field=field
         )
+        if spec.adapter == "Continue":
+            if source.adapter is None:
+                raise RecipeRefusedError(
+                    f"{field} {spec.base} is no adapter, and model.adapter Continue trains one further: remove it",
+                    reason="ModelNotLoadable",
+                )
+            world.say(f"{field} {spec.base} is an adapter of {source.adapter_of}, which is trained further")
+            return source
         if source.adapter is None:
             return source
         merged = to / "merged"
@@ -47,7 +59,14 @@ def fetch(spec: Model, to: Path, world: World, field: str = "model.base") -> art
         world.say(f"{field} {spec.base} is an adapter: merged into its base {source.adapter_of}")
         return artifacts.Source(merged, source.tokenizer)
 
-    return world.agree_in_pod(alone)
+    def known() -> artifacts.Source:
+        source = alone()
+        found = source.origin
+        if not (named and world.leads) or found is None or found.digest is not None:
+            return source
+        return replace(source, origin=replace(found, digest=origin.digest(source.base)))
+
+    return world.agree_in_pod(known)
 
 
 def into(base: Path, adapter: Path, spec: Model, to: Path, field: str = "model.base") -> None:

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from finetune_trainer.train.model import attention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from transformers import PreTrainedModel
 
@@ -28,18 +28,29 @@ class Objective(Protocol):
     """What a batch's losses are, and how many: the loop divides their sum by the global count."""
 
     metrics: ClassVar[tuple[str, ...]] = ()
-    """MLflow names of the means that are reported beside the loss."""
+    """MLflow names of what is reported beside the loss."""
+    sums: ClassVar[int | None] = None
+    """How many sums a batch has for them, where it is not one a metric."""
     cross_entropy: ClassVar[bool] = False
     """Whether the mean loss is a cross-entropy in nats, so that exp(loss) is a perplexity."""
     has_reference: ClassVar[bool] = False
     """Whether `prepare` computes the reference of a split."""
 
     def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the summed loss, an fp32 scalar, and the sums of the metrics, fp32 [metrics]."""
+        """Return the summed loss, an fp32 scalar, and the sums for the metrics, fp32 [sums]."""
 
     def count(self, batch: Batch) -> int:
         """Return the number of losses in a batch: by default one a target."""
         return batch.targets_count
+
+    def means(self, sums: Sequence[float], count: float) -> dict[str, float]:
+        """Return the metrics of some batches: by default the mean of each over the losses.
+
+        Args:
+            sums: the sums of the batches of all ranks.
+            count: number of losses in them.
+        """
+        return {name: total / max(count, 1.0) for name, total in zip(self.metrics, sums, strict=True)}
 
     def prepare(self, network: Network, examples: Examples, collator: Collator, batch_size: int) -> Split:
         """Return the split of some examples with what the loss needs of the model before its first step.

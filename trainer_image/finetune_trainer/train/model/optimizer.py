@@ -21,7 +21,7 @@ class Optimizer:
 
     Args:
         network: the sharded network.
-        training: learning rate, scheduler, weight decay and maxGradNorm.
+        training: learning rate, scheduler, weight decay, optimizer and maxGradNorm.
         max_steps: steps of the whole run.
     """
 
@@ -61,7 +61,7 @@ class Optimizer:
 
 def adamw(network: nn.Module, training: Training) -> torch.optim.AdamW:
     """AdamW over what is trained, fused; biases and norms do not decay."""
-    parameters = trained(network)
+    parameters, spec = trained(network), training.optimizer
     groups: list[dict[str, Any]] = [
         {
             "params": [weight for weight in parameters if weight.ndim > 1],
@@ -70,5 +70,9 @@ def adamw(network: nn.Module, training: Training) -> torch.optim.AdamW:
         {"params": [weight for weight in parameters if weight.ndim <= 1], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=training.learning_rate, fused=True
+        [group for group in groups if group["params"]],
+        lr=training.learning_rate,
+        betas=(spec.beta1, spec.beta2),
+        eps=spec.epsilon,
+        fused=True,
     )

@@ -15,16 +15,30 @@ if TYPE_CHECKING:
 
 
 class Sft(Objective):
-    """The cross-entropy of a batch's targets, in nats; one loss a target."""
+    """The cross-entropy of a batch's targets, in nats; one loss a target.
+
+    Label smoothing e (Szegedy et al., arXiv:1512.00567, section 7) takes it to (1 - e) x target + e x uniform over the
+    vocabulary, as `label_smoothing` of torch's cross_entropy and the LabelSmoother of transformers do. Evaluation losses are the
+    plain cross-entropy, whatever e is: gates compare them, and exp(loss) is a perplexity.
+
+    Args:
+        label_smoothing: e, from 0 to below 1.
+    """
 
     cross_entropy: ClassVar[bool] = True
 
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        self.label_smoothing = label_smoothing
+
     def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the summed cross-entropy, an fp32 scalar, and no metrics."""
+        """Return the summed cross-entropy, an fp32 scalar, and no metrics; a network in evaluation mode has no smoothing."""
         hidden, targets = network.at_targets(batch)
+        smoothing = self.label_smoothing if network.training else 0.0
 
         def score(states: torch.Tensor, chunk: slice) -> torch.Tensor:
-            return functional.cross_entropy(network.logits(states), targets[chunk], reduction="sum")
+            return functional.cross_entropy(
+                network.logits(states), targets[chunk], reduction="sum", label_smoothing=smoothing
+            )
 
         total = chunks.summed(score, hidden, network.head_parameters, network.vocabulary)
         return total, total.new_zeros(0)

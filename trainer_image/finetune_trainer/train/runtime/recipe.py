@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from finetune_crds.contract import RECIPE_PATH
-from finetune_crds.data import Columns, Data
 from finetune_crds.recipe import Recipe
-from finetune_crds.training import LOW_RANK, SOFT_PROMPTS
+from finetune_crds.training import COLUMNS_OF_OBJECTIVE, LOW_RANK, SOFT_PROMPTS, Training
+from finetune_trainer.columns import misfits, of_table
 from finetune_trainer.outcome import RecipeRefusedError
 
 
@@ -32,10 +32,15 @@ def refusals(recipe: Recipe) -> list[str]:
     """
     method, objective, training = recipe.method, recipe.objective, recipe.training
     columns = recipe.data.columns
+    resume_from = recipe.checkpoint.resume_from if recipe.checkpoint else None
     low_rank = method.type in LOW_RANK
     soft = method.type in SOFT_PROMPTS
     table = (
         (method.lora is not None and not low_rank, "method.lora needs type LoRA, QLoRA or DoRA"),
+        (
+            recipe.model.adapter == "Continue" and (not low_rank or method.lora is not None),
+            "model.adapter: Continue needs method LoRA, QLoRA or DoRA without method.lora: the adapter has its own rank and layers",
+        ),
         (
             method.quantization is not None and method.type != "QLoRA",
             "method.quantization needs type QLoRA",
@@ -51,16 +56,24 @@ def refusals(recipe: Recipe) -> list[str]:
             and method.type == "PrefixTuning",
             "method.softPrompt.initText needs type PromptTuning",
         ),
-        (
-            objective.type == "DPO" and soft,
-            "objective DPO works with method Full, LoRA, QLoRA or DoRA",
+        *(
+            (
+                objective.type == name and soft,
+                f"objective {name} works with method Full, LoRA, QLoRA or DoRA",
+            )
+            for name in COLUMNS_OF_OBJECTIVE
         ),
         (
             objective.type == "Distillation" and (soft or method.type == "QLoRA"),
             "objective Distillation works with method Full, LoRA or DoRA",
         ),
         (objective.loss_on is not None and objective.type != "SFT", "objective.lossOn needs type SFT"),
+        (
+            objective.label_smoothing is not None and objective.type != "SFT",
+            "objective.labelSmoothing needs type SFT: for DPO set objective.dpo.labelSmoothing",
+        ),
         (objective.dpo is not None and objective.type != "DPO", "objective.dpo needs type DPO"),
+        (objective.kto is not None and objective.type != "KTO", "objective.kto needs type KTO"),
         (
             soft and (training.packing or training.compile or training.activation_checkpointing != "None"),
             "virtual tokens are lost under packing, compile and activation checkpointing: set training.packing and "
@@ -70,14 +83,9 @@ def refusals(recipe: Recipe) -> list[str]:
             (objective.type == "Distillation") != (objective.distillation is not None),
             "objective.distillation and type Distillation require each other",
         ),
+        *((True, sentence) for sentence in misfits(recipe.data, objective.type)),
         (
-            columns is not None and (objective.type == "DPO") != (columns.chosen is not None),
-            "objective DPO and data.columns of type Preference go together",
-        ),
-        (
-            objective.loss_on == "Answer"
-            and columns is not None
-            and example_columns(recipe.data).text is not None,
+            objective.loss_on == "Answer" and columns is not None and of_table(recipe.data).text is not None,
             "objective.lossOn Answer needs data.columns of type PromptResponse or Messages: a text has no answer",
         ),
         (
@@ -92,6 +100,7 @@ def refusals(recipe: Recipe) -> list[str]:
             training.warmup_steps is not None and training.warmup_ratio is not None,
             "training.warmupSteps and training.warmupRatio are both set: remove one",
         ),
+        *_of_schedule(training),
         (
             training.early_stopping is not None and training.eval_every_steps is None,
             "training.earlyStopping needs training.evalEverySteps",
@@ -100,28 +109,47 @@ def refusals(recipe: Recipe) -> list[str]:
             training.select == "Best" and (training.eval_every_steps is None or recipe.checkpoint is None),
             "training.select: Best needs training.evalEverySteps and checkpoint",
         ),
+        (
+            resume_from is not None and (resume_from.type != "Uri" or not resume_from.uri),
+            "checkpoint.resumeFrom in a recipe needs type Uri and uri: a pod does not know the jobs of a cluster",
+        ),
     )
     return [sentence for refused, sentence in table if refused]
 
 
-def example_columns(data: Data) -> Columns:
-    """Return the columns that training reads: the preparation names the columns of its table itself."""
-    columns = data.columns
-    assert columns is not None  # noqa: S101 - the recipe names them, or they were found
-    if data.prepare is None:
-        return columns
-    if columns.chosen is not None:
-        return Columns(type="Preference")
-    if data.prepare.conversation is not None or columns.messages is not None:
-        return Columns(type="Messages", tools=columns.tools and "tools")
-    if data.prepare.response_template is not None:
-        return Columns(type="PromptResponse")
-    if data.prepare.prompt_template is not None or columns.text is not None:
-        return Columns(type="Text")
-    return Columns(type="PromptResponse")
+def _of_schedule(training: Training) -> tuple[tuple[bool, str], ...]:
+    """Contradictions in the decay and the floor of the learning rate: whether each is there, and its sentence."""
+    floor, steps, ratio = training.min_learning_rate, training.decay_steps, training.decay_ratio
+    longest = training.max_steps
+    return (
+        (
+            steps is not None and ratio is not None,
+            "training.decaySteps and training.decayRatio are both set: remove one",
+        ),
+        (
+            (steps is not None or ratio is not None) and training.scheduler != "WSD",
+            "training.decaySteps and training.decayRatio need training.scheduler: WSD",
+        ),
+        (
+            ratio is not None and (training.warmup_ratio or 0.0) + ratio > 1.0,
+            "training.warmupRatio and training.decayRatio together are above 1: lower one of them",
+        ),
+        (
+            steps is not None and longest is not None and training.warmup_of(longest) + steps > longest,
+            "training.decaySteps and the warm-up are longer than training.maxSteps: lower one of them",
+        ),
+        (
+            floor is not None and training.scheduler == "Constant",
+            "training.minLearningRate needs training.scheduler Linear, Cosine or WSD",
+        ),
+        (
+            floor is not None and floor >= training.learning_rate,
+            f"training.minLearningRate is not below training.learningRate, {training.learning_rate:g}: lower it",
+        ),
+    )
 
 
 def row_tokens(recipe: Recipe) -> int:
-    """Return the most tokens that a row of a batch holds: a pair of preferences is two documents."""
-    pair = 2 if recipe.objective.type == "DPO" else 1
-    return pair * recipe.training.max_length
+    """Return the most tokens that a row of a batch holds: an example of DPO and KTO has two documents."""
+    documents = 2 if recipe.objective.type in COLUMNS_OF_OBJECTIVE else 1
+    return documents * recipe.training.max_length

@@ -72,6 +72,7 @@ REFUSED: dict[str, tuple[Json, list[str]]] = {
         for method in ("Full", "LoRA", "QLoRA", "DoRA", "PrefixTuning", "PromptTuning")
     },
     "DPO": ({"objective": {"type": "DPO"}}, []),
+    "KTO": ({"objective": {"type": "KTO"}}, []),
     "Distillation": ({"objective": {"type": "Distillation", "distillation": {"teacher": "t"}}}, []),
     **{strategy: ({"distributed": {"strategy": strategy}}, []) for strategy in ("FSDP", "HSDP", "DDP")},
     **{
@@ -130,6 +131,11 @@ OWN_RANK: Json = {
         "spec": {"containers": [{"name": "trainer", "env": [{"name": "NODE_RANK", "value": "1"}]}]}
     }
 }
+TOO_HIGH = (
+    "spec.training.minLearningRate 2e-05 is not below the learning rate, by default 2e-05 for method Full: create the job with a "
+    "lower one, or with spec.training.learningRate"
+)
+TOO_LONG = "spec.training.decaySteps 98 and a warm-up of 3 steps are longer than maxSteps 100: create the job with less of either"
 NO_SCHEME: Json = {"tracking": {"uri": "file:/runs"}}
 
 # The parts, the installation, the reason and the message of Accepted, and what the job does then.
@@ -199,6 +205,30 @@ VERDICTS: dict[str, tuple[Json, Settings, tuple[str, str, str], str]] = {
             "each pod has 8 processes and spec.podTemplate limits it to 4 nvidia.com/gpu: remove the limit from the template",
         ),
         "is stalled",
+    ),
+    "a floor above the default of the method": (
+        {"training": {"minLearningRate": 2e-5}},
+        NO_MLFLOW,
+        ("False", ConditionReason.INVALID_SPEC, TOO_HIGH),
+        "is stalled",
+    ),
+    "a floor below the default of another method": (
+        {"training": {"minLearningRate": 2e-5}, "method": {"type": "LoRA"}},
+        NO_MLFLOW,
+        ACCEPTED,
+        "runs",
+    ),
+    "a decay that the warm-up leaves no room for": (
+        {"training": {"scheduler": "WSD", "maxSteps": 100, "decaySteps": 98}},
+        NO_MLFLOW,
+        ("False", ConditionReason.INVALID_SPEC, TOO_LONG),
+        "is stalled",
+    ),
+    "a decay of all that the warm-up leaves": (
+        {"training": {"scheduler": "WSD", "maxSteps": 100, "decaySteps": 97}},
+        NO_MLFLOW,
+        ACCEPTED,
+        "runs",
     ),
     "the best of checkpoints that nobody keeps": (
         {"training": {"select": "Best", "evalEverySteps": 5}, "checkpoint": None},

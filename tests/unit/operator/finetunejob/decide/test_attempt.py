@@ -164,11 +164,21 @@ def test_a_restart_says_which_pod_on_which_node(found: Json, expected: str) -> N
     assert told[2].removeprefix(expected).removeprefix("at 12:00:10 UTC, ").startswith("attempt 2 starts")
 
 
+def _carried_on(uri: str) -> Json:
+    return {"checkpoint": {"uri": "/c", "resumeFrom": {"type": "Uri", "uri": uri}}}
+
+
 RESUMES: dict[str, tuple[Json, CheckpointStatus | None, str]] = {
     "a checkpoint": (
         {"checkpoint": {"uri": "/c"}},
         CheckpointStatus(step=9, uri="/c/9"),
         "resumes from the newest checkpoint",
+    ),
+    "another job's": (_carried_on("/c/first"), None, "starts from the newest checkpoint in /c/first"),
+    "one of another job's": (
+        _carried_on("/c/first/step-00000040"),
+        None,
+        "starts from the checkpoint /c/first/step-00000040",
     ),
     "none yet": ({"checkpoint": {"uri": "/c"}}, None, "starts from the beginning: no checkpoint is known"),
     "none wanted": ({}, None, "starts from the beginning: spec.checkpoint is not set"),

@@ -212,13 +212,18 @@ def test_the_service_names_pods_before_they_are_ready() -> None:
 def test_the_recipe_names_the_splits_that_preparation_made() -> None:
     before = status(
         condition(ConditionType.PREPARED, "True", ConditionReason.PREPARED),
-        data=DataStatus(path="/data/splits", version=7, digest="c0ffee"),
+        data=DataStatus(path="/data/splits", version=7, digest="c0ffee", source_version=3),
     )
     made = children(before, data=SOURCE)[1]
     assert (made["kind"], made["metadata"]["name"]) == ("ConfigMap", "tune-train")
     recipe = yaml.safe_load(made["data"]["recipe.yaml"])
     assert recipe["data"]["splits"] == {"type": "Delta", "path": "/data/splits", "version": 7}
-    assert recipe["dataDigest"] == "c0ffee"
+    assert recipe["prepared"] == {
+        "path": "/data/splits",
+        "version": 7,
+        "digest": "c0ffee",
+        "sourceVersion": 3,
+    }
 
 
 FOUND = Columns(type="Messages", messages="messages")

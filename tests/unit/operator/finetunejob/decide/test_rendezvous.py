@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from finetune_crds.distributed import Distributed
 from finetune_crds.env import RESERVED_ENV
-from finetune_crds.training import Distributed
 from finetune_operator.finetunejob.decide.rendezvous import rendezvous_env, run_env
 from worlds.memory.decisions import ADMITTED, SETTINGS, conclude, ftj, observed, status, tracked
 

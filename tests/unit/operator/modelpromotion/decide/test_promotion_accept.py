@@ -14,6 +14,7 @@ Json = dict[str, Any]
 MLFLOW = Settings(tracking_uri="http://mlflow:5000")
 SPEC: Json = {"model": "m", "alias": "champion", "source": {"type": "Version", "version": 1}}
 IN_CATALOG = {"tracking": {"uri": "databricks", "registryUri": "databricks-uc"}}
+SERVING = {"type": "Databricks", "databricks": {"endpoint": "support"}}
 
 CASES: dict[str, tuple[Json, Settings, list[str]]] = {
     "nothing": ({}, MLFLOW, []),
@@ -38,6 +39,14 @@ CASES: dict[str, tuple[Json, Settings, list[str]]] = {
         MLFLOW,
         [
             "the tracking server file:///runs is none that is known beside http://r: use an http or https address"
+        ],
+    ),
+    "an endpoint of a workspace beside the installation's MLflow": (
+        {"serving": SERVING},
+        MLFLOW,
+        [
+            "an endpoint of Databricks serves models in Unity Catalog, and the registry is http://mlflow:5000: set "
+            "spec.tracking.registryUri to databricks-uc, or remove spec.serving"
         ],
     ),
     "Unity Catalog": ({"model": "main.llm.m", **IN_CATALOG}, MLFLOW, []),

@@ -1,0 +1,150 @@
+"""Which recipes may carry on a checkpoint: those with the same settings that decide the weights and the order of examples."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+from finetune_crds.base import ApiModel
+from finetune_crds.recipe import Recipe
+
+# What another attempt, or the job that carries a run on, may change. A field that is not here counts.
+_FREE: dict[str, Any] = {
+    # Which job it is, and what it tells, writes and registers. `parameters` are for scripts, which have checkpoints of their own.
+    **dict.fromkeys(("kind", "job", "tracking", "register_", "parameters", "checkpoint"), True),
+    # How many ranks share a step, and how: the sequences of a step count, as GLOBAL_BATCH.
+    "distributed": True,
+    "model": {"cache"},
+    "method": {"export"},
+    "training": {
+        # How long it trains.
+        "epochs",
+        "max_steps",
+        # How the ranks share a step, and compute it.
+        "per_device_batch_size",
+        "gradient_accumulation",
+        "activation_checkpointing",
+        "compile",
+        # What is evaluated and reported, when the run ends, and which of its weights it delivers.
+        "per_device_eval_batch_size",
+        "eval_every_steps",
+        "log_every_steps",
+        "early_stopping",
+        "select",
+        "max_skipped_steps",
+        # Where the end of the run begins, whose length may differ too.
+        "decay_steps",
+        "decay_ratio",
+    },
+    # How the splits were made: they are there now.
+    "data": {"source", "prepare"},
+    "prepared": True,
+}
+GLOBAL_BATCH = "globalBatch"
+"""The sequences of a step, among the settings."""
+ROWS_AT_ONCE = "rowsAtOnce"
+"""The sequences of a forward pass on all ranks, among the settings of KTO, which estimates a divergence from them."""
+# What decides the token ids and loss masks of the examples, and no more: a digest of these is compared, and the fields explain it.
+_OF_EXAMPLES = ("data.", "model.chatTemplate.", "objective.lossOn", "training.overlong")
+_LONGEST = 60
+_DIGITS = 12
+
+
+def settings(recipe: Recipe) -> dict[str, Any]:
+    """The settings that count, by the paths of their fields; without defaults, so that a later version may add a field.
+
+    A checkpoint keeps them. None of them is a secret.
+    """
+    content = recipe.model_dump(mode="json", by_alias=True, exclude=_FREE, exclude_defaults=True)
+    found = {**dict(_leaves("", content)), GLOBAL_BATCH: recipe.global_batch}
+    if recipe.objective.type == "KTO":
+        found[ROWS_AT_ONCE] = recipe.training.per_device_batch_size * recipe.distributed.ranks
+    return found
+
+
+def digest(recipe: Recipe) -> str:
+    """The beginning of the SHA-256 of the settings that count, but for those of the examples."""
+    found = {path: value for path, value in settings(recipe).items() if not path.startswith(_OF_EXAMPLES)}
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+
+
+def differences(before: Mapping[str, Any], recipe: Recipe) -> list[str]:
+    """What keeps a recipe from carrying on a run with some settings: each difference, with what to do where that is not plain.
+
+    Differences of the examples are left out: another table may have the same ones.
+    """
+    now = settings(recipe)
+    found = [
+        _told(path, before, now)
+        for path in _changed(before, now)
+        if path not in (GLOBAL_BATCH, ROWS_AT_ONCE) and not path.startswith(_OF_EXAMPLES)
+    ]
+    if ROWS_AT_ONCE in _changed(before, now):
+        found.append(
+            f"sequences of a pass {before.get(ROWS_AT_ONCE)} -> {now.get(ROWS_AT_ONCE)} (training.perDeviceBatchSize x ranks, "
+            "from which KTO estimates a divergence)"
+        )
+    batch = before.get(GLOBAL_BATCH)
+    if batch != now[GLOBAL_BATCH] and isinstance(batch, int):
+        found.append(
+            f"sequences of a step {batch} -> {now[GLOBAL_BATCH]} (training.perDeviceBatchSize x gradientAccumulation x "
+            f"ranks; {_fitting(batch, recipe)})"
+        )
+    return found
+
+
+def differences_of_examples(before: Mapping[str, Any], recipe: Recipe) -> list[str]:
+    """The fields that may explain why the examples are not those of a run with some settings."""
+    now = settings(recipe)
+    return [_told(path, before, now) for path in _changed(before, now) if path.startswith(_OF_EXAMPLES)]
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [path for path in sorted({*before, *now}) if before.get(path) != now.get(path)]
+
+
+def _told(path: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    old, new = (_text(side[path] if path in side else _default(path)) for side in (before, now))
+    return f"{path} {old} -> {new}"
+
+
+def _fitting(batch: int, recipe: Recipe) -> str:
+    """Which numbers give a global batch on the ranks of a recipe."""
+    ranks, size = recipe.distributed.ranks, recipe.training.per_device_batch_size
+    share, rest = divmod(batch, ranks)
+    if rest:
+        return f"{batch} on {ranks} ranks is no whole number: choose a number of ranks that divides {batch}"
+    fits = max(number for number in range(1, min(size, share) + 1) if share % number == 0)
+    return f"perDeviceBatchSize {fits} and gradientAccumulation {share // fits} fit {ranks} ranks"
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The values in a document, by their paths. Lists of the API are sets."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _leaves(f"{path}.{name}" if path else name, part)
+    else:
+        yield path, sorted(value, key=str) if isinstance(value, list) else value
+
+
+def _default(path: str) -> object:
+    """The default of a field of a recipe, by its path; None where it has none."""
+    part: type[ApiModel] = Recipe
+    default: object = None
+    for name in path.split("."):
+        field = next((field for field in part.model_fields.values() if field.alias == name), None)
+        if field is None:
+            return None
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        inner = (field.annotation, *get_args(field.annotation))
+        part = next((kind for kind in inner if isinstance(kind, type) and issubclass(kind, ApiModel)), part)
+    return default
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "not set"
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -1,0 +1,44 @@
+"""A job that carries another one on, on a real API server: it waits, says for what, and gives its pods the folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from support.waiting import wait_for
+from worlds.processes.jobs import error, splits_given
+from worlds.processes.world import World
+
+Json = dict[str, Any]
+
+
+def test_a_job_waits_for_the_one_that_it_carries_on(world: World) -> None:
+    place = {"uri": "/checkpoints", "resumeFrom": {"type": "Job", "name": "first"}}
+    world.submit(splits_given("second", checkpoint=place, training={"maxSteps": 200}))
+    waits = world.wait_condition("second", "CheckpointFound", "WaitingForJob")
+    assert waits["message"].startswith("FineTuneJob first of checkpoint.resumeFrom does not exist: ")
+    assert world.condition("second", "Reconciling")["status"] == "True"
+    world.submit(splits_given("first"))
+    world.run_pods("first-train-1", 2)
+    wait_for(
+        "the second job sees the first one",
+        lambda: "FineTuneJob first still runs" in world.condition("second", "CheckpointFound")["message"],
+    )
+    assert world.api.get("Job", world.namespace, "second-train-1") is None
+
+    failed = error("ModelNotSupported", "it broke").model_copy(update={"checkpoint_step": 40})
+    world.end_pods("first-train-1", [64, 64], [failed, None])
+    world.wait_phase("first", "Failed")
+    world.wait_pods("second-train-1", 2)
+    folder = f"/checkpoints/{world.namespace}-first-{world.job('first')['metadata']['uid'][:8]}"
+    assert world.status("second")["resumedFrom"] == {"job": "first", "uri": folder}
+    config = world.api.get("ConfigMap", world.namespace, "second-train")
+    assert config
+    recipe: Json = yaml.safe_load(config["data"]["recipe.yaml"])
+    assert recipe["checkpoint"]["resumeFrom"] == {"type": "Uri", "uri": folder}
+
+    world.submit(splits_given("third", checkpoint=place, training={"seed": 7}))
+    refused = world.wait_condition("third", "CheckpointFound", "InvalidSpec")
+    assert "(training.seed 42 -> 7)" in refused["message"]
+    assert world.condition("third", "Stalled")["status"] == "True"

@@ -1,0 +1,216 @@
+"""Which checkpoints a job starts from, and what it waits for."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import yaml
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.status import CheckpointStatus, ResumedFrom
+from finetune_operator.defaults import Defaults
+from finetune_operator.finetunejob.decide import resume_from
+from finetune_operator.finetunejob.model import FineTuneJob, Resumed
+from finetune_operator.finetunejob.resolve import resolve
+from worlds.memory.decisions import (
+    ADMITTED,
+    FAILED,
+    SPLITS,
+    SUCCEEDED,
+    applied,
+    conclude,
+    condition,
+    ftj,
+    observed,
+    said,
+    spec,
+    status,
+)
+
+Json = dict[str, Any]
+CHECKPOINTS: Json = {"uri": "s3://bucket/checkpoints"}
+FOLDER = "s3://bucket/checkpoints/team-first-11111111"
+RESOLVED = ResumedFrom(uri=FOLDER, job="first")
+SUSPENDED = condition(ConditionType.SUSPENDED, "True", ConditionReason.SUSPENDED)
+SAVED: Json = {"attempt": 1, "checkpoint": CheckpointStatus(step=40, uri=f"{FOLDER}/step-00000040")}
+
+
+def job(resumed: ResumedFrom | None = None, given: Json | None = None, **parts: Any) -> FineTuneJob:
+    """The job that carries on the job first."""
+    place = given or {"type": "Job", "name": "first"}
+    return ftj(
+        status(ADMITTED, resumed_from=resumed),
+        **{"checkpoint": {**CHECKPOINTS, "resumeFrom": place}, **parts},
+    )
+
+
+def first(*conditions: Any, fields: Json | None = None, **parts: Any) -> FineTuneJob:
+    """The job first, with checkpoints."""
+    body = {"checkpoint": CHECKPOINTS, **parts}
+    found = resolve(spec(**body), namespace="team", name="first", known=None, defaults=Defaults())
+    return dataclasses.replace(
+        ftj(status(*conditions, **(SAVED if fields is None else fields))),
+        name="first", uid="11111111-2222", spec=found,
+    )  # fmt: skip
+
+
+STILL_RUNS = (
+    ConditionReason.WAITING_FOR_JOB,
+    "FineTuneJob first still runs: this job starts from its newest checkpoint when it has finished or is suspended",
+)
+NONE_YET = (
+    ConditionReason.WAITING_FOR_CHECKPOINT,
+    "FineTuneJob first has no checkpoint yet: this job starts when it has one",
+)
+
+# What is known of the other job, and why this one waits; None where it starts.
+SEEN: dict[str, tuple[Resumed, tuple[str, str] | None]] = {
+    "it does not exist": (
+        Resumed(),
+        (
+            ConditionReason.WAITING_FOR_JOB,
+            "FineTuneJob first of checkpoint.resumeFrom does not exist: this job starts when it exists and has a checkpoint",
+        ),
+    ),
+    "another version's spec": (
+        Resumed(dataclasses.replace(first(), spec=None, invalid="spec.data: Field required")),
+        (
+            ConditionReason.WAITING_FOR_JOB,
+            "this version of the operator cannot read the spec of FineTuneJob first (spec.data: Field required)",
+        ),
+    ),
+    "it runs": (Resumed(first()), STILL_RUNS),
+    "it succeeded": (Resumed(first(SUCCEEDED)), None),
+    "it failed": (Resumed(first(FAILED)), None),
+    "it failed, and its pods still stop": (Resumed(first(FAILED), pods=2), STILL_RUNS),
+    "it is suspended": (Resumed(first(SUSPENDED)), None),
+    "it is suspended, and its pods still stop": (Resumed(first(SUSPENDED), pods=1), STILL_RUNS),
+    "it was suspended before its first checkpoint": (Resumed(first(SUSPENDED, fields={"attempt": 1})), NONE_YET),
+    "it failed before it trained": (Resumed(first(FAILED, fields={})), NONE_YET),
+    # Without MLflow nobody may have told of the last checkpoint: the pods look.
+    "it failed and told of none": (Resumed(first(FAILED, fields={"attempt": 1})), None),
+    "it keeps none": (
+        Resumed(first(SUCCEEDED, checkpoint=None)),
+        (
+            ConditionReason.INVALID_SPEC,
+            "FineTuneJob first has no checkpoints: spec.checkpoint is not set there: remove checkpoint.resumeFrom here",
+        ),
+    ),
+    "a script of its own": (
+        Resumed(first(SUCCEEDED, trainer={"command": ["torchrun", "train.py"]})),
+        (
+            ConditionReason.INVALID_SPEC,
+            "FineTuneJob first runs a command of its own, and its checkpoints are not those of the built-in loop: remove "
+            "checkpoint.resumeFrom",
+        ),
+    ),
+    "another run": (
+        Resumed(first(training={"seed": 7}, distributed={"nodes": 1, "processesPerNode": 2})),
+        (
+            ConditionReason.INVALID_SPEC,
+            "this job cannot carry on FineTuneJob first, whose run has other settings (training.seed 7 -> 42; sequences of a "
+            "step 8 -> 16 (training.perDeviceBatchSize x gradientAccumulation x ranks; perDeviceBatchSize 2 and "
+            "gradientAccumulation 1 fit 4 ranks)): create it with those, or without checkpoint.resumeFrom",
+        ),
+    ),
+    "more steps, on other ranks": (
+        Resumed(
+            first(SUCCEEDED, training={"maxSteps": 5, "gradientAccumulation": 4}, distributed={"nodes": 1})
+        ),
+        None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("seen", "waits"), SEEN.values(), ids=SEEN)
+def test_what_is_known_of_the_other_job(seen: Resumed, waits: tuple[str, str] | None) -> None:
+    decision = conclude(job(), observed(resumed=seen))
+    found = said(decision, ConditionType.CHECKPOINT_FOUND)
+    if waits is None:
+        message = (
+            f"the job starts from the newest complete checkpoint that FineTuneJob first wrote to {FOLDER}"
+        )
+        assert found == ("True", ConditionReason.CHECKPOINT_FOUND, message)
+        assert decision.status.resumed_from == RESOLVED
+        assert decision.status.phase == "Starting"
+        return
+    stalls = waits[0] == ConditionReason.INVALID_SPEC
+    summary = ConditionType.STALLED if stalls else ConditionType.RECONCILING
+    assert found == ("False", *waits)
+    assert said(decision, ConditionType.READY) == ("False", *waits)
+    assert said(decision, summary) == ("True", *waits)
+    assert (applied(decision), decision.status.phase, decision.status.start_time) == ([], "Pending", None)
+    assert decision.status.resumed_from is None
+    assert decision.requeue_seconds is not None
+    assert decision.requeue_seconds <= 15
+
+
+def test_what_was_found_once_stays() -> None:
+    decision = conclude(job(RESOLVED), observed(resumed=Resumed()))
+    assert decision.status.resumed_from == RESOLVED
+    assert applied(decision) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]
+
+
+# A URI, and what the job starts from.
+URIS = {
+    "a folder": (
+        f"{FOLDER}/",
+        f"the newest complete checkpoint in the folder that checkpoint.resumeFrom names: {FOLDER}/",
+    ),
+    "a checkpoint": (
+        f"{FOLDER}/step-00000040",
+        f"the checkpoint that checkpoint.resumeFrom names: {FOLDER}/step-00000040",
+    ),
+}
+
+
+@pytest.mark.parametrize(("uri", "start"), URIS.values(), ids=URIS)
+def test_a_uri_waits_for_nothing(uri: str, start: str) -> None:
+    decision = conclude(job(given={"type": "Uri", "uri": uri}))
+    assert decision.status.resumed_from == ResumedFrom(uri=uri)
+    assert said(decision, ConditionType.CHECKPOINT_FOUND) == (
+        "True",
+        ConditionReason.CHECKPOINT_FOUND,
+        f"the job starts from {start}",
+    )
+
+
+def test_the_pods_get_what_was_found() -> None:
+    decision = conclude(job(RESOLVED, data=SPLITS))
+    (config,) = (body for body in decision.apply if body["kind"] == "ConfigMap")
+    recipe = yaml.safe_load(config["data"]["recipe.yaml"])
+    assert recipe["checkpoint"]["resumeFrom"] == {"type": "Uri", "uri": FOLDER}
+    assert (
+        "resumeFrom"
+        not in yaml.safe_load(
+            next(
+                b
+                for b in conclude(ftj(status(ADMITTED), checkpoint=CHECKPOINTS)).apply
+                if b["kind"] == "ConfigMap"
+            )["data"]["recipe.yaml"]
+        )["checkpoint"]
+    )
+
+
+def test_a_suspended_job_waits_for_nobody() -> None:
+    suspended = job(suspend=True)
+    assert resume_from.job_to_look_at(suspended) is None
+    assert conclude(suspended).status.phase == "Suspended"
+
+
+LOOKS: dict[str, tuple[FineTuneJob, str | None]] = {
+    "for a job": (job(), "first"),
+    "known already": (job(RESOLVED), None),
+    "for a place": (job(given={"type": "Uri", "uri": FOLDER}), None),
+    "for nothing": (ftj(status(ADMITTED)), None),
+    "being deleted": (dataclasses.replace(job(), deleting=True), None),
+    "without a spec": (dataclasses.replace(job(), spec=None), None),
+    "after its end": (dataclasses.replace(job(), status=status(FAILED)), None),
+}
+
+
+@pytest.mark.parametrize(("ours", "name"), LOOKS.values(), ids=LOOKS)
+def test_which_job_is_looked_at(ours: FineTuneJob, name: str | None) -> None:
+    assert resume_from.job_to_look_at(ours) == name

@@ -1,0 +1,299 @@
+"""What an attempt begins with: its own checkpoints, or those of the job that it carries on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finetune_trainer.outcome import PodFailure
+from finetune_trainer.train.checkpoint.folder import MARKER
+from finetune_trainer.train.checkpoint.progress import Progress
+from finetune_trainer.train.runtime.distributed import World
+from support import networks
+from support.checkpoints import Run, same
+
+Json = dict[str, Any]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """A gang of one, in this process."""
+    with networks.alone() as found:
+        yield found
+
+
+@pytest.fixture
+def first(tmp_path: Path, world: World) -> Run:
+    """The job that is carried on: steps 2 and 3, of which 2 is the best."""
+    run = Run(tmp_path, world, {"keep": 2})
+    run.progress = replace(
+        run.progress, data_version=0, examples="e1", eval_data="v1", productive_seconds=9.0, evals_without_gain=2,
+        skipped_steps=1, base_eval_loss=2.0, best_eval_loss=1.0,
+    )  # fmt: skip
+    run.train_and_save(3, best=2)
+    return run
+
+
+def refusal(call: Callable[[], object]) -> tuple[int, str, str]:
+    with pytest.raises(PodFailure) as caught:
+        call()
+    return caught.value.exit_code, caught.value.reason, caught.value.message
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def begun(run: Run, *, eval_data: str = "v1", max_steps: int = 9) -> Progress:
+    progress = run.resume()
+    return run.checkpointer.begin_on(progress, examples="e1", eval_data=eval_data, max_steps=max_steps)
+
+
+def test_a_job_carries_another_one_on_and_writes_its_own_folder(first: Run) -> None:
+    before = files(first.steps)
+    second = first.next_job(first.steps)
+    progress = begun(second)
+    assert asdict(progress) == asdict(first.progress) | {
+        "recipe": progress.recipe,
+        "best_step": 2,
+        "best_step_loss": 1.0,
+        "best_in": str(first.steps),
+        "resumed_from": f"{first.steps}/step-00000003",
+        "productive_seconds": 0.0,
+        "evals_without_gain": 0,
+        "skipped_steps": 0,
+    }
+    assert same(second.state(), first.state())
+    assert (second.checkpointer.published, second.checkpointer.best_step) == (None, 2)
+    second.progress = progress
+    second.train_and_save(3)
+    assert sorted(path.name for path in second.steps.iterdir()) == ["step-00000005", "step-00000006"]
+    assert files(first.steps) == before
+
+    later = first.next_job(first.steps)
+    again = begun(later)
+    assert (again.step, again.resumed_from, later.checkpointer.published) == (6, progress.resumed_from, 6)
+    assert same(later.state(), second.state())
+    # The best weights are still those of the other job.
+    later.checkpointer.load_weights(2, later.model)
+    assert not same(later.state(), second.state())
+    for step in (2, 3):
+        (first.steps / f"step-0000000{step}" / MARKER).unlink()
+    without = begun(first.next_job(first.steps))
+    # The next evaluation has no best one to be compared with, so its weights are kept.
+    assert (without.best_step, without.best_step_loss, without.best_eval_loss) == (None, None, None)
+
+
+def test_a_best_loss_without_its_checkpoint_is_not_carried_on(tmp_path: Path, world: World) -> None:
+    run = Run(tmp_path, world)
+    run.progress = replace(run.progress, best_eval_loss=1.0)
+    run.train_and_save(1)
+    assert Run(tmp_path, world).resume().best_eval_loss == 1.0
+    assert run.next_job(run.steps).resume().best_eval_loss is None
+
+
+def test_the_best_weights_may_be_those_of_the_job_before_the_one_that_is_carried_on(first: Run) -> None:
+    second = first.next_job(first.steps)
+    second.progress = begun(second)
+    second.train_and_save(1)
+    resume_from = {"resumeFrom": {"type": "Uri", "uri": str(second.steps)}}
+    for step in (4, 5):
+        third = Run(first.folder, first.world, {**first.options, **resume_from}, job="third")
+        progress = begun(third)
+        assert (progress.step, progress.best_step, progress.best_in) == (step, 2, str(first.steps))
+        third.checkpointer.load_weights(2, third.model)
+        third.train_and_save(1)
+
+
+def test_a_step_of_the_other_job_that_has_the_same_number_is_not_the_best(first: Run) -> None:
+    second = first.next_job(first.steps)
+    second.progress = begun(second)
+    second.train_and_save(3, best=4)
+    first.train_and_save(2)
+    assert [path.name for path in first.steps.glob("step-*4")] == ["step-00000004"]
+    (second.steps / "step-00000004" / MARKER).unlink()
+    assert begun(first.next_job(first.steps)).best_step is None
+
+
+def test_the_step_that_is_carried_on_is_copied_when_it_is_saved(first: Run) -> None:
+    second = first.next_job(first.steps)
+    second.resume()
+    second.save()
+    assert (second.checkpointer.published, second.published) == (3, [3])
+    assert begun(first.next_job(first.steps)).step == 3
+
+
+def test_a_uri_may_name_one_of_the_checkpoints(first: Run) -> None:
+    second = first.next_job(f"{first.steps}/step-00000002/")
+    assert second.resume().step == 2
+    assert not same(second.state(), first.state())
+
+
+def test_more_steps_ranks_and_reports_are_no_other_run(first: Run) -> None:
+    second = first.next_job(
+        first.steps,
+        training={"maxSteps": 99, "perDeviceBatchSize": 1, "logEverySteps": 1},
+        distributed={"nodes": 2, "processesPerNode": 2, "strategy": "DDP"},
+    )
+    assert second.resume().step == 3
+
+
+REFUSED: dict[str, tuple[Json, str]] = {
+    "settings": (
+        {"training": {"learningRate": 1e-3, "seed": 7}},
+        "the checkpoint {steps}/step-00000003 belongs to a run with other settings (training.learningRate 2e-05 -> 0.001; "
+        "training.seed 42 -> 7): create the job with the values of that run, or without checkpoint.resumeFrom",
+    ),
+    "a global batch": (
+        {"distributed": {"nodes": 2}},
+        "the checkpoint {steps}/step-00000003 belongs to a run with other settings (sequences of a step 4 -> 8 "
+        "(training.perDeviceBatchSize x gradientAccumulation x ranks; perDeviceBatchSize 2 and gradientAccumulation 1 fit "
+        "2 ranks)): create the job with the values of that run, or without checkpoint.resumeFrom",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("parts", "message"), REFUSED.values(), ids=REFUSED)
+def test_another_run_is_refused_with_what_differs(first: Run, parts: Json, message: str) -> None:
+    assert refusal(first.next_job(first.steps, **parts).checkpointer.newest) == (
+        64, "ForeignCheckpoint", message.format(steps=first.steps),
+    )  # fmt: skip
+
+
+def test_a_folder_without_a_checkpoint_is_refused(first: Run) -> None:
+    for place in (first.folder / "elsewhere", first.steps / "step-00000009"):
+        assert refusal(first.next_job(place).checkpointer.newest) == (
+            64,
+            "CheckpointNotFound",
+            f"checkpoint.resumeFrom: {place} has no complete checkpoint: name a folder with one, such as that in "
+            "status.checkpoint.uri of a job, or start without resumeFrom",
+        )
+
+
+def test_a_damaged_checkpoint_of_another_job_is_not_to_be_deleted(first: Run) -> None:
+    for step in (2, 3):
+        (first.steps / f"step-0000000{step}" / ".metadata").unlink()
+    code, reason, message = refusal(first.next_job(first.steps).checkpointer.newest)
+    assert (code, reason) == (64, "CheckpointDamaged")
+    assert message.endswith("restore its files, or name another one in checkpoint.resumeFrom")
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+def test_a_checkpoint_that_another_job_deletes_meanwhile_is_looked_for_again(first: Run, name: str) -> None:
+    second = first.next_job(first.steps)
+    progress = second.checkpointer.newest()
+    assert progress is not None
+    (first.steps / "step-00000003" / name).unlink()
+    assert refusal(lambda: second.checkpointer.load(progress, second.model, second.optimizer)) == (
+        1,
+        "CheckpointUnreadable",
+        f"the checkpoint {first.steps}/step-00000003 of another job was deleted before it was read: the next attempt "
+        "looks again",
+    )
+    assert first.next_job(first.steps).resume().step == 2
+
+
+def test_other_examples_are_refused_with_what_may_explain_them(first: Run) -> None:
+    data = {
+        "columns": {"type": "Text", "text": "text"},
+        "splits": {"type": "Delta", "path": "/corpus", "version": 1},
+    }
+    second = first.next_job(first.steps, data=data)
+    progress = second.resume()
+    assert progress.data_version == 1
+    begin = f"the checkpoint {first.steps}/step-00000003 was made with other training examples, and a run goes on with "
+    changed = "the files of the splits, the tokenizer or the image of the trainer have changed"
+    for run, cause in ((second, "data.splits.version 0 -> 1"), (first.next_job(first.steps), changed)):
+        run.resume()
+        begin_on = partial(run.checkpointer.begin_on, progress, examples="e2", eval_data="v1", max_steps=9)
+        told = refusal(begin_on)
+        remedy = "restore the examples, or create the job without checkpoint.resumeFrom"
+        assert told == (64, "ForeignCheckpoint", f"{begin}the same ones: {cause}; {remedy}")
+    own = Run(first.folder, first.world, first.options)
+    message = refusal(
+        partial(own.checkpointer.begin_on, own.resume(), examples="e2", eval_data="v1", max_steps=9)
+    )[2]
+    assert message.endswith(
+        f"{changed}; restore the examples, or delete the folder {first.steps} to start over"
+    )
+
+
+def test_a_job_that_carries_another_one_on_starts_from_that_again(first: Run) -> None:
+    second = first.next_job(first.steps)
+    second.progress = begun(second)
+    second.train_and_save(1)
+    newest = second.steps / "step-00000004"
+    over = f"delete the folder {second.steps} to start from checkpoint.resumeFrom again"
+    begin_on = partial(second.checkpointer.begin_on, second.resume(), eval_data="v1", max_steps=9)
+    assert refusal(partial(begin_on, examples="e2"))[2].endswith(f"; restore the examples, or {over}")
+    metadata = newest / ".metadata"
+    metadata.write_bytes(bytes(metadata.stat().st_size))
+    assert refusal(first.next_job(first.steps).resume)[2].endswith(
+        "): delete this folder to go on from an older checkpoint, or from checkpoint.resumeFrom where there is none"
+    )
+    metadata.unlink()
+    assert refusal(first.next_job(first.steps).resume)[2].endswith(f"restore its files, or {over}")
+
+
+def test_splits_without_a_version_are_those_of_the_run_unless_they_are_elsewhere(first: Run) -> None:
+    for path, version in (("/corpus", 0), ("/copied", None)):
+        data = {"columns": {"type": "Text", "text": "text"}, "splits": {"type": "Delta", "path": path}}
+        assert first.next_job(first.steps, data=data).resume().data_version == version
+
+
+def test_evaluations_on_other_data_are_not_compared(first: Run) -> None:
+    second = first.next_job(first.steps)
+    progress = begun(second, eval_data="v2")
+    assert (progress.eval_data, progress.best_eval_loss, progress.base_eval_loss, progress.best_step) == (
+        "v2",
+        *3 * [None],
+    )
+    assert second.checkpointer.best_step is None
+
+
+def test_a_run_that_has_more_steps_already_is_refused(first: Run) -> None:
+    assert refusal(lambda: begun(first.next_job(first.steps), max_steps=2)) == (
+        64,
+        "ForeignCheckpoint",
+        f"the checkpoint {first.steps}/step-00000003 is of step 3, and this run has 2 steps: raise training.epochs or "
+        "training.maxSteps, or name the checkpoint of an earlier step",
+    )
+
+
+def test_a_checkpoint_of_an_earlier_release_is_its_own_jobs(first: Run) -> None:
+    marker = first.steps / "step-00000003" / MARKER
+    written = json.loads(marker.read_text())
+    assert written.pop("settings") == {
+        "data.columns.text": "text", "data.columns.type": "Text", "data.splits.path": "/corpus", "data.splits.type": "Delta",
+        "data.splits.version": 0, "globalBatch": 4, "model.base": "/models/tiny",
+    }  # fmt: skip
+    for newer in ("best_in", "examples", "eval_data", "resumed_from"):
+        del written["progress"][newer]
+    marker.write_text(json.dumps(written))
+    own = Run(first.folder, first.world, first.options)
+    progress = own.resume()
+    begun = own.checkpointer.begin_on(progress, examples="e1", eval_data="v1", max_steps=9)
+    assert (begun.step, begun.examples, begun.eval_data, begun.best_eval_loss) == (3, "e1", "v1", 1.0)
+    assert refusal(first.next_job(first.steps).checkpointer.newest) == (
+        64,
+        "ForeignCheckpoint",
+        f"the checkpoint {first.steps}/step-00000003 was written by an earlier release, which does not say the settings of its "
+        "run: resume that job with this release until it has written another checkpoint, and name that one, or create this "
+        "job without checkpoint.resumeFrom",
+    )
+
+
+def test_what_a_later_release_keeps_in_a_checkpoint_is_no_damage(first: Run) -> None:
+    marker = first.steps / "step-00000003" / MARKER
+    written = json.loads(marker.read_text())
+    written["progress"]["later"] = 1
+    marker.write_text(json.dumps(written))
+    assert (
+        asdict(Run(first.folder, first.world, first.options).resume()) | {"later": 1} == written["progress"]
+    )

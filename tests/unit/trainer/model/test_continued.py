@@ -1,0 +1,157 @@
+"""An adapter that is trained further begins as it ended."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import peft
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from finetune_trainer import artifacts
+from finetune_trainer.outcome import PodFailure
+from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.train import build
+from finetune_trainer.train.checkpoint.shards import trained_state
+from finetune_trainer.train.model import continued, merge
+from support import networks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from finetune_crds.recipe import Recipe
+
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]
+Json = dict[str, Any]
+
+
+def save_adapter(base: Path, folder: Path, **changes: Any) -> Path:
+    """An adapter of the base that says something."""
+    config = peft.LoraConfig(
+        **{
+            "task_type": "CAUSAL_LM",
+            "r": 4,
+            "lora_alpha": 6,
+            "target_modules": ["q_proj", "down_proj"],
+            **changes,
+        }
+    )
+    wrapped = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for weight in wrapped.parameters():
+            if weight.requires_grad:
+                weight.add_(torch.randn_like(weight), alpha=0.1)
+    wrapped.peft_config["default"].base_model_name_or_path = str(base)
+    wrapped.save_pretrained(folder)
+    return folder
+
+
+def recipe(adapter: Path, method: str = "LoRA") -> Recipe:
+    found = networks.recipe(adapter, method={"type": method})
+    return found.model_copy(update={"model": found.model.model_copy(update={"adapter": "Continue"})})
+
+
+CASES: dict[str, tuple[str, Json]] = {
+    "LoRA": ("LoRA", {}),
+    "rsLoRA": ("LoRA", {"use_rslora": True, "lora_dropout": 0.1}),
+    "DoRA": ("DoRA", {"use_dora": True}),
+}
+
+
+@pytest.mark.parametrize(("method", "changes"), CASES.values(), ids=CASES)
+def test_it_begins_as_it_ended(method: str, changes: Json, base_model: Path, tmp_path: Path) -> None:
+    adapter = save_adapter(base_model, tmp_path / "adapter", **changes)
+    asked = recipe(adapter, method)
+    with networks.alone() as world:
+        fetched = merge.fetch(asked.model, tmp_path / "fetched", world)
+        assert fetched == replace(fetched, base=base_model, adapter=adapter, adapter_of=str(base_model))
+        known = continued.with_parameters(asked, adapter)
+        assert known.method.lora is not None
+        assert known.method.lora.model_dump(exclude_defaults=True) == {
+            "rank": 4,
+            "alpha": 6,
+            "targetModules": ["down_proj", "q_proj"],
+            **({"scaling": "RankStabilized", "dropout": 0.1} if "use_rslora" in changes else {}),
+        }
+        tokenizer = load_tokenizer(known.model, base_model)
+        network = build.network(known, base_model, tokenizer, world, tmp_path / "teacher", going_on=fetched)
+        state = {name: value.full_tensor() for name, value in trained_state(network.model).items()}
+    network.model.save_pretrained(tmp_path / "again", state_dict=state, save_embedding_layers=False)
+    before, after = (
+        peft.utils.load_peft_weights(str(folder), device="cpu") for folder in (adapter, tmp_path / "again")
+    )
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    config = json.loads((tmp_path / "again" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(base_model)
+
+
+REFUSED: dict[str, tuple[str, Json, str]] = {
+    "another method": ("LoRA", {"use_dora": True}, "is not an adapter of method LoRA: set method.type DoRA"),
+    "another method yet": ("DoRA", {}, "is not an adapter of method DoRA: set method.type LoRA or QLoRA"),
+    "more than layers": (
+        "LoRA", {"bias": "all", "rank_pattern": {"q_proj": 2}},
+        "has bias, rank_pattern, which cannot be trained here: set model.adapter Merge",
+    ),
+    "a base that it changed": (
+        "LoRA", {"init_lora_weights": "pissa"}, "has init_lora_weights, which cannot be trained here: set model.adapter Merge",
+    ),
+    "a rank that is too high": (
+        "LoRA", {"r": 2000, "lora_alpha": 16},
+        "has what method.lora.rank cannot hold, Input should be less than or equal to 1024: set model.adapter Merge",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "changes", "what"), REFUSED.values(), ids=REFUSED)
+def test_an_adapter_that_cannot_go_on_is_refused(
+    method: str, changes: Json, what: str, base_model: Path, tmp_path: Path
+) -> None:
+    adapter = save_adapter(base_model, tmp_path / "adapter", **changes)
+    with pytest.raises(PodFailure) as refused:
+        continued.with_parameters(recipe(adapter, method), adapter)
+    assert refused.value.message == f"model.base {adapter} {what}"
+
+
+def test_a_prompt_a_pattern_and_a_plain_model_are_refused(base_model: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(base_model)
+    peft.get_peft_model(
+        model, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    ).save_pretrained(tmp_path / "prompt")
+    with pytest.raises(PodFailure, match="is a PROMPT_TUNING adapter"):
+        continued.with_parameters(recipe(tmp_path / "prompt"), tmp_path / "prompt")
+    with networks.alone() as world, pytest.raises(PodFailure) as refused:
+        merge.fetch(recipe(base_model).model, tmp_path / "to", world)
+    assert refused.value.message == (
+        f"model.base {base_model} is no adapter, and model.adapter Continue trains one further: remove it"
+    )
+
+
+def test_weights_that_do_not_fit_are_refused(base_model: Path, tmp_path: Path) -> None:
+    adapter = save_adapter(base_model, tmp_path / "adapter")
+    known = continued.with_parameters(recipe(adapter), adapter)
+    other = save_adapter(base_model, tmp_path / "other", target_modules=["q_proj"])
+    wider = save_adapter(base_model, tmp_path / "wider", target_modules=["q_proj", "down_proj", "up_proj"])
+    fetched = artifacts.Source(base_model, base_model, adapter, str(base_model))
+    with networks.alone() as world:
+        tokenizer = load_tokenizer(known.model, base_model)
+        model = build.network(
+            known, base_model, tokenizer, world, tmp_path / "teacher", going_on=fetched
+        ).model
+        for folder, what in (
+            (
+                other,
+                "does not fit its base: base_model.model.model.layers.0.mlp.down_proj.lora_A.weight is missing",
+            ),
+            (
+                wider,
+                "does not fit its base, which has no base_model.model.model.layers.0.mlp.up_proj.lora_A.weight",
+            ),
+            (tmp_path, "has no adapter_model.safetensors"),
+        ):
+            with pytest.raises(PodFailure) as refused:
+                continued.weights(model, folder, known)
+            assert refused.value.message.startswith(f"model.base {adapter} {what}")

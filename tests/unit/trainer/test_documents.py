@@ -1,0 +1,384 @@
+"""What the model reads of a row, and on which tokens the loss is taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from finetune_crds.data import Columns
+from finetune_trainer import documents
+from finetune_trainer.documents import Document, Documents, from_table, labels, token_columns
+from finetune_trainer.outcome import DataError, RecipeRefusedError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from transformers import PreTrainedTokenizerBase
+
+PROMPT_RESPONSE = Columns(type="PromptResponse")
+PREFERENCE = Columns(type="Preference")
+UNPAIRED = Columns(type="Unpaired", label="thumb")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(base_model: Path) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(base_model)
+
+
+def single(
+    tokenizer: PreTrainedTokenizerBase,
+    columns: Columns,
+    rows: dict[str, list[Any]],
+    *,
+    answers_only: bool = True,
+) -> Document:
+    """The one document of the one row."""
+    ((document,),) = Documents(tokenizer, columns, answers_only).of(rows)
+    return document
+
+
+def learned_text(tokenizer: PreTrainedTokenizerBase, document: Document) -> str:
+    """The part of a document on which the loss is taken."""
+    assert document.loss_mask is not None
+    chosen = [token for token, learned in zip(document.tokens, document.loss_mask, strict=True) if learned]
+    return str(tokenizer.decode(chosen))
+
+
+def pairs_of(
+    tokenizer: PreTrainedTokenizerBase, rows: list[tuple[Any, Any, Any]]
+) -> list[list[tuple[str, str]]]:
+    """The documents of each pair as (all of it, the part on which the loss is taken)."""
+    columns = {name: [row[at] for row in rows] for at, name in enumerate(("prompt", "chosen", "rejected"))}
+    return [
+        [(str(tokenizer.decode(document.tokens)), learned_text(tokenizer, document)) for document in pair]
+        for pair in Documents(tokenizer, PREFERENCE, answers_only=True).of(columns)
+    ]
+
+
+CHAT = (
+    "{% for message in messages %}{{ message['role'] }}\n{{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant\n{% endif %}"
+)
+
+
+def test_loss_is_taken_on_the_answer_and_the_end(tokenizer: PreTrainedTokenizerBase) -> None:
+    rows = {"prompt": ["What is the red house? "], "response": ["The house is red."]}
+    example = single(tokenizer, PROMPT_RESPONSE, rows)
+    assert tokenizer.decode(example.tokens) == "What is the red house? The house is red.<eos>"
+    assert learned_text(tokenizer, example) == "The house is red.<eos>"
+
+
+def test_loss_can_be_taken_on_everything(tokenizer: PreTrainedTokenizerBase) -> None:
+    rows = {"prompt": ["What? "], "response": ["That."]}
+    example = single(tokenizer, PROMPT_RESPONSE, rows, answers_only=False)
+    assert learned_text(tokenizer, example) == "What? That.<eos>"
+
+
+def test_a_text_is_learned_whole(tokenizer: PreTrainedTokenizerBase) -> None:
+    example = single(tokenizer, Columns(type="Text", text="body"), {"body": ["The river is old."]})
+    assert learned_text(tokenizer, example) == "The river is old.<eos>"
+
+
+def test_loss_is_taken_on_what_the_assistant_says(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", CHAT)
+    messages = [
+        {"role": "user", "content": "a house"},
+        {"role": "assistant", "content": "red"},
+        {"role": "user", "content": "a river"},
+        {"role": "assistant", "content": "blue"},
+    ]
+    example = single(tokenizer, Columns(type="Messages"), {"messages": [messages]})
+    assert tokenizer.decode(example.tokens) == (
+        "user\na house\nassistant\nred\nuser\na river\nassistant\nblue\n"
+    )
+    assert learned_text(tokenizer, example) == "red\nblue\n"
+
+
+WITH_TOOLS = (
+    "{% for tool in tools or [] %}tool {{ tool.name }}\n{% endfor %}"
+    "{% for turn in messages %}{{ turn.role }}\n{{ turn.content }}"
+    "{% for call in turn.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments.a }}{% endfor %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant\n{% endif %}"
+)
+
+
+def test_calls_are_learned_and_neither_tools_nor_results(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: Any
+) -> None:
+    """A column of structures has nulls where other rows have values, and a row may have no tools."""
+    monkeypatch.setattr(tokenizer, "chat_template", WITH_TOOLS)
+    call = {"function": {"name": "count", "arguments": {"a": 1, "b": None}}}
+    nothing = {"tool_calls": None, "tool_call_id": None}
+    called = [
+        {"role": "user", "content": "a"} | nothing,
+        {"role": "assistant", "content": None, "tool_calls": [call], "tool_call_id": None},
+        {"role": "tool", "content": "b", "tool_calls": None, "tool_call_id": "c"},
+        {"role": "assistant", "content": "d"} | nothing,
+    ]
+    rows: dict[str, list[Any]] = {
+        "messages": [called, called[:1] + called[3:]],
+        "functions": [[{"name": "count", "strict": None}], None],
+    }
+    columns = Columns(type="Messages", tools="functions")
+    found = [document for (document,) in Documents(tokenizer, columns, answers_only=True).of(rows)]
+    assert [tokenizer.decode(document.tokens) for document in found] == [
+        "tool count\nuser\na\nassistant\ncount1\ntool\nb\nassistant\nd\n",
+        "user\na\nassistant\nd\n",
+    ]
+    assert [learned_text(tokenizer, document) for document in found] == ["count1\nd\n", "d\n"]
+
+
+def test_a_conversation_that_the_template_refuses_is_bad_data(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
+    messages = [{"role": "user", "content": "a"}]
+    with pytest.raises(DataError, match="cannot render a conversation of the data: roles must alternate"):
+        single(tokenizer, Columns(type="Messages"), {"messages": [messages]})
+
+
+def user(content: str) -> dict[str, str]:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str) -> dict[str, str]:
+    return {"role": "assistant", "content": content}
+
+
+def test_a_preference_is_two_documents_with_the_loss_on_the_answers(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    assert pairs_of(tokenizer, [("Which? ", "This.", "That is it.")]) == [
+        [("Which? This.<eos>", "This.<eos>"), ("Which? That is it.<eos>", "That is it.<eos>")]
+    ]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ([user("a house")], [assistant("red")], [assistant("blue")]),
+        ("a house", [assistant("red")], [assistant("blue")]),
+        ([user("a house")], "red", "blue"),
+        ("a house", [user("a house"), assistant("red")], [user("a house"), assistant("blue")]),
+    ],
+    ids=["messages", "text prompt", "text answers", "answers that repeat the prompt"],
+)
+def test_a_preference_can_be_messages(
+    row: tuple[Any, Any, Any], tokenizer: PreTrainedTokenizerBase, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", CHAT)
+    # In one batch with texts, which no template renders.
+    assert pairs_of(tokenizer, [("Which? ", "This.", "That."), row]) == [
+        [("Which? This.<eos>", "This.<eos>"), ("Which? That.<eos>", "That.<eos>")],
+        [("user\na house\nassistant\nred\n", "red\n"), ("user\na house\nassistant\nblue\n", "blue\n")],
+    ]
+
+
+def test_the_turns_of_a_prompt_are_not_learned(tokenizer: PreTrainedTokenizerBase, monkeypatch: Any) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", CHAT)
+    prompt = [user("a"), assistant("b"), user("c")]
+    row = (prompt, [assistant("d"), user("e"), assistant("f")], [assistant("g")])
+    ((chosen, rejected),) = pairs_of(tokenizer, [row])
+    assert (chosen[1], rejected[1]) == ("d\nf\n", "g\n")
+
+
+def test_an_unpaired_preference_is_one_document_with_the_loss_on_the_answer(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", CHAT)
+    rows: dict[str, list[Any]] = {
+        "prompt": ["Which? ", "a house", "no"],
+        "completion": ["This.", [user("a house"), assistant("red")], [user("no")]],
+    }
+    found = [*Documents(tokenizer, UNPAIRED, answers_only=True).of(rows)]
+    assert [len(documents) for documents in found] == [1, 1, 1]
+    texts = [(tokenizer.decode(document.tokens), learned_text(tokenizer, document)) for (document,) in found]
+    # The last answer adds nothing to its prompt.
+    assert texts == [
+        ("Which? This.<eos>", "This.<eos>"),
+        ("user\na house\nassistant\nred\n", "red\n"),
+        ("", ""),
+    ]
+
+
+def test_labels_are_booleans_numbers_or_texts() -> None:
+    given = [True, False, 1, 0, "true", " FALSE ", "1", "0"]
+    assert labels({"thumb": given}, UNPAIRED) == [True, False] * 4
+    assert labels({"prompt": ["a", "b"]}, PREFERENCE) == [None, None]
+
+
+@pytest.mark.parametrize("value", [None, 2, "good", [True]])
+def test_what_is_no_label_is_refused_in_a_sentence(value: Any) -> None:
+    with pytest.raises(DataError) as refused:
+        labels({"thumb": [True, value]}, UNPAIRED)
+    assert f"{refused.value.reason}: {refused.value.message}" == (
+        f"LabelValue: a row of column thumb holds {value!r}: labels are booleans, 1 and 0, or the texts true and false; correct "
+        "such rows or filter them out"
+    )
+
+
+MESSAGES = Columns(type="Messages", messages="chat")
+
+
+SHAPE = "MessageShape: a row of column chat is not a list of {role, content}, "
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "sentence"),
+    [
+        (
+            MESSAGES,
+            {"chat": [[user("a"), {"content": "b"}]]},
+            f"{SHAPE}message 2 has no role: correct such rows or filter them out",
+        ),
+        (
+            MESSAGES,
+            {"chat": [[{"role": "user", "content": None}]]},
+            f"{SHAPE}message 1 has no content: correct such rows or filter them out",
+        ),
+        (
+            MESSAGES,
+            {"chat": [["a", "b"]]},
+            f"{SHAPE}message 1 has neither: correct such rows or filter them out",
+        ),
+        (
+            MESSAGES,
+            {"chat": ["a"]},
+            f"{SHAPE}it is text: correct such rows or filter them out",
+        ),
+        (
+            MESSAGES,
+            {"chat": [[{"role": "assistant", "tool_calls": "count"}]]},
+            "MessageShape: a row of column chat is wrong, tool_calls of message 1 are not JSON: correct such rows or "
+            "filter them out",
+        ),
+        (
+            Columns(type="Messages", messages="chat", tools="functions"),
+            {"chat": [[assistant("a")]], "functions": ["count"]},
+            "ToolShape: a row of column functions is wrong, tools are not JSON: correct such rows or filter them out",
+        ),
+        (
+            MESSAGES,
+            {"chat": [[assistant("a"), {"role": "tool", "content": "b", "tool_calls": "[{}]"}]]},
+            "ChatTemplate: the chat template cannot render a conversation of the data: it does not render tool calls: set "
+            "model.chatTemplate to one that does",
+        ),
+        (
+            Columns(type="Text", text="body"),
+            {"body": [[user("a")]]},
+            "ColumnType: column body holds lists where text is needed: name it in data.columns.messages if they are "
+            "conversations",
+        ),
+        (
+            PREFERENCE,
+            {"prompt": ["a"], "chosen": [[user("b"), assistant("c")]], "rejected": [[assistant("d")]]},
+            "MessageShape: a row of column chosen goes on from the prompt with role user: an answer is the "
+            "assistant's, alone or after the messages of the prompt",
+        ),
+    ],
+)
+def test_rows_of_another_shape_are_refused_in_a_sentence(
+    columns: Columns,
+    rows: dict[str, list[Any]],
+    sentence: str,
+    tokenizer: PreTrainedTokenizerBase,
+    monkeypatch: Any,
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", CHAT)
+    with pytest.raises(DataError) as refused:
+        list(Documents(tokenizer, columns, answers_only=True).of(rows))
+    assert f"{refused.value.reason}: {refused.value.message}" == sentence
+    assert refused.value.exit_code == 65
+
+
+def test_messages_need_a_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    rows: dict[str, list[Any]] = {
+        "prompt": ["a"],
+        "chosen": [[assistant("b")]],
+        "rejected": [[assistant("c")]],
+    }
+    with pytest.raises(RecipeRefusedError) as refused:
+        list(Documents(tokenizer, PREFERENCE, answers_only=True).of(rows))
+    assert refused.value.message == (
+        "a preference with lists of {role, content} needs a chat template, and the tokenizer of model.base has none: "
+        "set model.chatTemplate"
+    )
+
+
+GOES_ON = "{% for turn in messages %}{{ turn.content }}{% if loop.last %}.{% endif %}{% endfor %}"
+NEEDS_A_TURN = "{{ messages[0]['role'] }}{% for turn in messages %}{{ turn.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [GOES_ON, NEEDS_A_TURN], ids=["other beginnings", "no beginning"])
+def test_a_template_that_hides_the_answers_still_gives_token_ids(
+    template: str, tokenizer: PreTrainedTokenizerBase, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    rows = {"chat": [[assistant("a"), user("b")]]}
+    hidden, whole = (
+        single(tokenizer, MESSAGES, rows, answers_only=answers_only) for answers_only in (True, False)
+    )
+    assert hidden == Document(whole.tokens, None)
+    assert whole.loss_mask == [True] * len(whole.tokens)
+
+
+def test_more_texts_than_are_encoded_at_once(tokenizer: PreTrainedTokenizerBase) -> None:
+    texts = ["the " * (number % 7) for number in range(600)]
+    documents = Documents(tokenizer, Columns(type="Text"), answers_only=True)
+    assert list(documents.of({"text": texts})) == [
+        (single(tokenizer, documents.columns, {"text": [text]}),) for text in texts
+    ]
+
+
+def test_tokens_that_touch_the_answers() -> None:
+    places = [(0, 2), (2, 5), (5, 5), (5, 9), (9, 12), (12, 14), (20, 21)]
+    for spans in ([], [(0, 14)], [(3, 6), (9, 10), (13, 20)], [(4, 4), (5, 9)]):
+        expected = [any(begin < last and end > first for first, last in spans) for begin, end in places]
+        assert documents._touch(places, spans) == expected
+
+
+def test_columns_of_a_table_give_the_documents_again() -> None:
+    (whole,), pair = (
+        token_columns(columns) for columns in (Columns(type="Messages", tools="tools"), PREFERENCE)
+    )
+    rows: dict[str, list[Any]] = {
+        whole.input_ids: [[5], [6, 7]],
+        whole.loss_mask: [[True], None],
+        pair[0].input_ids: [[1], [2]],
+        pair[0].loss_mask: [[False], [True]],
+        pair[1].input_ids: [[3], [4]],
+        pair[1].loss_mask: [[True], [False]],
+    }
+    assert list(from_table(rows, [whole])) == [(Document([5], [True]),), (Document([6, 7], None),)]
+    assert list(from_table(rows, pair)) == [
+        (Document([1], [False]), Document([3], [True])),
+        (Document([2], [True]), Document([4], [False])),
+    ]
+
+
+def test_what_decides_on_token_ids_is_in_the_encoding(base_model: Path, monkeypatch: Any) -> None:
+    from transformers import AutoTokenizer
+
+    plain, same, more, chat, special = (AutoTokenizer.from_pretrained(base_model) for _ in range(5))
+    more.add_tokens(["<new>"])
+    chat.chat_template = CHAT
+    special.split_special_tokens = not plain.split_special_tokens
+    documents = Documents(plain, PROMPT_RESPONSE, answers_only=True)
+    different = [
+        documents.encoding,
+        *(replace(documents, tokenizer=other).encoding for other in (more, chat, special)),
+        replace(documents, columns=Columns(type="Text")).encoding,
+        replace(documents, answers_only=False).encoding,
+    ]
+    monkeypatch.setattr("finetune_trainer.documents.release", lambda: "another")
+    different.append(documents.encoding)
+    assert len(set(different)) == len(different)
+    monkeypatch.undo()
+    list(documents.of({"prompt": ["a"], "response": ["b"]}))
+    assert {documents.encoding, replace(documents, tokenizer=same).encoding} == {different[0]}

@@ -1,0 +1,368 @@
+"""Makes documents of the rows of a table: token ids, and which of them are answers.
+
+The preparation writes them to its table. Training makes those that a table does not have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from finetune_trainer import chat_templates, turns
+from finetune_trainer.outcome import DataError, RecipeRefusedError
+from finetune_trainer.release import release
+from finetune_trainer.tokenizer import TextTokenizer, encoded, identity, with_offsets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from transformers import PreTrainedTokenizerBase
+
+    from finetune_crds.data import Columns
+
+LABELS = {"true": True, "1": True, "false": False, "0": False}
+"""Labels of unpaired preferences as text, in any case."""
+ENCODING = "finetune.encoding"
+"""The `Documents.encoding` of token ids, in the metadata of their column and of the commit that wrote them."""
+
+
+class TokenColumns(NamedTuple):
+    """The columns of a prepared table that hold one document of each example."""
+
+    input_ids: str
+    loss_mask: str
+
+
+_WHOLE = TokenColumns("input_ids", "loss_mask")
+_PAIR = (
+    TokenColumns("chosen_input_ids", "chosen_loss_mask"),
+    TokenColumns("rejected_input_ids", "rejected_loss_mask"),
+)
+
+
+def token_columns(columns: Columns) -> tuple[TokenColumns, ...]:
+    """Return the columns for the documents of an example, one pair of columns for each."""
+    return (_WHOLE,) if columns.chosen is None else _PAIR
+
+
+def from_table(
+    rows: Mapping[str, list[Any]], wanted: Sequence[TokenColumns]
+) -> Iterator[tuple[Document, ...]]:
+    """Yield the documents of each row of a batch of a prepared table's columns of token ids."""
+    return zip(*(map(Document, rows[each.input_ids], rows[each.loss_mask]) for each in wanted), strict=True)
+
+
+def labels(rows: Mapping[str, list[Any]], columns: Columns) -> list[bool | None]:
+    """Return whether the answer of each row of a batch of columns is a good one; None where rows have no labels.
+
+    Raises:
+        DataError: a row does not say it.
+    """
+    column = columns.label
+    if column is None:
+        return [None] * len(next(iter(rows.values())))
+    found = [_label(value) for value in rows[column]]
+    if None in found:
+        raise DataError(
+            "LabelValue",
+            f"a row of column {column} holds {rows[column][found.index(None)]!r:.40}: labels are booleans, 1 and 0, or the texts "
+            "true and false; correct such rows or filter them out",
+        )
+    return found
+
+
+def _label(value: Any) -> bool | None:
+    if isinstance(value, str):
+        return LABELS.get(value.strip().lower())
+    return bool(value) if value in (0, 1) else None
+
+
+class Document(NamedTuple):
+    """Token ids of one independent text, and whether each is a target of the loss.
+
+    loss_mask: None where the chat template hides which tokens are answers.
+    """
+
+    tokens: list[int]
+    loss_mask: list[bool] | None
+
+    def first(self, count: int) -> Document:
+        """Return the document truncated to `count` tokens."""
+        return Document(self.tokens[:count], self.loss_mask and self.loss_mask[:count])
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Makes the documents of examples: one each, or two of a preference with two answers.
+
+    tokenizer: a TextTokenizer serves for texts alone.
+    columns: those of an example in the table.
+    answers_only: whether only answers are targets of the loss.
+    """
+
+    tokenizer: PreTrainedTokenizerBase | TextTokenizer
+    columns: Columns
+    answers_only: bool
+
+    @property
+    def encoding(self) -> str:
+        """An identifier of what decides on token ids and loss masks, besides the rows."""
+        decided_by = [
+            # Another release may encode otherwise.
+            release(),
+            self.columns.model_dump(mode="json", exclude_none=True),
+            self.answers_only,
+            identity(self.tokenizer),
+        ]
+        return hashlib.blake2b(json.dumps(decided_by, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+    @property
+    def unknown_answers(self) -> str:
+        """Why a document has no loss mask, and what to do, in a sentence."""
+        if getattr(self.tokenizer, "backend_tokenizer", None) is None:
+            return (
+                "the tokenizer of model.base is Python code that does not tell where its tokens are in a text, so answers "
+                "cannot be told from prompts in conversations: set objective.lossOn: All"
+            )
+        return (
+            "the chat template renders the beginning of a conversation differently once it goes on, or not at all, so "
+            "answers cannot be told from prompts: set objective.lossOn: All or another model.chatTemplate"
+        )
+
+    def check_template(self, what: str, base: str) -> None:
+        """Check that the tokenizer has a chat template.
+
+        Raises:
+            RecipeRefusedError: it has none.
+        """
+        if self._chat.chat_template is None:
+            raise RecipeRefusedError(
+                f"{what} needs a chat template, and the tokenizer of {base} has none: set model.chatTemplate"
+            )
+
+    def of(self, rows: Mapping[str, list[Any]]) -> Iterator[tuple[Document, ...]]:
+        """Yield the documents of each row of a batch of columns.
+
+        Raises:
+            DataError: a row does not have the type of its column, or the chat template does not take it.
+            RecipeRefusedError: an answer is a list of messages, and the tokenizer has no chat template.
+        """
+        columns = self.columns
+        if columns.messages is not None:
+            return self._conversations(rows, columns.messages)
+        if columns.text is not None:
+            return self._texts(_texts(rows, columns.text))
+        assert columns.prompt is not None  # noqa: S101 - the recipe was refused otherwise
+        if columns.response is not None:
+            return self._answers(_texts(rows, columns.prompt), _texts(rows, columns.response))
+        return self._preferences(rows[columns.prompt], *(rows[name] for name in self._judged))
+
+    @property
+    def _chat(self) -> PreTrainedTokenizerBase:
+        assert not isinstance(self.tokenizer, TextTokenizer)  # noqa: S101 - it serves for texts alone
+        return self.tokenizer
+
+    def _conversations(self, rows: Mapping[str, list[Any]], column: str) -> Iterator[tuple[Document, ...]]:
+        given = rows[self.columns.tools] if self.columns.tools else [None] * len(rows[column])
+        for value, tools in zip(rows[column], given, strict=True):
+            messages = _messages(value, column)
+            yield (
+                self._conversation(messages, 0, self.answers_only, _tools(tools, str(self.columns.tools))),
+            )
+
+    def _texts(self, texts: list[str]) -> Iterator[tuple[Document, ...]]:
+        for ids in encoded(self.tokenizer, texts, special=True):
+            tokens = [*self._without_end(ids), self._end]
+            yield (Document(tokens, [True] * len(tokens)),)
+
+    def _answers(self, prompts: list[str], responses: list[str]) -> Iterator[tuple[Document, ...]]:
+        for prompt, answer in zip(self._given(prompts), self._replies(responses), strict=True):
+            loss_mask = [not self.answers_only] * len(prompt) + [True] * len(answer)
+            yield (Document(prompt + answer, loss_mask),)
+
+    @property
+    def _judged(self) -> tuple[str, ...]:
+        """The columns of answers that were judged: chosen and rejected ones, or one with a label."""
+        columns = self.columns
+        return tuple(name for name in (columns.chosen, columns.rejected, columns.completion) if name)
+
+    def _preferences(self, prompts: list[Any], *answers: list[Any]) -> Iterator[tuple[Document, ...]]:
+        """Yield a document for each answer of an example: the prompt with it."""
+        rows = zip(prompts, *answers, strict=True)
+        for is_text, run in groupby(rows, key=lambda row: all(isinstance(value, str) for value in row)):
+            answered = self._answered_texts if is_text else self._answered_conversations
+            yield from answered(list(run))
+
+    def _answered_texts(self, rows: list[tuple[str, ...]]) -> Iterator[tuple[Document, ...]]:
+        given = self._given(prompt for prompt, *_ in rows)
+        replies = [self._replies([row[which] for row in rows]) for which in range(1, len(rows[0]))]
+        for row, prompt, *answers in zip(rows, given, *replies, strict=True):
+            yield tuple(
+                # An empty answer has no targets, not even its end of text.
+                Document(prompt + answer, [False] * len(prompt) + [bool(text.strip())] * len(answer))
+                for text, answer in zip(row[1:], answers, strict=True)
+            )
+
+    def _answered_conversations(self, rows: list[tuple[Any, ...]]) -> Iterator[tuple[Document, ...]]:
+        return (self._answered_conversation(*row) for row in rows)
+
+    def _answered_conversation(self, prompt: Any, *answers: Any) -> tuple[Document, ...]:
+        """Encode an example in which the prompt or the answers are messages.
+
+        A text prompt is the user's message. Answers may start with the messages of the prompt.
+        """
+        self.check_template("a preference with lists of {role, content}", "model.base")
+        asked = _said(prompt, "user", str(self.columns.prompt))
+        replies = (
+            _reply(asked, _said(answer, "assistant", name), name)
+            for answer, name in zip(answers, self._judged, strict=True)
+        )
+        return tuple(
+            Document([], [])
+            if all(turns.is_blank(message) for message in reply)
+            else self._conversation([*asked, *reply], len(asked), True)
+            for reply in replies
+        )
+
+    @property
+    def _end(self) -> int:
+        return int(self.tokenizer.eos_token_id)
+
+    def _given(self, prompts: Iterable[str]) -> Iterator[list[int]]:
+        # NB: prompt and answer are tokenised separately: the prompt gets the same tokens as at inference.
+        return (self._without_end(ids) for ids in encoded(self.tokenizer, prompts, special=True))
+
+    def _replies(self, responses: Iterable[str]) -> Iterator[list[int]]:
+        return ([*ids, self._end] for ids in encoded(self.tokenizer, responses, special=False))
+
+    def _without_end(self, ids: list[int]) -> list[int]:
+        return ids[:-1] if ids and ids[-1] == self._end else ids
+
+    def _conversation(
+        self,
+        messages: list[turns.Message],
+        given: int,
+        answers_only: bool,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> Document:
+        """Render a conversation; assistant messages after the first `given` messages are the targets."""
+        if not messages:
+            return Document([], [])
+        text = self._render(messages, tools)
+        encoding = with_offsets(self._chat, text) if answers_only else None
+        if encoding is None:
+            (ids,) = encoded(self.tokenizer, [text], special=False)
+            return Document(ids, None if answers_only else [True] * len(ids))
+        answers = self._answer_spans(messages, given, text, tools)
+        if answers is None:
+            return Document(encoding.ids, None)
+        return Document(encoding.ids, _touch(encoding.offsets, answers))
+
+    def _answer_spans(
+        self,
+        messages: list[turns.Message],
+        given: int,
+        text: str,
+        tools: list[dict[str, Any]] | None,
+    ) -> list[tuple[int, int]] | None:
+        """Return the spans of assistant messages in the rendered text, (begin, end) in characters.
+
+        None: the template renders what comes before or through a message differently once the conversation goes on.
+        """
+        spans = []
+        for turn, message in enumerate(messages):
+            if turn < given or message["role"] != "assistant":
+                continue
+            try:
+                before = self._render(messages[:turn], tools, add_generation_prompt=True)
+                through = self._render(messages[: turn + 1], tools)
+            except DataError:
+                return None
+            if not (text.startswith(through) and through.startswith(before)):
+                return None
+            spans.append((len(before), len(through)))
+        return spans
+
+    def _render(
+        self,
+        messages: list[turns.Message],
+        tools: list[dict[str, Any]] | None,
+        *,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        try:
+            return chat_templates.render(
+                self._chat, messages, tools, add_generation_prompt=add_generation_prompt
+            )
+        except chat_templates.FAILURES as error:
+            raise DataError(
+                "ChatTemplate", f"the chat template cannot render a conversation of the data: {error}"
+            ) from error
+
+
+def _touch(places: list[tuple[int, int]], spans: list[tuple[int, int]]) -> list[bool]:
+    """Whether each place shares a character with one of the spans, which are in order and apart."""
+    if not spans or not places:
+        return [False] * len(places)
+    begins, ends = np.asarray(places).T
+    span_begins, span_ends = np.asarray(spans).T
+    first = np.searchsorted(span_ends, begins, side="right")
+    found = (first < len(spans)) & (span_begins[np.minimum(first, len(spans) - 1)] < ends)
+    touched: list[bool] = found.tolist()
+    return touched
+
+
+def _texts(rows: Mapping[str, list[Any]], column: str) -> list[str]:
+    """The values of a column of texts."""
+    if not all(isinstance(value, str) for value in rows[column]):
+        raise DataError(
+            "ColumnType",
+            f"column {column} holds lists where text is needed: name it in data.columns.messages if they are "
+            "conversations",
+        )
+    return rows[column]
+
+
+def _said(value: Any, role: str, column: str) -> list[turns.Message]:
+    """The messages in a value of a column of texts, each a message of a role, or of conversations."""
+    return [{"role": role, "content": value}] if isinstance(value, str) else _messages(value, column)
+
+
+def _messages(value: Any, column: str) -> list[turns.Message]:
+    """The messages in a value of a column of conversations."""
+    wrong = turns.wrong_shape(value)
+    if wrong is not None:
+        raise DataError(
+            "MessageShape",
+            f"a row of column {column} is not a list of {{role, content}}, {wrong}: correct such rows or filter them out",
+        )
+    try:
+        return turns.messages(value)
+    except ValueError as error:
+        raise DataError(
+            "MessageShape",
+            f"a row of column {column} is wrong, {error}: correct such rows or filter them out",
+        ) from error
+
+
+def _tools(value: Any, column: str) -> list[dict[str, Any]] | None:
+    """The tools in a value of a column of tools."""
+    try:
+        return turns.tools(value)
+    except ValueError as error:
+        raise DataError(
+            "ToolShape", f"a row of column {column} is wrong, {error}: correct such rows or filter them out"
+        ) from error
+
+
+def _reply(prompt: list[turns.Message], answer: list[turns.Message], column: str) -> list[turns.Message]:
+    """What an answer adds to the prompt, which it may repeat."""
+    try:
+        return turns.reply(prompt, answer)
+    except ValueError as error:
+        raise DataError("MessageShape", f"a row of column {column} {error}") from error

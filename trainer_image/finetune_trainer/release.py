@@ -1,0 +1,21 @@
+"""The release of this code."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from finetune_crds import contract
+
+# The same code has two names: that of the image, and that of the wheel for Databricks.
+_DISTRIBUTIONS = ("finetune-trainer", contract.PREP_WHEEL)
+
+
+def release() -> str:
+    """Return the release of this code."""
+    for name in _DISTRIBUTIONS:
+        try:
+            # NB: the wheel has the digest of its content behind the version of the release.
+            return version(name).partition(".post")[0]
+        except PackageNotFoundError:
+            continue
+    raise PackageNotFoundError(_DISTRIBUTIONS[0])

@@ -1,0 +1,165 @@
+"""Finds the checkpoint that an attempt begins with: the job's own newest one, or that of the job which it carries on."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from finetune_crds import contract
+from finetune_crds.continuation import differences
+from finetune_trainer.outcome import PodFailure, RecipeRefusedError, TrainingError
+from finetune_trainer.train.checkpoint.folder import CheckpointFolder, DamagedError
+from finetune_trainer.train.checkpoint.progress import Progress
+from finetune_trainer.train.runtime import storage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from finetune_crds.recipe import Recipe
+    from finetune_trainer.train.checkpoint.folder import Marker
+
+
+@dataclass(frozen=True)
+class Found:
+    """A complete, undamaged checkpoint that the recipe may carry on.
+
+    progress: with a best checkpoint only where that can be used; `best_in` is empty where it is in the job's own folder.
+    folder: URI of the folder that it is in.
+    settings: of the recipe that wrote it; empty where an earlier release did.
+    """
+
+    progress: Progress
+    folder: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def resume_place(recipe: Recipe) -> tuple[str, int | None] | None:
+    """The folder that checkpoint.resumeFrom names, and the step where it names one; None without it."""
+    resume_from = recipe.checkpoint.resume_from if recipe.checkpoint else None
+    return contract.checkpoint_place(resume_from.uri) if resume_from and resume_from.uri else None
+
+
+def start_over(own: str, recipe: Recipe) -> str:
+    """What to do to begin without the job's own checkpoints, as the end of a sentence."""
+    where = "over" if resume_place(recipe) is None else "from checkpoint.resumeFrom again"
+    return f"delete the folder {own} to start {where}"
+
+
+def newest(own: str, recipe: Recipe) -> Found | None:
+    """Return the newest checkpoint in the job's own folder, or else that of checkpoint.resumeFrom; None without both.
+
+    Raises:
+        RecipeRefusedError: it belongs to another recipe, all are damaged, or there is none to resume from.
+        TrainingError: the storage failed.
+    """
+    found = _newest_in(own, start_over(own, recipe))
+    if found is not None:
+        progress, marker = found
+        remedy = f"set the fields back, or {start_over(own, recipe)}"
+        _check(contract.checkpoint_uri(own, progress.step), progress, marker, recipe, remedy)
+        return Found(_with_best(progress, own, own), own, marker.settings)
+    place = resume_place(recipe)
+    if place is None:
+        return None
+    other, step = place
+    found = _newest_in(other, "name another one in checkpoint.resumeFrom", only=step)
+    if found is None:
+        named = other if step is None else contract.checkpoint_uri(other, step)
+        raise RecipeRefusedError(
+            f"checkpoint.resumeFrom: {named} has no complete checkpoint: name a folder with one, such as that in "
+            "status.checkpoint.uri of a job, or start without resumeFrom",
+            reason="CheckpointNotFound",
+        )
+    progress, marker = found
+    begin = contract.checkpoint_uri(other, progress.step)
+    if not marker.settings:
+        raise RecipeRefusedError(
+            f"the checkpoint {begin} was written by an earlier release, which does not say the settings of its run: resume that "
+            "job with this release until it has written another checkpoint, and name that one, or create this job without "
+            "checkpoint.resumeFrom",
+            reason="ForeignCheckpoint",
+        )
+    remedy = "create the job with the values of that run, or without checkpoint.resumeFrom"
+    _check(begin, progress, marker, recipe, remedy)
+    progress = _with_best(progress, other, own)
+    return Found(progress.carried_on(begin, _data_version(recipe, progress, marker)), other, marker.settings)
+
+
+def _newest_in(folder: str, remedy: str, *, only: int | None = None) -> tuple[Progress, Marker] | None:
+    """The newest undamaged checkpoint of a folder, or the one of a step."""
+    checkpoints = CheckpointFolder(folder)
+    damaged: list[str] = []
+    with _storage_errors(folder):
+        for step in reversed(checkpoints.marked()):
+            if only not in (None, step):
+                continue
+            try:
+                marker = checkpoints.read(step)
+            except DamagedError as error:
+                damaged.append(f"the checkpoint {checkpoints.uri_of(step)} is damaged ({error})")
+                continue
+            for sentence in damaged:
+                print(f"{sentence}: the older one of step {step} is used", flush=True)
+            return Progress.of(marker.progress), marker
+    if damaged:
+        raise RecipeRefusedError(
+            f"{damaged[0]} and there is no older one: restore its files, or {remedy}",
+            reason="CheckpointDamaged",
+        )
+    return None
+
+
+def _check(uri: str, progress: Progress, marker: Marker, recipe: Recipe, remedy: str) -> None:
+    """Check that the recipe may carry a checkpoint on."""
+    wrong = differences(marker.settings, recipe)
+    if not marker.settings:
+        digest = recipe.digest()
+        told = f"recipe {progress.recipe} -> {digest} (an earlier release wrote it, which does not say more)"
+        wrong = [] if progress.recipe == digest else [told]
+    if wrong:
+        raise RecipeRefusedError(
+            f"the checkpoint {uri} belongs to a run with other settings ({'; '.join(wrong)}): {remedy}",
+            reason="ForeignCheckpoint",
+        )
+
+
+def _data_version(recipe: Recipe, progress: Progress, marker: Marker) -> int | None:
+    """The version of the splits that the run read which is carried on, unless the recipe names splits or a version of its own."""
+    splits = recipe.data.splits
+    if splits is None or splits.version is not None:
+        return splits.version if splits else None
+    return progress.data_version if marker.settings.get("data.splits.path") == splits.path else None
+
+
+def _with_best(progress: Progress, folder: str, own: str) -> Progress:
+    """The progress of a checkpoint in a folder, with the place of the best checkpoint as seen from the job's own folder.
+
+    Without a best one where that cannot be used.
+    """
+    step, place = progress.best_step, progress.best_in or folder
+    if step is None:
+        return progress
+    with _storage_errors(place):
+        try:
+            CheckpointFolder(place).read(step)
+        except (DamagedError, FileNotFoundError) as error:
+            uri = contract.checkpoint_uri(place, step)
+            print(f"the best checkpoint {uri} is unusable ({error})", flush=True)
+            return progress.without_best()
+    return replace(progress, best_in="" if place == own else place)
+
+
+@contextmanager
+def _storage_errors(folder: str) -> Iterator[None]:
+    try:
+        yield
+    except PodFailure:
+        raise
+    except Exception as error:
+        reason = storage.failure(error)
+        if reason is None:
+            raise
+        raise TrainingError(
+            "CheckpointUnreadable", f"the checkpoints in {folder} cannot be read: {reason}"
+        ) from error

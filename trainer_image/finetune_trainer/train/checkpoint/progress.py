@@ -1,0 +1,87 @@
+"""The progress of a run, which a checkpoint keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The state of a run beside weights and optimizer: all that the next attempt needs.
+
+    Data order, learning rate and random numbers are functions of the seed and the step.
+    """
+
+    step: int = 0
+    recipe: str = ""
+    """Digest of the recipe that wrote the checkpoint."""
+    data_version: int | None = None
+    base_eval_loss: float | None = None
+    best_eval_loss: float | None = None
+    best_step: int | None = None
+    """Step of the checkpoint with the least evaluation loss, which is kept."""
+    best_step_loss: float | None = None
+    """Evaluation loss of that checkpoint; above `best_eval_loss` where a later save failed."""
+    best_in: str = ""
+    """URI of the folder that the best checkpoint is in; empty where it is the folder of this one."""
+    evals_without_gain: int = 0
+    evaluated_step: int = 0
+    """Step of the newest evaluation."""
+    productive_seconds: float = 0.0
+    """In steps whose result is kept, of all attempts."""
+    elapsed_seconds: float = 0.0
+    """From the start of each attempt to its newest checkpoint."""
+    skipped_steps: int = 0
+    """Steps whose gradients were not finite, which changed nothing."""
+    examples: str = ""
+    """Digest of the tokenised training split; empty in checkpoints of earlier releases."""
+    eval_data: str | None = None
+    """What losses of evaluation are comparable on."""
+    resumed_from: str = ""
+    """URI of the checkpoint of another job that the run began with; empty where it began at step 0."""
+
+    @classmethod
+    def of(cls, written: Mapping[str, Any]) -> Progress:
+        """The progress that a checkpoint keeps; what only a later release knows of is left out."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in written.items() if name in known})
+
+    def carried_on(self, uri: str, data_version: int | None) -> Progress:
+        """The start of another job's run: its time, its skipped steps and the patience of earlyStopping are its own.
+
+        Its losses of evaluation are compared with that of the best checkpoint, which it can deliver.
+
+        Args:
+            uri: of the checkpoint.
+            data_version: version of the splits to read; None for the newest.
+        """
+        return replace(
+            self,
+            resumed_from=uri,
+            data_version=data_version,
+            best_eval_loss=self.best_step_loss,
+            evals_without_gain=0,
+            productive_seconds=0.0,
+            elapsed_seconds=0.0,
+            skipped_steps=0,
+        )
+
+    def without_best(self) -> Progress:
+        """The progress without a best checkpoint: the weights of the next evaluation are the best ones."""
+        return replace(self, best_eval_loss=None, best_step=None, best_step_loss=None, best_in="")
+
+    def on_eval_data(self, eval_data: str | None) -> Progress:
+        """The progress with evaluations on some data; earlier ones on other data are no longer compared."""
+        if self.eval_data == eval_data or not self.examples:
+            return replace(self, eval_data=eval_data)
+        return replace(
+            self.without_best(),
+            eval_data=eval_data,
+            base_eval_loss=None,
+            evals_without_gain=0,
+            evaluated_step=0,
+        )

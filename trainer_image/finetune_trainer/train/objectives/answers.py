@@ -1,0 +1,125 @@
+"""Losses that depend on the log-probabilities of answers, and compare them with those of the model before its first step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+from finetune_trainer.train.model import chunks
+from finetune_trainer.train.model.network import Network, Objective
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import numpy as np
+
+    from finetune_trainer.train.data.dataset import Split
+    from finetune_trainer.train.data.feed import Collator, Examples
+    from finetune_trainer.train.data.pack import Batch
+    from finetune_trainer.train.runtime.distributed import World
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers in a batch: two documents an example.
+
+    hidden: hidden states at the targets [targets, width].
+    targets: the targets [targets].
+    owners: the document of each target [targets].
+    examples: number of examples.
+    """
+
+    network: Network
+    hidden: torch.Tensor
+    targets: torch.Tensor
+    owners: torch.Tensor
+    examples: int
+
+    @classmethod
+    def of(cls, network: Network, batch: Batch) -> Answers:
+        """Compute the hidden states of a batch."""
+        hidden, targets = network.at_targets(batch)
+        owners = batch.owners.flatten().index_select(0, batch.target_at)
+        return cls(network, hidden, targets, owners, len(batch.examples))
+
+    def log_probabilities(self) -> torch.Tensor:
+        """Return the log-probability of each answer, fp32 [examples, 2], without a gradient."""
+        network = self.network
+        each = chunks.log_probabilities(
+            network.logits, self.hidden.detach(), self.targets, network.vocabulary
+        )
+        return each.new_zeros(2 * self.examples).index_add_(0, self.owners, each).view(self.examples, 2)
+
+    def with_gradient(self, loss: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
+        """Return a loss with its gradient by the model; as it is where gradients are off.
+
+        Args:
+            loss: a scalar, without a gradient.
+            slopes: its gradient by `log_probabilities` [examples, 2]: a loss in chunks needs no more.
+        """
+        if not torch.is_grad_enabled():
+            return loss
+        network, targets = self.network, self.targets
+        slope = slopes.flatten()[self.owners]
+
+        def score(states: torch.Tensor, chunk: slice) -> torch.Tensor:
+            each = functional.cross_entropy(network.logits(states), targets[chunk], reduction="none")
+            return -(slope[chunk] * each).sum()
+
+        linear = chunks.summed(score, self.hidden, network.head_parameters, network.vocabulary)
+        return linear + (loss - linear).detach()
+
+
+class Referenced(Objective):
+    """An objective with one loss an example, which compares its two answers with those of the reference.
+
+    The reference is the model before its first step. `prepare` computes its log-probabilities once, and the batches
+    carry them: no second model stays in memory.
+    """
+
+    has_reference: ClassVar[bool] = True
+
+    def count(self, batch: Batch) -> int:
+        """Return the number of examples in a batch."""
+        return len(batch.examples)
+
+    def prepare(self, network: Network, examples: Examples, collator: Collator, batch_size: int) -> Split:
+        """Return the split with the reference's log-probabilities of the examples."""
+        batches = collator.batches(examples, batch_size)
+        reference = reference_of(network, batches, collator.world, len(examples.split))
+        return replace(examples.split, reference=reference)
+
+
+def gains(answers: Answers, batch: Batch) -> torch.Tensor:
+    """Return how much more likely each answer is than to the reference, in nats, fp32 [examples, 2], without a gradient."""
+    assert batch.reference is not None  # noqa: S101 - `prepare` computes it
+    return answers.log_probabilities() - batch.reference
+
+
+def _reference(network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the log-probabilities of a batch's answers, fp32 [examples, 2], and no metrics."""
+    found = Answers.of(network, batch).log_probabilities()
+    return found, found.new_zeros(0)
+
+
+def reference_of(network: Network, batches: Iterable[Batch], world: World, examples: int) -> np.ndarray:
+    """Return the log-probabilities of each example's answers under the network as it is, fp32 [examples, 2], on all ranks.
+
+    Args:
+        network: the model before its first step.
+        batches: this rank's; each example is in the batches of at most one rank.
+        world: the ranks.
+        examples: number of examples in the split; those in no batch get 0.
+    """
+    found = torch.zeros(examples, 2)
+    with network.no_grad_forward(_reference):
+        for batch in batches:
+            answers, _ = network(batch.to(world.device))
+            found[batch.examples] = answers.cpu()
+    dist.all_reduce(found)
+    values: np.ndarray = found.numpy()
+    return values

@@ -1,0 +1,84 @@
+"""Kahneman-Tversky optimisation of unpaired preferences (Ethayarajh et al., arXiv:2402.01306)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from finetune_crds import contract
+from finetune_trainer.train.objectives.answers import Answers, Referenced, gains
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from finetune_crds.training import Kto as Spec
+    from finetune_trainer.train.data.pack import Batch
+    from finetune_trainer.train.model.network import Network
+
+
+class Kto(Referenced):
+    """Weight x (1 - sigmoid(beta x (gain - z))) of a good answer, and of a bad one with (z - gain); one loss an example.
+
+    The gain of an answer is its log-probability above that of the reference, and z an estimate of the divergence from
+    the reference: the mean gain of the prompts' second documents, with answers of other examples, or 0 where that is
+    negative. As in TRL, the mean is over the examples of one forward pass on all ranks, in training and in evaluation, and z
+    has no gradient. So the loss of an example depends a little on those that share its pass.
+
+    Args:
+        spec: beta, and the weights of good and of bad answers.
+    """
+
+    metrics: ClassVar[tuple[str, ...]] = (
+        contract.METRIC_REWARD_DESIRABLE,
+        contract.METRIC_REWARD_UNDESIRABLE,
+        contract.METRIC_REWARD_MARGIN,
+        contract.METRIC_KL,
+    )
+    sums: ClassVar[int] = 5
+
+    def __init__(self, spec: Spec) -> None:
+        self.beta = spec.beta
+        self.weights = (spec.desirable_weight, spec.undesirable_weight)
+
+    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the summed loss, an fp32 scalar, and sums.
+
+        These are of the rewards of good answers, of those of bad ones, of good answers, of bad ones, and of z.
+        """
+        assert batch.labels is not None  # noqa: S101 - unpaired examples have them
+        answers = Answers.of(network, batch)
+        own, others = gains(answers, batch).unbind(dim=1)
+        divergence = _mean_of_ranks(others).clamp(min=0)
+        good = batch.labels.float()
+        sign, weight = 2 * good - 1, good * self.weights[0] + (1 - good) * self.weights[1]
+        value = torch.sigmoid(sign * self.beta * (own - divergence))
+        slope = -weight * sign * self.beta * value * (1 - value)
+        loss = answers.with_gradient(
+            (weight * (1 - value)).sum(), torch.stack([slope, torch.zeros_like(slope)], dim=-1)
+        )
+        rewards = self.beta * own
+        summed = [(rewards * good).sum(), (rewards * (1 - good)).sum(), good.sum(), (1 - good).sum()]
+        return loss, torch.stack([*summed, divergence * len(own)])
+
+    def means(self, sums: Sequence[float], count: float) -> dict[str, float]:
+        """Return the mean rewards of good and of bad answers, their difference, and the mean of z."""
+        desirable, undesirable, good, bad, divergence = sums
+        found = {contract.METRIC_KL: divergence / max(count, 1.0)}
+        if good:
+            found[contract.METRIC_REWARD_DESIRABLE] = desirable / good
+        if bad:
+            found[contract.METRIC_REWARD_UNDESIRABLE] = undesirable / bad
+        if good and bad:
+            found[contract.METRIC_REWARD_MARGIN] = desirable / good - undesirable / bad
+        return found
+
+
+def _mean_of_ranks(values: torch.Tensor) -> torch.Tensor:
+    """Return the mean of a vector over its numbers on all ranks, a scalar; all ranks call this together."""
+    summed = torch.stack([values.sum(), values.new_full((), len(values))])
+    # NB: a rank without a batch in this pass takes part too.
+    if dist.is_initialized():
+        dist.all_reduce(summed)
+    return summed[0] / summed[1].clamp(min=1)
