@@ -159,8 +159,9 @@ def _put_in_order(unordered: Path, folder: Path, documents: int) -> None:
     (folder / "digest").write_text(digest, "ascii")
     lengths = np.fromfile(unordered / "lengths", np.int32).reshape(-1, documents)
     sizes = lengths.sum(axis=1, dtype=np.int64)
-    begins = np.cumsum(sizes) - sizes
-    _write(unordered, folder, lengths[order], begins[order, None], sizes[order, None])
+    begins = (np.cumsum(sizes) - sizes)[order]
+    lengths, sizes = lengths[order], sizes[order]
+    _write(unordered, folder, lengths, begins[:, None], sizes[:, None])
 
 
 def _put_in_order_with_others(unordered: Path, folder: Path, max_length: int) -> None:
