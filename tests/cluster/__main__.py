@@ -58,7 +58,10 @@ def _on_backend(options: argparse.Namespace) -> None:
     elif options.command == "kubeconfig":
         found = backend.status(options.name)
         if not found.get("kubeconfig"):
-            raise ClusterError(f"cluster {options.name} is not up")
+            message = (
+                f"cluster {options.name} is not up: `make demo` brings it up, once its programs are built"
+            )
+            raise ClusterError(message)
         print(found["kubeconfig"])
     elif options.command == "status":
         print(json.dumps(backend.status(options.name), indent=2))

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from demo import place, promotions, results
 from demo.follow import follow
 from demo.install import NAMESPACE, SAMPLES, Installation
 from demo.kubectl import DemoError, Json
 from demo.terminal import Terminal, clock
+from support.cache import cache
 
 NAME = "demo"
 QUICKSTART = SAMPLES / "quickstart.yaml"
@@ -25,10 +30,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--name", default=NAME, help="name of the cluster (default: %(default)s)")
     options = parser.parse_args(arguments)
     try:
-        if options.verb == "up":
-            up(options.name, Terminal())
-        else:
-            down(options.name, Terminal())
+        with alone(options.name):
+            if options.verb == "up":
+                up(options.name, Terminal())
+            else:
+                down(options.name, Terminal())
     except DemoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -39,6 +45,23 @@ def main(arguments: list[str]) -> int:
         )
         return 130
     return 0
+
+
+@contextmanager
+def alone(name: str) -> Iterator[None]:
+    """Keep other processes from bringing the same demo up, or down, meanwhile.
+
+    Raises:
+        DemoError: another process is at it.
+    """
+    lock = cache() / f"demo-{name}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(lock, blocking=False):
+            yield
+    except Timeout as error:
+        message = f"another `make demo` or `make demo-down` is at work on {name}: wait until it ends, or end it with Ctrl-C"
+        raise DemoError(message) from error
 
 
 def up(name: str, terminal: Terminal) -> None:
