@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from finetune_trainer import chat_templates
-from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.outcome import DataError, RecipeRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -26,12 +26,17 @@ if TYPE_CHECKING:
 
 # NB: the encodings of thousands of texts at once leave the processor's cache: a third of the speed is lost.
 _AT_ONCE = 256
+# Files that the vocabulary of a tokenizer is read from.
+_VOCABULARIES = ("tokenizer.json", "*.model", "*.tiktoken", "tekken.json", "vocab.*")
+# NB: transformers makes a tokenizer of special tokens alone for some models that have no such file; T5's knows this one too.
+_ALWAYS_THERE = {"\u2581"}
 
 
 def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
     """Load the model's tokenizer, with the recipe's chat template, if any.
 
     Raises:
+        DataError: the folder has none.
         RecipeRefusedError: it cannot be loaded, or has no end-of-text token; or the chat template is none.
     """
     from transformers import AutoTokenizer
@@ -39,10 +44,14 @@ def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
+        if not any(file for names in _VOCABULARIES for file in folder.glob(names)):
+            raise _not_found(model) from error
         raise RecipeRefusedError(
             f"the tokenizer of model.base {model.base} cannot be loaded: {str(error).strip().splitlines()[0]}",
             reason="TokenizerNotLoadable",
         ) from error
+    if set(tokenizer.get_vocab()) - set(tokenizer.get_added_vocab()) <= _ALWAYS_THERE:
+        raise _not_found(model)
     if tokenizer.eos_token_id is None:
         raise RecipeRefusedError(
             f"the tokenizer of model.base {model.base} has no end-of-text token: set eos_token in its "
@@ -53,6 +62,14 @@ def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
     # NB: it warns about longer texts; maxTokens and maxLength of the recipe decide about those.
     tokenizer.model_max_length = int(1e30)
     return tokenizer
+
+
+def _not_found(model: Model) -> DataError:
+    return DataError(
+        "TokenizerNotFound",
+        f"model.base {model.base} has no tokenizer: put the files of its tokenizer, such as tokenizer.json and "
+        "tokenizer_config.json, beside its config.json, or name a model that has them",
+    )
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from finetune_crds.training import Model
-from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.outcome import DataError, RecipeRefusedError
 from finetune_trainer.tokenizer import check_same_vocabulary, check_vocabulary, load_tokenizer, pad_id
 
 if TYPE_CHECKING:
@@ -46,6 +47,29 @@ def test_a_tokenizer_without_an_end_of_text_is_refused(tmp_path: Path) -> None:
     assert refused.value.message == (
         "the tokenizer of model.base tiny has no end-of-text token: set eos_token in its tokenizer_config.json"
     )
+
+
+# transformers makes a tokenizer of nothing but special tokens for some kinds of models without the files of one.
+@pytest.mark.parametrize("kind", [None, "llama", "qwen2", "bert", "t5"])
+def test_a_model_without_a_tokenizer(kind: str | None, tmp_path: Path) -> None:
+    if kind:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(DataError) as failed:
+        load_tokenizer(Model(base="tiny"), tmp_path)
+    assert (failed.value.exit_code, failed.value.reason, failed.value.message) == (
+        65,
+        "TokenizerNotFound",
+        "model.base tiny has no tokenizer: put the files of its tokenizer, such as tokenizer.json and tokenizer_config.json, "
+        "beside its config.json, or name a model that has them",
+    )
+
+
+def test_a_damaged_tokenizer_is_there_and_cannot_be_loaded(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(RecipeRefusedError) as refused:
+        load_tokenizer(Model(base="tiny"), tmp_path)
+    assert (refused.value.exit_code, refused.value.reason) == (64, "TokenizerNotLoadable")
+    assert refused.value.message.startswith("the tokenizer of model.base tiny cannot be loaded: ")
 
 
 def test_a_tokenizer_with_tokens_that_the_embedding_lacks_is_refused() -> None:

@@ -307,6 +307,13 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "data.source.path {corpus}/nowhere does not exist: mount the volume or correct it",
     ),
     (
+        "a model without a tokenizer",
+        {"base": "{corpus}/empty"},
+        "TokenizerNotFound",
+        "model.base {corpus}/empty has no tokenizer: put the files of its tokenizer, such as tokenizer.json and "
+        "tokenizer_config.json, beside its config.json, or name a model that has them",
+    ),
+    (
         "no files",
         {"source": {"type": "Parquet", "path": "{corpus}/empty"}},
         "EmptySource",

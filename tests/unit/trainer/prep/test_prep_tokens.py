@@ -17,7 +17,6 @@ from finetune_crds.data import Columns, Splits
 from finetune_crds.training import Model
 from finetune_trainer import tokenizer as tokenizers
 from finetune_trainer.documents import Documents
-from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.prep import tokens
 from finetune_trainer.tokenizer import Loaded, load_tokenizer
 from finetune_trainer.train.data import dataset, read
@@ -178,20 +177,3 @@ def test_special_tokens_in_texts_are_those_of_the_tokenizer(
     for used in (load(), load_tokenizer(MODEL, folder)):
         ((document,),) = Documents(used, Columns(type="Text"), answers_only=True).of({"text": [text]})
         assert document.tokens == wanted
-
-
-def test_tokenizers_that_cannot_be_used(tokenizer_folder: Path, tmp_path: Path) -> None:
-    model = Model(base="/models/base")
-    with pytest.raises(
-        RecipeRefusedError, match=r"^the tokenizer of model\.base /models/base cannot be loaded: "
-    ):
-        load_tokenizer(model, tmp_path)
-    for file in tokenizer_folder.iterdir():
-        (tmp_path / file.name).write_text(file.read_text())
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": None}))
-    with pytest.raises(RecipeRefusedError) as refused:
-        load_tokenizer(model, tmp_path)
-    assert refused.value.message == (
-        "the tokenizer of model.base /models/base has no end-of-text token: set eos_token in its tokenizer_config.json"
-    )
