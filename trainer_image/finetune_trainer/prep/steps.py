@@ -255,21 +255,25 @@ def shown(form: Form) -> Column:
 
 
 def without_duplicates(frame: DataFrame) -> DataFrame:
-    """Keep one example per fingerprint, the one with the least id (and source): the choice is deterministic.
+    """Keep one example per fingerprint, the one with the least id (and stratum, and source): the choice is deterministic.
 
     The column `copies` is the number of examples with the fingerprint.
     """
     # NB: dropDuplicates keeps an arbitrary row.
-    order = [name for name in (ID, SOURCE) if name in frame.columns]
-    kept = sf.min_by(sf.struct("*"), sf.struct(*order)).alias("kept")
+    kept = sf.min_by(sf.struct("*"), sf.struct(*_distinct(frame))).alias("kept")
     return frame.groupBy(FINGERPRINT).agg(kept, sf.count(sf.lit(1)).alias(COPIES)).select("kept.*", COPIES)
 
 
+def _distinct(frame: DataFrame) -> list[str]:
+    """The columns that put any examples in one order: those with one id may still differ in stratum and source."""
+    return [name for name in (ID, STRATUM, SOURCE) if name in frame.columns]
+
+
 def limited(frame: DataFrame, limit: int | None, seed: int) -> DataFrame:
-    """Keep at most `limit` examples, those with the least seeded hash."""
+    """Keep at most `limit` examples, those with the least seeded hash; of several with one id, those of the least stratum."""
     if limit is None:
         return frame
-    order = (hashed(seed, "limit", ID), sf.col(ID))
+    order = (hashed(seed, "limit", ID), *_distinct(frame))
     # NB: orderBy with limit keeps all rows in memory, and a global sort runs its input twice.
     few = limit <= _MOST_ROWS_HELD
     ordered = frame.orderBy(*order) if few else frame.repartition(1).sortWithinPartitions(*order)

@@ -219,6 +219,30 @@ def test_of_duplicates_the_same_one_stays_however_the_rows_lie(spark: SparkSessi
     assert "what is it" in survivors[0]
 
 
+def test_of_rows_with_one_id_the_same_one_stays_however_they_lie(spark: SparkSession) -> None:
+    """The id is that of the text and the key: rows that have one may still be of several strata and sources."""
+    rows = [
+        pair(f"what {number}", thread=stratum, source=source)
+        for number in range(10)
+        for stratum in ("en", "de")
+        for source in ("b", "a")
+    ]
+    wanted = plan(recipe(splitRatios={"train": 1, "validation": 0, "test": 0, "stratifyBy": "thread"}))
+    kept, few = [], []
+    for partitions, order in ((1, rows), (1, rows[::-1]), (4, rows)):
+        read = frame(spark, order, f"{SCHEMA}, source string", partitions)
+        read = read.withColumnRenamed("source", steps.MIXED_FROM)
+        made = steps.identified(steps.passed(steps.flagged(read, wanted), wanted), wanted)
+        told = ("prompt", steps.STRATUM, steps.SOURCE)
+        kept.append(sorted(map(tuple, steps.without_duplicates(made).select(*told).collect())))
+        few.append(sorted(map(tuple, steps.limited(made, 13, seed=7).select(*told).collect())))
+    assert kept == [[(f"what {number}", "de", "a") for number in range(10)]] * 3
+    assert few == [few[0]] * 3
+    # Three examples are whole, and of the fourth the row that comes first.
+    assert sorted(Counter(prompt for prompt, *_ in few[0]).values()) == [1, 4, 4, 4]
+    assert ("de", "a") in {(stratum, source) for _, stratum, source in few[0]}
+
+
 def test_white_space_of_any_kind_and_length_counts_as_one_space(spark: SparkSession) -> None:
     texts = ["".join(parts) for length in range(5) for parts in product(" \n\u00a0a", repeat=length)]
     rows = [pair(f"b{text}c", "that") for text in texts]
