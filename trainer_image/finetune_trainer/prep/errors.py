@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ _UNREADABLE = ("FAILED_READ_FILE", "CANNOT_READ_FILE_FOOTER")
 _MOST_CHARS = 200
 _GONE = "FAILED_READ_FILE.FILE_NOT_EXIST"
 _FULL = "No space left on device"
+# What is on the stack of the JVM while the files of the table, or its commit, are written.
+_WRITERS = ("org.apache.parquet.hadoop.", "io.delta.storage.")
 # NB: the answer to a HEAD request has no body, and so no code of S3.
 _EXPIRED = re.compile("ExpiredToken|Status Code: 400")
 # What S3 answers with the same status, of a region that is not the bucket's.
@@ -81,10 +84,16 @@ def telling(asked: Request) -> Iterator[None]:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        raise _disk_full() from error
+        raise _scratch_full(asked) from error
     except Py4JJavaError as error:
         causes = _causes(error.java_exception)
-        known = _expired(causes) or _of_file(asked, causes) or _of_hadoop(causes) or _of_jobs(causes)
+        known = (
+            _expired(causes)
+            or _of_file(asked, causes)
+            or _of_disk(asked, causes, error)
+            or _of_hadoop(causes)
+            or _of_jobs(causes)
+        )
         if known is None:
             raise
         raise known from error
@@ -149,10 +158,39 @@ def _local(file: str) -> str:
     return re.sub(_S3, "s3://", re.sub(r"^file:/+", "/", file), count=1)
 
 
+def _of_disk(asked: Request, causes: list[tuple[str, str]], error: Py4JJavaError) -> PodFailure | None:
+    """The error of a disk that is full: that of the table, or else that of the scratch space.
+
+    NB: the table's rows are sorted, in the scratch space, by the task that writes them; and Hadoop's clients of stores keep files
+    there until they are uploaded.
+    """
+    if not any(_FULL in detail for _, detail in causes):
+        return None
+    stack, output = str(error), asked.prepare.output
+    if output.startswith("/") and any(writer in stack for writer in _WRITERS):
+        return TrainingError(
+            "DiskFull",
+            f"the disk of data.prepare.output {output} is full: make room there, or name a folder on a larger volume",
+        )
+    return _scratch_full(asked)
+
+
+def _scratch_full(asked: Request) -> TrainingError:
+    if asked.prepare.spark.executor_pods:
+        return TrainingError(
+            "DiskFull",
+            "the scratch space of the pods of Spark is full: mount a larger volume whose name begins with spark-local-dir- in "
+            "data.prepare.podTemplate, or raise data.prepare.spark.executors",
+        )
+    return TrainingError(
+        "DiskFull",
+        f"the scratch space {tempfile.gettempdir()} of the preparation is full: mount a larger volume there in "
+        "data.prepare.podTemplate, or raise the pod's limit of ephemeral-storage",
+    )
+
+
 def _of_hadoop(causes: list[tuple[str, str]]) -> PodFailure | None:
     for kind, detail in causes:
-        if _FULL in detail:
-            return _disk_full()
         if kind.endswith(_GOOGLE) and detail.startswith(("401", "403")):
             return DataError(
                 "AccessDenied",
@@ -202,14 +240,6 @@ def _not_there(kind: str, detail: str) -> PodFailure | None:
         variable = " is AWS_ENDPOINT_URL right, and" if re.search(_S3, detail) else " is"
         return TrainingError("StorageUnreachable", f"{place} cannot be reached:{variable} the store up?")
     return None
-
-
-def _disk_full() -> TrainingError:
-    return TrainingError(
-        "DiskFull",
-        "the disk of the prep pod is full: give it more scratch space (a volume at /tmp in data.prepare.podTemplate, or a "
-        "higher limit of ephemeral-storage)",
-    )
 
 
 def _of_jobs(causes: list[tuple[str, str]]) -> PodFailure | None:
