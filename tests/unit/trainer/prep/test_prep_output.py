@@ -11,10 +11,15 @@ import pytest
 from delta.exceptions import ConcurrentAppendException
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
+from finetune_crds.data import Columns, Splits
 from finetune_crds.source import Source
+from finetune_crds.training import Model
+from finetune_trainer.documents import Documents
 from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import output, source
-from unit.trainer.prep.recipes import prepared, recipe
+from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.train.data import dataset, encode
+from unit.trainer.prep.recipes import prepared, recipe, table_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
 
     from finetune_crds.contract import PrepResult
     from finetune_crds.recipe import Recipe
+    from unit.trainer.prep.recipes import Preparer
 
 ROWS = [{"question": f"What is {number}?", "answer": f"It is {number}."} for number in range(20)]
 # Few steps, since what they do is tested elsewhere.
@@ -173,3 +179,33 @@ def test_a_commit_that_meets_another_one(prepare_as: Jobs, monkeypatch: pytest.M
     monkeypatch.setattr(output, "versions", lambda *where: looks.pop() if looks else versions(*where))
     assert prepare_as("second") == first.model_copy(update={"written_by": "first"})
     assert prepare_as.versions == 1
+
+
+def read_by_training(made: PrepResult, tokenizer: Path, folder: Path) -> tuple[str, list[int]]:
+    """The digest of the training split, and its tokens in their order."""
+    columns = Columns(type="PromptResponse", prompt="prompt", response="response")
+    documents = Documents(load_tokenizer(Model(base="tiny"), tokenizer), columns, answers_only=True)
+    encoder = encode.Encoder(documents, max_length=64, overlong="Drop")
+    splits = Splits(type="Delta", path=made.path, version=made.version)
+    assert dataset.tokenize(splits, "train", encoder, folder, prepared=True)
+    split = dataset.Split.load(folder)
+    return split.digest, split.tokens.tolist()
+
+
+def ids_by_file(made: PrepResult) -> list[list[str]]:
+    files = DeltaTable(made.path, version=made.version).file_uris()
+    return sorted(pq.read_table(file)["id"].to_pylist() for file in files)
+
+
+def test_a_table_of_several_files_has_the_same_rows(
+    prepare: Preparer, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = prepare(ROWS, **STEPS)
+    monkeypatch.setattr(output, "_TOKENS_A_FILE", one.tokens.train // 4 + 1)
+    four, again = (prepare(ROWS, partitions=partitions, **STEPS) for partitions in (1, 4))
+    assert [len(ids_by_file(made)) for made in (one, four, again)] == [1, 4, 4]
+    assert ids_by_file(four) == ids_by_file(again)
+    assert table_of(one) == table_of(four) == table_of(again)
+    read = [read_by_training(made, tokenizer_folder, tmp_path / str(n)) for n, made in enumerate((one, four))]
+    assert read[0] == read[1]
+    assert len(read[0][1]) == one.tokens.train
