@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune_crds.catalog import Catalog
+from finetune_crds.cleaning import EvaluationSource
 from finetune_crds.source import Source
 from finetune_crds.spark import Spark
 from finetune_trainer.outcome import PodFailure
-from finetune_trainer.prep import errors, session, source
+from finetune_trainer.prep import decontaminate, errors, session, source
 from finetune_trainer.prep.plan import plan
 from unit.trainer.prep.recipes import QUICK, recipe
 
@@ -44,6 +45,13 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
+def read_set(spark: SparkSession, folder: Path, catalog: Catalog) -> list[Any]:
+    """The version, the number of rows and the name in the log of an evaluation set."""
+    asked = EvaluationSource.model_validate({"name": "tasks", "type": "Delta", "table": "support.chats"})
+    (found,) = decontaminate.read(spark, [asked], folder, catalog)
+    return [found.corpus.version, found.corpus.frame.count(), decontaminate.described(found)]
+
+
 def read(spark: SparkSession, asked: dict[str, Any], folder: Path, catalog: Catalog) -> list[Any]:
     """The version and the number of rows of a table, or the reason and the sentence of the error."""
     try:
@@ -59,9 +67,8 @@ def main(uri: str, folder: Path) -> None:
     spark = session.start(Spark(driver_memory="1Gi", conf=QUICK), catalog)
     for statement in TABLES:
         spark.sql(statement.format(folder=folder))
-    print(
-        json.dumps({name: read(spark, asked, folder, catalog) for name, asked in ASKED.items()}), flush=True
-    )
+    found = {name: read(spark, asked, folder, catalog) for name, asked in ASKED.items()}
+    print(json.dumps(found | {"an evaluation set": read_set(spark, folder, catalog)}), flush=True)
     for _ in sys.stdin:
         print(json.dumps(read(spark, ASKED["files"], folder, catalog)), flush=True)
     spark.stop()

@@ -109,6 +109,7 @@ def test_tables_are_read_by_their_names(metastore: tuple[Process, str], jars: Pa
             "MissingSource",
             "data.source.table nowhere.chats is not in the catalog of this preparation: correct the name",
         ],
+        "an evaluation set": [1, 8, "evaluation set tasks: support.chats version 1, columns question"],
     }
     assert after[:2] == [1, "CatalogUnreachable"]
     assert after[2].startswith("the Hive metastore of data.prepare.catalog does not answer: ")

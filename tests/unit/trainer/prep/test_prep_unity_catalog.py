@@ -39,16 +39,20 @@ if TYPE_CHECKING:
 TABLE = "main.support.chats"
 FIELD = f"data.source.table {TABLE}"
 ROWS = [{"question": f"What is in hall {number}?", "answer": f"Table {number}."} for number in range(20)]
+TASKS = "main.evaluation.tasks"
+TASK = "which of the two old tables beside the window is the higher one"
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[Store]:
-    """A store whose bucket `lake` has a Delta table of two versions, another one, and Parquet files."""
+    """A store whose bucket `lake` has a Delta table of two versions, another one, tasks, and Parquet files."""
     folder = tmp_path_factory.mktemp("store")
     tables = folder / "lake" / "tables"
     write_deltalake(tables / "chats", pa.Table.from_pylist(ROWS[:5]))
     write_deltalake(tables / "chats", pa.Table.from_pylist(ROWS[5:]), mode="append")
     write_deltalake(tables / "other", pa.Table.from_pylist([{"question": "Who?", "answer": "They."}]))
+    write_deltalake(tables / "tasks", pa.table({"task": ["too short"]}))
+    write_deltalake(tables / "tasks", pa.table({"task": [TASK]}), mode="overwrite")
     (tables / "files").mkdir()
     pq.write_table(pa.Table.from_pylist(ROWS), tables / "files" / "a.parquet")
     configuration = spark.sparkContext._jsc.hadoopConfiguration()
@@ -70,6 +74,7 @@ def tables(store: Store) -> Tables:
     held = Tables(store=store)
     held.add(TABLE, "s3://lake/tables/chats")
     held.add("main.support.other", "s3://lake/tables/other")
+    held.add(TASKS, "s3://lake/tables/tasks")
     held.add("main.support.files", "s3://lake/tables/files", data_source_format=DataSourceFormat.PARQUET)
     return held
 
@@ -97,6 +102,50 @@ def test_a_table_is_prepared_at_its_version_with_its_own_credentials(
     read = {path for path, by in store.reads if by == key}
     assert {path.split("/")[2] for path in read} == {"chats"}
     assert any(path.endswith(".parquet") for path in read)
+
+
+def test_an_evaluation_set_is_a_table(
+    prepare: Preparer, catalog: Catalog, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = set(store.grants)
+    sets = {"sources": [{"name": "tasks", "type": "Delta", "table": TASKS}]}
+    rows = [*ROWS[:3], {"question": f"Say {TASK}.", "answer": "The left one."}]
+    made = prepare(rows, decontaminate=sets, catalog=catalog.to_json())
+    assert sorted(row["prompt"] for row in table_of(made)) == [row["question"] for row in ROWS[:3]]
+    assert made.dropped == {"notNull": 0, "decontaminate": 1, "dedupe": 0}
+    assert [one.to_json() for one in made.evaluation_sets or []] == [
+        {"name": "tasks", "examples": 1, "version": 1}
+    ]
+    assert f"evaluation set tasks: {TASKS} version 1, columns task\n" in capsys.readouterr().out
+    read = {path.split("/")[2] for path, by in store.reads if by in set(store.grants) - before}
+    assert read == {"tasks"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"table": "main.evaluation.nowhere"},
+            "data.prepare.decontaminate.sources[tasks].table main.evaluation.nowhere is not in Unity Catalog at {host}, or closed to "
+            "the login of data.prepare.catalog: correct the name, or grant USE CATALOG, USE SCHEMA and SELECT (Table "
+            "'main.evaluation.nowhere' does not exist.)",
+        ),
+        (
+            {"type": "Parquet"},
+            f"data.prepare.decontaminate.sources[tasks].table {TASKS} is in the format DELTA, and "
+            "data.prepare.decontaminate.sources[tasks].type is Parquet: correct the type, or name a table of that type",
+        ),
+    ],
+    ids=["no such table", "another format"],
+)
+def test_an_evaluation_set_that_is_no_such_table_is_said(
+    prepare: Preparer, catalog: Catalog, changes: dict[str, Any], sentence: str
+) -> None:
+    asked = {"name": "tasks", "type": "Delta", "table": TASKS, **changes}
+    with pytest.raises(DataError) as failed:
+        prepare(ROWS[:1], decontaminate={"sources": [asked]}, catalog=catalog.to_json())
+    assert catalog.unity_catalog
+    assert failed.value.message == sentence.replace("{host}", catalog.unity_catalog.uri)
 
 
 def test_an_old_version_and_parquet_files(spark: SparkSession, catalog: Catalog, tmp_path: Path) -> None:
