@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from finetune_crds.contract import PrepResult
+    from finetune_trainer.prep.report import Facts
 
 USER_FIRST = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('Roles must alternate.') }}{% endif %}"
 ROLES = [("user", "assistant"), ("assistant", "user"), ("user", "assistant", "user")]
@@ -32,7 +33,15 @@ ALL_TRAIN = {"train": 1.0, "validation": 0.0, "test": 0.0}
 
 
 @pytest.fixture
-def prepare(spark: SparkSession, tokenizer_folder: Path, tmp_path: Path) -> Callable[..., PrepResult]:
+def shown() -> list[Facts]:
+    """What the reports of the preparations show."""
+    return []
+
+
+@pytest.fixture
+def prepare(
+    spark: SparkSession, tokenizer_folder: Path, tmp_path: Path, shown: list[Facts]
+) -> Callable[..., PrepResult]:
     """Prepares rows with changes to a good recipe; all examples are for training."""
 
     def made(rows: Sequence[dict[str, Any]], template: str | None = PLAIN, **changes: Any) -> PrepResult:
@@ -45,7 +54,7 @@ def prepare(spark: SparkSession, tokenizer_folder: Path, tmp_path: Path) -> Call
         source = {"type": "JSONLines", "path": str(tmp_path / "rows.jsonl")}
         changes = {"source": source, "base": str(model), "splitRatios": ALL_TRAIN} | changes
         asked = recipe(output=str(tmp_path / "table"), **changes)
-        return prepared(spark, asked)
+        return prepared(spark, asked, shown.append)
 
     return made
 
@@ -82,12 +91,13 @@ def test_a_conversation_that_the_chat_template_refuses_fails_the_preparation(
     assert not (tmp_path / "table").exists()
 
 
-def test_or_is_dropped_and_counted(prepare: Callable[..., PrepResult]) -> None:
+def test_or_is_dropped_and_counted_and_shown(prepare: Callable[..., PrepResult], shown: list[Facts]) -> None:
     made = prepare(CHATS, template=USER_FIRST, columns=None, unrenderable="Drop", maxTokens=100)
     assert (made.dropped, made.rows.train) == (
         {"notNull": 0, "dedupe": 0, "unrenderable": 1, "maxTokens": 0},
         2,
     )
+    assert shown[0].samples == {"unrenderable": ["assistant: 0 of 1\nuser: 1 of 1"]}
 
 
 def test_a_program_that_fails_is_told_as_one_that_refuses(prepare: Callable[..., PrepResult]) -> None:
