@@ -1,7 +1,9 @@
-"""The steps that look at what an example says keep the same rows on any number of partitions."""
+"""All steps together keep the same rows, in the same splits, on any number of partitions."""
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +17,104 @@ from unit.trainer.prep.recipes import Preparer, compiled, table_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from unit.trainer.prep.recipes import Json
+
 TASK = "write a letter to a friend whom you have not seen for many years"
-ENGLISH = "How do I reset the password of my account when I no longer have access to my mail?"
 FRENCH = "Comment faire si je ne peux plus lire mes messages et que j'ai tout perdu ?"
+WORDS = [
+    *(
+        "account",
+        "answer",
+        "before",
+        "bring",
+        "building",
+        "carry",
+        "change",
+        "clear",
+        "copy",
+        "country",
+        "doctor",
+        "early",
+    ),
+    *(
+        "every",
+        "figure",
+        "follow",
+        "ground",
+        "happen",
+        "heavy",
+        "history",
+        "island",
+        "kitchen",
+        "language",
+        "letter",
+    ),
+    *(
+        "listen",
+        "machine",
+        "measure",
+        "minute",
+        "morning",
+        "mountain",
+        "nothing",
+        "notice",
+        "number",
+        "office",
+        "open",
+    ),
+    *(
+        "paper",
+        "pattern",
+        "people",
+        "picture",
+        "plant",
+        "problem",
+        "question",
+        "reach",
+        "reason",
+        "river",
+        "school",
+    ),
+    *(
+        "second",
+        "sentence",
+        "simple",
+        "station",
+        "street",
+        "surface",
+        "table",
+        "travel",
+        "village",
+        "water",
+        "winter",
+    ),
+]
+
+
+def corpus() -> list[Json]:
+    """Rows of which each step drops some. Of the texts, two each have one `id`, which is the key of the split; `topic` is the stratum."""
+    chance = random.Random(7)  # noqa: S311 - the seed makes the rows the same each time
+    texts = [" ".join(chance.choices(WORDS, k=20)) for _ in range(40)]
+
+    def row(text: str, number: int, end: str = "com", topic: int | None = None) -> Json:
+        return {
+            "question": f"{text} {number}@example.{end}",
+            "answer": f"answer {number}",
+            "id": f"document {number // 2}",
+            "topic": f"topic {number % 3 if topic is None else topic}",
+        }
+
+    return [
+        *(row(text, number) for number, text in enumerate(texts)),
+        # The same behind redaction, and the same of another stratum.
+        *(row(text, number, end="org") for number, text in enumerate(texts[:10])),
+        *(row(text, number, topic=9) for number, text in enumerate(texts[:5])),
+        # One word of 20 differs.
+        *(row(f"{text.rsplit(' ', 1)[0]} other", number) for number, text in enumerate(texts[:10])),
+        *(row(FRENCH, number) for number in range(40, 50)),
+        *(row(f"Please {TASK}", number) for number in range(50, 55)),
+        *(row(" ".join(chance.choices(WORDS, k=200)), number) for number in range(60, 65)),
+    ]
 
 
 def test_the_same_rows_on_1_4_and_16_partitions(
@@ -27,23 +124,40 @@ def test_the_same_rows_on_1_4_and_16_partitions(
     (prepare.folder / "tasks").mkdir()
     pq.write_table(pa.table({"task": [TASK]}), prepare.folder / "tasks" / "0.parquet")
     tasks = {"name": "tasks", "type": "Parquet", "path": str(prepare.folder / "tasks")}
+    ratios = {"train": 0.6, "validation": 0.2, "test": 0.2, "key": "id", "stratifyBy": "topic"}
     asked: dict[str, Any] = {
         "languages": ["en"],
         "redact": ["Email"],
         "decontaminate": {"sources": [tasks]},
+        "dedupe": {"near": {}},
+        "maxTokens": 400,
+        "limit": 30,
+        "splitRatios": ratios,
+        # Samples make plans that take longer to compile, and no other rows.
+        "reportSamples": 0,
     }
-    rows = [
-        {"question": f"{text} {number}@example.{end}", "answer": f"answer {number}"}
-        for text in (ENGLISH, FRENCH, f"Please {TASK}")
-        for end in ("com", "org")
-        for number in range(20)
-    ]
+    rows = corpus()
     one = prepare(rows, **asked)
-    assert one.dropped == {"notNull": 0, "language": 40, "decontaminate": 40, "dedupe": 20}
-    assert (one.redacted, one.rows.train) == ({"Email": 80}, 20)
+    table = table_of(one)
+    assert one.dropped == {
+        "notNull": 0,
+        "language": 10,
+        "decontaminate": 5,
+        "dedupe": 15,
+        "near": 10,
+        "maxTokens": 5,
+        "limit": 10,
+    }
+    assert one.redacted == {"Email": 75}
+    assert Counter(row["split"] for row in table) == Counter(one.rows.to_json())
+    splits: dict[int, list[str]] = {}
+    for row in table:
+        splits.setdefault(int(row["response"].split()[1]) // 2, []).append(row["split"])
+    assert {len(set(names)) for names in splits.values()} == {1}
+    assert (len(table), {len(names) for names in splits.values()}) == (30, {1, 2})
     for partitions, most, running in ((4, 0, compiled(spark)), (16, 2_000_000, nullcontext())):
         monkeypatch.setattr(decontaminate, "_MOST_RUNS_HELD", most)
         with running:
-            other = prepare(rows, partitions=partitions, **asked)
-        assert (table_of(other), other.dropped, other.redacted) == (table_of(one), one.dropped, one.redacted)
+            other = prepare(rows[:: 1 if partitions == 4 else -1], partitions=partitions, **asked)
+        assert (table_of(other), other.dropped, other.redacted) == (table, one.dropped, one.redacted)
         assert other.evaluation_sets == one.evaluation_sets
