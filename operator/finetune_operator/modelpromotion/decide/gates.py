@@ -199,10 +199,9 @@ def _incomparable(
         return f"{gate.metric} of version {holder.version}, {which}, is {show(other)}"
     if candidate.evaluated_on is None or holder.evaluated_on is None:
         silent = candidate if candidate.evaluated_on is None else holder
-        return (
-            f"version {silent.version} does not say what data it was evaluated on: its run or the version needs the "
-            f"tag {contract.TAG_EVAL_DATA}"
-        )
+        needs = f"the version needs the tag {contract.TAG_EVAL_DATA}"
+        why = f"{needs}, as {silent.unread}" if silent.unread else f"its run or {needs}"
+        return f"version {silent.version} does not say what data it was evaluated on: {why}"
     if candidate.evaluated_on != holder.evaluated_on:
         return (
             f"version {candidate.version} was evaluated on other data, or with another objective "
@@ -232,7 +231,7 @@ def _number(version: ModelVersion, name: str) -> float | str:
     if text is None and name in version.metrics:
         return version.metrics[name]
     if text is None:
-        why = f" ({version.unread})" if version.unread else ""
+        why = f" ({version.unread}: set the tag {name} of the version)" if version.unread else ""
         return f"version {version.version} has no {name}: neither a tag of the version nor a metric of its run{why}"
     try:
         return float(text)

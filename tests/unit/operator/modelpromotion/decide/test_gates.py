@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ def version(
     return ModelVersion(number, True, f"r{number}", tags or {}, metrics, data)
 
 
+ELSEWHERE = "its run is in workspace 99, and the credentials are for workspace 1234"
 HOLDER = version("1", loss=2.0, accuracy=0.8)
 
 
@@ -100,6 +102,44 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
             "<= 2.5",
             None,
             "version 2 has no loss: neither a tag of the version nor a metric of its run",
+        ),
+    ),
+    "no number, and a run that is not read": (
+        metric(max=2.5),
+        replace(version("2", None), unread=ELSEWHERE),
+        None,
+        (
+            "Inconclusive",
+            None,
+            "<= 2.5",
+            None,
+            "version 2 has no loss: neither a tag of the version nor a metric of its run (its run is in workspace 99, and the "
+            "credentials are for workspace 1234: set the tag loss of the version)",
+        ),
+    ),
+    "tags in the place of a run that is not read": (
+        no_worse(relative=0.5),
+        replace(version("2", "d1", {"loss": "2.5"}), unread=ELSEWHERE),
+        HOLDER,
+        (
+            "Passed",
+            "2.5",
+            "<= 3",
+            "2",
+            "loss is 2.5, that of version 1, which has the alias, is 2: as it must be <= 3",
+        ),
+    ),
+    "compared, and a run that is not read": (
+        no_worse(relative=0.5),
+        replace(version("2", None, {"loss": "2.5"}), unread=ELSEWHERE),
+        HOLDER,
+        (
+            "Inconclusive",
+            "2.5",
+            None,
+            "2",
+            "version 2 does not say what data it was evaluated on: the version needs the tag finetune_eval_data, as its run is in "
+            "workspace 99, and the credentials are for workspace 1234",
         ),
     ),
     "a tag as it must be": (
