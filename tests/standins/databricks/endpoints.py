@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,8 +44,14 @@ BUSY = (
 """The ways in which an endpoint says that another change is in progress."""
 
 
-def exported(endpoint: str, counts: dict[str, tuple[int, int, int]]) -> str:
-    """Metrics as an endpoint exports them: requests, 4xx and 5xx answers of the last minute, by version."""
+def exported(
+    endpoint: str, counts: dict[str, tuple[int, int, int]], milliseconds: Mapping[str, float] | None = None
+) -> str:
+    """Metrics as an endpoint exports them: requests, 4xx and 5xx answers of the last minute, by version.
+
+    Args:
+        milliseconds: the mean latency of versions, which not every endpoint exports.
+    """
     names = ("request_count_total", "request_4xx_count_total", "request_5xx_count_total")
     lines = []
     for position, name in enumerate(names):
@@ -52,6 +59,18 @@ def exported(endpoint: str, counts: dict[str, tuple[int, int, int]]) -> str:
         lines += [
             f'{name}{{endpoint_name="{endpoint}",served_entity_name="version-{version}"}} {held[position]} 1790000000000'
             for version, held in counts.items()
+        ]
+    name = "request_latency_ms"
+    lines += [f"# TYPE {name} histogram"] if milliseconds else []
+    for version, mean in (milliseconds or {}).items():
+        labels, answered = (
+            f'endpoint_name="{endpoint}",served_entity_name="version-{version}"',
+            counts[version][0],
+        )
+        lines += [
+            f'{name}_bucket{{{labels},le="+Inf"}} {answered} 1790000000000',
+            f"{name}_sum{{{labels}}} {mean * answered} 1790000000000",
+            f"{name}_count{{{labels}}} {answered} 1790000000000",
         ]
     return "".join(f"{line}\n" for line in lines)
 

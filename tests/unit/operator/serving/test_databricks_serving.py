@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from databricks.sdk import WorkspaceClient
-from databricks.sdk.service.serving import AiGatewayConfig
+from databricks.sdk.service.serving import AiGatewayConfig, ServingModelWorkloadType
 
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.serving import DatabricksServing, InferenceTable
@@ -27,6 +27,7 @@ from standins.databricks.endpoints import BUSY
 
 MODEL = "main.llm.support"
 PATH = "/api/2.0/serving-endpoints"
+SCHEMA = DatabricksServing.model_json_schema()
 
 
 def spec(**parts: Any) -> DatabricksServing:
@@ -133,6 +134,32 @@ def test_entities(databricks: Workspace, parts: dict[str, Any], fields: dict[str
     act(client(databricks), ConfigureEndpoint(spec(**parts), served(v3=100), create=True))
     assert found(databricks, **parts).matches_spec
     assert bodies(databricks) == [PLAIN | fields]
+
+
+KINDS = {
+    "CPU": "CPU",
+    "CPUMedium": "CPU_MEDIUM",
+    "CPULarge": "CPU_LARGE",
+    "GPUSmall": "GPU_SMALL",
+    "GPUMedium": "GPU_MEDIUM",
+    "GPULarge": "GPU_LARGE",
+    "GPUXLarge": "GPU_XLARGE",
+    "GPUXLarge8": "GPU_XLARGE_8",
+    "MultiGPUMedium": "MULTIGPU_MEDIUM",
+}
+
+
+@pytest.mark.parametrize(("kind", "name"), KINDS.items())
+def test_machines(databricks: Workspace, kind: str, name: str) -> None:
+    act(client(databricks), ConfigureEndpoint(spec(workloadType=kind), served(v3=100), create=True))
+    assert found(databricks, workloadType=kind).matches_spec
+    assert [entity["workload_type"] for entity in bodies(databricks)] == [name]
+
+
+def test_the_machines_are_all_that_the_schema_and_databricks_have() -> None:
+    (named,) = (option for option in SCHEMA["properties"]["workloadType"]["anyOf"] if "enum" in option)
+    assert named["enum"] == [*KINDS]
+    assert {*KINDS.values()} == {kind.value for kind in ServingModelWorkloadType}
 
 
 def test_provisioned_throughput_has_its_own_paths(databricks: Workspace) -> None:

@@ -351,6 +351,27 @@ def test_gates_judge_the_traffic_of_the_new_version(databricks: Workspace) -> No
     assert "error_rate is 0.012, but it must be <= 0.01" in rollout.message
 
 
+QUICK = {"name": "quick", "type": "Metric", "metric": {"name": "latency_ms", "max": 100}}
+
+
+def test_a_gate_of_the_latency_judges_what_the_endpoint_exports(databricks: Workspace) -> None:
+    rollout = served(databricks, serving=serving(canary=CANARY | {"gates": [QUICK]}))
+    counts = {"1": (900, 0, 0), "2": (100, 0, 0)}
+    databricks.endpoints.metrics["support"] = exported("support", counts)
+    rollout.promote("2")
+    rollout.settle()
+    assert (rollout.routes, rollout.reason) == ({"2": 10, "1": 90}, "CanaryInconclusive")
+    assert "version 2 has no latency_ms" in rollout.message
+    databricks.endpoints.metrics["support"] = exported("support", counts, {"1": 300, "2": 80.5})
+    rollout.wait(10)
+    rollout.settle()
+    assert (rollout.routes, rollout.reason) == ({"2": 50, "1": 50}, "Canary")
+    databricks.endpoints.metrics["support"] = exported("support", counts, {"1": 40, "2": 120})
+    rollout.settle()
+    assert (rollout.routes, rollout.reason) == ({"1": 100}, "CanaryFailed")
+    assert "latency_ms is 120, but it must be <= 100" in rollout.message
+
+
 def test_what_databricks_shows_otherwise_is_not_configured_again_for_the_logging(
     databricks: Workspace,
 ) -> None:
