@@ -49,6 +49,7 @@ ENV_EXECUTOR_SELECTOR = "FINETUNE_EXECUTOR_SELECTOR"
 PREP_WHEEL = "finetune-prep"
 PREP_WHEEL_ENTRY = "finetune-prep-databricks"
 PARAMETER_FOLDER = "--folder"
+PARAMETER_MLFLOW_RUN = "--mlflow-run"
 PROGRESS_FILE = "progress.txt"
 REPORT_FILE = "report.json"
 # Where the claim of model.cache is mounted, in the training pods and in the prep pod.

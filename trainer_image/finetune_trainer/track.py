@@ -43,8 +43,8 @@ Entry = tuple[str, float, int, int]
 Call = Callable[["MlflowClient"], object]
 
 
-def client() -> MlflowClient:
-    """Return a client of the tracking server and registry of the environment; it fails fast and does not retry."""
+def client(tracking_uri: str | None = None) -> MlflowClient:
+    """Return a client of a tracking server, by default that of the environment; it fails fast and does not retry."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
     # NB: in a Databricks workspace the client retries for ten minutes, whatever the number of retries.
@@ -54,7 +54,7 @@ def client() -> MlflowClient:
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
     from mlflow import MlflowClient
 
-    return MlflowClient()
+    return MlflowClient(tracking_uri)
 
 
 def patience_seconds(default: float) -> float:

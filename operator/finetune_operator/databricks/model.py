@@ -22,6 +22,8 @@ class Submission:
         recipe: the recipe as YAML.
         compute: what it runs on.
         conf: settings of Spark, for a new cluster.
+        mlflow_run: the job's MLflow run; empty for none.
+        mlflow_host: the workspace that has it; another address for an MLflow server.
     """
 
     name: str
@@ -31,6 +33,8 @@ class Submission:
     recipe: str
     compute: Compute
     conf: Mapping[str, str] = field(default_factory=dict)
+    mlflow_run: str = ""
+    mlflow_host: str = ""
 
 
 @dataclass(frozen=True)

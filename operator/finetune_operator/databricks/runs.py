@@ -64,7 +64,7 @@ def submit(client: WorkspaceClient, wanted: Submission, wheels: Path) -> str:
             made = client.jobs.submit(
                 run_name=wanted.name,
                 idempotency_token=wanted.token,
-                tasks=[_task(wanted, wheel)],
+                tasks=[_task(wanted, wheel, client.config.host)],
                 environments=_environments(wanted, wheel),
             )
         except errors.InvalidState:
@@ -159,8 +159,12 @@ def _why(client: WorkspaceClient, found: jobs.Run) -> str:
     return short(said)
 
 
-def _task(wanted: Submission, wheel: str) -> SubmitTask:
+def _task(wanted: Submission, wheel: str, host: str) -> SubmitTask:
     compute = wanted.compute
+    parameters = [contract.PARAMETER_FOLDER, wanted.folder]
+    # A run reaches the MLflow of its own workspace alone.
+    if wanted.mlflow_run and wanted.mlflow_host == host:
+        parameters += [contract.PARAMETER_MLFLOW_RUN, wanted.mlflow_run]
     task = SubmitTask(
         task_key=_TASK,
         # NB: serverless compute repeats a failed task by itself, also one whose data are wrong.
@@ -169,7 +173,7 @@ def _task(wanted: Submission, wheel: str) -> SubmitTask:
         python_wheel_task=PythonWheelTask(
             package_name=contract.PREP_WHEEL.replace("-", "_"),
             entry_point=contract.PREP_WHEEL_ENTRY,
-            parameters=[contract.PARAMETER_FOLDER, wanted.folder],
+            parameters=parameters,
         ),
     )
     if compute.type == "Serverless":

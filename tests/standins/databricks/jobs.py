@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,7 @@ class Jobs:
     Attributes:
         files: of the workspace, with the volumes.
         folder: for the installed wheels and the scratch of runs.
+        issue: gives the token with which a run asks its workspace.
         clusters: ids of the clusters that exist.
         runs_wheels: whether runs run; else they stay Pending until `end` is called.
         tables: location of each table, by its name.
@@ -81,6 +82,7 @@ class Jobs:
 
     files: Files
     folder: Path
+    issue: Callable[[], str]
     clusters: set[str] = field(default_factory=set)
     runs_wheels: bool = True
     tables: dict[str, str] = field(default_factory=dict)
@@ -250,6 +252,8 @@ class Jobs:
             "conf": self.conf | ((cluster.spark_conf if cluster else None) or {}),
             "scratch": str(folder / "scratch"),
             "error": str(error),
+            "host": self.uri,
+            "token": self.issue(),
         }
         (folder / "task.json").write_text(json.dumps(task), encoding="utf-8")
         names = ("PATH", "HOME", "JAVA_HOME", "LANG", "JDK_JAVA_OPTIONS")

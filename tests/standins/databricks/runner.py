@@ -2,7 +2,8 @@
 
     python runner.py TASK.json
 
-The task says where the wheel is installed, which entry point it has, and what volumes, buckets and tables there are.
+The task says where the wheel is installed, which entry point it has, what volumes, buckets and tables there are, and the token
+with which the run asks its workspace.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import json
 import os
 import sys
 import traceback
+import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ def main() -> int:
     task: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     sys.path.insert(0, task["installed"])
     os.environ["DATABRICKS_RUNTIME_VERSION"] = "17.3"
+    log_in(task["host"], task["token"])
     spark = session(task)
     try:
         for name, place in task["tables"].items():
@@ -43,6 +47,17 @@ def main() -> int:
         with contextlib.suppress(Exception):
             spark.stop()
     return 0
+
+
+def log_in(host: str, token: str) -> None:
+    """Have what the runtime of Databricks gives the SDK: the workspace of the run, and a token of whoever submitted it."""
+
+    def init_runtime_native_unified() -> tuple[str, None, None, Callable[[], dict[str, str]]]:
+        return host, None, None, lambda: {"Authorization": f"Bearer {token}"}
+
+    provider = types.ModuleType("dbruntime.sdk_credential_provider")
+    provider.__dict__["init_runtime_native_unified"] = init_runtime_native_unified
+    sys.modules |= {"dbruntime": types.ModuleType("dbruntime"), provider.__name__: provider}
 
 
 def session(task: dict[str, Any]) -> Any:

@@ -84,7 +84,7 @@ class Workspace:
     def __post_init__(self) -> None:
         self.tracking = Tracking(self.folder)
         self.files = Files(self.folder / "files")
-        self.jobs = Jobs(self.files, self.folder / "runs")
+        self.jobs = Jobs(self.files, self.folder / "runs", self._issue)
 
     @property
     def secret(self) -> dict[str, str]:
@@ -169,10 +169,13 @@ class Workspace:
             raise Refusal(400, "unsupported_grant_type", grant)
         if not good:
             raise Refusal(401, "invalid_client", "Client authentication failed")
+        self.logins.append(grant)
+        return {"access_token": self._issue(), "token_type": "Bearer", "expires_in": 3600}
+
+    def _issue(self) -> str:
         token = secrets.token_hex(8)
         self._issued.add(token)
-        self.logins.append(grant)
-        return {"access_token": token, "token_type": "Bearer", "expires_in": 3600}
+        return token
 
     def model(self, name: str) -> Model:
         """A model.

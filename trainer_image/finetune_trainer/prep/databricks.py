@@ -2,6 +2,9 @@
 
 The wheel that holds this entry point, its recipe and its result are files in a folder of a volume. The operator, which
 submitted the run, reads the result there: the output of a run has the last of its log at best.
+
+Where the job's MLflow run is in the same workspace, the report and the progress are logged to it as well, with the login that
+every Databricks run has. An MLflow server elsewhere has a login that is in the cluster alone.
 """
 
 from __future__ import annotations
@@ -23,6 +26,9 @@ from finetune_trainer.prep.plan import request
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# How MLflow's client names the workspace in which it runs, whose login it finds by itself.
+_WORKSPACE = "databricks"
+
 
 class PreparationFailedError(Exception):
     """The preparation failed; Databricks shows the sentence as the error of the run."""
@@ -36,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     parser = argparse.ArgumentParser(prog=contract.PREP_WHEEL_ENTRY)
     parser.add_argument(contract.PARAMETER_FOLDER, type=Path, required=True, help="with recipe.yaml")
-    folder: Path = parser.parse_args(arguments).folder
+    parser.add_argument(contract.PARAMETER_MLFLOW_RUN, default="", help="the job's, in this workspace")
+    given = parser.parse_args(arguments)
+    folder: Path = given.folder
     said = ""
 
     def tell(code: int, message: TerminationMessage | None) -> None:
@@ -48,28 +56,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         said = f"{message.error.reason}: {message.error.message}" if message and message.error else ""
 
-    code = outcome.run(lambda: _prepare(folder), tell)
+    code = outcome.run(lambda: _prepare(folder, given.mlflow_run), tell)
     if code:
         # NB: Databricks takes an exit code for a crash, whatever it is.
         raise PreparationFailedError(said or f"the preparation ended with exit code {code}")
 
 
-def _prepare(folder: Path) -> TerminationMessage:
+def _prepare(folder: Path, run_id: str) -> TerminationMessage:
     recipe = Recipe.load(folder / contract.RECIPE_FILE)
     asked = request(recipe)
     from finetune_trainer.prep import pipeline, report, session
     from finetune_trainer.prep.progress import Progress, SparkTasks
     from finetune_trainer.tokenizer import Loaded
-    from finetune_trainer.track import Tracker
+    from finetune_trainer.track import Tracker, client
 
-    with pipeline.fetched_tokenizer(recipe) as place:
+    connect = partial(client, _WORKSPACE)
+    with (
+        pipeline.fetched_tokenizer(recipe) as place,
+        Tracker(run_id, connect) as tracker,
+    ):
         tokenizer = Loaded.of(recipe.model, place)
         spark = session.attach()
         context = session.context(spark)
         pipeline.say(f"Databricks Runtime {os.environ[session.ENV_RUNTIME]}, Spark {spark.version}")
-        show = partial(_to_volume, folder / contract.PROGRESS_FILE)
+        if not run_id:
+            pipeline.say(f"the report stays in {folder}: this workspace has no MLflow run of the job")
+
+        def show(step: str, percent: int | None) -> None:
+            _to_volume(folder / contract.PROGRESS_FILE, step, percent)
+            progress.to_run(tracker, step, percent)
+
         told = Progress(show, SparkTasks(context) if context else None)
-        publish = partial(report.publish, tracker=Tracker(None), folder=folder)
+        publish = partial(report.publish, tracker=tracker, folder=folder)
         with told.running():
             return TerminationMessage(
                 prep=pipeline.prepare(spark, recipe, asked, tokenizer, told, publish=publish)

@@ -20,7 +20,7 @@ from finetune_crds.status_parts import DatabricksRunStatus, RunWord
 from finetune_operator import names
 from finetune_operator.databricks.model import ENDED, Run, Submission
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.decide import pods, result, share
+from finetune_operator.finetunejob.decide import pods, result, share, track
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.model import CancelRun, Decision, FineTuneJob, SubmitRun
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
@@ -101,7 +101,10 @@ def prepare(draft: Draft) -> Outcome:
     """Create the splits; the pass ends until they exist."""
     run, seen = draft.status.databricks_run, draft.observed.preparation
     if run is None or run.state in ("Canceled", "Failed"):
-        if not share.waits(draft):
+        if track.run_is_coming(draft):
+            message = "preparation starts when the MLflow run exists"
+            draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, message)
+        elif not share.waits(draft):
             _begin(draft, run, failures=run.failures if run else 0)
         return Stop
     draft.note_start()
@@ -154,7 +157,7 @@ def submission(draft: Draft) -> Submission:
     own, run, ftj = _settings_of(draft.spec), draft.status.databricks_run, draft.ftj
     if own is None or run is None or draft.spec.data.prepare is None:
         raise ValueError(f"{ftj.key} has no preparation on Databricks")
-    recipe = _recipe(draft)
+    recipe, mlflow = _recipe(draft), draft.observed.mlflow
     return Submission(
         name=_name(draft),
         token=f"{ftj.uid}-{recipe.digest()}-{run.attempt}",
@@ -163,6 +166,8 @@ def submission(draft: Draft) -> Submission:
         recipe=recipe.to_yaml(),
         compute=own.compute,
         conf=draft.spec.data.prepare.spark.conf,
+        mlflow_run=mlflow.run.run_id if mlflow and mlflow.run else "",
+        mlflow_host=mlflow.server if mlflow else "",
     )
 
 

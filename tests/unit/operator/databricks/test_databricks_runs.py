@@ -138,6 +138,21 @@ def test_what_is_submitted(desk: Desk, compute: Json, conf: Json, expected: Json
     )
 
 
+def test_a_run_is_told_of_an_mlflow_run_of_its_own_workspace_alone(desk: Desk) -> None:
+    hosts = (desk.state.uri, "https://other.cloud.databricks.com", "http://mlflow:5000")
+    wanted = [
+        submission(attempt=number, mlflow_run="r1", mlflow_host=host) for number, host in enumerate(hosts)
+    ]
+    tasks = [
+        desk.state.jobs.held[int(desk.submit(item))].task.as_dict()["python_wheel_task"] for item in wanted
+    ]
+    assert [task["parameters"] for task in tasks] == [
+        ["--folder", FOLDER, "--mlflow-run", "r1"],
+        ["--folder", FOLDER],
+        ["--folder", FOLDER],
+    ]
+
+
 def test_equal_submissions_are_one_run_and_one_upload(desk: Desk) -> None:
     first, second = (desk.submit() for _ in range(2))
     other = desk.submit(submission(attempt=2))
@@ -279,6 +294,25 @@ def test_ends(desk: Desk, case: tuple[Code, str, str, bytes, Json]) -> None:
     url = f"{desk.state.uri}/?o=1234#job/0/run/{run_id}"
     parts: Json = {"run_id": run_id, "url": url} | expected
     assert desk.read(run_id) == Run(**parts)
+
+
+FINAL = {
+    Code.UNAUTHORIZED_ERROR,
+    Code.INVALID_CLUSTER_REQUEST,
+    Code.INVALID_RUN_CONFIGURATION,
+    Code.RESOURCE_NOT_FOUND,
+    Code.FEATURE_DISABLED,
+    Code.DISABLED,
+}
+WORDS = {Code.SUCCESS: "Succeeded", Code.CANCELED: "Canceled", Code.USER_CANCELED: "Canceled"}
+
+
+@pytest.mark.parametrize("code", Code, ids=lambda code: code.value)
+def test_what_a_run_would_end_with_again(desk: Desk, code: Code) -> None:
+    run_id = desk.submit()
+    desk.state.jobs.end(int(run_id), code, "The run may not do this")
+    seen = desk.read(run_id)
+    assert (seen.word, seen.is_final) == (WORDS.get(code, "Failed"), code in FINAL)
 
 
 def test_the_way_to_the_end(desk: Desk) -> None:

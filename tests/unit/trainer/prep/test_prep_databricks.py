@@ -18,12 +18,17 @@ from pyspark.sql import DataFrame
 
 from finetune_crds import contract
 from finetune_crds.contract import PrepResult, RunReport
+from finetune_trainer import track
 from finetune_trainer.outcome import DataError, RecipeRefusedError
 from finetune_trainer.prep import condition, databricks, output, session, tokens
 from finetune_trainer.prep.keep import keep
+from standins.databricks import Workspace, running
+from standins.databricks.files import FileRefusal
 from unit.trainer.prep.recipes import prepared, recipe
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import SparkSession
 
     from finetune_crds.recipe import Recipe
@@ -65,11 +70,11 @@ def as_serverless(
     patch.setattr(type(spark.range(1)), "persist", persist)
 
 
-def run(folder: Path, wanted: Recipe) -> PrepResult:
+def run(folder: Path, wanted: Recipe, *arguments: str) -> PrepResult:
     """What a run of the recipe leaves in its folder."""
     folder.mkdir()
     (folder / contract.RECIPE_FILE).write_text(wanted.to_yaml())
-    databricks.main(["--folder", str(folder)])
+    databricks.main(["--folder", str(folder), *arguments])
     report = RunReport.parse((folder / contract.REPORT_FILE).read_bytes())
     assert report
     assert report.message.prep
@@ -78,7 +83,11 @@ def run(folder: Path, wanted: Recipe) -> PrepResult:
 
 
 def test_rows_and_counts_are_those_of_a_pod_and_the_same_without_a_jvm_and_without_a_cache(
-    spark: SparkSession, corpus: Path, tokenizer_folder: Path, tmp_path: Path
+    spark: SparkSession,
+    corpus: Path,
+    tokenizer_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(session.ENV_RUNTIME, "17.3")
@@ -86,6 +95,7 @@ def test_rows_and_counts_are_those_of_a_pod_and_the_same_without_a_jvm_and_witho
         as_serverless(spark, patch)
         tokens._written.cache_clear()
         bare = run(tmp_path / "bare", asked(corpus, tokenizer_folder, tmp_path / "bare-out"))
+    assert f"the report stays in {tmp_path / 'bare'}: " in capsys.readouterr().out
     local = prepared(spark, asked(corpus, tokenizer_folder, tmp_path / "local-out"))
     assert local.model_copy(update={"path": usual.path}) == usual
     assert bare.model_copy(update={"path": usual.path}) == usual
@@ -97,6 +107,55 @@ def test_rows_and_counts_are_those_of_a_pod_and_the_same_without_a_jvm_and_witho
     assert len(first) == 30
     # The session is the run's, and stays.
     assert spark.range(3).count() == 3
+
+
+PICTURES = ("report.html", "funnel.png", "tokens.png")
+
+
+@pytest.fixture
+def workspace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
+    """A workspace, to which this process is logged in as a run is by itself."""
+    monkeypatch.setenv(session.ENV_RUNTIME, "17.3")
+    with running() as state:
+        state.tracking.open()
+        for name, value in state.secret.items():
+            monkeypatch.setenv(name, value)
+        yield state
+
+
+@pytest.fixture
+def wanted(spark: SparkSession, corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> Recipe:
+    """A recipe for the session of all tests."""
+    return asked(corpus, tokenizer_folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize("denied", ["", "PUT /api/2.0/fs/"], ids=["with its report", "without"])
+def test_a_run_of_the_workspace_has_the_report_and_the_step(
+    wanted: Recipe, workspace: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str], denied: str
+) -> None:
+    workspace.denied |= {denied} if denied else set()
+    made = track.client("databricks")
+    experiment = made.create_experiment("/Shared/team")
+    run_id = made.create_run(experiment).info.run_id
+    run(tmp_path / "run", wanted, "--mlflow-run", run_id)
+    found = workspace.tracking.open().get_run(run_id)
+    assert found.data.tags[contract.TAG_PREPARATION].startswith("writing")
+    place = f"/WorkspaceInternal/Mlflow/Artifacts/{experiment}/Runs/{run_id}/artifacts/preparation"
+    logged = {name for name in PICTURES if has(workspace, f"{place}/{name}")}
+    assert logged == (set() if denied else {*PICTURES})
+    assert {*PICTURES} <= {path.name for path in (tmp_path / "run").iterdir()}
+    said = capsys.readouterr().out
+    assert ("preparation is not uploaded to the run's artifacts" in said, "the report stays" in said) == (
+        bool(denied),
+        False,
+    )
+
+
+def has(workspace: Workspace, path: str) -> bool:
+    try:
+        return bool(workspace.files.read(path))
+    except FileRefusal:
+        return False
 
 
 def test_paths_are_those_of_the_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from finetune_operator.finetunejob.model import (
     CancelRun,
     Decision,
     FineTuneJob,
+    Mlflow,
     Observed,
     Preparation,
     SubmitRun,
@@ -31,6 +32,8 @@ from worlds.memory.decisions import (
     ADMITTED,
     NO_MLFLOW,
     NOW,
+    SOURCE,
+    SPLITS,
     UID,
     conclude,
     condition,
@@ -210,6 +213,29 @@ def test_what_is_submitted() -> None:
     (again,) = decided(run("Submitting", run_id=None, attempt=2)).actions
     assert isinstance(again, SubmitRun)
     assert again.submission.token != wanted.token
+
+
+def test_a_run_waits_for_the_mlflow_run_and_learns_its_id_and_its_workspace() -> None:
+    settings = dataclasses.replace(SETTINGS, tracking_uri="databricks")
+    waiting = conclude(the_job(None, held=False), Observed(mlflow=Mlflow()), settings=settings)
+    assert (waiting.status.databricks_run, [type(item).__name__ for item in waiting.actions]) == (
+        None,
+        ["EnsureRun"],
+    )
+    assert said(waiting, ConditionType.PREPARED) == (
+        "False",
+        "Preparing",
+        "preparation starts when the MLflow run exists",
+    )
+    known = dataclasses.replace(tracked(), server="https://w")
+    found = []
+    for mlflow in (known, Mlflow(problem=AWAY), None):
+        seen = Observed(mlflow=mlflow)
+        decision = conclude(the_job(run("Submitting", run_id=None)), seen, settings=settings)
+        (action,) = decision.actions
+        assert isinstance(action, SubmitRun)
+        found.append((action.submission.mlflow_run, action.submission.mlflow_host))
+    assert found == [("r1", "https://w"), ("", ""), ("", "")]
 
 
 def test_the_result_goes_to_the_status_and_training_starts() -> None:
@@ -408,6 +434,24 @@ def test_a_job_whose_login_never_worked_may_go() -> None:
         for problem in (forbidden, AWAY)
     ]
     assert found == [True, False, False, False]
+
+
+def prepared_in(mode: str) -> Json:
+    return {**SOURCE, "prepare": {**SOURCE["prepare"], "spark": {"mode": mode}}}
+
+
+OTHERS = {mode: prepared_in(mode) for mode in ("Local", "Kubernetes", "SparkApplication")} | {
+    "splits": SPLITS
+}
+
+
+@pytest.mark.parametrize("data", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("deleting", [False, True], ids=["at work", "being deleted"])
+def test_another_mode_has_no_finalizer(data: Json, *, deleting: bool) -> None:
+    held = ftj(status(ACCEPTED, ADMITTED, start_time=NOW), data=data, suspend=deleting)
+    held = dataclasses.replace(held, deleting=deleting)
+    decision = conclude(held, at=later(5), settings=SETTINGS)
+    assert (decision.finalizer, decision.status.databricks_run) == (None, None)
 
 
 WRONG: dict[str, tuple[Json, Settings, list[str]]] = {
