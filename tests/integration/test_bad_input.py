@@ -144,10 +144,13 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
         registered(register=MODEL | {"signature": False}),
         "Unity Catalog needs the signature of a model: remove register.signature",
     ),
-    "a tag of another registry": (
-        registered(register=MODEL | {"tags": {"a-b": "c"}}),
-        "Unity Catalog allows none of . , - = / : in the key of a tag: rename it",
-    ),
+    **{
+        f"a tag with {mark}": (
+            registered(register=MODEL | {"tags": {"a_b": "c", f"a{mark}b": "c"}}),
+            "Unity Catalog allows none of . , - = / : in the key of a tag: rename it",
+        )
+        for mark in ".,-=/:"
+    },
     "an experiment that is no path": (
         registered(tracking=AT_DATABRICKS | {"experiment": "support"}),
         "an experiment of a Databricks workspace is a path, such as /Shared/support",

@@ -95,10 +95,13 @@ REFUSED: dict[str, tuple[Json, str]] = {
         promotion(model="ml..llama", tracking={"registryUri": "databricks-uc://prod"}),
         THREE_NAMES,
     ),
-    "a tag of another registry": (
-        promotion(model="ml.prod.llama", tracking=IN_CATALOG, tags={"a.b": "c"}),
-        NO_SUCH_KEY,
-    ),
+    **{
+        f"a tag with {mark}": (
+            promotion(model="ml.prod.llama", tracking=IN_CATALOG, tags={"a_b": "c", f"a{mark}b": "c"}),
+            NO_SUCH_KEY,
+        )
+        for mark in ".,-=/:"
+    },
     "an endpoint beside another registry": (
         served() | {"spec": served()["spec"] | {"tracking": {"uri": "http://mlflow"}}},
         NOT_IN_CATALOG,
