@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from databricks.sdk.service.catalog import (
     ColumnInfo,
     ColumnMask,
@@ -16,7 +17,11 @@ from databricks.sdk.service.catalog import (
 )
 from deltalake import write_deltalake
 
+from finetune_crds import FineTuneJob
 from finetune_crds.catalog import Catalog
+from finetune_crds.data import Columns
+from finetune_crds.recipe import JobReference, Recipe
+from finetune_crds.reference import SAMPLES
 from finetune_crds.source import Source
 from finetune_trainer.outcome import DataError, PodFailure, TrainingError
 from finetune_trainer.prep import errors, source, unity_catalog
@@ -24,7 +29,7 @@ from finetune_trainer.prep.plan import plan
 from standins import databricks, s3
 from standins import unity_catalog as server
 from standins.databricks.tables import Tables
-from unit.trainer.prep.recipes import recipe, table_of
+from unit.trainer.prep.recipes import prepared, recipe, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -146,6 +151,38 @@ def test_an_evaluation_set_that_is_no_such_table_is_said(
         prepare(ROWS[:1], decontaminate={"sources": [asked]}, catalog=catalog.to_json())
     assert catalog.unity_catalog
     assert failed.value.message == sentence.replace("{host}", catalog.unity_catalog.uri)
+
+
+def test_the_sample(
+    spark: SparkSession, tables: Tables, catalog: Catalog, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """The sample unity-catalog, with the address of this server, another tokenizer, and a folder as output."""
+    (body,) = yaml.safe_load_all((SAMPLES / "unity-catalog.yaml").read_text(encoding="utf-8"))
+    data = body["spec"]["data"]
+    assert tables.store
+    turns = [
+        {
+            "messages": [
+                {"role": "user", "content": f"{row['question']} Say it {times} times."},
+                {"role": "assistant", "content": row["answer"]},
+            ]
+        }
+        for row in ROWS
+        for times in range(10)
+    ]
+    write_deltalake(tables.store.folder / "lake" / "sample", pa.Table.from_pylist(turns))
+    tables.add(data["source"]["table"], "s3://lake/sample")
+    assert catalog.unity_catalog
+    data["prepare"]["catalog"]["unityCatalog"]["uri"] = catalog.unity_catalog.uri
+    data["prepare"]["output"] = str(tmp_path / "out")
+    body["spec"]["model"]["base"] = str(tokenizer_folder)
+    reference = JobReference(name=body["metadata"]["name"], namespace="default", uid="uid-1")
+    made = prepared(spark, Recipe.of(reference, FineTuneJob.model_validate(body).spec))
+    assert (made.source_version, len(table_of(made)), made.columns) == (
+        0,
+        200,
+        Columns.model_validate(data["columns"]),
+    )
 
 
 def test_an_old_version_and_parquet_files(spark: SparkSession, catalog: Catalog, tmp_path: Path) -> None:
