@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from cluster.crds import SPARK_APPLICATION
 from finetune_crds.contract import TerminationMessage
+from finetune_crds.reference import SAMPLES
 from finetune_operator import names
 from support.api import Api
 from support.waiting import wait_for
@@ -149,6 +151,26 @@ def test_a_job_waits_for_the_spark_operator_and_then_for_its_result(
     assert status["sparkApplication"] == {
         "attempt": 1, "failures": 0, "name": "tune-prep-1", "state": "Completed"
     }  # fmt: skip
+
+
+def test_the_sample(world: World, spark_operator: None) -> None:
+    allow(world)
+    body = yaml.safe_load((SAMPLES / "spark-application.yaml").read_text(encoding="utf-8"))
+    world.submit(body)
+    name, child = body["metadata"]["name"], "spark-application-prep-1"
+    made = application(world, child)["spec"]
+    executor = made["executor"]
+    assert (executor["instances"], executor["cores"], executor["memory"]) == (2, 1, "1048576k")
+    assert (made["driver"]["coreRequest"], made["driver"]["memory"]) == ("500m", "1048576k")
+    assert made["sparkConf"]["spark.sql.shuffle.partitions"] == "8"
+    driver = drive(world, child)
+    (variables,) = driver["spec"]["containers"][0]["envFrom"]
+    assert variables["secretRef"]["name"] == "s3-credentials"
+    report(world, "RUNNING", child)
+    end(world, driver, 0, PREPARED)
+    status = world.wait_phase(name, "Starting")
+    assert status["sparkApplication"]["state"] == "Completed"
+    assert world.wait_pods(f"{name}-train-1", 1)
 
 
 def test_a_failure_of_the_data_ends_the_job(world: World, spark_operator: None) -> None:
