@@ -144,6 +144,8 @@ def check_lineage(job: Json, workspace: Workspace) -> None:
     assert (status["model"]["name"], status["model"]["version"]) == (MODEL, "2")
     run = workspace.tracking.open().get_run(run_id)
     assert (run.info.status, run.data.params["max_steps"]) == ("FINISHED", str(STEPS))
+    artifacts = f"/WorkspaceInternal/Mlflow/Artifacts/{run.info.experiment_id}/Runs/{run_id}/artifacts"
+    assert data["path"].encode() in workspace.files.read(f"{artifacts}/preparation/report.html")
     version = workspace.models[MODEL].versions[2]
     assert (version.run_id, version.workspace_id, version.status) == (run_id, workspace.workspace_id, "READY")
     said = {

@@ -12,6 +12,7 @@ from typing import Any
 import deltalake
 import pyarrow as pa
 import pytest
+import yaml
 
 from finetune_operator import names
 from standins.databricks import Workspace, running
@@ -26,6 +27,8 @@ from worlds.processes.world import World
 Json = dict[str, Any]
 REPOSITORY = Path(__file__).parents[2]
 VOLUME = "/Volumes/main/llm/work"
+SAMPLE = REPOSITORY / "crds" / "samples" / "spark-databricks.yaml"
+TRACKING = {"uri": "databricks", "registryUri": "databricks-uc", "secretRef": {"name": "databricks"}}
 COMMIT = "0123456789012345678901234567890123456789"
 
 
@@ -45,11 +48,13 @@ def workspace(tmp_path: Path, namespace: str, api: Any) -> Iterator[Workspace]:
     deltalake.write_deltalake(table, pa.table(corpus))
     deltalake.write_deltalake(table, pa.table({"question": ["later"], "answer": ["row"]}), mode="append")
     state.jobs.tables["support.chats"] = str(table)
-    model = tmp_path / "hub" / "models--tiny--base"
-    (model / "refs").mkdir(parents=True)
-    (model / "refs" / "main").write_text(COMMIT)
-    save_tokenizer(model / "snapshots" / COMMIT)
+    for name in ("models--tiny--base", "models--Qwen--Qwen3-0.6B"):
+        model = tmp_path / "hub" / name
+        (model / "refs").mkdir(parents=True)
+        (model / "refs" / "main").write_text(COMMIT)
+        save_tokenizer(model / "snapshots" / COMMIT)
     with running(state):
+        state.tracking.open()
         values = {"DATABRICKS_HOST": state.uri, "DATABRICKS_TOKEN": "dapi-good"}
         data = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
         meta = {"name": "databricks", "namespace": namespace}
@@ -78,7 +83,7 @@ def prepared_world(
     print(log.read_text(encoding="utf-8"))
 
 
-def on_databricks(name: str = "tune", *, hub: Path, **prepare: Any) -> Json:
+def on_databricks(*, hub: Path, **parts: Any) -> Json:
     cluster = {
         "sparkVersion": "17.3.x-scala2.13",
         "nodeType": "i3.xlarge",
@@ -99,17 +104,18 @@ def on_databricks(name: str = "tune", *, hub: Path, **prepare: Any) -> Json:
                     "secretRef": {"name": "databricks"},
                 },
             },
-            **prepare,
         },
     }
-    return job(name, data=data, model={"base": "tiny/base"}, checkpoint={"uri": "s3://lake/checkpoints"})
+    checkpoint = {"uri": "s3://lake/checkpoints"}
+    return job(data=data, model={"base": "tiny/base"}, checkpoint=checkpoint, **parts)
 
 
 def test_from_a_table_to_training(prepared_world: World, workspace: Workspace, tmp_path: Path) -> None:
     world = prepared_world
     # A JVM starts, and Spark runs its first jobs.
     world.patience = 300
-    world.submit(on_databricks(hub=tmp_path / "hub"))
+    register = {"model": "main.llm.tuned"}
+    world.submit(on_databricks(hub=tmp_path / "hub", tracking=TRACKING, register=register))
     wait_for("a run", lambda: workspace.jobs.held, 60)
     held = wait_for("its id", lambda: world.status("tune").get("databricksRun", {}).get("runId"), 60)
     assert world.job("tune")["metadata"]["finalizers"] == [names.RUN_FINALIZER]
@@ -135,8 +141,61 @@ def test_from_a_table_to_training(prepared_world: World, workspace: Workspace, t
     assert status["links"]["preparation"] == page
     (only,) = workspace.jobs.held.values()
     assert only.token.startswith(world.job("tune")["metadata"]["uid"])
+    check_report(workspace, status["mlflow"])
     assert world.wait_pods("tune-train-1", 2)
     wait_for("no finalizer", lambda: "finalizers" not in world.job("tune")["metadata"], 60)
+
+
+def test_the_sample(prepared_world: World, workspace: Workspace, tmp_path: Path) -> None:
+    """The sample spark-databricks on serverless compute. Its table has two names: Spark on this machine has no third level."""
+    world, body = prepared_world, yaml.safe_load(SAMPLE.read_text(encoding="utf-8"))
+    world.patience, name = 300, body["metadata"]["name"]
+    databricks = body["spec"]["data"]["prepare"]["spark"]["databricks"]
+    workspace.files.volumes.add(databricks["volume"])
+    workspace.jobs.environment = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    body["spec"]["data"]["source"]["table"] = "gold.conversations"
+    deltalake.write_deltalake(tmp_path / "gold", pa.Table.from_pylist(conversations()))
+    workspace.jobs.tables["gold.conversations"] = str(tmp_path / "gold")
+    world.submit(body)
+    run_id = wait_for("its id", lambda: world.status(name).get("databricksRun", {}).get("runId"), 60)
+    log = workspace.folder / "runs" / run_id / "log.txt"
+    try:
+        status = world.wait_phase(name, "Starting")
+    finally:
+        print(log.read_text(encoding="utf-8"))
+    output = body["spec"]["data"]["prepare"]["output"]
+    dropped = {item["step"]: item["rows"] for item in status["data"]["dropped"]}
+    assert (status["data"]["path"], status["data"]["version"], dropped["dedupe"]) == (output, 0, 1)
+    assert sum(status["data"]["rows"].values()) == 200 - dropped["near"]
+    task = workspace.jobs.held[int(run_id)].task
+    assert (task.environment_key, task.new_cluster, task.existing_cluster_id) == ("prepare", None, None)
+    # Its MLflow run is in the cluster.
+    (folder,) = (workspace.files.folder / databricks["volume"].lstrip("/") / "jobs").glob("*/1")
+    assert (folder / "report.html").exists()
+    assert "the report stays in " in log.read_text(encoding="utf-8")
+    assert world.wait_pods(f"{name}-train-1", 1)
+
+
+def conversations() -> list[Json]:
+    """200 conversations, and one of them again."""
+    words = ("table", "report", "invoice", "router", "bicycle", "garden", "ticket", "engine")
+    asked = [f"How do I return the {word} number {number}?" for word in words for number in range(25)]
+    said = [(f"{text} It arrived broken.", f"Send the {text[20:-1]} back.") for text in asked]
+    return [
+        {"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": other}]}
+        for one, other in [*said, said[0]]
+    ]
+
+
+def check_report(workspace: Workspace, mlflow: Json) -> None:
+    """The run in the workspace has the report, its pictures, and the last step."""
+    run_id, experiment = mlflow["runId"], mlflow["experimentId"]
+    place = f"/WorkspaceInternal/Mlflow/Artifacts/{experiment}/Runs/{run_id}/artifacts/preparation"
+    listed = {item["name"] for item in workspace.files.list(place)["contents"]}
+    assert listed == {"report.html", "funnel.png", "tokens.png"}
+    assert b"s3://lake/splits" in workspace.files.read(f"{place}/report.html")
+    tags = workspace.tracking.open().get_run(run_id).data.tags
+    assert tags["finetune.dev/preparation"].startswith("writing")
 
 
 def test_canceled_with_its_job(prepared_world: World, workspace: Workspace, tmp_path: Path) -> None:
