@@ -12,8 +12,9 @@ from finetune_crds.recipe import Recipe
 
 # What another attempt, or the job that carries a run on, may change. A field that is not here counts.
 _FREE: dict[str, Any] = {
-    # Which job it is, and what it tells, writes and registers. `parameters` are for scripts, which have checkpoints of their own.
-    **dict.fromkeys(("kind", "job", "tracking", "register_", "parameters", "checkpoint"), True),
+    # Which job it is, what it tells, writes and registers, and what is measured after it. `parameters` are for scripts, which have
+    # checkpoints of their own.
+    **dict.fromkeys(("kind", "job", "tracking", "register_", "evaluation", "parameters", "checkpoint"), True),
     # How many ranks share a step, and how: the sequences of a step count, as GLOBAL_BATCH.
     "distributed": True,
     "model": {"cache"},

@@ -10,6 +10,7 @@ from pydantic import Field
 from finetune_crds.base import ApiModel, Name, NonNegative, Uri
 from finetune_crds.cleaning import RedactKind
 from finetune_crds.data import Columns
+from finetune_crds.evaluation import EvaluationResult
 from finetune_crds.status import SplitCounts
 from finetune_crds.status_parts import Commit, Digest, EvaluationSets, SourceRows, StepName
 
@@ -52,6 +53,15 @@ PARAMETER_FOLDER = "--folder"
 PARAMETER_MLFLOW_RUN = "--mlflow-run"
 PROGRESS_FILE = "progress.txt"
 REPORT_FILE = "report.json"
+# The evaluation of a registered version: its command, its option with the version, and, for a command of your own, the folder
+# of the model, the file of the numbers, and the volume of the folder.
+EVALUATE_COMMAND = "finetune-evaluate"
+EVALUATE_MODEL = "--model"
+EVALUATE_FETCH = "--fetch"
+ENV_MODEL_PATH = "MODEL_PATH"
+ENV_METRICS_PATH = "METRICS_PATH"
+MODEL_PATH = "/var/run/finetune/model"
+MODEL_VOLUME = "evaluated-model"
 # Where the claim of model.cache is mounted, in the training pods and in the prep pod.
 MODEL_CACHE_PATH = "/var/cache/finetune"
 # The folder in it that is a cache of the Hugging Face Hub's client.
@@ -94,6 +104,7 @@ TAG_ATTEMPT = "finetune.dev/attempt"  # trainer, on the run: the newest attempt
 TAG_PREPARATION = (
     "finetune.dev/preparation"  # prep pod, on the run: the step and its percent, such as writing 40%
 )
+ARTIFACTS_EVALUATION = "evaluation"  # evaluation pod, on the run: folder of the table generations.json
 ARTIFACTS_PREPARATION = "preparation"  # prep pod, on the run: folder of the report, with report.html
 TAG_DEVICE = "finetune.dev/device"  # trainer, on the run: GPU or CPU
 TAG_DEVICE_NAME = "finetune.dev/device-name"  # trainer, on the run: which one, such as NVIDIA H100 80GB HBM3
@@ -110,11 +121,43 @@ TAG_DATA_DROPPED = "finetune_data_dropped"  # trainer, on the run: rows that eac
 # split, independent of the order of its examples; for DPO, KTO and Distillation also of the objective and its reference or
 # teacher
 TAG_EVAL_DATA = "finetune_eval_data"
+# operator, on the version: what the numbers of spec.evaluation are comparable on, see status.evaluation.digest
+TAG_EVALUATION_DATA = "finetune_evaluation_data"
 # trainer, on the run: why the newest checkpoint could not be written; empty when it could
 TAG_CHECKPOINT_ERROR = "finetune.dev/checkpoint-error"
 TAG_RESUMED_FROM = "finetune_resumed_from"  # trainer: the checkpoint of another job that the run began with
 TAG_EVAL_LOSS = "eval_loss"  # trainer, on the version
 TAG_PERPLEXITY = "perplexity"  # trainer, on the version
+# Numbers of the training, which say how a version does on the validation split. No evaluation writes them.
+TRAINING_METRICS = frozenset(
+    {
+        METRIC_STEP,
+        METRIC_MAX_STEPS,
+        METRIC_LOSS,
+        METRIC_EVAL_PERPLEXITY,
+        METRIC_BASE_EVAL_LOSS,
+        METRIC_FINAL_EVAL_LOSS,
+        METRIC_FINAL_EVAL_PERPLEXITY,
+        METRIC_LEARNING_RATE,
+        METRIC_GRAD_NORM,
+        METRIC_SKIPPED_STEPS,
+        METRIC_TOKENS_PER_SECOND,
+        METRIC_SECONDS_REMAINING,
+        METRIC_CHECKPOINT_STEP,
+        METRIC_GOODPUT,
+        METRIC_MFU,
+        METRIC_MEMORY,
+        METRIC_DATA_WAIT,
+        METRIC_CHECKPOINT_SECONDS,
+        METRIC_REWARD_MARGIN,
+        METRIC_REWARD_ACCURACY,
+        METRIC_REWARD_DESIRABLE,
+        METRIC_REWARD_UNDESIRABLE,
+        METRIC_KL,
+        TAG_EVAL_LOSS,
+        TAG_PERPLEXITY,
+    }
+)
 
 
 class PodError(ApiModel):
@@ -172,6 +215,7 @@ class TerminationMessage(ApiModel):
 
     prep: PrepResult | None = None
     train: TrainResult | None = None
+    evaluation: EvaluationResult | None = None
     error: PodError | None = None
     checkpoint_step: NonNegative | None = None
     """Step of the newest complete checkpoint, also when the pod was preempted."""

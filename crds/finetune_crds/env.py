@@ -34,6 +34,9 @@ RESERVED_ENV = (
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
 )
 
+# Only the operator sets them in an evaluation pod with a command of your own; other pods may use the names.
+EVALUATION_ENV = ("MODEL_PATH", "METRICS_PATH")
+
 RESERVED_LIST = f"[{', '.join(repr(name) for name in RESERVED_ENV)}]"
 
 

@@ -29,6 +29,7 @@ from finetune_crds.checkpoint import Checkpoint
 from finetune_crds.data import Data
 from finetune_crds.distributed import Distributed
 from finetune_crds.env import Env, EnvFromSource, LocalReference
+from finetune_crds.evaluation import EVALUATION_RULES, Evaluation
 from finetune_crds.prepare import unchanged
 from finetune_crds.status import FineTuneJobStatus
 from finetune_crds.training import (
@@ -179,7 +180,7 @@ class RunPolicy(ApiModel):
     fatal_exit_codes: ExitCodes = [64, 65]
     """Exit codes that fail the job at once: 64 the recipe is wrong, 65 the data is wrong."""
     active_deadline_seconds: Positive | None = None
-    """The job fails when preparation and training take longer than this. Time in suspension does not count."""
+    """The job fails when preparation, training and evaluation take longer than this. Time in suspension does not count."""
     ttl_seconds_after_finished: NonNegative | None = None
     """Seconds from the end until the pods and other children are deleted. The FineTuneJob itself stays."""
     queue_name: QueueName | None = None
@@ -230,6 +231,12 @@ class FineTuneJobSpec(ApiModel):
         json_schema_extra=rules(
             *(immutable(field, unchanged(f"spec.{field}")) for field in _IMMUTABLE),
             *(rule for pair in COLUMNS_OF_OBJECTIVE.items() for rule in _go_together(*pair)),
+            *EVALUATION_RULES,
+            (
+                "has(self.evaluation) == has(oldSelf.evaluation)",
+                unchanged("spec.evaluation"),
+                ".evaluation",
+            ),
             (
                 "!(self.objective.type == 'Distillation' && self.method.type in "
                 "['QLoRA', 'PrefixTuning', 'PromptTuning'])",
@@ -382,6 +389,9 @@ class FineTuneJobSpec(ApiModel):
     """The MLflow run."""
     register_: Register | None = Field(default=None, alias="register")
     """The registered model. Without it, the run is tracked and nothing is registered."""
+    evaluation: Evaluation | None = None
+    """An evaluation of the registered version, before its aliases move. Without it, the version has the numbers of the training:
+    its loss on the validation split."""
     run_policy: RunPolicy = Field(default_factory=RunPolicy)
     """What happens when a run fails, takes too long or ends. You can change it while the job runs."""
     suspend: bool = False

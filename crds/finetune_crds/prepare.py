@@ -99,10 +99,7 @@ class SplitRatios(ApiModel):
     one split all the same."""
 
 
-MAY_CHANGE = (
-    "suspend, runPolicy, podTemplate, env, envFrom, data.prepare.podTemplate, and of trainer and data.prepare the image, env and "
-    "envFrom"
-)
+MAY_CHANGE = "suspend, runPolicy, and every podTemplate, image, env and envFrom"
 
 
 def unchanged(path: str) -> str:

@@ -14,6 +14,7 @@ from finetune_crds.base import ApiModel, StringMap, first_mistake
 from finetune_crds.checkpoint import Checkpoint
 from finetune_crds.data import Data
 from finetune_crds.distributed import Distributed
+from finetune_crds.evaluation import Evaluation
 from finetune_crds.finetunejob import FineTuneJobSpec, Register, Tracking
 from finetune_crds.status import DataStatus
 from finetune_crds.training import Method, Model, Objective, Training
@@ -48,6 +49,7 @@ class Recipe(ApiModel):
     checkpoint: Checkpoint | None = None
     tracking: Tracking = Field(default_factory=Tracking)
     register_: Register | None = Field(default=None, alias="register")
+    evaluation: Evaluation | None = None
     parameters: StringMap = Field(default_factory=dict)
     prepared: DataStatus | None = None
     """Of training: what this job prepared, or found prepared."""

@@ -12,6 +12,7 @@ from finetune_crds.catalog import Catalog
 from finetune_crds.checkpoint import Checkpoint
 from finetune_crds.conditions import UNSEEN, Conditions, ObservedGeneration
 from finetune_crds.data import Columns
+from finetune_crds.evaluation import EvaluationStatus
 from finetune_crds.status_parts import (
     Commit,
     DatabricksRunStatus,
@@ -28,7 +29,15 @@ from finetune_crds.status_parts import (
 )
 
 Phase = Literal[
-    "Pending", "Preparing", "Starting", "Training", "Registering", "Suspended", "Succeeded", "Failed"
+    "Pending",
+    "Preparing",
+    "Starting",
+    "Training",
+    "Evaluating",
+    "Registering",
+    "Suspended",
+    "Succeeded",
+    "Failed",
 ]
 
 
@@ -139,6 +148,8 @@ class JobUids(ApiModel):
     """Job of the preparation."""
     train: str | None = None
     """Job of the training."""
+    evaluate: str | None = None
+    """Job of the evaluation."""
 
 
 class MlflowStatus(ApiModel):
@@ -255,6 +266,8 @@ class FineTuneJobStatus(ApiModel):
     """The MLflow run."""
     model: ModelStatus | None = None
     """The registered version."""
+    evaluation: EvaluationStatus | None = None
+    """The evaluation of the registered version."""
     last_failure: LastFailure | None = None
     """The last failure."""
     checkpoint: CheckpointStatus | None = None

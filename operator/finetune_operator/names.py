@@ -23,17 +23,26 @@ RUN_FINALIZER = f"{GROUP}/cancel-run"  # the operator: a FineTuneJob whose Datab
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"  # people
 LABEL_JOB = "finetune.dev/job"  # people: kubectl logs -l finetune.dev/job=NAME
 LABEL_UID = "finetune.dev/job-uid"  # the operator: which FineTuneJob a child belongs to
-LABEL_COMPONENT = "finetune.dev/component"  # the operator and people: prep, prep-executor or train
+LABEL_COMPONENT = "finetune.dev/component"  # the operator and people: prep, prep-executor, train or evaluate
 LABEL_ATTEMPT = "finetune.dev/attempt"  # the operator and people: which training attempt
+ANNOTATION_VERSION = (
+    "finetune.dev/version"  # the operator, on the evaluation's Job: the version that it evaluates
+)
+ANNOTATION_DIGEST = (
+    "finetune.dev/digest"  # the operator, there: what the numbers of a command of your own depend on
+)
 LABEL_CONTROLLER = "batch.kubernetes.io/controller-uid"  # Kubernetes, on pods: the uid of their Job
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue, on the training Job and on a SparkApplication
 
 PREP_CONTAINER = "prep"
 TRAINER_CONTAINER = "trainer"
+EVALUATE_CONTAINER = "evaluate"
+FETCH_CONTAINER = "fetch"
 
 PREP = "prep"
 EXECUTOR = "prep-executor"
 TRAIN = "train"
+EVALUATE = "evaluate"
 
 SPARK_ACCOUNT = "finetune-spark"  # the chart, which makes it: the ServiceAccount of drivers without another
 
@@ -66,6 +75,11 @@ def train_config_name(job: str) -> str:
 def train_name(job: str, attempt: int) -> str:
     """Name of the Indexed Job of one training attempt."""
     return f"{job}-{TRAIN}-{attempt}"
+
+
+def evaluate_name(job: str) -> str:
+    """Name of the evaluation's Job, and of the ConfigMap with its recipe."""
+    return f"{job}-{EVALUATE}"
 
 
 def experiment(namespace: str, tracking: Tracking, *, on_databricks: bool) -> str:

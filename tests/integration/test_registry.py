@@ -95,6 +95,7 @@ def test_a_model_of_any_name(mlflow: Mlflow, registry: MlflowRegistry, words: st
     found_version = registry.find_version(name, str(found.run_id), ["candidate", "champion"])
     assert found_version is not None
     assert (found_version.version, found_version.aliases) == ("2", frozenset({"candidate"}))
+    assert found_version.tags == found.tags
 
 
 def test_a_name_that_no_model_can_have_is_refused_in_words(registry: MlflowRegistry) -> None:

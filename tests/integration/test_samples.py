@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from finetune_crds import FineTuneJob, ModelPromotion, ModelPromotionSpec
+from finetune_crds.evaluation import NAMES
 from finetune_crds.gates import ComparisonGate, Gate
 from finetune_crds.modelpromotion import Source
 from finetune_crds.reference import SAMPLES as FOLDER
@@ -194,6 +195,22 @@ def test_the_pipeline_of_three_aliases_is_one() -> None:
         {"type": "Alias", "alias": "staging"},
     ]
     assert staging["model"] == champion["model"]
+
+
+def test_a_promotion_gates_on_numbers_that_the_evaluation_of_its_job_writes() -> None:
+    [judged] = [
+        FineTuneJob.model_validate(part).spec
+        for part in parts_of("FineTuneJob")
+        if part["metadata"]["name"] == "evaluated"
+    ]
+    assert judged.evaluation
+    assert judged.register_
+    written = {name for metric in judged.evaluation.measured for name in NAMES[metric]}
+    gates = [gate for spec in promotions() if spec.model == judged.register_.model for gate in spec.gates]
+    gated = {gate.metric.name for gate in gates if gate.metric}
+    gated |= {gate.comparison.metric for gate in gates if gate.comparison}
+    assert gated == {"evaluation_perplexity", "eval_exact_match", "eval_rougeL"}
+    assert gated <= written
 
 
 def test_four_published_ways_are_here() -> None:

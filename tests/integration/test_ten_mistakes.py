@@ -56,9 +56,8 @@ def test_a_running_job_cannot_be_edited(world: World) -> None:
     world.run_pods("tune-train-1", 2)
     world.wait_phase("tune", "Training")
     sentence = (
-        "spec.training cannot change once the job exists (only suspend, runPolicy, podTemplate, env, envFrom, "
-        "data.prepare.podTemplate, and of trainer and data.prepare the image, env and envFrom can): create a FineTuneJob with "
-        "another name"
+        "spec.training cannot change once the job exists (only suspend, runPolicy, and every podTemplate, image, env and envFrom "
+        "can): create a FineTuneJob with another name"
     )
     with refused(sentence):
         world.api.patch(

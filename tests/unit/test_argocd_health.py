@@ -87,6 +87,7 @@ HEALTH = {
         "Preparing": "Progressing",
         "Starting": "Progressing",
         "Training": "Progressing",
+        "Evaluating": "Progressing",
         "Registering": "Progressing",
         "Suspended": "Suspended",
         "Succeeded": "Healthy",

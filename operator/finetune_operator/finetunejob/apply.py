@@ -26,8 +26,10 @@ from finetune_operator.finetunejob.model import (
     EnsureRun,
     FineTuneJob,
     FinishRun,
+    LogMetrics,
     SetAlias,
     SubmitRun,
+    TagVersion,
 )
 from finetune_operator.finetunejob.observe import FineTuneJobObserver
 from finetune_operator.kube import Kube, KubeError
@@ -41,6 +43,8 @@ log = logging.getLogger(__name__)
 
 # A Job's template cannot change; a SparkApplication that changes starts anew.
 _CREATED_ONCE = ("Job", "SparkApplication")
+# The field of a Job's pod template, by its component.
+_TEMPLATES = {names.PREP: "spec.data.prepare.podTemplate", names.EVALUATE: "spec.evaluation.podTemplate"}
 
 
 class NameTaken(Exception):  # noqa: N818
@@ -179,7 +183,9 @@ class FineTuneJobApplier:
         if not ftj.deleting:
             self.store.put("FineTuneJob", written)
 
-    async def _act(self, ftj: FineTuneJob, action: EnsureRun | FinishRun | SetAlias) -> None:
+    async def _act(
+        self, ftj: FineTuneJob, action: EnsureRun | FinishRun | LogMetrics | SetAlias | TagVersion
+    ) -> None:
         """Write to MLflow."""
         try:
             tracked = await self.observer.poller.tracked(ftj)
@@ -188,6 +194,8 @@ class FineTuneJobApplier:
             try:
                 if isinstance(action, SetAlias):
                     await self._set_alias(tracked, action)
+                elif isinstance(action, TagVersion):
+                    await asyncio.to_thread(_tag, tracked, action)
                 else:
                     await asyncio.to_thread(_act, tracked.server, ftj, action)
             except ExternalError as error:
@@ -211,10 +219,18 @@ class FineTuneJobApplier:
         )
 
 
-def _act(server: Server, ftj: FineTuneJob, action: EnsureRun | FinishRun) -> None:
+def _tag(tracked: Tracked, action: TagVersion) -> None:
+    tracked.registry().set_tags(action.model, action.version, action.tags)
+    log.info("set %d tags of version %s of %s", len(action.tags), action.version, action.model)
+
+
+def _act(server: Server, ftj: FineTuneJob, action: EnsureRun | FinishRun | LogMetrics) -> None:
     if isinstance(action, EnsureRun):
         run = server.ensure_run(ftj.uid, action.experiment, action.run_name, action.tags)
         log.info("%s is tracked in MLflow run %s", ftj.key, run.run_id)
+    elif isinstance(action, LogMetrics):
+        server.log_metrics(action.run_id, action.metrics)
+        log.info("logged %d metrics to MLflow run %s of %s", len(action.metrics), action.run_id, ftj.key)
     else:
         server.finish_run(action.run_id, action.status)
         log.info("closed MLflow run %s of %s as %s", action.run_id, ftj.key, action.status)
@@ -224,8 +240,7 @@ def _remedy(body: Json) -> str:
     """What to correct when the API server refuses a Job as such: its pod template is the user's."""
     if body["kind"] == "SparkApplication":
         return "install spark-operator 2.1 or later, or correct spec.data.prepare.podTemplate, and the job goes on"
-    prep = body["metadata"]["labels"].get(names.LABEL_COMPONENT) == names.PREP
-    field = "spec.data.prepare.podTemplate" if prep else "spec.podTemplate"
+    field = _TEMPLATES.get(body["metadata"]["labels"].get(names.LABEL_COMPONENT), "spec.podTemplate")
     return f"correct {field}, and the job goes on"
 
 

@@ -54,5 +54,7 @@ def _is_unread(ftj: FineTuneJob, name: str) -> bool:
         return False
     if name == names.prep_name(ftj.name):
         return not ftj.holds(ConditionType.PREPARED)
+    if name == names.evaluate_name(ftj.name):
+        return ftj.status.evaluation is None
     current = names.train_name(ftj.name, ftj.status.attempt or 1)
     return name == current and not ftj.holds(ConditionType.TRAINED)

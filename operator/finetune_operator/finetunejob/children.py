@@ -58,7 +58,7 @@ def _controller(body: Json) -> Json | None:
 
 
 class Sorted(NamedTuple):
-    """The children of one component, preparation or training, as one of its Jobs sees them."""
+    """The children of one component, preparation, training or evaluation, as one of its Jobs sees them."""
 
     current: Json | None
     """The Job itself, unless it is being deleted before it is complete."""

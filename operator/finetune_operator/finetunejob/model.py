@@ -204,6 +204,23 @@ class SetAlias:
 
 
 @dataclass(frozen=True)
+class TagVersion:
+    """Set tags of a version of a registered model, in this order."""
+
+    model: str
+    version: str
+    tags: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class LogMetrics:
+    """Log metrics of the job's MLflow run."""
+
+    run_id: str
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class SubmitRun:
     """Submit the Databricks run of the preparation, unless one with its token exists."""
 
@@ -218,7 +235,7 @@ class CancelRun:
     run_id: str | None = None
 
 
-Action = EnsureRun | FinishRun | SetAlias | SubmitRun | CancelRun
+Action = EnsureRun | FinishRun | SetAlias | TagVersion | LogMetrics | SubmitRun | CancelRun
 
 
 @dataclass(frozen=True)

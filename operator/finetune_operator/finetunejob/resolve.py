@@ -68,6 +68,14 @@ def resolve(
             "pod_template": _layered(every_pod, own, prepare.pod_template),
         }
         parts["data"] = spec.data.model_copy(update={"prepare": prepare.model_copy(update=changes)})
+    if spec.evaluation:
+        parts["evaluation"] = spec.evaluation.model_copy(
+            update={
+                "env": _env(defaults.env, spec.env, spec.evaluation.env),
+                "env_from": [*defaults.env_from, *spec.env_from, *spec.evaluation.env_from],
+                "pod_template": _layered(every_pod, own, spec.evaluation.pod_template),
+            }
+        )
     if spec.register_:
         parts["register_"] = spec.register_.model_copy(update={"model": filled.model})
     return spec.model_copy(update=parts)
@@ -141,7 +149,7 @@ def _layered(*templates: Json | None) -> Json | None:
 
 
 def _every_pod(defaults: Defaults) -> Json:
-    """What the installation gives the pods of preparation and of training."""
+    """What the installation gives the pods of preparation, training and evaluation."""
     secrets = [secret.to_json() for secret in defaults.image_pull_secrets]
     found: Json = {"imagePullSecrets": secrets} if secrets else {}
     return _of_pods(found | _account(defaults.service_account_name))

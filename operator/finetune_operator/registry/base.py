@@ -58,11 +58,12 @@ class ModelVersion:
 
 @dataclass(frozen=True)
 class RegisteredVersion:
-    """A version of a registered model, and which of the requested aliases point at it."""
+    """A version of a registered model, its tags, and which of the requested aliases point at it."""
 
     name: str
     version: str
     aliases: frozenset[str] = frozenset()
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,17 @@ def from_milliseconds(stamp: object) -> datetime | None:
 def evaluated_on(tags: Mapping[str, str], run_tags: Mapping[str, str]) -> str | None:
     """The digest in a version's tags, otherwise in its run's tags. Gates look up numbers in the same order."""
     return tags.get(contract.TAG_EVAL_DATA) or run_tags.get(contract.TAG_EVAL_DATA) or None
+
+
+def comparable_on(version: ModelVersion, number: str) -> tuple[str, str | None]:
+    """The tag that says on what a number of a version is comparable, and its value; None when it is not recorded.
+
+    Numbers of spec.evaluation are tags of the version and have a digest of their own, which those of the training do not share.
+    """
+    digest = version.tags.get(contract.TAG_EVALUATION_DATA)
+    if digest and number in version.tags and number not in contract.TRAINING_METRICS:
+        return contract.TAG_EVALUATION_DATA, digest
+    return contract.TAG_EVAL_DATA, version.evaluated_on
 
 
 class Registry(Protocol):
@@ -122,4 +134,4 @@ class JobRegistry(Registry, Protocol):
     """A registry in which a FineTuneJob finds its version."""
 
     def find_version(self, name: str, run_id: str, aliases: Iterable[str]) -> RegisteredVersion | None:
-        """The version that a run registered, the newest if there are several, and which of `aliases` point at it."""
+        """The version that a run registered, the newest if there are several, with its tags, and which of `aliases` point at it."""

@@ -80,7 +80,7 @@ class MlflowRegistry:
         )
 
     def find_version(self, name: str, run_id: str, aliases: Iterable[str]) -> RegisteredVersion | None:
-        """The version that a run registered, the newest if there are several, and which of `aliases` point at it."""
+        """The version that a run registered, the newest if there are several, with its tags, and which of `aliases` point at it."""
         host = self._registry
         with host.problems():
             store = host.registry()
@@ -95,7 +95,8 @@ class MlflowRegistry:
             newest = max(found, key=lambda item: int(item.version))
             held = _aliases(store.get_registered_model(name))
             pointing = {alias for alias in aliases if held.get(alias) == str(newest.version)}
-            return RegisteredVersion(name, str(newest.version), frozenset(pointing))
+            tags = dict(newest.tags or {})
+            return RegisteredVersion(name, str(newest.version), frozenset(pointing), tags)
 
     def set_alias(self, name: str, alias: str, version: str) -> None:
         """Point an alias at a version, regardless of where it points now."""

@@ -72,16 +72,12 @@ class UnityRegistry:
 
     def version(self, name: str, version: str) -> ModelVersion | None:
         """A version with its tags and the metrics of its run; None when it does not exist."""
-        from databricks.sdk.errors import NotFound
-
         _check(name)
         with problems(self.workspace, f"read version {version} of the model {name}"):
-            try:
-                answer = self._request("GET", "get", {"name": name, "version": version})
-            except NotFound:
+            found = self._version(name, version)
+            if found is None:
                 return None
-            found = answer["model_version"]
-            tags = {item["key"]: item.get("value", "") for item in found.get("tags") or []}
+            tags = _tags(found)
             elsewhere = self._elsewhere(found)
             run = None if elsewhere else self._run(found.get("run_id"))
             return ModelVersion(
@@ -96,7 +92,7 @@ class UnityRegistry:
             )
 
     def find_version(self, name: str, run_id: str, aliases: Iterable[str]) -> RegisteredVersion | None:
-        """The version that a run registered, the newest if there are several, and which of `aliases` point at it."""
+        """The version that a run registered, the newest if there are several, with its tags, and which of `aliases` point at it."""
         from databricks.sdk.errors import NotFound
 
         _check(name)
@@ -113,7 +109,9 @@ class UnityRegistry:
             return None
         version, model = str(max(found)), self.model(name)
         pointing = {alias for alias in aliases if model and model.holder(alias) == version}
-        return RegisteredVersion(name, version, frozenset(pointing))
+        with problems(self.workspace, f"read version {version} of the model {name}"):
+            tags = _tags(self._version(name, version) or {})
+        return RegisteredVersion(name, version, frozenset(pointing), tags)
 
     def set_alias(self, name: str, alias: str, version: str) -> None:
         """Point an alias at a version, regardless of where it points now."""
@@ -150,6 +148,17 @@ class UnityRegistry:
         if not made or not own or str(made) == str(own):
             return ""
         return f"its run is in workspace {made}, and the credentials are for workspace {own}"
+
+    def _version(self, name: str, version: str) -> dict[str, Any] | None:
+        """A version with its tags; None when it does not exist."""
+        from databricks.sdk.errors import NotFound
+
+        try:
+            answer = self._request("GET", "get", {"name": name, "version": version})
+        except NotFound:
+            return None
+        found: dict[str, Any] = answer["model_version"]
+        return found
 
     def _versions(self, name: str) -> Iterator[dict[str, Any]]:
         """Every version of a model, without tags: a search shows none, and filters by name only."""
@@ -222,6 +231,10 @@ def _model_metrics(version: Mapping[str, Any]) -> dict[str, float]:
     """The metrics of the logged model that a version was made from: those of the latest step."""
     found = sorted(version.get("model_metrics") or [], key=lambda item: int(item.get("step") or 0))
     return {item["key"]: float(item["value"]) for item in found if item.get("value") is not None}
+
+
+def _tags(version: Mapping[str, Any]) -> dict[str, str]:
+    return {item["key"]: item.get("value", "") for item in version.get("tags") or []}
 
 
 def _run_tags(run: Run | None) -> dict[str, str]:

@@ -58,6 +58,10 @@ CARRIES_ON: dict[str, Json] = {
     "other memory": {"training.activationCheckpointing": "Full", "training.compile": True},
     "other checkpoints": {"checkpoint": {"uri": "/elsewhere", "everySteps": 1, "keep": 9, "mode": "Sync"}},
     "no checkpoints": {"checkpoint": None},
+    "an evaluation afterwards": {
+        "register": {"model": "m"},
+        "evaluation": {"metrics": ["Accuracy"], "image": "other:1", "podTemplate": {"spec": {}}},
+    },
     "another run and model": {"tracking": {"runName": "b", "uri": "http://mlflow"}, "register": {"model": "b"}},
     "a merged export": {"method.export": "Merged"},
     "a cache": {"model.cache": {"claimName": "models"}},

@@ -84,6 +84,8 @@ def test_only_pod_templates_origins_of_variables_and_old_objects_hold_unknown_fi
         ".spec.trainer.env[].valueFrom",
         ".spec.env[].valueFrom",
         ".spec.podTemplate",
+        ".spec.evaluation.env[].valueFrom",
+        ".spec.evaluation.podTemplate",
     ]
 
 
@@ -142,6 +144,7 @@ def test_several_writers_can_each_apply_their_items_of_a_list() -> None:
             ".spec.data.prepare.env",
             ".spec.trainer.env",
             ".spec.env",
+            ".spec.evaluation.env",
         ],
         "set": [
             ".spec.data.prepare.notNull",
@@ -151,6 +154,7 @@ def test_several_writers_can_each_apply_their_items_of_a_list() -> None:
             ".spec.data.prepare.dedupe.columns",
             ".spec.method.lora.targetModules",
             ".spec.register.aliases",
+            ".spec.evaluation.metrics",
             ".spec.runPolicy.retryableExitCodes",
             ".spec.runPolicy.fatalExitCodes",
         ],
@@ -161,6 +165,9 @@ def test_several_writers_can_each_apply_their_items_of_a_list() -> None:
         ".spec.trainer.args",
         ".spec.trainer.envFrom",
         ".spec.envFrom",
+        ".spec.evaluation.command",
+        ".spec.evaluation.args",
+        ".spec.evaluation.envFrom",
     }
 
 

@@ -98,6 +98,7 @@ ADMITTED = condition(ConditionType.PODS_ADMITTED, "True", ConditionReason.PODS_A
 PREPARED = condition(ConditionType.PREPARED, "True", ConditionReason.SPLITS_GIVEN)
 TRAINING = condition(ConditionType.TRAINED, "False", ConditionReason.TRAINING)
 TRAINED = condition(ConditionType.TRAINED, "True", ConditionReason.TRAINED)
+EVALUATED = condition(ConditionType.EVALUATED, "True", ConditionReason.EVALUATED)
 REGISTERED = condition(ConditionType.REGISTERED, "True", ConditionReason.REGISTERED)
 SUCCEEDED = condition(ConditionType.SUCCEEDED, "True", ConditionReason.SUCCEEDED)
 FAILED = condition(ConditionType.FAILED, "True", ConditionReason.DEADLINE_EXCEEDED)
@@ -117,6 +118,11 @@ def running(**fields: Any) -> FineTuneJobStatus:
 def controller(version: str, kind: str, uid: str) -> Json:
     """The ownerReference of the object that controls another one."""
     return {"apiVersion": version, "kind": kind, "name": "its-name", "uid": uid, "controller": True}
+
+
+def component(job_name: str) -> str:
+    """The component of a child Job."""
+    return {"tune-prep": names.PREP, "tune-evaluate": names.EVALUATE}.get(job_name, names.TRAIN)
 
 
 def child(
@@ -143,7 +149,7 @@ def child(
             "name": name,
             "namespace": "team",
             "uid": uid or f"uid-of-{name}",
-            "labels": {names.LABEL_COMPONENT: names.PREP if name.endswith(names.PREP) else names.TRAIN},
+            "labels": {names.LABEL_COMPONENT: component(name)},
             "ownerReferences": [controller(API_VERSION, "FineTuneJob", UID)],
             **meta,
         },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,7 +12,15 @@ from typing import Any
 from hypothesis import strategies as st
 
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
-from finetune_crds.contract import TAG_CHECKPOINT_ERROR, PodError, PrepResult, TerminationMessage, TrainResult
+from finetune_crds.contract import (
+    TAG_CHECKPOINT_ERROR,
+    TAG_EVALUATION_DATA,
+    PodError,
+    PrepResult,
+    TerminationMessage,
+    TrainResult,
+)
+from finetune_crds.evaluation import EvaluationResult
 from finetune_crds.status import FineTuneJobStatus, SplitCounts
 from finetune_operator import names
 from finetune_operator.errors import Problem
@@ -26,11 +35,13 @@ from finetune_operator.finetunejob.model import (
     EnsureRun,
     FineTuneJob,
     FinishRun,
+    LogMetrics,
     Mlflow,
     Observed,
     Rehearsal,
     SetAlias,
     SubmitRun,
+    TagVersion,
 )
 from finetune_operator.mlflow.model import Run
 from finetune_operator.registry.base import RegisteredVersion
@@ -42,6 +53,7 @@ from worlds.memory.decisions import (
     SOURCE,
     SPLITS,
     child,
+    component,
     ended,
     ftj,
     later,
@@ -59,6 +71,11 @@ PREPARED = TerminationMessage(
     prep=PrepResult(rows=SplitCounts(train=9), tokens=SplitCounts(train=90), path="/data/splits", version=1)
 )
 TRAINED = TerminationMessage(train=TrainResult(step=10, eval_loss=2.0))
+EVALUATED = TerminationMessage(
+    evaluation=EvaluationResult(rows=5, digest="e1", metrics={"eval_f1": 0.5}, base={"eval_f1": 0.25})
+)
+RESULTS = {names.PREP: PREPARED, names.TRAIN: TRAINED, names.EVALUATE: EVALUATED}
+CONTAINERS = {names.PREP: "prep", names.TRAIN: "trainer", names.EVALUATE: "evaluate"}
 FAILED = TerminationMessage(error=PodError(reason="Boom", message="it blew up"))
 REFUSED = Rehearsal(admitted=False, reason=ConditionReason.POD_REJECTED, message="they would be refused")
 AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow is away")
@@ -80,6 +97,8 @@ class World:
     generation: int = 1
     run: Run | None = None
     version: RegisteredVersion | None = None
+    logged: Counter[str] = field(default_factory=Counter)
+    """How often each number of the evaluation was logged to the run."""
     ran: set[str] = field(default_factory=set)
     """Jobs whose every pod ended well."""
     started: list[int] = field(default_factory=list)
@@ -109,7 +128,11 @@ class World:
             self._delete(item)
         for body in decision.apply:
             if body["kind"] == "Job":
-                made = child(body["metadata"]["name"], uid=f"uid-{self.seconds}-{len(self.pods)}")
+                made = child(
+                    body["metadata"]["name"],
+                    uid=f"uid-{self.seconds}-{len(self.pods)}",
+                    annotations=body["metadata"].get("annotations", {}),
+                )
                 self.jobs.setdefault(body["metadata"]["name"], made)
         for action in decision.actions:
             assert not isinstance(action, SubmitRun | CancelRun)
@@ -140,13 +163,18 @@ class World:
             if is_being_deleted(body) and not self.pods_of(name):
                 del self.jobs[name]
 
-    def _act(self, action: EnsureRun | FinishRun | SetAlias) -> None:
+    def _act(self, action: EnsureRun | FinishRun | LogMetrics | SetAlias | TagVersion) -> None:
         if self.away:
             return
         if isinstance(action, EnsureRun):
             self.run = self.run or Run("r1", "e1", "RUNNING")
         elif isinstance(action, FinishRun) and self.run:
             self.run = dataclasses.replace(self.run, status=action.status)
+        elif isinstance(action, LogMetrics) and self.run:
+            self.logged.update(action.metrics.keys())
+            self.run = dataclasses.replace(self.run, metrics={**self.run.metrics, **action.metrics})
+        elif isinstance(action, TagVersion) and self.version and self.version.version == action.version:
+            self.version = dataclasses.replace(self.version, tags={**self.version.tags, **action.tags})
         elif isinstance(action, SetAlias) and self.version:
             aliases = self.version.aliases | {action.alias}
             self.version = dataclasses.replace(self.version, aliases=frozenset(aliases))
@@ -177,24 +205,23 @@ class World:
             self.pods = [item for item in self.pods if item not in mine]
             start = mine[0]["status"]["startTime"] if mine else stamped(self.seconds)
             for index, code in enumerate(codes[: size(name)]):
-                result = TRAINED if size(name) > 1 else PREPARED
-                said = (FAILED if code else result) if speaks else ""
+                said = (FAILED if code else RESULTS[component(name)]) if speaks else ""
                 more: Json = {"conditions": EVICTED} if evicted and code else {}
                 more |= {"startTime": start, "at": self.seconds, "gpus": 1}
-                container = "trainer" if size(name) > 1 else "prep"
+                container = CONTAINERS[component(name)]
                 known = self._identity(name)
                 self.pods.append(ended(name, index, code, said, container=container, **known, **more))
             failed = any(codes[: size(name)])
             self.ran |= set() if failed else {name}
             uid = self.jobs[name]["metadata"]["uid"]
             meta: Json = {"deletionTimestamp": "t"} if is_being_deleted(self.jobs[name]) else {}
+            meta["annotations"] = self.jobs[name]["metadata"]["annotations"]
             self.jobs[name] = child(name, "Failed" if failed else "Complete", "it ended", uid=uid, **meta)
             if size(name) > 1 and not failed and registers:
                 self.version = RegisteredVersion("m", "1")
 
     def _identity(self, name: str) -> Json:
-        component = names.TRAIN if size(name) > 1 else names.PREP
-        return {"owner": self.jobs[name]["metadata"]["uid"], "component": component}
+        return {"owner": self.jobs[name]["metadata"]["uid"], "component": component(name)}
 
     def pods_vanish(self, *, all_of_them: bool) -> None:
         """Pods without a Job stop; or every pod goes."""
@@ -213,11 +240,17 @@ class World:
 
     def mlflow_loses_everything(self) -> None:
         self.run = self.version = None
+        self.logged.clear()
+
+    def somebody_registers_another_version(self) -> None:
+        if self.version:
+            self.version = RegisteredVersion("m", str(int(self.version.version) + 1))
+            self.logged.clear()
 
     def the_trainer_reports(self, *, metrics: dict[str, float], checkpoint_error: str) -> None:
         if self.run:
             tags = {TAG_CHECKPOINT_ERROR: checkpoint_error}
-            self.run = dataclasses.replace(self.run, metrics=metrics, tags=tags)
+            self.run = dataclasses.replace(self.run, metrics={**self.run.metrics, **metrics}, tags=tags)
 
     def people_suspend_or_resume(self) -> None:
         self.suspend = not self.suspend
@@ -232,7 +265,7 @@ class World:
 
 def size(name: str) -> int:
     """How many pods a child Job has."""
-    return 1 if name == names.prep_name("tune") else 2
+    return 2 if component(name) == names.TRAIN else 1
 
 
 def happening(name: str, **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[str, Json]]:
@@ -262,6 +295,7 @@ HAPPENINGS = [
     happening("mlflow_comes_or_goes"),
     happening("a_policy_comes_or_goes"),
     happening("mlflow_loses_everything"),
+    happening("somebody_registers_another_version"),
     *[
         happening(
             "the_trainer_reports",
@@ -276,6 +310,7 @@ JOBS = st.fixed_dictionaries(
         "data": st.sampled_from([SOURCE, SPLITS]),
         "distributed": st.just(NODES),
         "register": st.sampled_from([{"model": "m"}, None]),
+        "evaluation": st.sampled_from([{}, None]),
         "checkpoint": st.sampled_from([{"uri": "/c"}, None]),
         "runPolicy": st.fixed_dictionaries(
             {
@@ -285,7 +320,7 @@ JOBS = st.fixed_dictionaries(
             }
         ),
     }
-)
+).map(lambda parts: parts if parts["register"] else parts | {"evaluation": None})
 # Each thing that happens is looked at a few times; a look may end before the status is written.
 LOOKS = st.lists(st.sampled_from(["whole", "whole", "whole", "cut short"]), max_size=4)
 STORIES = st.lists(
@@ -378,10 +413,26 @@ def check(world: World, decision: Decision) -> None:
     going = {item.name for item in decision.delete}
     training = [name for name in {*world.at_work(), *made} - going if size(name) > 1]
     assert len(training) <= 1, f"two gangs at once: {training}"
+    check_evaluation(world, decision)
     if made:
-        component = names.TRAIN if size(*made) > 1 else names.PREP
-        mine = [item for item in world.pods if item["metadata"]["labels"][names.LABEL_COMPONENT] == component]
+        [of_made] = {component(name) for name in made}
+        mine = [item for item in world.pods if item["metadata"]["labels"][names.LABEL_COMPONENT] == of_made]
         assert [item for item in mine if is_alive(item)] == [], "two gangs' pods at once"
+
+
+def check_evaluation(world: World, decision: Decision) -> None:
+    """No alias moves to a version that lacks its numbers, no number is logged twice, and nothing is evaluated untrained."""
+    if world.ftj().spec is None or world.parts["evaluation"] is None:
+        return
+    if any(isinstance(action, SetAlias) for action in decision.actions):
+        assert world.version is not None
+        assert world.version.tags.get(TAG_EVALUATION_DATA), "an alias moves to a version without its numbers"
+    assert max(world.logged.values(), default=0) <= 1, "a number is logged twice"
+    if names.evaluate_name("tune") in {body["metadata"]["name"] for body in decision.apply}:
+        assert world.version is not None, "there is no version to evaluate"
+    if decision.status.phase == "Succeeded" and not is_over(world.status):
+        assert world.version is not None
+        assert world.version.tags.get(TAG_EVALUATION_DATA), "it succeeds without an evaluation"
 
 
 def check_usage(world: World, decision: Decision) -> None:

@@ -9,6 +9,7 @@ from finetune_operator.finetunejob.decide import (
     admit,
     databricks_run,
     deadline,
+    evaluate,
     finish,
     links,
     prepare,
@@ -20,6 +21,7 @@ from finetune_operator.finetunejob.decide import (
     track,
     train,
     usage,
+    version,
 )
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.model import Decision, FineTuneJob, Observed
@@ -37,6 +39,8 @@ POLICIES = (
     deadline.deadline,
     prepare.prepare,
     train.train,
+    version.version,
+    evaluate.evaluate,
     register.register,
     finish.succeed,
 )

@@ -81,6 +81,7 @@ def obstacles(spec: FineTuneJobSpec, settings: Settings) -> Iterator[tuple[Condi
     wrong = [
         *mistakes.of_training(spec),
         *mistakes.of_preparation(spec),
+        *mistakes.of_evaluation(spec),
         *mistakes.of_learning_rate(spec),
         *executors.unshared(spec),
         *workspace_mistakes(spec, settings),

@@ -8,7 +8,16 @@ from datetime import datetime
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.decide.ready import summarized
-from finetune_operator.finetunejob.model import Action, CancelRun, Decision, FineTuneJob, SetAlias, SubmitRun
+from finetune_operator.finetunejob.model import (
+    Action,
+    CancelRun,
+    Decision,
+    FineTuneJob,
+    LogMetrics,
+    SetAlias,
+    SubmitRun,
+    TagVersion,
+)
 from finetune_operator.policy.status import with_condition
 
 
@@ -20,6 +29,9 @@ def failed_action(
     if isinstance(action, SetAlias):
         kind, reason = ConditionType.REGISTERED, ConditionReason.REGISTERING
         message = f"alias {action.alias} of {action.model} cannot be set: {problem.message}"
+    if isinstance(action, TagVersion | LogMetrics):
+        kind = ConditionType.EVALUATED
+        message = f"the numbers of the evaluation cannot be written: {problem.message}"
     if isinstance(action, SubmitRun | CancelRun):
         kind = ConditionType.PREPARED
     status = with_condition(decision.status, kind, False, reason, message, now=now, generation=ftj.generation)

@@ -35,16 +35,22 @@ def service(draft: Draft) -> Json:
     }
 
 
-def recipe(draft: Draft) -> Json:
-    """The ConfigMap with the recipe; `data` names the output of preparation, and the columns that it found."""
+def prepared_recipe(draft: Draft) -> Recipe:
+    """The recipe of a job that is prepared: `data` names the output of preparation, and the columns that it found."""
     ftj, data = draft.ftj, draft.status.data
-    reference = JobReference(name=ftj.name, namespace=ftj.namespace, uid=ftj.uid)
-    content = resume_from.in_recipe(draft, Recipe.of(reference, draft.spec))
-    if data and data.path is not None:
-        splits = Splits(type="Delta", path=data.path, version=data.version)
-        columns = content.data.columns or data.columns
-        found = content.data.model_copy(update={"splits": splits, "columns": columns})
-        content = content.model_copy(update={"data": found, "prepared": data})
+    content = Recipe.of(JobReference(name=ftj.name, namespace=ftj.namespace, uid=ftj.uid), draft.spec)
+    if data is None or data.path is None:
+        return content
+    splits = Splits(type="Delta", path=data.path, version=data.version)
+    columns = content.data.columns or data.columns
+    found = content.data.model_copy(update={"splits": splits, "columns": columns})
+    return content.model_copy(update={"data": found, "prepared": data})
+
+
+def recipe(draft: Draft) -> Json:
+    """The ConfigMap with the recipe."""
+    ftj = draft.ftj
+    content = resume_from.in_recipe(draft, prepared_recipe(draft))
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from finetune_crds.base import Json
-from finetune_crds.env import RESERVED_ENV
+from finetune_crds.env import EVALUATION_ENV, RESERVED_ENV
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator import names
 from finetune_operator.finetunejob.merge import containers, items
@@ -25,6 +25,13 @@ def of_preparation(spec: FineTuneJobSpec) -> Iterator[str]:
         yield from _of_template("spec.data.prepare.podTemplate", template, names.PREP_CONTAINER)
 
 
+def of_evaluation(spec: FineTuneJobSpec) -> Iterator[str]:
+    """What is wrong with `spec.evaluation.podTemplate`."""
+    if spec.evaluation:
+        field, template = "spec.evaluation.podTemplate", spec.evaluation.pod_template
+        yield from _of_template(field, template, names.EVALUATE_CONTAINER, (*RESERVED_ENV, *EVALUATION_ENV))
+
+
 def of_learning_rate(spec: FineTuneJobSpec) -> Iterator[str]:
     """What is wrong with the learning rate of a resolved spec: its default is that of the method, which the schema does not know."""
     training = spec.training
@@ -42,8 +49,10 @@ def of_learning_rate(spec: FineTuneJobSpec) -> Iterator[str]:
         )
 
 
-def _of_template(field: str, template: Json | None, container: str) -> Iterator[str]:
-    yield from _reserved_env(field, template, container)
+def _of_template(
+    field: str, template: Json | None, container: str, reserved: Sequence[str] = RESERVED_ENV
+) -> Iterator[str]:
+    yield from _reserved_env(field, template, container, reserved)
     for item in items(template, "containers"):
         name = item.get("name")
         if isinstance(name, str) and name != container and not item.get("image"):
@@ -53,12 +62,14 @@ def _of_template(field: str, template: Json | None, container: str) -> Iterator[
             )
 
 
-def _reserved_env(field: str, template: Json | None, container: str) -> Iterator[str]:
+def _reserved_env(
+    field: str, template: Json | None, container: str, reserved: Sequence[str]
+) -> Iterator[str]:
     """Reserved variables of the main container."""
     for item in containers(template, container):
         env = item.get("env")
         variables = [entry for entry in env if isinstance(entry, dict)] if isinstance(env, list) else []
-        taken = [entry["name"] for entry in variables if entry.get("name") in RESERVED_ENV]
+        taken = [entry["name"] for entry in variables if entry.get("name") in reserved]
         if taken:
             yield f"{field} sets {', '.join(taken)}, which the operator sets: remove it"
 

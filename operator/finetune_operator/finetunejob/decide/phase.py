@@ -35,7 +35,8 @@ def phase(conditions: Sequence[Condition]) -> Phase:
     if holds(ConditionType.SUSPENDED):
         return "Suspended"
     if holds(ConditionType.TRAINED):
-        return "Registering"
+        evaluates = ConditionType.EVALUATED in by_type and not holds(ConditionType.EVALUATED)
+        return "Evaluating" if evaluates else "Registering"
     if holds(ConditionType.PREPARED):
         trained = by_type.get(ConditionType.TRAINED)
         return _WHILE_TRAINING.get(trained.reason, "Pending") if trained else "Pending"

@@ -134,8 +134,17 @@ def _terminated(status: Json, container: str) -> Json | None:
             return terminated
     for name, terminated in ended:
         if status.get("phase") == "Failed" and terminated.get("exitCode"):
-            return terminated | {"message": f"init container {name}: {terminated.get('message') or 'failed'}"}
+            return terminated | {"message": _of_init_container(name, terminated.get("message") or "failed")}
     return None
+
+
+def _of_init_container(name: str, text: str) -> str:
+    """The termination message of an init container, which says so."""
+    said = TerminationMessage.parse(text)
+    if said is None or said.error is None:
+        return f"init container {name}: {text}"
+    error = said.error.model_copy(update={"message": f"init container {name}: {said.error.message}"})
+    return said.model_copy(update={"error": error}).dump()
 
 
 def last_failure(

@@ -21,6 +21,7 @@ _EXPLAINS: dict[Phase, tuple[ConditionType, ...]] = {
     "Succeeded": (ConditionType.SUCCEEDED,),
     "Suspended": (ConditionType.SUSPENDED,),
     "Registering": (ConditionType.REGISTERED, ConditionType.TRAINED),
+    "Evaluating": (ConditionType.EVALUATED,),
     "Training": (ConditionType.TRAINED,),
     "Starting": (ConditionType.TRAINED,),
     "Preparing": (ConditionType.PREPARED,),
@@ -61,7 +62,7 @@ def ready(conditions: Sequence[Condition]) -> Readiness:
 def _waits_for_a_change(word: Phase, explanation: Condition) -> bool:
     """Whether the job comes no further before its spec changes. A preparation that runs is progress."""
     return (
-        word in ("Pending", "Starting")
+        word in ("Pending", "Starting", "Evaluating")
         and explanation.type in _OBSTACLES
         and explanation.reason in _MUST_CHANGE
     )

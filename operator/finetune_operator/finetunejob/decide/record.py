@@ -13,12 +13,16 @@ from finetune_operator.policy.outcome import Continue, Outcome
 
 
 def record(draft: Draft) -> Outcome:
-    """Record the Job of the preparation and that of the current attempt; one that does not exist stays recorded.
+    """Record the Jobs of the preparation, of the current attempt and of the evaluation; one that does not exist stays recorded.
 
     NB: a Job is created only after all pods of the previous one have ended, so one uid of each kind suffices.
     """
     jobs, name = draft.observed.jobs, draft.ftj.name
-    current = {"prep": names.prep_name(name), "train": names.train_name(name, draft.status.attempt or 1)}
+    current = {
+        "prep": names.prep_name(name),
+        "train": names.train_name(name, draft.status.attempt or 1),
+        "evaluate": names.evaluate_name(name),
+    }
     found = {part: jobs[job]["metadata"]["uid"] for part, job in current.items() if job in jobs}
     if found:
         draft.update(jobs=(draft.status.jobs or JobUids()).model_copy(update=found))

@@ -56,8 +56,8 @@ def _resume(draft: Draft, since: datetime) -> None:
     draft.update(suspend_time=None, restart_time=None, idle_restarts=None)
     if draft.condition(ConditionType.PODS_HEALTHY):
         draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is blocked")
-    attempt = draft.status.attempt
-    if attempt and not draft.holds(ConditionType.TRAINED):
+    attempt = None if draft.holds(ConditionType.TRAINED) else draft.status.attempt
+    if attempt:
         child = draft.observed.jobs.get(names.train_name(draft.ftj.name, attempt))
         if child is None or is_being_deleted(child) or not job_ended(child):
             draft.update(attempt=attempt + 1)

@@ -14,7 +14,7 @@ from finetune_operator.modelpromotion.decide.approval import forget_waits
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.terms import gates_digest
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
-from finetune_operator.registry.base import ModelVersion
+from finetune_operator.registry.base import ModelVersion, comparable_on
 
 _ROUNDING = 1e-9
 
@@ -197,15 +197,24 @@ def _incomparable(
     """Why two versions cannot be compared; None when they can."""
     if not math.isfinite(other):
         return f"{gate.metric} of version {holder.version}, {which}, is {show(other)}"
-    if candidate.evaluated_on is None or holder.evaluated_on is None:
-        silent = candidate if candidate.evaluated_on is None else holder
+    tag, mine = comparable_on(candidate, gate.metric)
+    other_tag, its = comparable_on(holder, gate.metric)
+    if mine is None or its is None:
+        silent = candidate if mine is None else holder
         needs = f"the version needs the tag {contract.TAG_EVAL_DATA}"
         why = f"{needs}, as {silent.unread}" if silent.unread else f"its run or {needs}"
         return f"version {silent.version} does not say what data it was evaluated on: {why}"
-    if candidate.evaluated_on != holder.evaluated_on:
+    if tag != other_tag:
+        judged, plain = (candidate, holder) if tag == contract.TAG_EVALUATION_DATA else (holder, candidate)
         return (
-            f"version {candidate.version} was evaluated on other data, or with another objective "
-            f"({_cut(candidate.evaluated_on)}), than version {holder.version}, {which} ({_cut(holder.evaluated_on)}): "
+            f"{gate.metric} of version {judged.version} is from spec.evaluation of its job, and that of version "
+            f"{plain.version} is not: evaluate both alike"
+        )
+    if mine != its:
+        otherwise = "in another way" if tag == contract.TAG_EVALUATION_DATA else "with another objective"
+        return (
+            f"version {candidate.version} was evaluated on other data, or {otherwise} "
+            f"({_cut(mine)}), than version {holder.version}, {which} ({_cut(its)}): "
             "evaluate both alike"
         )
     return None

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from finetune_crds.base import API_VERSION
+from finetune_crds.evaluation import EvaluationStatus
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.controller.store import Store
 from finetune_operator.defaults import Defaults
@@ -96,20 +97,33 @@ async def test_children_come_from_the_store_without_a_call() -> None:
     assert (seen.mlflow, seen.rejections, world.kube.asked) == (None, {}, [])
 
 
-async def test_the_end_of_a_child_is_judged_by_its_pods_as_they_are() -> None:
+UNREAD: dict[str, tuple[FineTuneJobStatus, str]] = {
+    "of an attempt": (running(), JOB),
+    "of an evaluation": (status(PREPARED, TRAINED, attempt=1), "tune-evaluate"),
+}
+
+
+@pytest.mark.parametrize(("before", "name"), UNREAD.values(), ids=UNREAD)
+async def test_the_end_of_a_child_is_judged_by_its_pods_as_they_are(
+    before: FineTuneJobStatus, name: str
+) -> None:
     world = World()
-    world.know("Job", child(JOB, "Failed"))
-    world.know("Pod", pod(JOB, 0))
-    world.exists("Pod", ended(JOB, 0, 64))
-    seen = await world.observer.observe(ftj(running()), later(60))
+    world.know("Job", child(name, "Failed"))
+    world.know("Pod", pod(name, 0))
+    world.exists("Pod", ended(name, 0, 64))
+    seen = await world.observer.observe(ftj(before), later(60))
     assert [item["status"]["phase"] for item in seen.pods] == ["Failed"]
-    assert world.kube.asked == [("list", "Pod", f"batch.kubernetes.io/controller-uid=uid-of-{JOB}")]
+    assert world.kube.asked == [("list", "Pod", f"batch.kubernetes.io/controller-uid=uid-of-{name}")]
 
 
 READ_ALREADY: dict[str, tuple[FineTuneJobStatus, str]] = {
     "of an attempt that was trained": (status(PREPARED, TRAINED, attempt=1), JOB),
     "of an earlier attempt": (running(attempt=2), JOB),
     "of a preparation": (running(), "tune-prep"),
+    "of an evaluation": (
+        status(TRAINED, attempt=1, evaluation=EvaluationStatus(digest="d1")),
+        "tune-evaluate",
+    ),
     "of a job that has failed": (status(FAILED, attempt=1), JOB),
     "of a job that has succeeded": (status(SUCCEEDED, attempt=1), JOB),
 }

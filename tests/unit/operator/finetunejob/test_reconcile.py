@@ -18,12 +18,21 @@ from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob import reconcile as module
 from finetune_operator.finetunejob.decide import share
 from finetune_operator.finetunejob.decide.failed_action import failed_action
-from finetune_operator.finetunejob.model import Decision, EnsureRun, FinishRun, SetAlias
+from finetune_operator.finetunejob.model import (
+    Action,
+    Decision,
+    EnsureRun,
+    FinishRun,
+    LogMetrics,
+    SetAlias,
+    TagVersion,
+)
 from finetune_operator.finetunejob.observe import read_finetunejob
 from finetune_operator.finetunejob.polling import RunPoller
 from finetune_operator.kube import KubeError
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.policy.status import with_condition
+from finetune_operator.registry.mlflow import MlflowRegistry
 from finetune_operator.registry.writer import lease_name
 from standins.kube import StandIn
 from worlds.memory.decisions import (
@@ -434,7 +443,7 @@ async def test_children_are_swept_by_their_uid() -> None:
 
 
 PROBLEM = Problem(ConditionReason.MLFLOW_FORBIDDEN, "no")
-UNDONE: dict[str, tuple[EnsureRun | FinishRun | SetAlias, ConditionType, tuple[str, str, str]]] = {
+UNDONE: dict[str, tuple[Action, ConditionType, tuple[str, str, str]]] = {
     "a run that could not be made": (
         EnsureRun("e", "r", {}),
         ConditionType.TRACKED,
@@ -450,12 +459,22 @@ UNDONE: dict[str, tuple[EnsureRun | FinishRun | SetAlias, ConditionType, tuple[s
         ConditionType.REGISTERED,
         ("False", ConditionReason.REGISTERING, "alias candidate of m cannot be set: no"),
     ),
+    "tags that could not be set": (
+        TagVersion("m", "4", {"eval_f1": "1"}),
+        ConditionType.EVALUATED,
+        ("False", ConditionReason.MLFLOW_FORBIDDEN, "the numbers of the evaluation cannot be written: no"),
+    ),
+    "metrics that could not be logged": (
+        LogMetrics("r1", {"eval_f1": 1.0}),
+        ConditionType.EVALUATED,
+        ("False", ConditionReason.MLFLOW_FORBIDDEN, "the numbers of the evaluation cannot be written: no"),
+    ),
 }
 
 
 @pytest.mark.parametrize(("action", "kind", "expected"), UNDONE.values(), ids=UNDONE)
 def test_a_write_that_failed_is_in_the_status(
-    action: EnsureRun | FinishRun | SetAlias, kind: ConditionType, expected: tuple[str, str, str]
+    action: Action, kind: ConditionType, expected: tuple[str, str, str]
 ) -> None:
     decision = conclude(ftj())
     found = failed_action(ftj(), decision, action, PROBLEM, now=NOW)
@@ -495,6 +514,19 @@ async def test_mlflow_that_refuses_a_write_does_not_keep_the_status_from_being_w
         await world.reconciler.applier.apply(found, decision, NOW)
     assert world.status["mlflow"] == {"runId": "r1"}
     assert world.condition(ConditionType.TRACKED) == (ConditionReason.MLFLOW_FORBIDDEN, "no")
+
+
+async def test_numbers_go_to_the_run_before_the_version_says_that_it_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: list[Any] = []
+    monkeypatch.setattr(Server, "log_metrics", lambda _, *arguments: written.append(arguments))
+    monkeypatch.setattr(MlflowRegistry, "set_tags", lambda _, *arguments: written.append(arguments))
+    world = World(settings=SETTINGS)
+    found = read_finetunejob(world.kube.objects["FineTuneJob", "team", "tune"], Defaults())
+    actions = (LogMetrics("r1", {"eval_f1": 0.5}), TagVersion("m", "4", {"eval_f1": "0.5"}))
+    await world.reconciler.applier.apply(found, Decision(status=found.status, actions=actions), NOW)
+    assert written == [("r1", {"eval_f1": 0.5}), ("m", "4", {"eval_f1": "0.5"})]
 
 
 async def test_an_alias_waits_for_another_replica_without_a_complaint(

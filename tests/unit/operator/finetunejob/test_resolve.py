@@ -62,7 +62,7 @@ def spec_of(spec: Json, installed: Json = INSTALLED, before: Json | None = None)
 
 
 def test_the_shortest_job_has_everything_of_its_installation() -> None:
-    found = spec_of(SHORT)
+    found = spec_of(SHORT | {"evaluation": {}})
     assert settled_of(found, Defaults.model_validate(INSTALLED)).to_json() == {
         "output": f"s3://bucket/root/splits/team/{settings_digest(found.data, found.model, found.objective)}",
         "checkpoint": {"uri": "s3://bucket/root/checkpoints", "everySteps": 50, "keep": 2, "mode": "Async"},
@@ -83,7 +83,9 @@ def test_the_shortest_job_has_everything_of_its_installation() -> None:
     assert prepare.pod_template == {
         "spec": {"imagePullSecrets": [{"name": "registry"}], "serviceAccountName": "trainer"}
     }
-    for part in (found.trainer, prepare):
+    assert found.evaluation
+    assert found.evaluation.pod_template == prepare.pod_template
+    for part in (found.trainer, prepare, found.evaluation):
         names = [item.name for item in part.env], [item.secret_ref for item in part.env_from]
         assert (names[0], [item.name for item in names[1] if item]) == (["AWS_REGION"], ["s3"])
     assert found.model.cache

@@ -265,13 +265,14 @@ def version(number: str, name: str = "it's mine", status: str = "READY") -> Json
 
 def test_the_newest_version_of_a_run_counts_and_the_aliases_at_it(mlflow: Answers) -> None:
     found = [version("9"), version("10"), version("11", "other"), version("12", status="FAILED_REGISTRATION")]
+    found[1]["tags"] = [{"key": "eval_f1", "value": "0.5"}]
     mlflow.by_path["model-versions/search"] = (200, {"model_versions": found})
     aliases = [{"alias": "candidate", "version": "10"}, {"alias": "champion", "version": "9"}]
     model = {"registered_model": {"name": "it's mine", "aliases": aliases}}
     mlflow.by_path["registered-models/get"] = (200, model)
     registry = MlflowRegistry("http://127.0.0.1:1", mlflow.uri)
     assert registry.find_version("it's mine", "r1", ["candidate", "champion"]) == RegisteredVersion(
-        "it's mine", "10", frozenset({"candidate"})
+        "it's mine", "10", frozenset({"candidate"}), {"eval_f1": "0.5"}
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from finetune_crds.contract import TAG_EVAL_DATA
-from finetune_operator.registry.base import evaluated_on
+from finetune_crds.contract import TAG_EVAL_DATA, TAG_EVALUATION_DATA
+from finetune_operator.registry.base import ModelVersion, comparable_on, evaluated_on
 
 NOTED: dict[str, tuple[dict[str, str], dict[str, str], str | None]] = {
     "nowhere": ({}, {"other": "d1"}, None),
@@ -22,3 +22,21 @@ def test_where_the_data_are_noted(
     tags: dict[str, str], run_tags: dict[str, str], expected: str | None
 ) -> None:
     assert evaluated_on(tags, run_tags) == expected
+
+
+TRAINED, JUDGED = (TAG_EVAL_DATA, "d1"), (TAG_EVALUATION_DATA, "e1")
+NUMBERS: dict[str, tuple[dict[str, str], str, tuple[str, str | None]]] = {
+    "of a version without an evaluation": ({"eval_f1": "1"}, "eval_f1", TRAINED),
+    "of the evaluation": ({TAG_EVALUATION_DATA: "e1", "eval_f1": "1"}, "eval_f1", JUDGED),
+    "of the training": ({TAG_EVALUATION_DATA: "e1", "eval_loss": "1"}, "eval_loss", TRAINED),
+    "of the run alone": ({TAG_EVALUATION_DATA: "e1"}, "eval_f1", TRAINED),
+    "with an empty tag": ({TAG_EVALUATION_DATA: "", "eval_f1": "1"}, "eval_f1", TRAINED),
+}
+
+
+@pytest.mark.parametrize(("tags", "number", "expected"), NUMBERS.values(), ids=NUMBERS)
+def test_on_what_a_number_is_comparable(
+    tags: dict[str, str], number: str, expected: tuple[str, str | None]
+) -> None:
+    version = ModelVersion("1", tags=tags, metrics={number: 1.0}, evaluated_on="d1")
+    assert comparable_on(version, number) == expected

@@ -56,8 +56,18 @@ def test_the_version_of_a_run(databricks: Workspace) -> None:
     databricks.models[MODEL].versions[4].status = "PENDING_REGISTRATION"
     databricks.set_alias(MODEL, "Candidate", 3)
     databricks.set_alias(MODEL, "champion", 2)
+    registry.set_tags(MODEL, "3", {"eval_f1": "0.5"})
     found = registry.find_version(MODEL, "r1", ["candidate", "champion"])
-    assert found == RegisteredVersion(MODEL, "3", frozenset({"candidate"}))
+    assert found == RegisteredVersion(MODEL, "3", frozenset({"candidate"}), {"eval_f1": "0.5"})
+
+
+def test_metrics_of_a_run(databricks: Workspace) -> None:
+    server = opened(databricks).server
+    made = server.ensure_run("u1", "/Shared/team", "tune", TAGS)
+    server.log_metrics(made.run_id, {"eval_f1": 0.5, "eval_bleu": 40.0})
+    found = server.find_run("u1", "/Shared/team")
+    assert found is not None
+    assert found.metrics == {"eval_f1": 0.5, "eval_bleu": 40.0}
 
 
 def test_the_login_of_a_service_principal(databricks: Workspace) -> None:

@@ -7,6 +7,7 @@ local phases = {
   Preparing = { "Progressing", { "Prepared" } },
   Starting = { "Progressing", { "Trained" } },
   Training = { "Progressing", { "Trained" } },
+  Evaluating = { "Progressing", { "Evaluated", "Trained" } },
   Registering = { "Progressing", { "Registered", "Trained" } },
   Suspended = { "Suspended", { "Suspended" } },
   Succeeded = { "Healthy", { "Registered", "Succeeded" } },

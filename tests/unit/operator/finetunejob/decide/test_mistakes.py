@@ -57,6 +57,30 @@ def test_mistakes(parts: Json, expected: list[str]) -> None:
     assert [*mistakes.of_training(spec(**parts))] == expected
 
 
+OF_EVALUATION: dict[str, tuple[Json | None, list[str]]] = {
+    "no evaluation": (None, []),
+    "none": ({}, []),
+    "reserved variables": (
+        containers({"name": "evaluate", "env": [{"name": "MLFLOW_RUN_ID"}, {"name": "METRICS_PATH"}]}),
+        ["spec.evaluation.podTemplate sets MLFLOW_RUN_ID, METRICS_PATH, which the operator sets: remove it"],
+    ),
+    "a container under another name": (
+        containers({"name": "trainer"}),
+        [
+            "spec.evaluation.podTemplate has the container 'trainer' without an image: rename it to 'evaluate', the container "
+            "that the operator fills in, or give it an image if it is to run beside that"
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("part", "expected"), OF_EVALUATION.values(), ids=OF_EVALUATION)
+def test_mistakes_of_the_evaluation(part: Json | None, expected: list[str]) -> None:
+    found = spec(evaluation=part)
+    assert [*mistakes.of_evaluation(found)] == expected
+    assert [*mistakes.of_training(found)] == []
+
+
 def test_a_template_that_was_changed_is_read_again_before_the_next_attempt() -> None:
     seen = observed(child("tune-train-1", "Failed"))
     held = conclude(ftj(running(attempt=2), **limited(1, gpusPerNode=8)), seen)

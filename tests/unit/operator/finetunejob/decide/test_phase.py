@@ -10,6 +10,7 @@ from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_operator.finetunejob.decide.phase import phase
 from worlds.memory.decisions import (
     ACCEPTED,
+    EVALUATED,
     FAILED,
     PREPARED,
     REGISTERED,
@@ -26,6 +27,7 @@ RESTARTING = condition(ConditionType.TRAINED, "False", ConditionReason.RESTARTIN
 SUSPENDED = condition(ConditionType.SUSPENDED, "True", ConditionReason.SUSPENDED)
 QUEUED = condition(ConditionType.TRAINED, "False", ConditionReason.QUEUED)
 INADMISSIBLE = condition(ConditionType.TRAINED, "False", ConditionReason.QUEUE_INADMISSIBLE)
+EVALUATING = condition(ConditionType.EVALUATED, "False", ConditionReason.EVALUATING)
 RESUMED = condition(ConditionType.SUSPENDED, "False", ConditionReason.RESUMED)
 
 PHASES: dict[str, tuple[list[Condition], str]] = {
@@ -40,6 +42,11 @@ PHASES: dict[str, tuple[list[Condition], str]] = {
     "training": ([PREPARED, TRAINING], "Training"),
     "restarting": ([PREPARED, RESTARTING], "Starting"),
     "registering": ([PREPARED, TRAINED], "Registering"),
+    "evaluating": ([PREPARED, TRAINED, EVALUATING], "Evaluating"),
+    "registering after the evaluation": ([PREPARED, TRAINED, EVALUATED], "Registering"),
+    "training, and an evaluation that was": ([PREPARED, TRAINING, EVALUATING], "Training"),
+    "suspended while evaluating": ([PREPARED, TRAINED, EVALUATING, SUSPENDED], "Suspended"),
+    "failed while evaluating": ([PREPARED, TRAINED, EVALUATING, FAILED], "Failed"),
     "suspended while preparing": ([PREPARING, SUSPENDED], "Suspended"),
     "suspended while training": ([PREPARED, TRAINING, SUSPENDED], "Suspended"),
     "suspended while registering": ([PREPARED, TRAINED, SUSPENDED], "Suspended"),

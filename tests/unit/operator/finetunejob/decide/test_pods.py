@@ -97,6 +97,10 @@ FAILURES: dict[str, tuple[list[Json], tuple[Any, ...] | None]] = {
         [ended(JOB, 0, 143, "stopping", conditions=EVICTED)],
         ("tune-train-1-0-abcde", None, 143, "Evicted", "stopping"),
     ),
+    "an init container failed, and says why": (
+        [waiting_for_init(65, error("NoVersion", "there is no version 4").dump())],
+        ("tune-train-1-0-abcde", None, 65, "NoVersion", "init container fetch: there is no version 4"),
+    ),
     "an init container failed": (
         [waiting_for_init(3, "no such bucket")],
         ("tune-train-1-0-abcde", None, 3, "Error", "init container fetch: no such bucket"),

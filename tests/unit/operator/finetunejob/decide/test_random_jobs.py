@@ -41,6 +41,7 @@ def test_a_job_comes_to_its_end_whatever_happened(parts: Json, story: Story) -> 
 PARTS: Json = {
     "distributed": NODES,
     "register": {"model": "m"},
+    "evaluation": None,
     "checkpoint": None,
     "runPolicy": {"maxRestarts": 0, "activeDeadlineSeconds": None, "ttlSecondsAfterFinished": None},
 }
@@ -55,8 +56,9 @@ def test_a_gang_in_the_place_of_another_one_of_its_job_counts() -> None:
     assert used(world.status) == 2 * 2 * 3600
 
 
+@pytest.mark.parametrize("evaluation", [{}, None], ids=["evaluated", "not evaluated"])
 @pytest.mark.parametrize("data", [SOURCE, SPLITS], ids=["prepared", "given"])
-def test_a_job_that_nothing_happens_to_succeeds(data: Json) -> None:
-    world = World(PARTS | {"data": data})
+def test_a_job_that_nothing_happens_to_succeeds(data: Json, evaluation: Json | None) -> None:
+    world = World(PARTS | {"data": data, "evaluation": evaluation})
     check_it_comes_to_its_end(world)
     assert (world.status.phase, world.status.attempt) == ("Succeeded", 1)

@@ -17,6 +17,11 @@ CASES: dict[str, tuple[FineTuneJobStatus, list[dict[str, Any]], JobUids | None]]
     "the preparation": (status(), [PREP], JobUids(prep=OF_PREP)),
     "the first attempt": (running(), [PREP, FIRST], JobUids(prep=OF_PREP, train=OF_FIRST)),
     "a Job whose creation the status does not tell of": (status(), [FIRST], JobUids(train=OF_FIRST)),
+    "the evaluation": (
+        running(jobs=JobUids(train=OF_FIRST)),
+        [child("tune-evaluate")],
+        JobUids(train=OF_FIRST, evaluate="uid-of-tune-evaluate"),
+    ),
     "the second attempt": (
         running(attempt=2, jobs=JobUids(train=OF_FIRST)),
         [FIRST, SECOND],

@@ -279,6 +279,90 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
 }
 
 
+def evaluated(number: str, digest: str, **numbers: str) -> ModelVersion:
+    """A version whose numbers are from spec.evaluation, and which training evaluated on d1."""
+    return version(number, tags={**numbers, "finetune_evaluation_data": digest}, loss=2.0)
+
+
+ACCURACY = compared("Maximize", "eval_accuracy", betterBy={"absolute": 0})
+EVALUATIONS: dict[str, tuple[Json, ModelVersion, ModelVersion, Expected]] = {
+    "the same rows, whatever the training was evaluated on": (
+        ACCURACY,
+        evaluated("2", "e1", eval_accuracy="0.9"),
+        replace(evaluated("1", "e1", eval_accuracy="0.8"), evaluated_on="d2"),
+        (
+            "Passed",
+            "0.9",
+            ">= 0.8",
+            "0.8",
+            "eval_accuracy is 0.9, that of version 1, which has the alias, is 0.8: as it must be >= 0.8",
+        ),
+    ),
+    "other rows": (
+        ACCURACY,
+        evaluated("2", "e2", eval_accuracy="0.9"),
+        evaluated("1", "e1", eval_accuracy="0.8"),
+        (
+            "Inconclusive",
+            "0.9",
+            None,
+            "0.8",
+            "version 2 was evaluated on other data, or in another way (e2), than version 1, which has the alias (e1): evaluate "
+            "both alike",
+        ),
+    ),
+    "a loss of the training is compared on what that was evaluated on": (
+        compared("Minimize", "eval_loss", betterBy={"absolute": 0}),
+        evaluated("2", "e2", eval_loss="1"),
+        evaluated("1", "e1", eval_loss="2"),
+        (
+            "Passed",
+            "1",
+            "<= 2",
+            "2",
+            "eval_loss is 1, that of version 1, which has the alias, is 2: as it must be <= 2",
+        ),
+    ),
+    "a number of the run that no evaluation wrote": (
+        better(absolute=0),
+        evaluated("2", "e2"),
+        evaluated("1", "e1"),
+        (
+            "Passed",
+            "2",
+            "<= 2",
+            "2",
+            "loss is 2, that of version 1, which has the alias, is 2: as it must be <= 2",
+        ),
+    ),
+    "a holder whose number is from elsewhere": (
+        ACCURACY,
+        evaluated("2", "e1", eval_accuracy="0.9"),
+        version("1", eval_accuracy=0.8),
+        (
+            "Inconclusive",
+            "0.9",
+            None,
+            "0.8",
+            "eval_accuracy of version 2 is from spec.evaluation of its job, and that of version 1 is not: evaluate both alike",
+        ),
+    ),
+    "a candidate whose number is from elsewhere": (
+        ACCURACY,
+        version("2", eval_accuracy=0.9),
+        evaluated("1", "e1", eval_accuracy="0.8"),
+        (
+            "Inconclusive",
+            "0.9",
+            None,
+            "0.8",
+            "eval_accuracy of version 1 is from spec.evaluation of its job, and that of version 2 is not: evaluate both alike",
+        ),
+    ),
+}
+CASES |= EVALUATIONS
+
+
 @pytest.mark.parametrize(("gate", "candidate", "holder", "expected"), CASES.values(), ids=CASES)
 def test_judge(gate: Json, candidate: ModelVersion, holder: ModelVersion | None, expected: Expected) -> None:
     [found] = judge([Gate.model_validate({"name": "g", **gate})], candidate, holder)

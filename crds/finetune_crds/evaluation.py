@@ -1,0 +1,198 @@
+"""The evaluation of a registered version, before its aliases move."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from finetune_crds.base import (
+    A_SET,
+    ApiModel,
+    Image,
+    LongText,
+    Name,
+    NonNegative,
+    Passthrough,
+    Positive,
+    Rule,
+    StringMap,
+    by_key,
+    immutable,
+    rules,
+)
+from finetune_crds.env import EVALUATION_ENV, Env, EnvFromSource
+from finetune_crds.prepare import unchanged
+
+Metric = Literal["Loss", "Perplexity", "ExactMatch", "Accuracy", "F1", "Rouge", "Bleu"]
+EvaluatedSplit = Literal["Test", "Validation"]
+
+# The numbers of each metric, by the names that they have as tags of the version and as metrics of the run.
+NAMES: dict[Metric, tuple[str, ...]] = {
+    "Loss": ("evaluation_loss",),
+    "Perplexity": ("evaluation_perplexity",),
+    "ExactMatch": ("eval_exact_match",),
+    "Accuracy": ("eval_accuracy",),
+    "F1": ("eval_f1",),
+    "Rouge": ("eval_rouge1", "eval_rouge2", "eval_rougeL"),
+    "Bleu": ("eval_bleu",),
+}
+BASE = "base_"
+"""Begins the name of a number of the base model."""
+GENERATED: tuple[Metric, ...] = ("ExactMatch", "Accuracy", "F1", "Rouge", "Bleu")
+"""Metrics of the answers that the model generates."""
+
+MAX_METRIC_NAME = 64
+METRIC_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+MAX_METRICS = 64
+MetricName = Annotated[str, Field(min_length=1, max_length=MAX_METRIC_NAME, pattern=METRIC_NAME)]
+"""A name that is allowed for a metric of MLflow and for a tag of Unity Catalog."""
+
+_HAS_COMMAND = "(has(self.command) && size(self.command) > 0)"
+_FIXED = (
+    "split",
+    "metrics",
+    "baseModel",
+    "limit",
+    "generations",
+    "maxNewTokens",
+    "batchSize",
+    "command",
+    "args",
+    "parameters",
+)
+
+
+class Evaluation(ApiModel):
+    """An evaluation of the registered version in a pod of its own, after the training and before the aliases move."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            # One rule for all fields: each repeats a long message, and the size of a CRD is limited.
+            Rule(
+                " && ".join(f"({immutable(field, '').expression})" for field in _FIXED),
+                unchanged("spec.evaluation"),
+            ),
+            (
+                f"{_HAS_COMMAND} || !has(self.args) || size(self.args) == 0",
+                "args needs command: the built-in evaluation takes no arguments",
+                ".args",
+            ),
+            (
+                f"{_HAS_COMMAND} || !has(self.parameters) || size(self.parameters) == 0",
+                "parameters needs command: the built-in evaluation reads none",
+                ".parameters",
+            ),
+            (
+                f"!{_HAS_COMMAND} || !has(self.metrics)",
+                "metrics are those of the built-in evaluation: your command writes its own numbers",
+                ".metrics",
+            ),
+            (
+                f"!has(self.env) || !self.env.exists(item, item.name in {[*EVALUATION_ENV]})",
+                f"the operator sets {' and '.join(EVALUATION_ENV)}: remove them from env",
+                ".env",
+            ),
+        )
+    )
+
+    split: EvaluatedSplit = "Test"
+    """The rows: the test split, which training never reads, or the validation split."""
+    metrics: Annotated[list[Metric], Field(min_length=1, max_length=7, json_schema_extra=A_SET)] | None = None
+    """What to measure. ExactMatch, Accuracy, F1, Rouge and Bleu compare generated answers with those of the rows.
+    Default: Loss and Perplexity."""
+    base_model: bool = True
+    """Evaluate the base model too, on the same rows."""
+    limit: Positive | None = None
+    """At most this many rows, the same ones for each model: those with the least hashes. Default: all."""
+    generations: Annotated[int, Field(ge=0, le=1000)] = 20
+    """Rows whose generated answers become a table of the MLflow run, those of both models side by side. 0: no table."""
+    max_new_tokens: Annotated[int, Field(ge=1, le=32768)] = 256
+    """Longest generated answer in tokens."""
+    batch_size: Annotated[int, Field(ge=1, le=1024)] = 8
+    """Rows that are evaluated at once."""
+    command: Annotated[list[LongText], Field(max_length=64)] = Field(default_factory=list)
+    """Your own command. It finds the model in the folder MODEL_PATH, and writes a JSON object of numbers to the file METRICS_PATH.
+    Default: the built-in evaluation."""
+    args: Annotated[list[LongText], Field(max_length=256)] = Field(default_factory=list)
+    """Arguments of that command."""
+    parameters: StringMap = Field(default_factory=dict)
+    """Parameters of your own command, which reads them from the recipe at HYPERPARAMETERS_PATH, under `parameters`."""
+    image: Image | None = None
+    """Image. Default: that of the training; where trainer.command is set and command is not, the one that the operator is installed
+    with."""
+    env: Env = Field(default_factory=list)
+    """Environment variables of the evaluation pod, besides those of spec.env."""
+    env_from: Annotated[list[EnvFromSource], Field(max_length=16)] = Field(default_factory=list)
+    """Secrets and ConfigMaps whose keys become environment variables of the evaluation pod, besides those of spec.envFrom."""
+    pod_template: Passthrough | None = None
+    """Any other field of a PodTemplateSpec (GPUs, memory, volumes); the container is named `evaluate`.
+
+    A change takes effect with the next pod. Default: none; spec.podTemplate is for the training pods alone.
+    """
+
+    @property
+    def measured(self) -> tuple[Metric, ...]:
+        """The metrics of the built-in evaluation, in the order of the API."""
+        wanted = self.metrics or ("Loss", "Perplexity")
+        return tuple(metric for metric in NAMES if metric in wanted)
+
+
+EVALUATION_RULES = (
+    Rule(
+        "!has(self.evaluation) || has(self.register)",
+        "evaluation needs register: it evaluates the registered version, before its aliases move",
+        ".evaluation",
+    ),
+    Rule(
+        "!has(self.evaluation) || !has(self.data.columns) || self.data.columns.type != 'Unpaired' || "
+        "(has(self.evaluation.command) && size(self.evaluation.command) > 0)",
+        "evaluation compares with the answers of rows, and those of data.columns type Unpaired may be bad ones: remove "
+        "evaluation, or set evaluation.command",
+        ".evaluation",
+    ),
+    Rule(
+        "!has(self.evaluation) || self.evaluation.split != 'Test' || !has(self.data.prepare) || "
+        "!has(self.data.prepare.splitRatios) || !has(self.data.prepare.splitRatios.test) || "
+        "self.data.prepare.splitRatios.test > 0.0",
+        "evaluation.split Test needs rows: set data.prepare.splitRatios.test above 0, or evaluation.split: Validation",
+        ".evaluation.split",
+    ),
+)
+"""Rules of FineTuneJobSpec."""
+
+
+class EvaluatedMetric(ApiModel):
+    """A number of the evaluation."""
+
+    name: MetricName
+    """Its name, as a tag of the version and as a metric of the run."""
+    value: float
+    """That of the registered version."""
+    base: float | None = None
+    """That of the base model, on the same rows."""
+
+
+class EvaluationStatus(ApiModel):
+    """The evaluation of the registered version."""
+
+    rows: NonNegative | None = None
+    """Rows that were evaluated; absent with a command of your own."""
+    digest: Annotated[str, Field(max_length=64)]
+    """What the numbers are comparable on, as the version's tag finetune_evaluation_data has it: a digest of the rows and of how
+    answers were generated; with a command of your own, of the image, the command and its parameters."""
+    metrics: Annotated[
+        list[EvaluatedMetric], Field(max_length=MAX_METRICS, json_schema_extra=by_key("name"))
+    ] = Field(default_factory=list)
+    """The numbers."""
+
+
+class EvaluationResult(ApiModel):
+    """What the evaluation pod reports."""
+
+    rows: NonNegative
+    digest: Name
+    metrics: dict[MetricName, float]
+    """The numbers of the registered version, by their names."""
+    base: dict[MetricName, float] = Field(default_factory=dict)
+    """Those of the base model, by the same names."""

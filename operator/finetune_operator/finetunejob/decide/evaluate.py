@@ -1,0 +1,200 @@
+"""The evaluation: a Job of one pod that evaluates the registered version, whose numbers become its tags.
+
+The aliases move after it, so that whoever watches them finds the numbers.
+"""
+
+from __future__ import annotations
+
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.evaluation import EvaluationStatus
+from finetune_operator import names
+from finetune_operator.finetunejob.children import Sorted, job_condition, sort
+from finetune_operator.finetunejob.decide import evaluation_pod, evaluation_result, health, mistakes, pods
+from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.decide.evaluation_result import WrongNumbersError
+from finetune_operator.finetunejob.decide.version import fail_without
+from finetune_operator.finetunejob.model import LogMetrics, Mlflow, TagVersion
+from finetune_operator.policy.outcome import Continue, Outcome, Stop
+from finetune_operator.registry.base import RegisteredVersion
+
+_CONTAINER = evaluation_pod.CONTAINER
+_USE_LESS = "lower evaluation.batchSize"
+
+
+def evaluate(draft: Draft) -> Outcome:
+    """Evaluate the version and write its numbers to MLflow; the pass ends until they are there."""
+    if draft.spec.evaluation is None or draft.holds(ConditionType.EVALUATED):
+        return Continue
+    # The version exists; its aliases come later.
+    draft.unset(ConditionType.REGISTERED)
+    found = draft.status.evaluation or _in_a_pod(draft)
+    return _write(draft, found) if found else Stop
+
+
+def _in_a_pod(draft: Draft) -> EvaluationStatus | None:
+    """What the pod found; None until it is known."""
+    name = names.evaluate_name(draft.ftj.name)
+    found = sort(draft.observed.jobs, draft.observed.pods, names.EVALUATE, name)
+    child, mine = found.current, found.pods
+    if child is None:
+        _start(draft, found)
+        return None
+    if _evaluates(child) != _version(draft):
+        draft.remove(child)
+        _wait(
+            draft,
+            f"version {_version(draft)} was registered after version {_evaluates(child)}: starting again",
+        )
+        return None
+    if job_condition(child, "Complete"):
+        return _finish(draft, child, mine)
+    failed = job_condition(child, "Failed")
+    if failed:
+        _fail(draft, mine, failed)
+        return None
+    _follow(draft, name, mine)
+    return None
+
+
+def _evaluates(child: Json) -> str | None:
+    return (child["metadata"].get("annotations") or {}).get(names.ANNOTATION_VERSION)
+
+
+def _version(draft: Draft) -> str | None:
+    return draft.status.model.version if draft.status.model else None
+
+
+def _start(draft: Draft, found: Sorted) -> None:
+    wrong = "; ".join(mistakes.of_evaluation(draft.spec))
+    if wrong:
+        # NB: the template may have changed since the job was accepted.
+        draft.set(ConditionType.PODS_HEALTHY, False, ConditionReason.POD_TEMPLATE_INVALID, wrong)
+        _wait(draft, "the evaluation waits for a correction of spec.evaluation.podTemplate")
+        return
+    if found.ghosts or found.ghost_pods:
+        # Two evaluations at once would write the same table of answers.
+        _wait(draft, f"the evaluation starts when {pods.listed_ghosts(found)} has stopped")
+        return
+    seen, version = draft.observed.mlflow, _seen(draft)
+    if seen and seen.problem is None and version is None:
+        fail_without(draft)
+        return
+    if version is None:
+        # The pod fetches the version from there.
+        _wait(draft, f"the evaluation starts when MLflow answers{_why(seen)}")
+        return
+    health.forget_refusal(draft)
+    draft.apply += [evaluation_pod.recipe(draft), evaluation_pod.job(draft, version)]
+    _wait(draft, "the evaluation pod is starting")
+
+
+def _wait(draft: Draft, message: str) -> None:
+    draft.set(ConditionType.EVALUATED, False, ConditionReason.EVALUATING, message)
+    draft.requeue_after(draft.settings.poll_seconds)
+
+
+def _seen(draft: Draft) -> RegisteredVersion | None:
+    return draft.observed.mlflow.version if draft.observed.mlflow else None
+
+
+def _why(seen: Mlflow | None) -> str:
+    return f": {seen.problem.message}" if seen and seen.problem else ""
+
+
+def _follow(draft: Draft, name: str, mine: list[Json]) -> None:
+    alive = pods.alive(mine)
+    health.report(draft, alive, name, wanted=1)
+    failure = pods.last_failure(mine, _CONTAINER, 0, _USE_LESS)
+    if failure:
+        draft.update(last_failure=failure)
+    running = (
+        f"version {_version(draft)} is being evaluated"
+        if pods.ready(mine)
+        else f"the evaluation pod is starting{health.pulling(draft, alive)}"
+    )
+    _wait(draft, f"{running}; kubectl logs job/{name} shows its progress")
+
+
+def _finish(draft: Draft, child: Json, mine: list[Json]) -> EvaluationStatus | None:
+    draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "every pod completed")
+    succeeded = [ended for ended in pods.exits(mine, _CONTAINER) if ended.code == 0]
+    if not succeeded:
+        # The pod no longer exists, nor does its result.
+        draft.remove(child)
+        _wait(draft, "the evaluation pod's result was lost with its node: the evaluation runs again")
+        return None
+    try:
+        found = _read(draft, child, succeeded[-1])
+    except WrongNumbersError as error:
+        _end(draft, ConditionReason.EVALUATION_FAILED, f"evaluation failed: {error}")
+        return None
+    draft.update(evaluation=found)
+    return found
+
+
+def _read(draft: Draft, child: Json, ended: pods.Exit) -> EvaluationStatus:
+    """What a pod that succeeded found.
+
+    Raises:
+        WrongNumbersError: it left no numbers, or others than it should.
+    """
+    if evaluation_pod.wanted(draft).command:
+        digest = child["metadata"]["annotations"][names.ANNOTATION_DIGEST]
+        try:
+            return evaluation_result.of_command(ended.text, digest)
+        except WrongNumbersError as error:
+            raise WrongNumbersError(f"of what pod {ended.pod} wrote, {error}") from error
+    result = ended.message.evaluation if ended.message else None
+    if result is None:
+        raise WrongNumbersError(
+            f"pod {ended.pod} succeeded and reported no result: its image must run finetune-evaluate, or set "
+            "evaluation.command"
+        )
+    return evaluation_result.of_built_in(result)
+
+
+def _fail(draft: Draft, mine: list[Json], failed: Json) -> None:
+    failure = pods.last_failure(mine, _CONTAINER, 0, _USE_LESS)
+    if failure is None:
+        _end(draft, ConditionReason.EVALUATION_FAILED, f"evaluation failed: {failed.get('message', '')}")
+        return
+    draft.update(last_failure=failure)
+    reason = pods.REASON_OF_EXIT.get(failure.exit_code or 0, ConditionReason.EVALUATION_FAILED)
+    where = pods.place(failure.pod or "", failure.node)
+    _end(draft, reason, f"evaluation failed in {where}: {failure.message}")
+
+
+def _end(draft: Draft, reason: ConditionReason, what: str) -> None:
+    """Fail the job; nothing takes the version away."""
+    name = draft.status.model.name if draft.status.model else None
+    message = f"{what}; version {_version(draft)} of {name} stays, without aliases"
+    draft.set(ConditionType.EVALUATED, False, reason, message)
+    draft.fail(reason, message)
+
+
+def _write(draft: Draft, found: EvaluationStatus) -> Outcome:
+    """Write the numbers to the run, then to the version.
+
+    NB: the tags of the version say that it is done. Metrics that the run has are not logged again.
+    """
+    seen, version = draft.observed.mlflow, _seen(draft)
+    if seen is None or version is None:
+        _wait(draft, f"the numbers are written when MLflow answers{_why(seen)}")
+        return Stop
+    what = f"{version.name} version {version.version}"
+    tags = evaluation_result.tags(found)
+    lacking = {key: value for key, value in tags.items() if version.tags.get(key) != value}
+    if lacking:
+        numbers = evaluation_result.numbers(found)
+        logged = seen.run.metrics if seen.run else numbers
+        unlogged = {name: value for name, value in numbers.items() if logged.get(name) != value}
+        if seen.run and unlogged:
+            draft.actions.append(LogMetrics(seen.run.run_id, unlogged))
+        draft.actions.append(TagVersion(version.name, version.version, lacking))
+        _wait(draft, f"writing the numbers of {what} to its tags and its run")
+        return Stop
+    rows = f" on {found.rows} rows" if found.rows is not None else ""
+    message = f"{what}{rows}: {evaluation_result.told(found)}"
+    draft.set(ConditionType.EVALUATED, True, ConditionReason.EVALUATED, message)
+    return Continue

@@ -1,0 +1,196 @@
+"""The children of an evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import yaml
+
+from finetune_crds.status import DataStatus, MlflowStatus, ModelStatus, SplitCounts
+from finetune_operator.finetunejob.decide import evaluation_pod
+from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.registry.base import RegisteredVersion
+from worlds.memory.decisions import ACCEPTED, NOW, SETTINGS, SOURCE, SPLITS, TRAINED, ftj, observed, status
+
+Json = dict[str, Any]
+URI = "models:/tuned/4"
+VERSION = RegisteredVersion("tuned", "4")
+COMMAND: Json = {"command": ["judge"], "args": ["--fast"], "parameters": {"task": "math"}}
+COUNTS = SplitCounts(train=9, validation=1, test=1)
+KNOWN = status(
+    ACCEPTED,
+    TRAINED,
+    attempt=1,
+    mlflow=MlflowStatus(experiment_id="e1", run_id="r1"),
+    model=ModelStatus(name="tuned", version="4"),
+)
+RULES: list[Json] = [
+    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    {
+        "action": "FailJob",
+        "onExitCodes": {"containerName": "evaluate", "operator": "In", "values": [64, 65]},
+    },
+]
+
+
+def draft(evaluation: Json, settings: Any = SETTINGS, before: Any = KNOWN, **parts: Any) -> Draft:
+    found = ftj(before, register={"model": "tuned"}, evaluation=evaluation, **parts)
+    return Draft(found, observed(), NOW, settings)
+
+
+def job(evaluation: Json, version: RegisteredVersion = VERSION, **parts: Any) -> Json:
+    return evaluation_pod.job(draft(evaluation, **parts), version)
+
+
+def pod(evaluation: Json, **parts: Any) -> Json:
+    found: Json = job(evaluation, **parts)["spec"]["template"]["spec"]
+    return found
+
+
+def container(evaluation: Json, **parts: Any) -> Json:
+    found: Json = pod(evaluation, **parts)["containers"][0]
+    return found
+
+
+def test_the_built_in_evaluation() -> None:
+    made = job({"env": [{"name": "A", "value": "b"}]}, env=[{"name": "ALL", "value": "c"}])
+    assert made["metadata"]["name"] == "tune-evaluate"
+    assert made["metadata"]["annotations"] == {"finetune.dev/version": "4"}
+    assert made["metadata"]["labels"]["finetune.dev/component"] == "evaluate"
+    assert (made["spec"]["backoffLimit"], made["spec"]["podFailurePolicy"]) == (2, {"rules": RULES})
+    pod = made["spec"]["template"]["spec"]
+    [main] = pod["containers"]
+    assert (main["name"], main["image"]) == ("evaluate", "trainer:1")
+    assert (main["command"], main["args"]) == (["finetune-evaluate"], ["--model", URI])
+    assert {item["name"]: item.get("value") for item in main["env"]} == {
+        "HOME": "/tmp",
+        "ALL": "c",
+        "A": "b",
+        "HYPERPARAMETERS_PATH": "/etc/finetune/recipe.yaml",
+        "MLFLOW_TRACKING_URI": "http://mlflow:5000",
+        "MLFLOW_REGISTRY_URI": "http://mlflow:5000",
+        "MLFLOW_RUN_ID": "r1",
+    }
+    assert "initContainers" not in pod
+    assert {"name": "recipe", "configMap": {"name": "tune-evaluate"}} in pod["volumes"]
+
+
+def test_a_command_of_your_own_gets_the_model_from_an_init_container_that_reads_the_same_storage() -> None:
+    mount = {"name": "base", "mountPath": "/models"}
+    main = {"name": "evaluate", "volumeMounts": [mount], "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    template = {"spec": {"containers": [main], "volumes": [{"name": "base", "emptyDir": {}}]}}
+    made = job({**COMMAND, "image": "harness:1", "podTemplate": template})
+    pod = made["spec"]["template"]["spec"]
+    [fetch], [main] = pod["initContainers"], pod["containers"]
+    assert (main["image"], main["command"], main["args"]) == ("harness:1", ["judge"], ["--fast"])
+    assert (fetch["name"], fetch["image"]) == ("fetch", "trainer:1")
+    assert (fetch["command"], fetch["args"]) == (["finetune-evaluate"], ["--model", URI, "--fetch"])
+    shared = ("env", "envFrom", "volumeMounts", "resources", "securityContext")
+    assert {name: fetch[name] for name in shared} == {name: main[name] for name in shared}
+    assert [item for item in main["env"] if item["name"] in ("MODEL_PATH", "METRICS_PATH")] == [
+        {"name": "MODEL_PATH", "value": "/var/run/finetune/model"},
+        {"name": "METRICS_PATH", "value": "/dev/termination-log"},
+    ]
+    assert {"name": "evaluated-model", "mountPath": "/var/run/finetune/model"} in main["volumeMounts"]
+    assert mount in main["volumeMounts"]
+    assert {"name": "evaluated-model", "emptyDir": {}} in pod["volumes"]
+    of_fetch = {**RULES[1]["onExitCodes"], "containerName": "fetch"}
+    assert made["spec"]["podFailurePolicy"]["rules"] == [
+        RULES[0],
+        {"action": "FailJob", "onExitCodes": of_fetch},
+        RULES[1],
+    ]
+
+
+def test_a_volume_of_the_template_can_hold_the_model() -> None:
+    volume = {"name": "evaluated-model", "persistentVolumeClaim": {"claimName": "large"}}
+    found = pod({**COMMAND, "podTemplate": {"spec": {"volumes": [volume]}}})
+    assert [item for item in found["volumes"] if item["name"] == "evaluated-model"] == [volume]
+
+
+SCRIPT: Json = {"trainer": {"image": "mine:1", "command": ["train"]}}
+TRAINER: Json = {"trainer": {"image": "mine:1"}}
+IMAGES: dict[str, tuple[Json, Json, str, str | None]] = {
+    "of the installation": ({}, {}, "trainer:1", None),
+    "of the training": ({}, TRAINER, "mine:1", None),
+    "of the training, which has a command": ({}, SCRIPT, "trainer:1", None),
+    "its own": ({"image": "own:1"}, TRAINER, "own:1", None),
+    "of the training, with a command": (COMMAND, TRAINER, "mine:1", "mine:1"),
+    "of the training with a command, with a command": (COMMAND, SCRIPT, "mine:1", "trainer:1"),
+    "its own, with a command": ({**COMMAND, "image": "own:1"}, TRAINER, "own:1", "mine:1"),
+}
+
+
+@pytest.mark.parametrize(("evaluation", "parts", "image", "fetches"), IMAGES.values(), ids=IMAGES)
+def test_images(evaluation: Json, parts: Json, image: str, fetches: str | None) -> None:
+    found = pod(evaluation, **parts)
+    assert found["containers"][0]["image"] == image
+    assert [item["image"] for item in found.get("initContainers", [])] == ([fetches] if fetches else [])
+
+
+def test_the_container_of_a_workspace_logs_in_as_the_training_does() -> None:
+    tracking = {"uri": "databricks", "secretRef": {"name": "s"}, "trainerSecretRef": {"name": "t"}}
+    found = pod(COMMAND, tracking=tracking)
+    for one in (found["containers"][0], found["initContainers"][0]):
+        keys = [item["valueFrom"]["secretKeyRef"]["name"] for item in one["env"] if "valueFrom" in item]
+        assert (keys, one["envFrom"]) == (["t"] * 4, [])
+
+
+def test_the_recipe_names_the_splits_that_were_prepared_and_the_parameters_of_the_command() -> None:
+    prepared = KNOWN.model_copy(
+        update={"data": DataStatus(rows=COUNTS, tokens=COUNTS, path="/data/splits", version=7)}
+    )
+    parts: Json = {"data": SOURCE, "trainer": {"parameters": {"lr": "1"}}, "before": prepared}
+    body = evaluation_pod.recipe(draft(COMMAND, **parts))
+    recipe = yaml.safe_load(body["data"]["recipe.yaml"])
+    assert body["metadata"]["name"] == "tune-evaluate"
+    assert recipe["data"]["splits"] == {"type": "Delta", "path": "/data/splits", "version": 7}
+    assert (recipe["parameters"], recipe["evaluation"]["command"]) == ({"task": "math"}, ["judge"])
+    built_in = evaluation_pod.recipe(draft({"metrics": ["Accuracy"]}, **parts))
+    assert yaml.safe_load(built_in["data"]["recipe.yaml"])["parameters"] == {"lr": "1"}
+
+
+SAME: dict[str, Json] = {
+    "itself": COMMAND,
+    "more memory": {**COMMAND, "podTemplate": {"spec": {"nodeSelector": {"a": "b"}}}},
+    "a variable": {**COMMAND, "env": [{"name": "A", "value": "b"}]},
+}
+OTHER: dict[str, Json] = {
+    "another image": {**COMMAND, "image": "other:1"},
+    "another command": {**COMMAND, "command": ["judge2"]},
+    "other arguments": {**COMMAND, "args": []},
+    "other parameters": {**COMMAND, "parameters": {"task": "code"}},
+    "another split": {**COMMAND, "split": "Validation"},
+}
+
+
+def digest(evaluation: Json, version: RegisteredVersion = VERSION, **parts: Any) -> str:
+    found: str = job(evaluation, version, **parts)["metadata"]["annotations"]["finetune.dev/digest"]
+    return found
+
+
+@pytest.mark.parametrize("evaluation", SAME.values(), ids=SAME)
+def test_numbers_of_the_same_command_are_comparable(evaluation: Json) -> None:
+    assert digest(evaluation) == digest(COMMAND)
+    assert len(digest(COMMAND)) == 12
+
+
+@pytest.mark.parametrize("evaluation", OTHER.values(), ids=OTHER)
+def test_numbers_of_another_command_are_not(evaluation: Json) -> None:
+    assert digest(evaluation) != digest(COMMAND)
+
+
+def test_numbers_on_another_version_of_the_table_are_not_comparable() -> None:
+    def on(version: int) -> str:
+        return digest(COMMAND, data={**SPLITS, "splits": {**SPLITS["splits"], "version": version}})
+
+    assert (on(3), on(4) == on(3)) == (digest(COMMAND), False)
+    newest: Json = {"data": {**SPLITS, "splits": {"type": "Delta", "path": "/data/splits"}}}
+    read = [
+        dataclasses.replace(VERSION, version=number, tags={"finetune_data_version": seen})
+        for number, seen in (("4", "3"), ("5", "3"), ("6", "8"))
+    ]
+    first, second, third = (digest(COMMAND, version, **newest) for version in read)
+    assert (first == second, first == third) == (True, False)
