@@ -122,9 +122,9 @@ class Splits(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
-                "self.type == 'Delta' ? has(self.path) && !has(self.train) && !has(self.validation) "
+                "self.type == 'Delta' ? has(self.path) && !has(self.train) && !has(self.validation) && !has(self.test) "
                 ": has(self.train) && !has(self.path) && !has(self.version)",
-                "set path (and version) for type Delta, or train (and validation) for files",
+                "set path (and version) for type Delta, or train (and validation and test) for files",
             ),
         )
         | renamed(format=("string", "type"))
@@ -139,7 +139,9 @@ class Splits(ApiModel):
     train: Uri | None = None
     """Folder or file with the training split."""
     validation: Uri | None = None
-    """Folder or file with the split that evaluation uses."""
+    """Folder or file with the split that the evaluations of training use."""
+    test: Uri | None = None
+    """Folder or file with the split that spec.evaluation uses; training never reads it."""
 
 
 class Data(ApiModel):

@@ -23,6 +23,7 @@ from finetune_crds.base import (
 )
 from finetune_crds.env import EVALUATION_ENV, Env, EnvFromSource
 from finetune_crds.prepare import unchanged
+from finetune_crds.training import SOFT_PROMPTS
 
 Metric = Literal["Loss", "Perplexity", "ExactMatch", "Accuracy", "F1", "Rouge", "Bleu"]
 EvaluatedSplit = Literal["Test", "Validation"]
@@ -138,6 +139,9 @@ class Evaluation(ApiModel):
         return tuple(metric for metric in NAMES if metric in wanted)
 
 
+# Of FineTuneJobSpec: there is no evaluation, or one with a command, which may read what it likes.
+_NOT_BUILT_IN = "!has(self.evaluation) || (has(self.evaluation.command) && size(self.evaluation.command) > 0)"
+
 EVALUATION_RULES = (
     Rule(
         "!has(self.evaluation) || has(self.register)",
@@ -145,18 +149,48 @@ EVALUATION_RULES = (
         ".evaluation",
     ),
     Rule(
-        "!has(self.evaluation) || !has(self.data.columns) || self.data.columns.type != 'Unpaired' || "
-        "(has(self.evaluation.command) && size(self.evaluation.command) > 0)",
+        f"{_NOT_BUILT_IN} || !has(self.data.columns) || self.data.columns.type != 'Unpaired'",
         "evaluation compares with the answers of rows, and those of data.columns type Unpaired may be bad ones: remove "
         "evaluation, or set evaluation.command",
         ".evaluation",
     ),
     Rule(
-        "!has(self.evaluation) || self.evaluation.split != 'Test' || !has(self.data.prepare) || "
-        "!has(self.data.prepare.splitRatios) || !has(self.data.prepare.splitRatios.test) || "
-        "self.data.prepare.splitRatios.test > 0.0",
+        f"{_NOT_BUILT_IN} || !has(self.evaluation.metrics) || !has(self.data.columns) || self.data.columns.type != 'Text' || "
+        "(has(self.data.prepare) && has(self.data.prepare.responseTemplate)) || "
+        f"self.evaluation.metrics.all(metric, !(metric in {list(GENERATED)}))",
+        "rows of data.columns type Text have no answers: choose evaluation.metrics Loss and Perplexity",
+        ".evaluation.metrics",
+    ),
+    Rule(
+        f"{_NOT_BUILT_IN} || self.evaluation.split != 'Test' || !has(self.data.prepare) || "
+        "!has(self.data.prepare.splitRatios) || self.data.prepare.splitRatios.test > 0.0",
         "evaluation.split Test needs rows: set data.prepare.splitRatios.test above 0, or evaluation.split: Validation",
         ".evaluation.split",
+    ),
+    Rule(
+        f"{_NOT_BUILT_IN} || self.evaluation.split != 'Validation' || !has(self.data.prepare) || "
+        "!has(self.data.prepare.splitRatios) || self.data.prepare.splitRatios.validation > 0.0",
+        "evaluation.split Validation needs rows: set data.prepare.splitRatios.validation above 0, or evaluation.split: Test",
+        ".evaluation.split",
+    ),
+    Rule(
+        f"{_NOT_BUILT_IN} || self.evaluation.split != 'Test' || !has(self.data.splits) || "
+        "self.data.splits.type == 'Delta' || has(self.data.splits.test)",
+        "evaluation.split Test needs rows: set data.splits.test, or evaluation.split: Validation",
+        ".evaluation.split",
+    ),
+    Rule(
+        f"{_NOT_BUILT_IN} || self.evaluation.split != 'Validation' || !has(self.data.splits) || "
+        "self.data.splits.type == 'Delta' || has(self.data.splits.validation)",
+        "evaluation.split Validation needs rows: set data.splits.validation, or evaluation.split: Test",
+        ".evaluation.split",
+    ),
+    Rule(
+        "!has(self.evaluation) || !has(self.evaluation.command) || size(self.evaluation.command) == 0 || "
+        f"!(self.method.type in {list(SOFT_PROMPTS)})",
+        "evaluation.command reads a standalone model, and virtual tokens cannot be merged into one: remove it, or choose "
+        "another method.type",
+        ".evaluation.command",
     ),
 )
 """Rules of FineTuneJobSpec."""

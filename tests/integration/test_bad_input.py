@@ -39,6 +39,11 @@ def source(**fields: Any) -> Json:
     return job(data=prepared() | {"source": fields})
 
 
+def evaluated(evaluation: Json, **spec: Any) -> Json:
+    """A job that registers a version and evaluates it."""
+    return job(evaluation=evaluation, **({"register": {}} | spec))
+
+
 def mixed(**fields: Any) -> Json:
     """A mix of two sources, with fields of the first replaced; None removes one."""
     first = {"name": "a", "type": "CSV", "path": "/mixed/csv", **fields}
@@ -306,6 +311,48 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     "split does not add up": (
         job(data=prepared(splitRatios={"train": 0.8, "validation": 0.1, "test": 0.2})),
         "train, validation and test must add up to 1 (defaults: 0.9, 0.05 and 0.05)",
+    ),
+    "an evaluation without a version": (
+        job(evaluation={}, register=None),
+        "evaluation needs register: it evaluates the registered version",
+    ),
+    "an evaluation of unpaired answers": (
+        evaluated({}, data=prepared(columns={"type": "Unpaired"}), objective=KTO),
+        "those of data.columns type Unpaired may be bad ones: remove evaluation, or set evaluation.command",
+    ),
+    "answers of texts": (
+        evaluated({"metrics": ["Loss", "Rouge"]}, data=prepared()),
+        "rows of data.columns type Text have no answers: choose evaluation.metrics Loss and Perplexity",
+    ),
+    "an evaluation without a test split": (
+        evaluated({}, data=prepared(splitRatios={"train": 0.9, "validation": 0.1, "test": 0})),
+        "set data.prepare.splitRatios.test above 0, or evaluation.split: Validation",
+    ),
+    "an evaluation without a validation split": (
+        evaluated(
+            {"split": "Validation"}, data=prepared(splitRatios={"train": 0.9, "validation": 0, "test": 0.1})
+        ),
+        "set data.prepare.splitRatios.validation above 0, or evaluation.split: Test",
+    ),
+    "an evaluation without files of the test split": (
+        evaluated({}, data={"splits": {"type": "Parquet", "train": "/x", "validation": "/y"}}),
+        "evaluation.split Test needs rows: set data.splits.test, or evaluation.split: Validation",
+    ),
+    "an evaluation without files of the validation split": (
+        evaluated({"split": "Validation"}, data={"splits": {"type": "Parquet", "train": "/x", "test": "/y"}}),
+        "evaluation.split Validation needs rows: set data.splits.validation, or evaluation.split: Test",
+    ),
+    "files of the test split beside a table": (
+        job(data={"splits": {"type": "Delta", "path": "/x", "test": "/y"}}),
+        "set path (and version) for type Delta, or train (and validation and test) for files",
+    ),
+    "a command for virtual tokens": (
+        evaluated({"command": ["judge"]}, method={"type": "PromptTuning"}, training=NO_PACKS),
+        "evaluation.command reads a standalone model, and virtual tokens cannot be merged into one",
+    ),
+    "metrics beside a command": (
+        evaluated({"command": ["judge"], "metrics": ["Loss"]}),
+        "metrics are those of the built-in evaluation: your command writes its own numbers",
     ),
     "epochs and maxSteps": (
         job(training={"epochs": 1, "maxSteps": 10}),
@@ -861,6 +908,14 @@ TAKEN_BY_THE_SCHEMA: dict[str, Json] = {
     ),
     "shares of a schedule": job(
         training={"scheduler": "WSD", "warmupRatio": 0.7, "decayRatio": 0.3, "minLearningRate": 1}
+    ),
+    "an evaluation of files": evaluated(
+        {"metrics": ["Loss", "Accuracy"], "limit": 100, "generations": 0},
+        data={"splits": {"type": "JSONLines", "train": "/x", "test": "/y"}},
+    ),
+    "a command without a test split": evaluated(
+        {"command": ["judge"], "parameters": {"task": "a"}},
+        data=prepared(splitRatios={"train": 0.9, "validation": 0.1, "test": 0}),
     ),
     "label smoothing of pairs": job(
         data=prepared(columns=PREFERENCES), objective=DPO | {"dpo": {"labelSmoothing": 0.1}}

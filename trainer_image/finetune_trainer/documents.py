@@ -156,10 +156,10 @@ class Documents:
         if columns.messages is not None:
             return self._conversations(rows, columns.messages)
         if columns.text is not None:
-            return self._texts(_texts(rows, columns.text))
+            return self._texts(texts_of(rows, columns.text))
         assert columns.prompt is not None  # noqa: S101 - the recipe was refused otherwise
         if columns.response is not None:
-            return self._answers(_texts(rows, columns.prompt), _texts(rows, columns.response))
+            return self._answers(texts_of(rows, columns.prompt), texts_of(rows, columns.response))
         return self._preferences(rows[columns.prompt], *(rows[name] for name in self._judged))
 
     @property
@@ -170,9 +170,9 @@ class Documents:
     def _conversations(self, rows: Mapping[str, list[Any]], column: str) -> Iterator[tuple[Document, ...]]:
         given = rows[self.columns.tools] if self.columns.tools else [None] * len(rows[column])
         for value, tools in zip(rows[column], given, strict=True):
-            messages = _messages(value, column)
+            messages = conversation(value, column)
             yield (
-                self._conversation(messages, 0, self.answers_only, _tools(tools, str(self.columns.tools))),
+                self._conversation(messages, 0, self.answers_only, tools_of(tools, str(self.columns.tools))),
             )
 
     def _texts(self, texts: list[str]) -> Iterator[tuple[Document, ...]]:
@@ -181,7 +181,7 @@ class Documents:
             yield (Document(tokens, [True] * len(tokens)),)
 
     def _answers(self, prompts: list[str], responses: list[str]) -> Iterator[tuple[Document, ...]]:
-        for prompt, answer in zip(self._given(prompts), self._replies(responses), strict=True):
+        for prompt, answer in zip(self.given(prompts), self._replies(responses), strict=True):
             loss_mask = [not self.answers_only] * len(prompt) + [True] * len(answer)
             yield (Document(prompt + answer, loss_mask),)
 
@@ -199,7 +199,7 @@ class Documents:
             yield from answered(list(run))
 
     def _answered_texts(self, rows: list[tuple[str, ...]]) -> Iterator[tuple[Document, ...]]:
-        given = self._given(prompt for prompt, *_ in rows)
+        given = self.given(prompt for prompt, *_ in rows)
         replies = [self._replies([row[which] for row in rows]) for which in range(1, len(rows[0]))]
         for row, prompt, *answers in zip(rows, given, *replies, strict=True):
             yield tuple(
@@ -217,9 +217,9 @@ class Documents:
         A text prompt is the user's message. Answers may start with the messages of the prompt.
         """
         self.check_template("a preference with lists of {role, content}", "model.base")
-        asked = _said(prompt, "user", str(self.columns.prompt))
+        asked = said(prompt, "user", str(self.columns.prompt))
         replies = (
-            _reply(asked, _said(answer, "assistant", name), name)
+            reply_of(asked, said(answer, "assistant", name), name)
             for answer, name in zip(answers, self._judged, strict=True)
         )
         return tuple(
@@ -233,7 +233,8 @@ class Documents:
     def _end(self) -> int:
         return int(self.tokenizer.eos_token_id)
 
-    def _given(self, prompts: Iterable[str]) -> Iterator[list[int]]:
+    def given(self, prompts: Iterable[str]) -> Iterator[list[int]]:
+        """Yield the token ids of prompts that are texts."""
         # NB: prompt and answer are tokenised separately: the prompt gets the same tokens as at inference.
         return (self._without_end(ids) for ids in encoded(self.tokenizer, prompts, special=True))
 
@@ -253,7 +254,7 @@ class Documents:
         """Render a conversation; assistant messages after the first `given` messages are the targets."""
         if not messages:
             return Document([], [])
-        text = self._render(messages, tools)
+        text = self.rendered(messages, tools)
         encoding = with_offsets(self._chat, text) if answers_only else None
         if encoding is None:
             (ids,) = encoded(self.tokenizer, [text], special=False)
@@ -279,8 +280,8 @@ class Documents:
             if turn < given or message["role"] != "assistant":
                 continue
             try:
-                before = self._render(messages[:turn], tools, add_generation_prompt=True)
-                through = self._render(messages[: turn + 1], tools)
+                before = self.rendered(messages[:turn], tools, add_generation_prompt=True)
+                through = self.rendered(messages[: turn + 1], tools)
             except DataError:
                 return None
             if not (text.startswith(through) and through.startswith(before)):
@@ -288,13 +289,18 @@ class Documents:
             spans.append((len(before), len(through)))
         return spans
 
-    def _render(
+    def rendered(
         self,
         messages: list[turns.Message],
         tools: list[dict[str, Any]] | None,
         *,
         add_generation_prompt: bool = False,
     ) -> str:
+        """Return a conversation as the chat template renders it.
+
+        Raises:
+            DataError: the template does not take it.
+        """
         try:
             return chat_templates.render(
                 self._chat, messages, tools, add_generation_prompt=add_generation_prompt
@@ -317,7 +323,7 @@ def _touch(places: list[tuple[int, int]], spans: list[tuple[int, int]]) -> list[
     return touched
 
 
-def _texts(rows: Mapping[str, list[Any]], column: str) -> list[str]:
+def texts_of(rows: Mapping[str, list[Any]], column: str) -> list[str]:
     """The values of a column of texts."""
     if not all(isinstance(value, str) for value in rows[column]):
         raise DataError(
@@ -328,12 +334,12 @@ def _texts(rows: Mapping[str, list[Any]], column: str) -> list[str]:
     return rows[column]
 
 
-def _said(value: Any, role: str, column: str) -> list[turns.Message]:
+def said(value: Any, role: str, column: str) -> list[turns.Message]:
     """The messages in a value of a column of texts, each a message of a role, or of conversations."""
-    return [{"role": role, "content": value}] if isinstance(value, str) else _messages(value, column)
+    return [{"role": role, "content": value}] if isinstance(value, str) else conversation(value, column)
 
 
-def _messages(value: Any, column: str) -> list[turns.Message]:
+def conversation(value: Any, column: str) -> list[turns.Message]:
     """The messages in a value of a column of conversations."""
     wrong = turns.wrong_shape(value)
     if wrong is not None:
@@ -350,7 +356,7 @@ def _messages(value: Any, column: str) -> list[turns.Message]:
         ) from error
 
 
-def _tools(value: Any, column: str) -> list[dict[str, Any]] | None:
+def tools_of(value: Any, column: str) -> list[dict[str, Any]] | None:
     """The tools in a value of a column of tools."""
     try:
         return turns.tools(value)
@@ -360,7 +366,7 @@ def _tools(value: Any, column: str) -> list[dict[str, Any]] | None:
         ) from error
 
 
-def _reply(prompt: list[turns.Message], answer: list[turns.Message], column: str) -> list[turns.Message]:
+def reply_of(prompt: list[turns.Message], answer: list[turns.Message], column: str) -> list[turns.Message]:
     """What an answer adds to the prompt, which it may repeat."""
     try:
         return turns.reply(prompt, answer)

@@ -6,6 +6,7 @@ timestamps.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -140,6 +141,13 @@ class Tracker:
         """
         self._enqueue(lambda: self._calls.append(lambda mlflow: self._log_artifacts(mlflow, files, place)))
 
+    def table(self, file: Path, place: str) -> None:
+        """Upload a table of MLflow, a JSON file with columns and data, to a folder of the run's artifacts, in place of an older one.
+
+        The file must stay until the tracker is closed.
+        """
+        self._enqueue(lambda: self._calls.append(lambda mlflow: self._log_table(mlflow, file, place)))
+
     def flush(self, seconds: float) -> bool:
         """Wait until the queue is empty; False when it is not after `seconds`."""
         with self._changed:
@@ -240,12 +248,26 @@ class Tracker:
         )
 
     def _log_artifacts(self, mlflow: MlflowClient, files: Sequence[Path], place: str) -> None:
+        self._uploaded(mlflow, files, place)
+
+    def _uploaded(self, mlflow: MlflowClient, files: Sequence[Path], place: str) -> bool:
         # NB: artifacts may lie in a store that is closed to this pod for good; what comes after them does not wait for it.
         try:
             for file in files:
                 mlflow.log_artifact(self._run(), str(file), artifact_path=place)
         except Exception as error:  # noqa: BLE001 - tracking never stops training
             self._say(f"{place} is not uploaded to the run's artifacts: {first_line(error)}")
+            return False
+        return True
+
+    def _log_table(self, mlflow: MlflowClient, file: Path, place: str) -> None:
+        from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
+
+        # A client that is away shows here, before the upload, whose failure is final.
+        known = json.loads(mlflow.get_run(self._run()).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
+        entry = {"path": f"{place}/{file.name}", "type": "table"}
+        if self._uploaded(mlflow, [file], place) and entry not in known:
+            self._log_tags(mlflow, {MLFLOW_LOGGED_ARTIFACTS: json.dumps([*known, entry])})
 
     def _log_tags(self, mlflow: MlflowClient, tags: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from contextlib import closing
 from functools import partial
@@ -19,7 +18,7 @@ from finetune_trainer.prep.plan import request
 def main(arguments: list[str] | None = None) -> int:
     """Run the preparation, leave a termination message, and return the exit code."""
     options = _options(arguments)
-    end_when_told()
+    outcome.end_when_told()
     if options.recipe is None:
         return outcome.run(_prepare)
     return outcome.run(partial(_prepare_here, options))
@@ -40,15 +39,6 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         "--report", type=Path, default=Path("report"), help="folder for the report (default: %(default)s)"
     )
     return parser.parse_args(arguments)
-
-
-def end_when_told() -> None:
-    """End this process at once on SIGTERM.
-
-    NB: it is the first of its container, for which the kernel ignores a signal without a handler. Until it was killed,
-    Spark would replace the executors that are deleted with it. A commit is written whole or not at all.
-    """
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
 
 
 def _prepare() -> TerminationMessage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from finetune_trainer.train.objectives.sft import Sft
 from finetune_trainer.train.runtime.recipe import row_tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import torch
@@ -81,7 +83,7 @@ def network(
     load.fill(adapted, recipe, source, world, tokenizer, adapter=going_on.adapter if going_on else None)
     if teacher is not None:
         teacher.fill(world)
-    check_way_to_logits(made, world, recipe.model.base)
+    check_way_to_logits(made, world.device, recipe.model.base, agreed=world.greatest)
     if training.compile:
         world.agree(lambda: shard.compile_layers(made))
     return made
@@ -94,25 +96,46 @@ def _far_from_own_logits(network: Network, batch: pack.Batch) -> tuple[torch.Ten
     return (ours - own).abs().max() / own.abs().max(), own.new_zeros(0)
 
 
-def check_way_to_logits(network: Network, world: World, base: str) -> None:
+def check_way_to_logits(
+    network: Network,
+    device: torch.device,
+    base: str,
+    *,
+    agreed: Callable[[float], float] = float,
+    field: str = "model.base",
+    remedy: str = "choose another model, or train it with your own script",
+) -> None:
     """Compare the logits that losses are made of with those of the model's own forward, on a few tokens.
 
     Models scale and bend their logits in ways of their own, and one that is not known here would learn nonsense.
 
+    Args:
+        network: the network, with its weights.
+        device: where it computes.
+        base: its address, for errors.
+        agreed: the greatest of a number over all ranks.
+        field: the recipe's field that names it, for errors.
+        remedy: what to do where they differ.
+
     Raises:
-        RecipeRefusedError: they differ.
+        RecipeRefusedError: they differ, or are not numbers.
     """
     document = dataset.Split(
         np.arange(_CHECKED, dtype=np.int32), np.ones(_CHECKED, bool), np.array([0, _CHECKED])
     )
-    batch = pack.collate(document, [[0]], pad_id=0).to(world.device)
+    batch = pack.collate(document, [[0]], pad_id=0).to(device)
     with network.no_grad_forward(_far_from_own_logits):
         difference, _ = network(batch)
-    worst = world.greatest(difference.item())
+    worst = agreed(difference.item())
+    if math.isnan(worst):
+        raise RecipeRefusedError(
+            f"{field} {base} computes logits that are not numbers: its weights are broken",
+            reason="WeightsNotFinite",
+        )
     if not worst < _TOLERANCE:
         raise RecipeRefusedError(
-            f"model.base {base} is a {network.base.config.model_type}, which makes its logits in a way that is not "
-            f"known here (they differ by {worst:.0%}): choose another model, or train it with your own script",
+            f"{field} {base} is a {network.base.config.model_type}, which makes its logits in a way that is not "
+            f"known here (they differ by {worst:.0%}): {remedy}",
             reason="ModelNotSupported",
         )
 

@@ -88,7 +88,8 @@ def load(
     """
     splits = _pinned(recipe, world, version)
     if recipe.data.columns is None:
-        recipe = _with_columns(recipe, splits, world)
+        found = world.agree(lambda: with_columns(recipe, splits) if world.leads else None)
+        recipe = world.broadcast(found) or recipe
 
     def tokenize() -> None:
         encoder = Encoder.of(recipe, tokenizer)
@@ -141,22 +142,23 @@ def _pinned(recipe: Recipe, world: World, version: int | None) -> Splits:
     return splits.model_copy(update={"version": version})
 
 
-def _with_columns(recipe: Recipe, splits: Splits, world: World) -> Recipe:
-    """The recipe with the columns of an example that the schema of its splits shows."""
+def with_columns(recipe: Recipe, splits: Splits) -> Recipe:
+    """The recipe with the columns of an example: its own, or those that the schema of its splits shows.
 
-    def found() -> Recipe:
-        where = splits.path or splits.train or ""
-        known = columns.find(read.schema(splits), where, objective=recipe.objective.type)
-        world.say(f"columns {columns.described(known)}")
-        data = recipe.data.model_copy(update={"columns": known, "prepare": None})
-        complete = recipe.model_copy(update={"data": data})
-        refused = refusals(complete)
-        if refused:
-            raise RecipeRefusedError("; ".join(refused))
-        return complete
-
-    complete = world.broadcast(world.agree(lambda: found() if world.leads else None))
-    assert complete is not None  # noqa: S101 - rank 0 finds them, or all ranks fail
+    Raises:
+        DataError: the columns are not known, or the data is missing or broken.
+        RecipeRefusedError: the objective does not work with the examples that were found.
+    """
+    if recipe.data.columns is not None:
+        return recipe
+    where = splits.path or splits.train or ""
+    known = columns.find(read.schema(splits), where, objective=recipe.objective.type)
+    print(f"columns {columns.described(known)}", flush=True)
+    data = recipe.data.model_copy(update={"columns": known, "prepare": None})
+    complete = recipe.model_copy(update={"data": data})
+    refused = refusals(complete)
+    if refused:
+        raise RecipeRefusedError("; ".join(refused))
     return complete
 
 

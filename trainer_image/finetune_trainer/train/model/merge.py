@@ -95,11 +95,11 @@ def into(base: Path, adapter: Path, spec: Model, to: Path, field: str = "model.b
                 f"name the base, {config.base_model_name_or_path}",
                 reason="ModelNotLoadable",
             )
-        adapted = _on(load.unsharded(spec, base), adapter)
+        adapted = on(load.unsharded(spec, base), adapter)
     save(adapted.merge_and_unload(), to, base)
 
 
-def _on(model: Any, adapter: Path) -> Any:
+def on(model: Any, adapter: Path) -> Any:
     """A model with an adapter on it.
 
     Raises:

@@ -1,0 +1,136 @@
+"""Answers that models generate: greedily, and each as if its question were the only one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from finetune_crds.chat import ChatTemplate
+from finetune_trainer.artifacts import fetch
+from finetune_trainer.evaluate import model, questions
+from finetune_trainer.evaluate.answers import Decoding
+from finetune_trainer.evaluate.questions import Ending, Question
+from finetune_trainer.tokenizer import load_tokenizer
+from support import networks
+from support.cells import WARNINGS
+from support.evaluations import save_adapter, save_model
+from support.pods import examples
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from finetune_trainer.train.model.network import Network
+
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in WARNINGS]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory, base_model: Path) -> Path:
+    """A model with weights so large that it says something else to each prompt."""
+    return save_model(base_model, tmp_path_factory.mktemp("talker"), width=32, deviation=1.0)
+
+
+@pytest.fixture
+def network(talker: Path) -> Iterator[Network]:
+    """The talker."""
+    with loaded(talker, talker) as found:
+        yield found
+
+
+def loaded(folder: Path, base: Path) -> Any:
+    return model.loaded(fetch(str(folder), base / "unused"), networks.recipe(base).model, "the version", CPU)
+
+
+def asked(base: Path, prompts: list[str]) -> tuple[list[Question], Ending]:
+    tokenizer = load_tokenizer(networks.recipe(base).model, base)
+    ending = questions.ending(tokenizer, frozenset([int(tokenizer.eos_token_id)]))
+    return [Question(tokenizer(prompt)["input_ids"], prompt, "") for prompt in prompts], ending
+
+
+def prompts() -> list[str]:
+    """Some of them are longer than others."""
+    short = [row["prompt"] for row in examples()[::9]]
+    return [*short, "What is the large red new old house? ", "What? ", short[0] * 3]
+
+
+def test_answers_are_those_of_plain_greedy_generation(network: Network, talker: Path) -> None:
+    some, ending = asked(talker, prompts())
+    found = Decoding(ending, max_new_tokens=12, batch_size=4).answers(network, some, CPU)
+    plain: Any = network.model
+    for question, answer in zip(some, found, strict=True):
+        alone = plain.generate(torch.tensor([question.tokens]), do_sample=False, max_new_tokens=12)
+        assert answer == ending.text(alone[0, len(question.tokens) :].tolist())
+    assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize("kind", ["LoRA", "PromptTuning", "PrefixTuning"])
+def test_answers_do_not_depend_on_the_batch_size(talker: Path, tmp_path: Path, kind: str) -> None:
+    some, ending = asked(talker, prompts())
+    with loaded(save_adapter(talker, tmp_path / "adapter", kind), talker) as network:
+        by_size = [
+            Decoding(ending, max_new_tokens=10, batch_size=size).answers(network, some, CPU)
+            for size in (1, 3, 16)
+        ]
+    assert by_size[1:] == by_size[:1] * 2
+    assert len(set(by_size[0])) == len(some)
+
+
+def test_the_models_own_settings_of_sampling_do_not_count(network: Network, talker: Path) -> None:
+    some, ending = asked(talker, prompts()[:4])
+    decoding = Decoding(ending, max_new_tokens=12, batch_size=4)
+    usual = decoding.answers(network, some, CPU)
+    config = network.base.generation_config
+    config.repetition_penalty, config.no_repeat_ngram_size, config.do_sample = 9.0, 1, True
+    assert decoding.answers(network, some, CPU) == usual
+
+
+def test_an_answer_has_the_room_that_the_context_leaves(network: Network, talker: Path) -> None:
+    some, ending = asked(talker, ["What is the red house? "])
+    network.base.config.max_position_embeddings = len(some[0].tokens) + 3
+    short = Decoding(ending, max_new_tokens=12, batch_size=4).answers(network, some, CPU)
+    assert short == Decoding(ending, max_new_tokens=3, batch_size=4).answers(network, some, CPU)
+    network.base.config.max_position_embeddings = len(some[0].tokens)
+    assert Decoding(ending, max_new_tokens=12, batch_size=4).answers(network, some, CPU) == [""]
+
+
+def test_an_answer_stops_at_the_mark_of_its_ending(
+    network: Network, talker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece of the first answer stands for what a chat template writes behind a turn."""
+    some, plain = asked(talker, prompts()[:2])
+    whole = Decoding(plain, 12, 1).answers(network, some, CPU)
+    mark = whole[0][6:12]
+    ending = Ending(plain.tokenizer, plain.stops, mark)
+    widths: list[int] = []
+    generate = network.model.generate
+
+    def recorded(**arguments: Any) -> Any:
+        made = generate(**arguments)
+        widths.append(made.shape[1] - arguments["input_ids"].shape[1])
+        return made
+
+    monkeypatch.setattr(network.model, "generate", recorded)
+    assert Decoding(ending, 12, 1).answers(network, some[:1], CPU) == [whole[0].split(mark)[0].strip()]
+    assert Decoding(ending, 12, 2).answers(network, some, CPU)[1] == whole[1]
+    assert widths[0] < widths[1] == 12
+
+
+def test_the_mark_of_the_prompt_does_not_stop_an_answer(network: Network, talker: Path) -> None:
+    some, plain = asked(talker, ["What is the red house? "])
+    ending = Ending(plain.tokenizer, plain.stops, mark="red house")
+    usual = Decoding(plain, 12, 1).answers(network, some, CPU)
+    assert Decoding(ending, 12, 1).answers(network, some, CPU) == usual
+
+
+def test_texts_end_at_the_ends_of_the_generation_config_and_of_the_tokenizer(
+    network: Network, talker: Path
+) -> None:
+    tokenizer = load_tokenizer(networks.recipe(talker).model, talker)
+    network.base.generation_config.eos_token_id = [7, 9]
+    assert model.stops_of(network, tokenizer) == {7, 9, tokenizer.eos_token_id}
+    chat = networks.recipe(talker).model.model_copy(update={"chat_template": ChatTemplate(type="ChatML")})
+    assert questions.ending(load_tokenizer(chat, talker), frozenset([7])).mark == "<|im_end|>"

@@ -1,0 +1,115 @@
+"""The two models of an evaluation, and their losses beside those of transformers alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from finetune_crds.recipe import Recipe
+from finetune_trainer import artifacts
+from finetune_trainer.artifacts import Source
+from finetune_trainer.evaluate import loss, model
+from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.train.data.dataset import Split
+from support import networks
+from support.cells import WARNINGS
+from support.evaluations import save_adapter
+
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in WARNINGS]
+CPU = torch.device("cpu")
+
+
+def plain_loss(network: Any, split: Split) -> float:
+    """The mean negative log-likelihood of the targets, one document at a time, of a model's own logits."""
+    total, targets = 0.0, 0
+    for begin, end in zip(split.offsets[:-1], split.offsets[1:], strict=True):
+        tokens, mask = torch.tensor(split.tokens[begin:end]).long(), split.loss_mask[begin:end]
+        with torch.no_grad():
+            logits = network(input_ids=tokens[None]).logits[0, -len(tokens) :]
+        labels = tokens[1:].masked_fill(~torch.tensor(mask[1:]), -100)
+        total += functional.cross_entropy(logits[:-1].float(), labels, reduction="sum").item()
+        targets += int(mask[1:].sum())
+    return total / targets
+
+
+@pytest.mark.parametrize("kind", ["LoRA", "PromptTuning", "PrefixTuning", None])
+def test_the_loss_is_that_of_transformers(base_model: Path, tmp_path: Path, kind: str | None) -> None:
+    from peft import AutoPeftModelForCausalLM
+    from transformers import AutoModelForCausalLM
+
+    folder = save_adapter(base_model, tmp_path / "adapter", kind) if kind else base_model
+    auto = AutoPeftModelForCausalLM if kind else AutoModelForCausalLM
+    split = networks.random_split(examples=7)
+    source = artifacts.fetch(str(folder), tmp_path / "unused")
+    with model.loaded(source, networks.recipe(base_model).model, "the version", CPU) as network:
+        found = [loss.mean(network, split, batch_size=size, pad_id=0, device=CPU) for size in (1, 3)]
+    expected = plain_loss(auto.from_pretrained(folder).eval(), split)
+    assert found == pytest.approx([expected] * 2, rel=1e-5)
+
+
+def test_a_model_leaves_the_memory(base_model: Path, tmp_path: Path) -> None:
+    import weakref
+
+    with model.loaded(
+        artifacts.fetch(str(base_model), tmp_path), networks.recipe(base_model).model, "it", CPU
+    ) as network:
+        weights = weakref.ref(next(network.model.parameters()))
+        assert weights() is not None
+    assert weights() is None
+
+
+def recipe(base: Path, adapter: str = "Merge") -> Recipe:
+    made = networks.recipe(base, method={"type": "LoRA"})
+    return made.model_copy(update={"model": made.model.model_copy(update={"adapter": adapter})})
+
+
+def test_the_base_of_an_adapter_is_what_lies_under_it(base_model: Path, tmp_path: Path) -> None:
+    """It is not fetched again, and its files are those that the adapter was trained on."""
+    version = artifacts.fetch(str(save_adapter(base_model, tmp_path / "adapter")), tmp_path / "unused")
+    gone = recipe(tmp_path / "gone")
+    assert model.fetch_base(gone, version, tmp_path) == Source(
+        base_model, version.tokenizer, None, str(base_model), version.origin
+    )
+
+
+def test_the_base_of_a_whole_model_is_that_of_the_recipe(
+    base_model: Path, teacher: Path, tmp_path: Path
+) -> None:
+    version = artifacts.fetch(str(teacher), tmp_path / "unused")
+    assert model.fetch_base(recipe(base_model), version, tmp_path).base == base_model
+
+
+def test_the_base_of_an_adapter_that_is_trained_further_has_the_first_one(
+    base_model: Path, tmp_path: Path
+) -> None:
+    first, second = (save_adapter(base_model, tmp_path / name) for name in ("first", "second"))
+    version = artifacts.fetch(str(second), tmp_path / "unused")
+    found = model.fetch_base(recipe(first, "Continue"), version, tmp_path)
+    assert (found.base, found.adapter) == (base_model, first)
+
+
+def test_a_version_that_is_gone_is_named(base_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeRefusedError) as refused:
+        model.fetch_version(recipe(base_model), "/gone", tmp_path)
+    assert refused.value.message.startswith("the version /gone does not exist in the pod: ")
+
+
+def test_a_version_without_weights_is_named(base_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((base_model / "config.json").read_bytes())
+    source = Source(tmp_path, base_model)
+    refusal = pytest.raises(RecipeRefusedError, match=r"^the version models:/a/1 cannot be loaded: ")
+    spec = model.spec_of(recipe(base_model), "models:/a/1")
+    with refusal as refused, model.loaded(source, spec, model.VERSION, CPU):
+        pass
+    assert refused.value.exit_code == 64
+
+
+def test_the_device_is_that_of_the_pod_unless_the_training_is_on_cpus(base_model: Path) -> None:
+    made = recipe(base_model)
+    on_cpus = made.model_copy(update={"distributed": made.distributed.model_copy(update={"device": "CPU"})})
+    assert model.device_of(on_cpus) == CPU
+    assert model.device_of(made).type == ("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,110 @@
+"""What a model is asked, and where its answer ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from finetune_crds.chat import ChatTemplate
+from finetune_crds.data import Columns
+from finetune_trainer.documents import Documents
+from finetune_trainer.evaluate import questions
+from finetune_trainer.tokenizer import load_tokenizer
+from support import networks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from transformers import PreTrainedTokenizerBase
+
+ASKED = {"role": "user", "content": "What is red?"}
+ANSWER = {"role": "assistant", "content": "The house is red."}
+AGAIN = {"role": "assistant", "content": "The door."}
+CHAT = "<|im_start|>user\nWhat is red?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture
+def tokenizer(base_model: Path) -> PreTrainedTokenizerBase:
+    """One whose chat template ends a turn with a text of several tokens."""
+    model = networks.recipe(base_model).model.model_copy(
+        update={"chat_template": ChatTemplate(type="ChatML")}
+    )
+    return load_tokenizer(model, base_model)
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[str, str] | None]]] = {
+    "texts": ({"type": "Text"}, {"text": ["a", "b"]}, [None, None]),
+    "prompts": (
+        {"type": "PromptResponse", "prompt": "q", "response": "a"},
+        {"q": ["What? ", "Who? "], "a": ["This.", "He."]},
+        [("What? ", "This."), ("Who? ", "He.")],
+    ),
+    "preferences of texts": (
+        {"type": "Preference"},
+        {"prompt": ["What? "], "chosen": ["This."], "rejected": ["That."]},
+        [("What? ", "This.")],
+    ),
+    "preferences of conversations, one of which repeats its prompt": (
+        {"type": "Preference"},
+        {
+            "prompt": ["What is red?", [ASKED]],
+            "chosen": [[ANSWER], [ASKED, ANSWER]],
+            "rejected": [[AGAIN], [ASKED, AGAIN]],
+        },
+        [(CHAT, "The house is red.<|im_end|>\n")] * 2,
+    ),
+    "conversations: the last answer, and none": (
+        {"type": "Messages"},
+        {"messages": [[ASKED, ANSWER], [ASKED, ANSWER, ASKED, AGAIN, ASKED], [ASKED]]},
+        [
+            (CHAT, "The house is red.<|im_end|>\n"),
+            (CHAT + "The house is red.<|im_end|>\n" + CHAT, "The door.<|im_end|>\n"),
+            None,
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_question_is_the_example_without_its_answer(tokenizer: PreTrainedTokenizerBase, case: str) -> None:
+    columns, rows, expected = CASES[case]
+    documents = Documents(tokenizer, Columns.model_validate(columns), answers_only=True)
+    found = list(questions.of(documents, rows))
+    assert [each and (each.prompt, each.reference) for each in found] == expected
+    # The prompt has the tokens that it has in training, where the loss begins behind it.
+    for question, (document, *_) in zip(found, documents.of(rows), strict=True):
+        if question is not None and "conversations:" not in case:
+            assert document.loss_mask is not None
+            begin = document.loss_mask.index(True)
+            assert document.tokens[:begin] == question.tokens
+
+
+def test_an_answer_ends_at_the_end_of_text(base_model: Path) -> None:
+    tokenizer = load_tokenizer(networks.recipe(base_model).model, base_model)
+    end = int(tokenizer.eos_token_id)
+    ending = questions.ending(tokenizer, frozenset([end]))
+    ids = tokenizer("The house is red. ", add_special_tokens=False)["input_ids"]
+    assert ending.text([*ids, end, *ids]) == "The house is red."
+    assert ending.text(ids) == "The house is red."
+    assert ending.cut(" The house .\n") == "The house ."
+    assert not ending.is_marked(ids)
+
+
+def test_an_answer_ends_where_the_chat_template_ends_its_turn(tokenizer: PreTrainedTokenizerBase) -> None:
+    ending = questions.ending(tokenizer, frozenset([int(tokenizer.eos_token_id)]))
+    assert ending.mark == "<|im_end|>"
+    ids = tokenizer("The door.<|im_end|>\n<|im_start|>user", add_special_tokens=False)["input_ids"]
+    assert ending.text(ids) == "The door."
+    assert ending.is_marked(ids)
+    assert ending.cut("The door.<|im_end|>\n") == "The door."
+
+
+def test_an_end_of_turn_of_one_token_is_one_of_the_stops(tokenizer: PreTrainedTokenizerBase) -> None:
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    ending = questions.ending(tokenizer, frozenset([1]))
+    assert (ending.mark, ending.stops) == (
+        "",
+        frozenset([1, tokenizer.convert_tokens_to_ids("<|im_end|>")]),
+    )
+    assert ending.cut("The door.<|im_end|>\n") == "The door."

@@ -1,0 +1,136 @@
+"""Which rows are evaluated, and what they are comparable on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from finetune_trainer.evaluate import rows
+from finetune_trainer.outcome import DataError, PodFailure, RecipeRefusedError
+from finetune_trainer.tokenizer import load_tokenizer
+from support.evaluations import recipe, rows_of_splits, save_splits
+from support.training import split_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from finetune_crds.recipe import Recipe
+    from finetune_trainer.evaluate.rows import Rows
+    from support.pods import Pod
+
+
+@pytest.fixture(scope="module")
+def splits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_splits(tmp_path_factory.mktemp("evaluated") / "splits")
+
+
+def load(made: Recipe) -> Rows:
+    from pathlib import Path
+
+    assert made.evaluation is not None
+    return rows.load(made, made.evaluation, load_tokenizer(made.model, Path(made.model.base)))
+
+
+def test_the_rows_are_those_of_the_split(base_model: Path, splits: Path) -> None:
+    found = load(recipe(base_model, splits))
+    expected = {(row["prompt"], row["response"]) for row in rows_of_splits() if row["split"] == "test"}
+    assert {(question.prompt, question.reference) for question in found.questions} == expected
+    assert (len(found), found.summary) == (8, "8 read, 8 kept")
+    validation = load(recipe(base_model, splits, {"split": "Validation"}))
+    assert len(validation) == 8
+    assert not {question.prompt for question in validation.questions} & {prompt for prompt, _ in expected}
+    assert validation.digest != found.digest
+
+
+def test_the_tokens_and_targets_are_those_of_training(base_model: Path, splits: Path, pod: Pod) -> None:
+    found = load(recipe(base_model, splits, {"split": "Validation"})).split
+    trained = split_of(pod.but({"data.splits.path": str(splits)}), "validation")
+    for name in ("tokens", "loss_mask", "offsets"):
+        assert (getattr(found, name) == getattr(trained, name)).all()
+
+
+def test_a_limit_takes_the_same_rows_in_any_order(base_model: Path, splits: Path, tmp_path: Path) -> None:
+    whole = load(recipe(base_model, splits))
+    some = load(recipe(base_model, splits, {"limit": 3}))
+    turned = load(recipe(base_model, save_splits(tmp_path / "turned", rows_of_splits()[::-1]), {"limit": 3}))
+    asked = [question.prompt for question in some.questions]
+    assert asked == [question.prompt for question in whole.questions][:3]
+    assert ([question.prompt for question in turned.questions], turned.digest) == (asked, some.digest)
+    assert whole.digest != some.digest
+
+
+def test_numbers_are_comparable_on_equal_rows_and_equal_lengths_of_answers(
+    base_model: Path, splits: Path
+) -> None:
+    usual = load(recipe(base_model, splits)).digest
+    assert (len(usual), load(recipe(base_model, splits, {"metrics": ["Bleu"], "batchSize": 3})).digest) == (
+        12,
+        usual,
+    )
+    assert load(recipe(base_model, splits, {"maxNewTokens": 8})).digest != usual
+
+
+def without_test() -> list[dict[str, Any]]:
+    return [row for row in rows_of_splits() if row["split"] != "test"]
+
+
+def test_a_table_without_the_split_is_wrong_data(base_model: Path, tmp_path: Path) -> None:
+    table = save_splits(tmp_path / "splits", without_test())
+    with pytest.raises(
+        DataError, match=r"has no rows of the split test.*splitRatios.test above 0, or set eval"
+    ) as told:
+        load(recipe(base_model, table))
+    assert (told.value.exit_code, told.value.reason) == (65, "EmptySplit")
+
+
+def test_files_without_the_split_are_wrong_data(base_model: Path, tmp_path: Path) -> None:
+    data = {"columns": {"type": "PromptResponse"}, "splits": {"type": "JSONLines", "train": str(tmp_path)}}
+    with pytest.raises(
+        DataError, match=r"data.splits has no test: name its files, or set evaluation.split: Val"
+    ):
+        load(recipe(base_model, tmp_path, data=data))
+
+
+def test_files_of_the_test_split_are_read(base_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "test.jsonl").write_text('{"prompt": "What? ", "response": "This."}\n')
+    splits = {"type": "JSONLines", "train": str(tmp_path), "test": str(tmp_path / "test.jsonl")}
+    found = load(recipe(base_model, tmp_path, data={"columns": {"type": "PromptResponse"}, "splits": splits}))
+    assert [(question.prompt, question.reference) for question in found.questions] == [("What? ", "This.")]
+
+
+def test_rows_that_are_all_too_long_are_wrong_data(base_model: Path, splits: Path) -> None:
+    short = {"maxLength": 8, "overlong": "Drop"}
+    with pytest.raises(
+        DataError, match=r"no row of the split test is left \(8 read, 8 too long\): raise training.max"
+    ):
+        load(recipe(base_model, splits, training=short))
+
+
+@pytest.mark.parametrize(
+    ("columns", "parts", "sentence"),
+    [
+        (
+            {"type": "Text", "text": "response"},
+            {"metrics": ["Loss", "Accuracy", "Bleu"]},
+            "evaluation.metrics Accuracy, Bleu compare answers, and the rows are texts without answers",
+        ),
+        (
+            {"type": "Unpaired"},
+            {},
+            "those of data.columns type Unpaired may be bad ones: remove evaluation, or set",
+        ),
+    ],
+)
+def test_answers_need_rows_that_have_them(
+    base_model: Path, splits: Path, columns: dict[str, Any], parts: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(RecipeRefusedError, match=sentence) as refused:
+        load(recipe(base_model, splits, parts, columns=columns))
+    failure: PodFailure = refused.value
+    assert failure.exit_code == 64
+
+
+def test_texts_have_a_loss_on_all_tokens(base_model: Path, splits: Path) -> None:
+    found = load(recipe(base_model, splits, columns={"type": "Text", "text": "response"}))
+    assert (len(found), len(found.questions), bool(found.split.loss_mask.all())) == (8, 0, True)

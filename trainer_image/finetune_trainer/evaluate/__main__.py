@@ -1,0 +1,56 @@
+"""`finetune-evaluate`: evaluate a version by the recipe at HYPERPARAMETERS_PATH, or fetch it for another command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+from finetune_crds import contract
+from finetune_crds.contract import TerminationMessage
+from finetune_trainer import outcome
+from finetune_trainer.train.runtime.recipe import load_recipe
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the evaluation, leave a termination message, and return the exit code."""
+    options = _options(arguments)
+    outcome.end_when_told()
+    return outcome.run(partial(_fetch if options.fetch else _evaluate, options.model))
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="finetune-evaluate",
+        description="Evaluate a model by the recipe at HYPERPARAMETERS_PATH.",
+    )
+    parser.add_argument(
+        contract.EVALUATE_MODEL, required=True, help="the model, such as models:/name/version"
+    )
+    parser.add_argument(
+        contract.EVALUATE_FETCH,
+        action="store_true",
+        help="leave it in the folder MODEL_PATH as one standalone model, for a command of your own",
+    )
+    return parser.parse_args(arguments)
+
+
+def _evaluate(model: str) -> TerminationMessage:
+    recipe = load_recipe()
+    # torch takes seconds to import: a recipe that is refused need not wait for it.
+    from finetune_trainer.evaluate import evaluation
+
+    return TerminationMessage(evaluation=evaluation.run(recipe, model))
+
+
+def _fetch(model: str) -> None:
+    recipe = load_recipe()
+    from finetune_trainer.evaluate import standalone
+
+    standalone.write(recipe, model, Path(os.environ.get(contract.ENV_MODEL_PATH, contract.MODEL_PATH)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

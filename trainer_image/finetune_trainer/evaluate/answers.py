@@ -1,0 +1,112 @@
+"""Answers that a model generates: greedily, in batches, each as if its question were the only one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import GenerationConfig, StoppingCriteria
+
+from finetune_trainer.tokenizer import encoded, pad_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from finetune_trainer.evaluate.questions import Ending, Question
+    from finetune_trainer.train.model.network import Network
+
+# Tokens beside those of a mark in which it is looked for: it may be split otherwise in the middle of a text.
+_MORE_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How answers are generated: greedily, until they end.
+
+    ending: what ends them.
+    max_new_tokens: longest answer in tokens; shorter where the model's context has no room for it.
+    batch_size: questions at once.
+    """
+
+    ending: Ending
+    max_new_tokens: int
+    batch_size: int
+
+    def answers(self, network: Network, questions: Sequence[Question], device: torch.device) -> list[str]:
+        """Return the answer of a model to each question, empty where its context has no room for one."""
+        found = [""] * len(questions)
+        for room, batch in self._batches(network, questions):
+            tokens = self._generated(network, [questions[at].tokens for at in batch], room, device)
+            for at, answer in zip(batch, tokens, strict=True):
+                found[at] = self.ending.text(answer)
+        return found
+
+    def _batches(self, network: Network, questions: Sequence[Question]) -> Iterator[tuple[int, list[int]]]:
+        """Yield batches of the questions of about the same length, and how many tokens their answers may have."""
+        virtual = _virtual_tokens(network)
+        context = getattr(network.base.config.get_text_config(), "max_position_embeddings", None)
+
+        def key(at: int) -> tuple[int, int]:
+            length = len(questions[at].tokens)
+            room = self.max_new_tokens if context is None else context - virtual - length
+            # NB: peft drops position ids where there are virtual tokens, so that padding would move the prompt away from them.
+            return min(room, self.max_new_tokens), length if virtual else 0
+
+        order = sorted(range(len(questions)), key=lambda at: len(questions[at].tokens), reverse=True)
+        for (room, _), group in groupby(order, key):
+            alike = list(group)
+            for begin in range(0, len(alike), self.batch_size):
+                if room > 0:
+                    yield room, alike[begin : begin + self.batch_size]
+
+    def _generated(
+        self, network: Network, prompts: list[list[int]], room: int, device: torch.device
+    ) -> list[list[int]]:
+        """The tokens behind each prompt; behind what ends an answer, anything."""
+        padding, width = pad_id(self.ending.tokenizer), max(map(len, prompts))
+        ids = [[padding] * (width - len(prompt)) + prompt for prompt in prompts]
+        mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        model: Any = network.model
+        # NB: a model's own settings, such as a penalty on repeated tokens, are for sampling.
+        network.base.generation_config = GenerationConfig(
+            do_sample=False,
+            num_beams=1,
+            max_new_tokens=room,
+            pad_token_id=padding,
+            eos_token_id=sorted(self.ending.stops),
+        )
+        with torch.inference_mode():
+            made = model.generate(
+                input_ids=torch.tensor(ids, device=device),
+                attention_mask=torch.tensor(mask, device=device),
+                stopping_criteria=[_Marked(self.ending, width)] if self.ending.mark else None,
+            )
+        answers: list[list[int]] = made[:, width:].tolist()
+        return answers
+
+
+class _Marked(StoppingCriteria):
+    """Stops each answer that has the mark of its ending.
+
+    Args:
+        ending: has a mark.
+        width: tokens of the prompts.
+    """
+
+    def __init__(self, ending: Ending, width: int) -> None:
+        (mark,) = encoded(ending.tokenizer, [ending.mark], special=False)
+        self._ending, self._width, self._tokens = ending, width, len(mark) + _MORE_TOKENS
+
+    def __call__(self, input_ids: torch.Tensor, _scores: Any, **_others: Any) -> torch.Tensor:
+        """Return whether each row is done, bool [rows]."""
+        last = input_ids[:, max(self._width, input_ids.shape[1] - self._tokens) :].tolist()
+        done = [self._ending.is_marked(tokens) for tokens in last]
+        return torch.tensor(done, device=input_ids.device)
+
+
+def _virtual_tokens(network: Network) -> int:
+    """How many virtual tokens a soft prompt puts before a text."""
+    config = getattr(network.model, "peft_config", {}).get("default")
+    return int(config.num_virtual_tokens) if config is not None and config.is_prompt_learning else 0

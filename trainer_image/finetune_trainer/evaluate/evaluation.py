@@ -1,0 +1,146 @@
+"""An evaluation from the recipe to its numbers: the registered version, then the base model, on the same rows."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from finetune_crds.evaluation import GENERATED, Evaluation, EvaluationResult
+from finetune_trainer.evaluate import loss, metrics, model, questions, rows, table
+from finetune_trainer.evaluate.answers import Decoding
+from finetune_trainer.outcome import RecipeRefusedError, TrainingError
+from finetune_trainer.tokenizer import load_tokenizer, pad_id
+from finetune_trainer.track import Tracker
+from finetune_trainer.train.data import corpus
+from finetune_trainer.train.worker import quiet_libraries
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from finetune_crds.recipe import Recipe
+    from finetune_crds.training import Model
+    from finetune_trainer.artifacts import Source
+    from finetune_trainer.evaluate.questions import Question
+    from finetune_trainer.evaluate.rows import Rows
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What an evaluation finds of a model: numbers by their names, and the answers to the questions that it was asked."""
+
+    numbers: dict[str, float]
+    answers: list[str] = field(default_factory=list)
+    references: list[str] = field(default_factory=list)
+
+
+def run(recipe: Recipe, uri: str) -> EvaluationResult:
+    """Evaluate a registered version, and the model that it was trained from.
+
+    Args:
+        recipe: one with data.splits and evaluation.
+        uri: the version, such as models:/name/3.
+
+    Raises:
+        RecipeRefusedError: a model cannot be loaded, or the rows have no answers to compare with.
+        DataError: the rows cannot be read, or there are none.
+        TrainingError: the Hub does not answer, or a loss is not a number.
+    """
+    spec = recipe.evaluation
+    if spec is None:
+        raise RecipeRefusedError("the recipe has no evaluation: set spec.evaluation")
+    quiet_libraries()
+    splits = recipe.data.splits
+    assert splits is not None  # noqa: S101 - load_recipe() refuses a recipe without splits
+    recipe = corpus.with_columns(recipe, splits)
+    tracked = os.environ.get("MLFLOW_RUN_ID")
+    with tempfile.TemporaryDirectory(prefix="finetune-") as name, Tracker(tracked) as tracker:
+        folder = Path(name)
+        version = model.fetch_version(recipe, uri, folder / "version")
+        tokenizer = load_tokenizer(model.spec_of(recipe, uri), version.tokenizer)
+        found = rows.load(recipe, spec, tokenizer)
+        print(f"{spec.split.lower()}: {found.summary}; {len(found):,} rows are evaluated", flush=True)
+        evaluated = _Evaluated(spec, found, tokenizer, model.device_of(recipe))
+        trained = evaluated.measured(version, model.spec_of(recipe, uri), model.VERSION)
+        base = _Measured({})
+        if spec.base_model:
+            source = model.fetch_base(recipe, version, folder / "base")
+            base = evaluated.measured(source, recipe.model, model.BASE)
+        if evaluated.listed:
+            both = (
+                {"base": base.answers, "model": trained.answers}
+                if spec.base_model
+                else {"model": trained.answers}
+            )
+            shown = {column: answers[: spec.generations] for column, answers in both.items()}
+            table.log(tracker, folder, evaluated.listed, trained.references[: spec.generations], shown)
+        return EvaluationResult(
+            rows=len(found), digest=found.digest, metrics=trained.numbers, base=base.numbers
+        )
+
+
+@dataclass(frozen=True)
+class _Evaluated:
+    """The rows, and what is asked of each model on them."""
+
+    spec: Evaluation
+    rows: Rows
+    tokenizer: PreTrainedTokenizerBase
+    device: torch.device
+
+    @property
+    def listed(self) -> list[Question]:
+        """The questions of the table."""
+        return self.rows.questions[: self.spec.generations]
+
+    @property
+    def asked(self) -> list[Question]:
+        """The questions that each model is asked: those of the table alone where no metric compares answers."""
+        compared = any(metric in GENERATED for metric in self.spec.measured)
+        return self.rows.questions if compared else self.listed
+
+    def measured(self, source: Source, spec: Model, name: str) -> _Measured:
+        """Load a model and measure it."""
+        try:
+            found = self._measured(source, spec, name)
+        except torch.OutOfMemoryError as error:
+            raise RecipeRefusedError(
+                f"{name} {spec.base} does not fit into the memory of the GPU with evaluation.batchSize "
+                f"{self.spec.batch_size}: lower it, or ask for a larger GPU in evaluation.podTemplate",
+                reason="OutOfMemory",
+            ) from error
+        told = ", ".join(f"{metric} {value:.4g}" for metric, value in found.numbers.items())
+        print(f"{name} {spec.base}: {told or 'answers generated'}", flush=True)
+        return found
+
+    def _measured(self, source: Source, spec: Model, name: str) -> _Measured:
+        numbers, wanted, batch_size = {}, self.spec.measured, self.spec.batch_size
+        with model.loaded(source, spec, name, self.device) as network:
+            if "Loss" in wanted or "Perplexity" in wanted:
+                padding = pad_id(self.tokenizer)
+                found = loss.mean(
+                    network, self.rows.split, batch_size=batch_size, pad_id=padding, device=self.device
+                )
+                _check_finite(found, name, spec)
+                numbers = metrics.of_loss(wanted, found)
+            asked = self.asked
+            if not asked:
+                return _Measured(numbers)
+            ending = questions.ending(self.tokenizer, model.stops_of(network, self.tokenizer))
+            decoding = Decoding(ending, self.spec.max_new_tokens, batch_size)
+            answers = decoding.answers(network, asked, self.device)
+        references = [ending.cut(question.reference) for question in asked]
+        return _Measured(numbers | metrics.of_answers(wanted, answers, references), answers, references)
+
+
+def _check_finite(found: float, name: str, spec: Model) -> None:
+    if not math.isfinite(found):
+        raise TrainingError(
+            "LossNotFinite",
+            f"the loss of {name} {spec.base} is {found}: its weights are broken, train it again",
+        )

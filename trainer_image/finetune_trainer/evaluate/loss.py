@@ -1,0 +1,38 @@
+"""The loss of a model on the rows of an evaluation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from finetune_trainer.train.data import pack
+
+if TYPE_CHECKING:
+    import torch
+
+    from finetune_trainer.train.data.dataset import Split
+    from finetune_trainer.train.model.network import Network
+
+
+def mean(network: Network, split: Split, *, batch_size: int, pad_id: int, device: torch.device) -> float:
+    """Return the mean negative log-likelihood of the targets in nats, each target once: the trainer's evaluation loss of SFT.
+
+    Args:
+        network: a model with the objective SFT.
+        split: the rows.
+        batch_size: rows at once, each of which is a row of the batch.
+        pad_id: the padding token.
+        device: where the model is.
+    """
+    total, targets = 0.0, 0
+    # The longest first: what does not fit into memory shows at once.
+    order = np.argsort(-split.lengths, kind="stable").tolist()
+    with network.no_grad_forward():
+        for begin in range(0, len(order), batch_size):
+            rows = [[example] for example in order[begin : begin + batch_size]]
+            batch = pack.collate(split, rows, pad_id=pad_id)
+            summed, _ = network(batch.to(device))
+            total += summed.item()
+            targets += batch.targets_count
+    return total / max(targets, 1)

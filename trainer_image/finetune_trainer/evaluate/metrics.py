@@ -1,0 +1,134 @@
+"""The numbers of an evaluation, by the names that they have as metrics of the run and as tags of the version."""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+import warnings
+from typing import TYPE_CHECKING
+
+from finetune_crds.evaluation import NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from finetune_crds.evaluation import Metric
+
+# exp() of more overflows.
+_MAX_EXPONENT = 700.0
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_WORD = re.compile(r"[^\W_]+")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def of_loss(wanted: Sequence[Metric], loss: float) -> dict[str, float]:
+    """Return Loss, in nats a token, and Perplexity, exp(loss), of those that are wanted.
+
+    Args:
+        wanted: metrics.
+        loss: mean negative log-likelihood of the targets.
+    """
+    values: dict[Metric, float] = {"Loss": loss, "Perplexity": math.exp(min(loss, _MAX_EXPONENT))}
+    return {NAMES[metric][0]: value for metric, value in values.items() if metric in wanted}
+
+
+def of_answers(
+    wanted: Sequence[Metric], answers: Sequence[str], references: Sequence[str]
+) -> dict[str, float]:
+    """Return the metrics of generated answers that are wanted, of 0 to 1; Bleu is of 0 to 100.
+
+    Args:
+        wanted: metrics.
+        answers: those of a model, at least one.
+        references: those of the rows.
+    """
+    measures = {
+        "ExactMatch": exact_match,
+        "Accuracy": accuracy,
+        "F1": macro_f1,
+        "Rouge": rouge,
+        "Bleu": bleu,
+    }
+    found: dict[str, float] = {}
+    for metric, names in NAMES.items():
+        if metric in wanted and metric in measures:
+            found |= dict(zip(names, measures[metric](answers, references), strict=True))
+    return found
+
+
+def normalised(answer: str) -> str:
+    """Return an answer in lower case, without ASCII punctuation, the articles a, an and the, and extra white space.
+
+    Source: `normalize_answer` of the official evaluation script of SQuAD 1.1 and 2.0 (Rajpurkar et al., arXiv:1606.05250,
+    section 6).
+    """
+    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(answers: Sequence[str], references: Sequence[str]) -> tuple[float]:
+    """Return the share of answers that are their references, once both are `normalised`."""
+    pairs = zip(answers, references, strict=True)
+    return (sum(normalised(answer) == normalised(reference) for answer, reference in pairs) / len(answers),)
+
+
+def accuracy(answers: Sequence[str], references: Sequence[str]) -> tuple[float]:
+    """Return the share of answers that are their references to the letter, without white space around both."""
+    from sklearn.metrics import accuracy_score
+
+    with warnings.catch_warnings():
+        _allow_many_classes()
+        return (float(accuracy_score(_stripped(references), _stripped(answers))),)
+
+
+def macro_f1(answers: Sequence[str], references: Sequence[str]) -> tuple[float]:
+    """Return the mean of the F1 scores of the classes, where each different reference is a class.
+
+    An answer that is no reference of any row is of no class: it lowers the recall of the class that it should have had.
+    """
+    from sklearn.metrics import f1_score
+
+    truth = _stripped(references)
+    with warnings.catch_warnings():
+        _allow_many_classes()
+        found = f1_score(
+            truth, _stripped(answers), labels=sorted(set(truth)), average="macro", zero_division=0.0
+        )
+    return (float(found),)
+
+
+def rouge(answers: Sequence[str], references: Sequence[str]) -> tuple[float, ...]:
+    """Return the means of the F-measures of ROUGE-1, ROUGE-2 and ROUGE-L (Lin, 2004), without stemming.
+
+    Words are runs of letters and digits of any script, in lower case. For ASCII these are the words of rouge-score, which knows
+    no other letters.
+    """
+    from rouge_score.rouge_scorer import RougeScorer
+
+    kinds = ("rouge1", "rouge2", "rougeL")
+    scorer = RougeScorer(kinds, tokenizer=_Words())
+    scores = [scorer.score(reference, answer) for answer, reference in zip(answers, references, strict=True)]
+    return tuple(sum(float(score[kind].fmeasure) for score in scores) / len(scores) for kind in kinds)
+
+
+def bleu(answers: Sequence[str], references: Sequence[str]) -> tuple[float]:
+    """Return BLEU of the corpus as sacrebleu computes it by default (Post, arXiv:1804.08771), of 0 to 100."""
+    import sacrebleu
+
+    return (float(sacrebleu.corpus_bleu(list(answers), [list(references)]).score),)
+
+
+class _Words:
+    """The words of a text, for rouge-score."""
+
+    def tokenize(self, text: str) -> list[str]:
+        return _WORD.findall(text.lower())
+
+
+def _stripped(texts: Sequence[str]) -> list[str]:
+    return [text.strip() for text in texts]
+
+
+def _allow_many_classes() -> None:
+    # scikit-learn asks whether this is a regression.
+    warnings.filterwarnings("ignore", "The number of unique classes is greater than", UserWarning)

@@ -1,0 +1,122 @@
+"""The models of an evaluation: the registered version and its base, one at a time in memory."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from finetune_trainer import artifacts
+from finetune_trainer.cache import Cache
+from finetune_trainer.train import build
+from finetune_trainer.train.delivery import export
+from finetune_trainer.train.model import load, merge
+from finetune_trainer.train.model.network import Network
+from finetune_trainer.train.objectives.sft import Sft
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from transformers import PreTrainedTokenizerBase
+
+    from finetune_crds.recipe import Recipe
+    from finetune_crds.training import Model
+    from finetune_trainer.artifacts import Source
+
+VERSION, BASE = "the version", "model.base"
+"""How sentences name the two models."""
+_REMEDY = "evaluate it with a command of your own, evaluation.command"
+
+
+def device_of(recipe: Recipe) -> torch.device:
+    """The first GPU that the pod sees, or its CPUs; the CPUs where the training asks for them."""
+    gpu = torch.cuda.is_available() and recipe.distributed.device != "CPU"
+    return torch.device("cuda", 0) if gpu else torch.device("cpu")
+
+
+def spec_of(recipe: Recipe, uri: str) -> Model:
+    """The recipe's model, at another address."""
+    return recipe.model.model_copy(update={"base": uri, "revision": None})
+
+
+def fetch_version(recipe: Recipe, uri: str, to: Path) -> Source:
+    """Fetch a registered version into the pod.
+
+    Raises:
+        RecipeRefusedError: it does not exist, or its base is gone or has become another model.
+    """
+    # Where versions name their base, the cache has it. Whole versions would fill the cache, and none is asked for again.
+    cache = Cache.of(recipe.model) if export.names_base(recipe) else None
+    return artifacts.fetch(uri, to, cache=cache, field=VERSION)
+
+
+def fetch_base(recipe: Recipe, version: Source, to: Path) -> Source:
+    """Fetch what the version was trained from; an adapter as base stays one.
+
+    Args:
+        recipe: names it.
+        version: what was trained; an adapter is on its base, which is here already.
+        to: folder for what is downloaded.
+
+    Raises:
+        RecipeRefusedError: it does not exist, or access is denied.
+        TrainingError: the Hub does not answer.
+    """
+    spec = recipe.model
+    # NB: an adapter that was trained further began as itself, not as the base under it.
+    if version.adapter is not None and spec.adapter == "Merge":
+        return replace(version, adapter=None)
+    return artifacts.fetch(spec.base, to, revision=spec.revision, cache=Cache.of(spec))
+
+
+@contextmanager
+def loaded(source: Source, spec: Model, field: str, device: torch.device) -> Iterator[Network]:
+    """A model in bf16 on a GPU, or in fp32 on CPUs, with its adapter on it; out of memory at the end.
+
+    Args:
+        source: its folders.
+        spec: its address, for errors, and whether its own code may run.
+        field: how sentences name it.
+        device: where it computes.
+
+    Raises:
+        RecipeRefusedError: it cannot be loaded, or makes its logits in a way that is not known here.
+    """
+    made = Network(_weights(source, spec, field, device), Sft()).eval()
+    try:
+        build.check_way_to_logits(made, device, spec.base, field=field, remedy=_REMEDY)
+        yield made
+    finally:
+        made.model = torch.nn.Identity()
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _weights(source: Source, spec: Model, field: str, device: torch.device) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    with load.load_errors(spec, field):
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            str(source.base),
+            trust_remote_code=spec.trust_remote_code,
+            dtype=dtype,
+            device_map={"": device} if device.type == "cuda" else None,
+        )
+        if source.adapter is not None:
+            model = merge.on(model, source.adapter)
+    weights: torch.nn.Module = model.to(device).requires_grad_(False)
+    return weights
+
+
+def stops_of(network: Network, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The token ids that end a text: the tokenizer's end of text, and those of the model's generation config."""
+    config = network.base.generation_config
+    own = config.eos_token_id if config is not None else None
+    found = own if isinstance(own, list) else [own]
+    return frozenset(int(token) for token in (*found, tokenizer.eos_token_id) if token is not None)

@@ -1,0 +1,149 @@
+"""What a model is asked, and what it should answer: the beginning of an example, as in training, and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from finetune_trainer import chat_templates
+from finetune_trainer.documents import conversation, reply_of, said, tools_of
+from finetune_trainer.tokenizer import encoded
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from finetune_trainer.documents import Documents
+    from finetune_trainer.turns import Message
+
+_ASKED, _ANSWERED = "What is asked?", "It is answered."
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt and its answer.
+
+    tokens: token ids of the prompt, with the chat template's beginning of an answer.
+    prompt: the same as text.
+    reference: the answer as text, before `Ending.cut`.
+    """
+
+    tokens: list[int]
+    prompt: str
+    reference: str
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How answers end, and how they are read.
+
+    stops: token ids that end an answer.
+    mark: text by which the chat template ends an answer, where that is no token of `stops`; empty for none.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    stops: frozenset[int]
+    mark: str = ""
+
+    def text(self, tokens: list[int]) -> str:
+        """Return an answer as text: without what ends it, what comes after that, and special tokens."""
+        end = next((at for at, token in enumerate(tokens) if token in self.stops), len(tokens))
+        return self._without_mark(self._decoded(tokens[:end])).strip()
+
+    def cut(self, reference: str) -> str:
+        """Return the answer of a row as `text` would return it, if a model gave it."""
+        (tokens,) = encoded(self.tokenizer, [self._without_mark(reference)], special=False)
+        return self.text(tokens)
+
+    def is_marked(self, tokens: list[int]) -> bool:
+        """Whether tokens, the last ones of an answer, have the mark."""
+        return bool(self.mark) and self.mark in self._decoded(tokens)
+
+    def _without_mark(self, text: str) -> str:
+        return text.split(self.mark, 1)[0] if self.mark else text
+
+    def _decoded(self, tokens: list[int]) -> str:
+        # NB: a tokenizer may be set to remove spaces before punctuation, which it would not put back.
+        return str(
+            self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
+
+
+def ending(tokenizer: PreTrainedTokenizerBase, stops: frozenset[int]) -> Ending:
+    """How the answers of a model end.
+
+    Args:
+        tokenizer: the model's.
+        stops: token ids that end texts of the model. A chat template may end its turns otherwise.
+    """
+    mark = _mark(tokenizer)
+    if not mark:
+        return Ending(tokenizer, stops)
+    (tokens,) = encoded(tokenizer, [mark], special=False)
+    if len(tokens) == 1:
+        return Ending(tokenizer, stops | frozenset(tokens))
+    return Ending(tokenizer, stops, mark)
+
+
+def _mark(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text behind an answer in the chat template, without spaces around it; empty where there is no template."""
+    if tokenizer.chat_template is None:
+        return ""
+    messages: list[Message] = [
+        {"role": "user", "content": _ASKED},
+        {"role": "assistant", "content": _ANSWERED},
+    ]
+    try:
+        text = chat_templates.render(tokenizer, messages)
+    except chat_templates.FAILURES:
+        return ""
+    return text.rpartition(_ANSWERED)[2].strip()
+
+
+def of(documents: Documents, rows: Mapping[str, list[Any]]) -> Iterator[Question | None]:
+    """Yield the question of each row of a batch of columns; None for a row without an answer.
+
+    The last answer of a conversation is asked for, and the chosen one of a preference.
+
+    Raises:
+        DataError: a row does not have the type of its column, or the chat template does not take it.
+        RecipeRefusedError: an answer is a list of messages, and the tokenizer has no chat template.
+    """
+    columns = documents.columns
+    if columns.messages is not None:
+        values = rows[columns.messages]
+        tools = rows[columns.tools] if columns.tools else [None] * len(values)
+        for value, given in zip(values, tools, strict=True):
+            messages = conversation(value, columns.messages)
+            yield _of_conversation(documents, messages, tools_of(given, str(columns.tools)))
+        return
+    if columns.text is not None:
+        yield from (None for _ in rows[columns.text])
+        return
+    prompts = rows[str(columns.prompt)]
+    judged = [name for name in (columns.chosen, columns.rejected) if name] or [str(columns.response)]
+    for prompt, *answers in zip(prompts, *(rows[name] for name in judged), strict=True):
+        if all(isinstance(value, str) for value in (prompt, *answers)):
+            (tokens,) = documents.given([prompt])
+            yield Question(tokens, prompt, answers[0])
+            continue
+        documents.check_template("a preference with lists of {role, content}", "model.base")
+        asked = said(prompt, "user", str(columns.prompt))
+        reply = reply_of(asked, said(answers[0], "assistant", judged[0]), judged[0])
+        yield _of_conversation(documents, [*asked, *reply], None)
+
+
+def _of_conversation(
+    documents: Documents, messages: list[Message], tools: list[dict[str, Any]] | None
+) -> Question | None:
+    answers = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+    if not answers:
+        return None
+    last = answers[-1]
+    prompt = documents.rendered(messages[:last], tools, add_generation_prompt=True)
+    whole = documents.rendered(messages[: last + 1], tools)
+    (tokens,) = encoded(documents.tokenizer, [prompt], special=False)
+    if whole.startswith(prompt):
+        # As the model was trained to say it, with calls of tools and what else the template makes of an answer.
+        return Question(tokens, prompt, whole.removeprefix(prompt))
+    return Question(tokens, prompt, str(messages[last]["content"]))

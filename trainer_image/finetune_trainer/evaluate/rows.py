@@ -1,0 +1,151 @@
+"""The rows of an evaluation: the same ones for every model, in an order of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from finetune_crds.evaluation import GENERATED, Evaluation
+from finetune_trainer.evaluate import questions
+from finetune_trainer.outcome import DataError, RecipeRefusedError
+from finetune_trainer.train.data.dataset import Split
+from finetune_trainer.train.data.encode import Encoded, Encoder
+from finetune_trainer.train.data.read import read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from transformers import PreTrainedTokenizerBase
+
+    from finetune_crds.recipe import Recipe
+    from finetune_trainer.evaluate.questions import Question
+
+# How answers are generated: another way would have another number.
+_DECODING = 1
+_DIGITS = 12
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row: its tokens with the targets of the loss, and what a model is asked; None where the row has no answer."""
+
+    example: Encoded
+    question: Question | None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of an evaluation, in the order of their hashes; all of them are in memory.
+
+    digest: 12 hexadecimal digits of a SHA-256 of their tokens and targets, and of how answers are generated.
+    summary: how many rows were read, kept and dropped, as text.
+    """
+
+    rows: list[Row]
+    digest: str
+    summary: str
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def split(self) -> Split:
+        """The tokens, as the trainer's losses take them."""
+        examples = [row.example for row in self.rows]
+        offsets = np.cumsum([0, *(len(example.tokens) for example in examples)], dtype=np.int64)
+        return Split(
+            np.concatenate([example.tokens for example in examples]),
+            np.concatenate([example.loss_mask for example in examples]),
+            offsets,
+        )
+
+    @property
+    def questions(self) -> list[Question]:
+        """What a model is asked, of the rows that have an answer."""
+        return [row.question for row in self.rows if row.question is not None]
+
+
+def load(recipe: Recipe, spec: Evaluation, tokenizer: PreTrainedTokenizerBase) -> Rows:
+    """Read and tokenise the rows of an evaluation; those that training.overlong drops are not part of them.
+
+    Args:
+        recipe: one with data.splits and data.columns.
+        spec: which split, and how many rows at most: those with the least hashes.
+        tokenizer: that of the registered version.
+
+    Raises:
+        DataError: data is missing or corrupt, or the split has no rows.
+        RecipeRefusedError: a metric compares answers, and rows have none; or they have bad ones.
+    """
+    encoder = Encoder.of(recipe, tokenizer)
+    _check_answers(encoder, spec)
+    found = _rows(recipe, spec, encoder)
+    key = _fingerprint
+    kept = sorted(found, key=key) if spec.limit is None else heapq.nsmallest(spec.limit, found, key=key)
+    if not kept:
+        raise _empty(recipe, spec, encoder)
+    return Rows(kept, _digest(kept, spec), encoder.summary())
+
+
+def _fingerprint(row: Row) -> bytes:
+    return row.example.fingerprint
+
+
+def _check_answers(encoder: Encoder, spec: Evaluation) -> None:
+    columns = encoder.documents.columns
+    if columns.label is not None:
+        raise RecipeRefusedError(
+            "evaluation compares with the answers of rows, and those of data.columns type Unpaired may be bad ones: remove "
+            "evaluation, or set evaluation.command"
+        )
+    generated = [metric for metric in spec.measured if metric in GENERATED]
+    if columns.text is not None and generated:
+        raise RecipeRefusedError(
+            f"evaluation.metrics {', '.join(generated)} compare answers, and the rows are texts without answers: choose Loss "
+            "and Perplexity, or columns with a prompt and its answer"
+        )
+
+
+def _rows(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> Iterator[Row]:
+    splits, documents = recipe.data.splits, encoder.documents
+    assert splits is not None  # noqa: S101 - load_recipe() refuses a recipe without splits
+    columns = documents.columns
+    for batch in read(splits, spec.split.lower(), columns.named, may_be_null=[columns.tools]):
+        made = zip(documents.of(batch), questions.of(documents, batch), strict=True)
+        for (document, *_), question in made:
+            for example in encoder.kept([(document,)], [None]):
+                yield Row(example, question)
+
+
+def _empty(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> DataError:
+    splits, name = recipe.data.splits, spec.split.lower()
+    assert splits is not None  # noqa: S101 - load_recipe() refuses a recipe without splits
+    other = "Validation" if spec.split == "Test" else "Test"
+    if encoder.counts["read"]:
+        return DataError(
+            "EmptySplit",
+            f"no row of the split {name} is left ({encoder.summary()}): raise training.maxLength above "
+            f"{encoder.max_length}, or check the data",
+        )
+    where = splits.path or getattr(splits, name)
+    if where is None:
+        return DataError(
+            "EmptySplit", f"data.splits has no {name}: name its files, or set evaluation.split: {other}"
+        )
+    return DataError(
+        "EmptySplit",
+        f"{where} has no rows of the split {name}, which the evaluation needs: prepare the data with "
+        f"data.prepare.splitRatios.{name} above 0, or set evaluation.split: {other}",
+    )
+
+
+def _digest(rows: list[Row], spec: Evaluation) -> str:
+    hashed = hashlib.sha256(json.dumps([_DECODING, spec.max_new_tokens]).encode())
+    for row in rows:
+        hashed.update(_fingerprint(row))
+    return hashed.hexdigest()[:_DIGITS]

@@ -1,0 +1,53 @@
+"""A registered version as one folder that anything loads: what a command of the user's evaluates."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+from finetune_trainer import origin
+from finetune_trainer.evaluate import model
+from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.train.model import merge
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from finetune_crds.recipe import Recipe
+
+_WORK, _INDEX = ".fetched", ".index.json"
+
+
+def write(recipe: Recipe, uri: str, folder: Path) -> None:
+    """Write a model and its tokenizer as `save_pretrained` does, an adapter merged into its base.
+
+    The files are moved rather than copied where they were downloaded for this, since a volume may have room for them once.
+
+    Args:
+        recipe: of the training.
+        uri: the registered version.
+        folder: where to; weights that another attempt has left there are removed.
+
+    Raises:
+        RecipeRefusedError: the version cannot be fetched, loaded or merged.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    work = folder / _WORK
+    shutil.rmtree(work, ignore_errors=True)
+    # NB: of weights in one file and in several, transformers takes the former.
+    for path in folder.iterdir():
+        if origin.is_weights(path.name) or path.name.endswith(_INDEX):
+            path.unlink()
+    source = model.fetch_version(recipe, uri, work)
+    spec = model.spec_of(recipe, uri)
+    tokenizer = load_tokenizer(spec, source.tokenizer)
+    if source.adapter is not None:
+        merge.into(source.base, source.adapter, spec, folder, model.VERSION)
+    else:
+        owned = source.base.is_relative_to(work)
+        for path in sorted(source.base.iterdir()):
+            if path.is_file():
+                (shutil.move if owned else shutil.copyfile)(path, folder / path.name)
+    tokenizer.save_pretrained(folder)
+    shutil.rmtree(work, ignore_errors=True)
+    print(f"{uri} is in {folder}", flush=True)

@@ -1,0 +1,41 @@
+"""The table of generated answers, those of both models side by side, as MLflow's tables are."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from finetune_crds import contract
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from finetune_trainer.evaluate.questions import Question
+    from finetune_trainer.track import Tracker
+
+_FILE = "generations.json"
+
+
+def log(
+    tracker: Tracker,
+    folder: Path,
+    questions: Sequence[Question],
+    references: Sequence[str],
+    answers: Mapping[str, Sequence[str]],
+) -> None:
+    """Log a table with the columns prompt and reference, and one for each model.
+
+    Args:
+        tracker: logs it to the run; where MLflow is away for too long, it says so.
+        folder: where the file stays until the tracker is closed.
+        questions: the rows.
+        references: their answers.
+        answers: those of each model, by the name of its column.
+    """
+    columns = {"prompt": [question.prompt for question in questions], "reference": references, **answers}
+    # NB: MLflow's own function appends to the table that an attempt before this one has logged.
+    content = {"columns": list(columns), "data": [list(row) for row in zip(*columns.values(), strict=True)]}
+    path = folder / _FILE
+    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    tracker.table(path, contract.ARTIFACTS_EVALUATION)
