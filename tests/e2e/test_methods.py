@@ -8,9 +8,10 @@ import pytest
 
 from demo.kubectl import Json
 from e2e.hand import Hand
-from e2e.jobs import Jobs, Run, on_prepared_splits, sample
+from e2e.jobs import Jobs, Run, condition, on_prepared_splits, sample
 
 STEPS = 20
+ROWS = 16
 
 
 def short(name: str) -> Json:
@@ -28,6 +29,10 @@ def applied(jobs: Jobs) -> Jobs:
     preferences, adapters = short("dpo"), short("lora")
     preferences["spec"]["data"]["prepare"]["limit"] = 400
     adapters["spec"]["data"] = on_prepared_splits("lora")["spec"]["data"]
+    adapters["spec"]["evaluation"] = sample("evaluated")["spec"]["evaluation"] | {
+        "limit": ROWS,
+        "generations": 4,
+    }
     for job in (preferences, adapters):
         jobs.apply(job)
     return jobs
@@ -41,6 +46,34 @@ def test_adapters_come_merged_into_a_model_that_has_learned(applied: Jobs, run: 
     assert model["evalLoss"] < model["baseEvalLoss"]
     loss = hand.loss_of(f"models:/{model['name']}/{model['version']}", data["path"], data["version"])
     assert loss == pytest.approx(model["evalLoss"], rel=0.02)
+
+
+def test_the_version_was_evaluated_before_its_alias_moved(applied: Jobs, hand: Hand) -> None:
+    status = applied.follow("lora")["status"]
+    found, model = status["evaluation"], status["model"]
+    assert found["rows"] == ROWS
+    numbers = {item["name"]: (item["value"], item["base"]) for item in found["metrics"]}
+    assert numbers.keys() == {
+        "evaluation_loss",
+        "evaluation_perplexity",
+        "eval_exact_match",
+        "eval_rouge1",
+        "eval_rouge2",
+        "eval_rougeL",
+    }
+    new, base = numbers["evaluation_loss"]
+    assert new < base
+    version = hand.mlflow.get_model_version_by_alias(model["name"], "candidate")
+    assert str(version.version) == model["version"]
+    assert version.tags["finetune_evaluation_data"] == found["digest"]
+    metrics = hand.mlflow.get_run(status["mlflow"]["runId"]).data.metrics
+    for name, both in numbers.items():
+        for key, value in zip((name, f"base_{name}"), both, strict=True):
+            assert (float(version.tags[key]), metrics[key]) == pytest.approx((value, value), rel=1e-4)
+    moved, evaluated = (condition(status, kind)["lastTransitionTime"] for kind in ("Registered", "Evaluated"))
+    assert moved >= evaluated
+    files = hand.mlflow.list_artifacts(status["mlflow"]["runId"], "evaluation")
+    assert [file.path for file in files] == ["evaluation/generations.json"]
 
 
 def test_preferences_are_prepared_and_learned(applied: Jobs) -> None:
