@@ -77,12 +77,28 @@ def ending(tokenizer: PreTrainedTokenizerBase, stops: frozenset[int]) -> Ending:
         stops: token ids that end texts of the model. A chat template may end its turns otherwise.
     """
     mark = _mark(tokenizer)
-    if not mark:
-        return Ending(tokenizer, stops)
+    special = _first_special(tokenizer, mark)
+    if special is not None:
+        # What comes behind a special token is no text: answers are decoded without such tokens.
+        stops |= {special}
+        mark = mark.partition(_written(tokenizer, special))[0].strip()
     (tokens,) = encoded(tokenizer, [mark], special=False)
     if len(tokens) == 1:
         return Ending(tokenizer, stops | frozenset(tokens))
     return Ending(tokenizer, stops, mark)
+
+
+def _first_special(tokenizer: PreTrainedTokenizerBase, mark: str) -> int | None:
+    """The first special token of a text, such as <|end|> of <|end|>, a line end and <|endoftext|>; None where it has none."""
+    added = tokenizer.added_tokens_decoder
+    known = {*tokenizer.all_special_ids, *(token for token, how in added.items() if how.special)}
+    (tokens,) = encoded(tokenizer, [mark], special=False)
+    # NB: the token of unknown characters is a special one too, and is not in the text.
+    return next((token for token in tokens if token in known and _written(tokenizer, token) in mark), None)
+
+
+def _written(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
+    return str(tokenizer.convert_ids_to_tokens(token))
 
 
 def _mark(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -97,7 +113,9 @@ def _mark(tokenizer: PreTrainedTokenizerBase) -> str:
         text = chat_templates.render(tokenizer, messages)
     except chat_templates.FAILURES:
         return ""
-    return text.rpartition(_ANSWERED)[2].strip()
+    _, found, behind = text.rpartition(_ANSWERED)
+    # A template may change what an answer says, such as to upper case.
+    return behind.strip() if found else ""
 
 
 def of(documents: Documents, rows: Mapping[str, list[Any]]) -> Iterator[Question | None]:
