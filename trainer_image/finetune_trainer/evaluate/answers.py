@@ -37,24 +37,32 @@ class Decoding:
     def answers(self, network: Network, questions: Sequence[Question], device: torch.device) -> list[str]:
         """Return the answer of a model to each question, empty where its context has no room for one."""
         found = [""] * len(questions)
-        for room, batch in self._batches(network, questions):
-            tokens = self._generated(network, [questions[at].tokens for at in batch], room, device)
+        prompts = [question.tokens or self._begin for question in questions]
+        for room, batch in self._batches(network, prompts):
+            tokens = self._generated(network, [prompts[at] for at in batch], room, device)
             for at, answer in zip(batch, tokens, strict=True):
                 found[at] = self.ending.text(answer)
         return found
 
-    def _batches(self, network: Network, questions: Sequence[Question]) -> Iterator[tuple[int, list[int]]]:
-        """Yield batches of the questions of about the same length, and how many tokens their answers may have."""
+    @property
+    def _begin(self) -> list[int]:
+        """Stands for an empty prompt, behind which a model cannot generate: the beginning of a text, or else the end of one."""
+        tokenizer = self.ending.tokenizer
+        begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        return [int(begin)]
+
+    def _batches(self, network: Network, prompts: Sequence[list[int]]) -> Iterator[tuple[int, list[int]]]:
+        """Yield batches of the prompts of about the same length, and how many tokens their answers may have."""
         virtual = _virtual_tokens(network)
         context = getattr(network.base.config.get_text_config(), "max_position_embeddings", None)
 
         def key(at: int) -> tuple[int, int]:
-            length = len(questions[at].tokens)
+            length = len(prompts[at])
             room = self.max_new_tokens if context is None else context - virtual - length
             # NB: peft drops position ids where there are virtual tokens, so that padding would move the prompt away from them.
             return min(room, self.max_new_tokens), length if virtual else 0
 
-        order = sorted(range(len(questions)), key=lambda at: len(questions[at].tokens), reverse=True)
+        order = sorted(range(len(prompts)), key=lambda at: len(prompts[at]), reverse=True)
         for (room, _), group in groupby(order, key):
             alike = list(group)
             for begin in range(0, len(alike), self.batch_size):

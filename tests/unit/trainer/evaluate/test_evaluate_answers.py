@@ -97,6 +97,22 @@ def test_an_answer_has_the_room_that_the_context_leaves(network: Network, talker
     assert Decoding(ending, max_new_tokens=12, batch_size=4).answers(network, some, CPU) == [""]
 
 
+@pytest.mark.parametrize(("bos", "begin"), [(9, 9), (None, 0)])
+def test_an_empty_prompt_is_the_beginning_of_a_text(
+    network: Network, talker: Path, bos: int | None, begin: int
+) -> None:
+    """Or the end of one, where the tokenizer has no token for the beginning."""
+    (other,), ending = asked(talker, ["What is the red house? "])
+    tokenizer = ending.tokenizer
+    tokenizer.bos_token = None if bos is None else tokenizer.convert_ids_to_tokens(bos)
+    assert tokenizer.eos_token_id == 0
+    empty, begun = Question([], "", ""), Question([begin], "", "")
+    expected = Decoding(ending, 12, 1).answers(network, [begun, other], CPU)
+    assert all(expected)
+    for size in (1, 2):
+        assert Decoding(ending, 12, size).answers(network, [empty, other], CPU) == expected
+
+
 def test_an_answer_stops_at_the_mark_of_its_ending(
     network: Network, talker: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
