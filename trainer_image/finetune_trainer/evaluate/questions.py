@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune_trainer import chat_templates
 from finetune_trainer.documents import conversation, reply_of, said, tools_of
+from finetune_trainer.outcome import DataError
 from finetune_trainer.tokenizer import encoded
 
 if TYPE_CHECKING:
@@ -121,10 +122,12 @@ def _mark(tokenizer: PreTrainedTokenizerBase) -> str:
 def of(documents: Documents, rows: Mapping[str, list[Any]]) -> Iterator[Question | None]:
     """Yield the question of each row of a batch of columns; None for a row without an answer.
 
-    The last answer of a conversation is asked for, and the chosen one of a preference.
+    The last answer of a conversation is asked for, and the chosen one of a preference. Also None where the chat template does
+    not take what comes before that answer, such as a conversation that begins with the assistant: training with
+    objective.lossOn: All needs no such prompt.
 
     Raises:
-        DataError: a row does not have the type of its column, or the chat template does not take it.
+        DataError: a row does not have the type of its column.
         RecipeRefusedError: an answer is a list of messages, and the tokenizer has no chat template.
     """
     columns = documents.columns
@@ -158,8 +161,11 @@ def _of_conversation(
     if not answers:
         return None
     last = answers[-1]
-    prompt = documents.rendered(messages[:last], tools, add_generation_prompt=True)
-    whole = documents.rendered(messages[: last + 1], tools)
+    try:
+        prompt = documents.rendered(messages[:last], tools, add_generation_prompt=True)
+        whole = documents.rendered(messages[: last + 1], tools)
+    except DataError:
+        return None
     (tokens,) = encoded(documents.tokenizer, [prompt], special=False)
     if whole.startswith(prompt):
         # As the model was trained to say it, with calls of tools and what else the template makes of an answer.

@@ -6,7 +6,8 @@ import hashlib
 import heapq
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,11 +19,13 @@ from finetune_trainer.train.data.encode import Encoded, Encoder
 from finetune_trainer.train.data.read import read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from transformers import PreTrainedTokenizerBase
 
+    from finetune_crds.evaluation import Metric
     from finetune_crds.recipe import Recipe
+    from finetune_trainer.documents import Documents
     from finetune_trainer.evaluate.questions import Question
 
 # How answers are generated: another way would have another number.
@@ -32,7 +35,7 @@ _DIGITS = 12
 
 @dataclass(frozen=True)
 class Row:
-    """A row: its tokens with the targets of the loss, and what a model is asked; None where the row has no answer."""
+    """A row: its tokens with the targets of the loss, and what a model is asked; None where nothing is, see `questions.of`."""
 
     example: Encoded
     question: Question | None
@@ -43,7 +46,7 @@ class Rows:
     """The rows of an evaluation, in the order of their hashes; all of them are in memory.
 
     digest: 12 hexadecimal digits of a SHA-256 of their tokens and targets, and of how answers are generated.
-    summary: how many rows were read, kept and dropped, as text.
+    summary: how many rows were read, kept and dropped, and how many of the kept ones have no question, as text.
     """
 
     rows: list[Row]
@@ -66,7 +69,7 @@ class Rows:
 
     @property
     def questions(self) -> list[Question]:
-        """What a model is asked, of the rows that have an answer."""
+        """What a model is asked, of the rows that have a question."""
         return [row.question for row in self.rows if row.question is not None]
 
 
@@ -103,7 +106,7 @@ def _check_answers(encoder: Encoder, spec: Evaluation) -> None:
             "evaluation compares with the answers of rows, and those of data.columns type Unpaired may be bad ones: remove "
             "evaluation, or set evaluation.command"
         )
-    generated = [metric for metric in spec.measured if metric in GENERATED]
+    generated = _generated(spec)
     if columns.text is not None and generated:
         raise RecipeRefusedError(
             f"evaluation.metrics {', '.join(generated)} compare answers, and the rows are texts without answers: choose Loss "
@@ -111,15 +114,30 @@ def _check_answers(encoder: Encoder, spec: Evaluation) -> None:
         )
 
 
+def _generated(spec: Evaluation) -> list[Metric]:
+    return [metric for metric in spec.measured if metric in GENERATED]
+
+
 def _rows(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> Iterator[Row]:
     splits, documents = recipe.data.splits, encoder.documents
     assert splits is not None  # noqa: S101 - load_recipe() refuses a recipe without splits
     columns = documents.columns
+    asks = columns.text is None and bool(spec.generations or _generated(spec))
     for batch in read(splits, spec.split.lower(), columns.named, may_be_null=[columns.tools]):
-        made = zip(documents.of(batch), questions.of(documents, batch), strict=True)
+        made = zip(documents.of(batch), _questions(documents, batch, asks=asks), strict=True)
         for (document, *_), question in made:
             for example in encoder.kept([(document,)], [None]):
+                if asks and question is None:
+                    encoder.counts["without a question"] += 1
                 yield Row(example, question)
+
+
+def _questions(
+    documents: Documents, batch: Mapping[str, list[Any]], *, asks: bool
+) -> Iterator[Question | None]:
+    if asks:
+        return questions.of(documents, batch)
+    return repeat(None, len(next(iter(batch.values()))))
 
 
 def _empty(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> DataError:

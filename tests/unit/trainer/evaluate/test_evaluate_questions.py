@@ -63,6 +63,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[str, str] | No
             None,
         ],
     ),
+    "conversations: those that begin with the assistant": (
+        {"type": "Messages"},
+        {"messages": [[AGAIN], [AGAIN, ASKED, ANSWER]]},
+        [
+            None,
+            ("<|im_start|>assistant\nThe door.<|im_end|>\n" + CHAT, "The house is red.<|im_end|>\n"),
+        ],
+    ),
 }
 
 

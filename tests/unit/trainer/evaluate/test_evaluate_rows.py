@@ -134,3 +134,32 @@ def test_answers_need_rows_that_have_them(
 def test_texts_have_a_loss_on_all_tokens(base_model: Path, splits: Path) -> None:
     found = load(recipe(base_model, splits, columns={"type": "Text", "text": "response"}))
     assert (len(found), len(found.questions), bool(found.split.loss_mask.all())) == (8, 0, True)
+
+
+def said(role: str, content: str = "The house is red.") -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def conversations(
+    base: Path, folder: Path, parts: dict[str, Any], *messages: list[dict[str, str]], loss_on: str = "All"
+) -> Recipe:
+    """A recipe that evaluates on some conversations."""
+    table = save_splits(folder / "splits", [{"messages": each, "split": "test"} for each in messages])
+    parts_of_recipe: dict[str, Any] = {
+        "columns": {"type": "Messages"},
+        "model": {"base": str(base), "chatTemplate": {"type": "ChatML"}},
+        "objective": {"lossOn": loss_on},
+        "training": {"maxLength": 256, "precision": "FP32"},
+    }
+    return recipe(base, table, parts, **parts_of_recipe)
+
+
+def test_rows_without_a_question_have_a_loss_and_are_counted(base_model: Path, tmp_path: Path) -> None:
+    of = [said("user"), said("assistant")], [said("assistant")], [said("user")]
+    found = load(conversations(base_model, tmp_path / "asked", {}, *of))
+    assert (len(found), len(found.questions)) == (3, 1)
+    assert found.summary == "3 read, 3 kept, 2 without a question"
+    # Where no model is asked anything, no row needs a question.
+    loss = load(conversations(base_model, tmp_path / "loss", {"metrics": ["Loss"], "generations": 0}, *of))
+    assert (len(loss), loss.questions, loss.summary) == (3, [], "3 read, 3 kept")
+    assert loss.digest == found.digest
