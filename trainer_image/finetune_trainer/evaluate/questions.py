@@ -124,7 +124,7 @@ def of(documents: Documents, rows: Mapping[str, list[Any]]) -> Iterator[Question
 
     The last answer of a conversation is asked for, and the chosen one of a preference. Also None where the chat template does
     not take what comes before that answer, such as a conversation that begins with the assistant: training with
-    objective.lossOn: All needs no such prompt.
+    objective.lossOn: All needs no such prompt. And where the template hides how it renders that answer, which is no text.
 
     Raises:
         DataError: a row does not have the type of its column.
@@ -170,4 +170,6 @@ def _of_conversation(
     if whole.startswith(prompt):
         # As the model was trained to say it, with calls of tools and what else the template makes of an answer.
         return Question(tokens, prompt, whole.removeprefix(prompt))
-    return Question(tokens, prompt, str(messages[last]["content"]))
+    said = messages[last]["content"]
+    # A list of parts, or a call of tools without a word, has no text to compare with.
+    return Question(tokens, prompt, said) if isinstance(said, str) and said.strip() else None

@@ -156,3 +156,29 @@ def test_an_answer_ends_at_the_first_special_token_behind_it(
         said = f"The door.<|end|>\n{end}"
         assert ending.cut(said) == "The door."
         assert ending.text(tokenizer(said, add_special_tokens=False)["input_ids"]) == "The door."
+
+
+# Renders the beginning of a conversation otherwise once it goes on: how an answer is rendered cannot be told.
+COUNTING = """\
+{{ messages | length }}:
+{%- for message in messages %}
+{{ ' ' + message['role'] + ' ' + message['content'] | string + message['tool_calls'] | string }}
+{%- endfor %}
+"""
+
+
+def test_an_answer_that_only_its_message_shows_is_its_text_or_none(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    tokenizer.chat_template = COUNTING
+    calls = [{"type": "function", "function": {"name": "look", "arguments": {}}}]
+    answers: list[dict[str, Any]] = [
+        {"content": "It is."},
+        {"content": [{"type": "text", "text": "It is."}]},
+        {"content": "", "tool_calls": calls},
+        {"content": " "},
+    ]
+    rows = {"messages": [[ASKED, {"role": "assistant", **answer}] for answer in answers]}
+    documents = Documents(tokenizer, Columns.model_validate({"type": "Messages"}), answers_only=False)
+    found = [each and (each.prompt, each.reference) for each in questions.of(documents, rows)]
+    assert found == [("1: user What is red?", "It is."), None, None, None]
