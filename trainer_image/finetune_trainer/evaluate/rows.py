@@ -82,7 +82,7 @@ def load(recipe: Recipe, spec: Evaluation, tokenizer: PreTrainedTokenizerBase) -
         tokenizer: that of the registered version.
 
     Raises:
-        DataError: data is missing or corrupt, or the split has no rows.
+        DataError: data is missing or corrupt, the split has no rows, or a metric compares answers and no row has one to ask for.
         RecipeRefusedError: a metric compares answers, and rows have none; or they have bad ones.
     """
     encoder = Encoder.of(recipe, tokenizer)
@@ -92,6 +92,14 @@ def load(recipe: Recipe, spec: Evaluation, tokenizer: PreTrainedTokenizerBase) -
     kept = sorted(found, key=key) if spec.limit is None else heapq.nsmallest(spec.limit, found, key=key)
     if not kept:
         raise _empty(recipe, spec, encoder)
+    generated = _generated(spec)
+    if generated and all(row.question is None for row in kept):
+        raise DataError(
+            "NoAnswers",
+            f"no row of the split {spec.split.lower()} has an answer that a model can be asked for ({encoder.summary()}), and "
+            f"evaluation.metrics {', '.join(generated)} compare answers: choose Loss and Perplexity, or evaluate rows where "
+            "the assistant answers with text",
+        )
     return Rows(kept, _digest(kept, spec), encoder.summary())
 
 

@@ -163,3 +163,13 @@ def test_rows_without_a_question_have_a_loss_and_are_counted(base_model: Path, t
     loss = load(conversations(base_model, tmp_path / "loss", {"metrics": ["Loss"], "generations": 0}, *of))
     assert (len(loss), loss.questions, loss.summary) == (3, [], "3 read, 3 kept")
     assert loss.digest == found.digest
+
+
+def test_metrics_of_answers_need_a_row_with_an_answer(base_model: Path, tmp_path: Path) -> None:
+    made = conversations(base_model, tmp_path, {"metrics": ["Loss", "Accuracy", "F1"]}, [said("user")])
+    with pytest.raises(
+        DataError,
+        match=r"^no row of the split test has an answer .*\(1 read, 1 kept, 1 without a question\).* Accuracy, F1 compare",
+    ) as told:
+        load(made)
+    assert (told.value.exit_code, told.value.reason) == (65, "NoAnswers")
