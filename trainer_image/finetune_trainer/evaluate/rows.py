@@ -155,8 +155,7 @@ def _empty(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> DataError:
     if encoder.counts["read"]:
         return DataError(
             "EmptySplit",
-            f"no row of the split {name} is left ({encoder.summary()}): raise training.maxLength above "
-            f"{encoder.max_length}, or check the data",
+            f"no row of the split {name} is left ({encoder.summary()}): {_remedy(encoder)}",
         )
     where = splits.path or getattr(splits, name)
     if where is None:
@@ -168,6 +167,19 @@ def _empty(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> DataError:
         f"{where} has no rows of the split {name}, which the evaluation needs: prepare the data with "
         f"data.prepare.splitRatios.{name} above 0, or set evaluation.split: {other}",
     )
+
+
+def _remedy(encoder: Encoder) -> str:
+    """What to do where rows were read and none is left."""
+    counts, columns = encoder.counts, encoder.documents.columns
+    remedies = []
+    if counts["too long"] or counts["truncated"]:
+        remedies.append(f"raise training.maxLength above {encoder.max_length}")
+    # The answer of a row that was cut may be behind the cut.
+    if counts["without an answer"] > counts["truncated"]:
+        what = "texts" if columns.text is not None else "answers"
+        remedies.append(f"put {what} into {', '.join(columns.named)} of its rows")
+    return ", and ".join(remedies)
 
 
 def _digest(rows: list[Row], spec: Evaluation) -> str:

@@ -99,14 +99,6 @@ def test_files_of_the_test_split_are_read(base_model: Path, tmp_path: Path) -> N
     assert [(question.prompt, question.reference) for question in found.questions] == [("What? ", "This.")]
 
 
-def test_rows_that_are_all_too_long_are_wrong_data(base_model: Path, splits: Path) -> None:
-    short = {"maxLength": 8, "overlong": "Drop"}
-    with pytest.raises(
-        DataError, match=r"no row of the split test is left \(8 read, 8 too long\): raise training.max"
-    ):
-        load(recipe(base_model, splits, training=short))
-
-
 @pytest.mark.parametrize(
     ("columns", "parts", "sentence"),
     [
@@ -141,7 +133,12 @@ def said(role: str, content: str = "The house is red.") -> dict[str, str]:
 
 
 def conversations(
-    base: Path, folder: Path, parts: dict[str, Any], *messages: list[dict[str, str]], loss_on: str = "All"
+    base: Path,
+    folder: Path,
+    parts: dict[str, Any],
+    *messages: list[dict[str, str]],
+    loss_on: str = "All",
+    **training: Any,
 ) -> Recipe:
     """A recipe that evaluates on some conversations."""
     table = save_splits(folder / "splits", [{"messages": each, "split": "test"} for each in messages])
@@ -149,7 +146,7 @@ def conversations(
         "columns": {"type": "Messages"},
         "model": {"base": str(base), "chatTemplate": {"type": "ChatML"}},
         "objective": {"lossOn": loss_on},
-        "training": {"maxLength": 256, "precision": "FP32"},
+        "training": {"maxLength": 256, "precision": "FP32", **training},
     }
     return recipe(base, table, parts, **parts_of_recipe)
 
@@ -173,3 +170,33 @@ def test_metrics_of_answers_need_a_row_with_an_answer(base_model: Path, tmp_path
     ) as told:
         load(made)
     assert (told.value.exit_code, told.value.reason) == (65, "NoAnswers")
+
+
+NONE_LEFT: dict[str, tuple[list[str], dict[str, Any], str]] = {
+    "too long": (
+        ["user", "assistant"],
+        {"maxLength": 8, "overlong": "Drop"},
+        "(1 read, 1 too long): raise training.maxLength above 8",
+    ),
+    "cut before the answer": (
+        ["user", "assistant"],
+        {"maxLength": 8, "overlong": "Truncate"},
+        "(1 read, 1 truncated, 57 tokens cut, 1 without an answer): raise training.maxLength above 8",
+    ),
+    "without an answer": (
+        ["user"],
+        {},
+        "(1 read, 1 without an answer): put answers into messages of its rows",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NONE_LEFT)
+def test_rows_of_which_none_is_left_are_wrong_data(base_model: Path, tmp_path: Path, case: str) -> None:
+    roles, training, remedy = NONE_LEFT[case]
+    some = [said(role) for role in roles]
+    made = conversations(base_model, tmp_path, {}, some, loss_on="Answer", **training)
+    with pytest.raises(DataError) as told:
+        load(made)
+    assert str(told.value) == f"no row of the split test is left {remedy}"
+    assert (told.value.exit_code, told.value.reason) == (65, "EmptySplit")
