@@ -83,6 +83,8 @@ def ending(tokenizer: PreTrainedTokenizerBase, stops: frozenset[int]) -> Ending:
         # What comes behind a special token is no text: answers are decoded without such tokens.
         stops |= {special}
         mark = mark.partition(_written(tokenizer, special))[0].strip()
+    if not mark:
+        return Ending(tokenizer, stops)
     (tokens,) = encoded(tokenizer, [mark], special=False)
     if len(tokens) == 1:
         return Ending(tokenizer, stops | frozenset(tokens))
@@ -170,6 +172,6 @@ def _of_conversation(
     if whole.startswith(prompt):
         # As the model was trained to say it, with calls of tools and what else the template makes of an answer.
         return Question(tokens, prompt, whole.removeprefix(prompt))
-    said = messages[last]["content"]
+    content = messages[last]["content"]
     # A list of parts, or a call of tools without a word, has no text to compare with.
-    return Question(tokens, prompt, said) if isinstance(said, str) and said.strip() else None
+    return Question(tokens, prompt, content) if isinstance(content, str) and content.strip() else None
