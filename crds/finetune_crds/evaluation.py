@@ -45,7 +45,9 @@ GENERATED: tuple[Metric, ...] = ("ExactMatch", "Accuracy", "F1", "Rouge", "Bleu"
 
 MAX_METRIC_NAME = 64
 METRIC_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
-MAX_METRICS = 64
+MAX_METRICS = 24
+"""Unity Catalog takes 50 tags of a version, which also has those of the trainer, of spec.register and of promotions. The built-in
+evaluation writes 9 numbers of each of two models, a command of your own one of each."""
 MetricName = Annotated[str, Field(min_length=1, max_length=MAX_METRIC_NAME, pattern=METRIC_NAME)]
 """A name that is allowed for a metric of MLflow and for a tag of Unity Catalog."""
 

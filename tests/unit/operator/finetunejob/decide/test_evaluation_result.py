@@ -64,8 +64,8 @@ REFUSED: dict[str, tuple[str, str]] = {
         "my_finetune_evaluation_data",
     ),
     "too many": (
-        json.dumps({f"m{number}": 1 for number in range(65)}),
-        "there were 65 numbers: write at most 64",
+        json.dumps({f"m{number}": 1 for number in range(25)}),
+        "there were 25 numbers: write at most 24",
     ),
 }
 
