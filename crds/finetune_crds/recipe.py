@@ -10,7 +10,7 @@ from typing import Literal
 import yaml
 from pydantic import Field, ValidationError
 
-from finetune_crds.base import ApiModel, StringMap, first_mistake
+from finetune_crds.base import ApiModel, Json, StringMap, first_mistake
 from finetune_crds.checkpoint import Checkpoint
 from finetune_crds.data import Data
 from finetune_crds.distributed import Distributed
@@ -56,8 +56,12 @@ class Recipe(ApiModel):
 
     @classmethod
     def of(cls, job: JobReference, spec: FineTuneJobSpec) -> Recipe:
-        """The recipe of a job."""
+        """The recipe of a job, without what only the pod of its evaluation has."""
         shared = {name: getattr(spec, name) for name in cls.model_fields if name in type(spec).model_fields}
+        if spec.evaluation:
+            # NB: variables may hold secrets, and the card of the model has other readers.
+            of_pods: Json = {"env": [], "env_from": [], "pod_template": None, "image": None}
+            shared["evaluation"] = spec.evaluation.model_copy(update=of_pods)
         return cls(job=job, parameters=spec.trainer.parameters, **shared)
 
     @property
@@ -69,14 +73,20 @@ class Recipe(ApiModel):
     def digest(self) -> str:
         """A short SHA-256 of the recipe: two jobs with the same digest do the same. What a checkpoint needs is `continuation`.
 
-        Its job, its tracking, where models are cached and what was prepared are left out.
+        Its job, its tracking, where models are cached, what was prepared and the evaluation of its version are left out.
 
         Defaults are left out, so that a field which a later version adds does not change the digest.
         """
         content = self.model_dump(
             mode="json",
             by_alias=True,
-            exclude={"job": True, "tracking": True, "model": {"cache"}, "prepared": True},
+            exclude={
+                "job": True,
+                "tracking": True,
+                "model": {"cache"},
+                "prepared": True,
+                "evaluation": True,
+            },
             exclude_defaults=True,
         )
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]

@@ -45,7 +45,17 @@ def test_nothing_of_the_cluster_is_in_it() -> None:
         trainer={"image": "i", "env": [{"name": "A", "value": "b"}]},
         runPolicy={"maxRestarts": 9},
         suspend=True,
+        evaluation={
+            "metrics": ["Accuracy"],
+            "image": "i",
+            "env": [{"name": "A", "value": "b"}],
+            "envFrom": [{"secretRef": {"name": "s"}}],
+            "podTemplate": {"spec": {"nodeSelector": {"a": "b"}}},
+        },
     ).to_json()
+    evaluation = content.pop("evaluation")
+    assert (evaluation["metrics"], evaluation["env"], evaluation["envFrom"]) == (["Accuracy"], [], [])
+    assert not {"image", "podTemplate"} & set(evaluation)
     assert set(content) == {
         "kind",
         "job",
@@ -67,6 +77,7 @@ SAME: dict[str, Recipe] = {
     "a default written out": recipe(training={"seed": 42}, method={"type": "Full"}),
     "a cache of models": recipe(model={"base": "/models/base", "cache": {"claimName": "models"}}),
     "what was prepared": recipe().model_copy(update={"prepared": DataStatus(digest="c0ffee")}),
+    "an evaluation of its version": recipe(evaluation={"split": "Validation"}),
     "another cluster": recipe(runPolicy={"maxRestarts": 0}, podTemplate={"spec": {}}),
 }
 OTHER: dict[str, Recipe] = {
