@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field
 
 from finetune_crds.base import (
     A_SET,
+    LATE,
     ApiModel,
     Image,
     LongText,
@@ -52,18 +53,9 @@ MetricName = Annotated[str, Field(min_length=1, max_length=MAX_METRIC_NAME, patt
 """A name that is allowed for a metric of MLflow and for a tag of Unity Catalog."""
 
 _HAS_COMMAND = "(has(self.command) && size(self.command) > 0)"
-_FIXED = (
-    "split",
-    "metrics",
-    "baseModel",
-    "limit",
-    "generations",
-    "maxNewTokens",
-    "batchSize",
-    "command",
-    "args",
-    "parameters",
-)
+_BUILT_IN = ("metrics", "baseModel", "limit", "generations", "maxNewTokens", "batchSize")
+# NB: none of these has a default in the schema, which would look like a value beside a command.
+_FIXED = ("split", *_BUILT_IN, "command", "args", "parameters")
 
 
 class Evaluation(ApiModel):
@@ -87,9 +79,9 @@ class Evaluation(ApiModel):
                 ".parameters",
             ),
             (
-                f"!{_HAS_COMMAND} || !has(self.metrics)",
-                "metrics are those of the built-in evaluation: your command writes its own numbers",
-                ".metrics",
+                f"!{_HAS_COMMAND} || !({' || '.join(f'has(self.{field})' for field in _BUILT_IN)})",
+                f"{', '.join(_BUILT_IN[:-1])} and {_BUILT_IN[-1]} are for the built-in evaluation: remove them beside command, which "
+                "writes its own numbers",
             ),
             (
                 f"!has(self.env) || !self.env.exists(item, item.name in {[*EVALUATION_ENV]})",
@@ -104,15 +96,15 @@ class Evaluation(ApiModel):
     metrics: Annotated[list[Metric], Field(min_length=1, max_length=7, json_schema_extra=A_SET)] | None = None
     """What to measure. ExactMatch, Accuracy, F1, Rouge and Bleu compare generated answers with those of the rows.
     Default: Loss and Perplexity."""
-    base_model: bool = True
+    base_model: Annotated[bool, Field(json_schema_extra=LATE)] = True
     """Evaluate the base model too, on the same rows."""
     limit: Positive | None = None
     """At most this many rows, the same ones for each model: those with the least hashes. Default: all."""
-    generations: Annotated[int, Field(ge=0, le=1000)] = 20
+    generations: Annotated[int, Field(ge=0, le=1000, json_schema_extra=LATE)] = 20
     """Rows whose generated answers become a table of the MLflow run, those of both models side by side. 0: no table."""
-    max_new_tokens: Annotated[int, Field(ge=1, le=32768)] = 256
+    max_new_tokens: Annotated[int, Field(ge=1, le=32768, json_schema_extra=LATE)] = 256
     """Longest generated answer in tokens."""
-    batch_size: Annotated[int, Field(ge=1, le=1024)] = 8
+    batch_size: Annotated[int, Field(ge=1, le=1024, json_schema_extra=LATE)] = 8
     """Rows that are evaluated at once."""
     command: Annotated[list[LongText], Field(max_length=64)] = Field(default_factory=list)
     """Your own command. It finds the model in the folder MODEL_PATH, and writes a JSON object of numbers to the file METRICS_PATH.

@@ -350,10 +350,21 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
         evaluated({"command": ["judge"]}, method={"type": "PromptTuning"}, training=NO_PACKS),
         "evaluation.command reads a standalone model, and virtual tokens cannot be merged into one",
     ),
-    "metrics beside a command": (
-        evaluated({"command": ["judge"], "metrics": ["Loss"]}),
-        "metrics are those of the built-in evaluation: your command writes its own numbers",
-    ),
+    **{
+        f"{field} of the built-in evaluation beside a command": (
+            evaluated({"command": ["judge"], field: value}),
+            "metrics, baseModel, limit, generations, maxNewTokens and batchSize are for the built-in evaluation: remove them beside "
+            "command",
+        )
+        for field, value in (
+            ("metrics", ["Loss"]),
+            ("baseModel", True),
+            ("limit", 9),
+            ("generations", 0),
+            ("maxNewTokens", 9),
+            ("batchSize", 9),
+        )
+    },
     "epochs and maxSteps": (
         job(training={"epochs": 1, "maxSteps": 10}),
         "set epochs or maxSteps, not both",

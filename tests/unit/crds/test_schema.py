@@ -114,6 +114,18 @@ def test_every_default_of_a_value_is_said_in_its_description() -> None:
     assert paths(hidden) == []
 
 
+def test_what_a_command_of_an_evaluation_ignores_is_refused_beside_it_and_has_no_default() -> None:
+    """The API server fills in defaults before it checks the rules."""
+    rules = NODES[".spec.evaluation"]["x-kubernetes-validations"]
+    [rule] = [item["rule"] for item in rules if "for the built-in evaluation: remove them" in item["message"]]
+    for field in ("metrics", "baseModel", "limit", "generations", "maxNewTokens", "batchSize"):
+        assert (f"has(self.{field})" in rule, "default" in NODES[f".spec.evaluation.{field}"]) == (
+            True,
+            False,
+        )
+        assert "Default:" in NODES[f".spec.evaluation.{field}"]["description"]
+
+
 def test_every_string_list_and_map_of_the_spec_is_bounded() -> None:
     def unbounded(node: Json) -> bool:
         if node["type"] == "string":
