@@ -229,7 +229,7 @@ def _act(server: Server, ftj: FineTuneJob, action: EnsureRun | FinishRun | LogMe
         run = server.ensure_run(ftj.uid, action.experiment, action.run_name, action.tags)
         log.info("%s is tracked in MLflow run %s", ftj.key, run.run_id)
     elif isinstance(action, LogMetrics):
-        server.log_metrics(action.run_id, action.metrics)
+        server.log_metrics(action.run_id, action.metrics, action.step)
         log.info("logged %d metrics to MLflow run %s of %s", len(action.metrics), action.run_id, ftj.key)
     else:
         server.finish_run(action.run_id, action.status)

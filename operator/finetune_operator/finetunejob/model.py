@@ -214,10 +214,11 @@ class TagVersion:
 
 @dataclass(frozen=True)
 class LogMetrics:
-    """Log metrics of the job's MLflow run."""
+    """Log metrics of the job's MLflow run, of this step."""
 
     run_id: str
     metrics: Mapping[str, float]
+    step: int
 
 
 @dataclass(frozen=True)

@@ -68,13 +68,13 @@ class Server:
                 run_id, RunStatus.from_string(status), int(time.time() * 1000), None
             )
 
-    def log_metrics(self, run_id: str, metrics: Mapping[str, float]) -> None:
-        """Log metrics of a run, of step 0."""
+    def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
+        """Log metrics of a run, of a step."""
         with self._host.problems():
             from mlflow.entities import Metric
 
             now = int(time.time() * 1000)
-            entries = [Metric(name, value, now, 0) for name, value in metrics.items()]
+            entries = [Metric(name, value, now, step) for name, value in metrics.items()]
             self._host.tracking().log_batch(run_id, entries, [], [])
 
     @property

@@ -190,7 +190,7 @@ def _write(draft: Draft, found: EvaluationStatus) -> Outcome:
         logged = seen.run.metrics if seen.run else numbers
         unlogged = {name: value for name, value in numbers.items() if logged.get(name) != value}
         if seen.run and unlogged:
-            draft.actions.append(LogMetrics(seen.run.run_id, unlogged))
+            draft.actions.append(LogMetrics(seen.run.run_id, unlogged, _after_training(draft)))
         draft.actions.append(TagVersion(version.name, version.version, lacking))
         _wait(draft, f"writing the numbers of {what} to its tags and its run")
         return Stop
@@ -198,3 +198,8 @@ def _write(draft: Draft, found: EvaluationStatus) -> Outcome:
     message = f"{what}{rows}: {evaluation_result.told(found)}"
     draft.set(ConditionType.EVALUATED, True, ConditionReason.EVALUATED, message)
     return Continue
+
+
+def _after_training(draft: Draft) -> int:
+    """The step of the numbers. NB: of a metric that the training logged too, the value of a run is that of the last step."""
+    return (draft.status.progress.step if draft.status.progress else 0) + 1

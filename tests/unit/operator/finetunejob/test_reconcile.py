@@ -465,7 +465,7 @@ UNDONE: dict[str, tuple[Action, ConditionType, tuple[str, str, str]]] = {
         ("False", ConditionReason.MLFLOW_FORBIDDEN, "the numbers of the evaluation cannot be written: no"),
     ),
     "metrics that could not be logged": (
-        LogMetrics("r1", {"eval_f1": 1.0}),
+        LogMetrics("r1", {"eval_f1": 1.0}, 41),
         ConditionType.EVALUATED,
         ("False", ConditionReason.MLFLOW_FORBIDDEN, "the numbers of the evaluation cannot be written: no"),
     ),
@@ -524,9 +524,9 @@ async def test_numbers_go_to_the_run_before_the_version_says_that_it_has_them(
     monkeypatch.setattr(MlflowRegistry, "set_tags", lambda _, *arguments: written.append(arguments))
     world = World(settings=SETTINGS)
     found = read_finetunejob(world.kube.objects["FineTuneJob", "team", "tune"], Defaults())
-    actions = (LogMetrics("r1", {"eval_f1": 0.5}), TagVersion("m", "4", {"eval_f1": "0.5"}))
+    actions = (LogMetrics("r1", {"eval_f1": 0.5}, 41), TagVersion("m", "4", {"eval_f1": "0.5"}))
     await world.reconciler.applier.apply(found, Decision(status=found.status, actions=actions), NOW)
-    assert written == [("r1", {"eval_f1": 0.5}), ("m", "4", {"eval_f1": "0.5"})]
+    assert written == [("r1", {"eval_f1": 0.5}, 41), ("m", "4", {"eval_f1": "0.5"})]
 
 
 async def test_an_alias_waits_for_another_replica_without_a_complaint(

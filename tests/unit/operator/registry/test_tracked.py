@@ -64,7 +64,7 @@ def test_the_version_of_a_run(databricks: Workspace) -> None:
 def test_metrics_of_a_run(databricks: Workspace) -> None:
     server = opened(databricks).server
     made = server.ensure_run("u1", "/Shared/team", "tune", TAGS)
-    server.log_metrics(made.run_id, {"eval_f1": 0.5, "eval_bleu": 40.0})
+    server.log_metrics(made.run_id, {"eval_f1": 0.5, "eval_bleu": 40.0}, 41)
     found = server.find_run("u1", "/Shared/team")
     assert found is not None
     assert found.metrics == {"eval_f1": 0.5, "eval_bleu": 40.0}

@@ -168,7 +168,7 @@ def test_its_numbers_are_written_to_the_run_and_to_the_version_then_the_aliases_
     jobs, pods = evaluating("Complete"), [its_end(0, DONE)]
     first = evaluate(jobs, pods=pods)
     assert first.status.evaluation == FOUND
-    assert first.actions == (LogMetrics("r1", NUMBERS), TagVersion("tuned", "4", TAGS))
+    assert first.actions == (LogMetrics("r1", NUMBERS, 1), TagVersion("tuned", "4", TAGS))
     assert told(first) == waits("writing the numbers of tuned version 4 to its tags and its run")
     # The pod is not needed any more.
     tagged = dataclasses.replace(VERSION, tags=TAGS)
@@ -193,7 +193,7 @@ PART: dict[str, tuple[dict[str, str], dict[str, float], list[Any]]] = {
     "numbers of something else": (
         {**TAGS, "eval_f1": "1"},
         {**NUMBERS, "eval_f1": 1.0},
-        [LogMetrics("r1", {"eval_f1": 1 / 3}), TagVersion("tuned", "4", {"eval_f1": TAGS["eval_f1"]})],
+        [LogMetrics("r1", {"eval_f1": 1 / 3}, 1), TagVersion("tuned", "4", {"eval_f1": TAGS["eval_f1"]})],
     ),
     "everything, and the trainer's": ({**TAGS, "eval_loss": "2"}, NUMBERS, []),
 }
@@ -209,6 +209,13 @@ def test_only_what_is_missing_is_written(
     )
     assert [item for item in decision.actions if not isinstance(item, SetAlias)] == actions
     assert has_alias(decision) == (not actions)
+
+
+def test_its_numbers_come_after_those_of_the_training_which_a_run_has_by_steps() -> None:
+    decision = evaluate(
+        evaluating("Complete"), pods=[its_end(0, DONE)], mlflow=tracked(VERSION, step=40, eval_f1=1)
+    )
+    assert decision.actions[0] == LogMetrics("r1", NUMBERS, 41)
 
 
 def test_the_numbers_wait_for_mlflow_and_are_kept_meanwhile() -> None:
@@ -339,7 +346,7 @@ def test_the_numbers_of_a_command_have_the_digest_that_its_job_was_made_with() -
         digest="d2", metrics=[EvaluatedMetric(name="acc", value=1.0)]
     )
     assert decision.actions == (
-        LogMetrics("r1", {"acc": 1.0}),
+        LogMetrics("r1", {"acc": 1.0}, 1),
         TagVersion("tuned", "4", {"acc": "1", "finetune_evaluation_data": "d2"}),
     )
 
