@@ -84,6 +84,12 @@ def _start(draft: Draft, found: Sorted) -> None:
         # The pod fetches the version from there.
         _wait(draft, f"the evaluation starts when MLflow answers{_why(seen)}")
         return
+    if draft.condition(ConditionType.EVALUATED) is None:
+        # NB: a pass in which the API server refuses the Job writes no more of its status than that. What a job waits for then
+        # follows from this condition.
+        _wait(draft, "the evaluation pod is starting")
+        draft.requeue_after(0)
+        return
     health.forget_refusal(draft)
     draft.apply += [evaluation_pod.recipe(draft), evaluation_pod.job(draft, version)]
     _wait(draft, "the evaluation pod is starting")

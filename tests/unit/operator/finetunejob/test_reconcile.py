@@ -24,6 +24,7 @@ from finetune_operator.finetunejob.model import (
     EnsureRun,
     FinishRun,
     LogMetrics,
+    Mlflow,
     SetAlias,
     TagVersion,
 )
@@ -32,21 +33,27 @@ from finetune_operator.finetunejob.polling import RunPoller
 from finetune_operator.kube import KubeError
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.policy.status import with_condition
+from finetune_operator.registry.base import RegisteredVersion
 from finetune_operator.registry.mlflow import MlflowRegistry
 from finetune_operator.registry.writer import lease_name
 from standins.kube import StandIn
 from worlds.memory.decisions import (
+    ACCEPTED,
     NO_MLFLOW,
     NOW,
+    PREPARED,
     SETTINGS,
     SOURCE,
     SPLITS,
+    TRAINED,
     UID,
     conclude,
     controller,
     ftj,
     pod,
     said,
+    status,
+    tracked,
 )
 from worlds.memory.parts import parts
 
@@ -280,6 +287,31 @@ async def test_a_typo_in_the_template_of_the_preparation_names_the_field() -> No
         ConditionReason.POD_TEMPLATE_INVALID,
         'unknown field "spec.template.spec.tolerationz": correct spec.data.prepare.podTemplate, and the job goes on',
     )
+
+
+async def test_a_typo_in_the_template_of_the_evaluation_names_the_field(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def registered(*_: Any) -> Mlflow:
+        return tracked(RegisteredVersion("tune", "4"))
+
+    monkeypatch.setattr(RunPoller, "_read", registered)
+    body = submitted(evaluation={}, register={})
+    trained = status(ACCEPTED, PREPARED, TRAINED, attempt=1, mlflow=MlflowStatus(run_id="r1"))
+    world = World(StandIn({**body, "status": trained.to_json()}), SETTINGS)
+    world.kube.refuse["create", "Job"] = KubeError(400, 'unknown field "spec.template.spec.tolerationz"')
+    for _ in range(2):
+        await world.look()
+        world.watch()
+    assert world.condition(ConditionType.PODS_HEALTHY) == (
+        ConditionReason.POD_TEMPLATE_INVALID,
+        'unknown field "spec.template.spec.tolerationz": correct spec.evaluation.podTemplate, and the job goes on',
+    )
+    assert (world.status["phase"], world.holding()) == ("Evaluating", ["Stalled"])
+    del world.kube.refuse["create", "Job"]
+    await world.look()
+    assert world.kube.done("create")[:1] == ["Job/tune-evaluate"]
+    assert (world.condition(ConditionType.PODS_HEALTHY), world.holding()) == (None, ["Reconciling"])
 
 
 async def test_a_typo_is_told_before_the_preparation_and_its_correction_counts_at_once() -> None:

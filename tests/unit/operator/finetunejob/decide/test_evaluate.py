@@ -114,7 +114,10 @@ def test_it_starts_when_the_version_exists() -> None:
         ConditionReason.REGISTERING,
         "waiting for a version of tuned",
     )
-    started = evaluate(before=dataclasses.replace(waiting).status)
+    told_of = evaluate(before=waiting.status)
+    assert (applied(told_of), told_of.requeue_seconds) == ([], 0)
+    assert told(told_of) == waits("the evaluation pod is starting")
+    started = evaluate(before=told_of.status)
     assert applied(started) == ["ConfigMap/tune-evaluate", "Job/tune-evaluate"]
     assert told(started) == waits("the evaluation pod is starting")
     assert said(started, ConditionType.REGISTERED) is None
@@ -243,8 +246,11 @@ def test_a_version_that_was_registered_later_is_evaluated_in_its_place() -> None
     assert told(stopped) == waits("version 5 was registered after version 4: starting again")
     evaluated = status(ACCEPTED, PREPARED, TRAINED, EVALUATED, **KNOWN, model=MODEL, evaluation=FOUND)
     again = evaluate(mlflow=later_one, before=evaluated)
-    assert applied(again) == ["ConfigMap/tune-evaluate", "Job/tune-evaluate"]
     assert (again.status.evaluation, has_alias(again)) == (None, False)
+    assert applied(evaluate(mlflow=later_one, before=again.status)) == [
+        "ConfigMap/tune-evaluate",
+        "Job/tune-evaluate",
+    ]
 
 
 def test_it_waits_for_pods_of_an_earlier_one() -> None:
