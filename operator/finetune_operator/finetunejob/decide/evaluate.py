@@ -13,7 +13,7 @@ from finetune_operator.finetunejob.children import Sorted, job_condition, sort
 from finetune_operator.finetunejob.decide import evaluation_pod, evaluation_result, health, mistakes, pods
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.decide.evaluation_result import WrongNumbersError
-from finetune_operator.finetunejob.decide.version import fail_without
+from finetune_operator.finetunejob.decide.version import wait_for_lost
 from finetune_operator.finetunejob.model import LogMetrics, Mlflow, TagVersion
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 from finetune_operator.registry.base import RegisteredVersion
@@ -77,12 +77,9 @@ def _start(draft: Draft, found: Sorted) -> None:
         _wait(draft, f"the evaluation starts when {pods.listed_ghosts(found)} has stopped")
         return
     seen, version = draft.observed.mlflow, _seen(draft)
-    if seen and seen.problem is None and version is None:
-        fail_without(draft)
-        return
     if version is None:
         # The pod fetches the version from there.
-        _wait(draft, f"the evaluation starts when MLflow answers{_why(seen)}")
+        _wait_for_version(draft, seen, "the evaluation starts when MLflow answers")
         return
     if draft.condition(ConditionType.EVALUATED) is None:
         # NB: a pass in which the API server refuses the Job writes no more of its status than that. What a job waits for then
@@ -104,8 +101,12 @@ def _seen(draft: Draft) -> RegisteredVersion | None:
     return draft.observed.mlflow.version if draft.observed.mlflow else None
 
 
-def _why(seen: Mlflow | None) -> str:
-    return f": {seen.problem.message}" if seen and seen.problem else ""
+def _wait_for_version(draft: Draft, seen: Mlflow | None, message: str) -> None:
+    """Wait for MLflow, or for a version that it does not find."""
+    if seen and seen.problem is None:
+        wait_for_lost(draft, ConditionType.EVALUATED, ConditionReason.EVALUATING)
+        return
+    _wait(draft, f"{message}: {seen.problem.message}" if seen and seen.problem else message)
 
 
 def _follow(draft: Draft, name: str, mine: list[Json]) -> None:
@@ -186,7 +187,7 @@ def _write(draft: Draft, found: EvaluationStatus) -> Outcome:
     """
     seen, version = draft.observed.mlflow, _seen(draft)
     if seen is None or version is None:
-        _wait(draft, f"the numbers are written when MLflow answers{_why(seen)}")
+        _wait_for_version(draft, seen, "the numbers are written when MLflow answers")
         return Stop
     what = f"{version.name} version {version.version}"
     tags = evaluation_result.tags(found)

@@ -20,7 +20,8 @@ def version(draft: Draft) -> Outcome:
     if found:
         _copy(draft, found)
         return Continue
-    if _is_at_work(draft):
+    if _is_known(draft) and draft.spec.evaluation is not None and not draft.holds(ConditionType.EVALUATED):
+        # The evaluation pod needs no MLflow of the operator, and what the evaluation waits for is in its own condition.
         return Continue
     if seen is None or seen.problem:
         reason, why = ConditionReason.REGISTERING, "MLflow has not been asked yet"
@@ -32,14 +33,15 @@ def version(draft: Draft) -> Outcome:
     return _wait(draft, wanted)
 
 
-def _is_at_work(draft: Draft) -> bool:
-    """Whether the evaluation pod still has to bring its numbers, for which the operator needs no MLflow."""
-    known = draft.status.model
-    pending = draft.spec.evaluation is not None and draft.status.evaluation is None
-    return pending and known is not None and known.version is not None
+def _is_known(draft: Draft) -> bool:
+    """Whether the version was there in an earlier pass."""
+    return draft.status.model is not None and draft.status.model.version is not None
 
 
 def _wait(draft: Draft, wanted: Register) -> Outcome:
+    if _is_known(draft):
+        wait_for_lost(draft, ConditionType.REGISTERED, ConditionReason.REGISTERING)
+        return Stop
     trained = draft.condition(ConditionType.TRAINED)
     waited = (draft.now - trained.last_transition_time).total_seconds() if trained else 0.0
     if waited < draft.settings.registration_patience_seconds:
@@ -51,9 +53,6 @@ def _wait(draft: Draft, wanted: Register) -> Outcome:
         )
         draft.requeue_after(draft.settings.poll_seconds)
         return Stop
-    if draft.spec.evaluation and draft.status.model and draft.status.model.version:
-        fail_without(draft)
-        return Stop
     run = draft.status.run_id
     message = (
         f"training ended without a version of {wanted.model} from run {run}: have the script register one from "
@@ -63,17 +62,32 @@ def _wait(draft: Draft, wanted: Register) -> Outcome:
     return Stop
 
 
-def fail_without(draft: Draft) -> None:
-    """Fail a job whose version existed and does not any more."""
-    known = draft.status.model or ModelStatus()
+def wait_for_lost(draft: Draft, kind: ConditionType, reason: ConditionReason) -> None:
+    """Wait for a version that was there and that MLflow does not find, and fail the job where it stays away.
+
+    Args:
+        kind: the condition that says so, and since when.
+        reason: its reason.
+    """
+    known, run = draft.status.model or ModelStatus(), draft.status.run_id
+    message = f"version {known.version} of {known.name} cannot be found from run {run}"
+    waiting, before = f"{message}: looking again", draft.condition(kind)
+    if before is None or before.message != waiting:
+        # NB: the condition may be False since long, for another reason. Its time becomes that of the first answer without a version.
+        draft.unset(kind)
+    draft.set(kind, False, reason, waiting)
+    found = draft.condition(kind)
+    waited = (draft.now - found.last_transition_time).total_seconds() if found else 0.0
+    if waited < draft.settings.registration_patience_seconds:
+        draft.requeue_after(draft.settings.poll_seconds)
+        return
     _fail(
-        draft,
-        f"version {known.version} of {known.name} no longer exists: create a FineTuneJob with another name",
+        draft, f"{message}: the version or the run was deleted; create a FineTuneJob with another name", kind
     )
 
 
-def _fail(draft: Draft, message: str) -> None:
-    draft.set(ConditionType.REGISTERED, False, ConditionReason.REGISTRATION_FAILED, message)
+def _fail(draft: Draft, message: str, kind: ConditionType = ConditionType.REGISTERED) -> None:
+    draft.set(kind, False, ConditionReason.REGISTRATION_FAILED, message)
     draft.fail(ConditionReason.REGISTRATION_FAILED, message)
 
 

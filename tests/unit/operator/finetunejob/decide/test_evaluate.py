@@ -10,7 +10,7 @@ import pytest
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import PodError, TerminationMessage
 from finetune_crds.evaluation import EvaluatedMetric, EvaluationResult, EvaluationStatus
-from finetune_crds.status import MlflowStatus, ModelStatus
+from finetune_crds.status import FineTuneJobStatus, MlflowStatus, ModelStatus
 from finetune_operator import names
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import Decision, LogMetrics, Mlflow, SetAlias, TagVersion
@@ -379,14 +379,55 @@ def test_it_counts_towards_the_deadline(jobs: list[Json], phase: str) -> None:
     assert decision.status.phase == phase
 
 
+LOST = "version 4 of tuned cannot be found from run r1"
+
+
+def look(before: FineTuneJobStatus, mlflow: Mlflow, seconds: float) -> Decision:
+    found = ftj(before, register={"model": "tuned"}, evaluation={})
+    return conclude(found, observed(mlflow=mlflow), at=later(seconds), settings=SETTINGS)
+
+
 @pytest.mark.parametrize("known", [FOUND, None], ids=["evaluated", "not evaluated yet"])
-def test_a_version_that_no_longer_exists_ends_the_job(known: EvaluationStatus | None) -> None:
+def test_a_version_that_no_longer_exists_ends_the_job_but_one_answer_without_it_does_not(
+    known: EvaluationStatus | None,
+) -> None:
     before = AT_WORK.model_copy(update={"evaluation": known})
-    found = conclude(
-        ftj(before, register={"model": "tuned"}, evaluation={}),
-        observed(mlflow=tracked()),
-        at=later(60),
-        settings=SETTINGS,
+    waiting = look(before, tracked(), 3600)
+    assert (told(waiting), waiting.status.phase) == (waits(f"{LOST}: looking again"), "Evaluating")
+    assert said(waiting, ConditionType.READY) == told(waiting)
+    found_again = look(waiting.status, tracked(VERSION), 3605)
+    assert said(found_again, ConditionType.FAILED) is None
+    assert told(look(found_again.status, tracked(), 7200)) == told(waiting)
+    still = look(waiting.status, tracked(), 3659)
+    assert told(still) == told(waiting)
+    message = f"{LOST}: the version or the run was deleted; create a FineTuneJob with another name"
+    failed = ("True", ConditionReason.REGISTRATION_FAILED, message)
+    ended_job = look(still.status, tracked(), 3660)
+    assert said(ended_job, ConditionType.FAILED) == failed
+    assert told(ended_job) == ("False", *failed[1:])
+
+
+def test_a_version_that_is_lost_while_its_aliases_move_is_waited_for_too() -> None:
+    setting = condition(ConditionType.REGISTERED, "False", ConditionReason.REGISTERING)
+    before = status(ACCEPTED, PREPARED, TRAINED, EVALUATED, setting, **KNOWN, model=MODEL, evaluation=FOUND)
+    waiting = look(before, tracked(), 3600)
+    assert said(waiting, ConditionType.REGISTERED) == (
+        "False",
+        ConditionReason.REGISTERING,
+        f"{LOST}: looking again",
     )
-    message = "version 4 of tuned no longer exists: create a FineTuneJob with another name"
-    assert said(found, ConditionType.FAILED) == ("True", ConditionReason.REGISTRATION_FAILED, message)
+    assert said(waiting, ConditionType.FAILED) is None
+    assert look(waiting.status, tracked(), 3660).status.phase == "Failed"
+
+
+def test_an_outage_of_mlflow_is_in_the_condition_that_waits_for_it() -> None:
+    writing = condition(
+        ConditionType.EVALUATED, "False", ConditionReason.EVALUATING, "writing the numbers of tuned version 4"
+    )
+    before = status(ACCEPTED, PREPARED, TRAINED, writing, **KNOWN, model=MODEL, evaluation=FOUND)
+    found = look(before, AWAY, 5)
+    assert told(found) == waits(
+        "the numbers are written when MLflow answers: MLflow at http://m cannot be reached: no"
+    )
+    assert said(found, ConditionType.READY) == told(found)
+    assert said(found, ConditionType.REGISTERED) is None
