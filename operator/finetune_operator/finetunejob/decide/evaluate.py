@@ -88,7 +88,7 @@ def _start(draft: Draft, found: Sorted) -> None:
         draft.requeue_after(0)
         return
     health.forget_refusal(draft)
-    draft.apply += [evaluation_pod.recipe(draft), evaluation_pod.job(draft, version)]
+    draft.apply += [evaluation_pod.recipe(draft, version), evaluation_pod.job(draft, version)]
     _wait(draft, "the evaluation pod is starting")
 
 

@@ -40,18 +40,23 @@ def wanted(draft: Draft) -> Evaluation:
     return draft.spec.evaluation
 
 
-def recipe(draft: Draft) -> Json:
+def recipe(draft: Draft, version: RegisteredVersion) -> Json:
     """The ConfigMap with the recipe; `parameters` are those of the evaluation where it has a command."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": template.metadata(draft.ftj, names.evaluate_name(draft.ftj.name), names.EVALUATE),
-        "data": {contract.RECIPE_FILE: _recipe(draft).to_yaml()},
+        "data": {contract.RECIPE_FILE: _recipe(draft, version).to_yaml()},
     }
 
 
-def _recipe(draft: Draft) -> Recipe:
+def _recipe(draft: Draft, version: RegisteredVersion) -> Recipe:
     content, evaluation = gang.prepared_recipe(draft), wanted(draft)
+    splits, read = content.data.splits, version.tags.get(contract.TAG_DATA_VERSION, "")
+    if splits and splits.type == "Delta" and splits.version is None and read.isdecimal():
+        # The newest version when training began, which says so: the table may have others by now.
+        same = splits.model_copy(update={"version": int(read)})
+        content = content.model_copy(update={"data": content.data.model_copy(update={"splits": same})})
     return content.model_copy(update={"parameters": evaluation.parameters}) if evaluation.command else content
 
 
@@ -91,9 +96,7 @@ def _failure_rules(*, own_command: bool) -> list[Json]:
 
 def _digest(draft: Draft, version: RegisteredVersion) -> str:
     """What the numbers of a command of your own depend on, besides the model: 12 digits of a SHA-256."""
-    evaluation, splits = wanted(draft), _recipe(draft).data.splits
-    # NB: of a table without a version in the spec, training reads the newest one and says which.
-    seen = version.tags.get(contract.TAG_DATA_VERSION, "")
+    evaluation, splits = wanted(draft), _recipe(draft, version).data.splits
     content = {
         "image": _image(draft),
         "command": evaluation.command,
@@ -101,7 +104,6 @@ def _digest(draft: Draft, version: RegisteredVersion) -> str:
         "parameters": evaluation.parameters,
         "split": evaluation.split,
         "data": splits.to_json() if splits else draft.spec.data.to_json(),
-        "version": seen if splits is None or splits.version is None else str(splits.version),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 

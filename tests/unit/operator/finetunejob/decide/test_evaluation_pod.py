@@ -143,13 +143,34 @@ def test_the_recipe_names_the_splits_that_were_prepared_and_the_parameters_of_th
         update={"data": DataStatus(rows=COUNTS, tokens=COUNTS, path="/data/splits", version=7)}
     )
     parts: Json = {"data": SOURCE, "trainer": {"parameters": {"lr": "1"}}, "before": prepared}
-    body = evaluation_pod.recipe(draft(COMMAND, **parts))
+    body = evaluation_pod.recipe(draft(COMMAND, **parts), VERSION)
     recipe = yaml.safe_load(body["data"]["recipe.yaml"])
     assert body["metadata"]["name"] == "tune-evaluate"
     assert recipe["data"]["splits"] == {"type": "Delta", "path": "/data/splits", "version": 7}
     assert (recipe["parameters"], recipe["evaluation"]["command"]) == ({"task": "math"}, ["judge"])
-    built_in = evaluation_pod.recipe(draft({"metrics": ["Accuracy"]}, **parts))
+    built_in = evaluation_pod.recipe(draft({"metrics": ["Accuracy"]}, **parts), VERSION)
     assert yaml.safe_load(built_in["data"]["recipe.yaml"])["parameters"] == {"lr": "1"}
+
+
+TABLE: Json = {"type": "Delta", "path": "/data/splits"}
+FILES: Json = {"type": "Parquet", "train": "/a", "validation": "/b", "test": "/c"}
+READ: dict[str, tuple[Json, dict[str, str], Json]] = {
+    "the newest version when it began": (TABLE, {"finetune_data_version": "7"}, {**TABLE, "version": 7}),
+    "the version of the spec": (
+        {**TABLE, "version": 3},
+        {"finetune_data_version": "7"},
+        {**TABLE, "version": 3},
+    ),
+    "a version that no tag names": (TABLE, {}, TABLE),
+    "files": (FILES, {"finetune_data_version": "7"}, FILES),
+}
+
+
+@pytest.mark.parametrize(("splits", "tags", "expected"), READ.values(), ids=READ)
+def test_the_pod_reads_what_the_training_read(splits: Json, tags: dict[str, str], expected: Json) -> None:
+    version = dataclasses.replace(VERSION, tags=tags)
+    body = evaluation_pod.recipe(draft({}, data={**SPLITS, "splits": splits}), version)
+    assert yaml.safe_load(body["data"]["recipe.yaml"])["data"]["splits"] == expected
 
 
 SAME: dict[str, Json] = {
