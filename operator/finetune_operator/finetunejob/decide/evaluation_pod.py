@@ -96,16 +96,24 @@ def _failure_rules(*, own_command: bool) -> list[Json]:
 
 def _digest(draft: Draft, version: RegisteredVersion) -> str:
     """What the numbers of a command of your own depend on, besides the model: 12 digits of a SHA-256."""
-    evaluation, splits = wanted(draft), _recipe(draft, version).data.splits
+    evaluation = wanted(draft)
     content = {
         "image": _image(draft),
         "command": evaluation.command,
         "args": evaluation.args,
         "parameters": evaluation.parameters,
         "split": evaluation.split,
-        "data": splits.to_json() if splits else draft.spec.data.to_json(),
+        "data": _data(draft, version),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _data(draft: Draft, version: RegisteredVersion) -> Json | str:
+    """What the rows are: the digest of the preparation, whose table may be another one; of splits that are given, where they are."""
+    prepared, data = draft.status.data, _recipe(draft, version).data
+    if prepared and prepared.digest:
+        return prepared.digest
+    return data.splits.to_json() if data.splits else data.to_json()
 
 
 def _image(draft: Draft) -> str:

@@ -215,3 +215,12 @@ def test_numbers_on_another_version_of_the_table_are_not_comparable() -> None:
     ]
     first, second, third = (digest(COMMAND, version, **newest) for version in read)
     assert (first == second, first == third) == (True, False)
+
+
+def test_numbers_are_comparable_wherever_the_same_preparation_wrote_its_table() -> None:
+    def after(path: str, version: int, made: str) -> str:
+        data = DataStatus(rows=COUNTS, tokens=COUNTS, path=path, version=version, digest=made)
+        return digest(COMMAND, data=SOURCE, before=KNOWN.model_copy(update={"data": data}))
+
+    first = after("/a", 1, "c0ffee")
+    assert (after("/b", 2, "c0ffee") == first, after("/a", 1, "decaf") == first) == (True, False)
