@@ -10,6 +10,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import FineTuneJobStatus
+from finetune_operator import names
 from finetune_operator.databricks.model import Run as DatabricksRun
 from finetune_operator.databricks.model import Submission
 from finetune_operator.errors import Problem
@@ -133,15 +134,16 @@ class Queued:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What the API server said of the training pods in a dry run: a condition without its type and times.
+    """What the API server said of the pods in a dry run: a condition without its type and times.
 
-    `again_seconds`: when the same dry run is made again; None for never.
+    `again_seconds`: when the same dry run is made again; None for never. `component`: whose pod or Job the answer is about.
     """
 
     admitted: bool | None
     reason: ConditionReason
     message: str
     again_seconds: float | None = None
+    component: str = names.TRAIN
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Dry runs of the training Job and of one of its pods: what the API server would say when they are created."""
+"""Dry runs of the Jobs of training and evaluation, and of a pod of each: what the API server would say when they are created."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
+from finetune_operator import names
 from finetune_operator.finetunejob.decide.admit import HOLDS_BACK
 from finetune_operator.finetunejob.model import FineTuneJob, Rehearsal
 from finetune_operator.finetunejob.queues import missing
@@ -84,7 +85,7 @@ async def rehearse(kube: Kube, bodies: Sequence[Json]) -> Rehearsal:
             answer = await kube.create(body, dry_run=True)
         except KubeError as error:
             if error.status != 409:
-                return _refusal(body, error)
+                return replace(_refusal(body, error), component=_component(body))
         else:
             if body["kind"] == "LocalSubjectAccessReview" and answer["status"]["allowed"] is not True:
                 return _forbidden(body)
@@ -93,6 +94,11 @@ async def rehearse(kube: Kube, bodies: Sequence[Json]) -> Rehearsal:
         reason=ConditionReason.PODS_ADMITTED,
         message="the API server would create the training pods",
     )
+
+
+def _component(body: Json) -> str:
+    found: str = (body["metadata"].get("labels") or {}).get(names.LABEL_COMPONENT, names.TRAIN)
+    return found
 
 
 def _forbidden(body: Json) -> Rehearsal:

@@ -1,4 +1,4 @@
-"""Before anything is created for a job, the API server judges its training pods by a dry run.
+"""Before anything is created for a job, the API server judges its training pods, and the pod of its evaluation, by a dry run.
 
 A preparation takes hours, and the pods of a Job that exists stay as they are when podTemplate is corrected. The API server is
 asked once for each generation of the spec, until the data are prepared; and again where it refused the pods or failed, since
@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from finetune_crds.base import API_VERSION, Json
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
-from finetune_operator.finetunejob.decide import executors, gang, queueing
+from finetune_operator import names
+from finetune_operator.finetunejob.decide import evaluation_pod, executors, gang, queueing
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.model import Rehearsal
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
+from finetune_operator.registry.base import RegisteredVersion
 
 # Why the pods could not be created now, and neither could their Job. It may change while the spec stays: a policy, the
 # installation, a webhook.
@@ -52,31 +54,47 @@ def admit(draft: Draft) -> Outcome:
 def rehearsal(draft: Draft) -> list[Json]:
     """One of the training pods, since a Job alone passes quotas and Pod Security; and the Job, where it comes much later.
 
-    With executors, also the question whether Spark's driver may create them.
-
-    The pod has what the Job controller adds: policies refuse pods that nothing controls. Its owner is the FineTuneJob, since
-    the Job does not exist.
+    Both also of the evaluation. With executors, also the question whether Spark's driver may create them.
     """
     job = gang.job(draft, draft.status.attempt or 1)
+    evaluations = _evaluations(draft)
+    jobs = [*([job] if draft.spec.data.prepare else []), *evaluations]
+    reviews = [executors.review(draft.ftj, draft.spec)] if executors.wanted(draft.spec) else []
+    return [*jobs, *(_pod(draft, item) for item in (job, *evaluations)), *reviews]
+
+
+def _evaluations(draft: Draft) -> list[Json]:
+    """The Job of the evaluation, of a version that is made up; none without one."""
+    wanted = draft.spec.register_
+    if draft.spec.evaluation is None or wanted is None:
+        return []
+    return [evaluation_pod.job(draft, RegisteredVersion(wanted.model or draft.ftj.name, "1"))]
+
+
+def _pod(draft: Draft, job: Json) -> Json:
+    """The first pod of a Job.
+
+    It has what the Job controller adds: policies refuse pods that nothing controls. Its owner is the FineTuneJob, since
+    the Job does not exist.
+    """
     template, meta = job["spec"]["template"], job["metadata"]
     given = template.get("metadata", {})
     annotations = given.get("annotations") or {}
-    pod = {
+    added = _FIRST if job["spec"].get("completionMode") == "Indexed" else {}
+    return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
             **given,
             "name": f"{meta['name']}-0",
             "namespace": meta["namespace"],
-            "labels": {**given.get("labels", {}), **_job_labels(meta["name"], draft.ftj.uid), **_FIRST},
+            "labels": {**given.get("labels", {}), **_job_labels(meta["name"], draft.ftj.uid), **added},
             # NB: annotations that are no mapping are left for the API server to refuse.
-            "annotations": {**annotations, **_FIRST} if isinstance(annotations, dict) else annotations,
+            "annotations": {**annotations, **added} if isinstance(annotations, dict) else annotations,
             "ownerReferences": [_controller(draft)],
         },
         "spec": template["spec"],
     }
-    reviews = [executors.review(draft.ftj, draft.spec)] if executors.wanted(draft.spec) else []
-    return [*([job] if draft.spec.data.prepare else []), pod, *reviews]
 
 
 def _job_labels(name: str, uid: str) -> dict[str, str]:
@@ -103,7 +121,7 @@ def _controller(draft: Draft) -> Json:
 
 def _record(draft: Draft, answer: Rehearsal) -> Condition | None:
     """Write the answer into the status; without a preparation only a refusal, since the pods themselves tell the rest."""
-    message = f"{answer.message}{_remedy(draft, answer.reason)}"
+    message = f"{answer.message}{_remedy(draft, answer)}"
     draft.set(ConditionType.PODS_ADMITTED, answer.admitted, answer.reason, message)
     judged = draft.condition(ConditionType.PODS_ADMITTED)
     if judged and draft.spec.data.prepare is None and not _holds_back(judged):
@@ -111,10 +129,11 @@ def _record(draft: Draft, answer: Rehearsal) -> Condition | None:
     return judged
 
 
-def _remedy(draft: Draft, reason: ConditionReason) -> str:
+def _remedy(draft: Draft, answer: Rehearsal) -> str:
     """What to correct, as the end of a sentence: the pods come from the spec and from the installation."""
-    fields = "spec.podTemplate"
-    if draft.settings.defaults.pod_template:
+    reason, of_evaluation = answer.reason, answer.component == names.EVALUATE
+    fields = "spec.evaluation.podTemplate" if of_evaluation else "spec.podTemplate"
+    if draft.settings.defaults.pod_template and not of_evaluation:
         fields += " or the installation's defaults.podTemplate"
     if reason == ConditionReason.POD_TEMPLATE_INVALID:
         return f": correct {fields}, and the job goes on"

@@ -11,7 +11,7 @@ from finetune_crds.evaluation import Evaluation
 from finetune_operator import names
 from finetune_operator.finetunejob.decide import gang, rendezvous, template, workspace
 from finetune_operator.finetunejob.decide.draft import Draft
-from finetune_operator.finetunejob.merge import merge
+from finetune_operator.finetunejob.merge import containers, merge
 from finetune_operator.registry.base import RegisteredVersion
 
 CONTAINER = names.EVALUATE_CONTAINER
@@ -170,7 +170,7 @@ def _with_model(draft: Draft, pod: Json, uri: str) -> Json:
     main = {"name": CONTAINER, "volumeMounts": [mount], "terminationMessagePath": contract.TERMINATION_PATH}
     volume: Json = {"spec": {"volumes": [{"name": contract.MODEL_VOLUME, "emptyDir": {}}]}}
     found = dict(merge(merge(volume, pod), {"spec": {"containers": [main]}}))
-    container = next(item for item in found["spec"]["containers"] if item.get("name") == CONTAINER)
+    container = next(containers(found, CONTAINER), {})
     fetch = {
         "name": names.FETCH_CONTAINER,
         "image": _built_in_image(draft),

@@ -107,6 +107,16 @@ async def test_a_refusal(kind: str, error: KubeError, expected: Rehearsal) -> No
     assert await rehearse(kube, BODIES) == expected
 
 
+async def test_a_refusal_of_the_evaluation_says_that_it_is_about_it() -> None:
+    labels = {"finetune.dev/component": "evaluate"}
+    body = {"kind": "Job", "metadata": {"name": "tune-evaluate", "namespace": "team", "labels": labels}}
+    kube = StandIn()
+    kube.refuse["rehearse", "Job"] = KubeError(422, "no")
+    message = "Job tune-evaluate would be refused: no"
+    expected = Rehearsal(False, ConditionReason.POD_TEMPLATE_INVALID, message, component="evaluate")
+    assert await rehearse(kube, [body]) == expected
+
+
 @pytest.mark.parametrize(
     "error",
     [KubeError(0, "away"), KubeError(500, "failed calling webhook"), KubeError(403, ACCOUNT)],

@@ -54,6 +54,7 @@ def changed(of: FineTuneJob) -> FineTuneJob:
     return dataclasses.replace(of, generation=2)
 
 
+EVALUATED: Json = {"register": {}, "evaluation": {"command": ["judge"]}}
 NEW = ftj(data=SOURCE)
 STALLED = ftj(status(TYPO), data=SOURCE)
 RUNNING = ftj(status(ACCEPTED, ADMITTED, PREPARING, start_time=NOW), data=SOURCE)
@@ -244,6 +245,50 @@ def test_a_refusal_names_every_place_that_the_pods_come_from(answer: Rehearsal) 
     assert found[2].startswith(
         f"{answer.message}: correct spec.podTemplate or the installation's defaults.podTemplate, "
     )
+
+
+@pytest.mark.parametrize("answer", [WRONG, FORBIDDEN], ids=lambda item: item.reason)
+def test_a_refusal_of_the_evaluation_names_its_field(answer: Rehearsal) -> None:
+    settings = dataclasses.replace(SETTINGS, defaults=Defaults(pod_template={"spec": {"hostPID": True}}))
+    of_evaluation = dataclasses.replace(answer, component="evaluate")
+    found = said(
+        conclude(ftj(data=SOURCE, **EVALUATED), settings=settings, answer=of_evaluation),
+        ConditionType.PODS_ADMITTED,
+    )
+    assert found
+    assert found[2].startswith(f"{answer.message}: correct spec.evaluation.podTemplate, ")
+
+
+def test_the_evaluation_is_judged_before_the_training_too() -> None:
+    with_preparation = conclude(ftj(data=SOURCE, **EVALUATED), settings=SETTINGS, answer=None)
+    assert asks(with_preparation) == [JOB, "Job/tune-evaluate", POD, "Pod/tune-evaluate-0"]
+    without = conclude(ftj(**EVALUATED), settings=SETTINGS, answer=None)
+    assert asks(without) == ["Job/tune-evaluate", POD, "Pod/tune-evaluate-0"]
+
+
+def test_the_pod_of_the_evaluation_has_no_index() -> None:
+    template = {"spec": {"nodeSelector": {"pool": "gpu"}}}
+    evaluation = {**EVALUATED["evaluation"], "podTemplate": template}
+    job, _, pod = conclude(ftj(register={}, evaluation=evaluation), settings=SETTINGS, answer=None).rehearse
+    assert (pod["spec"], pod["spec"]["nodeSelector"]) == (job["spec"]["template"]["spec"], {"pool": "gpu"})
+    assert "batch.kubernetes.io/job-completion-index" not in pod["metadata"]["labels"]
+    assert pod["metadata"]["labels"]["finetune.dev/component"] == "evaluate"
+
+
+STRANGE: list[Json] = [
+    {"spec": {"containers": ["a"]}},
+    {"spec": {"containers": "a"}},
+    {"spec": {"volumes": "a"}},
+]
+
+
+@pytest.mark.parametrize("template", STRANGE, ids=str)
+def test_a_template_of_the_evaluation_that_is_none_is_left_for_the_api_server_to_refuse(
+    template: Json,
+) -> None:
+    evaluation = {**EVALUATED["evaluation"], "podTemplate": template}
+    found = conclude(ftj(register={}, evaluation=evaluation), settings=SETTINGS, answer=None)
+    assert asks(found) == ["Job/tune-evaluate", POD, "Pod/tune-evaluate-0"]
 
 
 def test_a_queue_of_the_installation_that_is_not_there() -> None:
