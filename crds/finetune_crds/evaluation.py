@@ -208,7 +208,7 @@ class EvaluationStatus(ApiModel):
     """Rows that were evaluated; absent with a command of your own."""
     digest: Annotated[str, Field(max_length=64)]
     """What the numbers are comparable on, as the version's tag finetune_evaluation_data has it: a digest of the rows and of how
-    answers were generated; with a command of your own, of the image, the command and its parameters."""
+    answers were generated; with a command of your own, of the image, the command, its parameters and the data."""
     metrics: Annotated[
         list[EvaluatedMetric], Field(max_length=MAX_METRICS, json_schema_extra=by_key("name"))
     ] = Field(default_factory=list)
