@@ -204,9 +204,11 @@ def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
         held[row[steps.SPLIT]] += row["tokens"]
         kept[row["bin"]] += row["rows"]
     origins = prepared.groupBy(steps.SOURCE).count().collect() if plan.source.sources else []
-    again = session.may_have_lost_executors(prepared.sparkSession)
+    again = session.may_have_run_tasks_again(prepared.sparkSession)
     if again:
-        print("Spark lost an executor, or does not say whether it did: counting the rows again", flush=True)
+        print(
+            "Spark ran some tasks again, or does not say whether it did: counting the rows again", flush=True
+        )
     read = _Read(plan, seen, again=again)
     return Counts(
         examples=read.filtered["all"],

@@ -38,6 +38,8 @@ _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 # and 113 s without (docs/design/speed.md).
 _SERIAL, _FEW_CORES = "-XX:+UseSerialGC", 2
 _COLLECTOR, _JVM_OPTIONS = re.compile(r"-XX:\+Use\w*GC\b"), ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
+# How long Spark may take to tell what its listeners learn.
+_PATIENCE_MILLISECONDS = 10_000
 
 # NB: these optimizer rules remove empty parts of a plan with the row counts observed in them; the message about a step
 # that dropped everything needs those.
@@ -161,15 +163,35 @@ def context(spark: SparkSession) -> SparkContext | None:
         return None
 
 
-def may_have_lost_executors(spark: SparkSession) -> bool:
-    """Whether Spark had executors that it no longer has, or cannot be asked."""
+def may_have_run_tasks_again(spark: SparkSession) -> bool:
+    """Whether tasks that were complete ran again, as those of a lost executor do, or Spark cannot be asked.
+
+    NB: neither sign is enough. Kubernetes tells Spark seconds later that an executor is lost, while the stages that miss its results
+    fail at once; and an executor that is lost between two stages fails no task.
+    """
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
     found = context(spark)
-    return found is None or _lost_executors(found) > 0
+    if found is None:
+        return True
+    try:
+        # What the store knows comes over this bus.
+        found._jsc.sc().listenerBus().waitUntilEmpty(_PATIENCE_MILLISECONDS)  # noqa: SLF001 - Spark has no other way
+    except Py4JJavaError:
+        return True
+    return _lost_executors(found) > 0 or _failures(found) > 0
 
 
 def _lost_executors(context: SparkContext) -> int:
     known = context._jsc.sc().statusStore().executorList(False)  # noqa: SLF001 - Spark has no other way
     return sum(not known.apply(position).isActive() for position in range(known.size()))
+
+
+def _failures(context: SparkContext) -> int:
+    """Tasks and stages that failed, also where Spark ran them again."""
+    known = context._jsc.sc().statusStore().jobsList(None)  # noqa: SLF001 - Spark has no other way
+    jobs = (known.apply(position) for position in range(known.size()))
+    return sum(job.numFailedTasks() + job.numFailedStages() for job in jobs)
 
 
 def jars_folder() -> Path:

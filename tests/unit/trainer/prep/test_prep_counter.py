@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +13,8 @@ from finetune_trainer.prep import session
 from finetune_trainer.prep.counter import Counter
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
 
 
@@ -31,5 +35,30 @@ def test_counts_that_are_made_again_do_not_follow_from_what_was_observed(spark: 
     assert counter.read(again=True) == {"all": 10}
 
 
-def test_a_session_in_one_pod_loses_no_executor(spark: SparkSession) -> None:
-    assert not session.may_have_lost_executors(spark)
+def test_a_session_in_one_pod_runs_no_task_again(spark: SparkSession) -> None:
+    assert spark.range(10).count() == 10
+    assert not session.may_have_run_tasks_again(spark)
+
+
+FAILS_ONCE = """
+import os, sys
+from pyspark.sql import SparkSession
+from finetune_trainer.prep import session
+
+def once(rows):
+    try:
+        os.close(os.open(sys.argv[1], os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return list(rows)
+    raise RuntimeError("the first time")
+
+spark = SparkSession.builder.master("local[1,2]").config("spark.ui.enabled", False).getOrCreate()
+spark.sparkContext.parallelize(range(4), 1).mapPartitions(once).count()
+print(session.may_have_run_tasks_again(spark))
+"""
+
+
+def test_a_task_that_fails_runs_again(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FAILS_ONCE.replace("sys.argv[1]", repr(str(tmp_path / "ran")))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "True\n", done.stderr
