@@ -71,7 +71,7 @@ class Observed:
     """Row counts at places of the plan.
 
     near: the near duplicates, where they are removed. shared: what shares words with evaluation sets. held: ends the frames that
-    are kept. told: learns which step runs.
+    are kept. told: learns which step runs. failures: those of Spark before the plan runs; None where it cannot be asked.
     """
 
     def __init__(self, held: ExitStack, told: Progress, evaluation: list[EvaluationSet]) -> None:
@@ -80,6 +80,7 @@ class Observed:
         self.evaluation = evaluation
         self.shared: decontaminate.Shared | None = None
         self.near: near.Clusters | None = None
+        self.failures: int | None = None
         self.filtered, self.spoken, self.redacted = map(Counter, ("filtered", "spoken", "redacted"))
         self.clean, self.unique = map(Counter, ("clean", "unique"))
         self.rendered, self.short = map(Counter, ("rendered", "short"))
@@ -97,6 +98,7 @@ def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Loaded, se
     Near duplicates, and examples of evaluation sets, are found at once; nothing else runs.
     """
     wanted = plan.prepare
+    seen.failures = session.failures(frame.sparkSession)
     frame = _filtered(frame, plan, seen)
     if wanted.redact:
         frame = redact.redacted(frame, plan.form, wanted.redact)
@@ -204,7 +206,8 @@ def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
         held[row[steps.SPLIT]] += row["tokens"]
         kept[row["bin"]] += row["rows"]
     origins = prepared.groupBy(steps.SOURCE).count().collect() if plan.source.sources else []
-    again = session.may_have_run_tasks_again(prepared.sparkSession)
+    failures = session.failures(prepared.sparkSession)
+    again = failures is None or failures != seen.failures
     if again:
         print(
             "Spark ran some tasks again, or does not say whether it did: counting the rows again", flush=True

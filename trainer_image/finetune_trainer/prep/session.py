@@ -163,8 +163,10 @@ def context(spark: SparkSession) -> SparkContext | None:
         return None
 
 
-def may_have_run_tasks_again(spark: SparkSession) -> bool:
-    """Whether tasks that were complete ran again, as those of a lost executor do, or Spark cannot be asked.
+def failures(spark: SparkSession) -> int | None:
+    """Return how many executors, tasks and stages failed so far: as many before and after an action, and no task ran twice.
+
+    None where Spark cannot be asked.
 
     NB: neither sign is enough. Kubernetes tells Spark seconds later that an executor is lost, while the stages that miss its results
     fail at once; and an executor that is lost between two stages fails no task.
@@ -173,13 +175,13 @@ def may_have_run_tasks_again(spark: SparkSession) -> bool:
 
     found = context(spark)
     if found is None:
-        return True
+        return None
     try:
         # What the store knows comes over this bus.
         found._jsc.sc().listenerBus().waitUntilEmpty(_PATIENCE_MILLISECONDS)  # noqa: SLF001 - Spark has no other way
     except Py4JJavaError:
-        return True
-    return _lost_executors(found) > 0 or _failures(found) > 0
+        return None
+    return _lost_executors(found) + _failed_tasks_and_stages(found)
 
 
 def _lost_executors(context: SparkContext) -> int:
@@ -187,8 +189,7 @@ def _lost_executors(context: SparkContext) -> int:
     return sum(not known.apply(position).isActive() for position in range(known.size()))
 
 
-def _failures(context: SparkContext) -> int:
-    """Tasks and stages that failed, also where Spark ran them again."""
+def _failed_tasks_and_stages(context: SparkContext) -> int:
     known = context._jsc.sc().statusStore().jobsList(None)  # noqa: SLF001 - Spark has no other way
     jobs = (known.apply(position) for position in range(known.size()))
     return sum(job.numFailedTasks() + job.numFailedStages() for job in jobs)
