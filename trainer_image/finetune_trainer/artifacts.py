@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -255,6 +256,8 @@ def _from_mlflow(uri: str, place: _Place, *, without_weights: bool) -> tuple[Pat
     """The folder of a version, or one in it, and its URI with the number of the version in place of an alias."""
     from mlflow.store.artifact.models_artifact_repo import ModelsArtifactRepository
 
+    # A bar for each file would fill the log of the pod.
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     version, inner = ModelsArtifactRepository.split_models_uri(uri)
     # NB: a missing alias answers INVALID_PARAMETER_VALUE.
     with _refusing_what_is_not_there(uri, "INVALID_PARAMETER_VALUE"):
