@@ -10,6 +10,7 @@ from pydantic import Field
 from finetune_crds.base import ApiModel, Name, NonNegative, Uri
 from finetune_crds.cleaning import RedactKind
 from finetune_crds.data import Columns
+from finetune_crds.env import EVALUATION_ENV
 from finetune_crds.evaluation import EvaluationResult
 from finetune_crds.status import SplitCounts
 from finetune_crds.status_parts import Commit, Digest, EvaluationSets, SourceRows, StepName
@@ -58,8 +59,7 @@ REPORT_FILE = "report.json"
 EVALUATE_COMMAND = "finetune-evaluate"
 EVALUATE_MODEL = "--model"
 EVALUATE_FETCH = "--fetch"
-ENV_MODEL_PATH = "MODEL_PATH"
-ENV_METRICS_PATH = "METRICS_PATH"
+ENV_MODEL_PATH, ENV_METRICS_PATH = EVALUATION_ENV
 MODEL_PATH = "/var/run/finetune/model"
 MODEL_VOLUME = "evaluated-model"
 # Where the claim of model.cache is mounted, in the training pods and in the prep pod.

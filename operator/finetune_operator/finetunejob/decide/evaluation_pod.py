@@ -15,8 +15,6 @@ from finetune_operator.finetunejob.merge import containers, merge
 from finetune_operator.registry.base import RegisteredVersion
 
 CONTAINER = names.EVALUATE_CONTAINER
-# Retries after failures that neither the recipe nor the data caused, such as a request to MLflow without an answer.
-_BACKOFF_LIMIT = 2
 # Fields of the container with your command that the init container has too: both read the same storage.
 _SHARED = (
     "env",
@@ -66,32 +64,9 @@ def job(draft: Draft, version: RegisteredVersion) -> Json:
     metadata["annotations"] = {names.ANNOTATION_VERSION: version.version}
     if wanted(draft).command:
         metadata["annotations"][names.ANNOTATION_DIGEST] = _digest(draft, version)
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": metadata,
-        "spec": {
-            "backoffLimit": _BACKOFF_LIMIT,
-            "podFailurePolicy": {"rules": _failure_rules(own_command=bool(wanted(draft).command))},
-            "template": _pod(draft, f"models:/{version.name}/{version.version}"),
-        },
-    }
-
-
-def _failure_rules(*, own_command: bool) -> list[Json]:
-    disrupted: Json = {
-        "action": "Ignore",
-        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-    }
-    codes = [contract.EXIT_RECIPE, contract.EXIT_DATA]
-    final: list[Json] = [
-        {
-            "action": "FailJob",
-            "onExitCodes": {"containerName": container, "operator": "In", "values": codes},
-        }
-        for container in ([names.FETCH_CONTAINER] if own_command else []) + [CONTAINER]
-    ]
-    return [disrupted, *final]
+    fetched = [names.FETCH_CONTAINER] if wanted(draft).command else []
+    pod = _pod(draft, f"models:/{version.name}/{version.version}")
+    return template.retried_job(metadata, pod, *fetched, CONTAINER)
 
 
 def _digest(draft: Draft, version: RegisteredVersion) -> str:

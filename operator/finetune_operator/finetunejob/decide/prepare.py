@@ -31,8 +31,6 @@ from finetune_operator.policy.outcome import Continue, Outcome, Stop
 from finetune_operator.settings import Settings
 
 _CONTAINER = names.PREP_CONTAINER
-# Retries after failures that neither the recipe nor the data caused, such as a crash of the JVM.
-_BACKOFF_LIMIT = 2
 _USE_LESS = "lower data.prepare.spark.driverMemory"
 
 
@@ -242,25 +240,6 @@ def _application(draft: Draft, name: str) -> Json:
 
 
 def _job(draft: Draft) -> Json:
-    rule: Json = {
-        "action": "FailJob",
-        "onExitCodes": {
-            "containerName": _CONTAINER,
-            "operator": "In",
-            "values": [contract.EXIT_RECIPE, contract.EXIT_DATA],
-        },
-    }
-    disrupted: Json = {
-        "action": "Ignore",
-        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-    }
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": template.metadata(draft.ftj, names.prep_name(draft.ftj.name), names.PREP),
-        "spec": {
-            "backoffLimit": _BACKOFF_LIMIT,
-            "podFailurePolicy": {"rules": [disrupted, rule]},
-            "template": _driver(draft.ftj, draft.spec, draft.settings, draft.status.run_id),
-        },
-    }
+    metadata = template.metadata(draft.ftj, names.prep_name(draft.ftj.name), names.PREP)
+    driver = _driver(draft.ftj, draft.spec, draft.settings, draft.status.run_id)
+    return template.retried_job(metadata, driver, _CONTAINER)

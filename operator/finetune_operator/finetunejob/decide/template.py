@@ -13,6 +13,8 @@ from finetune_operator.finetunejob.merge import merge
 from finetune_operator.finetunejob.model import FineTuneJob
 
 _GRACE_SECONDS = 120
+# Retries after failures that neither the recipe nor the data caused, such as a crash of the JVM or MLflow without an answer.
+_BACKOFF_LIMIT = 2
 _TMP = "/tmp"  # noqa: S108
 # The Hub's client of a user's own script keeps its models in the cache too.
 _HUB_IN_CACHE = (
@@ -168,4 +170,33 @@ def _defaults(container: str, image: str, *, own_image: bool, pull_policy: str, 
                 {"name": "shm", "emptyDir": {"medium": "Memory"}},
             ],
         }
+    }
+
+
+def retried_job(metadata: Json, pod: Json, *containers: str) -> Json:
+    """A Job of one pod that is retried, unless one of the containers says that the recipe or the data is wrong.
+
+    A pod that is evicted or preempted does not count as a retry.
+    """
+    disrupted: Json = {
+        "action": "Ignore",
+        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+    }
+    codes = [contract.EXIT_RECIPE, contract.EXIT_DATA]
+    final: list[Json] = [
+        {
+            "action": "FailJob",
+            "onExitCodes": {"containerName": container, "operator": "In", "values": codes},
+        }
+        for container in containers
+    ]
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata,
+        "spec": {
+            "backoffLimit": _BACKOFF_LIMIT,
+            "podFailurePolicy": {"rules": [disrupted, *final]},
+            "template": pod,
+        },
     }
