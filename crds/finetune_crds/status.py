@@ -200,7 +200,7 @@ class LastFailure(ApiModel):
     message: str | None = None
     """The message of the process, or the end of its log."""
     attempt: NonNegative | None = None
-    """Attempt; 0 is the preparation."""
+    """Attempt; 0 is the preparation or the evaluation."""
     checkpoint_step: NonNegative | None = None
     """Step of the newest complete checkpoint at that time."""
 
