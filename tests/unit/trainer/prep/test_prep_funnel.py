@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from finetune_trainer.prep import session
 from unit.trainer.prep.recipes import Preparer
 
 FRENCH = "Ceci est une phrase en français, que le préparateur ne devrait pas garder pour ses exemples."
@@ -44,6 +45,23 @@ def test_a_sample_of_each_step_that_drops(prepare: Preparer, asked: dict[str, An
         "decontaminate": ["tasks:"],
         "dedupe": [min(SAID, SAID.upper(), key=lambda text: text not in shown.samples["dedupe"][0])],
     }
+
+
+@pytest.mark.parametrize(
+    ("failures", "again"), [([2, 2], False), ([2, 3], True), ([None, None], True)], ids=str
+)
+def test_rows_are_counted_again_where_something_failed_meanwhile(
+    failures: list[int | None],
+    again: bool,
+    prepare: Preparer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = iter(failures)
+    monkeypatch.setattr(session, "failures", lambda _: next(told))
+    made = prepare(ROWS, minChars=30)
+    assert made.dropped == {"notNull": 0, "minChars": 1, "dedupe": 1}
+    assert ("counting the rows again" in capsys.readouterr().out) == again
 
 
 def test_no_sample_has_a_value_that_is_to_be_replaced(prepare: Preparer, asked: dict[str, Any]) -> None:
