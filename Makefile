@@ -17,6 +17,7 @@ export PYTHONPATH := tests
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DATATROVE := build/datatrove
+LM_EVAL := build/lm-eval
 SOURCES := crds operator trainer_image tests
 
 -include tests/lock.mk
@@ -75,7 +76,7 @@ test-long: long-tests bench-prep bench-promotions bench-trainer ## Run what is l
 
 # NB: the limit is for one test.
 .PHONY: long-tests
-long-tests: venv compiler ## Run the long tests without the benchmarks: kills, outages, random sequences, all methods
+long-tests: venv compiler $(LM_EVAL)/.installed ## Run the long tests without the benchmarks: kills, outages, random sequences, all methods
 	$(call timed,programs,$(BIN)/python -m cluster programs --only kube)
 	$(call timed,long tests,$(BIN)/python -m pytest tests/long --capture=no --verbose --durations 25 --timeout 14400 $(PYTEST))
 
@@ -94,10 +95,21 @@ $(DATATROVE)/.installed: tests/bench/prep/datatrove.txt | venv
 	@$(BIN)/uv pip install --quiet --python $(DATATROVE)/bin/python --require-hashes --requirement $<
 	@touch $@
 
+# NB: an environment of its own: nothing of the product uses the harness.
+$(LM_EVAL)/.installed: tests/long/trainer/lm_eval.txt | venv
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LM_EVAL)
+	@$(BIN)/uv pip install --quiet --python $(LM_EVAL)/bin/python --require-hashes --requirement $<
+	@cd / && $(abspath $(BIN))/uv pip install --quiet --python $(abspath $(LM_EVAL))/bin/python $(TORCH) torch==$(TORCH_VERSION)
+	@touch $@
+
 .PHONY: bench-promotions
 bench-promotions: venv ## Measure 500 promotions on one registry after a restart of the operator
 	$(call timed,programs,$(BIN)/python -m cluster programs --only kube)
 	$(call timed,benchmark of promotions,$(BIN)/python -m bench.promotions $(BENCH))
+
+.PHONY: bench-uploads
+bench-uploads: venv ## Measure a model's way to the store of an MLflow server: through the server, and straight
+	$(call timed,benchmark of uploads,$(BIN)/python -m bench.uploads $(BENCH))
 
 .PHONY: lint
 lint: venv ## Check style, types, layers, generated files, and the documentation

@@ -29,6 +29,8 @@ _PROVIDED = (
     "boto3",
     "databricks-sdk",
     "s3fs",
+    "gcsfs",
+    "adlfs",
     "datasets",
     "mlflow-skinny",
     "fsspec",

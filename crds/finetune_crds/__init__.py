@@ -4,7 +4,7 @@ from finetune_crds.base import API_VERSION, GROUP, VERSION
 from finetune_crds.finetunejob import FineTuneJob, FineTuneJobSpec
 from finetune_crds.modelpromotion import ModelPromotion, ModelPromotionSpec
 from finetune_crds.promotion_status import ModelPromotionStatus
-from finetune_crds.recipe import JobReference, Recipe, RecipeError
+from finetune_crds.recipe import JobRecipe, JobReference, Recipe, RecipeError
 from finetune_crds.status import FineTuneJobStatus
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "FineTuneJob",
     "FineTuneJobSpec",
     "FineTuneJobStatus",
+    "JobRecipe",
     "JobReference",
     "ModelPromotion",
     "ModelPromotionSpec",

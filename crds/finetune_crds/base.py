@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 GROUP = "finetune.dev"
@@ -67,6 +67,8 @@ LongText = Annotated[str, Field(min_length=1, max_length=16384)]
 Uri = Annotated[str, Field(min_length=1, max_length=1024)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[int, Field(ge=0)]
+# A zero that is written out is not another setting.
+NONE_FOR_ZERO = AfterValidator(lambda value: value or None)
 Positive = Annotated[int, Field(ge=1)]
 StringMap = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
 Quantity = Annotated[
@@ -77,6 +79,12 @@ Quantity = Annotated[
 Passthrough = Annotated[
     dict[str, Any], Field(json_schema_extra={"type": "object", "x-kubernetes-preserve-unknown-fields": True})
 ]
+
+
+PLACES = "s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute path"
+"""What a folder may be, for messages."""
+STORED_FOLDER = "^(/.|(s3a?|gs)://[^/ ]+/.|abfss://[^/@ ]+@[^/@ ]+/.)"
+"""What a folder that jobs write matches: one in an object store, or an absolute path."""
 
 
 # Names that Kubernetes checks when it gets them in a child: here the API server refuses them with the resource itself.

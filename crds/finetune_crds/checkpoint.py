@@ -6,10 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import LATE, ApiModel, ObjectName, Uri, renamed, rules
-
-# Where checkpoints of another job may be.
-_CHECKPOINT_PLACE = "^(s3a?://[^/ ]+/.|/.)"
+from finetune_crds.base import LATE, PLACES, STORED_FOLDER, ApiModel, ObjectName, Uri, renamed, rules
 
 
 class ResumeFrom(ApiModel):
@@ -20,8 +17,8 @@ class ResumeFrom(ApiModel):
             ("has(self.name) == (self.type == 'Job')", "name and type Job require each other", ".name"),
             ("has(self.uri) == (self.type == 'Uri')", "uri and type Uri require each other", ".uri"),
             (
-                f"!has(self.uri) || self.uri.matches('{_CHECKPOINT_PLACE}')",
-                "uri is s3://bucket/folder, or an absolute path on a volume that all pods share",
+                f"!has(self.uri) || self.uri.matches('{STORED_FOLDER}')",
+                f"uri is {PLACES} on a volume that all pods share",
                 ".uri",
             ),
         )
@@ -32,18 +29,28 @@ class ResumeFrom(ApiModel):
     name: ObjectName | None = None
     """The FineTuneJob."""
     uri: Uri | None = None
-    """s3://bucket/folder, or an absolute path on a volume that all pods share: the folder of a job's checkpoints, whose newest complete
-    one is taken, or one of them, as status.checkpoint.uri of a job names it."""
+    """A folder of an object store, or an absolute path on a volume that all pods share: the folder of a job's checkpoints, whose
+    newest complete one is taken, or one of them, as status.checkpoint.uri of a job names it."""
 
 
 class Checkpoint(ApiModel):
     """Checkpoints, from which a restart resumes."""
 
-    model_config = ConfigDict(json_schema_extra=renamed(asynchronous=("boolean", "mode: Async or Sync")))
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                f"!has(self.uri) || self.uri.matches('{STORED_FOLDER}')",
+                f"uri is {PLACES} on a volume that all pods share",
+                ".uri",
+            )
+        )
+        | renamed(asynchronous=("boolean", "mode: Async or Sync"))
+    )
 
     uri: Uri = ""
-    """s3://bucket/folder, or an absolute path on a volume that all pods share. Each job has its own folder in it. Default: a folder
-    of the storage that the operator is installed with."""
+    """s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute path on a volume
+    that all pods share, or, with tracking.uri databricks, in /Volumes of the workspace. Each job has its own folder in it. Default: a
+    folder of the storage that the operator is installed with."""
     every_steps: Annotated[int, Field(ge=1, json_schema_extra=LATE)] = 200
     """Steps between checkpoints."""
     keep: Annotated[int, Field(ge=1, le=100, json_schema_extra=LATE)] = 2

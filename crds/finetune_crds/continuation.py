@@ -7,14 +7,17 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
+from finetune_crds.aliased import Aliased
 from finetune_crds.base import ApiModel
-from finetune_crds.recipe import Recipe
+from finetune_crds.recipe import JobRecipe
 
 # What another attempt, or the job that carries a run on, may change. A field that is not here counts.
 _FREE: dict[str, Any] = {
     # Which job it is, what it tells, writes and registers, and what is measured after it. `parameters` are for scripts, which have
     # checkpoints of their own.
-    **dict.fromkeys(("kind", "job", "tracking", "register_", "evaluation", "parameters", "checkpoint"), True),
+    **dict.fromkeys(
+        ("kind", "job", "tracking", "register_", "evaluation", "parameters", "checkpoint", "output"), True
+    ),
     # How many ranks share a step, and how: the sequences of a step count, as GLOBAL_BATCH.
     "distributed": True,
     "model": {"cache"},
@@ -53,7 +56,7 @@ _LONGEST = 60
 _DIGITS = 12
 
 
-def settings(recipe: Recipe) -> dict[str, Any]:
+def settings(recipe: JobRecipe) -> dict[str, Any]:
     """The settings that count, by the paths of their fields; without defaults, so that a later version may add a field.
 
     A checkpoint keeps them. None of them is a secret.
@@ -65,13 +68,13 @@ def settings(recipe: Recipe) -> dict[str, Any]:
     return found
 
 
-def digest(recipe: Recipe) -> str:
+def digest(recipe: JobRecipe) -> str:
     """The beginning of the SHA-256 of the settings that count, but for those of the examples."""
     found = {path: value for path, value in settings(recipe).items() if not path.startswith(_OF_EXAMPLES)}
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:_DIGITS]
 
 
-def differences(before: Mapping[str, Any], recipe: Recipe) -> list[str]:
+def differences(before: Mapping[str, Any], recipe: JobRecipe) -> list[str]:
     """What keeps a recipe from carrying on a run with some settings: each difference, with what to do where that is not plain.
 
     Differences of the examples are left out: another table may have the same ones.
@@ -96,14 +99,22 @@ def differences(before: Mapping[str, Any], recipe: Recipe) -> list[str]:
     return found
 
 
-def differences_of_examples(before: Mapping[str, Any], recipe: Recipe) -> list[str]:
+def differences_of_examples(before: Mapping[str, Any], recipe: JobRecipe) -> list[str]:
     """The fields that may explain why the examples are not those of a run with some settings."""
     now = settings(recipe)
     return [_told(path, before, now) for path in _changed(before, now) if path.startswith(_OF_EXAMPLES)]
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [path for path in sorted({*before, *now}) if before.get(path) != now.get(path)]
+    return [path for path in sorted({*before, *now}) if not _same(before.get(path), now.get(path))]
+
+
+def _same(before: object, now: object) -> bool:
+    """Whether two values mean the same; an alias, which earlier versions kept as it is, may have meant any version of its model."""
+    if before == now:
+        return True
+    aliased = Aliased.of(before) if isinstance(before, str) else None
+    return aliased is not None and str(now).startswith(f"models:/{aliased.model}/")
 
 
 def _told(path: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -111,7 +122,7 @@ def _told(path: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return f"{path} {old} -> {new}"
 
 
-def _fitting(batch: int, recipe: Recipe) -> str:
+def _fitting(batch: int, recipe: JobRecipe) -> str:
     """Which numbers give a global batch on the ranks of a recipe."""
     ranks, size = recipe.distributed.ranks, recipe.training.per_device_batch_size
     share, rest = divmod(batch, ranks)
@@ -132,7 +143,7 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _default(path: str) -> object:
     """The default of a field of a recipe, by its path; None where it has none."""
-    part: type[ApiModel] = Recipe
+    part: type[ApiModel] = JobRecipe
     default: object = None
     for name in path.split("."):
         field = next((field for field in part.model_fields.values() if field.alias == name), None)

@@ -13,7 +13,7 @@ from finetune_crds.data import Columns
 from finetune_crds.env import EVALUATION_ENV
 from finetune_crds.evaluation import EvaluationResult
 from finetune_crds.status import SplitCounts
-from finetune_crds.status_parts import Commit, Digest, EvaluationSets, SourceRows, StepName
+from finetune_crds.status_parts import Commit, Digest, EvaluationSets, Recomputation, SourceRows, StepName
 
 # Exit codes of a pod. Anything else may be retried.
 EXIT_OK = 0
@@ -25,6 +25,12 @@ RECIPE_DIRECTORY = "/etc/finetune"
 RECIPE_FILE = "recipe.yaml"
 RECIPE_VOLUME = "recipe"
 RECIPE_PATH = f"{RECIPE_DIRECTORY}/{RECIPE_FILE}"
+ENV_RECIPE = "FINETUNE_RECIPE"
+# Of a command of your own: its parameters beside the recipe, and the folder of its code.
+PARAMETERS_FILE = "parameters.yaml"
+PARAMETERS_PATH = f"{RECIPE_DIRECTORY}/{PARAMETERS_FILE}"
+ENV_PARAMETERS = "HYPERPARAMETERS_PATH"
+ENV_CODE = "CODE_SOURCE_PATH"
 TERMINATION_PATH = "/dev/termination-log"
 # A preparation whose executors are pods: their template beside the recipe, their container, the command of the image that
 # is an executor, and the ports of driver and executors.
@@ -62,6 +68,17 @@ EVALUATE_FETCH = "--fetch"
 ENV_MODEL_PATH, ENV_METRICS_PATH = EVALUATION_ENV
 MODEL_PATH = "/var/run/finetune/model"
 MODEL_VOLUME = "evaluated-model"
+# The code and the packages of a command of your own: the command of the trainer's image that fetches a commit, the variables with
+# its login, the script that installs packages with the Python of any image, beside the recipe, and where they are installed.
+CHECKOUT_COMMAND = "finetune-checkout"
+ENV_GIT_USERNAME, ENV_GIT_PASSWORD = "FINETUNE_GIT_USERNAME", "FINETUNE_GIT_PASSWORD"
+CODE_VOLUME = "code"
+DEPENDENCIES_VOLUME = "dependencies"
+DEPENDENCIES_PATH = "/var/run/finetune/dependencies"
+DEPENDENCIES_FILE = "dependencies.py"
+# Reasons of their errors.
+CHECKOUT_FAILED = "CheckoutFailed"
+DEPENDENCIES_FAILED = "DependenciesFailed"
 # Where the claim of model.cache is mounted, in the training pods and in the prep pod.
 MODEL_CACHE_PATH = "/var/cache/finetune"
 # The folder in it that is a cache of the Hugging Face Hub's client.
@@ -75,6 +92,18 @@ METRIC_STEP = "step"
 METRIC_MAX_STEPS = "max_steps"
 METRIC_LOSS = "loss"
 METRIC_EVAL_LOSS = "eval_loss"
+# Names of losses in the order in which they count: the built-in loop's and those of HF's Trainer, then Lightning's.
+LOSSES = (
+    METRIC_LOSS,
+    "train/loss",
+    "train_loss",
+    "train_loss_step",
+    "train_loss_epoch",
+    "train/loss_step",
+    "train/loss_epoch",
+)
+EVAL_LOSSES = (METRIC_EVAL_LOSS, "eval/loss", "val_loss", "val/loss", "validation_loss")
+PARAM_MAX_STEPS = "max_steps"  # HF's Trainer logs its arguments, among them this one; -1 where epochs count
 METRIC_EVAL_PERPLEXITY = "eval_perplexity"
 METRIC_BASE_EVAL_LOSS = "base_eval_loss"
 METRIC_FINAL_EVAL_LOSS = "final_eval_loss"
@@ -82,16 +111,18 @@ METRIC_FINAL_EVAL_PERPLEXITY = "final_eval_perplexity"
 METRIC_LEARNING_RATE = "learning_rate"
 METRIC_GRAD_NORM = "grad_norm"
 METRIC_SKIPPED_STEPS = "skipped_steps"  # their gradients were not finite
+METRIC_LOSS_SCALE = "loss_scale"  # precision FP16
 METRIC_TOKENS_PER_SECOND = "tokens_per_second"
 METRIC_SECONDS_REMAINING = "seconds_remaining"
 METRIC_CHECKPOINT_STEP = "checkpoint_step"
 METRIC_GOODPUT = "goodput"
 METRIC_MFU = "mfu"  # model FLOPs utilisation, where the chip's peak is known
 METRIC_MEMORY = "memory_bytes"  # peak memory of a rank
+METRIC_PLAN_MEMORY = "plan_memory_bytes"  # the same, as estimated before the weights are loaded
 METRIC_DATA_WAIT = "data_wait_seconds"
 METRIC_CHECKPOINT_SECONDS = "checkpoint_seconds"  # seconds that steps were blocked by checkpoints
-METRIC_REWARD_MARGIN = "reward_margin"  # DPO; KTO: of the two means below
-METRIC_REWARD_ACCURACY = "reward_accuracy"  # DPO
+METRIC_REWARD_MARGIN = "reward_margin"  # DPO, ORPO, SimPO; KTO: of the two means below
+METRIC_REWARD_ACCURACY = "reward_accuracy"  # DPO, ORPO, SimPO
 METRIC_REWARD_DESIRABLE = "reward_desirable"  # KTO: mean over the good answers
 METRIC_REWARD_UNDESIRABLE = "reward_undesirable"  # KTO: mean over the bad answers
 METRIC_KL = "kl"  # KTO: the estimate of the divergence from the reference
@@ -106,8 +137,13 @@ TAG_PREPARATION = (
 )
 ARTIFACTS_EVALUATION = "evaluation"  # evaluation pod, on the run: folder of the table generations.json
 ARTIFACTS_PREPARATION = "preparation"  # prep pod, on the run: folder of the report, with report.html
+# operator, when it makes the run, for trainer.code.git: MLflow's own names
+TAG_GIT_COMMIT = "mlflow.source.git.commit"
+TAG_GIT_BRANCH = "mlflow.source.git.branch"
+TAG_GIT_URL = "mlflow.source.git.repoURL"
 TAG_DEVICE = "finetune.dev/device"  # trainer, on the run: GPU or CPU
 TAG_DEVICE_NAME = "finetune.dev/device-name"  # trainer, on the run: which one, such as NVIDIA H100 80GB HBM3
+TAG_PLAN = "finetune.dev/plan"  # trainer, on the run: MemoryPlan of the newest attempt, as JSON
 TAG_RECIPE = "finetune_recipe"  # trainer: digest of the recipe
 TAG_DATA_PATH = "finetune_data_path"  # trainer: the table with the splits
 TAG_DATA_VERSION = "finetune_data_version"  # trainer: its version
@@ -118,7 +154,7 @@ TAG_DATA_ROWS = "finetune_data_rows"  # trainer, on the run: rows of each split,
 TAG_DATA_TOKENS = "finetune_data_tokens"  # trainer, on the run: tokens of each split, as JSON
 TAG_DATA_DROPPED = "finetune_data_dropped"  # trainer, on the run: rows that each step dropped, as JSON
 # trainer, on the run and on the version: what a loss of evaluation is comparable on. Digest of the tokenised validation
-# split, independent of the order of its examples; for DPO, KTO and Distillation also of the objective and its reference or
+# split, independent of the order of its examples; for any other objective than SFT also of that and of its reference or
 # teacher
 TAG_EVAL_DATA = "finetune_eval_data"
 # operator, on the version: what the numbers of spec.evaluation are comparable on, see status.evaluation.digest
@@ -141,12 +177,14 @@ TRAINING_METRICS = frozenset(
         METRIC_LEARNING_RATE,
         METRIC_GRAD_NORM,
         METRIC_SKIPPED_STEPS,
+        METRIC_LOSS_SCALE,
         METRIC_TOKENS_PER_SECOND,
         METRIC_SECONDS_REMAINING,
         METRIC_CHECKPOINT_STEP,
         METRIC_GOODPUT,
         METRIC_MFU,
         METRIC_MEMORY,
+        METRIC_PLAN_MEMORY,
         METRIC_DATA_WAIT,
         METRIC_CHECKPOINT_SECONDS,
         METRIC_REWARD_MARGIN,
@@ -208,6 +246,33 @@ class TrainResult(ApiModel):
     model_name: str | None = None
     model_version: str | None = None
     goodput: float | None = None
+
+
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class MemoryPlan(ApiModel):
+    """What the built-in trainer plans before it loads the weights: the tag TAG_PLAN."""
+
+    activation_checkpointing: Recomputation
+    memory_bytes: _Count
+    """Peak of a rank, as estimated."""
+    limit_bytes: _Count | None = None
+    """What a rank may use; None where that is unknown."""
+    staged_bytes: _Count = 0
+    """Of the host, for the copy of a rank from which asynchronous checkpoints are written."""
+    parameters: _Count
+    trained_parameters: _Count
+    parts: dict[str, _Count] = Field(default_factory=dict)
+    """Bytes of the peak by what they are for."""
+
+    @classmethod
+    def parse(cls, text: str) -> MemoryPlan | None:
+        """The plan in a tag, or None when it is something else."""
+        try:
+            return cls.model_validate_json(text)
+        except ValueError:
+            return None
 
 
 class TerminationMessage(ApiModel):

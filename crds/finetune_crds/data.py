@@ -13,6 +13,7 @@ from finetune_crds.base import (
     NonNegative,
     Rule,
     Uri,
+    immutable,
     renamed,
     rules,
 )
@@ -65,19 +66,27 @@ class Columns(ApiModel):
                     "completion",
                     "label",
                 )
-            )
+            ),
+            (
+                "!has(self.messageWeight) || self.type == 'Messages'",
+                "messageWeight needs type Messages: preferences are judged by whole answers",
+                ".messageWeight",
+            ),
         )
     )
 
     type: ColumnsType
     """What an example is. Text: plain text. Messages: a conversation. PromptResponse: a prompt and its answer. Preference: a
-    prompt, a preferred answer, and another one (DPO), each of them text or a list of {role, content}. Unpaired: a prompt, an
-    answer, and whether it is a good one (KTO); prompt and answer are text or a list of {role, content}."""
+    prompt, a preferred answer, and another one (DPO, ORPO, SimPO), each of them text or a list of {role, content}. Unpaired: a
+    prompt, an answer, and whether it is a good one (KTO); prompt and answer are text or a list of {role, content}."""
     text: Name | None = None
     """Column with the whole example as plain text. Default: text."""
     messages: Name | None = None
-    """Column with a list of {role, content}; the model's chat template renders it. A message may have tool_calls, tool_call_id
-    and name. Default: messages."""
+    """Column with a list of {role, content}; the model's chat template renders it. A message may have tool_calls, tool_call_id,
+    name and weight. Default: messages."""
+    message_weight: Name | None = None
+    """Field of a message, not a column: 1 or true where the loss is on this answer, 0 or false where it is not. The loss is on
+    answers without it. Default: weight."""
     tools: Name | None = None
     """Column with the tools that the assistant may call: a list of definitions, or the same as JSON text. The model's chat
     template renders them. Default: conversations have no tools."""
@@ -86,9 +95,9 @@ class Columns(ApiModel):
     response: Name | None = None
     """Column with the answer to the prompt. Default: response."""
     chosen: Name | None = None
-    """Column with the preferred answer (DPO). Default: chosen."""
+    """Column with the preferred answer. Default: chosen."""
     rejected: Name | None = None
-    """Column with the answer that was not preferred (DPO). Default: rejected."""
+    """Column with the answer that was not preferred. Default: rejected."""
     completion: Name | None = None
     """Column with an answer that people judged by itself (KTO). Default: completion."""
     label: Name | None = None
@@ -149,6 +158,7 @@ class Data(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
+            *(immutable(field, unchanged(f"spec.data.{field}")) for field in ("source", "columns", "splits")),
             ("has(self.source) != has(self.splits)", "set either source (with prepare) or splits"),
             (
                 "has(self.prepare) == has(oldSelf.prepare)",

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import ApiModel, EnvMap, Name, NonNegative, renamed, rules
+from finetune_crds.base import ApiModel, EnvMap, Name, NonNegative, Rule, renamed, rules
 from finetune_crds.env import LocalReference
 
 SECRET_KEYS = ("DATABRICKS_HOST", "DATABRICKS_TOKEN", "DATABRICKS_CLIENT_ID", "DATABRICKS_CLIENT_SECRET")
@@ -26,6 +26,36 @@ Volume = Annotated[
     ),
 ]
 """A volume of Unity Catalog, or a folder in one."""
+
+
+ON_DATABRICKS = (
+    "(has(self.tracking.uri) && self.tracking.uri == 'databricks' || "
+    "has(self.tracking.registryUri) && self.tracking.registryUri == 'databricks-uc')"
+)
+"""Whether the tracking of a job is at Databricks, as an expression on its spec."""
+
+
+def stored_in_workspace(field: str) -> tuple[Rule, Rule]:
+    """Rules of a folder of the training pods that a Databricks workspace may hold: in a volume, with the login to it, and not in DBFS.
+
+    Args:
+        field: of the spec, as a path without the first dot.
+    """
+    names = field.split(".")
+    unset = " || ".join(f"!has(self.{'.'.join(names[:end])})" for end in range(1, len(names) + 1))
+    return (
+        Rule(
+            f"{unset} || !self.{field}.matches('^(dbfs:/|/dbfs/)')",
+            "the training pods cannot reach DBFS: use a volume of Unity Catalog, or object storage",
+            f".{field}",
+        ),
+        Rule(
+            f"{unset} || !self.{field}.startsWith('/Volumes/') || {ON_DATABRICKS}",
+            "the training pods reach /Volumes of a Databricks workspace with the login of tracking: set tracking.uri to databricks, or "
+            "use the object storage behind it",
+            f".{field}",
+        ),
+    )
 
 
 class Serverless(ApiModel):

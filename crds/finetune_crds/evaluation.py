@@ -17,12 +17,12 @@ from finetune_crds.base import (
     Passthrough,
     Positive,
     Rule,
-    StringMap,
     by_key,
     immutable,
     rules,
 )
 from finetune_crds.env import EVALUATION_ENV, Env, EnvFromSource
+from finetune_crds.own_script import Parameters
 from finetune_crds.prepare import unchanged
 from finetune_crds.training import SOFT_PROMPTS
 
@@ -74,7 +74,7 @@ class Evaluation(ApiModel):
                 ".args",
             ),
             (
-                f"{_HAS_COMMAND} || !has(self.parameters) || size(self.parameters) == 0",
+                f"{_HAS_COMMAND} || !has(self.parameters)",
                 "parameters needs command: the built-in evaluation reads none",
                 ".parameters",
             ),
@@ -111,8 +111,8 @@ class Evaluation(ApiModel):
     Default: the built-in evaluation."""
     args: Annotated[list[LongText], Field(max_length=256)] = Field(default_factory=list)
     """Arguments of that command."""
-    parameters: StringMap = Field(default_factory=dict)
-    """Parameters of your own command, which reads them from the recipe at HYPERPARAMETERS_PATH, under `parameters`."""
+    parameters: Parameters = Field(default_factory=dict)
+    """Parameters of your own command, of any JSON type. It reads them from HYPERPARAMETERS_PATH, a YAML file with nothing else."""
     image: Image | None = None
     """Image. Default: that of the training; where trainer.command is set and command is not, the one that the operator is installed
     with."""
@@ -133,8 +133,8 @@ class Evaluation(ApiModel):
         return tuple(metric for metric in NAMES if metric in wanted)
 
 
-# Of FineTuneJobSpec: there is no evaluation, or one with a command, which may read what it likes.
-_NOT_BUILT_IN = "!has(self.evaluation) || (has(self.evaluation.command) && size(self.evaluation.command) > 0)"
+# Of FineTuneJobSpec: there is no evaluation or no data, or an evaluation with a command, which may read what it likes.
+_NOT_BUILT_IN = "!has(self.evaluation) || !has(self.data) || (has(self.evaluation.command) && size(self.evaluation.command) > 0)"
 
 EVALUATION_RULES = (
     Rule(

@@ -20,26 +20,22 @@ from finetune_crds.base import (
     Rule,
     StringMap,
     Uri,
-    VolumeName,
     immutable,
-    renamed,
     rules,
 )
 from finetune_crds.checkpoint import Checkpoint
+from finetune_crds.code import Code, Dependencies
 from finetune_crds.data import Data
+from finetune_crds.databricks import ON_DATABRICKS, stored_in_workspace
 from finetune_crds.distributed import Distributed
 from finetune_crds.env import Env, EnvFromSource, LocalReference
 from finetune_crds.evaluation import EVALUATION_RULES, Evaluation
-from finetune_crds.prepare import unchanged
+from finetune_crds.objective import COLUMNS_OF_OBJECTIVE, OBJECTIVES_OF_COLUMNS, Objective
+from finetune_crds.output import OUTPUT_RULES, Output
+from finetune_crds.own_script import OWN_SCRIPT_RULES, Parameters
+from finetune_crds.prepare import Prepare, unchanged
 from finetune_crds.status import FineTuneJobStatus
-from finetune_crds.training import (
-    COLUMNS_OF_OBJECTIVE,
-    LOW_RANK,
-    Method,
-    Model,
-    Objective,
-    Training,
-)
+from finetune_crds.training import LOW_RANK, NEW_TOKENS_NEED, Method, Model, ModelCache, Training
 
 Alias = Annotated[
     str,
@@ -60,24 +56,6 @@ ExitCode = Annotated[int, Field(ge=1, le=255)]
 ExitCodes = Annotated[list[ExitCode], Field(max_length=64, json_schema_extra=A_SET)]
 
 
-class Code(ApiModel):
-    """Your own training script."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            ("has(self.configMapRef) != has(self.volume)", "set configMapRef or volume"),
-        )
-        | renamed(configMap=("string", "configMapRef: {name: ...}"))
-    )
-
-    config_map_ref: LocalReference | None = None
-    """ConfigMap whose keys become files of mountPath."""
-    volume: VolumeName | None = None
-    """Volume of podTemplate that holds the code."""
-    mount_path: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^/.*")] = "/workspace"
-    """Folder of the code; also the working directory."""
-
-
 class Trainer(ApiModel):
     """What runs in the training pods."""
 
@@ -93,20 +71,18 @@ class Trainer(ApiModel):
     """Secrets and ConfigMaps whose keys become environment variables of the training pods, besides those of spec.envFrom."""
     code: Code | None = None
     """Your own training script."""
-    parameters: StringMap = Field(default_factory=dict)
-    """Parameters of your own script, which reads them from the recipe at HYPERPARAMETERS_PATH, under `parameters`."""
+    dependencies: Dependencies = Field(default_factory=list)
+    """Packages of your command, as requirements of pip such as datasets>=3. Each pod installs what its image lacks."""
+    parameters: Parameters = Field(default_factory=dict)
+    """Parameters of that command, of any JSON type. It reads them from HYPERPARAMETERS_PATH, a YAML file with nothing else."""
 
 
-_ON_DATABRICKS = (
-    "(has(self.tracking.uri) && self.tracking.uri == 'databricks' || "
-    "has(self.tracking.registryUri) && self.tracking.registryUri == 'databricks-uc')"
-)
 _IN_WORKSPACE = "matches('^(/Volumes/|dbfs:/|/dbfs/)')"
 
 
 def _on_databricks(then: str, message: str, field: str) -> tuple[str, str, str]:
     """A rule for jobs whose tracking is at Databricks."""
-    return f"!{_ON_DATABRICKS} || ({then})", message, field
+    return f"!{ON_DATABRICKS} || ({then})", message, field
 
 
 class Tracking(ApiModel):
@@ -157,6 +133,9 @@ class Tracking(ApiModel):
         return self.trainer_secret_ref or self.secret_ref
 
 
+Upload = Literal["Proxy", "Direct"]
+
+
 class Register(ApiModel):
     """The registered model."""
 
@@ -168,6 +147,9 @@ class Register(ApiModel):
     """Tags of the version."""
     signature: bool = True
     """Store the model's input and output signature with the version."""
+    upload: Upload | None = None
+    """How the files get to the store of the MLflow server. Proxy: through the server. Direct: large files straight to its object store, by
+    addresses that the server signs; the pods need a way there. Default: Direct for files above 500 MiB where the server offers it."""
 
 
 class RunPolicy(ApiModel):
@@ -184,14 +166,11 @@ class RunPolicy(ApiModel):
     ttl_seconds_after_finished: NonNegative | None = None
     """Seconds from the end until the pods and other children are deleted. The FineTuneJob itself stays."""
     queue_name: QueueName | None = None
-    """Kueue queue that admits the training pods; empty for none. Default: the queue of the installation, if it has one."""
+    """Kueue queue that admits the pods of training and evaluation; empty for none. Default: the queue of the installation, if it has one."""
 
 
 _IMMUTABLE = (
     "model",
-    "data.source",
-    "data.columns",
-    "data.splits",
     "method",
     "objective",
     "training",
@@ -199,25 +178,31 @@ _IMMUTABLE = (
     "trainer.command",
     "trainer.args",
     "trainer.code",
+    "trainer.dependencies",
     "trainer.parameters",
     "checkpoint",
     "tracking",
     "register",
+    "output",
     "serviceAccountName",
 )
 
 
-def _go_together(objective: str, columns: str) -> list[Rule]:
-    """The rules that an objective has columns of a type, and that no other objective has them."""
+def _go_together(columns: str, objectives: list[str]) -> list[Rule]:
+    """The rules that some objectives have columns of a type, and that no other objective has them."""
+    *others, last = objectives
+    named = f"{', '.join(others)} or {last}" if others else last
     return [
         Rule(
-            f"self.objective.type != '{objective}' || !has(self.data.columns) || self.data.columns.type == '{columns}'",
-            f"objective {objective} needs data.columns of type {columns}",
+            f"!(self.objective.type in {objectives}) || !has(self.data) || !has(self.data.columns) || "
+            f"self.data.columns.type == '{columns}'",
+            f"objective {named} needs data.columns of type {columns}",
             ".data.columns.type",
         ),
         Rule(
-            f"!has(self.data.columns) || self.data.columns.type != '{columns}' || self.objective.type == '{objective}'",
-            f"data.columns of type {columns} needs objective.type {objective}: for SFT and Distillation use Text, Messages or "
+            f"!has(self.data) || !has(self.data.columns) || self.data.columns.type != '{columns}' || "
+            f"self.objective.type in {objectives}",
+            f"data.columns of type {columns} needs objective.type {named}: for SFT and Distillation use Text, Messages or "
             "PromptResponse",
             ".data.columns.type",
         ),
@@ -230,8 +215,10 @@ class FineTuneJobSpec(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             *(immutable(field, unchanged(f"spec.{field}")) for field in _IMMUTABLE),
-            *(rule for pair in COLUMNS_OF_OBJECTIVE.items() for rule in _go_together(*pair)),
+            *(rule for of in OBJECTIVES_OF_COLUMNS.items() for rule in _go_together(*of)),
+            *OWN_SCRIPT_RULES,
             *EVALUATION_RULES,
+            *OUTPUT_RULES,
             (
                 "has(self.evaluation) == has(oldSelf.evaluation)",
                 unchanged("spec.evaluation"),
@@ -243,13 +230,15 @@ class FineTuneJobSpec(ApiModel):
                 "Distillation works with method Full, LoRA or DoRA",
                 ".method.type",
             ),
-            *(
-                (
-                    f"!(self.objective.type == '{objective}' && self.method.type in ['PrefixTuning', 'PromptTuning'])",
-                    f"{objective} works with method Full, LoRA, QLoRA or DoRA",
-                    ".method.type",
-                )
-                for objective in COLUMNS_OF_OBJECTIVE
+            (
+                f"!(self.objective.type in {[*COLUMNS_OF_OBJECTIVE]} && self.method.type in ['PrefixTuning', 'PromptTuning'])",
+                f"objectives {', '.join(COLUMNS_OF_OBJECTIVE)} work with method Full, LoRA, QLoRA or DoRA",
+                ".method.type",
+            ),
+            (
+                "!has(self.training.neftuneAlpha) || !(self.method.type in ['PrefixTuning', 'PromptTuning'])",
+                "training.neftuneAlpha works with method Full, LoRA, QLoRA or DoRA: the embeddings of virtual tokens get no noise",
+                ".training.neftuneAlpha",
             ),
             (
                 "!(self.method.type in ['PrefixTuning', 'PromptTuning']) || "
@@ -262,14 +251,32 @@ class FineTuneJobSpec(ApiModel):
                 "virtual tokens do not work with compiled layers: set training.compile: false",
             ),
             (
-                f"self.model.adapter != 'Continue' || self.method.type in {[*LOW_RANK]}",
+                "self.method.type == 'Full' || self.training.optimizer.type != 'Muon'",
+                "optimizer.type: Muon needs method Full: set AdamW or AdamW8bit",
+                ".training.optimizer.type",
+            ),
+            (
+                "self.method.type == 'Full' || self.training.optimizer.weights == 'FP32'",
+                "optimizer.weights: BF16 needs method Full: adapters are small, and the base under them is not kept in fp32",
+                ".training.optimizer.weights",
+            ),
+            (
+                f"!has(self.model) || self.model.adapter != 'Continue' || self.method.type in {[*LOW_RANK]}",
                 "model.adapter: Continue needs method LoRA, QLoRA or DoRA",
                 ".model.adapter",
             ),
             (
-                "self.model.adapter != 'Continue' || !has(self.method.lora)",
+                "!has(self.model) || self.model.adapter != 'Continue' || !has(self.method.lora)",
                 "model.adapter: Continue keeps the rank, the scale and the layers of the adapter: remove method.lora",
                 ".method.lora",
+            ),
+            *(
+                (
+                    f"!has(self.model) || !has(self.model.newTokens) || size(self.model.newTokens) == 0 || {condition}",
+                    message,
+                    ".model.newTokens",
+                )
+                for condition, message in NEW_TOKENS_NEED.items()
             ),
             (
                 "!has(self.trainer.code) || (has(self.trainer.command) && size(self.trainer.command) > 0)",
@@ -279,6 +286,12 @@ class FineTuneJobSpec(ApiModel):
                 "!has(self.trainer.args) || size(self.trainer.args) == 0 || "
                 "(has(self.trainer.command) && size(self.trainer.command) > 0)",
                 "trainer.args needs trainer.command: the built-in loop takes no arguments",
+            ),
+            (
+                "!has(self.trainer.dependencies) || size(self.trainer.dependencies) == 0 || "
+                "(has(self.trainer.command) && size(self.trainer.command) > 0)",
+                "trainer.dependencies needs trainer.command: the built-in loop has what it needs",
+                ".trainer.dependencies",
             ),
             _on_databricks(
                 "!has(self.register) || (has(self.register.model) && "
@@ -298,27 +311,23 @@ class FineTuneJobSpec(ApiModel):
                 ".register.tags",
             ),
             _on_databricks(
+                "!has(self.register) || !has(self.register.upload)",
+                "models of a Databricks workspace go straight to its store: remove register.upload",
+                ".register.upload",
+            ),
+            _on_databricks(
                 "!has(self.tracking.experiment) || self.tracking.experiment.startsWith('/')",
                 "an experiment of a Databricks workspace is a path, such as /Shared/support",
                 ".tracking.experiment",
             ),
             (
-                "!has(self.data.prepare) || !has(self.data.prepare.output) || "
+                "!has(self.data) || !has(self.data.prepare) || !has(self.data.prepare.output) || "
                 f"!self.data.prepare.output.{_IN_WORKSPACE}",
                 "the training pods cannot read a folder of a Databricks workspace: use the object storage behind it",
                 ".data.prepare.output",
             ),
-            (
-                f"!has(self.checkpoint) || !has(self.checkpoint.uri) || !self.checkpoint.uri.{_IN_WORKSPACE}",
-                "the training pods cannot read a folder of a Databricks workspace: use the object storage behind it",
-                ".checkpoint.uri",
-            ),
-            (
-                "!has(self.checkpoint) || !has(self.checkpoint.resumeFrom) || !has(self.checkpoint.resumeFrom.uri) || "
-                f"!self.checkpoint.resumeFrom.uri.{_IN_WORKSPACE}",
-                "the training pods cannot read a folder of a Databricks workspace: use the object storage behind it",
-                ".checkpoint.resumeFrom.uri",
-            ),
+            *stored_in_workspace("checkpoint.uri"),
+            *stored_in_workspace("checkpoint.resumeFrom.uri"),
             (
                 "!has(self.checkpoint) || !has(self.checkpoint.resumeFrom) || !has(self.trainer.command) || "
                 "size(self.trainer.command) == 0",
@@ -327,40 +336,47 @@ class FineTuneJobSpec(ApiModel):
                 ".checkpoint.resumeFrom",
             ),
             (
-                "!has(self.data.prepare) || self.data.prepare.spark.mode != 'Databricks' || "
-                "!self.model.base.startsWith('/')",
+                "!has(self.data) || !has(self.data.prepare) || self.data.prepare.spark.mode != 'Databricks' || !has(self.model) || "
+                "!self.model.base.startsWith('/') || self.model.base.startsWith('/Volumes/')",
                 "data.prepare.spark.mode Databricks reads the tokenizer of model.base, and this is a folder of the pods: use "
-                "a Hub id, or models:/ with tracking.uri databricks",
+                "a Hub id, a volume of Unity Catalog, or models:/ with tracking.uri databricks",
                 ".model.base",
             ),
             (
-                "!has(self.data.prepare) || self.data.prepare.spark.mode != 'Databricks' || "
-                "!self.model.base.matches('^s3a?://')",
+                "!has(self.data) || !has(self.data.prepare) || self.data.prepare.spark.mode != 'Databricks' || !has(self.model) || "
+                "!self.model.base.matches('^(s3a?|gs|abfss)://')",
                 "data.prepare.spark.mode Databricks reads the tokenizer of model.base, and the run has no credentials for "
                 "this store: use a Hub id, or models:/ with tracking.uri databricks",
                 ".model.base",
             ),
             (
-                "!has(self.objective.lossOn) || self.objective.lossOn != 'Answer' || "
+                "!has(self.objective.lossOn) || self.objective.lossOn == 'All' || !has(self.data) || "
                 "!has(self.data.prepare) || !has(self.data.prepare.promptTemplate) || "
                 "has(self.data.prepare.responseTemplate)",
-                "objective.lossOn Answer needs data.prepare.responseTemplate beside promptTemplate: one template "
+                "objective.lossOn Answer and LastAnswer need data.prepare.responseTemplate beside promptTemplate: one template "
                 "makes one text, which has no answer",
             ),
             (
-                "!has(self.objective.lossOn) || self.objective.lossOn != 'Answer' || "
+                "!has(self.objective.lossOn) || self.objective.lossOn == 'All' || !has(self.data) || "
                 "!has(self.data.columns) || self.data.columns.type != 'Text' || "
                 "(has(self.data.prepare) && has(self.data.prepare.responseTemplate))",
-                "objective.lossOn Answer needs data.columns of type PromptResponse or Messages: a text has no answer",
+                "objective.lossOn Answer and LastAnswer need data.columns of type PromptResponse or Messages: a text has no answer",
+                ".objective.lossOn",
+            ),
+            (
+                "!has(self.objective.lossOn) || self.objective.lossOn != 'All' || !has(self.data) || !has(self.data.columns) || "
+                "!has(self.data.columns.messageWeight)",
+                "data.columns.messageWeight says which answers the loss is on, and objective.lossOn All takes it on every token: "
+                "remove one of them",
                 ".objective.lossOn",
             ),
         )
     )
 
-    model: Model
-    """The model to start from."""
-    data: Data
-    """The examples."""
+    model: Model | None = None
+    """The model to start from. Required without trainer.command."""
+    data: Data | None = None
+    """The examples. Required without trainer.command."""
     method: Method = Field(default_factory=Method)
     """Which parameters are trained. Default: Full."""
     objective: Objective = Field(default_factory=Objective)
@@ -389,6 +405,8 @@ class FineTuneJobSpec(ApiModel):
     """The MLflow run."""
     register_: Register | None = Field(default=None, alias="register")
     """The registered model. Without it, the run is tracked and nothing is registered."""
+    output: Output | None = None
+    """The folder of the model, besides the registry or in place of it."""
     evaluation: Evaluation | None = None
     """An evaluation of the registered version, before its aliases move. Without it, the version has the numbers of the training:
     its loss on the validation split."""
@@ -396,6 +414,16 @@ class FineTuneJobSpec(ApiModel):
     """What happens when a run fails, takes too long or ends. You can change it while the job runs."""
     suspend: bool = False
     """True stops the pods and keeps the checkpoint; false resumes from it. You can change it while the job runs."""
+
+    @property
+    def prepare(self) -> Prepare | None:
+        """The preparation; None where nothing is prepared."""
+        return self.data.prepare if self.data else None
+
+    @property
+    def model_cache(self) -> ModelCache | None:
+        """The claim with downloaded models; None without one."""
+        return self.model.cache if self.model else None
 
 
 class FineTuneJob(ApiModel):

@@ -8,10 +8,13 @@ import re
 
 from finetune_crds.base import Json
 from finetune_crds.data import Data
+from finetune_crds.objective import COLUMNS_OF_OBJECTIVE, OBJECTIVES_OF_COLUMNS, Objective
 from finetune_crds.spark import Spark
-from finetune_crds.training import Model, Objective
+from finetune_crds.training import Model
 
 _DIGITS = 12
+# For which objective columns are found, where it is not SFT: the first of those with the same columns.
+_FOUND_FOR = {name: OBJECTIVES_OF_COLUMNS[columns][0] for name, columns in COLUMNS_OF_OBJECTIVE.items()}
 # What a preparation writes to, what it runs on, and what it only reports. A field that is not here counts.
 _NOT_ROWS = {"output", "reuse", "report_samples", "spark", "image", "env", "env_from", "pod_template"}
 # What a source is pinned at. The rows have the digest of what was read; this one is of all versions of a source.
@@ -22,8 +25,6 @@ _LOGIN = {"secret_ref"}
 _CHANGES_ROWS = re.compile(
     r"spark[.]sql[.]((files|json|csv|parquet|orc)[.].+|caseSensitive|session[.]timeZone)"
 )
-# Objectives whose columns are found in the same way.
-_ANY_COLUMNS = ("SFT", "Distillation")
 
 
 def digest_of(*parts: object) -> str:
@@ -61,5 +62,5 @@ def settings_digest(data: Data, model: Model, objective: Objective) -> str:
         tokenizer,
         workspace,
         {name: value for name, value in spark.conf.items() if _CHANGES_ROWS.fullmatch(name)},
-        "" if data.columns or objective.type in _ANY_COLUMNS else objective.type,
+        "" if data.columns else _FOUND_FOR.get(objective.type, ""),
     )

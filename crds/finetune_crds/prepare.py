@@ -9,6 +9,8 @@ from pydantic import ConfigDict, Field
 from finetune_crds import cleaning
 from finetune_crds.base import (
     A_SET,
+    PLACES,
+    STORED_FOLDER,
     ApiModel,
     Fraction,
     Image,
@@ -202,8 +204,8 @@ class Prepare(ApiModel):
                 ".output",
             ),
             (
-                "!has(self.output) || !self.output.matches('^(gs|abfss)://')",
-                "output is s3://bucket/folder or an absolute path: training does not read gs:// and abfss://",
+                f"!has(self.output) || self.output.matches('{STORED_FOLDER}')",
+                f"output is {PLACES}",
                 ".output",
             ),
             (
@@ -219,8 +221,9 @@ class Prepare(ApiModel):
     )
 
     output: Uri = ""
-    """Delta table to write: s3://bucket/folder, or an absolute path on a volume. Each preparation writes a new version. Default:
-    a folder in the storage that the operator is installed with, of all jobs of the namespace with the same preparation."""
+    """Delta table to write: s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute
+    path on a volume. Each preparation writes a new version. Default: a folder in the storage that the operator is installed with, of
+    all jobs of the namespace with the same preparation."""
     catalog: Catalog | None = None
     """Where tables are found that sources name by `table`. Default: the catalog that the operator is installed with; with spark.mode
     Databricks, the workspace."""

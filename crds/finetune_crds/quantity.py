@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 _UNITS = {
     "": 1,
     "k": 10**3,
@@ -13,6 +15,11 @@ _UNITS = {
     "Gi": 2**30,
     "Ti": 2**40,
 }
+
+
+def of_bytes(size: float) -> str:
+    """An amount of memory in Gi with one digit, or below 1Gi in Mi."""
+    return f"{size / 2**30:.1f}Gi" if size >= 2**30 else f"{math.ceil(size / 2**20)}Mi"
 
 
 def jvm_memory(quantity: str) -> str:

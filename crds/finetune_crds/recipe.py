@@ -1,23 +1,26 @@
-"""The recipe: what the pods of a job read from HYPERPARAMETERS_PATH."""
+"""The recipe: what the pods of a job read from FINETUNE_RECIPE."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError
 
-from finetune_crds.base import ApiModel, Json, StringMap, first_mistake
+from finetune_crds.base import ApiModel, Json, first_mistake
 from finetune_crds.checkpoint import Checkpoint
 from finetune_crds.data import Data
 from finetune_crds.distributed import Distributed
 from finetune_crds.evaluation import Evaluation
 from finetune_crds.finetunejob import FineTuneJobSpec, Register, Tracking
+from finetune_crds.objective import Objective
+from finetune_crds.output import Output
+from finetune_crds.own_script import Parameters
 from finetune_crds.status import DataStatus
-from finetune_crds.training import Method, Model, Objective, Training
+from finetune_crds.training import Method, Model, Training
 
 
 class RecipeError(ValueError):
@@ -32,16 +35,16 @@ class JobReference(ApiModel):
     uid: str
 
 
-class Recipe(ApiModel):
-    """Everything that a pod reads; the parts are those of FineTuneJob.spec.
+class JobRecipe(ApiModel):
+    """Everything that a pod reads; the parts are those of FineTuneJob.spec. A command of your own may do without model and data.
 
     For training, `data.splits` names the splits and their version, also if this job prepared them.
     """
 
     kind: Literal["Recipe"] = "Recipe"
     job: JobReference
-    model: Model
-    data: Data
+    model: Model | None = None
+    data: Data | None = None
     method: Method = Field(default_factory=Method)
     objective: Objective = Field(default_factory=Objective)
     training: Training = Field(default_factory=Training)
@@ -50,14 +53,16 @@ class Recipe(ApiModel):
     tracking: Tracking = Field(default_factory=Tracking)
     register_: Register | None = Field(default=None, alias="register")
     evaluation: Evaluation | None = None
-    parameters: StringMap = Field(default_factory=dict)
+    output: Output | None = None
+    parameters: Parameters = Field(default_factory=dict)
     prepared: DataStatus | None = None
     """Of training: what this job prepared, or found prepared."""
 
     @classmethod
-    def of(cls, job: JobReference, spec: FineTuneJobSpec) -> Recipe:
+    def of(cls, job: JobReference, spec: FineTuneJobSpec) -> Self:
         """The recipe of a job, without what only the pod of its evaluation has."""
-        shared = {name: getattr(spec, name) for name in cls.model_fields if name in type(spec).model_fields}
+        names = [name for name in cls.model_fields if name in type(spec).model_fields]
+        shared = {name: part for name in names if (part := getattr(spec, name)) is not None}
         if spec.evaluation:
             # NB: variables may hold secrets, and the card of the model has other readers.
             of_pods: Json = {"env": [], "env_from": [], "pod_template": None, "image": None}
@@ -93,10 +98,10 @@ class Recipe(ApiModel):
 
     def to_yaml(self) -> str:
         """The recipe as it stands in the ConfigMap."""
-        return yaml.safe_dump(self.to_json(), sort_keys=False, allow_unicode=True)
+        return as_yaml(self.to_json())
 
     @classmethod
-    def load(cls, path: str | Path) -> Recipe:
+    def load(cls, path: str | Path) -> Self:
         """Read a recipe.
 
         Raises:
@@ -113,3 +118,15 @@ class Recipe(ApiModel):
         except ValidationError as error:
             where, what = first_mistake(error)
             raise RecipeError(f"the recipe {path} is wrong at {where}: {what}") from error
+
+
+class Recipe(JobRecipe):
+    """The recipe of a job with a model and data, as the built-in commands need it."""
+
+    model: Model
+    data: Data
+
+
+def as_yaml(content: Any) -> str:
+    """A document as it stands in a ConfigMap, in the order of its fields."""
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

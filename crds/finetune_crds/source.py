@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, ConfigDict, Field
 
-from finetune_crds.base import ApiModel, Name, NonNegative, Rule, Uri, by_key, renamed, rules
+from finetune_crds.base import PLACES, ApiModel, Name, NonNegative, Rule, Uri, by_key, renamed, rules
 
 # NB: a result with all names and versions must fit into a termination message.
 MAX_SOURCES = 16
@@ -14,8 +14,6 @@ SourceName = Annotated[str, Field(max_length=32, pattern=r"^[A-Za-z0-9]([A-Za-z0
 # NB: only a bounded string may be compared in CEL.
 Time = Annotated[AwareDatetime, Field(json_schema_extra={"maxLength": 64})]
 
-PLACES = "s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute path"
-"""What the path of a source may be, for messages."""
 _PATH = "^(/|(s3a?|gs)://[^/ ]+|abfss://[^/@ ]+@[^/@ ]+)"
 _NO_PLACE = "!has(self.path) && !has(self.table) && !has(self.dataset)"
 _PLACE = (

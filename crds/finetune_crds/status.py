@@ -10,6 +10,7 @@ from pydantic import Field
 from finetune_crds.base import ApiModel, Name, NonNegative, Uri
 from finetune_crds.catalog import Catalog
 from finetune_crds.checkpoint import Checkpoint
+from finetune_crds.code import CodeStatus
 from finetune_crds.conditions import UNSEEN, Conditions, ObservedGeneration
 from finetune_crds.data import Columns
 from finetune_crds.evaluation import EvaluationStatus
@@ -22,6 +23,7 @@ from finetune_crds.status_parts import (
     EvaluationSets,
     Links,
     PlacedPods,
+    PlanStatus,
     RedactedValues,
     SourcesRows,
     SparkApplicationStatus,
@@ -164,7 +166,7 @@ class MlflowStatus(ApiModel):
 
 
 class ModelStatus(ApiModel):
-    """The registered version."""
+    """The model: the registered version, and the folder that spec.output names."""
 
     name: str | None = None
     """Registered model."""
@@ -172,8 +174,10 @@ class ModelStatus(ApiModel):
     """Version."""
     uri: Uri | None = None
     """models:/name/version."""
+    folder: Uri | None = None
+    """The folder that spec.output names, once the model is in it."""
     summary: str | None = None
-    """Both, as name/version."""
+    """The version, as name/version; the folder where no version is to be registered."""
     aliases: list[str] | None = None
     """Aliases of the version."""
     base_eval_loss: float | None = None
@@ -212,6 +216,15 @@ class CheckpointStatus(ApiModel):
     """Step after which it was written."""
     uri: Uri | None = None
     """Location of the checkpoint."""
+
+
+class Pinned(ApiModel):
+    """The versions that aliases of the spec pointed at when the job began."""
+
+    base: Uri | None = None
+    """models:/name/version of spec.model.base."""
+    teacher: Uri | None = None
+    """models:/name/version of the teacher."""
 
 
 class ResumedFrom(ApiModel):
@@ -262,18 +275,24 @@ class FineTuneJobStatus(ApiModel):
     """Pods of the current attempt."""
     device: DeviceStatus | None = None
     """What the training pods compute on."""
+    plan: PlanStatus | None = None
+    """What the training needs of a rank's memory."""
     mlflow: MlflowStatus | None = None
     """The MLflow run."""
     model: ModelStatus | None = None
-    """The registered version."""
+    """The model: the registered version, and the folder that spec.output names."""
     evaluation: EvaluationStatus | None = None
     """The evaluation of the registered version."""
     last_failure: LastFailure | None = None
     """The last failure."""
     checkpoint: CheckpointStatus | None = None
     """The newest complete checkpoint."""
+    pinned: Pinned | None = None
+    """The versions that models:/name@alias names in all pods of the job."""
     resumed_from: ResumedFrom | None = None
     """The checkpoints of another job that this job starts from, once they are known."""
+    code: CodeStatus | None = None
+    """The commit of spec.trainer.code.git, once it is known."""
     links: Links | None = None
     """Pages for a browser."""
     usage: Usage | None = None

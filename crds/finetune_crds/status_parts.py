@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from finetune_crds.base import ApiModel, Name, NonNegative, Uri
+from finetune_crds.base import ApiModel, Name, NonNegative, Quantity, Uri
 from finetune_crds.cleaning import MAX_EVALUATION_SETS, RedactKind
 from finetune_crds.source import MAX_SOURCES, SourceName
 
@@ -112,6 +112,26 @@ class DeviceStatus(ApiModel):
     """The GPU, as a label of the node or of the pod's nodeSelector names it."""
     summary: str | None = None
     """All of it, such as 16x NVIDIA-H100-80GB-HBM3."""
+
+
+Recomputation = Literal["None", "Selective", "Full"]
+
+
+class PlanStatus(ApiModel):
+    """What the built-in trainer plans before it loads the weights."""
+
+    activation_checkpointing: Recomputation
+    """The one of training.activationCheckpointing, also where that is Auto."""
+    memory: Quantity
+    """Peak memory of a rank, as estimated."""
+    limit: Quantity | None = None
+    """Memory that a rank may use, of its GPU or its share of the pod."""
+    host_memory: Quantity | None = None
+    """Memory of the host that a rank needs besides, for asynchronous checkpoints."""
+    parameters: NonNegative
+    """Parameters of the model with its adapter."""
+    trained_parameters: NonNegative
+    """Those of them that are trained."""
 
 
 class JobUsage(ApiModel):

@@ -1,15 +1,16 @@
-"""How the model is trained: method, objective and hyperparameters."""
+"""How the model is trained: base model, method and hyperparameters."""
 
 from __future__ import annotations
 
 import math
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from finetune_crds.base import (
     A_SET,
     LATE,
+    NONE_FOR_ZERO,
     ApiModel,
     Fraction,
     LongText,
@@ -22,21 +23,25 @@ from finetune_crds.base import (
     rules,
 )
 from finetune_crds.chat import ChatTemplate
+from finetune_crds.optimizer import Optimizer
 
 MethodType = Literal["Full", "LoRA", "QLoRA", "DoRA", "PrefixTuning", "PromptTuning"]
-ObjectiveType = Literal["SFT", "DPO", "KTO", "Distillation"]
 
 # Methods that train low-rank adapters, and those that train virtual tokens; below as CEL lists.
 LOW_RANK = ("LoRA", "QLoRA", "DoRA")
 SOFT_PROMPTS = ("PrefixTuning", "PromptTuning")
-COLUMNS_OF_OBJECTIVE = {"DPO": "Preference", "KTO": "Unpaired"}
-"""Objectives that compare with the model before its first step, and the type of columns that each needs. An example has two
-documents."""
 _ADAPTERS = str([*LOW_RANK])
-# A zero that is written out is not another setting.
-_NONE_FOR_ZERO = AfterValidator(lambda value: value or None)
 DEFAULT_WARMUP_RATIO = 0.03
 _SOFT_PROMPTS = str([*SOFT_PROMPTS])
+NEW_TOKENS_NEED = {
+    f"!(self.method.type in {_SOFT_PROMPTS})": "model.newTokens works with method Full, LoRA, QLoRA or DoRA: virtual tokens train no "
+    "embedding",
+    f"!(self.method.type in {_ADAPTERS}) || (has(self.method.export) && self.method.export == 'Merged')": "model.newTokens with an "
+    "adapter needs method.export: Merged, since the base has no rows for them",
+    "self.objective.type != 'Distillation'": "model.newTokens does not work with objective Distillation, whose teacher has no rows for "
+    "them",
+}
+"""CEL conditions on a spec with new tokens, and what is said where one does not hold."""
 
 
 class ModelCache(ApiModel):
@@ -56,16 +61,27 @@ class Model(ApiModel):
                 "revision applies to Hub models only: remove it where base is a path or a URI",
                 ".revision",
             ),
+            (
+                "!has(self.newTokens) || size(self.newTokens) == 0 || self.adapter != 'Continue'",
+                "adapter: Continue keeps the vocabulary that the adapter was trained with: remove newTokens, or set adapter: Merge",
+                ".newTokens",
+            ),
         )
     )
 
     base: Uri
-    """Hub id (org/name), absolute path on a volume, s3://bucket/folder, or models:/name@alias."""
+    """Hub id (org/name), absolute path on a volume, folder of an object store (s3://, gs://, abfss://) or, with
+    tracking.uri databricks, of a volume of Unity Catalog (/Volumes/catalog/schema/volume), or models:/name@alias."""
     revision: Name | None = None
     """Git revision of a Hub model."""
     adapter: Literal["Merge", "Continue"] = "Merge"
     """What happens where base is an adapter that is not merged. Merge: it is merged into its own base, and training starts from that.
     Continue: the adapter itself is trained further."""
+    new_tokens: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=64)]],
+        Field(max_length=64, json_schema_extra=A_SET),
+    ] = Field(default_factory=list)
+    """Texts that become tokens of their own, such as <tool_call>. Embedding and output layer get a row for each."""
     chat_template: ChatTemplate | None = None
     """What renders conversations. Default: the chat template of the model's tokenizer."""
     trust_remote_code: bool = False
@@ -77,7 +93,17 @@ class Model(ApiModel):
 class Lora(ApiModel):
     """Parameters of low-rank adapters."""
 
-    model_config = ConfigDict(json_schema_extra=renamed(useRslora=("boolean", "scaling: RankStabilized")))
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "!has(self.modulesToSave) || !has(self.targetModules) || "
+                "!self.modulesToSave.exists(name, name in self.targetModules)",
+                "a layer of modulesToSave is trained whole and has no adapter: remove it from targetModules",
+                ".modulesToSave",
+            ),
+        )
+        | renamed(useRslora=("boolean", "scaling: RankStabilized"))
+    )
 
     rank: Annotated[int, Field(ge=1, le=1024)] = 16
     """Rank of the update."""
@@ -91,6 +117,12 @@ class Lora(ApiModel):
     """Names of the layers to adapt, such as q_proj. Default: every linear layer except the output."""
     scaling: Literal["Standard", "RankStabilized"] = "Standard"
     """Standard: the update is multiplied by alpha / rank. RankStabilized: by alpha / sqrt(rank) (arXiv:2312.03732)."""
+    bias: Literal["All", "LoraOnly"] | None = None
+    """Biases of the base that are trained too: all, or those of the adapted layers. Default: none."""
+    modules_to_save: Annotated[list[Name], Field(max_length=16, json_schema_extra=A_SET)] = Field(
+        default_factory=list
+    )
+    """Names of layers that are trained whole and stored with the adapter, such as embed_tokens and lm_head. Default: none."""
 
 
 class Quantization(ApiModel):
@@ -154,97 +186,6 @@ class Method(ApiModel):
     one."""
 
 
-class Dpo(ApiModel):
-    """Direct preference optimization (Rafailov et al., arXiv:2305.18290)."""
-
-    beta: Annotated[float, Field(gt=0, le=10)] = 0.1
-    """How strongly the loss keeps the model close to the reference."""
-    # NB: not lt=0.5, which the API server rounds down to 0 where the value is the whole number 0, such as the default.
-    label_smoothing: Annotated[float, Field(ge=0, le=0.49)] = 0.0
-    """Share of the pairs that people ranked the wrong way round (conservative DPO). Evaluation losses are without it."""
-
-
-class Kto(ApiModel):
-    """Kahneman-Tversky optimization (Ethayarajh et al., arXiv:2402.01306)."""
-
-    beta: Annotated[float, Field(gt=0, le=10)] = 0.1
-    """How strongly the loss keeps the model close to the reference."""
-    desirable_weight: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """Weight of the losses of good answers. Where the data has many more of one kind, raise the weight of the other."""
-    undesirable_weight: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """Weight of the losses of bad answers."""
-
-
-class Distillation(ApiModel):
-    """Training on the probabilities of a teacher model."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "!has(self.teacherRevision) || (!self.teacher.startsWith('/') && !self.teacher.contains(':'))",
-                "teacherRevision applies to Hub models only: remove it where teacher is a path or a URI",
-                ".teacherRevision",
-            ),
-        )
-    )
-
-    teacher: Uri
-    """The teacher, named like model.base: Hub id, path, s3://bucket/folder, or models:/name@alias."""
-    teacher_revision: Name | None = None
-    """Git revision of a teacher from the Hub."""
-    teacher_trust_remote_code: bool = False
-    """Allow code from the teacher's repository to run in the pods."""
-    temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """Temperature of both distributions."""
-    weight: Fraction = 0.5
-    """Share of the teacher in the loss. The rest is cross-entropy on the data."""
-
-
-class Objective(ApiModel):
-    """What the loss is."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            ("!has(self.lossOn) || self.type == 'SFT'", "lossOn needs type SFT", ".lossOn"),
-            (
-                "!has(self.labelSmoothing) || self.type == 'SFT'",
-                "labelSmoothing needs type SFT: for DPO set dpo.labelSmoothing",
-                ".labelSmoothing",
-            ),
-            ("!has(self.dpo) || self.type == 'DPO'", "dpo needs type DPO", ".dpo"),
-            ("!has(self.kto) || self.type == 'KTO'", "kto needs type KTO", ".kto"),
-            (
-                "has(self.distillation) == (self.type == 'Distillation')",
-                "distillation and type Distillation require each other",
-            ),
-        )
-    )
-
-    type: ObjectiveType = "SFT"
-    """SFT: next-token loss. DPO: preferences. KTO: answers that are good or bad. Distillation: a teacher."""
-    loss_on: Literal["Answer", "All"] | None = None
-    """Compute the loss on the answer only or on every token. Default: Answer where prompt and answer are known."""
-    label_smoothing: Annotated[Annotated[float, Field(ge=0, lt=1)] | None, _NONE_FOR_ZERO] = None
-    """SFT: share of each target that is spread over the whole vocabulary. Evaluation losses are without it. Default: 0."""
-    dpo: Dpo | None = None
-    """Parameters of DPO."""
-    kto: Kto | None = None
-    """Parameters of KTO."""
-    distillation: Distillation | None = None
-    """Parameters of Distillation."""
-
-
-class Optimizer(ApiModel):
-    """Parameters of AdamW (Loshchilov and Hutter, arXiv:1711.05101), besides learningRate and weightDecay."""
-
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Decay of the mean of the gradients, each step."""
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    """Decay of the mean of their squares, each step. Lower, such as 0.95, where large gradients come now and then."""
-    epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
-    """What is added to the denominator of an update, so that small gradients give small updates."""
-
-
 class EarlyStopping(ApiModel):
     """Stop when the evaluation loss no longer decreases."""
 
@@ -305,6 +246,11 @@ class Training(ApiModel):
                 "select: Best needs evaluations during training: set training.evalEverySteps",
                 ".select",
             ),
+            (
+                "self.optimizer.weights == 'FP32' || self.precision == 'BF16'",
+                "optimizer.weights: BF16 needs precision: BF16",
+                ".optimizer.weights",
+            ),
         )
         | renamed(
             batchSize=("integer", "perDeviceBatchSize"),
@@ -327,7 +273,7 @@ class Training(ApiModel):
     """Forward passes per optimizer step."""
     learning_rate: Annotated[float, Field(gt=0, le=10, json_schema_extra=LATE)] = 2e-5
     """Peak learning rate. Default: 2e-5; for LoRA, QLoRA and DoRA 2e-4, for PrefixTuning and PromptTuning 1e-2."""
-    min_learning_rate: Annotated[Annotated[float, Field(ge=0, le=10)] | None, _NONE_FOR_ZERO] = None
+    min_learning_rate: Annotated[Annotated[float, Field(ge=0, le=10)] | None, NONE_FOR_ZERO] = None
     """What the learning rate decreases to, below learningRate. Default: 0."""
     scheduler: Literal["Linear", "Cosine", "Constant", "WSD"] = "Cosine"
     """How the learning rate decreases after the warm-up. WSD: it is constant, and decreases in the last steps of the run, as
@@ -340,23 +286,27 @@ class Training(ApiModel):
     """WSD: steps at the end of the run in which the learning rate decreases."""
     decay_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
     """WSD: the decay as a share of all steps, no more than the warm-up leaves. Default: 0.1, when decaySteps is not set either."""
+    neftune_alpha: Annotated[Annotated[float, Field(ge=0, le=100)] | None, NONE_FOR_ZERO] = None
+    """NEFTune: noise of up to alpha / sqrt(tokens of the example x width) on each number of an embedding, in training alone
+    (arXiv:2310.05914). Default: no noise."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """AdamW's weight decay."""
+    """The optimizer's weight decay."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
-    """Further parameters of AdamW. Default: those of torch."""
+    """Which optimizer, and its further parameters. Default: AdamW with those of torch."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients are clipped to this norm."""
     max_skipped_steps: NonNegative = 10
     """Steps of the run whose gradients may be infinite or NaN. Such a step changes nothing, and training goes on; more of them fail
-    the attempt."""
+    the attempt. FP16: without those that a smaller scale of the loss may mend."""
     max_length: Annotated[int, Field(ge=8)] = 2048
-    """Maximum tokens in a sequence or a pack. DPO and KTO: in each of an example's two documents; a pack holds twice as many."""
+    """Maximum tokens in a sequence or a pack. DPO, KTO, ORPO, SimPO: in each of an example's two documents; a pack holds twice as many."""
     overlong: Literal["Drop", "Truncate", "Fail"] = "Drop"
     """What happens to an example longer than maxLength. Dropped and truncated examples are counted and reported."""
     packing: bool = True
     """Pack several examples into one sequence. They do not attend to each other."""
-    precision: Literal["BF16", "FP32"] = "BF16"
-    """Precision of forward and backward. Gradients are reduced, and trained weights are kept, in fp32."""
+    precision: Literal["BF16", "FP16", "FP32"] = "BF16"
+    """Precision of forward and backward. Gradients are reduced, and trained weights are kept, in fp32. FP16: for GPUs without
+    BF16; the loss is scaled, and a step that this made overflow is skipped with a smaller scale."""
     activation_checkpointing: Literal["None", "Selective", "Full", "Auto"] = "None"
     """Recompute activations in the backward pass to save memory. Auto: only as much as a memory estimate requires."""
     compile: bool = False

@@ -38,7 +38,7 @@ def _check(found: Iterable[str | None], pattern: str, what: str) -> None:
             raise ValueError(f"{name!r} cannot be {what}")
 
 
-_STORAGE = r"/\S+|s3a?://[^/\s]\S*"
+_STORAGE = r"/\S+|(s3a?|gs)://[^/\s]\S*|abfss://[^/@\s]+@[^/@\s]\S*"
 _LISTS = ("containers", "initContainers", "volumes", "tolerations")
 _NAMED = ("containers", "initContainers", "volumes")
 
@@ -103,7 +103,7 @@ class Defaults(ApiModel):
     model_config = ConfigDict(extra="forbid")
 
     storage: Uri | None = None
-    """Folder of splits and checkpoints: s3://bucket/root, or an absolute path."""
+    """Folder of splits and checkpoints: a folder of s3://, gs:// or abfss://, or an absolute path."""
     env: list[EnvVar] = Field(default_factory=list)
     """Environment variables of all pods of all jobs."""
     env_from: list[EnvFromSource] = Field(default_factory=list)
@@ -135,7 +135,11 @@ class Defaults(ApiModel):
         _check([self.queue_name], SUBDOMAIN, "the name of a queue")
         _check([item.name for item in self.env], ENV_NAME, "the name of a variable")
         _check([item.prefix for item in self.env_from], ENV_NAME, "the beginning of a variable's name")
-        _check([self.storage], _STORAGE, "the storage: it is s3://bucket/folder or an absolute path")
+        _check(
+            [self.storage],
+            _STORAGE,
+            "the storage: it is a folder of s3://, gs:// or abfss://, or an absolute path",
+        )
         if self.catalog:
             _check_catalog(self.catalog)
         _check_sources(self.env, self.env_from)

@@ -1,4 +1,4 @@
-"""The error for systems outside the cluster: MLflow and Databricks."""
+"""The error for systems outside the cluster: MLflow, Databricks and servers of Git."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from dataclasses import dataclass
 
 from finetune_crds.conditions import ConditionReason
 
-UNREACHABLE = (ConditionReason.MLFLOW_UNREACHABLE, ConditionReason.DATABRICKS_UNREACHABLE)
+UNREACHABLE = (
+    ConditionReason.MLFLOW_UNREACHABLE,
+    ConditionReason.DATABRICKS_UNREACHABLE,
+    ConditionReason.GIT_UNREACHABLE,
+)
 """Reasons of problems that mean that no response came."""
 
 
@@ -19,7 +23,7 @@ class Problem:
 
 
 class ExternalError(Exception):
-    """MLflow or Databricks refused a request, or cannot be reached."""
+    """A system outside the cluster refused a request, or cannot be reached."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message)

@@ -38,6 +38,8 @@ PREP_CONTAINER = "prep"
 TRAINER_CONTAINER = "trainer"
 EVALUATE_CONTAINER = "evaluate"
 FETCH_CONTAINER = "fetch"
+CHECKOUT_CONTAINER = "checkout"
+DEPENDENCIES_CONTAINER = "dependencies"
 
 PREP = "prep"
 EXECUTOR = "prep-executor"

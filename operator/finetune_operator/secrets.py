@@ -11,20 +11,27 @@ from finetune_operator.kube import Kube, KubeError
 
 # A Secret may hold other keys, whose values need not be text.
 _OURS = ("MLFLOW_TRACKING_", "DATABRICKS_")
-
+GIT_KEYS = ("username", "password")
+"""Keys of a Secret with the login of a Git server, as Flux and Argo CD name them."""
 
 # The fields that name a Secret, for messages.
 TRACKING = "spec.tracking.secretRef"
 SERVING = "spec.serving.databricks.secretRef"
+GIT = "spec.trainer.code.git.secretRef"
 
 
 async def read(
-    kube: Kube, namespace: str, reference: LocalReference | None, field: str
+    kube: Kube,
+    namespace: str,
+    reference: LocalReference | None,
+    field: str,
+    prefixes: tuple[str, ...] = _OURS,
 ) -> dict[str, str] | None:
     """The credentials in a Secret; None when none is named, or when an optional one does not exist.
 
     Args:
         field: the field that names the Secret.
+        prefixes: beginnings of the keys to read.
 
     Raises:
         ExternalError: the Secret cannot be read, does not exist, or does not hold text.
@@ -37,7 +44,7 @@ async def read(
         secret = await kube.get("Secret", namespace, reference.name)
         if secret is not None:
             held = (secret.get("data") or {}).items()
-            return {name: _text(value) for name, value in held if name.startswith(_OURS)}
+            return {name: _text(value) for name, value in held if name.startswith(prefixes)}
     except ValueError:
         reason, problem = (
             ConditionReason.CREDENTIALS_UNREADABLE,

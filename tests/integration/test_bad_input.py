@@ -82,7 +82,8 @@ NO_PACKS: Json = {"packing": False}
 DPO: Json = {"type": "DPO"}
 UNPAIRED: Json = {"type": "Unpaired", "label": "thumb"}
 KTO: Json = {"type": "KTO"}
-COLUMNS_OF: Json = {"DPO": PREFERENCES, "KTO": UNPAIRED}
+OF_ANSWERS_AND_METHODS = "objectives DPO, KTO, ORPO, SimPO work with method Full, LoRA, QLoRA or DoRA"
+COLUMNS_OF: Json = {"DPO": PREFERENCES, "KTO": UNPAIRED, "ORPO": PREFERENCES}
 OBJECT = "the name of an object must have lowercase letters"
 VARIABLE = "the name of an environment variable must have letters"
 
@@ -99,6 +100,11 @@ AT_DATABRICKS: Json = {"uri": "databricks", "registryUri": "databricks-uc"}
 MODEL: Json = {"model": "main.llm.support"}
 IN_WORKSPACE = (
     "the training pods cannot read a folder of a Databricks workspace: use the object storage behind it"
+)
+IN_DBFS = "the training pods cannot reach DBFS: use a volume of Unity Catalog, or object storage"
+NO_LOGIN = (
+    "the training pods reach /Volumes of a Databricks workspace with the login of tracking: set tracking.uri to databricks, or "
+    "use the object storage behind it"
 )
 
 
@@ -145,6 +151,10 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
         registered(register={}),
         "a model in Unity Catalog has three names: write register.model as catalog.schema.name",
     ),
+    "a way of upload to Unity Catalog": (
+        registered(register=MODEL | {"upload": "Proxy"}),
+        "models of a Databricks workspace go straight to its store: remove register.upload",
+    ),
     "no signature in Unity Catalog": (
         registered(register=MODEL | {"signature": False}),
         "Unity Catalog needs the signature of a model: remove register.signature",
@@ -161,7 +171,8 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
         "an experiment of a Databricks workspace is a path, such as /Shared/support",
     ),
     "splits in a workspace": (job(data=prepared(output="/Volumes/main/llm/splits")), IN_WORKSPACE),
-    "checkpoints in a workspace": (job(checkpoint={"uri": "dbfs:/checkpoints"}), IN_WORKSPACE),
+    "checkpoints in DBFS": (job(checkpoint={"uri": "/dbfs/checkpoints"}), IN_DBFS),
+    "checkpoints in a workspace without its login": (job(checkpoint={"uri": "/Volumes/a/b/c"}), NO_LOGIN),
     "no volume for Databricks": (
         job(data=prepared(spark={"mode": "Databricks"})),
         "mode Databricks needs databricks, with the volume for the operator's wheel",
@@ -250,8 +261,44 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
         "path",
     ),
     "an output that training cannot read": (
-        job(data=prepared(output="gs://splits/support")),
-        "output is s3://bucket/folder or an absolute path: training does not read gs:// and abfss://",
+        job(data=prepared(output="hdfs://splits/support")),
+        "output is s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute "
+        "path",
+    ),
+    "an output of a script": (
+        job(output={"uri": "gs://models/support"}, trainer={"command": ["torchrun", "a.py"]}),
+        "output needs the built-in loop",
+    ),
+    "an output in a store that cannot be written": (
+        job(output={"uri": "hdfs://models/support"}),
+        "uri is s3://bucket/folder, gs://bucket/folder",
+    ),
+    "an output without a folder": (job(output={"uri": "gs://models"}), "uri is s3://bucket/folder"),
+    "an output in a workspace without its login": (job(output={"uri": "/Volumes/main/llm/models"}), NO_LOGIN),
+    "an output in a workspace, and runs elsewhere": (
+        job(output={"uri": "/Volumes/main/llm/models"}, tracking={"uri": "http://mlflow:5000"}),
+        NO_LOGIN,
+    ),
+    "an output in DBFS": (job(output={"uri": "/dbfs/models"}, tracking=AT_DATABRICKS), IN_DBFS),
+    **{
+        f"an output {output} beside checkpoints {checkpoints}": (
+            job(output={"uri": output}, checkpoint={"uri": checkpoints}),
+            "one of output.uri and checkpoint.uri is in the other",
+        )
+        for output, checkpoints in (
+            ("s3://a/b", "s3://a/b"),
+            ("s3://a/b/", "s3://a/b"),
+            ("s3://a/b/c", "s3://a/b"),
+            ("/a", "/a/b/"),
+        )
+    },
+    "a way of upload of a script": (
+        job(register={"upload": "Direct"}, trainer={"command": ["torchrun", "a.py"]}),
+        "register.upload needs the built-in loop",
+    ),
+    "checkpoints in a store that cannot be written": (
+        job(checkpoint={"uri": "hdfs://a/b"}),
+        "uri is s3://bucket/folder, gs://bucket/folder",
     ),
     "a catalog, and no table": (
         job(data=prepared(catalog=UNITY)),
@@ -299,7 +346,7 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     "a model on a volume, and a Databricks run": (
         databricks_run(base="/models/base"),
         "data.prepare.spark.mode Databricks reads the tokenizer of model.base, and this is a folder of the pods: use a Hub "
-        "id, or models:/ with tracking.uri databricks",
+        "id, a volume of Unity Catalog, or models:/ with tracking.uri databricks",
     ),
     "a model in a store, and a Databricks run": (
         databricks_run(base="s3://models/base"),
@@ -387,7 +434,7 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     ),
     "no answer to take the loss on": (
         job(data=prepared(promptTemplate="{text}"), objective={"lossOn": "Answer"}),
-        "objective.lossOn Answer needs data.prepare.responseTemplate",
+        "objective.lossOn Answer and LastAnswer need data.prepare.responseTemplate",
     ),
     "source and splits": (
         job(data={**prepared(), "splits": {"type": "Delta", "path": "/x"}}),
@@ -430,6 +477,41 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
         job(trainer={"code": {"configMapRef": {"name": "c"}}}),
         "trainer.code needs trainer.command",
     ),
+    "code from two places": (
+        job(trainer=code(volume="code", git={"url": "https://host/owner/code"})),
+        "set one of configMapRef, volume and git",
+    ),
+    **{
+        f"a repository at {url}": (job(trainer=code(git={"url": url})), sentence)
+        for url, sentence in {
+            "ssh://git@host/owner/code": "the repository is fetched over HTTPS: write https://host/owner/repository",
+            "git@host:owner/code.git": "the repository is fetched over HTTPS: write https://host/owner/repository",
+            "https://me:token@host/owner/code": "the address holds a user or a password: put them into a Secret",
+            "https://host/owner/code?x=$(TOKEN)": "write the address as https://host/owner/repository, without ? and #",
+        }.items()
+    },
+    "a range of commits": (
+        job(trainer=code(git={"url": "https://host/owner/code", "revision": "a..b"})),
+        "write a branch, a tag, or a commit with all its digits",
+    ),
+    **{
+        f"the dependency {text}": (job(trainer={"command": ["python"], "dependencies": [text]}), sentence)
+        for text, sentence in {
+            "--index-url=https://host": "options of pip do not go here: set its variables, such as PIP_INDEX_URL",
+            "a @ https://me:token@host/a.whl": "the address holds a user or a password: publish the package in an index",
+            "https://host/a.whl": "write a requirement as pip takes it: a name with versions, such as datasets>=3",
+            "a>=1,$(TOKEN)": "write a requirement as pip takes it",
+            "a b": "write a requirement as pip takes it",
+        }.items()
+    },
+    "dependencies of the built-in loop": (
+        job(trainer={"dependencies": ["datasets>=3"]}),
+        "trainer.dependencies needs trainer.command: the built-in loop has what it needs",
+    ),
+    "a dependency twice": (
+        job(trainer={"command": ["python"], "dependencies": ["trl", "trl"]}),
+        'Duplicate value: "trl"',
+    ),
     "packing with virtual tokens": (
         job(method={"type": "PromptTuning"}),
         "virtual tokens are lost under packing and activation checkpointing: set training.packing: false",
@@ -471,8 +553,9 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
             sentence,
         )
         for objective, methods, sentence in (
-            (DPO, ("PrefixTuning", "PromptTuning"), "DPO works with method Full, LoRA, QLoRA or DoRA"),
-            (KTO, ("PrefixTuning", "PromptTuning"), "KTO works with method Full, LoRA, QLoRA or DoRA"),
+            (DPO, ("PrefixTuning", "PromptTuning"), OF_ANSWERS_AND_METHODS),
+            (KTO, ("PrefixTuning",), OF_ANSWERS_AND_METHODS),
+            ({"type": "ORPO"}, ("PromptTuning",), OF_ANSWERS_AND_METHODS),
             (
                 DISTILLATION,
                 ("QLoRA", "PrefixTuning", "PromptTuning"),
@@ -483,11 +566,30 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     },
     "DPO without preferences": (
         job(objective=DPO),
-        "objective DPO needs data.columns of type Preference",
+        "objective DPO, ORPO or SimPO needs data.columns of type Preference",
+    ),
+    "SimPO of judged answers": (
+        job(data=prepared(columns=UNPAIRED), objective={"type": "SimPO"}),
+        "objective DPO, ORPO or SimPO needs data.columns of type Preference",
+    ),
+    "the parameters of another objective": (
+        job(data=prepared(columns=PREFERENCES), objective=DPO | {"orpo": {}}),
+        "orpo needs type ORPO",
+    ),
+    "smoothed IPO": (
+        job(
+            data=prepared(columns=PREFERENCES),
+            objective=DPO | {"dpo": {"loss": "IPO", "labelSmoothing": 0.1}},
+        ),
+        "labelSmoothing needs loss: Sigmoid",
+    ),
+    "noise on virtual tokens": (
+        job(method={"type": "PromptTuning"}, training={"packing": False, "neftuneAlpha": 5}),
+        "training.neftuneAlpha works with method Full, LoRA, QLoRA or DoRA",
     ),
     "preferences without DPO": (
         job(data=prepared(columns=PREFERENCES)),
-        "data.columns of type Preference needs objective.type DPO",
+        "data.columns of type Preference needs objective.type DPO, ORPO or SimPO",
     ),
     "KTO without labels": (
         job(data=prepared(columns=PREFERENCES), objective=KTO),
@@ -521,6 +623,20 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
     "a loss on the answer of a text": (
         job(data=prepared(), objective={"lossOn": "Answer"}),
         "a text has no answer",
+    ),
+    "a loss on the last answer of a text": (
+        job(data=prepared(), objective={"lossOn": "LastAnswer"}),
+        "a text has no answer",
+    ),
+    "weights of a text's messages": (
+        job(data=prepared(columns={"type": "Text", "messageWeight": "train"})),
+        "messageWeight needs type Messages",
+    ),
+    "weights of messages beside a loss on all tokens": (
+        job(
+            data=prepared(columns={"type": "Messages", "messageWeight": "train"}), objective={"lossOn": "All"}
+        ),
+        "objective.lossOn All takes it on every token",
     ),
     "a template of both answers": (
         job(
@@ -711,20 +827,21 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
                 "a relative path",
                 {"type": "Uri", "uri": "c/a"},
                 [],
-                "uri is s3://bucket/folder, or an absolute",
+                "uri is s3://bucket/folder, gs://bucket/folder, abfss://",
             ),
             (
                 "a bucket",
                 {"type": "Uri", "uri": "s3://bucket"},
                 [],
-                "uri is s3://bucket/folder, or an absolute",
+                "uri is s3://bucket/folder, gs://bucket/folder, abfss://",
             ),
             (
                 "a workspace",
                 {"type": "Uri", "uri": "/Volumes/a/b/c"},
                 [],
-                "the training pods cannot read a folder of a Databricks workspace",
+                NO_LOGIN,
             ),
+            ("DBFS", {"type": "Uri", "uri": "/dbfs/a"}, [], IN_DBFS),
             (
                 "a script",
                 {"type": "Job", "name": "a"},
@@ -743,6 +860,33 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
             model={"base": "models:/m@a", "adapter": "Continue"}, method={"type": "LoRA", "lora": {"rank": 8}}
         ),
         "model.adapter: Continue keeps the rank, the scale and the layers of the adapter: remove method.lora",
+    ),
+    "a layer that is adapted and trained whole": (
+        job(method={"type": "LoRA", "lora": {"targetModules": ["lm_head"], "modulesToSave": ["lm_head"]}}),
+        "a layer of modulesToSave is trained whole and has no adapter: remove it from targetModules",
+    ),
+    "new tokens in an adapter that goes on": (
+        job(
+            model={"base": "models:/m@a", "adapter": "Continue", "newTokens": ["<a>"]},
+            method={"type": "LoRA"},
+        ),
+        "adapter: Continue keeps the vocabulary that the adapter was trained with: remove newTokens, or set adapter: Merge",
+    ),
+    "new tokens in an adapter alone": (
+        job(model={"base": "org/base", "newTokens": ["<a>"]}, method={"type": "LoRA"}),
+        "model.newTokens with an adapter needs method.export: Merged, since the base has no rows for them",
+    ),
+    "new tokens under virtual ones": (
+        job(
+            model={"base": "org/base", "newTokens": ["<a>"]},
+            method={"type": "PromptTuning"},
+            training={"packing": False},
+        ),
+        "model.newTokens works with method Full, LoRA, QLoRA or DoRA: virtual tokens train no embedding",
+    ),
+    "new tokens that a teacher does not have": (
+        job(model={"base": "org/base", "newTokens": ["<a>"]}, objective=DISTILLATION),
+        "model.newTokens does not work with objective Distillation, whose teacher has no rows for them",
     ),
     "the best of no evaluations": (
         job(training={"select": "Best"}),
@@ -824,6 +968,26 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
         )
         for name, value in (("beta1", 1), ("beta2", -0.1), ("epsilon", 0))
     },
+    "momentum of AdamW": (
+        job(training={"optimizer": {"momentum": 0.9}}),
+        "momentum needs type Muon",
+    ),
+    "Muon for bf16 weights": (
+        job(training={"optimizer": {"type": "Muon", "weights": "BF16"}}),
+        "weights: BF16 needs type AdamW or AdamW8bit",
+    ),
+    "bf16 weights that compute in fp32": (
+        job(training={"precision": "FP32", "optimizer": {"weights": "BF16"}}),
+        "optimizer.weights: BF16 needs precision: BF16",
+    ),
+    "bf16 weights of an adapter": (
+        job(method={"type": "LoRA"}, training={"optimizer": {"weights": "BF16"}}),
+        "optimizer.weights: BF16 needs method Full",
+    ),
+    "Muon for an adapter": (
+        job(method={"type": "LoRA"}, training={"optimizer": {"type": "Muon"}}),
+        "optimizer.type: Muon needs method Full: set AdamW or AdamW8bit",
+    ),
     "label smoothing of targets for DPO": (
         job(data=prepared(columns=PREFERENCES), objective=DPO | {"labelSmoothing": 0.1}),
         "labelSmoothing needs type SFT: for DPO set dpo.labelSmoothing",
@@ -857,6 +1021,11 @@ TAKEN_BY_THE_SCHEMA: dict[str, Json] = {
         method={"type": "PromptTuning", "softPrompt": {"initText": "Answer:"}}, training=NO_PACKS
     ),
     "DPO": job(data=prepared(columns=PREFERENCES, promptTemplate="Q: {p}"), objective=DPO),
+    "IPO": job(data=prepared(columns=PREFERENCES), objective=DPO | {"dpo": {"loss": "IPO"}}),
+    "ORPO, with noise": job(
+        data=prepared(columns=PREFERENCES), objective={"type": "ORPO"}, training={"neftuneAlpha": 5}
+    ),
+    "SimPO": job(data=prepared(columns=PREFERENCES), objective={"type": "SimPO", "simpo": {"gamma": 0}}),
     "KTO": job(
         data=prepared(columns=UNPAIRED, promptTemplate="Q: {prompt}", minPromptChars=2, conversation={}),
         objective=KTO | {"kto": {"beta": 0.2, "desirableWeight": 1.3}},
@@ -872,6 +1041,19 @@ TAKEN_BY_THE_SCHEMA: dict[str, Json] = {
     "languages": job(data=prepared(languages=["en", "de"])),
     "redaction": job(data=prepared(redact=["Email", "Phone", "CardNumber", "Secret"])),
     "a version at a time": source(type="Delta", path="/a", versionTime="2026-11-01T00:00:00+01:00"),
+    "code of a repository, and packages": job(
+        trainer={
+            **code(git={"url": "https://host:8443/owner/code.git", "revision": "release/1.0"}),
+            "dependencies": [
+                "datasets >=3, <5",
+                "trl[peft,vllm]~=1.0; python_version < '3.13'",
+                "flash-attn",
+                "torch (==2.13.0+cu130)",
+                "code @ git+https://host/owner/code.git@v1",
+                "wheel @ file:///wheels/wheel-1.0-py3-none-any.whl ; sys_platform == 'linux'",
+            ],
+        }
+    ),
     "a split of the Hub": source(type="Hub", dataset="org/name", config="en", split="train", revision="main"),
     "settings of Spark": job(
         data=prepared(
@@ -898,6 +1080,11 @@ TAKEN_BY_THE_SCHEMA: dict[str, Json] = {
     "an adapter that goes on": job(
         model={"base": "models:/m@a", "adapter": "Continue"}, method={"type": "DoRA"}
     ),
+    "new tokens": job(model={"base": "org/base", "newTokens": ["<a>", "</a>"]}),
+    "new tokens in a merged adapter, with layers of its own": job(
+        model={"base": "org/base", "newTokens": ["<a>"]},
+        method={"type": "QLoRA", "export": "Merged", "lora": {"bias": "All", "modulesToSave": ["lm_head"]}},
+    ),
     "to resume from a job": job(checkpoint={"resumeFrom": {"type": "Job", "name": "another"}}),
     "to resume from a place": job(
         checkpoint={"uri": "/c", "resumeFrom": {"type": "Uri", "uri": "s3://bucket/c/a"}}
@@ -917,6 +1104,13 @@ TAKEN_BY_THE_SCHEMA: dict[str, Json] = {
         },
         objective={"labelSmoothing": 0.1},
     ),
+    "8 bits and bf16 weights": job(
+        training={"optimizer": {"type": "AdamW8bit", "weights": "BF16", "beta2": 0.95}, "precision": "BF16"}
+    ),
+    "8 bits for an adapter": job(
+        method={"type": "QLoRA"}, training={"optimizer": {"type": "AdamW8bit"}, "precision": "FP16"}
+    ),
+    "Muon": job(training={"optimizer": {"type": "Muon", "momentum": 0.9}, "precision": "FP16"}),
     "shares of a schedule": job(
         training={"scheduler": "WSD", "warmupRatio": 0.7, "decayRatio": 0.3, "minLearningRate": 1}
     ),
@@ -941,6 +1135,16 @@ TAKEN_BY_THE_SCHEMA: dict[str, Json] = {
         runPolicy={"queueName": "team-a.gpu"},
         distributed={"nccl": {"NCCL_DEBUG": "INFO"}},
     ),
+    "folders in volumes of Unity Catalog": registered(
+        model={"base": "/Volumes/main/llm/work/base"},
+        checkpoint={
+            "uri": "/Volumes/main/llm/work/checkpoints",
+            "resumeFrom": {"type": "Uri", "uri": "/Volumes/main/llm/work/others"},
+        },
+        output={"uri": "/Volumes/main/llm/work/tiny"},
+        tracking={"uri": "databricks"},
+    ),
+    "a base in a volume, and a Databricks run": databricks_run(base="/Volumes/main/llm/work/base"),
     "all of the speed": job(
         training={"compile": True, "activationCheckpointing": "Auto"},
         distributed={"strategy": "HSDP", "nodes": 2, "processesPerNode": 2},
@@ -988,6 +1192,7 @@ CHANGES: dict[str, tuple[Json, str | None]] = {
         None,
     ),
     "a command": ({"trainer": {"command": ["mine"]}}, "spec.trainer.command cannot change"),
+    "an output": ({"output": {"uri": "s3://a/b"}}, "spec.output cannot change"),
     "a filter": ({"data": {"prepare": {"filter": "a = 1"}}}, "spec.data.prepare.filter cannot change"),
     "the source": ({"data": {"source": {"path": "/other"}}}, "spec.data.source cannot change"),
     "no preparation": ({"data": {"prepare": None}}, "spec.data.prepare cannot change"),

@@ -48,7 +48,7 @@ def test_a_job_is_prepared_trained_registered_and_done(world: World) -> None:
         "WORLD_SIZE": "4",
         "MLFLOW_RUN_ID": run_id,
         "MLFLOW_TRACKING_URI": world.mlflow.uri,
-        "HYPERPARAMETERS_PATH": "/etc/finetune/recipe.yaml",
+        "FINETUNE_RECIPE": "/etc/finetune/recipe.yaml",
         "FINETUNE_ATTEMPT": "1",
     }
     assert {name: environment.get(name) for name in expected} == expected

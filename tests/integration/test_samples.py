@@ -14,10 +14,11 @@ from finetune_crds import FineTuneJob, ModelPromotion, ModelPromotionSpec
 from finetune_crds.evaluation import NAMES
 from finetune_crds.gates import ComparisonGate, Gate
 from finetune_crds.modelpromotion import Source
+from finetune_crds.objective import ObjectiveType
 from finetune_crds.reference import SAMPLES as FOLDER
 from finetune_crds.reference import sample_files
 from finetune_crds.serving import DatabricksServing
-from finetune_crds.training import MethodType, ObjectiveType
+from finetune_crds.training import MethodType
 from support.api import Api
 from support.waiting import wait_for
 from worlds.processes.servers import Plane
@@ -222,4 +223,7 @@ def test_four_published_ways_are_here() -> None:
         "fabric-stack",
         "quickstart",
         "own-script",
+        "own-script-accelerate",
+        "own-script-deepspeed",
+        "own-script-lightning",
     } <= names

@@ -12,7 +12,9 @@ import torch
 from torch.nn import functional
 
 from finetune_crds import contract
-from finetune_crds.training import COLUMNS_OF_OBJECTIVE
+from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
+from finetune_crds.recipe import Recipe
+from finetune_trainer.train.model.new_tokens import NewTokens
 from support.training import Mlflow, eval_loss_of, history, split_of
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ WARNINGS = (
     # What peft says whenever it generates behind a prompt.
     "ignore:Position ids are not supported:UserWarning",
 )
-BETA, TEMPERATURE, WEIGHT = 0.5, 2.0, 0.7
+BETA, GAMMA, TEMPERATURE, WEIGHT = 0.5, 0.3, 2.0, 0.7
 PROMPT = "What is the red house? "
 
 
@@ -35,6 +37,7 @@ PROMPT = "What is the red house? "
 class Cell:
     """A cell of the table of methods and objectives.
 
+    loss: of DPO, where it is not the default.
     tolerance: by which share the reloaded model's loss may differ from the reported one.
     """
 
@@ -42,11 +45,12 @@ class Cell:
     objective: str
     ranks: int = 1
     merge: bool = False
+    loss: str = ""
     tolerance: float = 1e-4
     changes: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{self.method}-{self.objective}"
+        return f"{self.method}-{self.loss or self.objective}"
 
     @property
     def low_rank(self) -> bool:
@@ -64,23 +68,33 @@ class Models:
 
 
 SOFT = {"training.packing": False, "method.softPrompt": {"virtualTokens": 8}, "training.learningRate": 0.05}
+NEW_TOKENS = {"model.newTokens": ["The ", " house"]}
 TABLE = [
     Cell("Full", "SFT"),
     Cell("Full", "DPO", ranks=2),
-    Cell("Full", "KTO", ranks=2),
+    Cell("Full", "KTO", ranks=2, changes=NEW_TOKENS),
+    Cell("Full", "ORPO"),
+    Cell("Full", "SimPO", ranks=2),
     Cell("Full", "Distillation"),
     Cell("LoRA", "SFT", changes={"method.lora.useRslora": True}),
-    Cell("LoRA", "DPO", merge=True),
+    Cell("LoRA", "DPO", merge=True, changes={"method.lora.modulesToSave": ["embed_tokens"]}),
     Cell("LoRA", "KTO", merge=True),
-    Cell("LoRA", "Distillation"),
-    Cell("DoRA", "SFT", merge=True),
+    Cell("LoRA", "DPO", loss="IPO"),
+    Cell("LoRA", "ORPO"),
+    Cell("LoRA", "SimPO", merge=True),
+    Cell("LoRA", "Distillation", changes={"method.lora.modulesToSave": ["norm"]}),
+    Cell("DoRA", "SFT", merge=True, changes=NEW_TOKENS),
     Cell("DoRA", "DPO"),
     Cell("DoRA", "KTO"),
+    Cell("DoRA", "ORPO", merge=True),
+    Cell("DoRA", "SimPO"),
     Cell("DoRA", "Distillation"),
     # Loaded as anyone would, its base has all of its bits: 4-bit rounding is gone, and with it a little loss.
     Cell("QLoRA", "SFT", ranks=2, merge=True, tolerance=0.02),
     Cell("QLoRA", "DPO", tolerance=0.15, changes={"training.learningRate": 0.01}),
     Cell("QLoRA", "KTO", tolerance=0.15, changes={"training.learningRate": 0.01}),
+    Cell("QLoRA", "ORPO", tolerance=0.15, changes={"training.learningRate": 0.01}),
+    Cell("QLoRA", "SimPO", tolerance=0.15, changes={"training.learningRate": 0.01}),
     Cell("PrefixTuning", "SFT", changes=SOFT),
     Cell("PromptTuning", "SFT", changes={**SOFT, "method.softPrompt.initText": "The house is red."}),
 ]
@@ -103,12 +117,13 @@ def pod_of(cell: Cell, pod: Pod, models: Models) -> Pod:
         pod = pod.but({"method.lora": {"rank": 8}, "training.learningRate": rate})
         pod = pod.but({"method.export": "Merged"}) if cell.merge else pod
     if cell.objective in COLUMNS_OF_OBJECTIVE:
-        path = models.preferences if cell.objective == "DPO" else models.unpaired
+        columns = COLUMNS_OF_OBJECTIVE[cell.objective]
+        path = models.preferences if columns == "Preference" else models.unpaired
         pod = pod.but(
             {
-                "objective": {"type": cell.objective, cell.objective.lower(): {"beta": BETA}},
+                "objective": {"type": cell.objective, cell.objective.lower(): parameters(cell)},
                 "data": {
-                    "columns": {"type": COLUMNS_OF_OBJECTIVE[cell.objective]},
+                    "columns": {"type": columns},
                     "splits": {"type": "Delta", "path": str(path)},
                 },
                 # One pass: the loss of KTO depends on what is in it.
@@ -119,6 +134,14 @@ def pod_of(cell: Cell, pod: Pod, models: Models) -> Pod:
         spec = {"teacher": str(models.teacher), "temperature": TEMPERATURE, "weight": WEIGHT}
         pod = pod.but({"objective": {"type": "Distillation", "distillation": spec}})
     return pod.but(cell.changes)
+
+
+def parameters(cell: Cell) -> dict[str, Any]:
+    """What the loss about an example's two answers has."""
+    if cell.objective == "ORPO":
+        return {"weight": BETA}
+    others: dict[str, dict[str, Any]] = {"SimPO": {"gamma": GAMMA}, "DPO": {"loss": cell.loss or "Sigmoid"}}
+    return {"beta": BETA, **others.get(cell.objective, {})}
 
 
 def answers(model: Any, pod: Pod) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -133,19 +156,42 @@ def answers(model: Any, pod: Pod) -> Iterator[tuple[torch.Tensor, torch.Tensor]]
         yield logits[learned], tokens[1:][learned]
 
 
-def log_probabilities(model: Any, pod: Pod) -> torch.Tensor:
-    """Of both answers of each example [examples, 2]."""
+def log_probabilities(model: Any, pod: Pod, *, mean: bool = False) -> torch.Tensor:
+    """Of both answers of each example [examples, 2], or the means over their tokens."""
+    reduction = "mean" if mean else "sum"
     each = [
-        -functional.cross_entropy(logits, answer, reduction="sum") for logits, answer in answers(model, pod)
+        -functional.cross_entropy(logits, answer, reduction=reduction)
+        for logits, answer in answers(model, pod)
     ]
     return torch.stack(each).view(-1, 2)
 
 
+def log_odds(means: torch.Tensor) -> torch.Tensor:
+    """Of the second answers to the first ones, after the definition."""
+    odds = means.exp() / (1 - means.exp())
+    return (odds[:, 0] / odds[:, 1]).log()
+
+
+def loss_of_pairs(model: Any, cell: Cell, pod: Pod, base: Any) -> float:
+    """The mean loss of an objective about preferences over the validation split, in plain torch."""
+    mean = (cell.loss or cell.objective) != "DPO"
+    found = log_probabilities(model, pod, mean=mean)
+    if cell.objective == "DPO":
+        found -= log_probabilities(base, pod, mean=mean)
+    ahead = found[:, 0] - found[:, 1]
+    each = {
+        "DPO": lambda: -functional.logsigmoid(BETA * ahead),
+        "IPO": lambda: (ahead - 1 / (2 * BETA)) ** 2,
+        "SimPO": lambda: -functional.logsigmoid(BETA * ahead - GAMMA),
+        "ORPO": lambda: -found[:, 0] - BETA * functional.logsigmoid(log_odds(found)),
+    }
+    return float(each[cell.loss or cell.objective]().mean())
+
+
 def loss_of(model: Any, cell: Cell, pod: Pod, base: Any, teacher: Any) -> float:
     """The objective's mean loss over the validation split, in plain torch."""
-    if cell.objective == "DPO":
-        gained = log_probabilities(model, pod) - log_probabilities(base, pod)
-        return float(-functional.logsigmoid(BETA * (gained[:, 0] - gained[:, 1])).mean())
+    if COLUMNS_OF_OBJECTIVE.get(cell.objective) == "Preference":
+        return loss_of_pairs(model, cell, pod, base)
     if cell.objective == "KTO":
         gained = log_probabilities(model, pod) - log_probabilities(base, pod)
         labels = split_of(pod, "validation").labels
@@ -183,13 +229,18 @@ def assert_learned(cell: Cell, outcome: Outcome, tracked: Mlflow) -> None:
     assert after < before - 0.02, (before, after)
     assert outcome.losses[10] < outcome.losses[1] - 0.02
     if cell.objective == "DPO":
-        assert before == pytest.approx(math.log(2), rel=1e-5)
-        assert outcome.losses[1] == pytest.approx(math.log(2), abs=1e-4)
+        begin = 1 / (2 * BETA) ** 2 if cell.loss == "IPO" else math.log(2)
+        assert before == pytest.approx(begin, rel=1e-5)
+        assert outcome.losses[1] == pytest.approx(begin, abs=1e-4)
         accuracy = history(tracked, contract.METRIC_REWARD_ACCURACY)
         margin = history(tracked, contract.METRIC_REWARD_MARGIN)
         assert margin[1] == pytest.approx(0, abs=1e-4)
         assert margin[10] > 0.1
         assert accuracy[10] > 0.6
+        assert outcome.message.train.perplexity is None
+    if cell.objective in ("ORPO", "SimPO"):
+        margin = history(tracked, contract.METRIC_REWARD_MARGIN)
+        assert margin[10] > margin[1]
         assert outcome.message.train.perplexity is None
     if cell.objective == "KTO":
         assert (before, outcome.losses[1]) == pytest.approx((0.5, 0.5), abs=1e-4)
@@ -249,6 +300,8 @@ def check(cell: Cell, pod: Pod, models: Models, tracked: Mlflow, capsys: pytest.
 
     parts = mlflow.transformers.load_model("models:/cell/1", return_type="components")
     base = AutoModelForCausalLM.from_pretrained(models.base)
+    spec = Recipe.model_validate(pod.recipe).model
+    NewTokens.of(spec, parts["tokenizer"]).enlarge(base)
     taught = AutoModelForCausalLM.from_pretrained(models.teacher)
     reported = eval_loss_of(outcome)
     tolerance = cell.tolerance

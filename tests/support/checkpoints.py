@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,7 +14,14 @@ from torch.distributed.fsdp import fully_shard
 from finetune_crds.recipe import Recipe
 from finetune_trainer.train.checkpoint.checkpointer import Checkpointer
 from finetune_trainer.train.checkpoint.progress import Progress
+from finetune_trainer.train.model.compact_adamw import CompactAdamW
+from finetune_trainer.train.model.muon import Muon
 from finetune_trainer.train.runtime.distributed import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+RATE = 1e-2
 
 
 def recipe_for(
@@ -35,6 +42,26 @@ def recipe_for(
     )
 
 
+def adamw(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """AdamW over all of a model."""
+    return [torch.optim.AdamW(model.parameters(), lr=RATE)]
+
+
+def compact(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """AdamW with moments of 8 bits over all of a model."""
+    groups = [{"params": list(model.parameters())}]
+    return [CompactAdamW(groups, lr=RATE, betas=(0.9, 0.999), eps=1e-8, eight_bit=True, seed=7)]
+
+
+def muon(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Muon over the matrices of a model, and AdamW over its biases."""
+    weights = list(model.parameters())
+    return [
+        Muon([weight for weight in weights if weight.ndim == 2], lr=RATE),
+        torch.optim.AdamW([weight for weight in weights if weight.ndim != 2], lr=RATE, fused=True),
+    ]
+
+
 @dataclass
 class Run:
     """A sharded model in training, and its checkpoints; made anew, as the next attempt does."""
@@ -47,14 +74,16 @@ class Run:
     failed: list[tuple[int, str]] = field(default_factory=list)
     job: str = "tiny"
     parts: dict[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+    optimizers_of: Callable[[nn.Module], Sequence[torch.optim.Optimizer]] = adamw
 
     def __post_init__(self) -> None:
         recipe = recipe_for(self.folder, self.job, self.parts, **self.options)
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(16, self.width), nn.Linear(self.width, 8))
+        self.model = nn.Sequential(nn.Linear(16, self.width), nn.Linear(self.width, 8)).to(self.dtype)
         fully_shard(self.model, mesh=init_device_mesh("cpu", (self.world.size,)))
         self.model.set_force_sum_reduction_for_comms(True)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.optimizers = self.optimizers_of(self.model)
         self.checkpointer = Checkpointer(
             recipe,
             self.world,
@@ -72,13 +101,16 @@ class Run:
         """One step, the same for any number of ranks."""
         step = self.progress.step
         torch.manual_seed(step)
-        self.model(torch.randn(4, 16)).pow(2).mean().backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.model(torch.randn(4, 16, dtype=self.dtype)).pow(2).mean().backward()
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, CompactAdamW):
+                optimizer.number = step
+            optimizer.step()
+            optimizer.zero_grad()
         self.progress = replace(self.progress, step=step + 1)
 
     def save(self, *, wait: bool = True, best: bool = False) -> None:
-        self.checkpointer.save(self.progress, self.model, self.optimizer, wait=wait, best=best)
+        self.checkpointer.save(self.progress, self.model, self.optimizers, wait=wait, best=best)
 
     def train_and_save(self, steps: int, *, best: int | None = None) -> None:
         for _ in range(steps):
@@ -93,7 +125,7 @@ class Run:
     def resume(self) -> Progress:
         newest = self.checkpointer.newest()
         assert newest is not None
-        self.checkpointer.load(newest, self.model, self.optimizer)
+        self.checkpointer.load(newest, self.model, self.optimizers)
         self.progress = newest
         return newest
 
@@ -102,7 +134,10 @@ class Run:
         found: dict[str, torch.Tensor] = {}
         for name, parameter in self.model.named_parameters():
             found[name] = parameter.full_tensor().detach().clone()
-            for moment, value in self.optimizer.state[parameter].items():
+            states = [
+                optimizer.state[parameter] for optimizer in self.optimizers if parameter in optimizer.state
+            ]
+            for moment, value in (entry for state in states for entry in state.items()):
                 whole = value.full_tensor() if hasattr(value, "full_tensor") else value
                 found[f"{name} {moment}"] = whole.clone()
         return found

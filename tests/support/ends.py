@@ -31,7 +31,7 @@ _PATIENCE = 300
 
 
 def tiny_gang(folder: Path, *, steps: int) -> Pod:
-    """A pod of two ranks that train a tiny model with dropout, and save every third step while they go on."""
+    """A pod of two ranks that train a tiny model with dropout and noise, and save every third step while they go on."""
     save_base_model(folder / "base", attention_dropout=0.1)
     save_table(folder / "corpus")
     return Pod(folder, tiny_recipe(folder / "base", folder / "corpus"), forked=True).but(
@@ -39,6 +39,7 @@ def tiny_gang(folder: Path, *, steps: int) -> Pod:
             "distributed.processesPerNode": RANKS,
             "training.perDeviceBatchSize": 2,
             "training.maxSteps": steps,
+            "training.neftuneAlpha": 5,
             "checkpoint": {"uri": str(folder / "checkpoints"), "everySteps": EVERY_STEPS},
         }
     )

@@ -115,7 +115,7 @@ def _launch(environment: dict[str, str], pipe: Path) -> None:
     for stream in (1, 2):
         os.dup2(output, stream)
     SubprocessHandler._popen = lambda _handler, _command, rank: _ForkedRank(rank)
-    sys.exit(main())
+    sys.exit(main([]))
 
 
 class _ForkedRank(subprocess.Popen[bytes]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -49,7 +50,10 @@ class NoAnswerError(Exception):
 
 @contextmanager
 def serving(
-    respond: Callable[[Request], Answer], port: int = 0, interface: str = "127.0.0.1"
+    respond: Callable[[Request], Answer],
+    port: int = 0,
+    interface: str = "127.0.0.1",
+    tls: ssl.SSLContext | None = None,
 ) -> Iterator[str]:
     """A server for the time of a block; yields its address.
 
@@ -57,6 +61,7 @@ def serving(
         respond: called for each request, in a thread of its own; raises NoAnswerError to answer nothing.
         port: a free one unless given.
         interface: address of the one interface on which it answers; the default is the loopback interface.
+        tls: with a certificate, for HTTPS.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -88,10 +93,13 @@ def serving(
 
     with ThreadingHTTPServer((interface, port), Handler) as server:
         server.daemon_threads = True
+        if tls:
+            # NB: without the handshake, which would be made by the thread that accepts connections.
+            server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            yield f"http://{interface}:{server.server_port}"
+            yield f"{'https' if tls else 'http'}://{interface}:{server.server_port}"
         finally:
             server.shutdown()
             thread.join()

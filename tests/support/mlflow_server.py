@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -55,7 +56,18 @@ class Mlflow:
     port: int = field(default_factory=free_port)
     allowed_hosts: str = ""
     """Names the server answers to, as MLflow's --allowed-hosts takes them; empty for its default."""
+    artifacts: str = ""
+    """Where it keeps artifacts, as MLflow's --artifacts-destination takes it; empty for a folder of its own."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """More variables, such as a login to the store of its artifacts."""
     _process: Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its process id while it runs."""
+        assert self._process is not None
+        assert self._process.pid is not None
+        return self._process.pid
 
     @property
     def uri(self) -> str:
@@ -76,7 +88,8 @@ class Mlflow:
             "_MLFLOW_SERVER_REGISTRY_STORE": database,
             "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
             "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
-            "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(self.folder / "artifacts"),
+            "_MLFLOW_SERVER_ARTIFACT_DESTINATION": self.artifacts or str(self.folder / "artifacts"),
+            **self.environment,
         }
         if self.allowed_hosts:
             environment["MLFLOW_SERVER_ALLOWED_HOSTS"] = self.allowed_hosts

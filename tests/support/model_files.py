@@ -27,6 +27,24 @@ def saved(
     return folder
 
 
+def with_biases(base: Path, folder: Path) -> Path:
+    """A model like the base with biases, and an output layer of its own."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(base)
+    config.attention_bias = config.mlp_bias = True
+    config.tie_word_embeddings = False
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("bias"):
+                weight.normal_(std=0.1)
+    model.save_pretrained(folder)
+    load_tokenizer(networks.recipe(base).model, base).save_pretrained(folder)
+    return folder
+
+
 def as_pickle(base: Path, folder: Path) -> Path:
     """The base as it was saved before there were safetensors."""
     from safetensors.torch import load_file

@@ -36,8 +36,8 @@ def recipe(
     **training: Any,
 ) -> Recipe:
     """A recipe for a base in a folder, in fp32 and of 64 tokens at most where `training` says nothing else."""
+    from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
     from finetune_crds.recipe import Recipe
-    from finetune_crds.training import COLUMNS_OF_OBJECTIVE
 
     objective = objective or {"type": "SFT"}
     columns = {"type": COLUMNS_OF_OBJECTIVE.get(objective["type"], "Text")}

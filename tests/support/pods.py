@@ -211,7 +211,7 @@ class Pod:
         self._termination.unlink(missing_ok=True)
         environment = {
             **os.environ,
-            "HYPERPARAMETERS_PATH": str(self._write_recipe()),
+            "FINETUNE_RECIPE": str(self._write_recipe()),
             "FINETUNE_TERMINATION_PATH": str(self._termination),
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
@@ -250,7 +250,7 @@ class Pod:
         on_sigterm = signal.getsignal(signal.SIGTERM)
         with tempfile.TemporaryDirectory(dir=self.folder) as folder, pytest.MonkeyPatch.context() as patch:
             environment = {
-                "HYPERPARAMETERS_PATH": str(self._write_recipe()),
+                "FINETUNE_RECIPE": str(self._write_recipe()),
                 "HF_HUB_OFFLINE": "1",
                 scratch.ENV_SCRATCH: folder,
                 **dict.fromkeys(("RANK", "LOCAL_RANK"), "0"),

@@ -256,13 +256,12 @@ def error_of(outcome: Outcome) -> PodError:
 
 def split_of(pod: Pod, name: str) -> Split:
     """The tokens of one of the pod's splits."""
-    from transformers import AutoTokenizer
-
     from finetune_crds.recipe import Recipe
+    from finetune_trainer.tokenizer import load_tokenizer
     from finetune_trainer.train.data import dataset, encode
 
     recipe = Recipe.model_validate(pod.recipe)
-    encoder = encode.Encoder.of(recipe, AutoTokenizer.from_pretrained(recipe.model.base))
+    encoder = encode.Encoder.of(recipe, load_tokenizer(recipe.model, Path(recipe.model.base)))
     assert recipe.data.splits is not None
     with tempfile.TemporaryDirectory() as folder:
         assert dataset.tokenize(recipe.data.splits, name, encoder, Path(folder))

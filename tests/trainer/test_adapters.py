@@ -95,7 +95,7 @@ def test_an_unmerged_adapter_on_an_object_store_is_the_base_of_the_next_job(
 ) -> None:
     store = fsspec.filesystem("memory")
     store.put(str(base_model), "/bucket/base", recursive=True)
-    monkeypatch.setattr(fsspec, "url_to_fs", lambda uri: (store, uri.removeprefix("s3:/")))
+    monkeypatch.setattr(fsspec, "url_to_fs", lambda uri, **_: (store, uri.removeprefix("s3:/")))
     pod.env |= mlflow.env
     learned = adapter_of("s3://bucket/base", pod, mlflow, capsys)
     # The version names its base, and does not hold it.

@@ -86,7 +86,10 @@ def test_the_run_tells_progress_parameters_and_lineage(trained: Trained, table: 
     of_data = {name for name in metrics if name.startswith(("train_", "validation_"))}
     of_system = {name for name in metrics if name.startswith("system/")}
     of_preferences = {*Dpo.metrics, *Kto.metrics}
-    assert set(metrics) - of_data - of_system == names - of_preferences - {contract.METRIC_MFU}
+    assert set(metrics) - of_data - of_system == names - of_preferences - {
+        contract.METRIC_MFU,
+        contract.METRIC_LOSS_SCALE,
+    }
     assert {name: metrics[name] for name in of_data if metrics[name]} == {
         "train_rows_read": 72,
         "train_rows_kept": 72,
@@ -108,6 +111,16 @@ def test_the_run_tells_progress_parameters_and_lineage(trained: Trained, table: 
     assert run.data.tags[contract.TAG_EVAL_DATA] == split_of(trained.pod, "validation").digest
     assert run.data.tags[contract.TAG_DEVICE] == "CPU"
     assert run.data.tags[contract.TAG_DEVICE_NAME]
+    plan = contract.MemoryPlan.parse(run.data.tags[contract.TAG_PLAN])
+    assert plan is not None
+    assert (plan.activation_checkpointing, plan.trained_parameters) == ("None", plan.parameters)
+    assert (
+        plan.memory_bytes
+        == metrics[contract.METRIC_PLAN_MEMORY]
+        == pytest.approx(sum(plan.parts.values()), abs=6)
+    )
+    # Of weights in FP32 on two ranks.
+    assert (plan.parts["weights"], plan.staged_bytes) == (4 * plan.parameters // 2, 12 * plan.parameters // 2)
 
 
 def test_the_registered_version_answers_by_its_alias(trained: Trained) -> None:
@@ -131,6 +144,7 @@ LINES = (
     r"validation: 8 read, 8 kept",
     r"72 examples with 936 tokens in 18 sequences \(81% full\); 60 steps of 4 sequences on 2 ranks",
     r"memory: about \S+ GiB a rank \(.*\) of \S+ GiB; activation checkpointing None",
+    r"asynchronous checkpoints: a copy of \S+ GiB a rank in memory of the host",
     r"evaluation before training: loss \S+",
     r"step \d+/60  \d+%  loss \S+  lr \S+  grad \S+  \S+ tok/s  mem \S+ GiB  eta \S+",
     r"evaluation at step 60: loss \S+  perplexity \S+",
@@ -259,8 +273,11 @@ def test_another_job_carries_the_run_on_with_other_ranks_and_more_steps(
     assert [path.name for path in pod.folder.glob("checkpoints/*/step-*")] == ["step-00000062"]
 
 
-def test_bf16_learns_as_fp32_does(pod: Pod, trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
-    outcome = pod.but({"training.precision": "BF16"}).run_here(capsys)
+@pytest.mark.parametrize("optimizer", [{}, {"type": "AdamW8bit", "weights": "BF16"}])
+def test_bf16_learns_as_fp32_does(
+    pod: Pod, trained: Trained, optimizer: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = pod.but({"training.precision": "BF16", "training.optimizer": optimizer}).run_here(capsys)
     assert outcome.code == 0, outcome
     assert outcome.losses == pytest.approx(
         {step: trained.outcome.losses[step] for step in range(1, 7)}, rel=0.02

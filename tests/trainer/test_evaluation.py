@@ -40,7 +40,7 @@ def evaluated(pod: Pod, model: str) -> EvaluationResult:
     on_sigterm, told = signal.getsignal(signal.SIGTERM), pod.folder / "evaluation.json"
     environment = {
         **pod.env,
-        "HYPERPARAMETERS_PATH": str(pod.folder / "recipe.yaml"),
+        "FINETUNE_RECIPE": str(pod.folder / "recipe.yaml"),
         "FINETUNE_TERMINATION_PATH": str(told),
     }
     with pytest.MonkeyPatch.context() as patch:

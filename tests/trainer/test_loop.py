@@ -19,7 +19,7 @@ from finetune_trainer.train.checkpoint.folder import CheckpointFolder
 from finetune_trainer.train.checkpoint.progress import Progress
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.loop import Loop
-from finetune_trainer.train.model import attention
+from finetune_trainer.train.model import attention, compact_adamw, loss_scale, precision
 from finetune_trainer.train.model.network import Network
 from finetune_trainer.train.model.optimizer import Optimizer
 from finetune_trainer.train.model.schedule import Schedule
@@ -190,18 +190,35 @@ def one_document(states: list[torch.Tensor], *_: Any) -> torch.Tensor:
     return found[0].transpose(0, 1)
 
 
-def test_a_step_reads_no_value_of_a_tensor(base_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "training",
+    [
+        {},
+        {"optimizer": {"type": "AdamW8bit", "weights": "BF16"}},
+        {"optimizer": {"type": "Muon"}, "precision": "FP16"},
+    ],
+)
+def test_a_step_reads_no_value_of_a_tensor(
+    base_model: Path, training: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fake tensors have no values: what would wait for a GPU to read one fails here without a GPU."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
     from transformers import AutoConfig, AutoModelForCausalLM
 
     monkeypatch.setattr(attention, "_on_cpu", one_document)
-    config = AutoConfig.from_pretrained(base_model)
+    for signed in (True, False):
+        # bitsandbytes makes these once, of tensors.
+        compact_adamw._values(signed=signed)
+    # Wide enough for moments of 8 bits.
+    config = AutoConfig.from_pretrained(base_model, hidden_size=64, head_dim=16)
     collated = pack.collate(networks.random_split(examples=4, vocabulary=200), [[0, 1], [2, 3]], pad_id=0)
     unused: Any = None
     world: Any = Alone()
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.register())
+        dtype = precision.trained(Training.model_validate(training))
+        model = AutoModelForCausalLM.from_config(
+            config, attn_implementation=attention.register(), dtype=dtype
+        )
         network = Network(model, Sft())
         values = {name: value for name, value in vars(collated).items() if isinstance(value, torch.Tensor)}
         batch = replace(collated, **{name: mode.from_tensor(value) for name, value in values.items()})
@@ -210,7 +227,7 @@ def test_a_step_reads_no_value_of_a_tensor(base_model: Path, monkeypatch: pytest
         loop = Loop(
             world=world,
             network=network,
-            optimizer=Optimizer(network, Training(), 10),
+            optimizer=Optimizer(network, Training.model_validate(training), 10),
             feed=feed,
             evaluator=unused,
             reporter=Reporter(
@@ -232,6 +249,35 @@ def test_a_step_reads_no_value_of_a_tensor(base_model: Path, monkeypatch: pytest
         assert loop.progress.step == 2
         with pytest.raises(DataDependentOutputException):
             loop.optimizer.grad_norm()
+
+
+def test_fp16_finds_its_scale_and_keeps_it(
+    pod: Pod, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps that overflow on the way down are not those that maxSkippedSteps forbids."""
+    monkeypatch.setattr(loss_scale, "_FIRST", 2.0**19)
+    pod = pod.but(
+        {
+            "training.precision": "FP16",
+            "training.optimizer": {"type": "AdamW8bit"},
+            "training.maxSteps": 16,
+            "training.maxSkippedSteps": 0,
+            "training.logEverySteps": 8,
+            "checkpoint": {"uri": str(pod.folder / "checkpoints"), "everySteps": 8},
+        }
+    )
+    pod.env |= mlflow.env
+    outcome = pod.run_here(capsys)
+    assert outcome.code == 0, outcome.output
+    assert outcome.losses[16] < outcome.losses[8]
+    scales = history(mlflow, contract.METRIC_LOSS_SCALE)
+    assert scales == {8: pytest.approx(scales[16]), 16: scales[16]}
+    assert 1.0 < scales[16] < 2.0**19
+    assert set(history(mlflow, contract.METRIC_SKIPPED_STEPS).values()) == {0.0}
+    # Without the scale of the checkpoint, the next attempt would skip its first steps again.
+    again = pod.but({"training.maxSteps": 17, "training.logEverySteps": 1}).run_here(capsys)
+    assert (again.code, [*again.losses]) == (0, [17]), again.output
+    assert f"  scale {scales[16]:g}\n" in again.output
 
 
 def test_compiled_kernels_are_never_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
+from finetune_crds.objective import COLUMNS_OF_OBJECTIVE, ObjectiveType
 from finetune_crds.recipe import Recipe
-from finetune_crds.training import COLUMNS_OF_OBJECTIVE, MethodType, ObjectiveType
+from finetune_crds.training import MethodType
 from finetune_trainer.train.objectives import answers
 from support.cells import TABLE, WARNINGS, Cell, Models, check, exported, loss_of, pod_of
 from support.training import eval_loss_of
@@ -28,9 +29,9 @@ pytestmark = [
 CHOSEN = (
     "Full-DPO",
     "Full-KTO",
-    "LoRA-DPO",
+    "LoRA-SimPO",
     "LoRA-Distillation",
-    "DoRA-SFT",
+    "DoRA-ORPO",
     "QLoRA-SFT",
     "PrefixTuning-SFT",
     "PromptTuning-SFT",

@@ -22,7 +22,9 @@ STEPS, LEARNING_RATE = 2, 1e-2
 # Ranks that share them with batches of one have as many passes as others, and one rank none in its last.
 ROWS = 7
 FULL, LORA, QLORA = {"type": "Full"}, {"type": "LoRA"}, {"type": "QLoRA"}
-SFT, DPO, KTO = {"type": "SFT"}, {"type": "DPO"}, {"type": "KTO"}
+SFT, DPO, KTO, ORPO = {"type": "SFT"}, {"type": "DPO"}, {"type": "KTO"}, {"type": "ORPO"}
+IPO: dict[str, Any] = {"type": "DPO", "dpo": {"loss": "IPO"}}
+SIMPO: dict[str, Any] = {"type": "SimPO"}
 # The rows of a pass of all ranks together, on which the loss of KTO depends.
 ROWS_OF_KTO = 4
 
@@ -37,7 +39,8 @@ class Case:
 
     @property
     def name(self) -> str:
-        return f"{self.method['type']} {'Distillation' if self.teacher else self.objective['type']}"
+        named = "IPO" if self.objective == IPO else self.objective["type"]
+        return f"{self.method['type']} {'Distillation' if self.teacher else named}"
 
 
 CASES = [
@@ -47,6 +50,8 @@ CASES = [
     ),
     *(Case({"type": method}, DPO) for method in ("Full", "LoRA", "QLoRA")),
     *(Case({"type": method}, KTO) for method in ("Full", "LoRA")),
+    Case(FULL, ORPO),
+    *(Case(LORA, objective) for objective in (IPO, SIMPO)),
     *(Case({"type": method}, SFT, teacher=True) for method in ("Full", "LoRA")),
 ]
 # Case, strategy, what is recomputed.
@@ -81,7 +86,7 @@ def steps(
     from finetune_trainer.train.data import pack
     from finetune_trainer.train.data.feed import Collator, Examples
     from finetune_trainer.train.model import shard
-    from finetune_trainer.train.model.optimizer import adamw
+    from finetune_trainer.train.model.optimizer import optimizers
     from finetune_trainer.train.runtime.recipe import row_tokens
 
     objective = case.objective
@@ -113,7 +118,7 @@ def steps(
         split = dataclasses.replace(split, reference=split.reference - learned)
         batch_size = ROWS_OF_KTO // world.size
     made.train()
-    optimizer = adamw(made, recipe.training)
+    (optimizer,) = optimizers(made, recipe.training)
     found: list[Step] = []
     for _ in range(STEPS):
         batches = list(collator.batches(Examples(split, rows), batch_size))

@@ -21,7 +21,7 @@ def anonymous():
 def measure(world, folder):
     import peft, transformers.models.llama.modeling_llama
     from finetune_trainer.train import build
-    from finetune_trainer.train.model import load, shard
+    from finetune_trainer.train.model import load, shard, weights
     recipe = networks.recipe(Path(folder))
     model = load.skeleton(recipe, Path(folder), world)
     network = build.Network(model, build.Sft())
@@ -32,8 +32,8 @@ def measure(world, folder):
             peak[0] = max(peak[0], anonymous())
     watcher = threading.Thread(target=watch)
     watcher.start()
-    load.materialise(network, world.device)
-    load.read_weights(model, recipe.model, Path(folder), world)
+    weights.materialise(network, world.device)
+    weights.read_weights(model, recipe.model, Path(folder), world)
     done.set()
     watcher.join()
     size = 4 * sum(weight.numel() for weight in network.parameters())

@@ -1,4 +1,4 @@
-"""Networks over several ranks, in BF16, and with compiled layers."""
+"""Networks over several ranks, in half precision, and with compiled layers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from finetune_crds.training import Training
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import shard
 from finetune_trainer.train.model.network import decoder_layers, trained
 from finetune_trainer.train.model.optimizer import Optimizer
-from finetune_trainer.train.objectives.answers import reference_of
+from finetune_trainer.train.model.rows import local_rows
+from finetune_trainer.train.objectives.answers import OfAnswers, reference_of
 from support import networks
+from support.pods import save_base_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +39,7 @@ def world() -> Iterator[World]:
 
 
 def learned(network: Any, batch: pack.Batch) -> tuple[float, list[torch.Tensor]]:
+    torch.manual_seed(4)
     loss, _ = network(batch)
     loss.backward()
     slopes = [weight.grad.full_tensor().clone() for weight in network.parameters()]
@@ -51,8 +55,9 @@ def two_batches() -> list[pack.Batch]:
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_layers_compute_as_eager_ones(one_layer: Path, world: World) -> None:
     """Trap 15: each layer by itself and in place, so that names of weights stay, and rows of one length."""
-    eager = networks.build(networks.recipe(one_layer), one_layer, world)
-    compiled = networks.build(networks.recipe(one_layer, compile=True), one_layer, world)
+    # Noise on the embeddings, which come before the layers.
+    eager = networks.build(networks.recipe(one_layer, neftuneAlpha=5), one_layer, world)
+    compiled = networks.build(networks.recipe(one_layer, neftuneAlpha=5, compile=True), one_layer, world)
     assert [name for name, _ in compiled.named_parameters()] == [name for name, _ in eager.named_parameters()]
     for batch in two_batches():
         (loss, slopes), (expected, expected_slopes) = learned(compiled, batch), learned(eager, batch)
@@ -118,18 +123,18 @@ def one_rank_has_no_number(world: World, base: Path) -> None:
     optimizer = Optimizer(network, Training(), 10)
     for weight in trained(network):
         weight.grad = torch.ones_like(weight)
-    assert optimizer.step(0).item()
+    assert optimizer.step(0)[0].item()
     norm, before = optimizer.grad_norm(), [weight.full_tensor() for weight in local(network)]
     for weight in trained(network):
         weight.grad = torch.ones_like(weight)
     if world.rank == world.size - 1:
         first: Any = trained(network)[0].grad
         first.to_local().view(-1)[0] = math.nan
-    assert not optimizer.step(1).item()
+    assert not optimizer.step(1)[0].item()
     after = [weight.full_tensor() for weight in local(network)]
     torch.testing.assert_close(after, before, rtol=0, atol=0)
     assert optimizer.grad_norm() == norm
-    assert {int(state["step"]) for state in optimizer.adamw.state.values()} == {1}
+    assert {int(state["step"]) for state in optimizer.parts[0].state.values()} == {1}
 
 
 def local(network: Any) -> list[Any]:
@@ -141,44 +146,61 @@ def test_all_ranks_skip_a_step_in_which_one_has_broken_gradients(base_model: Pat
 
 
 @dataclass(frozen=True)
-class Bf16:
-    """A pass in BF16, and how many ranks take part in it."""
+class Half:
+    """A pass in half precision, and how many ranks take part in it."""
 
     method: str
     objective: str
     ranks: int
     recompute: str = "None"
+    whole: tuple[str, ...] = ()
+    """Layers beside the low-rank ones that are trained whole."""
+    precision: str = "BF16"
 
 
-# Each method, each objective and each number of ranks meet at least once, as far as the recipe allows.
-IN_BF16 = [
-    Bf16("Full", "SFT", 2),
-    Bf16("Full", "DPO", 1, "Full"),
-    Bf16("Full", "Distillation", 1),
-    Bf16("Full", "KTO", 2),
-    Bf16("LoRA", "SFT", 1, "Selective"),
-    Bf16("LoRA", "DPO", 2),
-    Bf16("LoRA", "KTO", 1, "Full"),
-    Bf16("LoRA", "Distillation", 2, "Full"),
-    Bf16("DoRA", "SFT", 2, "Full"),
-    Bf16("DoRA", "DPO", 1),
-    Bf16("QLoRA", "SFT", 1),
-    Bf16("QLoRA", "DPO", 2),
-    Bf16("PromptTuning", "SFT", 1),
-    Bf16("PromptTuning", "SFT", 2),
-    Bf16("PrefixTuning", "SFT", 1),
-    Bf16("PrefixTuning", "SFT", 2),
+# Each method, each objective and each number of ranks meet at least once in BF16, as far as the recipe allows. FP16 has more bits.
+IN_HALF = [
+    Half("Full", "SFT", 2),
+    Half("Full", "DPO", 1, "Full"),
+    Half("Full", "Distillation", 1),
+    Half("Full", "KTO", 2),
+    Half("Full", "SimPO", 2),
+    Half("Full", "IPO", 1),
+    Half("LoRA", "SFT", 1, "Selective"),
+    Half("LoRA", "DPO", 2),
+    Half("LoRA", "KTO", 1, "Full"),
+    Half("LoRA", "Distillation", 2, "Full", ("embed_tokens", "input_layernorm")),
+    Half("DoRA", "SFT", 2, "Full"),
+    Half("DoRA", "DPO", 1),
+    Half("DoRA", "ORPO", 2, "Full"),
+    Half("QLoRA", "SFT", 1),
+    Half("QLoRA", "DPO", 2, whole=("lm_head",)),
+    Half("QLoRA", "ORPO", 1),
+    Half("LoRA", "IPO", 2),
+    Half("LoRA", "SimPO", 1),
+    Half("PromptTuning", "SFT", 1),
+    Half("PromptTuning", "SFT", 2),
+    Half("PrefixTuning", "SFT", 1),
+    Half("PrefixTuning", "SFT", 2),
+    Half("Full", "SFT", 2, "Selective", precision="FP16"),
+    Half("LoRA", "Distillation", 1, precision="FP16"),
+    Half("DoRA", "KTO", 2, precision="FP16"),
+    Half("QLoRA", "DPO", 1, "Full", precision="FP16"),
+    Half("PrefixTuning", "SFT", 1, precision="FP16"),
+    Half("PromptTuning", "SFT", 2, precision="FP16"),
 ]
 
 
-def mean_loss_and_norm(world: World, base: Path, case: Bf16, precision: str) -> list[float]:
+def mean_loss_and_norm(world: World, base: Path, case: Half, precision: str) -> list[float]:
     """The mean loss over 8 examples, and the norm of its gradient."""
     objective: dict[str, Any] = {"type": case.objective}
+    if case.objective == "IPO":
+        objective = {"type": "DPO", "dpo": {"loss": "IPO"}}
     if case.objective == "Distillation":
         objective["distillation"] = {"teacher": str(base)}
     recipe = networks.recipe(
         base,
-        method={"type": case.method},
+        method={"type": case.method, **({"lora": {"modulesToSave": case.whole}} if case.whole else {})},
         objective=objective,
         precision=precision,
         packing="Tuning" not in case.method,
@@ -186,7 +208,7 @@ def mean_loss_and_norm(world: World, base: Path, case: Bf16, precision: str) -> 
     )
     torch.manual_seed(0)
     network = networks.build(recipe, base, world)
-    split = networks.random_split(documents=2 if network.objective.has_reference else 1, examples=8)
+    split = networks.random_split(documents=2 if isinstance(network.objective, OfAnswers) else 1, examples=8)
     if network.objective.has_reference:
         split = replace(split, reference=of_equal_chances(split, network.vocabulary))
     batch = pack.collate(split, [[row] for row in range(world.rank, 8, world.size)], pad_id=0)
@@ -207,8 +229,11 @@ def of_equal_chances(split: Split, vocabulary: int) -> np.ndarray:
 def in_both_precisions(world: World, folders: tuple[Path, Path]) -> None:
     base, results = folders
     found = [
-        {precision: mean_loss_and_norm(world, base, case, precision) for precision in ("BF16", "FP32")}
-        for case in IN_BF16
+        {
+            precision: mean_loss_and_norm(world, base, case, precision)
+            for precision in (case.precision, "FP32")
+        }
+        for case in IN_HALF
         if case.ranks == world.size
     ]
     if world.leads:
@@ -216,15 +241,84 @@ def in_both_precisions(world: World, folders: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_each_method_computes_in_bf16_what_it_does_in_fp32(
+def test_each_method_computes_in_half_precision_what_it_does_in_fp32(
     base_model: Path, tmp_path: Path, ranks: int
 ) -> None:
     networks.on_ranks(ranks, tmp_path / "rendezvous", in_both_precisions, (base_model, tmp_path))
     found = json.loads((tmp_path / "found.json").read_text())
-    cases = [case for case in IN_BF16 if case.ranks == ranks]
+    cases = [case for case in IN_HALF if case.ranks == ranks]
     differing = {
         str(case): values
         for case, values in zip(cases, found, strict=True)
-        if values["BF16"] != pytest.approx(values["FP32"], rel=0.02)
+        if values[case.precision] != pytest.approx(values["FP32"], rel=0.02)
     }
     assert differing == {}
+
+
+# Which optimizer, and over what the ranks share the weights.
+OPTIMIZERS: list[tuple[dict[str, Any], str]] = [
+    ({"type": "AdamW8bit"}, "FSDP"),
+    ({"type": "AdamW8bit"}, "HSDP"),
+    ({"type": "Muon"}, "FSDP"),
+    ({"type": "Muon"}, "HSDP"),
+    ({"type": "Muon"}, "DDP"),
+]
+
+
+def give_gradients(network: Any, step: int) -> None:
+    """Random ones, of which each rank has its rows."""
+    torch.manual_seed(step)
+    for weight in trained(network):
+        whole = torch.randn(weight.shape)
+        _, rows = local_rows(weight)
+        if isinstance(weight, DTensor):
+            gradient = torch.empty_like(weight)
+            local_rows(gradient)[0].copy_(whole[rows])
+            weight.grad = gradient
+        else:
+            weight.grad = whole
+
+
+def two_steps(network: Any, recipe: Any) -> dict[str, torch.Tensor]:
+    """The whole weights after two steps."""
+    optimizer = Optimizer(network, recipe.training, 10)
+    for step in range(2):
+        give_gradients(network, step)
+        assert optimizer.step(step)[0].item()
+    return {
+        name: weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
+        for name, weight in network.named_parameters()
+    }
+
+
+def steps_as_unsharded(world: World, base: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from finetune_trainer.train.model.network import Network
+    from finetune_trainer.train.objectives.sft import Sft
+
+    def recipe(spec: dict[str, Any], strategy: str, precision: str) -> Any:
+        # Gradients are below this norm, which ranks sum up in another order.
+        return networks.recipe(
+            base, strategy=strategy, precision=precision, optimizer=spec, weightDecay=0.1, maxGradNorm=1e9
+        )
+
+    for spec, strategy in OPTIMIZERS:
+        chosen = recipe(spec, strategy, "FP32")
+        found = two_steps(networks.build(chosen, base, world), chosen)
+        plain = Network(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), Sft())
+        torch.testing.assert_close(found, two_steps(plain, chosen), rtol=0, atol=0, msg=f"{spec} {strategy}")
+    for strategy in ("HSDP", "DDP"):
+        rounds = recipe({"type": "AdamW8bit", "weights": "BF16"}, strategy, "BF16")
+        weights = two_steps(networks.build(rounds, base, world), rounds)
+        # Replicas that rounded each in its own way would drift apart.
+        sums = torch.stack([weight.double().sum() for weight in weights.values()])
+        everywhere = [torch.empty_like(sums) for _ in range(world.size)]
+        torch.distributed.all_gather(everywhere, sums)
+        assert all(torch.equal(each, sums) for each in everywhere)
+
+
+def test_sharded_optimizers_take_the_steps_of_unsharded_ones(tmp_path: Path) -> None:
+    """Bit for bit; some matrices have rows that four ranks cannot share out evenly."""
+    save_base_model(tmp_path / "base", width=64)
+    networks.on_ranks(4, tmp_path / "rendezvous", steps_as_unsharded, tmp_path / "base")

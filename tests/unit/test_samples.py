@@ -56,21 +56,27 @@ def comment(sample: Path) -> str:
 def needs(spec: FineTuneJobSpec) -> Iterator[str]:
     """What a job needs that the demo's cluster does not have."""
     yield from ["GPUs"] if spec.distributed.gpus_per_node else []
-    yield from ["a model of the Hub"] if spec.model.base.count("/") == 1 else []
+    base = spec.model.base if spec.model else ""
+    yield from ["a model of the Hub"] if base.count("/") == 1 and ":" not in base else []
+    yield from ["an image"] if spec.trainer.image else []
     yield from ["a queue"] if spec.run_policy.queue_name else []
     yield from ["a claim"] if claims(spec) else []
-    prepare = spec.data.prepare
+    prepare = spec.prepare
     yield from ["an account that may create pods"] if prepare and prepare.spark.executor_pods else []
     resume_from = spec.checkpoint.resume_from if spec.checkpoint else None
     yield from ["checkpoints of another job"] if resume_from else []
-    yield from ["splits of another job"] if spec.data.splits and not spec.trainer.command else []
+    code = spec.trainer.code
+    yield from ["a repository"] if code and code.git else []
+    yield from (
+        ["splits of another job"] if spec.data and spec.data.splits and not spec.trainer.command else []
+    )
 
 
 def claims(spec: FineTuneJobSpec) -> set[str]:
     """The claims that the pods of a job mount."""
-    templates = [spec.pod_template, spec.data.prepare.pod_template if spec.data.prepare else None]
+    templates = [spec.pod_template, spec.prepare.pod_template if spec.prepare else None]
     volumes = [volume for item in templates if item for volume in item["spec"].get("volumes", [])]
-    cache = [spec.model.cache.claim_name] if spec.model.cache else []
+    cache = [spec.model_cache.claim_name] if spec.model_cache else []
     return {
         item["persistentVolumeClaim"]["claimName"] for item in volumes if "persistentVolumeClaim" in item
     } | {*cache}

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-import shutil
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlparse
 
-from finetune_trainer import origin, parts
+from finetune_trainer import origin, parts, storage
+from finetune_trainer.model_folder import MANIFEST, whole_files
 from finetune_trainer.origin import WEIGHTS, Origin, is_weights
 from finetune_trainer.outcome import PodFailure, RecipeRefusedError, TrainingError
 from finetune_trainer.parts import Parts
+from finetune_trainer.stored_model import StoredModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
     from mlflow.store.artifact.models_artifact_repo import ModelsArtifactRepository
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _FIELD = "model.base"
 _BASE_OF_ADAPTER = "base-of-adapter"
-_STORES, _NOT_FOUND = ("s3://", "s3a://", "models:/"), "ModelNotFound"
+_NOT_FOUND = "ModelNotFound"
 _WHOLE = "whole"
 
 
@@ -79,7 +79,7 @@ def fetch(
     """Fetch a model into the pod, with the base of an adapter, and return its folders.
 
     Args:
-        uri: absolute path (used where it is), s3://bucket/folder, models:/name@alias, or a Hub id.
+        uri: absolute path (used where it is), folder of an object store, models:/name@alias, or a Hub id.
         to: folder for what is downloaded and not cached.
         revision: Git revision of a Hub model.
         cache: where what is downloaded is kept, and taken from.
@@ -153,7 +153,8 @@ def _base_of(adapter: Parts, uri: str, place: _Place, *, without_weights: bool) 
                 of.uri, place.within(_BASE_OF_ADAPTER), of.revision, without_weights=without_weights
             )
     except RecipeRefusedError as error:
-        if error.reason != _NOT_FOUND or not of.uri.startswith(_STORES):
+        stored = storage.is_object_store(of.uri) or of.uri.startswith("models:/")
+        if error.reason != _NOT_FOUND or not stored:
             raise
         raise RecipeRefusedError(
             f"model.base {uri} is an adapter of {of.uri}, which does not exist: bring it back, or start from another model",
@@ -177,10 +178,10 @@ def _base_of(adapter: Parts, uri: str, place: _Place, *, without_weights: bool) 
 
 
 def _fetch(uri: str, place: _Place, revision: str | None, *, without_weights: bool) -> Parts:
+    if storage.is_object_store(uri):
+        return parts.of_folder(_from_object_store(uri, place, without_weights=without_weights), Origin(uri))
     if uri.startswith("/"):
         return parts.of_folder(_on_volume(uri), Origin(uri))
-    if urlparse(uri).scheme in ("s3", "s3a"):
-        return parts.of_folder(_from_object_store(uri, place, without_weights=without_weights), Origin(uri))
     if uri.startswith("models:/"):
         return parts.of_version(*_from_mlflow(uri, place, without_weights=without_weights))
     snapshot = _from_hub(uri, revision, place.cache, without_weights=without_weights)
@@ -197,55 +198,21 @@ def _on_volume(uri: str) -> Path:
             f"model.base {uri} does not exist in the pod: mount the volume in podTemplate or correct the path",
             reason=_NOT_FOUND,
         )
-    return Path(uri)
+    folder = Path(uri)
+    manifest = folder / MANIFEST
+    if manifest.is_file():
+        there = (file for file in folder.rglob("*") if file.is_file())
+        sizes = {file.relative_to(folder).as_posix(): file.stat().st_size for file in there}
+        whole_files(uri, manifest.read_bytes(), sizes)
+    return folder
 
 
 def _from_object_store(uri: str, place: _Place, *, without_weights: bool) -> Path:
-    import fsspec
-    from botocore.exceptions import NoCredentialsError
-
-    files, root = fsspec.url_to_fs(uri)
-    try:
-        listed: dict[str, dict[str, Any]] = files.find(root, detail=True)
-    except FileNotFoundError:
-        listed = {}
-    except PermissionError as error:
-        raise RecipeRefusedError(
-            f"model.base {uri} may not be read with the pod's credentials: grant them access",
-            reason="ModelForbidden",
-        ) from error
-    except NoCredentialsError as error:
-        raise RecipeRefusedError(
-            f"model.base {uri} needs credentials and the environment has none: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, in a "
-            "pod by envFrom",
-            reason="ModelForbidden",
-        ) from error
-    wanted = [name for name in listed if not (without_weights and is_weights(name))]
+    stored = StoredModel.find(uri)
+    wanted = [name for name in stored.listed if not (without_weights and is_weights(name))]
     if not wanted:
-        raise _not_found(uri, "correct the bucket or the folder")
-
-    def download(folder: Path) -> None:
-        for name in wanted:
-            target = folder / PurePosixPath(name).relative_to(root)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with files.open(name, "rb") as remote, target.open("wb") as local:
-                shutil.copyfileobj(remote, local)
-            if target.stat().st_size != listed[name]["size"]:
-                raise TrainingError(
-                    "ModelChanged", f"{name} of model.base {uri} changed while it was downloaded"
-                )
-
-    def key() -> Any:
-        contents = [[name, info["size"], _content_tag(info)] for name, info in sorted(listed.items())]
-        return ["object store", root.rstrip("/"), contents]
-
-    return place.filled(key, _part(without_weights), download)
-
-
-def _content_tag(info: Mapping[str, Any]) -> str:
-    """What differs between two contents of an object: its ETag, or when it was written."""
-    known = (info.get(name) for name in ("ETag", "etag", "LastModified", "created"))
-    return str(next((value for value in known if value is not None), ""))
+        raise _not_found(uri, f"correct the {storage.bucket(uri)} or the folder")
+    return place.filled(stored.key, _part(without_weights), lambda folder: stored.download(wanted, folder))
 
 
 def _part(without_weights: bool) -> str:
@@ -333,7 +300,9 @@ def _from_hub(name: str, revision: str | None, cache: Cache | None, *, without_w
             reason="ModelForbidden",
         ) from error
     except HFValidationError as error:
-        raise _not_found(name, "write a Hub id (org/name), an absolute path, s3:// or models:/") from error
+        raise _not_found(
+            name, "write a Hub id (org/name), an absolute path, s3://, gs://, abfss:// or models:/"
+        ) from error
     except RevisionNotFoundError as error:
         raise _not_found(f"{name} at revision {revision}", "correct model.revision") from error
     except RepositoryNotFoundError as error:

@@ -6,9 +6,10 @@ Each renders the beginning of a conversation in the same way once it goes on, so
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2 import Environment, TemplateError, TemplateSyntaxError
 
 from finetune_trainer.outcome import RecipeRefusedError
 
@@ -157,6 +158,69 @@ def render(
         tokenizer.apply_chat_template(
             [*messages], tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
         )
+    )
+
+
+def marked(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None
+) -> list[tuple[int, int]] | None:
+    """Return the parts of a conversation as text that are between {% generation %} and {% endgeneration %} in its template.
+
+    They are (begin, end) in characters, in order. None: the template has no such blocks.
+
+    Raises:
+        FAILURES: the template does not take the conversation.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    template = tokenizer.get_chat_template(tools=tools)
+    if not _has_marks(template):
+        return None
+    # NB: the tokenizer's own method gives tokens alone, in which a token can be of two parts.
+    _, (found,) = render_jinja_template(
+        [[*messages]],
+        tools=tools,
+        chat_template=template,
+        return_assistant_tokens_mask=True,
+        **tokenizer.special_tokens_map,
+    )
+    return [(int(begin), int(end)) for begin, end in found]
+
+
+def check_marks(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check that the {% generation %} blocks of a chat template hold something of an answer, if it has such blocks.
+
+    Raises:
+        RecipeRefusedError: they hold nothing.
+    """
+    asked: Message = {"role": "user", "content": "?"}
+    answers: list[Message] = [
+        {"role": "assistant", "content": "!"},
+        {"role": "assistant", "content": "", "tool_calls": [_PROBES[0][1]]},
+    ]
+    found = [_marked(tokenizer, [asked, answer]) for answer in answers]
+    told = [spans for spans in found if spans is not None]
+    if told and not any(begin < end for spans in told for begin, end in spans):
+        raise RecipeRefusedError(
+            "the {% generation %} blocks of the chat template hold nothing of an answer: put what the assistant says between "
+            "{% generation %} and {% endgeneration %} in model.chatTemplate.jinja, or remove the blocks"
+        )
+
+
+def _marked(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[tuple[int, int]] | None:
+    """The marked parts, or None where there are no marks, or the template refuses the messages."""
+    try:
+        return marked(tokenizer, messages)
+    except FAILURES:
+        return None
+
+
+@lru_cache(maxsize=4)
+def _has_marks(template: str) -> bool:
+    """Whether a template has {% generation %} blocks, other than in comments."""
+    parts = [(kind, text) for _, kind, text in Environment().lex(template) if kind != "whitespace"]  # noqa: S701 - it renders nothing
+    return any(
+        before[0] == "block_begin" and part == ("name", "generation") for before, part in pairwise(parts)
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from finetune_crds.data import Columns
-from finetune_crds.training import COLUMNS_OF_OBJECTIVE, ObjectiveType
+from finetune_crds.objective import COLUMNS_OF_OBJECTIVE, OBJECTIVES_OF_COLUMNS, ObjectiveType
 from finetune_trainer.outcome import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from finetune_crds.data import Data
+    from finetune_crds.objective import Objective
 
 Kind = Literal["text", "messages", "label", "other"]
 
@@ -44,14 +45,14 @@ def find(
 ) -> Columns:
     """Return the columns that hold an example, by their well-known names.
 
-    For DPO: prompt, chosen and rejected. For KTO: prompt, completion and label. Otherwise: messages (and tools beside them),
+    For preferences: prompt, chosen and rejected. For KTO: prompt, completion and label. Otherwise: messages (and tools beside them),
     text, or one of the pairs of prompt and response.
 
     Args:
         schema: the columns of the data.
         where: the data, for errors.
         objective: what examples are for.
-        templates: columns that the recipe's templates name; if any, the others hold no example. Not for DPO and KTO.
+        templates: columns that the recipe's templates name; if any, the others hold no example. Not for preferences and KTO.
 
     Raises:
         DataError: no columns are known to hold an example, or columns of more than one example are.
@@ -89,7 +90,7 @@ def of_table(data: Data) -> Columns:
     assert columns is not None  # noqa: S101 - the recipe names them, or they were found
     if data.prepare is None:
         return columns
-    if columns.type in COLUMNS_OF_OBJECTIVE.values():
+    if columns.type in OBJECTIVES_OF_COLUMNS:
         return Columns(type=columns.type)
     if data.prepare.conversation is not None or columns.messages is not None:
         return Columns(type="Messages", tools=columns.tools and "tools")
@@ -100,20 +101,40 @@ def of_table(data: Data) -> Columns:
     return Columns(type="PromptResponse")
 
 
-def misfits(data: Data, objective: ObjectiveType) -> list[str]:
-    """Return what is wrong about the type of a recipe's columns beside its objective, a sentence each."""
-    if data.columns is None:
+def misfits(data: Data, objective: Objective) -> list[str]:
+    """Return what is wrong about a recipe's columns by themselves and beside its objective, a sentence each."""
+    columns = data.columns
+    if columns is None:
         return []
-    return [
-        f"objective {name} and data.columns of type {kind} go together"
-        for name, kind in COLUMNS_OF_OBJECTIVE.items()
-        if (objective == name) != (data.columns.type == kind)
+    found = [
+        f"objective {' or '.join(names)} and data.columns of type {kind} go together"
+        for kind, names in OBJECTIVES_OF_COLUMNS.items()
+        if (objective.type in names) != (columns.type == kind)
     ]
+    if columns.message_weight is not None and columns.type != "Messages":
+        found.append(
+            "data.columns.messageWeight needs type Messages: preferences are judged by whole answers"
+        )
+    elif columns.message_weight is not None and objective.loss_on == "All":
+        found.append(
+            "data.columns.messageWeight says which answers the loss is on, and objective.lossOn All takes it on every token: "
+            "remove one of them"
+        )
+    return found
+
+
+def missing_weights(column: str, field: str) -> DataError:
+    """Return the error of conversations without the field that data.columns.messageWeight names."""
+    # NB: answers without the field are learned, so its name may not be wrong.
+    return DataError(
+        "MissingField",
+        f"no message of column {column} has the field {field}: correct data.columns.messageWeight, or remove it",
+    )
 
 
 def described(columns: Columns) -> str:
     """Return columns as text, such as `prompt question, response answer`."""
-    roles = ("text", "messages", "tools", "prompt", "response", "chosen", "rejected", "completion", "label")
+    roles = (role for role in Columns.model_fields if role != "type")
     named = {role: name for role in roles if (name := getattr(columns, role)) is not None}
     return ", ".join(role if role == name else f"{role} {name}" for role, name in named.items())
 

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from finetune_trainer import chat_templates, turns
+from finetune_trainer import chat_templates, targets, turns
 from finetune_trainer.outcome import DataError, RecipeRefusedError
 from finetune_trainer.release import release
 from finetune_trainer.tokenizer import TextTokenizer, encoded, identity, with_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from typing import Self
 
     from transformers import PreTrainedTokenizerBase
 
     from finetune_crds.data import Columns
+    from finetune_crds.objective import Objective
 
 LABELS = {"true": True, "1": True, "false": False, "0": False}
 """Labels of unpaired preferences as text, in any case."""
@@ -103,11 +103,20 @@ class Documents:
     tokenizer: a TextTokenizer serves for texts alone.
     columns: those of an example in the table.
     answers_only: whether only answers are targets of the loss.
+    last_only: whether only the last answer of a conversation is.
     """
 
     tokenizer: PreTrainedTokenizerBase | TextTokenizer
     columns: Columns
     answers_only: bool
+    last_only: bool = False
+
+    @classmethod
+    def of_recipe(
+        cls, tokenizer: PreTrainedTokenizerBase | TextTokenizer, columns: Columns, objective: Objective
+    ) -> Self:
+        """Make those of an objective."""
+        return cls(tokenizer, columns, objective.loss_on != "All", objective.loss_on == "LastAnswer")
 
     @property
     def encoding(self) -> str:
@@ -116,7 +125,7 @@ class Documents:
             # Another release may encode otherwise.
             release(),
             self.columns.model_dump(mode="json", exclude_none=True),
-            self.answers_only,
+            [self.answers_only, self.last_only],
             identity(self.tokenizer),
         ]
         return hashlib.blake2b(json.dumps(decided_by, sort_keys=True).encode(), digest_size=8).hexdigest()
@@ -129,21 +138,25 @@ class Documents:
                 "the tokenizer of model.base is Python code that does not tell where its tokens are in a text, so answers "
                 "cannot be told from prompts in conversations: set objective.lossOn: All"
             )
+        last = "" if self.last_only else "LastAnswer or "
         return (
             "the chat template renders the beginning of a conversation differently once it goes on, or not at all, so "
-            "answers cannot be told from prompts: set objective.lossOn: All or another model.chatTemplate"
+            f"answers cannot be told from prompts: set objective.lossOn: {last}All, or another model.chatTemplate, such as one "
+            "with {% generation %} blocks"
         )
 
     def check_template(self, what: str, base: str) -> None:
-        """Check that the tokenizer has a chat template.
+        """Check that the tokenizer has a chat template, and that its {% generation %} blocks, if any, hold something of answers.
 
         Raises:
-            RecipeRefusedError: it has none.
+            RecipeRefusedError: it has none, or they hold nothing.
         """
         if self._chat.chat_template is None:
             raise RecipeRefusedError(
                 f"{what} needs a chat template, and the tokenizer of {base} has none: set model.chatTemplate"
             )
+        if self.answers_only:
+            chat_templates.check_marks(self._chat)
 
     def of(self, rows: Mapping[str, list[Any]]) -> Iterator[tuple[Document, ...]]:
         """Yield the documents of each row of a batch of columns.
@@ -170,10 +183,31 @@ class Documents:
     def _conversations(self, rows: Mapping[str, list[Any]], column: str) -> Iterator[tuple[Document, ...]]:
         given = rows[self.columns.tools] if self.columns.tools else [None] * len(rows[column])
         for value, tools in zip(rows[column], given, strict=True):
-            messages = conversation(value, column)
-            yield (
-                self._conversation(messages, 0, self.answers_only, tools_of(tools, str(self.columns.tools))),
-            )
+            messages, weights = _weighed(conversation(value, column), column, self._weight)
+            said = targets.answers(messages)
+            learned = [turn for turn in (said[-1:] if self.last_only else said) if weights[turn]]
+            if not self.answers_only and not all(weights[turn] for turn in said):
+                raise DataError(
+                    "MessageWeight",
+                    f"a row of column {column} has an answer with {self._weight} 0, and objective.lossOn All takes the loss on "
+                    "every token: remove one of them",
+                )
+            used = tools_of(tools, str(self.columns.tools))
+            yield (self._conversation(messages, learned, self.answers_only, used),)
+
+    @property
+    def _weight(self) -> str:
+        """The field of a message that says whether it is learned."""
+        return self.columns.message_weight or turns.WEIGHT
+
+    def weighed(self, rows: Mapping[str, list[Any]]) -> int:
+        """Return in how many rows of a batch a message has the field that data.columns.messageWeight names."""
+        values = rows[self.columns.messages] if self.columns.messages else []
+        return sum(
+            any(isinstance(message, dict) and message.get(self._weight) is not None for message in value)
+            for value in values
+            if isinstance(value, list)
+        )
 
     def _texts(self, texts: list[str]) -> Iterator[tuple[Document, ...]]:
         for ids in encoded(self.tokenizer, texts, special=True):
@@ -209,6 +243,7 @@ class Documents:
             )
 
     def _answered_conversations(self, rows: list[tuple[Any, ...]]) -> Iterator[tuple[Document, ...]]:
+        self.check_template("a preference with lists of {role, content}", "model.base")
         return (self._answered_conversation(*row) for row in rows)
 
     def _answered_conversation(self, prompt: Any, *answers: Any) -> tuple[Document, ...]:
@@ -216,18 +251,26 @@ class Documents:
 
         A text prompt is the user's message. Answers may start with the messages of the prompt.
         """
-        self.check_template("a preference with lists of {role, content}", "model.base")
         asked = said(prompt, "user", str(self.columns.prompt))
         replies = (
             reply_of(asked, said(answer, "assistant", name), name)
             for answer, name in zip(answers, self._judged, strict=True)
         )
-        return tuple(
-            Document([], [])
-            if all(turns.is_blank(message) for message in reply)
-            else self._conversation([*asked, *reply], len(asked), True)
-            for reply in replies
-        )
+        return tuple(self._answered(asked, reply) for reply in replies)
+
+    def _answered(self, asked: list[turns.Message], reply: list[turns.Message]) -> Document:
+        """Encode a prompt and the answer to it; nothing where it says nothing."""
+        if all(turns.is_blank(message) for message in reply):
+            return Document([], [])
+        messages, weights = _weighed([*asked, *reply], str(self.columns.prompt), turns.WEIGHT)
+        if not all(weights):
+            raise DataError(
+                "MessageWeight",
+                f"a preference has a message with {turns.WEIGHT} 0, and preferences are judged by whole answers: remove the field, "
+                "or filter such rows out",
+            )
+        learned = [turn for turn in targets.answers(messages) if turn >= len(asked)]
+        return self._conversation(messages, learned, True)
 
     @property
     def _end(self) -> int:
@@ -247,11 +290,11 @@ class Documents:
     def _conversation(
         self,
         messages: list[turns.Message],
-        given: int,
+        learned: list[int],
         answers_only: bool,
         tools: list[dict[str, Any]] | None = None,
     ) -> Document:
-        """Render a conversation; assistant messages after the first `given` messages are the targets."""
+        """Render a conversation; `learned`: the turns of the assistant that are targets, of answers_only."""
         if not messages:
             return Document([], [])
         text = self.rendered(messages, tools)
@@ -259,35 +302,8 @@ class Documents:
         if encoding is None:
             (ids,) = encoded(self.tokenizer, [text], special=False)
             return Document(ids, None if answers_only else [True] * len(ids))
-        answers = self._answer_spans(messages, given, text, tools)
-        if answers is None:
-            return Document(encoding.ids, None)
-        return Document(encoding.ids, _touch(encoding.offsets, answers))
-
-    def _answer_spans(
-        self,
-        messages: list[turns.Message],
-        given: int,
-        text: str,
-        tools: list[dict[str, Any]] | None,
-    ) -> list[tuple[int, int]] | None:
-        """Return the spans of assistant messages in the rendered text, (begin, end) in characters.
-
-        None: the template renders what comes before or through a message differently once the conversation goes on.
-        """
-        spans = []
-        for turn, message in enumerate(messages):
-            if turn < given or message["role"] != "assistant":
-                continue
-            try:
-                before = self.rendered(messages[:turn], tools, add_generation_prompt=True)
-                through = self.rendered(messages[: turn + 1], tools)
-            except DataError:
-                return None
-            if not (text.startswith(through) and through.startswith(before)):
-                return None
-            spans.append((len(before), len(through)))
-        return spans
+        found = targets.spans(self._chat, messages, tools, learned, text)
+        return Document(encoding.ids, None if found is None else targets.touched(encoding.offsets, found))
 
     def rendered(
         self,
@@ -296,31 +312,13 @@ class Documents:
         *,
         add_generation_prompt: bool = False,
     ) -> str:
-        """Return a conversation as the chat template renders it.
+        """Return a conversation as the chat template renders it, which gets no weights.
 
         Raises:
             DataError: the template does not take it.
         """
-        try:
-            return chat_templates.render(
-                self._chat, messages, tools, add_generation_prompt=add_generation_prompt
-            )
-        except chat_templates.FAILURES as error:
-            raise DataError(
-                "ChatTemplate", f"the chat template cannot render a conversation of the data: {error}"
-            ) from error
-
-
-def _touch(places: list[tuple[int, int]], spans: list[tuple[int, int]]) -> list[bool]:
-    """Whether each place shares a character with one of the spans, which are in order and apart."""
-    if not spans or not places:
-        return [False] * len(places)
-    begins, ends = np.asarray(places).T
-    span_begins, span_ends = np.asarray(spans).T
-    first = np.searchsorted(span_ends, begins, side="right")
-    found = (first < len(spans)) & (span_begins[np.minimum(first, len(spans) - 1)] < ends)
-    touched: list[bool] = found.tolist()
-    return touched
+        plain = turns.without(messages, self._weight)
+        return targets.rendered(self._chat, plain, tools, add_generation_prompt=add_generation_prompt)
 
 
 def texts_of(rows: Mapping[str, list[Any]], column: str) -> list[str]:
@@ -350,10 +348,24 @@ def conversation(value: Any, column: str) -> list[turns.Message]:
     try:
         return turns.messages(value)
     except ValueError as error:
-        raise DataError(
-            "MessageShape",
-            f"a row of column {column} is wrong, {error}: correct such rows or filter them out",
-        ) from error
+        raise _wrong(column, error) from error
+
+
+def _weighed(
+    messages: list[turns.Message], column: str, field: str
+) -> tuple[list[turns.Message], list[bool]]:
+    """Messages without their weights, and whether each may be learned."""
+    try:
+        return turns.weighed(messages, field)
+    except ValueError as error:
+        raise _wrong(column, error) from error
+
+
+def _wrong(column: str, error: ValueError) -> DataError:
+    return DataError(
+        "MessageShape",
+        f"a row of column {column} is wrong, {error}: correct such rows or filter them out",
+    )
 
 
 def tools_of(value: Any, column: str) -> list[dict[str, Any]] | None:

@@ -15,7 +15,7 @@ from finetune_trainer import chat_templates
 from finetune_trainer.outcome import DataError, RecipeRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from pathlib import Path
     from typing import Self
 
@@ -33,11 +33,11 @@ _ALWAYS_THERE = {"\u2581"}
 
 
 def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
-    """Load the model's tokenizer, with the recipe's chat template, if any.
+    """Load the model's tokenizer, with the new tokens and the chat template of the recipe, if any.
 
     Raises:
         DataError: the folder has none.
-        RecipeRefusedError: it cannot be loaded, or has no end-of-text token; or the chat template is none.
+        RecipeRefusedError: it cannot be loaded, has no end-of-text token, or has a new token already; or the chat template is none.
     """
     from transformers import AutoTokenizer
 
@@ -57,11 +57,29 @@ def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
             f"the tokenizer of model.base {model.base} has no end-of-text token: set eos_token in its "
             "tokenizer_config.json"
         )
+    if model.new_tokens:
+        _add(tokenizer, model)
     if model.chat_template is not None:
         chat_templates.use(model.chat_template, tokenizer)
     # NB: it warns about longer texts; maxTokens and maxLength of the recipe decide about those.
     tokenizer.model_max_length = int(1e30)
     return tokenizer
+
+
+def _add(tokenizer: PreTrainedTokenizerBase, model: Model) -> None:
+    """Add the new tokens, with ids in the order of their characters.
+
+    NB: they are no special tokens: generation would leave those out of an answer.
+    """
+    from tokenizers import AddedToken
+
+    new = sorted(model.new_tokens)
+    known = [token for token in new if token in tokenizer.get_vocab()]
+    if known:
+        raise RecipeRefusedError(
+            f"model.newTokens {known[0]} is in the tokenizer of model.base {model.base} already: remove it"
+        )
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in new])
 
 
 def _not_found(model: Model) -> DataError:
@@ -94,13 +112,15 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
     return int(found)
 
 
-def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows_of_embedding: int, base: str) -> None:
-    """Check that the embedding has a row for each token of the tokenizer; it may have more.
+def check_vocabulary(
+    tokenizer: PreTrainedTokenizerBase, rows_of_embedding: int, base: str, new: Collection[int] = ()
+) -> None:
+    """Check that the embedding has a row for each token of the tokenizer, but for the ids in `new`; it may have more.
 
     Raises:
         RecipeRefusedError: it has fewer.
     """
-    last = max(tokenizer.get_vocab().values())
+    last = max(set(tokenizer.get_vocab().values()) - set(new))
     if last >= rows_of_embedding:
         raise RecipeRefusedError(
             f"the tokenizer of model.base {base} has token ids up to {last:,}, and the embedding has "

@@ -7,7 +7,9 @@ timestamps.
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -39,6 +41,11 @@ _FINAL_CODES = frozenset(
     }
 )
 
+# The query of an address, also of one without a host.
+_QUERY = re.compile(r"\?[^\s'\"<>()]*=[^\s'\"<>()]*")
+# Loggers that print the addresses that large files are uploaded to.
+_NAMING_ADDRESSES = ("mlflow.store.artifact.http_artifact_repo", "urllib3.connectionpool")
+
 Entry = tuple[str, float, int, int]
 """name, value, milliseconds since the epoch, step"""
 Call = Callable[["MlflowClient"], object]
@@ -53,6 +60,8 @@ def client(tracking_uri: str | None = None) -> MlflowClient:
     os.environ.setdefault("MLFLOW_DATABRICKS_ENDPOINT_HTTP_RETRY_TIMEOUT", "60")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+    for name in _NAMING_ADDRESSES:
+        logging.getLogger(name).addFilter(_unsign)
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri)
@@ -297,5 +306,15 @@ def _dataset(address: str, version: int | None, *, name: str, digest: str) -> Me
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error message."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
+    """Return the first line of an error message, without the queries of addresses."""
+    return _unsigned(next(iter(str(error).strip().splitlines()), type(error).__name__))[:300]
+
+
+def _unsigned(text: str) -> str:
+    # NB: with the query of an address that a store or a server has signed, anybody may read or write there.
+    return _QUERY.sub("", text)
+
+
+def _unsign(record: logging.LogRecord) -> bool:
+    record.msg, record.args = _unsigned(record.getMessage()), ()
+    return True

@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 
-CARRIED = ("tool_calls", "tool_call_id", "name")
+WEIGHT = "weight"
+"""The field of a message that says whether it is learned, in OpenAI's format and in the table of a preparation."""
+WEIGHTS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+"""Weights of messages as text, in any case."""
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""The fields of a message with what the assistant thinks before it answers, as transformers passes them on to chat templates."""
+CARRIED = ("tool_calls", "tool_call_id", "name", *REASONING, WEIGHT)
 """The fields of a message, besides role and content, that the preparation keeps."""
 
 # The keys of a definition in the order in which servers pass them on: a Parquet file or a reader of JSON may have sorted them.
@@ -63,6 +69,21 @@ def tools(value: Any) -> list[dict[str, Any]] | None:
     return [_in_order(tool) for tool in found]
 
 
+def weighed(value: Sequence[Message], field: str) -> tuple[list[Message], list[bool]]:
+    """Return messages without the field of their weights, and whether each has weight 1; one without the field has.
+
+    Raises:
+        ValueError: a weight is neither 1 nor 0.
+    """
+    weights = [_weight(message.get(field), field, number) for number, message in enumerate(value, start=1)]
+    return without(value, field), weights
+
+
+def without(value: Sequence[Message], *fields: str | None) -> list[Message]:
+    """Return messages without some fields."""
+    return [{name: part for name, part in message.items() if name not in fields} for message in value]
+
+
 def reply(prompt: list[Message], answer: list[Message]) -> list[Message]:
     """Return what an answer adds to the prompt, which it may repeat, with or without its system message.
 
@@ -106,6 +127,17 @@ def _message(message: Message, number: int) -> Message:
     if not isinstance(found, list) or not all(isinstance(call, dict) for call in found):
         raise ValueError(f"{where} are not a list of calls")
     return made | ({"tool_calls": [_call(call, where) for call in found]} if found else {})
+
+
+def _weight(value: Any, field: str, number: int) -> bool:
+    found = WEIGHTS.get(value.strip().lower()) if isinstance(value, str) else value
+    if found is None and value is None:
+        return True
+    if isinstance(found, int | float) and found in (0, 1):
+        return bool(found)
+    raise ValueError(
+        f"{field} of message {number} is {value!r:.40}: it says whether the message is learned, with 1 or 0"
+    )
 
 
 def _call(call: dict[str, Any], where: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from finetune_crds.base import Json
@@ -20,6 +20,8 @@ _KEYS = {
 _DEEP = {"containers", "initContainers"}
 # Lists that are concatenated.
 _JOINED = {"envFrom"}
+LOST_WITH_POD = ("emptyDir", "ephemeral")
+"""Kinds of volumes that are of one pod, and end with it."""
 
 
 def merge(below: Any, above: Any, key: str = "") -> Any:
@@ -68,3 +70,25 @@ def items(template: Json | None, field: str) -> Iterator[Json]:
 def containers(template: Json | None, name: str) -> Iterator[Json]:
     """The containers of a name, of such a template."""
     return (item for item in items(template, "containers") if item.get("name") == name)
+
+
+def mounts(template: Json | None, container: str, *, but: Sequence[str]) -> list[str]:
+    """Where a container of such a template mounts volumes.
+
+    Args:
+        but: kinds of volumes to leave out.
+    """
+    known = {item.get("name") for item in items(template, "volumes") if not any(kind in item for kind in but)}
+    found = [
+        mount
+        for item in containers(template, container)
+        for mount in (item.get("volumeMounts") or [])
+        if isinstance(mount, dict)
+    ]
+    return [str(mount.get("mountPath")) for mount in found if mount.get("name") in known]
+
+
+def is_below(path: str, mount: str) -> bool:
+    """Whether a path is that of a mount, or in it."""
+    folder = mount.rstrip("/")
+    return path == folder or path.startswith(f"{folder}/")

@@ -101,6 +101,28 @@ class Resumed:
 
 
 @dataclass(frozen=True)
+class Holder:
+    """The version that an alias of a registered model points at, None for none; a problem where the registry cannot be read."""
+
+    exists: bool = False
+    version: str | None = None
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True)
+class CodeFound:
+    """The commit of trainer.code.git as its server tells it, and the branch that was asked for; a problem where it does not.
+
+    `again_seconds`: when the server is asked again after a problem.
+    """
+
+    commit: str = ""
+    branch: str | None = None
+    problem: Problem | None = None
+    again_seconds: float | None = None
+
+
+@dataclass(frozen=True)
 class PodEvent:
     """An Event about a pod, with the time when it last occurred."""
 
@@ -159,7 +181,8 @@ class Observed:
     while it runs. `preparation` is the Databricks run that the status names, while it is followed. `applications` are the
     SparkApplications of a preparation that has them, until it is complete. `lease` is that of the preparation that the job is
     about to begin; None where nothing is shared with other jobs. `resumed` is the job that checkpoint.resumeFrom names, until its
-    checkpoints are known.
+    checkpoints are known. `holders` are the versions that the aliases of the job's models point at, by the field of
+    `status.pinned`, until they are pinned. `code` is the commit of trainer.code.git, until the status has it.
     """
 
     jobs: Mapping[str, Json] = field(default_factory=dict)
@@ -177,6 +200,8 @@ class Observed:
     applications: Applications | None = None
     lease: PreparationLease | None = None
     resumed: Resumed | None = None
+    holders: Mapping[str, Holder] = field(default_factory=dict)
+    code: CodeFound | None = None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from finetune_operator.finetunejob.cache import ChildCache
 from finetune_operator.finetunejob.children import is_alive
 from finetune_operator.finetunejob.decide import device, resume_from
 from finetune_operator.finetunejob.executors import ExecutorReader
+from finetune_operator.finetunejob.holders import HolderReader
 from finetune_operator.finetunejob.model import FineTuneJob, Observed, Resumed
 from finetune_operator.finetunejob.nodes import NodeReader
 from finetune_operator.finetunejob.pod_events import PodEventReader
@@ -26,7 +27,8 @@ from finetune_operator.finetunejob.polling import RunPoller
 from finetune_operator.finetunejob.preparations import PreparationReader
 from finetune_operator.finetunejob.rehearse import Rehearser
 from finetune_operator.finetunejob.rejections import rejections
-from finetune_operator.finetunejob.resolve import resolve
+from finetune_operator.finetunejob.resolve import pinned, resolve
+from finetune_operator.finetunejob.revisions import RevisionReader
 from finetune_operator.finetunejob.sharing import PreparationLeases
 from finetune_operator.finetunejob.workloads import WorkloadReader
 from finetune_operator.kube import Kube
@@ -45,6 +47,7 @@ def read_finetunejob(body: Json, defaults: Defaults) -> FineTuneJob:
     if spec:
         name, namespace, known = meta["name"], meta["namespace"], status.resolved
         spec = resolve(spec, namespace=namespace, name=name, known=known, defaults=defaults)
+        spec = pinned(spec, status.pinned)
     return FineTuneJob(
         name=meta["name"],
         namespace=meta["namespace"],
@@ -84,8 +87,10 @@ class FineTuneJobObserver:
         self._workloads = WorkloadReader(self.kube, self.clock)
         self._executors = ExecutorReader(self.kube, self.settings)
         self._applications = ApplicationReader(self.kube)
+        self._revisions = RevisionReader(self.kube, self.clock)
         self.cache = ChildCache(self.kube, self.store)
         self.poller = RunPoller(self.kube, self.settings, self.clock)
+        self._holders = HolderReader(self.poller, self.settings, self.clock)
         self.preparations = PreparationReader(self.kube, self.settings, self.clock)
         self.rehearser = Rehearser(self.kube, self.clock)
         self.leases = PreparationLeases(self.kube, self.store)
@@ -122,6 +127,8 @@ class FineTuneJobObserver:
             applications=applications,
             lease=await self.leases.read(ftj, jobs),
             resumed=await self._resumed(ftj),
+            holders=await self._holders.read(ftj),
+            code=await self._revisions.read(ftj),
         )
 
     async def _resumed(self, ftj: FineTuneJob) -> Resumed | None:

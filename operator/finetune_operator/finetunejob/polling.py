@@ -41,7 +41,7 @@ class RunPoller:
     _results: Results[Mlflow | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._outages = Outages(self.clock, self.settings.poll_seconds)
+        self.outages = Outages(self.clock, self.settings.poll_seconds)
 
     async def poll(self, ftj: FineTuneJob) -> Mlflow | None:
         """The run and version, at most a poll interval old; None when there is nothing to read, or no server.
@@ -80,12 +80,12 @@ class RunPoller:
             return Mlflow(problem=error.problem)
         if tracked is None:
             return None
-        away = self._outages.of(tracked.server.uri)
+        away = self.outages.of(tracked.server.uri)
         if away:
             return Mlflow(problem=away)
         answer = await asyncio.to_thread(_read, tracked, ftj, query.want_version)
         if answer.problem:
-            self._outages.note(tracked.server.uri, answer.problem)
+            self.outages.note(tracked.server.uri, answer.problem)
         return answer
 
 

@@ -12,8 +12,8 @@ from finetune_crds.checkpoint import Checkpoint
 from finetune_crds.env import EnvVar
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.preparation import settings_digest
-from finetune_crds.status import Resolved
-from finetune_crds.training import LOW_RANK, SOFT_PROMPTS
+from finetune_crds.status import Pinned, Resolved
+from finetune_crds.training import LOW_RANK, SOFT_PROMPTS, Model
 from finetune_operator import names
 from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.merge import containers, merge
@@ -50,7 +50,7 @@ def resolve(
             update={"learning_rate": filled.learning_rate or _learning_rate(spec)}
         ),
         "pod_template": _layered(every_pod, defaults.pod_template, own, _gpus(spec), spec.pod_template),
-        "model": spec.model.model_copy(update={"cache": spec.model.cache or defaults.model_cache}),
+        "model": _with_cache(spec.model, defaults),
         "distributed": spec.distributed.model_copy(
             update={"processes_per_node": spec.distributed.ranks_per_node}
         ),
@@ -58,8 +58,8 @@ def resolve(
             update={"queue_name": filled.queue_name if own_queue is None else own_queue}
         ),
     }
-    prepare = spec.data.prepare
-    if prepare:
+    data, prepare = spec.data, spec.prepare
+    if data and prepare:
         changes = {
             "output": filled.output or "",
             "catalog": filled.catalog,
@@ -67,7 +67,7 @@ def resolve(
             "env_from": [*defaults.env_from, *spec.env_from, *prepare.env_from],
             "pod_template": _layered(every_pod, own, prepare.pod_template),
         }
-        parts["data"] = spec.data.model_copy(update={"prepare": prepare.model_copy(update=changes)})
+        parts["data"] = data.model_copy(update={"prepare": prepare.model_copy(update=changes)})
     if spec.evaluation:
         parts["evaluation"] = spec.evaluation.model_copy(
             update={
@@ -79,6 +79,17 @@ def resolve(
     if spec.register_:
         parts["register_"] = spec.register_.model_copy(update={"model": filled.model})
     return spec.model_copy(update=parts)
+
+
+def pinned(spec: FineTuneJobSpec, known: Pinned | None) -> FineTuneJobSpec:
+    """The spec with the versions that its aliases pointed at when the job began."""
+    parts: dict[str, object] = {}
+    if known and known.base and spec.model:
+        parts["model"] = spec.model.model_copy(update={"base": known.base})
+    if known and known.teacher and spec.objective.distillation:
+        distillation = spec.objective.distillation.model_copy(update={"teacher": known.teacher})
+        parts["objective"] = spec.objective.model_copy(update={"distillation": distillation})
+    return spec.model_copy(update=parts) if parts else spec
 
 
 def resolved(spec: FineTuneJobSpec, *, namespace: str, name: str, defaults: Defaults) -> Resolved:
@@ -98,24 +109,29 @@ def resolved(spec: FineTuneJobSpec, *, namespace: str, name: str, defaults: Defa
 
 def _catalog(spec: FineTuneJobSpec, defaults: Defaults) -> Catalog | None:
     """The catalog of the spec; without one, that of the installation for a preparation in this cluster that names tables."""
-    prepare = spec.data.prepare
-    if prepare is None or prepare.catalog:
+    data, prepare = spec.data, spec.prepare
+    if data is None or prepare is None or prepare.catalog:
         return prepare.catalog if prepare else None
-    wanted = prepare.spark.mode != "Databricks" and any(catalog.tables(spec.data))
+    wanted = prepare.spark.mode != "Databricks" and any(catalog.tables(data))
     return defaults.catalog if wanted else None
 
 
 def _output(spec: FineTuneJobSpec, namespace: str, name: str, defaults: Defaults) -> str | None:
     """The table of the spec, or one in the storage of the installation: of all jobs with the same preparation, or of this job."""
-    prepare = spec.data.prepare
-    if prepare is None or prepare.output:
+    given, prepare = spec.data, spec.prepare
+    if given is None or spec.model is None or prepare is None or prepare.output:
         return prepare.output if prepare else None
     shared = prepare.reuse != "Never"
     # NB: as the prep pod gets them, with the catalog of the installation.
     found = prepare.model_copy(update={"catalog": _catalog(spec, defaults)})
-    data = spec.data.model_copy(update={"prepare": found})
+    data = given.model_copy(update={"prepare": found})
     folder = settings_digest(data, spec.model, spec.objective) if shared else name
     return defaults.folder("splits", namespace, folder) or None
+
+
+def _with_cache(model: Model | None, defaults: Defaults) -> Model | None:
+    """The model of the spec, with the claim of the installation where it names none."""
+    return model.model_copy(update={"cache": model.cache or defaults.model_cache}) if model else None
 
 
 def _learning_rate(spec: FineTuneJobSpec) -> float:

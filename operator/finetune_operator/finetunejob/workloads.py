@@ -1,4 +1,4 @@
-"""What Kueue says of training Jobs that wait in its queues: their Workloads, and their positions."""
+"""What Kueue says of Jobs of training and evaluation that wait in its queues: their Workloads, and their positions."""
 
 from __future__ import annotations
 
@@ -80,8 +80,9 @@ class WorkloadReader:
         """By namespace and queue: the positions by Workload."""
 
     async def read(self, ftj: FineTuneJob, jobs: Mapping[str, Json], now: datetime) -> Queued | None:
-        """What Kueue says of the current attempt's Job; None unless that waits in a queue, or when nothing can be read."""
-        job = jobs.get(names.train_name(ftj.name, ftj.status.attempt or 1))
+        """What Kueue says of the Job of the evaluation, or else of the attempt; None unless that waits, or when nothing can be read."""
+        current = (names.evaluate_name(ftj.name), names.train_name(ftj.name, ftj.status.attempt or 1))
+        job = next((jobs[name] for name in current if name in jobs), None)
         queue = queueing.queue_of(job) if job else None
         if job is None or queue is None or not queueing.is_queued(job) or job_ended(job):
             return None

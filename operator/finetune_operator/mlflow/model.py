@@ -8,10 +8,18 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Run:
-    """An MLflow run, with the newest value of each metric, and its tags."""
+    """An MLflow run.
+
+    Attributes:
+        metrics: the newest value of each metric.
+        steps: the step of each of those values, as MLflow counts it.
+        planned_steps: the parameter max_steps; None where it is not set or not above 0.
+    """
 
     run_id: str
     experiment_id: str
     status: str
     metrics: Mapping[str, float] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)
+    planned_steps: int | None = None

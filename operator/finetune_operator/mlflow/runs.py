@@ -83,9 +83,17 @@ class Server:
 
 
 def _run(found: Any) -> Run:
-    info = found.info
+    info, data = found.info, found.data
+    planned = data.params.get(contract.PARAM_MAX_STEPS, "")
     return Run(
-        info.run_id, info.experiment_id, str(info.status), dict(found.data.metrics), dict(found.data.tags)
+        run_id=info.run_id,
+        experiment_id=info.experiment_id,
+        status=str(info.status),
+        metrics=dict(data.metrics),
+        tags=dict(data.tags),
+        # NB: only the list that MLflow made its mapping from has the steps.
+        steps={metric.key: int(metric.step or 0) for metric in data._metric_objs},  # noqa: SLF001
+        planned_steps=int(planned) if planned.isdecimal() and int(planned) else None,
     )
 
 

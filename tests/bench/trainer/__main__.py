@@ -39,17 +39,18 @@ def main(arguments: list[str]) -> int:
     shapes = [SHAPES[name] for name in options.model] or (
         [LLAMA_1B, LLAMA_8B] if described["gpus"] else [SMALL]
     )
-    processes = options.processes or described["gpus"] or min(2, described["cores"])
+    ways = [options.processes] if options.processes else _ways(described)
     results = []
+    whole = [(shape, processes) for shape in shapes for processes in ways]
     with tempfile.TemporaryDirectory(prefix="bench-trainer-", dir=options.work) as folder:
-        for at, shape in enumerate(shapes):
-            end = time.monotonic() + options.minutes * 60 / len(shapes)
+        for at, (shape, processes) in enumerate(whole):
+            end = time.monotonic() + options.minutes * 60 / len(whole)
             result = Result(_changed(shape, options), processes, described["gpu"])
             measure(result, options, Path(folder, str(at)), end)
             results.append(result)
-    whole = report.as_json(described, date, results)
+    written = report.as_json(described, date, results)
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+    options.output.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
     print(f"\n{report.as_markdown(described, date, results)}\n\nwritten to {options.output}", flush=True)
     return int(any(not result.rounds.get(name) for result in results for name in result.failures))
 
@@ -63,7 +64,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=_positive, default=3, help="rounds at most (default: %(default)s)")
     parser.add_argument("--steps", type=_positive, help="steps to measure in a run (default: the model's)")
     parser.add_argument(
-        "--processes", type=_positive, help="ranks (default: one a GPU; without GPUs two, or one a core)"
+        "--processes",
+        type=_positive,
+        help="ranks (default: one a GPU; without GPUs two, and one with two threads)",
     )
     parser.add_argument(
         "--only", nargs="+", choices=contenders.NAMES, default=list(contenders.NAMES), help="these contenders"
@@ -87,7 +90,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="values for our recipe, such as training.compile=true",
     )
     parser.add_argument(
-        "--minutes", type=float, default=11.0, help="no new run that would end later (default: %(default)s)"
+        "--minutes", type=float, default=24.0, help="no new run that would end later (default: %(default)s)"
     )
     parser.add_argument("--work", type=Path, help="folder to work in (default: TMPDIR)")
     parser.add_argument("--output", type=Path, default=Path(_OUTPUT), help="JSON file (default: %(default)s)")
@@ -106,7 +109,7 @@ def measure(result: Result, options: argparse.Namespace, folder: Path, end: floa
     shape = result.shape
     work, result.rows = prepare(shape, result.processes, folder)
     print(f"{shape.name}: rows: {json.dumps(result.rows)}", flush=True)
-    names = _that_can_run(options.only, result)
+    names = _that_can_run(options.only, result, machine.describe()["gpus"])
     slowest = dict.fromkeys(names, 0.0)
     for number in range(options.rounds if names else 0):
         if time.monotonic() + sum(slowest.values()) > end:
@@ -125,13 +128,20 @@ def measure(result: Result, options: argparse.Namespace, folder: Path, end: floa
     shutil.rmtree(folder)
 
 
-def _that_can_run(wanted: list[str], result: Result) -> list[str]:
+def _ways(described: dict[str, Any]) -> list[int]:
+    """How many processes share the machine: one a GPU; on CPU two, and one with the threads of both."""
+    if described["gpus"]:
+        return [described["gpus"]]
+    return [2, 1] if described["cores"] > 1 else [1]
+
+
+def _that_can_run(wanted: list[str], result: Result, gpus: int) -> list[str]:
     """The contenders that can run here; of the others the result says why not."""
     found = []
     for name in contenders.NAMES:
         if name not in wanted:
             continue
-        reason = contenders.missing(name)
+        reason = contenders.missing(name, gpus=gpus)
         if reason is None:
             found.append(name)
         else:
@@ -159,9 +169,15 @@ def prepare(shape: Shape, processes: int, folder: Path) -> tuple[Work, dict[str,
     """Make rows and model in `folder`; the work on them, and how long the rows are."""
     out = folder / "out"
     out.mkdir(parents=True)
+    found = rows.pieces()
+    tokenizer = rows.train_tokenizer(found)
+    sequences = shape.sequences * processes
+    texts = rows.make(tokenizer, found, rows.enough((shape.warmup + shape.steps) * sequences))
     work = Work(
         model=str(folder / "model"),
         rows=str(folder / "rows.jsonl"),
+        probe=str(folder / "probe.jsonl"),
+        row_tokens=texts.mean,
         out=str(out),
         method=shape.method,
         precision=shape.precision,
@@ -170,10 +186,8 @@ def prepare(shape: Shape, processes: int, folder: Path) -> tuple[Work, dict[str,
         steps=shape.steps,
         processes=processes,
     )
-    found = rows.pieces()
-    tokenizer = rows.train_tokenizer(found)
-    texts = rows.make(tokenizer, found, rows.enough(work.all_steps * work.sequences * processes))
     texts.save(Path(work.rows))
+    texts.that_fit(work.max_length).save(Path(work.probe))
     rows.save_model(tokenizer, shape, Path(work.model))
     return work, texts.distribution()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import math
 import os
 import re
 import shutil
@@ -22,18 +23,29 @@ from bench.trainer import process
 from bench.trainer.process import Line
 from bench.trainer.work import LEARNING_RATE, LORA_ALPHA, LORA_RANK, SEED, Work
 
-OURS, CHECKPOINT, PADDED, TRL = "ours", "ours-checkpoint", "padded", "trl"
-NAMES = (OURS, CHECKPOINT, PADDED, TRL)
+OURS, CHECKPOINT, PADDED, LONGEST = "ours", "ours-checkpoint", "padded", "padded-to-longest"
+TRL, ISOLATED = "trl", "trl-isolated"
+NAMES = (OURS, CHECKPOINT, PADDED, LONGEST, TRL, ISOLATED)
+_SCRIPTS: dict[str, tuple[str, ...]] = {
+    PADDED: ("bench.trainer.padded",),
+    LONGEST: ("bench.trainer.padded", "longest"),
+    TRL: ("bench.trainer.trl_packed",),
+    ISOLATED: ("bench.trainer.trl_packed", "isolated"),
+}
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parents[2]
-_STEP = re.compile(r"^step (?P<step>[\d,]+)/[\d,]+\b.*?(?P<speed>[\d,.]+) tok/s")
+_STEP = re.compile(r"^step (?P<step>[\d,]+)/[\d,]+\b.*? grad (?P<gradient>\S+) .*?(?P<speed>[\d,.]+) tok/s")
+_BEFORE = re.compile(r"^evaluation before training: loss (?P<loss>\S+)")
 
 
 @dataclass(frozen=True)
 class Figures:
     """One run of a contender, its warm-up left out.
 
+    loss: of the probe before the training, the mean of its tokens.
+    gradient: norm of the gradients of the first step.
     tokens_per_step: tokens of all ranks that are no padding, the mean of the steps.
+    useful: share of the slots of a step that are no padding.
     step_seconds: of each step, by the wall.
     in_flight: of each step, whether a checkpoint was written meanwhile.
     host_bytes: peak resident memory, summed over the ranks.
@@ -41,7 +53,10 @@ class Figures:
     """
 
     description: str
+    loss: float
+    gradient: float
     tokens_per_step: float
+    useful: float
     step_seconds: list[float]
     in_flight: list[bool]
     host_bytes: int
@@ -77,10 +92,12 @@ class Settings:
     changes: dict[str, Any] = field(default_factory=dict)
 
 
-def missing(name: str) -> str | None:
-    """Why a contender cannot run here; None: it can."""
-    if name == TRL and importlib.util.find_spec("trl") is None:
+def missing(name: str, *, gpus: int) -> str | None:
+    """Why a contender cannot run here, or would not show what it can do; None: it can."""
+    if name in (TRL, ISOLATED) and importlib.util.find_spec("trl") is None:
         return "trl is not installed"
+    if name == TRL and gpus and importlib.util.find_spec("flash_attn") is None:
+        return "not comparable: flash-attn is not installed"
     return None
 
 
@@ -108,7 +125,7 @@ def _ours(work: Work, settings: Settings, *, checkpoint: bool) -> Figures:
     path = out / "recipe.yaml"
     path.write_text(yaml.safe_dump(written), encoding="utf-8")
     environment = _environment(work) | {
-        "HYPERPARAMETERS_PATH": str(path),
+        "FINETUNE_RECIPE": str(path),
         "FINETUNE_TERMINATION_PATH": str(out / "termination.json"),
     }
     folder = out / "checkpoints"
@@ -129,10 +146,15 @@ def _ours(work: Work, settings: Settings, *, checkpoint: bool) -> Figures:
     flights = in_flight(changed, every=every) if every else [False] * len(seconds)
     # The first line ends the first step, so that there is one step more of warm-up than seconds of it.
     begin = work.warmup - 1
+    loss, gradient = read_check(lines)
+    tokens = tokens_of_step(seconds[begin:], speeds[begin:], capacity=_capacity(work))
     return Figures(
         description=f"FSDP over {work.processes}, {_packing(written)}"
         + (f", a checkpoint every {every} steps" if every else ""),
-        tokens_per_step=tokens_of_step(seconds[begin:], speeds[begin:], capacity=_capacity(work)),
+        loss=loss,
+        gradient=gradient,
+        tokens_per_step=tokens,
+        useful=tokens / _capacity(work),
         step_seconds=seconds[begin:],
         in_flight=flights[begin:],
         **_memory(out),
@@ -147,7 +169,7 @@ def recipe(work: Work, changes: dict[str, Any], *, checkpoint_steps: int | None)
         "model": {"base": work.model},
         "data": {
             "columns": {"type": "Text", "text": "text"},
-            "splits": {"type": "JSONLines", "train": work.rows},
+            "splits": {"type": "JSONLines", "train": work.rows, "validation": work.probe},
         },
         "method": {"type": work.method},
         "training": {
@@ -195,6 +217,13 @@ def tokens_of_step(seconds: Sequence[float], speeds: Sequence[float], *, capacit
     return min(told, float(capacity))
 
 
+def read_check(lines: Sequence[Line]) -> tuple[float, float]:
+    """From our lines: the loss before the training, and the norm of the first step's gradients; NaN where they are missing."""
+    losses = [float(match["loss"]) for line in lines if (match := _BEFORE.match(line.text))]
+    gradients = [float(match["gradient"]) for line in lines if (match := _STEP.match(line.text))]
+    return next(iter(losses), math.nan), next(iter(gradients), math.nan)
+
+
 def in_flight(changed: Sequence[bool], *, every: int) -> list[bool]:
     """In which of the steps from the second on a checkpoint was written.
 
@@ -212,12 +241,12 @@ def in_flight(changed: Sequence[bool], *, every: int) -> list[bool]:
 
 
 def _script(name: str, work: Work, settings: Settings) -> Figures:
-    """One of the other two, under torchrun, measured inside its ranks."""
+    """One of the others, under torchrun, measured inside its ranks."""
     out = Path(work.out)
-    module = {PADDED: "bench.trainer.padded", TRL: "bench.trainer.trl_packed"}[name]
+    module, *arguments = _SCRIPTS[name]
     environment = _environment(work) | work.save(out / "work.json")
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={work.processes}"]
-    command = [sys.executable, *torchrun, "-m", module]
+    command = [sys.executable, *torchrun, "-m", module, *arguments]
     process.run(command, environment, folder=out, seconds=settings.seconds)
     ranks = [json.loads((out / f"steps-{rank}.json").read_text("utf-8")) for rank in range(work.processes)]
     steps = read_steps([rank["steps"] for rank in ranks])[work.warmup :]
@@ -225,17 +254,24 @@ def _script(name: str, work: Work, settings: Settings) -> Figures:
         raise process.RunFailedError(f"{module} measured {len(steps)} steps, and {work.steps} were asked for")
     return Figures(
         description=ranks[0]["description"],
-        tokens_per_step=statistics.fmean(tokens for tokens, _ in steps),
-        step_seconds=[seconds for _, seconds in steps],
+        loss=ranks[0]["loss"],
+        gradient=ranks[0]["gradient"],
+        tokens_per_step=statistics.fmean(tokens for tokens, _, _ in steps),
+        useful=sum(tokens for tokens, _, _ in steps) / sum(slots for _, slots, _ in steps),
+        step_seconds=[seconds for _, _, seconds in steps],
         in_flight=[False] * len(steps),
         **_memory(out),
     )
 
 
-def read_steps(ranks: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float]]:
-    """Tokens and seconds of each step out of every rank's: the tokens of all, the seconds of the slowest."""
+def read_steps(ranks: Sequence[Sequence[tuple[int, int, float]]]) -> list[tuple[int, int, float]]:
+    """Tokens, slots and seconds of each step out of every rank's: the tokens and slots of all, the seconds of the slowest."""
     return [
-        (sum(tokens for tokens, _ in step), max(seconds for _, seconds in step))
+        (
+            sum(tokens for tokens, _, _ in step),
+            sum(slots for _, slots, _ in step),
+            max(seconds for _, _, seconds in step),
+        )
         for step in zip(*ranks, strict=True)
     ]
 

@@ -1,6 +1,7 @@
-"""The script that tutorials show: torch FSDP, and every example padded to the maximum length.
+"""The script that tutorials show: torch FSDP, and every example padded to the maximum length, or to the longest of its batch.
 
-`torchrun -m bench.trainer.padded`, with the work in the environment. Nothing in it is made slow: attention is
+`torchrun -m bench.trainer.padded [longest]`, with the work in the environment. Padded to the longest, a batch has as many rows as a
+packed one has on average. Nothing in it is made slow: attention is
 torch's scaled_dot_product_attention, the weights are sharded a layer at a time, and on CPU the ranks talk over gloo.
 """
 
@@ -8,12 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, DistributedSampler
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
@@ -23,7 +27,7 @@ from bench.trainer.work import LEARNING_RATE, LORA_ALPHA, LORA_RANK, SEED, Work
 
 def main() -> None:
     """Train for the steps of the work."""
-    work = Work.load()
+    work, longest = Work.load(), sys.argv[1:] == ["longest"]
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:
@@ -32,34 +36,60 @@ def main() -> None:
     torch.manual_seed(SEED)
 
     tokenizer = AutoTokenizer.from_pretrained(work.model)
-    loader = examples(work, tokenizer)
+    batches = Batches(tokenizer, work, longest=longest)
+    size = work.sequences * (work.rows_of_a_sequence if longest else 1)
+    rows = texts(work.rows, tokenizer)
+    sampler: DistributedSampler = DistributedSampler(rows, seed=SEED)
+    loader = DataLoader(rows, batch_size=size, sampler=sampler, collate_fn=batches)
     model = sharded(load(work), work, device)
     optimizer = torch.optim.AdamW(
         [each for each in model.parameters() if each.requires_grad], lr=LEARNING_RATE
     )
 
     meter = Meter()
+    model.eval()
+    with torch.no_grad():
+        probe = batches(texts(work.probe, tokenizer))
+        meter.loss = model(**{name: tensor.to(device) for name, tensor in probe.items()}).loss.item()
     model.train()
-    for _, batch in zip(range(work.all_steps), loader, strict=False):
+    meter.start()
+    for step, batch in zip(range(work.all_steps), loader, strict=False):
         tokens = int(batch["attention_mask"].sum())
         loss = model(**{name: tensor.to(device) for name, tensor in batch.items()}).loss
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        meter.step(tokens)
-    meter.save(work.out, f"FSDP2 over {dist.get_world_size()}, sdpa, padded to {work.max_length}")
+        meter.step(tokens, batch["input_ids"].numel())
+        if step == 0:
+            meter.gradient = norm.full_tensor().item() if isinstance(norm, DTensor) else norm.item()
+    to = f"the longest of {size} rows" if longest else str(work.max_length)
+    meter.save(work.out, f"FSDP2 over {dist.get_world_size()}, sdpa, padded to {to}")
     dist.destroy_process_group()
 
 
-def examples(work: Work, tokenizer: PreTrainedTokenizerBase) -> DataLoader:
-    """Batches of examples, each padded to the maximum length; no loss on padding."""
-    lines = Path(work.rows).read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line)["text"] + tokenizer.eos_token for line in lines]
+def texts(rows: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The texts of a file, each with the token that ends it."""
+    lines = Path(rows).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["text"] + tokenizer.eos_token for line in lines]
 
-    def collate(texts: list[str]) -> dict[str, torch.Tensor]:
-        batch = tokenizer(
-            texts, padding="max_length", truncation=True, max_length=work.max_length, return_tensors="pt"
+
+@dataclass(frozen=True)
+class Batches:
+    """Makes batches of examples, padded to the maximum length or to the longest; no loss on padding."""
+
+    tokenizer: PreTrainedTokenizerBase
+    work: Work
+    longest: bool
+
+    def __call__(self, texts: list[str]) -> dict[str, torch.Tensor]:
+        """A batch."""
+        batch = self.tokenizer(
+            texts,
+            padding="longest" if self.longest else "max_length",
+            truncation=True,
+            max_length=self.work.max_length,
+            return_tensors="pt",
         )
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
         return {
@@ -67,9 +97,6 @@ def examples(work: Work, tokenizer: PreTrainedTokenizerBase) -> DataLoader:
             "attention_mask": batch["attention_mask"],
             "labels": labels,
         }
-
-    sampler: DistributedSampler = DistributedSampler(rows, seed=SEED)
-    return DataLoader(rows, batch_size=work.sequences, sampler=sampler, collate_fn=collate)
 
 
 def load(work: Work) -> Any:

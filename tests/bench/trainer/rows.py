@@ -40,11 +40,21 @@ class Texts:
         return {
             "rows": len(self.lengths),
             "tokens": sum(self.lengths),
-            "mean": round(float(np.mean(self.lengths)), 1),
+            "mean": round(self.mean, 1),
             "percentiles": {str(percent): int(value) for percent, value in zip(at, percentiles, strict=True)},
             "maxLength": MAX_LENGTH,
             "usefulWhenPadded": round(float(np.mean(self.lengths)) / MAX_LENGTH, 4),
         }
+
+    @property
+    def mean(self) -> float:
+        """Tokens of a row, the mean."""
+        return float(np.mean(self.lengths))
+
+    def that_fit(self, tokens: int) -> Texts:
+        """The first rows, as many as have so many tokens together."""
+        count = int(np.searchsorted(np.cumsum(self.lengths), tokens, side="right"))
+        return Texts(self.texts[:count], self.lengths[:count])
 
     def save(self, path: Path) -> None:
         """Write the rows as JSON lines with a `text`."""

@@ -1,20 +1,24 @@
-"""TRL's SFTTrainer with its packing, as its documentation says to use it.
+"""TRL's SFTTrainer with its packing, as its documentation says to use it, or with our attention.
 
-`torchrun -m bench.trainer.trl_packed`, with the work in the environment. Best-fit packing, and batches without
+`torchrun -m bench.trainer.trl_packed [isolated]`, with the work in the environment. Best-fit packing, and batches without
 padding whose documents are isolated: by flash attention where it is installed, else by the mask that transformers
 builds for scaled_dot_product_attention out of the positions. That mask grows with the square of the batch, so there
-the packs of a step are taken one by one, which is the fastest that this trainer can do.
+the packs of a step are taken one by one, which is the fastest that this trainer can do. With `isolated`, our attention is registered
+in transformers, so that what remains between TRL and us is the loop.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl.trainer.sft_config import SFTConfig
@@ -22,6 +26,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from bench.trainer.meter import Meter
 from bench.trainer.work import LEARNING_RATE, LORA_ALPHA, LORA_RANK, SEED, Work
+from finetune_trainer.train.model.attention import register
 
 
 class Steps(TrainerCallback):
@@ -30,32 +35,46 @@ class Steps(TrainerCallback):
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
         self.tokens = 0
+        self._steps = 0
 
     def counting(self, training_step: Callable[..., Any]) -> Callable[..., Any]:
         """A trainer's forward and backward pass, counting the tokens of its batches."""
 
         def counted(model: Any, inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
             self.tokens += inputs["input_ids"].numel()
+            self._begin()
             return training_step(model, inputs, *rest, **named)
 
         return counted
 
+    def _begin(self) -> None:
+        if self._steps == 0 and self.tokens:
+            self._steps = 1
+            self.meter.start()
+
+    def on_pre_optimizer_step(self, *_: Any, **named: Any) -> None:
+        """The gradients of a step are there, clipped; those of the first are measured, which is a step of the warm-up."""
+        if math.isnan(self.meter.gradient):
+            grads = [each.grad for each in named["model"].parameters() if each.grad is not None]
+            norm = torch.nn.utils.get_total_norm(grads)
+            self.meter.gradient = norm.full_tensor().item() if isinstance(norm, DTensor) else norm.item()
+
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """An optimizer step has ended."""
-        self.meter.step(self.tokens)
+        self.meter.step(self.tokens, self.tokens)
         self.tokens = 0
 
 
 def main() -> None:
     """Train for the steps of the work."""
     disable_progress_bar()
-    work = Work.load()
+    work, isolated = Work.load(), sys.argv[1:] == ["isolated"]
     cuda = torch.cuda.is_available()
     flash = cuda and importlib.util.find_spec("flash_attn") is not None
-    attention = "flash_attention_2" if flash else "sdpa"
+    attention = register() if isolated else "flash_attention_2" if flash else "sdpa"
     frozen = work.method == "LoRA"
     compute = torch.bfloat16 if work.precision == "BF16" else torch.float32
-    arguments = config(work, cuda=cuda, packs=work.sequences if flash else 1)
+    arguments = config(work, cuda=cuda, packs=work.sequences if flash or isolated else 1)
     meter = Meter()
     steps = Steps(meter)
     trainer: Any = SFTTrainer(
@@ -64,6 +83,7 @@ def main() -> None:
         ),
         args=arguments,
         train_dataset=Dataset.from_json(work.rows, cache_dir=f"{work.out}/datasets"),
+        eval_dataset=Dataset.from_json(work.probe, cache_dir=f"{work.out}/datasets"),
         processing_class=AutoTokenizer.from_pretrained(work.model),
         peft_config=LoraConfig(
             task_type="CAUSAL_LM", r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules="all-linear"
@@ -72,9 +92,22 @@ def main() -> None:
         else None,
         callbacks=[steps],
     )
+    if isolated:
+        trainer.compute_loss = with_documents(trainer.compute_loss)
+    meter.loss = trainer.evaluate()["eval_loss"]
     trainer.training_step = steps.counting(trainer.training_step)
     trainer.train()
     meter.save(work.out, f"{sharding(work, cuda=cuda)}, {attention}, packed (bfd, padding-free)")
+
+
+def with_documents(compute_loss: Callable[..., Any]) -> Callable[..., Any]:
+    """A trainer's loss, whose model gets the bounds of the documents that our attention needs."""
+
+    def computed(model: Any, inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
+        bounds = {"cu_seqlens": inputs["cu_seq_lens_q"], "max_seqlen": inputs["max_length_q"]}
+        return compute_loss(model, {**inputs, **bounds}, *rest, **named)
+
+    return computed
 
 
 def config(work: Work, *, cuda: bool, packs: int) -> SFTConfig:
@@ -89,6 +122,7 @@ def config(work: Work, *, cuda: bool, packs: int) -> SFTConfig:
         max_length=work.max_length,
         max_steps=work.all_steps,
         per_device_train_batch_size=packs,
+        per_device_eval_batch_size=1,
         gradient_accumulation_steps=work.sequences // packs,
         gradient_checkpointing=False,
         learning_rate=LEARNING_RATE,

@@ -19,12 +19,16 @@ class Work:
     """Train `model` on `rows` for `steps` steps, the first `warmup` of which are not measured.
 
     rows: JSON lines with a `text`, to each of which the tokenizer's end-of-sequence token is added.
+    probe: rows in the same form that fit into one sequence; every contender takes its loss on them before it trains.
+    row_tokens: tokens of a row, the mean.
     sequences: sequences of `max_length` tokens that a rank takes in a step.
     out: folder for what the processes measure.
     """
 
     model: str
     rows: str
+    probe: str
+    row_tokens: float
     out: str
     method: str
     precision: str
@@ -38,6 +42,11 @@ class Work:
     def all_steps(self) -> int:
         """Steps with the warm-up."""
         return self.warmup + self.steps
+
+    @property
+    def rows_of_a_sequence(self) -> int:
+        """Rows that have as many tokens as a full sequence, on average."""
+        return max(1, round(self.max_length / self.row_tokens))
 
     def save(self, path: Path) -> dict[str, str]:
         """Write it, and return the environment in which `load` finds it."""

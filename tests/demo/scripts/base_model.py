@@ -110,6 +110,8 @@ def configuration(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
         num_key_value_heads=HEADS // 2,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
+        # NB: with the usual 0.02, so narrow a model is never sure of a token after so few steps: its embedding is the output layer.
+        initializer_range=0.1,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

@@ -8,6 +8,8 @@ Parquet files to a folder or to s3://bucket/folder. The columns:
     instruction  a question: What does json.JSONDecoder do?
     answer       its docstring's first paragraphs, the whole of a module's; "" where there is none
     quality      0 to 1, how much the answer looks like prose that answers the question: see `quality`
+    kind         what the answer is about, to be guessed from it: module, class or function
+    other_kind   a kind that it is not
 
 It is raw on purpose. What a package re-exports is there twice under its public name, some objects have no
 docstring, and some modules have a very long one: there is something to filter, deduplicate and drop.
@@ -30,7 +32,7 @@ import sys
 import sysconfig
 import time
 import warnings
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,6 +48,7 @@ ROWS_OF_PACKAGE = 500
 # Of the public objects without a docstring, one in so many is kept, with an empty answer.
 UNDOCUMENTED = 12
 ENOUGH_CHARS = 160
+KINDS = ("module", "class", "function")
 PREFERENCES = 2_000
 GOOD = 0.8
 PREFERRED_CHARS = range(40, 600)
@@ -63,6 +66,8 @@ class Row:
     instruction: str
     answer: str
     quality: float
+    kind: str
+    other_kind: str
 
 
 @dataclass(frozen=True)
@@ -150,19 +155,18 @@ def rows_of(package: Package) -> Iterator[Row]:
     for module, tree in package.modules.items():
         documentation = ast.get_docstring(tree)
         if documentation:
-            yield _row(module, module, f"What is the module {module} for?", documentation)
+            yield _row(module, module, f"What is the module {module} for?", documentation, "module")
         for path, definition in _objects(tree, module):
             documentation = ast.get_docstring(definition) or ""
             if not documentation and crc32(path.encode()) % UNDOCUMENTED:
                 continue
-            where[path] = _row(
-                path, module, _question(_public(package, path), definition), _opening(documentation)
-            )
+            kind = "class" if isinstance(definition, ast.ClassDef) else "function"
+            question = _question(_public(package, path), kind)
+            where[path] = _row(path, module, question, _opening(documentation), kind)
             yield where[path]
     for module, path in package.exports:
         if path in where:
-            seen = where[path]
-            yield Row(f"{module}:{path}", module, seen.instruction, seen.answer, seen.quality)
+            yield replace(where[path], id=f"{module}:{path}", module=module)
 
 
 def quality(answer: str) -> float:
@@ -252,8 +256,8 @@ def _public(package: Package, path: str) -> str:
     return f"{package.public[holder]}.{name}" if holder in package.public else path
 
 
-def _question(name: str, definition: Definition) -> str:
-    return f"What is {name} for?" if isinstance(definition, ast.ClassDef) else f"What does {name} do?"
+def _question(name: str, kind: str) -> str:
+    return f"What is {name} for?" if kind == "class" else f"What does {name} do?"
 
 
 def _opening(documentation: str) -> str:
@@ -266,8 +270,10 @@ def _opening(documentation: str) -> str:
     return text
 
 
-def _row(path: str, module: str, instruction: str, answer: str) -> Row:
-    return Row(path, module, instruction, answer.strip(), quality(answer.strip()))
+def _row(path: str, module: str, instruction: str, answer: str, kind: str) -> Row:
+    others = [other for other in KINDS if other != kind]
+    other = others[crc32(path.encode()) % len(others)]
+    return Row(path, module, instruction, answer.strip(), quality(answer.strip()), kind, other)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from databricks.sdk.service.catalog import MetastoreAssignment
 from databricks.sdk.service.ml import GetRunResponse
 
 from standins.databricks.endpoints import EndpointRefusal
-from standins.databricks.files import SIGNED, FileRefusal
+from standins.databricks.files import SIGNED, FileRefusal, Files
 from standins.databricks.jobs import JobRefusal
 from standins.databricks.state import Json, Workspace
 from standins.databricks.tracking import TrackingRefusal
@@ -127,24 +127,51 @@ def _file(state: Workspace, path: str, request: Request) -> Answer:
     """The Files API, which answers HEAD and GET of folders under another path than those of files."""
     state.check(request.headers.get("Authorization", ""), request.method, f"{_FILES}{path}")
     kind, _, place = path.partition("/")
+    place, query = f"/{place}", dict(parse_qsl(urlsplit(request.target).query))
     if kind in ("create-upload-url", "create-download-url"):
         # NB: MLflow's client names the file in the body, the SDK in the query.
-        query = dict(parse_qsl(urlsplit(request.target).query))
         return _answer(
             200, state.files.sign(state.uri, query.get("path") or json.loads(request.body)["path"])
         )
-    if kind == "directories" and request.method == "PUT":
-        return _answer(200, state.files.make_directory(f"/{place}"))
+    if kind == "create-upload-part-urls":
+        return _answer(200, state.files.sign_parts(state.uri, json.loads(request.body)))
     if kind == "directories":
-        return _answer(200, state.files.list(f"/{place}"))
-    if request.method == "PUT":
-        return _answer(200, state.files.write(f"/{place}", request.body))
-    content = state.files.read(f"/{place}")
-    return Answer(200, b"" if request.method == "HEAD" else content, _CONTENT)
+        return _answer(200, _directory(state.files, request.method, place, query))
+    if request.method in ("GET", "HEAD"):
+        content = state.files.read(place)
+        size = {"Content-Length": str(len(content))}
+        return Answer(200, b"" if request.method == "HEAD" else content, _CONTENT | size)
+    return _answer(200, _change(state.files, request, place, query))
+
+
+def _change(files: Files, request: Request, path: str, query: _Parts) -> Json:
+    overwrite = query.get("overwrite") != "false"
+    if query.get("action") == "initiate-upload":
+        return files.begin(path, overwrite=overwrite)
+    if query.get("action") == "complete-upload":
+        return files.complete(query["session_token"], json.loads(request.body))
+    if request.method == "DELETE":
+        return files.delete(path)
+    return files.write(path, request.body, overwrite=overwrite)
+
+
+def _directory(files: Files, method: str, path: str, query: _Parts) -> Json:
+    if method == "PUT":
+        return files.make_directory(path)
+    if method == "DELETE":
+        return files.delete_directory(path)
+    if method == "HEAD":
+        files.directory(path)
+        return {}
+    return files.list(path, query.get("page_token", ""))
 
 
 def _signed(state: Workspace, path: str, request: Request) -> Answer:
     place = state.files.signed(path)
+    query = dict(parse_qsl(urlsplit(request.target).query))
+    if "part" in query:
+        tag = state.files.write_part(query["session"], int(query["part"]), request.body)
+        return _answer(200, {}, {"ETag": tag})
     if request.method == "PUT":
         return _answer(200, state.files.write(place, request.body))
     return Answer(200, state.files.read(place), _CONTENT)

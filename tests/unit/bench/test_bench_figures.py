@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from bench.trainer.work import Work
 WORK = Work(
     model="/model",
     rows="/rows.jsonl",
+    probe="/probe.jsonl",
+    row_tokens=200.0,
     out="/out",
     method="Full",
     precision="FP32",
@@ -39,6 +42,16 @@ def test_steps_are_timed_by_when_their_lines_come() -> None:
     assert contenders.read_progress(lines) == ([2.0, 1.0], [1024.0, 2048.5])
 
 
+def test_what_ours_computes_is_read_from_its_lines() -> None:
+    lines = [
+        Line("evaluation before training: loss 9.0123", 1.0),
+        progress(1, "900", 2.0),
+        progress(2, "900", 3.0),
+    ]
+    assert contenders.read_check(lines) == (9.0123, 0.5)
+    assert [math.isnan(value) for value in contenders.read_check(lines[:0])] == [True, True]
+
+
 def test_a_step_never_has_more_tokens_than_fit() -> None:
     seconds, speeds = [2.0, 1.0, 2.0], [1000.0, 2000.0, 1100.0]
     found = [contenders.tokens_of_step(seconds, speeds, capacity=limit) for limit in (4096, 1900)]
@@ -62,9 +75,9 @@ def test_a_checkpoint_is_in_flight_while_its_folder_changes(
 
 
 def test_figures_are_of_all_ranks() -> None:
-    ranks = [[(100, 1.0), (200, 1.5)], [(110, 1.25), (220, 1.0)]]
-    assert contenders.read_steps(ranks) == [(210, 1.25), (420, 1.5)]
-    figures = contenders.Figures("", 300.0, [1.0, 2.0], [False, True], 1, None)
+    ranks = [[(100, 128, 1.0), (200, 256, 1.5)], [(110, 128, 1.25), (220, 256, 1.0)]]
+    assert contenders.read_steps(ranks) == [(210, 256, 1.25), (420, 512, 1.5)]
+    figures = contenders.Figures("", 9.0, 0.5, 300.0, 0.98, [1.0, 2.0], [False, True], 1, None)
     assert (figures.tokens_per_second, figures.flying, figures.resting) == (200.0, [2.0], [1.0])
 
 

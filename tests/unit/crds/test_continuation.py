@@ -68,7 +68,8 @@ CARRIES_ON: dict[str, Json] = {
     "a default written out": {
         "training.seed": 42, "training.learningRate": 2e-5, "training.optimizer": {"beta1": 0.9}, "objective": {"type": "SFT"},
     },
-    "a zero written out": {"training.minLearningRate": 0, "objective.labelSmoothing": 0},
+    "a momentum written out": {"training.optimizer": {"momentum": 0.95}},
+    "a zero written out": {"training.minLearningRate": 0, "training.neftuneAlpha": 0, "objective.labelSmoothing": 0},
     "another decay": {"training.decayRatio": 0.2},
     "a set in another order": {"method.lora.targetModules": ["v_proj", "q_proj"]},
     # The digest of the tokens is compared instead.
@@ -77,6 +78,11 @@ CARRIES_ON: dict[str, Json] = {
 }  # fmt: skip
 
 REFUSED: dict[str, tuple[Json, list[str]]] = {
+    "new tokens": ({"model.newTokens": ["<b>", "<a>"]}, ['model.newTokens [] -> ["<a>", "<b>"]']),
+    "layers that are trained whole": (
+        {"method.lora.bias": "All", "method.lora.modulesToSave": ["lm_head"]},
+        ["method.lora.bias not set -> All", 'method.lora.modulesToSave [] -> ["lm_head"]'],
+    ),
     "another model": ({"model.base": "/models/other"}, ["model.base /models/base -> /models/other"]),
     "another method": (
         {"method": {"type": "Full"}},
@@ -100,6 +106,19 @@ REFUSED: dict[str, tuple[Json, list[str]]] = {
     "another optimizer": (
         {"training.optimizer": {"beta2": 0.95}}, ["training.optimizer.beta2 0.999 -> 0.95"],
     ),
+    "another objective": (
+        {"objective": {"type": "SimPO", "simpo": {"gamma": 1}}, "data.columns": {"type": "Preference"}},
+        ["objective.simpo.gamma 0.5 -> 1.0", "objective.type SFT -> SimPO"],
+    ),
+    "noise": ({"training.neftuneAlpha": 5}, ["training.neftuneAlpha not set -> 5.0"]),
+    "another kind of optimizer": (
+        {"training.optimizer": {"type": "Muon", "momentum": 0.9}, "training.precision": "FP16"},
+        [
+            "training.optimizer.momentum not set -> 0.9", "training.optimizer.type AdamW -> Muon",
+            "training.precision BF16 -> FP16",
+        ],
+    ),
+    "other weights": ({"training.optimizer": {"weights": "BF16"}}, ["training.optimizer.weights FP32 -> BF16"]),
     "another smoothing": ({"objective.labelSmoothing": 0.1}, ["objective.labelSmoothing not set -> 0.1"]),
     "another order": (
         {"training.seed": 43, "training.packing": False}, ["training.packing true -> false", "training.seed 42 -> 43"],
@@ -133,6 +152,19 @@ def test_a_run_is_carried_on(changes: Json) -> None:
     other = recipe(changes, name="next")
     assert continuation.differences(KEPT, other) == []
     assert continuation.digest(other) == continuation.digest(recipe())
+
+
+def test_an_alias_of_an_earlier_version_of_the_operator_may_have_meant_any_version() -> None:
+    before = continuation.settings(recipe({"model.base": "models:/m@champion"}))
+    assert continuation.differences(before, recipe({"model.base": "models:/m/3"})) == []
+    told = [
+        continuation.differences(before, recipe({"model.base": base}))
+        for base in ("models:/n/3", "models:/m@staging")
+    ]
+    assert told == [
+        ["model.base models:/m@champion -> models:/n/3"],
+        ["model.base models:/m@champion -> models:/m@staging"],
+    ]
 
 
 @pytest.mark.parametrize(("changes", "told"), REFUSED.values(), ids=REFUSED)

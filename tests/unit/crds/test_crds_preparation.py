@@ -24,6 +24,8 @@ def digest(**parts: Any) -> str:
     data |= {name: parts.pop(name) for name in ("source", "columns") if name in parts}
     data["prepare"] = PREPARE | parts.pop("prepare", {})
     spec = FineTuneJobSpec.model_validate({"model": {"base": "org/base"}, "data": data, **parts})
+    assert spec.data
+    assert spec.model
     return settings_digest(spec.data, spec.model, spec.objective)
 
 
@@ -58,6 +60,7 @@ OTHER: dict[str, Json] = {
     "a mix with another weight": {"source": {"type": "Mix", "sources": [{"name": "a", "weight": 2, **SOURCE}]}},
     "columns": {"columns": {"type": "Text"}},
     "another step": {"prepare": {"maxTokens": 100}},
+    "new tokens": {"model": {"base": "org/base", "newTokens": ["<tool>"]}},
     "a filter": {"prepare": {"filter": "stars > 4"}},
     "another seed": {"prepare": {"splitRatios": {"seed": 43}}},
     "another evaluation set": {"prepare": evaluation(dataset="org/others")},
@@ -106,6 +109,12 @@ def test_the_token_of_a_server_does_not_count() -> None:
         return digest(prepare={"catalog": {"type": "UnityCatalog", "unityCatalog": server}})
 
     assert of(server) == of(server | {"secretRef": {"name": "unity"}}) != of({"uri": "http://other:8080"})
+
+
+def test_objectives_with_the_same_columns_share_their_preparation() -> None:
+    found = {name: digest(objective={"type": name}) for name in ("SFT", "DPO", "ORPO", "SimPO", "KTO")}
+    assert found["DPO"] == found["ORPO"] == found["SimPO"]
+    assert len({*found.values()}) == 3
 
 
 def test_the_objective_does_not_count_where_columns_are_named() -> None:

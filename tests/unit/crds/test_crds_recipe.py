@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from finetune_crds import FineTuneJobSpec, JobReference, Recipe, RecipeError
+from finetune_crds import FineTuneJobSpec, JobRecipe, JobReference, Recipe, RecipeError
+from finetune_crds.base import first_mistake
 from finetune_crds.status import DataStatus
 
 Json = dict[str, Any]
@@ -31,12 +33,32 @@ def test_it_comes_back_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     written = recipe(
         training={"maxSteps": 5, "learningRate": 1e-5},
-        trainer={"parameters": {"mu": "0.1"}},
+        trainer={"parameters": {"mu": 0.1, "of": ["a", None]}},
         checkpoint={"uri": "/c"},
     )
     path.write_text(written.to_yaml(), encoding="utf-8")
     assert Recipe.load(path) == written
-    assert written.parameters == {"mu": "0.1"}
+    assert written.parameters == {"mu": 0.1, "of": ["a", None]}
+
+
+def test_a_recipe_without_model_and_data_is_for_commands_alone(tmp_path: Path) -> None:
+    spec = FineTuneJobSpec.model_validate({"trainer": {"command": ["t"], "parameters": {"mu": 1}}})
+    path = tmp_path / "recipe.yaml"
+    path.write_text(JobRecipe.of(JOB, spec).to_yaml(), encoding="utf-8")
+    assert JobRecipe.load(path) == JobRecipe.of(JOB, spec)
+    with pytest.raises(RecipeError, match="is wrong at model: Field required"):
+        Recipe.load(path)
+
+
+def test_a_spec_without_a_model_makes_no_recipe_of_the_built_in_commands() -> None:
+    spec = FineTuneJobSpec.model_validate({"data": BODY["data"]})
+    with pytest.raises(ValidationError) as raised:
+        Recipe.of(JOB, spec)
+    assert first_mistake(raised.value) == ("model", "Field required")
+
+
+def test_the_digest_does_not_depend_on_who_reads_it() -> None:
+    assert JobRecipe.of(JOB, FineTuneJobSpec.model_validate(BODY)).digest() == recipe().digest()
 
 
 def test_nothing_of_the_cluster_is_in_it() -> None:

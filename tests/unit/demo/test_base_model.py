@@ -10,7 +10,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from demo.scripts import base_model, corpus
 
 ROWS = [
-    corpus.Row(f"m.f{i}", "m", f"What does m.f{i} do?", f"Return the number {i} of things.", 1.0)
+    corpus.Row(
+        f"m.f{i}", "m", f"What does m.f{i} do?", f"Return the number {i} of things.", 1.0, "function", "class"
+    )
     for i in range(200)
 ]
 

@@ -57,6 +57,19 @@ def test_objects_are_found_under_their_public_names_and_exports_are_duplicates(f
     ]
 
 
+def test_a_row_has_its_kind_and_another_one(folder: Path) -> None:
+    found = {row.id: (row.kind, row.other_kind) for row in corpus.rows([folder])}
+    assert {name: kind for name, (kind, _) in found.items()} == {
+        "parcel": "module",
+        "parcel.box.Box": "class",
+        "parcel.box.Box.open": "function",
+        "parcel.box.seal": "function",
+        "parcel:parcel.box.Box": "class",
+        "parcel:parcel.box.seal": "function",
+    }
+    assert all(other in corpus.KINDS and other != kind for kind, other in found.values())
+
+
 def test_answers_are_the_first_paragraphs(folder: Path) -> None:
     answer = next(row.answer for row in corpus.rows([folder]) if row.id == "parcel.box.Box.open")
     assert answer.startswith("Open the box.\n\nDetails")
@@ -87,11 +100,11 @@ def test_written_rows_are_read_back_in_order(folder: Path, tmp_path: Path) -> No
 def test_a_preference_is_an_answer_over_its_own_words_in_another_order() -> None:
     good = "Return the list of names in the folder at the given path."
     rows = [
-        corpus.Row("a", "m", "What does a do?", good, 1.0),
-        corpus.Row("b", "m", "What does b do?", "Return it", 1.0),
-        corpus.Row("c", "m", "What does c do?", good, 0.5),
-        corpus.Row("d", "m", "What does d do?", good * 20, 1.0),
-        corpus.Row("e", "m", "What does e do?", "a" * 50, 1.0),
+        corpus.Row("a", "m", "What does a do?", good, 1.0, "function", "class"),
+        corpus.Row("b", "m", "What does b do?", "Return it", 1.0, "function", "class"),
+        corpus.Row("c", "m", "What does c do?", good, 0.5, "function", "class"),
+        corpus.Row("d", "m", "What does d do?", good * 20, 1.0, "function", "class"),
+        corpus.Row("e", "m", "What does e do?", "a" * 50, 1.0, "function", "class"),
     ]
     (found,) = corpus.preferences(rows)
     assert (found.prompt, found.chosen) == ("What does a do?", good)

@@ -47,7 +47,7 @@ def test_the_installation_fills_in_what_the_guide_shows() -> None:
 
 
 def test_the_pods_have_the_secrets_that_the_guide_creates() -> None:
-    prepare = spec().data.prepare
+    prepare = spec().prepare
     assert prepare is not None
     created = {
         name

@@ -28,6 +28,10 @@ TOOLS = {
     "TRL": [
         *TRAINING_ARGUMENTS,
         *(("trl", f"trainer/{name.lower()}_config.py", f"{name}Config") for name in ("SFT", "DPO", "KTO")),
+        *(
+            ("trl", f"experimental/{name.lower()}/{name.lower()}_config.py", f"{name}Config")
+            for name in ("ORPO", "CPO")
+        ),
     ],
     "peft": [("peft", "tuners/lora/config.py", "LoraConfig")],
 }

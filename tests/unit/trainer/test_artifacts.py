@@ -45,7 +45,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An object store in memory whose bucket `bucket` has the model in `models/base`."""
     store = fsspec.filesystem("memory")
     store.pipe({f"/bucket/models/base/{name}": content for name, content in FILES.items()})
-    monkeypatch.setattr(fsspec, "url_to_fs", lambda uri: (store, uri.removeprefix("s3:/")))
+    monkeypatch.setattr(fsspec, "url_to_fs", lambda uri, **_: (store, uri.removeprefix("s3:/")))
     yield
     store.rm("/bucket", recursive=True)
 
@@ -314,7 +314,7 @@ MISSING = [
     ),
     (
         "a/b/c",
-        "model.base a/b/c does not exist: write a Hub id (org/name), an absolute path, s3:// or models:/",
+        "model.base a/b/c does not exist: write a Hub id (org/name), an absolute path, s3://, gs://, abfss:// or models:/",
     ),
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -21,7 +22,6 @@ from support.http_server import Answer, Request, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from finetune_trainer.train.runtime.distributed import World
     from support.training import Mlflow
@@ -55,7 +55,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
         return counted
 
-    monkeypatch.setattr(fsspec, "url_to_fs", lambda uri: (store, uri.removeprefix("s3:/")))
+    monkeypatch.setattr(fsspec, "url_to_fs", lambda uri, **_: (store, uri.removeprefix("s3:/")))
     for name in ("find", "open"):
         monkeypatch.setattr(store, name, counting(name))
     yield found
@@ -127,7 +127,10 @@ def test_a_broken_entry_is_downloaded_again(tmp_path: Path, cache: Cache, asked:
 def test_an_object_that_changes_while_it_is_read_makes_no_entry(
     tmp_path: Path, cache: Cache, asked: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("finetune_trainer.artifacts.shutil.copyfileobj", lambda _, to: to.write(b"half"))
+    def half(_: fsspec.AbstractFileSystem, _name: str, target: str) -> None:
+        Path(target).write_bytes(b"half")
+
+    monkeypatch.setattr("fsspec.AbstractFileSystem.get_file", half)
     with pytest.raises(TrainingError) as failed:
         fetch(BASE, tmp_path, cache=cache)
     assert failed.value.message == (

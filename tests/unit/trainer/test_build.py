@@ -14,7 +14,7 @@ from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.train import build
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model.network import Network, trained
-from finetune_trainer.train.model.optimizer import adamw
+from finetune_trainer.train.model.optimizer import optimizers
 from finetune_trainer.train.objectives.answers import reference_of
 from finetune_trainer.train.objectives.sft import Sft
 from support import networks
@@ -53,6 +53,9 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
         {"type": "DPO", "dpo": {"beta": 0.3, "labelSmoothing": 0.2}},
         {"beta": 0.3, "label_smoothing": 0.2},
     ),
+    "IPO": ({"type": "DPO", "dpo": {"loss": "IPO", "beta": 0.3}}, {"beta": 0.3}),
+    "ORPO": ({"type": "ORPO"}, {"weight": 0.1}),
+    "SimPO": ({"type": "SimPO", "simpo": {"gamma": 0.7}}, {"beta": 2.0, "gamma": 0.7}),
 }
 
 
@@ -60,7 +63,7 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
 def test_an_objective_has_the_parameters_of_the_recipe(
     base_model: Path, objective: dict[str, Any], expected: dict[str, float]
 ) -> None:
-    assert vars(build._objective(networks.recipe(base_model, objective=objective), None)) == expected
+    assert vars(build.objective(networks.recipe(base_model, objective=objective), None)) == expected
 
 
 def test_the_output_layer_learns_after_passes_without_gradients(base_model: Path) -> None:
@@ -72,7 +75,7 @@ def test_the_output_layer_learns_after_passes_without_gradients(base_model: Path
         batch = pack.collate(split, [[0, 1, 2, 3]], pad_id=0)
         reference = reference_of(network, [batch], world, 4)
         assert {type(weight) for weight in trained(network)} == {DTensor}
-        optimizer = adamw(network, recipe.training)
+        (optimizer,) = optimizers(network, recipe.training)
         before = {name: weight.full_tensor().clone() for name, weight in network.named_parameters()}
         loss, _ = network(replace(batch, reference=torch.from_numpy(reference)))
         loss.backward()

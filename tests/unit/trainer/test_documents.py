@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from finetune_crds.data import Columns
-from finetune_trainer import documents
 from finetune_trainer.documents import Document, Documents, from_table, labels, token_columns
 from finetune_trainer.outcome import DataError, RecipeRefusedError
 
@@ -259,6 +258,12 @@ SHAPE = "MessageShape: a row of column chat is not a list of {role, content}, "
             "filter them out",
         ),
         (
+            MESSAGES,
+            {"chat": [[user("a"), assistant("b") | {"weight": 0.5}]]},
+            "MessageShape: a row of column chat is wrong, weight of message 2 is 0.5: it says whether the message is learned, with "
+            "1 or 0: correct such rows or filter them out",
+        ),
+        (
             Columns(type="Messages", messages="chat", tools="functions"),
             {"chat": [[assistant("a")]], "functions": ["count"]},
             "ToolShape: a row of column functions is wrong, tools are not JSON: correct such rows or filter them out",
@@ -336,13 +341,6 @@ def test_more_texts_than_are_encoded_at_once(tokenizer: PreTrainedTokenizerBase)
     ]
 
 
-def test_tokens_that_touch_the_answers() -> None:
-    places = [(0, 2), (2, 5), (5, 5), (5, 9), (9, 12), (12, 14), (20, 21)]
-    for spans in ([], [(0, 14)], [(3, 6), (9, 10), (13, 20)], [(4, 4), (5, 9)]):
-        expected = [any(begin < last and end > first for first, last in spans) for begin, end in places]
-        assert documents._touch(places, spans) == expected
-
-
 def test_columns_of_a_table_give_the_documents_again() -> None:
     (whole,), pair = (
         token_columns(columns) for columns in (Columns(type="Messages", tools="tools"), PREFERENCE)
@@ -375,6 +373,7 @@ def test_what_decides_on_token_ids_is_in_the_encoding(base_model: Path, monkeypa
         *(replace(documents, tokenizer=other).encoding for other in (more, chat, special)),
         replace(documents, columns=Columns(type="Text")).encoding,
         replace(documents, answers_only=False).encoding,
+        replace(documents, last_only=True).encoding,
     ]
     monkeypatch.setattr("finetune_trainer.documents.release", lambda: "another")
     different.append(documents.encoding)

@@ -124,3 +124,23 @@ def test_torchrun_never_starts_a_rank_again(
     launch._run_workers(Gang(2, 4, 1, "tiny-0.tiny", 29500), Recipe.model_validate(pod.recipe), tmp_path)
     (config,) = asked
     assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (2, 2, 4, 0)
+
+
+VARIABLES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "nothing set": ({}, {"OMP_NUM_THREADS": "4", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+    "the allocator's of people": (
+        {"PYTORCH_ALLOC_CONF": "backend:native", "OMP_NUM_THREADS": "1"},
+        {"PYTORCH_ALLOC_CONF": "backend:native", "OMP_NUM_THREADS": "1"},
+    ),
+    "the allocator's older name": (
+        {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"},
+        {"PYTORCH_CUDA_ALLOC_CONF": "backend:native", "OMP_NUM_THREADS": "4"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "expected"), VARIABLES.values(), ids=VARIABLES)
+def test_what_people_set_for_libraries_stays(given: dict[str, str], expected: dict[str, str]) -> None:
+    environment = dict(given)
+    launch.set_defaults(environment, 4)
+    assert environment == {**expected, "TOKENIZERS_PARALLELISM": "true"}

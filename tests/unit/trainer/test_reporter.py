@@ -91,7 +91,14 @@ def take_step(
     for _ in range(2):
         made.reporter.add_batch(torch.tensor(loss / 2), torch.tensor(metrics) / 2)
     made.clock.now += seconds
-    made.reporter.add_step(torch.tensor(finite), count=4.0, tokens=100.0, attended=1000.0, seconds=seconds)
+    made.reporter.add_step(
+        torch.tensor(finite),
+        torch.tensor(not finite),
+        count=4.0,
+        tokens=100.0,
+        attended=1000.0,
+        seconds=seconds,
+    )
 
 
 def test_reports_come_every_log_steps_and_after_the_last_step(made: Setup) -> None:
@@ -116,6 +123,7 @@ def test_a_report_is_the_mean_of_its_window(made: Setup, capsys: pytest.CaptureF
         contract.METRIC_LEARNING_RATE: 1e-3,
         contract.METRIC_GRAD_NORM: 0.5,
         contract.METRIC_SKIPPED_STEPS: 0,
+        contract.METRIC_LOSS_SCALE: None,
         contract.METRIC_TOKENS_PER_SECOND: 50.0,
         contract.METRIC_MFU: None,
         contract.METRIC_MEMORY: None,
@@ -195,7 +203,9 @@ def test_mfu_is_a_share_of_what_all_chips_can_do(
         started=0.0,
         clock=clock,
     )
-    reporter.add_step(torch.tensor(True), count=1.0, tokens=100.0, attended=1000.0, seconds=2.0)
+    reporter.add_step(
+        torch.tensor(True), torch.tensor(False), count=1.0, tokens=100.0, attended=1000.0, seconds=2.0
+    )
     report = reporter.close_window(1, learning_rate=0.0, grad_norm=lambda: 0.0)
     assert report.mfu == pytest.approx(speed.Flops(network).of(100.0, 1000.0) / 2.0 / 1e9)
 

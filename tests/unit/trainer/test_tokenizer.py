@@ -10,7 +10,15 @@ import pytest
 
 from finetune_crds.training import Model
 from finetune_trainer.outcome import DataError, RecipeRefusedError
-from finetune_trainer.tokenizer import check_same_vocabulary, check_vocabulary, load_tokenizer, pad_id
+from finetune_trainer.tokenizer import (
+    check_same_vocabulary,
+    check_vocabulary,
+    encoded,
+    identity,
+    load_tokenizer,
+    of_texts,
+    pad_id,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,6 +91,32 @@ def test_a_tokenizer_with_tokens_that_the_embedding_lacks_is_refused() -> None:
     assert refused.value.message == (
         "the tokenizer of model.base tiny has token ids up to 3, and the embedding has 3 rows: use the tokenizer "
         "that the model was trained with, or add rows to its embedding"
+    )
+
+
+def test_new_tokens_are_tokens_of_text_in_any_order(base_model: Path) -> None:
+    plain = load_tokenizer(Model(base="tiny"), base_model)
+    text = "What is <tool>the red house</tool>?"
+    first, second = (
+        load_tokenizer(Model(base="tiny", new_tokens=new), base_model)
+        for new in (["<tool>", "</tool>"], ["</tool>", "<tool>"])
+    )
+    known = len(plain)
+    ids = first(text)["input_ids"]
+    assert first.convert_tokens_to_ids(["</tool>", "<tool>"]) == [known, known + 1]
+    assert [each for each in ids if each >= known] == [known + 1, known]
+    assert second(text)["input_ids"] == ids
+    # The workers of a preparation have the same tokenizer, and its tokens are not those of another one.
+    load = of_texts(first)
+    assert load is not None
+    assert list(encoded(load(), [text], special=False)) == [ids]
+    assert identity(first) == identity(second) != identity(plain)
+    assert first.decode(ids, skip_special_tokens=True) == text
+    check_vocabulary(first, known, "tiny", [known, known + 1])
+    with pytest.raises(RecipeRefusedError) as refused:
+        load_tokenizer(Model(base="tiny", new_tokens=["<new>", "house", "<eos>"]), base_model)
+    assert refused.value.message == (
+        "model.newTokens <eos> is in the tokenizer of model.base tiny already: remove it"
     )
 
 

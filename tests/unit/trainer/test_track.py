@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from finetune_trainer import track
 from finetune_trainer.track import Tracker
 from finetune_trainer.train.runtime import system
 from support.waiting import wait_for
@@ -178,3 +180,33 @@ def test_files_are_named_as_the_dataset_too(mlflow: Mlflow) -> None:
         ("/data/train.jsonl", "72-examples-936-tokens", "local", "/data/train.jsonl"),
         ("s3://bucket/train", "72-examples-936-tokens", "s3", "s3://bucket/train"),
     ]
+
+
+SIGNED = "X-Amz-Credential=tests%2F1&X-Amz-Signature=c0ffee"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (
+            f"403 Client Error: Forbidden for url: http://s3:9000/lake/a?{SIGNED}\nmore",
+            "403 Client Error: Forbidden for url: http://s3:9000/lake/a",
+        ),
+        (
+            f"Max retries exceeded with url: /lake/a?{SIGNED} (Caused by 'no route')",
+            "Max retries exceeded with url: /lake/a (Caused by 'no route')",
+        ),
+        ("is it there? no", "is it there? no"),
+    ],
+)
+def test_addresses_are_named_without_what_they_are_signed_with(said: str, expected: str) -> None:
+    assert track.first_line(ValueError(said)) == expected
+
+
+def test_the_log_of_an_upload_names_no_signature(mlflow: Mlflow, caplog: pytest.LogCaptureFixture) -> None:
+    track.client(mlflow.uri)
+    logger = logging.getLogger("mlflow.store.artifact.http_artifact_repo")
+    logger.addHandler(caplog.handler)
+    logger.warning("no answer of %s", f"/lake/a?{SIGNED}")
+    logger.removeHandler(caplog.handler)
+    assert {record.getMessage() for record in caplog.records} == {"no answer of /lake/a"}

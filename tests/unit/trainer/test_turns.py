@@ -86,6 +86,22 @@ def test_calls_of_another_shape(calls: Any, sentence: str) -> None:
         turns.messages([{"role": "user", "content": "hi"}, called(calls)])
 
 
+def test_weights_are_told_apart_from_messages() -> None:
+    given = [True, False, 1, 0, 1.0, 0.0, "1", "0", " True", "FALSE", "1.0", "0.0", None]
+    messages = [{"role": "assistant", "content": "a", "learned": value, "weight": 0} for value in given]
+    plain, learned = turns.weighed([*messages, said("u")[0]], "learned")
+    assert plain == [{"role": "assistant", "content": "a", "weight": 0}] * len(given) + said("u")
+    assert learned == [True, False] * 6 + [True] * 2
+
+
+@pytest.mark.parametrize("value", [2, 0.5, -1, "yes", "", [1], {}])
+def test_what_is_no_weight(value: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"weight of message 2 is .*: it says whether the message is learned, with 1 or 0"
+    ):
+        turns.weighed([*said("u"), {"role": "assistant", "weight": value}], "weight")
+
+
 def in_order(value: Any) -> str:
     return json.dumps(value)
 

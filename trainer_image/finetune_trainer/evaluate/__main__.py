@@ -1,4 +1,4 @@
-"""`finetune-evaluate`: evaluate a version by the recipe at HYPERPARAMETERS_PATH, or fetch it for another command."""
+"""`finetune-evaluate`: evaluate a version by the recipe at FINETUNE_RECIPE, or fetch it for another command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="finetune-evaluate",
-        description="Evaluate a model by the recipe at HYPERPARAMETERS_PATH.",
+        description="Evaluate a model by the recipe at FINETUNE_RECIPE.",
     )
     parser.add_argument(
         contract.EVALUATE_MODEL, required=True, help="the model, such as models:/name/version"

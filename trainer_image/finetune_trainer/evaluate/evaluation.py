@@ -18,6 +18,7 @@ from finetune_trainer.outcome import RecipeRefusedError, TrainingError
 from finetune_trainer.tokenizer import load_tokenizer, pad_id
 from finetune_trainer.track import Tracker
 from finetune_trainer.train.data import corpus
+from finetune_trainer.train.model.new_tokens import NewTokens
 from finetune_trainer.train.worker import quiet_libraries
 
 if TYPE_CHECKING:
@@ -120,7 +121,8 @@ class _Evaluated:
 
     def _measured(self, source: Source, spec: Model, name: str) -> _Measured:
         numbers, wanted, batch_size = {}, self.spec.measured, self.spec.batch_size
-        with model.loaded(source, spec, name, self.device) as network:
+        new = NewTokens.of(spec, self.tokenizer)
+        with model.loaded(source, spec, name, self.device, new) as network:
             if "Loss" in wanted or "Perplexity" in wanted:
                 padding = pad_id(self.tokenizer)
                 found = loss.mean(

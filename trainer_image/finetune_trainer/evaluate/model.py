@@ -15,6 +15,7 @@ from finetune_trainer.train import build
 from finetune_trainer.train.delivery import export
 from finetune_trainer.train.model import load, merge
 from finetune_trainer.train.model.network import Network
+from finetune_trainer.train.model.new_tokens import NO_TOKENS, NewTokens
 from finetune_trainer.train.objectives.sft import Sft
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ def device_of(recipe: Recipe) -> torch.device:
 
 
 def spec_of(recipe: Recipe, uri: str) -> Model:
-    """The recipe's model, at another address."""
-    return recipe.model.model_copy(update={"base": uri, "revision": None})
+    """The recipe's model, at another address. A version has the recipe's new tokens already."""
+    return recipe.model.model_copy(update={"base": uri, "revision": None, "new_tokens": []})
 
 
 def fetch_version(recipe: Recipe, uri: str, to: Path) -> Source:
@@ -74,7 +75,9 @@ def fetch_base(recipe: Recipe, version: Source, to: Path) -> Source:
 
 
 @contextmanager
-def loaded(source: Source, spec: Model, field: str, device: torch.device) -> Iterator[Network]:
+def loaded(
+    source: Source, spec: Model, field: str, device: torch.device, new: NewTokens = NO_TOKENS
+) -> Iterator[Network]:
     """A model in bf16 on a GPU, or in fp32 on CPUs, with its adapter on it; out of memory at the end.
 
     Args:
@@ -82,11 +85,12 @@ def loaded(source: Source, spec: Model, field: str, device: torch.device) -> Ite
         spec: its address, for errors, and whether its own code may run.
         field: how sentences name it.
         device: where it computes.
+        new: tokens of the rows that it gets rows for, as it did before its first step.
 
     Raises:
         RecipeRefusedError: it cannot be loaded, or makes its logits in a way that is not known here.
     """
-    made = Network(_weights(source, spec, field, device), Sft()).eval()
+    made = Network(_weights(source, spec, field, device, new), Sft()).eval()
     try:
         build.check_way_to_logits(made, device, spec.base, field=field, remedy=_REMEDY)
         yield made
@@ -97,7 +101,9 @@ def loaded(source: Source, spec: Model, field: str, device: torch.device) -> Ite
             torch.cuda.empty_cache()
 
 
-def _weights(source: Source, spec: Model, field: str, device: torch.device) -> torch.nn.Module:
+def _weights(
+    source: Source, spec: Model, field: str, device: torch.device, new: NewTokens
+) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -110,6 +116,9 @@ def _weights(source: Source, spec: Model, field: str, device: torch.device) -> t
         )
         if source.adapter is not None:
             model = merge.on(model, source.adapter)
+        if new.ids:
+            model = model.merge_and_unload() if source.adapter is not None else model
+            new.enlarge(model)
     weights: torch.nn.Module = model.to(device).requires_grad_(False)
     return weights
 

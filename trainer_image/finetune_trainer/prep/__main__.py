@@ -1,4 +1,4 @@
-"""`finetune-prep`: prepare the corpus of the recipe at HYPERPARAMETERS_PATH, or of a FineTuneJob on your machine."""
+"""`finetune-prep`: prepare the corpus of the recipe at FINETUNE_RECIPE, or of a FineTuneJob on your machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from finetune_crds.contract import RECIPE_PATH, TerminationMessage
+from finetune_crds.contract import ENV_RECIPE, RECIPE_PATH, TerminationMessage
 from finetune_crds.recipe import Recipe
 from finetune_trainer import outcome
 from finetune_trainer.prep.plan import request
@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="finetune-prep",
-        description="Prepare the corpus of a FineTuneJob. Without --recipe: of the recipe at HYPERPARAMETERS_PATH.",
+        description="Prepare the corpus of a FineTuneJob. Without --recipe: of the recipe at FINETUNE_RECIPE.",
     )
     parser.add_argument(
         "--recipe", type=Path, help="the manifest of a FineTuneJob, or a recipe: prepare it on this machine"
@@ -42,7 +42,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _prepare() -> TerminationMessage:
-    recipe = Recipe.load(os.environ.get("HYPERPARAMETERS_PATH", RECIPE_PATH))
+    recipe = Recipe.load(os.environ.get(ENV_RECIPE, RECIPE_PATH))
     asked = request(recipe)
     # pyspark takes a second to import: a recipe that is refused need not wait for it.
     from finetune_trainer.prep import pipeline

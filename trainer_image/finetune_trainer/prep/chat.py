@@ -38,13 +38,16 @@ def check(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
     """Check that a tokenizer has a chat template, and that this renders tools where the recipe names a column of them.
 
     Raises:
-        RecipeRefusedError: it has none, or it leaves out tools and data.prepare.unrenderable is Fail.
+        RecipeRefusedError: it has none, or it leaves out tools and data.prepare.unrenderable is Fail, or its blocks that mark answers
+            hold nothing.
     """
     base, columns, prepare = recipe.model.base, recipe.data.columns, recipe.data.prepare
     if tokenizer.chat_template is None:
         raise RecipeRefusedError(
             f"conversations need a chat template, and the tokenizer of {base} has none: set model.chatTemplate"
         )
+    if recipe.objective.loss_on != "All":
+        chat_templates.check_marks(tokenizer)
     drops = prepare is not None and prepare.unrenderable == "Drop"
     if columns and columns.tools and not drops and not chat_templates.renders_tools(tokenizer):
         raise RecipeRefusedError(

@@ -15,6 +15,7 @@ from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import source
 from finetune_trainer.prep.plan import MESSAGES, PROMPT, RESPONSE, TOOLS
 from finetune_trainer.prep.template import quoted
+from finetune_trainer.turns import WEIGHT, WEIGHTS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -33,7 +34,7 @@ def parsed(frame: DataFrame, form: Form) -> DataFrame:
         DataError: a column is neither.
     """
     for name in form.spoken:
-        frame = frame.withColumn(name, _conversation(name, frame.schema[name].dataType, form.carried))
+        frame = frame.withColumn(name, _conversation(name, frame.schema[name].dataType, form))
     return frame
 
 
@@ -64,12 +65,18 @@ def tools(frame: DataFrame, name: str) -> Column:
     )
 
 
-def _conversation(name: str, kind: DataType, carried: tuple[str, ...]) -> Column:
-    column = sf.col(quoted(name))
+def _conversation(name: str, kind: DataType, form: Form) -> Column:
+    column, carried = sf.col(quoted(name)), form.carried
+    # The fields of a message, and what they are in the source.
+    fields = {field: field for field in ("role", "content", *carried)}
+    if form.weight and WEIGHT in fields:
+        fields[WEIGHT] = form.weight
     if isinstance(kind, StringType):
-        fields = [StructField(field, StringType()) for field in ("role", "content", *carried)]
-        column = sf.from_json(column, ArrayType(StructType(fields)))
-        return sf.transform(column, lambda turn: _message({one.name: turn[one.name] for one in fields}))
+        given = [StructField(field, StringType()) for field in dict.fromkeys(fields.values())]
+        column = sf.from_json(column, ArrayType(StructType(given)))
+        return sf.transform(
+            column, lambda turn: _message({field: turn[of_source] for field, of_source in fields.items()})
+        )
     if not source.is_conversation(kind):
         raise DataError(
             "WrongColumnType",
@@ -87,14 +94,19 @@ def _conversation(name: str, kind: DataType, carried: tuple[str, ...]) -> Column
         return sf.to_json(turn[name]) if structure else turn[name].cast("string")
 
     return sf.transform(
-        column, lambda turn: _message({name: field(turn, name) for name in ("role", "content", *carried)})
+        column, lambda turn: _message({name: field(turn, of_source) for name, of_source in fields.items()})
     )
 
 
 def _message(fields: dict[str, Column]) -> Column:
-    """A message; an empty list of calls is none."""
+    """A message; an empty list of calls is none, and weights are 1 and 0, as far as they are weights."""
     if _CALLS in fields:
         fields = fields | {_CALLS: sf.nullif(fields[_CALLS], sf.lit("[]"))}
+    if WEIGHT in fields:
+        word = sf.lower(sf.trim(fields[WEIGHT]))
+        for number, wanted in (("1", True), ("0", False)):
+            same = [text for text, weight in WEIGHTS.items() if weight is wanted]
+            fields = fields | {WEIGHT: sf.when(word.isin(same), sf.lit(number)).otherwise(fields[WEIGHT])}
     return sf.struct(*(value.alias(name) for name, value in fields.items()))
 
 
@@ -113,12 +125,24 @@ def is_blank(name: str, form: Form) -> Column:
 
 
 def text(name: str, form: Form) -> Column:
-    """Return the text of a conversation: the fields of its messages, a line for each."""
-    fields = ("role", "content", *form.carried)
+    """Return the text of a conversation: the fields of its messages, a line for each, but for weights."""
+    fields = [field for field in ("role", "content", *form.carried) if field != WEIGHT]
     turns = sf.transform(
         sf.col(quoted(name)), lambda turn: sf.concat_ws("\n", *(turn[field] for field in fields))
     )
     return sf.concat_ws("\n", turns)
+
+
+def weights(name: str) -> Column:
+    """Return the weights of the messages of a conversation as text; 1 for one without."""
+    return sf.concat_ws(
+        " ", sf.transform(sf.col(quoted(name)), lambda turn: sf.coalesce(turn[WEIGHT], sf.lit("1")))
+    )
+
+
+def has_weights(name: str) -> Column:
+    """Return whether a message of a conversation has a weight."""
+    return sf.exists(sf.col(quoted(name)), lambda turn: turn[WEIGHT].isNotNull())
 
 
 def contents(name: str) -> Column:

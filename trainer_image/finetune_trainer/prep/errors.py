@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
-from finetune_crds.source import PLACES
+from finetune_crds.base import PLACES
 from finetune_trainer.outcome import DataError, PodFailure, TrainingError
 from finetune_trainer.prep import chat, delta_table
 from finetune_trainer.prep.place import OWN_SCHEME

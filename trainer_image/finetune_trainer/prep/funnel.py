@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
-from finetune_trainer.columns import of_table
+from finetune_trainer.columns import missing_weights, of_table
 from finetune_trainer.documents import token_columns
 from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import (
@@ -44,13 +44,17 @@ if TYPE_CHECKING:
     from finetune_trainer.tokenizer import Loaded
 
 
+_WEIGHED = "with weights"
+
+
 @dataclass(frozen=True)
 class Counts:
     """Counts of kept and dropped rows.
 
     examples: rows of the source. dropped: by step, in order. rows, tokens: of each split. sources: rows by source of a mix.
     redacted: values that placeholders stand for, by kind. shared: examples that share words with each evaluation set. lengths:
-    examples in each bin of `lengths`, before the limits and after. clusters: of near duplicates, by size. crowded: see
+    examples in each bin of `lengths`, before the limits and after. weighed: rows that have the field which
+    data.columns.messageWeight names, if it names one. clusters: of near duplicates, by size. crowded: see
     `near.Clusters`. samples: of what a step dropped, by step.
     """
 
@@ -64,6 +68,7 @@ class Counts:
     lengths: tuple[list[int], list[int]] = ([], [])
     clusters: dict[int, int] | None = None
     crowded: int = 0
+    weighed: int | None = None
     samples: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -118,7 +123,7 @@ def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Loaded, se
         recipe.model,
         tokenizer,
         columns,
-        answers_only=recipe.objective.loss_on != "All",
+        recipe.objective,
         unrenderable=wanted.unrenderable,
     )
     frame = _short(frame, plan, seen)
@@ -134,13 +139,17 @@ def _filtered(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
     """Drop what the filters drop, and other languages."""
     wanted, number = plan.prepare, _samples_of_source(plan.prepare)
     # NB: the filters see the tools of the source. Those of a mix are JSON text, since its sources may have other types.
-    frame = steps.flagged(conversations.parsed(frame, plan.form), plan)
+    # Its conversations are parsed too.
+    is_mix = steps.MIXED_FROM in frame.columns
+    frame = steps.flagged(frame if is_mix else conversations.parsed(frame, plan.form), plan)
     frame = labels.with_labels(conversations.with_tools(frame, plan.form), plan.form)
     by, text = sf.col(steps.DROPPED_BY), sf.concat_ws("\n", *steps.texts(plan.form))
     found = {}
     for name in steps.filter_names(wanted):
         found[name] = sf.count_if(by == name)
         found |= samples.drawn(name, number, text, by == name)
+    if plan.form.weight:
+        found[_WEIGHED] = sf.count_if(conversations.has_weights(plan.form.spoken[0]))
     frame = steps.passed(seen.filtered.watch(frame, **found), plan)
     if not wanted.languages:
         return frame
@@ -225,6 +234,7 @@ def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
         clusters=seen.near.sizes if seen.near else None,
         crowded=seen.near.crowded if seen.near else 0,
         samples=read.samples(),
+        weighed=read.filtered[_WEIGHED] if plan.form.weight else None,
     )
 
 
@@ -293,6 +303,8 @@ def check(found: Counts, plan: Plan) -> None:
     left = sum(found.rows.values())
     if not found.examples:
         raise DataError("NoRows", f"{plan.source_name} has no rows: check what was written to it")
+    if found.weighed == 0:
+        raise missing_weights(str(plan.form.messages), str(plan.form.weight))
     if not left:
         losses = ", ".join(f"{name} dropped {number}" for name, number in found.dropped.items() if number)
         raise DataError(

@@ -73,7 +73,7 @@ def conversations(parts: Sequence[Part], columns: Columns) -> dict[str, tuple[st
     Raises:
         DataError: a column of a preference holds conversations in some parts, and text in others.
     """
-    found = [source.conversations(part.frame) for part in parts]
+    found = [source.conversations(part.frame, columns.message_weight) for part in parts]
     mixed = [name for name in columns.named if 0 < sum(name in one for one in found) < len(found)]
     if columns.messages is None and mixed:
         told = "; ".join(

@@ -61,7 +61,7 @@ def run(
 
     Raises:
         RecipeRefusedError: the recipe, its filter, its templates or its tokenizer are wrong.
-        DataError: the source or a column is missing, or too little is left.
+        DataError: the source, a column or a field of messages is missing, or too little is left.
     """
     run_id = os.environ.get("MLFLOW_RUN_ID")
     with (
@@ -170,7 +170,8 @@ def _corpus(spark: SparkSession, recipe: Recipe, asked: Request, scratch: Path) 
         one = source.read(spark, asked.source, scratch, catalog=asked.prepare.catalog)
         say(f"source {asked.source_name}{one.at}")
         columns = recipe.data.columns or _found(one.frame, recipe, asked, asked.source_name)
-        plan = planned(_with_columns(recipe, columns), source.conversations(one.frame))
+        known = source.conversations(one.frame, columns.message_weight)
+        plan = planned(_with_columns(recipe, columns), known)
         source.check(one.frame, plan, asked.source_name)
         return Corpus(one.frame, columns, plan, [one])
     parts, read = [], []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from finetune_crds import catalog
 from finetune_crds.data import PROMPTED_OR, Columns
 from finetune_trainer import turns
-from finetune_trainer.columns import misfits
+from finetune_trainer.columns import misfits, missing_weights
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.prep.jinja_template import JinjaTemplate
 from finetune_trainer.prep.template import Template
@@ -41,6 +41,7 @@ class Form:
     lists: source columns of a preference that hold conversations.
     carried: fields of messages that are kept besides role and content.
     label: source column that says whether the answer in the example is a good one, if one does.
+    weight: field of the source's messages that says whether they are learned, if the recipe names it.
     """
 
     required: tuple[str, ...]
@@ -53,6 +54,7 @@ class Form:
     lists: tuple[str, ...] = ()
     carried: tuple[str, ...] = ()
     label: str | None = None
+    weight: str | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -148,6 +150,7 @@ def plan(recipe: Recipe, conversations: Mapping[str, tuple[str, ...]] | None = N
 
     Raises:
         RecipeRefusedError: as `request`; or the recipe has fields for text, and the columns hold conversations.
+        DataError: messages do not have the field that says whether they are learned.
     """
     asked, columns = request(recipe), recipe.data.columns
     assert columns is not None  # noqa: S101 - the caller has found them
@@ -185,7 +188,7 @@ def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
             prepare.dedupe.near is not None and prepare.dedupe.columns is not None,
             "data.prepare.dedupe.near compares whole examples: remove dedupe.columns or dedupe.near",
         ),
-        *((True, sentence) for sentence in misfits(recipe.data, recipe.objective.type)),
+        *((True, sentence) for sentence in misfits(recipe.data, recipe.objective)),
         (
             kind in ("Text", "Messages") and prepare.conversation is not None,
             f"data.prepare.conversation needs data.columns of type {PROMPTED_OR}, and the examples are of type {kind}",
@@ -220,8 +223,10 @@ def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
             "data.prepare.templateSyntax Jinja needs promptTemplate",
         ),
         (
-            recipe.objective.loss_on == "Answer" and kind == "Text" and prepare.response_template is None,
-            "objective.lossOn Answer needs data.columns of type PromptResponse or Messages: a text has no answer",
+            recipe.objective.loss_on in ("Answer", "LastAnswer")
+            and kind == "Text"
+            and prepare.response_template is None,
+            "objective.lossOn Answer and LastAnswer need data.columns of type PromptResponse or Messages: a text has no answer",
         ),
         (
             abs(total - 1) > 1e-4,
@@ -302,13 +307,17 @@ def _form(
     if named.messages is not None:
         # JSON text may have any field.
         as_text = conversations is not None and named.messages not in known
+        carried = turns.CARRIED if as_text else known.get(named.messages, ())
+        if named.message_weight and conversations is not None and turns.WEIGHT not in carried:
+            raise missing_weights(named.messages, named.message_weight)
         return Form(
             required=(named.messages,),
             content=(named.messages, *([named.tools] if named.tools else [])),
             rendered={},
             messages=named.messages,
             tools=named.tools,
-            carried=turns.CARRIED if as_text else known.get(named.messages, ()),
+            carried=carried,
+            weight=named.message_weight,
         )
     if named.prompt is not None and (named.chosen or named.completion) is not None:
         judged = {CHOSEN: named.chosen, REJECTED: named.rejected, COMPLETION: named.completion}

@@ -80,7 +80,7 @@ def _column(column: pa.Array, counts: Counts, *, is_json: bool) -> pa.Array:
         return _texts(column, np.arange(len(column)), counts, is_json=is_json)
     said, rows = column.flatten(), pc.list_parent_indices(column).to_numpy()
     fields = [said.field(index) for index in range(said.type.num_fields)]
-    for name in ("content", "name", _CALLS):
+    for name in ("content", "name", *turns.REASONING, _CALLS):
         at = said.type.get_field_index(name)
         if at >= 0:
             fields[at] = _texts(fields[at], rows, counts, is_json=name == _CALLS)

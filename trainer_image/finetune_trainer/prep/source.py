@@ -165,11 +165,16 @@ def is_nested(kind: DataType) -> bool:
     return isinstance(kind, _NESTED)
 
 
-def conversations(frame: DataFrame) -> dict[str, tuple[str, ...]]:
-    """Return the columns that hold lists of {role, content}, and the other fields of these that are kept."""
+def conversations(frame: DataFrame, weight: str | None = None) -> dict[str, tuple[str, ...]]:
+    """Return the columns that hold lists of {role, content}, and the other fields of these that are kept.
+
+    Args:
+        weight: the field of the source that is kept as `turns.WEIGHT`. Default: the one of this name.
+    """
+    named = {turns.WEIGHT: weight or turns.WEIGHT}
     found = {field.name: field.dataType for field in frame.schema.fields if is_conversation(field.dataType)}
     return {
-        name: tuple(one for one in turns.CARRIED if one in kind.elementType.fieldNames())
+        name: tuple(one for one in turns.CARRIED if named.get(one, one) in kind.elementType.fieldNames())
         for name, kind in found.items()
         if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType)
     }

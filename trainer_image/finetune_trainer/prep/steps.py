@@ -17,6 +17,7 @@ from finetune_trainer.prep import condition, conversations, decontaminate, label
 from finetune_trainer.prep.errors import first_line
 from finetune_trainer.prep.plan import LABEL
 from finetune_trainer.prep.template import quoted
+from finetune_trainer.turns import WEIGHT
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -180,7 +181,7 @@ def _as_is(column: str) -> str:
 def identified(frame: DataFrame, plan: Plan) -> DataFrame:
     """Give the rows that passed the filters a fingerprint, and select the columns of an example.
 
-    id: a hash of the example as it is. fingerprint: what is equal for duplicates: a hash of its text and label, or of the text
+    id: a hash of the example as it is. fingerprint: what is equal for duplicates: a hash of its text, label and weights, or of the text
     of dedupe.columns, but for case and white space. group: the text that decides on the split. stratum: the value whose share
     each split has, if it is stratified. plain: the text that is compared for near duplicates, if they are removed. said: the
     text that is compared with evaluation sets, if there are any. source: where the row is from, in a mix.
@@ -189,14 +190,18 @@ def identified(frame: DataFrame, plan: Plan) -> DataFrame:
     example = texts(form)
     structures = _structures(frame, form)
     text = _fingerprint(example + structures)
-    label = [sf.col(labels.COLUMN).cast("string")] if form.label else []
-    fingerprint = _fingerprint(example + structures + label) if label else text
+    learned = [sf.col(labels.COLUMN).cast("string")] if form.label else []
+    learned += [conversations.weights(name) for name in form.spoken if WEIGHT in form.carried]
+    fingerprint = _fingerprint(example + structures + learned) if learned else text
     chosen = [_text(name) for name in plan.prepare.dedupe.columns or []]
     owner = sf.col(quoted(_as_is(key))) if key else sf.lit(None).cast("string")
     identity = sf.sha2(
         sf.to_json(
             sf.struct(
-                *(text.alias(f"t{i}") for i, text in enumerate(example + structures + _turns(form) + label)),
+                *(
+                    text.alias(f"t{i}")
+                    for i, text in enumerate(example + structures + _turns(form) + learned)
+                ),
                 owner.alias("key"),
             )
         ),
@@ -207,12 +212,12 @@ def identified(frame: DataFrame, plan: Plan) -> DataFrame:
     return frame.select(
         sf.substring(identity, 1, 32).alias(ID),
         (_fingerprint(chosen) if chosen else fingerprint).alias(FINGERPRINT),
-        # NB: without its label, so that no text is both trained and evaluated on.
+        # NB: without its label and weights, so that no text is both trained and evaluated on.
         sf.coalesce(owner, text).alias(GROUP),
         *([_text(_as_is(stratum)).alias(STRATUM)] if stratum else []),
         *compared,
         *_rendered(form),
-        *([sf.col(labels.COLUMN).alias(LABEL)] if label else []),
+        *([sf.col(labels.COLUMN).alias(LABEL)] if form.label else []),
         *([sf.col(MIXED_FROM).alias(SOURCE)] if MIXED_FROM in frame.columns else []),
     )
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from finetune_crds.contract import ENV_EXECUTOR_SELECTOR, ENV_POD_NAMESPACE, RECIPE_PATH
+from finetune_crds.contract import ENV_EXECUTOR_SELECTOR, ENV_POD_NAMESPACE, ENV_RECIPE, RECIPE_PATH
 from finetune_crds.recipe import Recipe
 from finetune_trainer import outcome
 from finetune_trainer.prep import kubernetes, session
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def _become(words: Sequence[str]) -> NoReturn:
-    recipe = Recipe.load(os.environ.get("HYPERPARAMETERS_PATH", RECIPE_PATH))
+    recipe = Recipe.load(os.environ.get(ENV_RECIPE, RECIPE_PATH))
     prepare = request(recipe).prepare
     home = spark_home()
     arguments = command(prepare, words, os.environ, home)

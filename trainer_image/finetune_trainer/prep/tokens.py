@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from finetune_crds.data import Columns
+    from finetune_crds.objective import Objective
     from finetune_crds.prepare import Unrenderable
     from finetune_crds.training import Model
     from finetune_trainer.documents import Document
@@ -46,8 +47,8 @@ def with_tokens(
     model: Model,
     loaded: Loaded,
     columns: Columns,
+    objective: Objective,
     *,
-    answers_only: bool,
     unrenderable: Unrenderable = "Fail",
 ) -> DataFrame:
     """Add the columns `tokens`, the length of an example, and those of `token_columns`: its token ids and its loss mask.
@@ -55,11 +56,11 @@ def with_tokens(
     Args:
         loaded: the tokenizer of the model.
         columns: of an example in the frame.
-        answers_only: whether only answers are targets of the loss.
+        objective: which says what the targets of the loss are.
         unrenderable: Drop gives null for an example that a template refuses. Fail fails the task.
     """
     drop = unrenderable == "Drop"
-    encoding = Documents(loaded.tokenizer, columns, answers_only).encoding
+    encoding = Documents.of_recipe(loaded.tokenizer, columns, objective).encoding
     added = [StructField(TOKENS, IntegerType(), nullable=drop)]
     for names in token_columns(columns):
         ids, mask = ArrayType(IntegerType(), containsNull=False), ArrayType(BooleanType(), containsNull=False)
@@ -69,7 +70,7 @@ def with_tokens(
     load = tokenizer.of_texts(loaded.tokenizer) if of_texts else None
     if load is None:
         load = partial(_whole, model, shipped(frame.sparkSession, loaded.folder))
-    made = partial(_with_documents, load=load, columns=columns, answers_only=answers_only, drop=drop)
+    made = partial(_with_documents, load=load, columns=columns, objective=objective, drop=drop)
     return frame.mapInArrow(made, StructType([*frame.schema.fields, *added]))
 
 
@@ -114,10 +115,10 @@ def _with_documents(
     *,
     load: Callable[[], PreTrainedTokenizerBase | TextTokenizer],
     columns: Columns,
-    answers_only: bool,
+    objective: Objective,
     drop: bool,
 ) -> Iterator[pa.RecordBatch]:
-    documents = Documents(load(), columns, answers_only)
+    documents = Documents.of_recipe(load(), columns, objective)
     for batch in batches:
         rows = {name: batch.column(name).to_pylist() for name in columns.named}
         made, begin = _Made(columns), 0

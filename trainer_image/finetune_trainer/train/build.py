@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from finetune_crds.training import Dpo as DpoSpec
-from finetune_crds.training import Kto as KtoSpec
+from finetune_crds.objective import Dpo as DpoSpec
+from finetune_crds.objective import Kto as KtoSpec
+from finetune_crds.objective import Orpo as OrpoSpec
+from finetune_crds.objective import Simpo as SimpoSpec
 from finetune_crds.training import Method
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.tokenizer import check_same_vocabulary, check_vocabulary, load_tokenizer
 from finetune_trainer.train.data import dataset, pack
-from finetune_trainer.train.model import adapt, load, memory, merge, shard
-from finetune_trainer.train.model.network import Network
+from finetune_trainer.train.model import adapt, load, memory, merge, shard, weights
+from finetune_trainer.train.model.network import Network, Objective
+from finetune_trainer.train.model.new_tokens import NewTokens
 from finetune_trainer.train.objectives.distillation import Distillation, TeacherStates
-from finetune_trainer.train.objectives.dpo import Dpo
+from finetune_trainer.train.objectives.dpo import Dpo, Ipo
 from finetune_trainer.train.objectives.kto import Kto
+from finetune_trainer.train.objectives.orpo import Orpo
 from finetune_trainer.train.objectives.sft import Sft
+from finetune_trainer.train.objectives.simpo import Simpo
 from finetune_trainer.train.runtime.recipe import row_tokens
 
 if TYPE_CHECKING:
@@ -27,8 +32,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from finetune_crds.contract import MemoryPlan
     from finetune_crds.recipe import Recipe
     from finetune_trainer.artifacts import Source
     from finetune_trainer.train.runtime.distributed import World
@@ -46,6 +53,7 @@ def network(
     teacher_folder: Path,
     *,
     going_on: Source | None = None,
+    on_plan: Callable[[MemoryPlan], None] = lambda _plan: None,
 ) -> Network:
     """The model with what the method trains and what the objective asks, sharded, with all its weights.
 
@@ -56,37 +64,52 @@ def network(
         world: the ranks, all of which make one.
         teacher_folder: where a teacher is downloaded to.
         going_on: the base with its adapter, where that is trained further; None: the adapter is a new one.
+        on_plan: gets what is planned, before weights are loaded.
 
     Raises:
         RecipeRefusedError: a model cannot be loaded or adapted, or does not fit into memory.
     """
-    training, quantised = recipe.training, recipe.method.type == "QLoRA"
+    quantised = recipe.method.type == "QLoRA"
     base = (going_on.adapter_of if going_on else None) or recipe.model.base
     model = world.agree(lambda: load.skeleton(recipe, source, world))
+    new = NewTokens.of(recipe.model, tokenizer)
     rows = model.get_input_embeddings().weight.shape[0]
-    world.agree(lambda: check_vocabulary(tokenizer, rows, recipe.model.base))
+    world.agree(lambda: check_vocabulary(tokenizer, rows, recipe.model.base, new.ids))
+    new.enlarge(model)
     teacher = _Teacher.of(recipe, tokenizer, model, world, teacher_folder)
     learner = teacher.network if teacher is not None else None
-    adapted = world.agree(lambda: adapt.adapt(model, recipe.method, base))
-    made = Network(adapted, _objective(recipe, learner))
+    adapted = world.agree(lambda: adapt.adapt(model, recipe.method, base, new))
+    made = Network(adapted, objective(recipe, learner), recipe.training.neftune_alpha)
     # Nothing has weights so far: what does not fit is refused before minutes of loading.
-    recompute = world.agree(lambda: memory.choose(made, recipe, world, row_tokens(recipe), learner))
+    choice = world.agree(lambda: memory.choose(made, recipe, world, row_tokens(recipe), learner))
+    on_plan(choice.plan)
 
     if quantised:
-        stored = world.agree(lambda: load.quantised(recipe, source, world, like=model))
-        adapted = adapt.adapt(stored, recipe.method, base)
-        made = Network(adapted, made.objective)
-    shard.recompute_activations(adapted, recompute, compiled=training.compile)
-    shard.shard(
-        made, shard.mesh(recipe.distributed.strategy, world), training.precision, replicate_frozen=quantised
-    )
-    load.fill(adapted, recipe, source, world, tokenizer, adapter=going_on.adapter if going_on else None)
+        stored = world.agree(lambda: load.quantised(recipe, source, world, model, new))
+        adapted = adapt.adapt(stored, recipe.method, base, new)
+        made = Network(adapted, made.objective, recipe.training.neftune_alpha)
+    wrap(made, recipe, choice.kind, shard.mesh(recipe.distributed.strategy, world))
+    weights.fill(adapted, recipe, source, world, tokenizer, adapter=going_on.adapter if going_on else None)
     if teacher is not None:
         teacher.fill(world)
     check_way_to_logits(made, world.device, recipe.model.base, agreed=world.greatest)
-    if training.compile:
+    if recipe.training.compile:
         world.agree(lambda: shard.compile_layers(made))
     return made
+
+
+def wrap(network: Network, recipe: Recipe, recompute: str, over: DeviceMesh) -> None:
+    """Let a network recompute its activations, and shard it.
+
+    Args:
+        network: the network, with parameters on the meta device, or four-bit ones.
+        recipe: the recipe.
+        recompute: None, Selective or Full.
+        over: the ranks.
+    """
+    training, quantised = recipe.training, recipe.method.type == "QLoRA"
+    shard.recompute_activations(network.model, recompute, compiled=training.compile)
+    shard.shard(network, over, training.precision, replicate_frozen=quantised)
 
 
 def _far_from_own_logits(network: Network, batch: pack.Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,18 +163,24 @@ def check_way_to_logits(
         )
 
 
-def _objective(recipe: Recipe, teacher: Network | None) -> Sft | Dpo | Kto | Distillation:
-    objective = recipe.objective
-    if objective.type == "SFT":
-        return Sft(objective.label_smoothing or 0.0)
-    if objective.type == "DPO":
-        dpo = objective.dpo or DpoSpec()
-        return Dpo(dpo.beta, dpo.label_smoothing)
-    if objective.type == "KTO":
-        return Kto(objective.kto or KtoSpec())
-    if objective.distillation is not None and teacher is not None:
-        return Distillation(objective.distillation, teacher)
-    raise ValueError(f"objective {objective.type} has no loss")
+def objective(recipe: Recipe, teacher: Network | None) -> Objective:
+    """Return the objective of a recipe, with the teacher of a distillation."""
+    spec = recipe.objective
+    if spec.type == "SFT":
+        return Sft(spec.label_smoothing or 0.0)
+    if spec.type == "DPO":
+        dpo = spec.dpo or DpoSpec()
+        return Ipo(dpo.beta) if dpo.loss == "IPO" else Dpo(dpo.beta, dpo.label_smoothing)
+    if spec.type == "KTO":
+        return Kto(spec.kto or KtoSpec())
+    if spec.type == "ORPO":
+        return Orpo((spec.orpo or OrpoSpec()).weight)
+    if spec.type == "SimPO":
+        simpo = spec.simpo or SimpoSpec()
+        return Simpo(simpo.beta, simpo.gamma)
+    if spec.distillation is not None and teacher is not None:
+        return Distillation(spec.distillation, teacher)
+    raise ValueError(f"objective {spec.type} has no loss")
 
 
 @dataclass(frozen=True)
@@ -193,8 +222,8 @@ class _Teacher:
     def fill(self, world: World) -> None:
         """Shard the teacher over all ranks, and read its weights."""
         shard.shard(self.network, shard.mesh("FSDP", world), self.recipe.training.precision)
-        load.materialise(self.network, world.device)
-        load.read_weights(self.network.model, self.recipe.model, self.source, world, field=_TEACHER)
+        weights.materialise(self.network, world.device)
+        weights.read_weights(self.network.model, self.recipe.model, self.source, world, field=_TEACHER)
 
 
 def teacher_recipe(recipe: Recipe) -> Recipe:

@@ -21,7 +21,7 @@ from finetune_trainer.train.runtime.preemption import NOT_STARTED, on_sigterm
 from finetune_trainer.train.runtime.recipe import load_recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, MutableMapping
 
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
@@ -65,12 +65,20 @@ def launch() -> TerminationMessage | None:
     gang = Gang.of(os.environ, recipe)
     with tempfile.TemporaryDirectory(prefix="finetune-") as folder, on_sigterm(_end_in_rendezvous):
         os.environ[scratch.ENV_SCRATCH] = folder
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cpus() // gang.processes)))
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        set_defaults(os.environ, max(1, _cpus() // gang.processes))
         _choose_device(recipe, gang, Path(folder))
         _run_workers(gang, recipe, Path(folder))
         first = scratch.read_outcome(Path(folder), 0)
         return first.message if first is not None else None
+
+
+def set_defaults(environment: MutableMapping[str, str], threads: int) -> None:
+    """Set the variables that libraries of the ranks read, where people have not set them."""
+    environment.setdefault("OMP_NUM_THREADS", str(threads))
+    environment.setdefault("TOKENIZERS_PARALLELISM", "true")
+    if "PYTORCH_CUDA_ALLOC_CONF" not in environment:
+        # Buffers of different sizes come and go: blocks that can grow leave fewer holes between them.
+        environment.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
 def _choose_device(recipe: Recipe, gang: Gang, folder: Path) -> None:

@@ -13,9 +13,12 @@ from finetune_trainer.train.runtime.preemption import stopped_after
 from finetune_trainer.train.runtime.watch import Watch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from finetune_trainer.train.checkpoint.checkpointer import Checkpointer
     from finetune_trainer.train.checkpoint.progress import Progress
     from finetune_trainer.train.data.feed import Feed
+    from finetune_trainer.train.data.pack import Batch
     from finetune_trainer.train.evaluator import Evaluator
     from finetune_trainer.train.model.network import Network
     from finetune_trainer.train.model.optimizer import Optimizer
@@ -84,15 +87,11 @@ class Loop:
         )
         # Dropout is a function of seed, step and rank, so that a resumed run needs no generator state.
         torch.manual_seed(_mixed(self.seed, step, self.world.rank))
-        self.network.train()
-        for batch in batches:
-            shard.only_last_reduces(self.network, last=batch is batches[-1])
-            loss, metrics = self.network(batch)
-            (loss / max(count, 1.0)).backward()
-            self.reporter.add_batch(loss, metrics)
-        finite = self.optimizer.step(step)
+        finite, broken = take_step(
+            self.network, self.optimizer, batches, step=step, count=count, add_batch=self.reporter.add_batch
+        )
         seconds = self.reporter.clock() - began
-        self.reporter.add_step(finite, count=count, tokens=tokens, attended=attended, seconds=seconds)
+        self.reporter.add_step(finite, broken, count=count, tokens=tokens, attended=attended, seconds=seconds)
         self.progress = replace(self.progress, step=step + 1)
         return stop > 0
 
@@ -101,7 +100,10 @@ class Loop:
         if not self.reporter.is_due(step):
             return
         report = self.reporter.close_window(
-            step, learning_rate=self.optimizer.learning_rate, grad_norm=self.optimizer.grad_norm
+            step,
+            learning_rate=self.optimizer.learning_rate,
+            grad_norm=self.optimizer.grad_norm,
+            loss_scale=self.optimizer.scale,
         )
         if report.loss is not None:
             self._watch.check_finite(step, report.loss)
@@ -144,8 +146,11 @@ class Loop:
         with self.reporter.blocked_on_checkpoint():
             self._watch.check_finite(step, self.reporter.loss_since_report())
             self._watch.check_skipped(step, self.reporter.skipped())
-            progress = self.reporter.timed(self.progress)
-            self.checkpointer.save(progress, self.network.model, self.optimizer.adamw, wait=wait, best=best)
+            progress, scale = self.reporter.timed(self.progress), self.optimizer.loss_scale
+            if scale is not None:
+                loss_scale, good_steps = scale.state()
+                progress = replace(progress, loss_scale=loss_scale, good_steps=good_steps)
+            self.checkpointer.save(progress, self.network.model, self.optimizer.parts, wait=wait, best=best)
         self._saved_step = step
 
     def _stop_if_requested(self) -> None:
@@ -179,6 +184,37 @@ class Loop:
         self.reporter.log_final_evaluation(self.progress.step, loss, self.evaluator.perplexity(loss))
         self._stop_if_requested()
         return loss
+
+
+def take_step(
+    network: Network,
+    optimizer: Optimizer,
+    batches: Sequence[Batch],
+    *,
+    step: int,
+    count: float,
+    add_batch: Callable[[torch.Tensor, torch.Tensor], None],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the passes of a step and apply the gradients; never waits for the GPU.
+
+    Args:
+        network: the sharded network.
+        optimizer: of its trained parameters.
+        batches: of this rank, on its device.
+        step: its number, from 0.
+        count: losses in the step, of all ranks.
+        add_batch: called with the summed loss and the metrics of each batch.
+
+    Returns:
+        What `Optimizer.step` does.
+    """
+    network.train()
+    for batch in batches:
+        shard.only_last_reduces(network, last=batch is batches[-1])
+        loss, metrics = network(batch)
+        optimizer.scaled(loss / max(count, 1.0)).backward()
+        add_batch(loss, metrics)
+    return optimizer.step(step)
 
 
 def _mixed(*numbers: int) -> int:

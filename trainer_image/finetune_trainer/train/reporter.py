@@ -47,9 +47,11 @@ class Report:
     metrics: Mapping[str, float]
     """Of the objective, by MLflow name; none where all steps were skipped."""
     skipped: int
-    """Steps of the run whose gradients were not finite."""
+    """Steps of the run whose gradients were not finite, without those that the scale of the loss may explain."""
     learning_rate: float
     grad_norm: float
+    loss_scale: float | None
+    """None without one."""
     tokens_per_second: float
     seconds_remaining: float
     mfu: float | None
@@ -112,12 +114,20 @@ class Reporter:
         self._of_step[1:] += metrics
 
     def add_step(
-        self, finite: torch.Tensor, *, count: float, tokens: float, attended: float, seconds: float
+        self,
+        finite: torch.Tensor,
+        broken: torch.Tensor,
+        *,
+        count: float,
+        tokens: float,
+        attended: float,
+        seconds: float,
     ) -> None:
         """Add one optimizer step.
 
         Args:
             finite: whether the step was taken, a scalar on the device: otherwise its loss and metrics are left out.
+            broken: whether it counts as skipped, a scalar on the device.
             count: losses in the step, of all ranks.
             tokens: tokens that are not padding, of all ranks.
             attended: the sum of the squares of the documents' lengths, of all ranks.
@@ -126,7 +136,7 @@ class Reporter:
         window = self._window
         window.sums += torch.where(finite, self._of_step, 0.0)
         window.count += finite * count
-        self._skipped += ~finite
+        self._skipped += broken
         self._of_step = self._zeros()
         window.tokens += tokens
         window.attended += attended
@@ -146,13 +156,21 @@ class Reporter:
         """Whether to report after this step: every logEverySteps, and after the last one."""
         return step % self._log_steps == 0 or step == self._max_steps
 
-    def close_window(self, step: int, *, learning_rate: float, grad_norm: Callable[[], float]) -> Report:
+    def close_window(
+        self,
+        step: int,
+        *,
+        learning_rate: float,
+        grad_norm: Callable[[], float],
+        loss_scale: Callable[[], float | None] = lambda: None,
+    ) -> Report:
         """Start a new window and return the means of the last one; waits for the GPU.
 
         Args:
             step: the last step of the window.
             learning_rate: of that step.
             grad_norm: reads the norm of that step's gradients.
+            loss_scale: reads the scale of the loss, where it has one.
         """
         window, self._window = self._window, self._new_window()
         # NB: reading the loss waits for the GPU; that time belongs to the steps.
@@ -169,6 +187,7 @@ class Reporter:
             skipped=self.skipped(),
             learning_rate=learning_rate,
             grad_norm=norm,
+            loss_scale=loss_scale(),
             tokens_per_second=window.tokens / max(window.seconds, 1e-9),
             seconds_remaining=(self._max_steps - step) * window.seconds / window.steps,
             mfu=self._mfu(window),
@@ -185,10 +204,11 @@ class Reporter:
         step, last = report.step, self._max_steps
         loss = "loss -" if report.loss is None else f"loss {report.loss:.4f}"
         skipped = f"  skipped {report.skipped}" if report.skipped else ""
+        scale = "" if report.loss_scale is None else f"  scale {report.loss_scale:g}"
         self._world.say(
             f"step {step}/{last}  {100 * step // last}%  {loss}  lr {report.learning_rate:.2e}  "
             f"grad {report.grad_norm:.2f}  {report.tokens_per_second:,.0f} tok/s  "
-            f"mem {report.memory / 2**30:.1f} GiB  eta {_duration(report.seconds_remaining)}{skipped}"
+            f"mem {report.memory / 2**30:.1f} GiB  eta {_duration(report.seconds_remaining)}{scale}{skipped}"
         )
         self._tracker.metrics(
             step,
@@ -199,6 +219,7 @@ class Reporter:
                 contract.METRIC_LEARNING_RATE: report.learning_rate,
                 contract.METRIC_GRAD_NORM: report.grad_norm,
                 contract.METRIC_SKIPPED_STEPS: report.skipped,
+                contract.METRIC_LOSS_SCALE: report.loss_scale,
                 contract.METRIC_TOKENS_PER_SECOND: report.tokens_per_second,
                 contract.METRIC_MFU: report.mfu,
                 contract.METRIC_MEMORY: report.memory,

@@ -25,7 +25,7 @@ from finetune_trainer.train.checkpoint.kept_reference import KeptReference
 from finetune_trainer.train.checkpoint.progress import Progress
 from finetune_trainer.train.data import corpus
 from finetune_trainer.train.data.feed import Collator, Examples, Feed
-from finetune_trainer.train.delivery import export, lineage, signature
+from finetune_trainer.train.delivery import export, lineage, output, signature, upload
 from finetune_trainer.train.delivery.deliver import deliver
 from finetune_trainer.train.evaluator import Evaluator
 from finetune_trainer.train.loop import Loop
@@ -36,7 +36,7 @@ from finetune_trainer.train.reporter import Reporter
 from finetune_trainer.train.runtime import device, scratch, system
 from finetune_trainer.train.runtime.distributed import World, is_loss_of_peer, joined
 from finetune_trainer.train.runtime.preemption import Preemption, on_sigterm
-from finetune_trainer.train.runtime.recipe import load_recipe, row_tokens
+from finetune_trainer.train.runtime.recipe import load_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,6 +126,7 @@ class Run:
     def train(self) -> TerminationMessage | None:
         """Load, train, evaluate, export and register; only rank 0 returns a result."""
         world = self.world
+        world.agree(lambda: self._check_delivery() if world.leads else None)
         fetched = merge.fetch(
             self.recipe.model, scratch.path() / "base", world, named=export.names_base(self.recipe)
         )
@@ -146,14 +147,22 @@ class Run:
 
         going_on = fetched if adapter is not None else None
         network = build.network(
-            recipe, source, tokenizer, world, scratch.path() / "teacher", going_on=going_on
+            recipe,
+            source,
+            tokenizer,
+            world,
+            scratch.path() / "teacher",
+            going_on=going_on,
+            on_plan=self._log_plan,
         )
         optimizer = Optimizer(network, recipe.training, data.plan.max_steps)
-        collator = self._collator(tokenizer)
+        collator = Collator.of(recipe, world, pad_id(tokenizer))
         # NB: before a checkpoint is loaded: an objective may need the model as it was before its first step.
         data = self._prepare(data, network, collator, resumed, self._kept_reference(checkpointer, network))
         if checkpointer is not None and resumed is not None:
-            checkpointer.load(resumed, network.model, optimizer.adamw)
+            checkpointer.load(resumed, network.model, optimizer.parts)
+            if optimizer.loss_scale is not None and resumed.loss_scale is not None:
+                optimizer.loss_scale.go_on(resumed.loss_scale, resumed.good_steps)
             of = "" if checkpointer.published else f" of another job, {resumed.resumed_from}"
             world.say(f"resuming from the checkpoint of step {resumed.step}{of}")
 
@@ -189,11 +198,21 @@ class Run:
                     lineage=origin,
                     examples=examples,
                 ),
-                self.world.say,
+                fetched.origin,
+                say=self.world.say,
             )
         return TerminationMessage(
             train=result, checkpoint_step=checkpointer.published if checkpointer is not None else None
         )
+
+    def _check_delivery(self) -> None:
+        """Hours before the model is written: whether it can be."""
+        folder, run_id = output.folder_of(self.recipe), self.tracker.run_id
+        if folder is not None:
+            folder.claim()
+        if self.recipe.register_ is not None and run_id is not None:
+            upload.check(self.recipe.register_.upload, run_id)
+            upload.choose(self.recipe.register_.upload)
 
     def _checkpointer(self) -> Checkpointer | None:
         if self.recipe.checkpoint is None:
@@ -229,6 +248,10 @@ class Run:
     def _log_published(self, step: int) -> None:
         self.tracker.metrics(step, {contract.METRIC_CHECKPOINT_STEP: step})
         self.tracker.tags({contract.TAG_CHECKPOINT_ERROR: ""})
+
+    def _log_plan(self, plan: contract.MemoryPlan) -> None:
+        self.tracker.metrics(0, {contract.METRIC_PLAN_MEMORY: plan.memory_bytes})
+        self.tracker.tags({contract.TAG_PLAN: plan.model_dump_json(exclude_none=True)})
 
     def _load_corpus(self, tokenizer: PreTrainedTokenizerBase, resumed: Progress | None) -> corpus.Corpus:
         return corpus.load(
@@ -272,11 +295,6 @@ class Run:
                     digest=f"version-{read.version}",
                     use="source",
                 )
-
-    def _collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
-        # Compiled layers are compiled for one shape.
-        width = row_tokens(self.recipe) if self.recipe.training.compile else None
-        return Collator(self.world, pad_id(tokenizer), width)
 
     def _prepare(
         self,

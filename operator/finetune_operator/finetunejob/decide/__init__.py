@@ -7,11 +7,13 @@ from datetime import datetime
 from finetune_operator.finetunejob.decide import (
     accept,
     admit,
+    checkout,
     databricks_run,
     deadline,
     evaluate,
     finish,
     links,
+    pin,
     prepare,
     ready,
     record,
@@ -32,7 +34,9 @@ from finetune_operator.settings import Settings
 POLICIES = (
     record.record,
     accept.accept,
+    checkout.resolve,
     admit.admit,
+    pin.pin,
     resume_from.resume_from,
     track.track,
     suspend.suspend,

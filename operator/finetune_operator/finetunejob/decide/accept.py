@@ -6,7 +6,14 @@ from collections.abc import Iterator
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
-from finetune_operator.finetunejob.decide import catalog, databricks_run, executors, mistakes, spark_manifest
+from finetune_operator.finetunejob.decide import (
+    catalog,
+    databricks_run,
+    executors,
+    mistakes,
+    own_code,
+    spark_manifest,
+)
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.decide.workspace import workspace_mistakes
 from finetune_operator.finetunejob.resolve import resolved
@@ -83,6 +90,7 @@ def obstacles(spec: FineTuneJobSpec, settings: Settings) -> Iterator[tuple[Condi
         *mistakes.of_preparation(spec),
         *mistakes.of_evaluation(spec),
         *mistakes.of_learning_rate(spec),
+        *own_code.mistakes(spec.trainer),
         *executors.unshared(spec),
         *workspace_mistakes(spec, settings),
         *databricks_run.mistakes(spec, settings),
@@ -105,7 +113,7 @@ def obstacles(spec: FineTuneJobSpec, settings: Settings) -> Iterator[tuple[Condi
         yield ConditionReason.CATALOG_NOT_CONFIGURED, lacking
     if lacking := catalog.no_workspace(spec, settings):
         yield ConditionReason.DATABRICKS_NOT_CONFIGURED, lacking
-    if spec.data.prepare and not spec.data.prepare.output:
+    if spec.prepare and not spec.prepare.output:
         yield ConditionReason.STORAGE_NOT_CONFIGURED, _NO_STORAGE.format(field="spec.data.prepare.output")
     if spec.training.select == "Best" and spec.checkpoint is None:
         yield ConditionReason.STORAGE_NOT_CONFIGURED, _NO_STORAGE.format(field="spec.checkpoint")

@@ -58,7 +58,7 @@ def rehearsal(draft: Draft) -> list[Json]:
     """
     job = gang.job(draft, draft.status.attempt or 1)
     evaluations = _evaluations(draft)
-    jobs = [*([job] if draft.spec.data.prepare else []), *evaluations]
+    jobs = [*([job] if draft.spec.prepare else []), *evaluations]
     reviews = [executors.review(draft.ftj, draft.spec)] if executors.wanted(draft.spec) else []
     return [*jobs, *(_pod(draft, item) for item in (job, *evaluations)), *reviews]
 
@@ -124,7 +124,7 @@ def _record(draft: Draft, answer: Rehearsal) -> Condition | None:
     message = f"{answer.message}{_remedy(draft, answer)}"
     draft.set(ConditionType.PODS_ADMITTED, answer.admitted, answer.reason, message)
     judged = draft.condition(ConditionType.PODS_ADMITTED)
-    if judged and draft.spec.data.prepare is None and not _holds_back(judged):
+    if judged and draft.spec.prepare is None and not _holds_back(judged):
         draft.unset(ConditionType.PODS_ADMITTED)
     return judged
 

@@ -105,7 +105,8 @@ def fatal(failure: LastFailure, policy: RunPolicy) -> ConditionReason | None:
     if code is None:
         return None
     if code in policy.fatal_exit_codes:
-        return pods.REASON_OF_EXIT.get(code, ConditionReason.FATAL_EXIT_CODE)
+        said = pods.REASON_OF_ERROR.get(failure.reason or "")
+        return said or pods.REASON_OF_EXIT.get(code, ConditionReason.FATAL_EXIT_CODE)
     if policy.retryable_exit_codes and code not in policy.retryable_exit_codes:
         return ConditionReason.FATAL_EXIT_CODE
     return None

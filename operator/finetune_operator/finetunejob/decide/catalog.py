@@ -15,15 +15,15 @@ from finetune_operator.settings import Settings
 
 def mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
     """The names of tables that are none of the catalog, once the defaults of the installation count."""
-    return (f"spec.{sentence}" for sentence in catalog.misnamed(spec.data))
+    return (f"spec.{sentence}" for sentence in (catalog.misnamed(spec.data) if spec.data else ()))
 
 
 def missing(spec: FineTuneJobSpec) -> str | None:
     """What a job with a table by its name lacks, where nothing says which catalog has it."""
-    prepare = spec.data.prepare
-    if prepare is None or prepare.catalog or prepare.spark.mode == "Databricks":
+    data, prepare = spec.data, spec.prepare
+    if data is None or prepare is None or prepare.catalog or prepare.spark.mode == "Databricks":
         return None
-    field, table = next(catalog.tables(spec.data), ("", ""))
+    field, table = next(catalog.tables(data), ("", ""))
     if not table:
         return None
     return (
@@ -59,7 +59,7 @@ def login(spec: FineTuneJobSpec, settings: Settings, container: str) -> Json:
 
 
 def _of(spec: FineTuneJobSpec) -> Catalog | None:
-    return spec.data.prepare.catalog if spec.data.prepare else None
+    return spec.prepare.catalog if spec.prepare else None
 
 
 def _is_federated(found: Catalog, spec: FineTuneJobSpec, settings: Settings) -> bool:

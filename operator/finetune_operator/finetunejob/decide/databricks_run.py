@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from finetune_crds import JobReference, Recipe
+from finetune_crds import JobRecipe, JobReference
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.databricks import Databricks
@@ -48,13 +48,13 @@ def wanted(spec: FineTuneJobSpec) -> bool:
 
 
 def _settings_of(spec: FineTuneJobSpec) -> Databricks | None:
-    prepare = spec.data.prepare
+    prepare = spec.prepare
     return prepare.spark.databricks if prepare and prepare.spark.mode == "Databricks" else None
 
 
 def mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
     """What is wrong with such a job once the defaults of the installation count."""
-    prepare = spec.data.prepare
+    prepare = spec.prepare
     if prepare is None or prepare.spark.mode != "Databricks":
         return
     if prepare.spark.databricks is None:
@@ -64,7 +64,7 @@ def mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
             f"spec.data.prepare.output {prepare.output} is a folder of the pods, which a Databricks run cannot write: use "
             "s3://bucket/folder"
         )
-    if spec.model.base.startswith("models:/") and not settings.on_databricks(spec.tracking):
+    if spec.model and spec.model.base.startswith("models:/") and not settings.on_databricks(spec.tracking):
         yield (
             f"a Databricks run cannot read the tokenizer of {spec.model.base} from this cluster's MLflow: set "
             "spec.tracking.uri to databricks, or use a model of the Hub"
@@ -155,7 +155,7 @@ def submission(draft: Draft) -> Submission:
         ValueError: the job has no such preparation.
     """
     own, run, ftj = _settings_of(draft.spec), draft.status.databricks_run, draft.ftj
-    if own is None or run is None or draft.spec.data.prepare is None:
+    if own is None or run is None or draft.spec.prepare is None:
         raise ValueError(f"{ftj.key} has no preparation on Databricks")
     recipe, mlflow = _recipe(draft), draft.observed.mlflow
     return Submission(
@@ -165,7 +165,7 @@ def submission(draft: Draft) -> Submission:
         folder=folder(replace(ftj, status=draft.status)),
         recipe=recipe.to_yaml(),
         compute=own.compute,
-        conf=draft.spec.data.prepare.spark.conf,
+        conf=draft.spec.prepare.spark.conf,
         mlflow_run=mlflow.run.run_id if mlflow and mlflow.run else "",
         mlflow_host=mlflow.server if mlflow else "",
     )
@@ -176,22 +176,22 @@ def _name(draft: Draft) -> str:
     return f"finetune-prep {draft.ftj.key} {draft.ftj.uid} {run.attempt if run else 1}"
 
 
-def _recipe(draft: Draft) -> Recipe:
+def _recipe(draft: Draft) -> JobRecipe:
     """The recipe, without what only pods have. NB: variables may hold secrets, and a volume has other readers."""
     spec, ftj = draft.spec, draft.ftj
     reference = JobReference(name=ftj.name, namespace=ftj.namespace, uid=ftj.uid)
     of_pods: Json = {"env": [], "env_from": [], "pod_template": None, "image": None}
-    prepare = spec.data.prepare.model_copy(update=of_pods) if spec.data.prepare else None
+    prepare = spec.prepare.model_copy(update=of_pods) if spec.prepare else None
     if prepare and prepare.spark.databricks and prepare.spark.databricks.compute.new_cluster:
         own = prepare.spark.databricks
         cluster = own.compute.new_cluster.model_copy(update={"env": {}}) if own.compute.new_cluster else None
         own = own.model_copy(update={"compute": own.compute.model_copy(update={"new_cluster": cluster})})
         prepare = prepare.model_copy(update={"spark": prepare.spark.model_copy(update={"databricks": own})})
     parts = {
-        "data": spec.data.model_copy(update={"prepare": prepare}),
-        "model": spec.model.model_copy(update={"cache": None}),
+        "data": spec.data.model_copy(update={"prepare": prepare}) if spec.data else None,
+        "model": spec.model.model_copy(update={"cache": None}) if spec.model else None,
     }
-    return Recipe.of(reference, spec.model_copy(update=parts))
+    return JobRecipe.of(reference, spec.model_copy(update=parts))
 
 
 def _follow(draft: Draft, run: DatabricksRunStatus, seen: Run | None) -> None:

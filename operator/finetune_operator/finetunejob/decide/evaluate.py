@@ -10,7 +10,14 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.evaluation import EvaluationStatus
 from finetune_operator import names
 from finetune_operator.finetunejob.children import Sorted, job_condition, sort
-from finetune_operator.finetunejob.decide import evaluation_pod, evaluation_result, health, mistakes, pods
+from finetune_operator.finetunejob.decide import (
+    evaluation_pod,
+    evaluation_result,
+    health,
+    mistakes,
+    pods,
+    queueing,
+)
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.decide.evaluation_result import WrongNumbersError
 from finetune_operator.finetunejob.decide.version import wait_for_lost
@@ -53,7 +60,7 @@ def _in_a_pod(draft: Draft) -> EvaluationStatus | None:
     if failed:
         _fail(draft, mine, failed)
         return None
-    _follow(draft, name, mine)
+    _follow(draft, child, mine)
     return None
 
 
@@ -109,8 +116,13 @@ def _wait_for_version(draft: Draft, seen: Mlflow | None, message: str) -> None:
     _wait(draft, f"{message}: {seen.problem.message}" if seen and seen.problem else message)
 
 
-def _follow(draft: Draft, name: str, mine: list[Json]) -> None:
+def _follow(draft: Draft, child: Json, mine: list[Json]) -> None:
+    name = child["metadata"]["name"]
     alive = pods.alive(mine)
+    if queueing.is_queued(child) and not alive:
+        queueing.report(draft, ConditionType.EVALUATED, "the evaluation", child)
+        draft.requeue_after(draft.settings.poll_seconds)
+        return
     health.report(draft, alive, name, wanted=1)
     failure = pods.last_failure(mine, _CONTAINER, 0, _USE_LESS)
     if failure:

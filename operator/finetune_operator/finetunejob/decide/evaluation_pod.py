@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 
-from finetune_crds import Recipe, contract
+from finetune_crds import JobRecipe, contract
 from finetune_crds.base import Json
 from finetune_crds.evaluation import Evaluation
+from finetune_crds.recipe import as_yaml
 from finetune_operator import names
-from finetune_operator.finetunejob.decide import gang, rendezvous, template, workspace
+from finetune_operator.finetunejob.decide import gang, queueing, rendezvous, template, workspace
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.merge import containers, merge
 from finetune_operator.registry.base import RegisteredVersion
@@ -39,22 +40,27 @@ def wanted(draft: Draft) -> Evaluation:
 
 
 def recipe(draft: Draft, version: RegisteredVersion) -> Json:
-    """The ConfigMap with the recipe; `parameters` are those of the evaluation where it has a command."""
+    """The ConfigMap with the recipe. With a command, its parameters are there too, in the recipe and in a file of their own."""
+    evaluation = wanted(draft)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": template.metadata(draft.ftj, names.evaluate_name(draft.ftj.name), names.EVALUATE),
-        "data": {contract.RECIPE_FILE: _recipe(draft, version).to_yaml()},
+        "data": {
+            contract.RECIPE_FILE: _recipe(draft, version).to_yaml(),
+            **({contract.PARAMETERS_FILE: as_yaml(evaluation.parameters)} if evaluation.command else {}),
+        },
     }
 
 
-def _recipe(draft: Draft, version: RegisteredVersion) -> Recipe:
+def _recipe(draft: Draft, version: RegisteredVersion) -> JobRecipe:
     content, evaluation = gang.prepared_recipe(draft), wanted(draft)
-    splits, read = content.data.splits, version.tags.get(contract.TAG_DATA_VERSION, "")
-    if splits and splits.type == "Delta" and splits.version is None and read.isdecimal():
+    data, read = content.data, version.tags.get(contract.TAG_DATA_VERSION, "")
+    splits = data.splits if data else None
+    if data and splits and splits.type == "Delta" and splits.version is None and read.isdecimal():
         # The newest version when training began, which says so: the table may have others by now.
         same = splits.model_copy(update={"version": int(read)})
-        content = content.model_copy(update={"data": content.data.model_copy(update={"splits": same})})
+        content = content.model_copy(update={"data": data.model_copy(update={"splits": same})})
     return content.model_copy(update={"parameters": evaluation.parameters}) if evaluation.command else content
 
 
@@ -66,7 +72,7 @@ def job(draft: Draft, version: RegisteredVersion) -> Json:
         metadata["annotations"][names.ANNOTATION_DIGEST] = _digest(draft, version)
     fetched = [names.FETCH_CONTAINER] if wanted(draft).command else []
     pod = _pod(draft, f"models:/{version.name}/{version.version}")
-    return template.retried_job(metadata, pod, *fetched, CONTAINER)
+    return queueing.enqueue(draft, template.retried_job(metadata, pod, *fetched, CONTAINER))
 
 
 def _digest(draft: Draft, version: RegisteredVersion) -> str:
@@ -88,6 +94,8 @@ def _data(draft: Draft, version: RegisteredVersion) -> Json | str:
     prepared, data = draft.status.data, _recipe(draft, version).data
     if prepared and prepared.digest:
         return prepared.digest
+    if data is None:
+        return {}
     return data.splits.to_json() if data.splits else data.to_json()
 
 
@@ -119,9 +127,9 @@ def _pod(draft: Draft, uri: str) -> Json:
         env=evaluation.env,
         env_from=evaluation.env_from,
         secret=None if login else spec.tracking.secret_of_pods,
-        contract_env=[*run, *(_PATHS if evaluation.command else [])],
+        contract_env=[*run, *([*rendezvous.command_env(), *_PATHS] if evaluation.command else [])],
         config_map=names.evaluate_name(draft.ftj.name),
-        model_cache=spec.model.cache,
+        model_cache=spec.model_cache,
         labels=template.labels(draft.ftj, names.EVALUATE),
         subdomain=None,
         user_template=evaluation.pod_template,

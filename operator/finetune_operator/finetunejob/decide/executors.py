@@ -24,7 +24,7 @@ from finetune_operator import names
 from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob.decide import health, pods, template
 from finetune_operator.finetunejob.decide.draft import Draft
-from finetune_operator.finetunejob.merge import containers, items
+from finetune_operator.finetunejob.merge import LOST_WITH_POD, is_below, mounts
 from finetune_operator.finetunejob.model import FineTuneJob
 
 # Fields of the prep container that are about the driver.
@@ -32,7 +32,6 @@ _OF_THE_DRIVER = frozenset(
     {"args", "resources", "ports", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle"}
 )
 # Volumes that each pod has for itself.
-_OF_ONE_POD = ("emptyDir", "ephemeral")
 # The containers of drivers: in the prep pod, and in a pod that spark-submit makes.
 _DRIVERS = (names.PREP_CONTAINER, contract.APPLICATION_DRIVER_CONTAINER)
 # How long a driver takes to create its executors.
@@ -43,12 +42,12 @@ _MOST_REPLACED = 5
 
 def wanted(spec: FineTuneJobSpec) -> int:
     """The number of executor pods; 0 where Spark needs none."""
-    return spec.data.prepare.spark.executor_pods if spec.data.prepare else 0
+    return spec.prepare.spark.executor_pods if spec.prepare else 0
 
 
 def account(spec: FineTuneJobSpec) -> str:
     """The ServiceAccount of the driver."""
-    prepare = spec.data.prepare
+    prepare = spec.prepare
     given = ((prepare.pod_template if prepare else None) or {}).get("spec")
     of_pods = given.get("serviceAccountName") if isinstance(given, dict) else None
     chosen = prepare.spark.service_account_name if prepare else None
@@ -151,7 +150,7 @@ def template_file(executor: Json) -> dict[str, str]:
 
 def trial(executor: Json, ftj: FineTuneJob) -> Json:
     """An executor's pod for a dry run, about as large as Spark's: a quota counts its memory and cores."""
-    spark = ftj.spec.data.prepare.spark if ftj.spec and ftj.spec.data.prepare else Spark()
+    spark = ftj.spec.prepare.spark if ftj.spec and ftj.spec.prepare else Spark()
     amounts = {"cpu": str(spark.cores_of_executor), "memory": spark.memory_of_executor}
     resources = {"requests": amounts, "limits": {"memory": amounts["memory"]}}
     found = [
@@ -188,13 +187,13 @@ def review(ftj: FineTuneJob, spec: FineTuneJobSpec) -> Json:
 
 def unshared(spec: FineTuneJobSpec) -> Iterator[str]:
     """Folders of source and output that are not on a volume which all pods mount."""
-    prepare, source = spec.data.prepare, spec.data.source
-    if prepare is None or not wanted(spec):
+    data, prepare = spec.data, spec.prepare
+    if data is None or prepare is None or not wanted(spec):
         return
-    shared = _shared_mounts(prepare.pod_template)
-    folders = {**_folders(source), "data.prepare.output": prepare.output}
+    shared = mounts(prepare.pod_template, names.PREP_CONTAINER, but=LOST_WITH_POD)
+    folders = {**_folders(data.source), "data.prepare.output": prepare.output}
     for field, path in folders.items():
-        if path and path.startswith("/") and not any(_is_below(path, mount) for mount in shared):
+        if path and path.startswith("/") and not any(is_below(path, mount) for mount in shared):
             yield (
                 f"{field} {path} is on no volume that the driver and its executors share: use s3://bucket/folder, or "
                 "mount a PersistentVolumeClaim there in the container prep of data.prepare.podTemplate"
@@ -206,24 +205,6 @@ def _folders(source: Source | None) -> dict[str, str | None]:
     if source is None or source.sources is None:
         return {"data.source.path": source.path if source else None}
     return {f"data.source.sources[{part.name}].path": part.path for part in source.sources}
-
-
-def _shared_mounts(pod_template: Json | None) -> list[str]:
-    """Where the template mounts volumes that several pods can have. NB: the API server has not validated it."""
-    volumes = items(pod_template, "volumes")
-    known = {item.get("name") for item in volumes if not any(kind in item for kind in _OF_ONE_POD)}
-    found = [
-        mount
-        for container in containers(pod_template, names.PREP_CONTAINER)
-        for mount in (container.get("volumeMounts") or [])
-        if isinstance(mount, dict)
-    ]
-    return [str(mount.get("mountPath")) for mount in found if mount.get("name") in known]
-
-
-def _is_below(path: str, mount: str) -> bool:
-    folder = mount.rstrip("/")
-    return path == folder or path.startswith(f"{folder}/")
 
 
 def of_drivers(found: Sequence[Json], drivers: Sequence[Json]) -> list[Json]:
@@ -243,7 +224,7 @@ def missing(
     ftj: FineTuneJob, drivers: Sequence[Json], found: Sequence[Json], now: datetime
 ) -> Missing | None:
     """How many executors a driver that has run for a while lacks; None where none, or where Spark chooses their number."""
-    prepare = ftj.spec.data.prepare if ftj.spec else None
+    prepare = ftj.spec.prepare if ftj.spec else None
     since = max((start for pod in drivers if (start := _running_since(pod))), default=None)
     if prepare is None or since is None or now - since < _PATIENCE:
         return None

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from finetune_crds import JobReference, Recipe, contract
+from finetune_crds import JobRecipe, JobReference, contract
 from finetune_crds.base import Json
 from finetune_crds.data import Splits
+from finetune_crds.finetunejob import Trainer
+from finetune_crds.recipe import as_yaml
 from finetune_operator import names
-from finetune_operator.finetunejob.decide import rendezvous, resume_from, template, workspace
+from finetune_operator.finetunejob.decide import (
+    own_code,
+    queueing,
+    rendezvous,
+    resume_from,
+    template,
+    workspace,
+)
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.merge import merge
 
@@ -35,11 +44,11 @@ def service(draft: Draft) -> Json:
     }
 
 
-def prepared_recipe(draft: Draft) -> Recipe:
+def prepared_recipe(draft: Draft) -> JobRecipe:
     """The recipe of a job that is prepared: `data` names the output of preparation, and the columns that it found."""
     ftj, data = draft.ftj, draft.status.data
-    content = Recipe.of(JobReference(name=ftj.name, namespace=ftj.namespace, uid=ftj.uid), draft.spec)
-    if data is None or data.path is None:
+    content = JobRecipe.of(JobReference(name=ftj.name, namespace=ftj.namespace, uid=ftj.uid), draft.spec)
+    if data is None or data.path is None or content.data is None:
         return content
     splits = Splits(type="Delta", path=data.path, version=data.version)
     columns = content.data.columns or data.columns
@@ -48,14 +57,18 @@ def prepared_recipe(draft: Draft) -> Recipe:
 
 
 def recipe(draft: Draft) -> Json:
-    """The ConfigMap with the recipe."""
-    ftj = draft.ftj
+    """The ConfigMap with the recipe, and with the parameters of a command of your own."""
+    ftj, trainer = draft.ftj, draft.spec.trainer
     content = resume_from.in_recipe(draft, prepared_recipe(draft))
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": template.metadata(ftj, names.train_config_name(ftj.name), names.TRAIN),
-        "data": {contract.RECIPE_FILE: content.to_yaml()},
+        "data": {
+            contract.RECIPE_FILE: content.to_yaml(),
+            **({contract.PARAMETERS_FILE: as_yaml(trainer.parameters)} if trainer.command else {}),
+            **own_code.files(trainer),
+        },
     }
 
 
@@ -64,25 +77,20 @@ def job(draft: Draft, attempt: int) -> Json:
     ftj, spec = draft.ftj, draft.spec
     name = names.train_name(ftj.name, attempt)
     nodes = spec.distributed.nodes
-    queue = spec.run_policy.queue_name
-    metadata = template.metadata(ftj, name, names.TRAIN, attempt)
-    if queue:
-        metadata["labels"][names.LABEL_QUEUE] = queue
-    return {
+    body: Json = {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": metadata,
+        "metadata": template.metadata(ftj, name, names.TRAIN, attempt),
         "spec": {
             "completionMode": "Indexed",
             "completions": nodes,
             "parallelism": nodes,
             "backoffLimit": 0,
-            # Kueue starts a queued Job by removing `suspend`; the Job is created once and never applied again.
-            **({"suspend": True} if queue else {}),
             "podFailurePolicy": {"rules": failure_rules(spec.run_policy.fatal_exit_codes)},
             "template": _pod_template(draft, attempt),
         },
     }
+    return queueing.enqueue(draft, body)
 
 
 def failure_rules(fatal: list[int]) -> list[Json]:
@@ -119,18 +127,25 @@ def _pod_template(draft: Draft, attempt: int) -> Json:
                 servers=settings.servers(spec.tracking),
                 run_id=draft.status.run_id,
             ),
+            *_command_env(trainer),
             {"name": "FINETUNE_ATTEMPT", "value": str(attempt)},
             {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": str(_seconds_to_save(spec.pod_template))},
         ],
         config_map=names.train_config_name(ftj.name),
-        model_cache=spec.model.cache,
+        model_cache=spec.model_cache,
         labels=template.labels(ftj, names.TRAIN, attempt),
         subdomain=names.service_name(ftj.name),
         user_template=_with_code(draft),
     )
-    pod = dict(merge(pod, login))
+    pod = own_code.provided(draft, dict(merge(pod, login)))
     pod["spec"].setdefault("topologySpreadConstraints", [_spread(draft, attempt)])
     return pod
+
+
+def _command_env(trainer: Trainer) -> list[Json]:
+    if not trainer.command:
+        return []
+    return rendezvous.command_env(trainer.code.mount_path if trainer.code else None)
 
 
 def _seconds_to_save(user_template: Json | None) -> int:
@@ -152,9 +167,12 @@ def _with_code(draft: Draft) -> Json | None:
     code, user = draft.spec.trainer.code, draft.spec.pod_template
     if code is None:
         return user
-    volume = code.volume or "code"
-    mount = {"name": volume, "mountPath": code.mount_path, "readOnly": True}
+    volume = code.volume or contract.CODE_VOLUME
+    # What a commit is checked out into is the pod's own.
+    mount = {"name": volume, "mountPath": code.mount_path, "readOnly": code.git is None}
     spec: Json = {"containers": [{"name": CONTAINER, "workingDir": code.mount_path, "volumeMounts": [mount]}]}
     if code.config_map_ref:
         spec["volumes"] = [{"name": volume, "configMap": code.config_map_ref.to_json()}]
+    if code.git:
+        spec["volumes"] = [{"name": volume, "emptyDir": {}}]
     return dict(merge(user or {}, {"spec": spec}))

@@ -8,7 +8,7 @@ from finetune_crds.base import Json
 from finetune_crds.env import EVALUATION_ENV, RESERVED_ENV
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator import names
-from finetune_operator.finetunejob.merge import containers, items
+from finetune_operator.finetunejob.merge import LOST_WITH_POD, containers, is_below, items, mounts
 from finetune_operator.finetunejob.resolve import gpu_limit
 
 
@@ -16,12 +16,13 @@ def of_training(spec: FineTuneJobSpec) -> Iterator[str]:
     """What is wrong with `spec.podTemplate`. What is no pod template at all is left for the API server to refuse."""
     yield from _of_template("spec.podTemplate", spec.pod_template, names.TRAINER_CONTAINER)
     yield from _too_few_gpus(spec)
+    yield from _lost_output(spec)
 
 
 def of_preparation(spec: FineTuneJobSpec) -> Iterator[str]:
     """What is wrong with `spec.data.prepare.podTemplate`."""
-    if spec.data.prepare:
-        template = spec.data.prepare.pod_template
+    if spec.prepare:
+        template = spec.prepare.pod_template
         yield from _of_template("spec.data.prepare.podTemplate", template, names.PREP_CONTAINER)
 
 
@@ -84,3 +85,16 @@ def _too_few_gpus(spec: FineTuneJobSpec) -> Iterator[str]:
     given = distributed.gpus_per_node is not None
     remedy = "remove the limit from the template" if given else f"raise the limit to {ranks}"
     yield f"each pod has {ranks} processes and spec.podTemplate limits it to {limit} {resource}: {remedy}"
+
+
+def _lost_output(spec: FineTuneJobSpec) -> Iterator[str]:
+    """A folder for the model in the file system of the pod itself."""
+    uri = spec.output.uri if spec.output else ""
+    kept = mounts(spec.pod_template, names.TRAINER_CONTAINER, but=LOST_WITH_POD)
+    # NB: what is in a volume of Unity Catalog outlives the pods, which need no mount for it.
+    local = uri.startswith("/") and not uri.startswith("/Volumes/")
+    if local and not any(is_below(uri, mount) for mount in kept):
+        yield (
+            f"spec.output.uri {uri} is on no volume that outlives the pods: mount a PersistentVolumeClaim there in the container "
+            f"{names.TRAINER_CONTAINER} of spec.podTemplate, or create the job with a folder of an object store"
+        )

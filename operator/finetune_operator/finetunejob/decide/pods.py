@@ -17,6 +17,11 @@ REASON_OF_EXIT = {
     contract.EXIT_DATA: ConditionReason.DATA_WRONG,
 }
 """Why a job fails whose pod, driver or run ends with a code that no other attempt changes."""
+REASON_OF_ERROR = {
+    contract.CHECKOUT_FAILED: ConditionReason.CHECKOUT_FAILED,
+    contract.DEPENDENCIES_FAILED: ConditionReason.DEPENDENCIES_FAILED,
+}
+"""The same, by reasons of errors that say more than the code."""
 
 
 @dataclass(frozen=True)

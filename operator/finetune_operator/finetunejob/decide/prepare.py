@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from finetune_crds import JobReference, Recipe, contract
+from finetune_crds import JobRecipe, JobReference, contract
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.env import LocalReference
@@ -37,6 +37,10 @@ _USE_LESS = "lower data.prepare.spark.driverMemory"
 def prepare(draft: Draft) -> Outcome:
     """Create the splits; the pass ends until they exist."""
     if draft.holds(ConditionType.PREPARED):
+        return Continue
+    if draft.spec.data is None:
+        message = "spec.data is not set: your command reads its own data"
+        draft.set(ConditionType.PREPARED, True, ConditionReason.NO_DATA, message)
         return Continue
     if draft.spec.data.splits:
         draft.set(
@@ -155,7 +159,7 @@ def _recipe(draft: Draft) -> Json:
         "kind": "ConfigMap",
         "metadata": template.metadata(ftj, names.prep_name(ftj.name), names.PREP),
         "data": {
-            contract.RECIPE_FILE: Recipe.of(reference, draft.spec).to_yaml(),
+            contract.RECIPE_FILE: JobRecipe.of(reference, draft.spec).to_yaml(),
             **_executor_template(ftj, draft.spec, draft.settings),
         },
     }
@@ -205,7 +209,7 @@ def _pod(
     secret: LocalReference | None,
     contract_env: list[Json],
 ) -> Json:
-    wanted = spec.data.prepare
+    wanted = spec.prepare
     if wanted is None:
         raise ValueError(f"{ftj.key} has nothing to prepare")
     return template.pod_template(
@@ -221,7 +225,7 @@ def _pod(
         secret=secret,
         contract_env=contract_env,
         config_map=names.prep_name(ftj.name),
-        model_cache=spec.model.cache,
+        model_cache=spec.model_cache,
         labels=template.labels(ftj, names.PREP),
         subdomain=None,
         user_template=wanted.pod_template,

@@ -1,4 +1,4 @@
-"""A training Job that waits in a queue of Kueue: which queue, and why it is not admitted."""
+"""A Job of training or of evaluation that waits in a queue of Kueue: which queue, and why it is not admitted."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator import names
 from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.merge import merge
 from finetune_operator.finetunejob.model import Queued
 
 # Kueue's words for a Workload that waits for something other than its turn.
@@ -42,20 +43,31 @@ def is_queued(child: Json) -> bool:
     return bool(child["spec"].get("suspend"))
 
 
-def report(draft: Draft, number: int, child: Json) -> None:
-    """Say why an attempt waits whose Job is suspended, and that no pod is blocked: there is none."""
-    reason, message = _waiting(draft, number, child)
-    draft.set(ConditionType.TRAINED, False, reason, message)
+def enqueue(draft: Draft, job: Json) -> Json:
+    """The Job, suspended in the queue of the FineTuneJob, if that has one.
+
+    Kueue starts it by removing `suspend`: the Job is created once and never applied again.
+    """
+    queue = draft.spec.run_policy.queue_name
+    if not queue:
+        return job
+    metadata: Json = {"labels": {names.LABEL_QUEUE: queue}}
+    return dict(merge(job, {"metadata": metadata, "spec": {"suspend": True}}))
+
+
+def report(draft: Draft, kind: ConditionType, what: str, child: Json) -> None:
+    """Say in a condition why an attempt, or the evaluation, waits whose Job is suspended; no pod is blocked, as there is none."""
+    draft.set(kind, False, *_waiting(draft, what, child))
     if draft.condition(ConditionType.PODS_HEALTHY):
         draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is blocked")
 
 
-def _waiting(draft: Draft, number: int, child: Json) -> tuple[ConditionReason, str]:
+def _waiting(draft: Draft, what: str, child: Json) -> tuple[ConditionReason, str]:
     queue = queue_of(child)
     if queue is None:
         job = child["metadata"]["name"]
         return ConditionReason.QUEUE_INADMISSIBLE, (
-            f"attempt {number} waits: something other than the operator suspended Job {job}, which names no queue: "
+            f"{what} waits: something other than the operator suspended Job {job}, which names no queue: "
             f"check kubectl get job {job} -o yaml"
         )
     queued = draft.observed.queued
@@ -64,9 +76,9 @@ def _waiting(draft: Draft, number: int, child: Json) -> tuple[ConditionReason, s
     if problem:
         job = child["metadata"]["name"]
         return ConditionReason.QUEUE_INADMISSIBLE, (
-            f"attempt {number} waits: Job {job} is suspended and no Workload is admitted by {named(draft, queue)}: {problem}"
+            f"{what} waits: Job {job} is suspended and no Workload is admitted by {named(draft, queue)}: {problem}"
         )
-    return ConditionReason.QUEUED, f"attempt {number} waits in Kueue's queue {queue}{_progress(queued)}"
+    return ConditionReason.QUEUED, f"{what} waits in Kueue's queue {queue}{_progress(queued)}"
 
 
 def _problem(queued: Queued | None, look: str, without: str, due: datetime) -> str | None:

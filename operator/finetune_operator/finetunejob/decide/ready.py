@@ -35,7 +35,9 @@ _SETTLED: tuple[Phase, ...] = ("Failed", "Succeeded", "Suspended")
 # Conditions that, while they do not hold, explain more than the phase that they delay.
 _OBSTACLES = (
     ConditionType.ACCEPTED,
+    ConditionType.CODE_RESOLVED,
     ConditionType.PODS_ADMITTED,
+    ConditionType.MODELS_FOUND,
     ConditionType.CHECKPOINT_FOUND,
     ConditionType.PODS_HEALTHY,
 )

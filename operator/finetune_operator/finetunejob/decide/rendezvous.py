@@ -45,9 +45,16 @@ def run_env(*, servers: tuple[str, str], run_id: str | None) -> list[Json]:
     """Where the recipe, the MLflow server, its registry and the run are."""
     tracking_uri, registry_uri = servers
     values = {
-        "HYPERPARAMETERS_PATH": contract.RECIPE_PATH,
+        contract.ENV_RECIPE: contract.RECIPE_PATH,
         "MLFLOW_TRACKING_URI": tracking_uri,
         "MLFLOW_REGISTRY_URI": registry_uri,
         "MLFLOW_RUN_ID": run_id or "",
     }
     return [{"name": name, "value": value} for name, value in values.items() if value]
+
+
+def command_env(code: str | None = None) -> list[Json]:
+    """Where a command of your own finds its parameters and, where the operator mounts it, the folder of its code."""
+    values = {contract.ENV_PARAMETERS: contract.PARAMETERS_PATH}
+    values |= {contract.ENV_CODE: code} if code else {}
+    return [{"name": name, "value": value} for name, value in values.items()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from finetune_crds import JobReference, Recipe, contract
+from finetune_crds import JobRecipe, JobReference, contract
 from finetune_crds.checkpoint import ResumeFrom
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.continuation import differences, settings
@@ -59,7 +59,7 @@ def resume_from(draft: Draft) -> Outcome:
     return Continue
 
 
-def in_recipe(draft: Draft, recipe: Recipe) -> Recipe:
+def in_recipe(draft: Draft, recipe: JobRecipe) -> JobRecipe:
     """The recipe with what checkpoint.resumeFrom amounts to."""
     found = draft.status.resumed_from
     if recipe.checkpoint is None or found is None:
@@ -121,7 +121,7 @@ def _mistake(ftj: FineTuneJob, spec: FineTuneJobSpec, other: FineTuneJob, who: s
     )
 
 
-def _recipe(ftj: FineTuneJob) -> Recipe:
+def _recipe(ftj: FineTuneJob) -> JobRecipe:
     if ftj.spec is None:
         raise ValueError(f"the spec of {ftj.key} was not accepted")
-    return Recipe.of(JobReference(name=ftj.name, namespace=ftj.namespace, uid=ftj.uid), ftj.spec)
+    return JobRecipe.of(JobReference(name=ftj.name, namespace=ftj.namespace, uid=ftj.uid), ftj.spec)

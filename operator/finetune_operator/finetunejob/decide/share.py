@@ -49,10 +49,13 @@ _POLL_SECONDS = 15.0
 
 def lease_name(ftj: FineTuneJob) -> str | None:
     """The Lease of the job's preparation: of its settings and its table. None where nothing is shared."""
-    prepare = ftj.spec.data.prepare if ftj.spec else None
-    if ftj.spec is None or prepare is None or prepare.reuse == "Never" or not prepare.output:
+    spec = ftj.spec
+    if spec is None or spec.data is None or spec.model is None:
         return None
-    settings = settings_digest(ftj.spec.data, ftj.spec.model, ftj.spec.objective)
+    prepare = spec.data.prepare
+    if prepare is None or prepare.reuse == "Never" or not prepare.output:
+        return None
+    settings = settings_digest(spec.data, spec.model, spec.objective)
     return names.prep_lease_name(digest_of(settings, prepare.output.rstrip("/")))
 
 

@@ -59,7 +59,7 @@ _OUT_OF_MEMORY = (
 
 def wanted(spec: FineTuneJobSpec) -> bool:
     """Whether the preparation is a SparkApplication."""
-    return spec.data.prepare is not None and spec.data.prepare.spark.mode == "SparkApplication"
+    return spec.prepare is not None and spec.prepare.spark.mode == "SparkApplication"
 
 
 def is_followed(ftj: FineTuneJob) -> bool:

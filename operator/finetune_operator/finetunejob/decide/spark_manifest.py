@@ -25,7 +25,7 @@ _BY_SPARK = ("cpu", "memory")
 
 def mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
     """What a pod template says that spark-submit overrides."""
-    prepare = spec.data.prepare
+    prepare = spec.prepare
     if prepare is None or prepare.spark.mode != "SparkApplication":
         return
     for container in containers(prepare.pod_template, names.PREP_CONTAINER):
@@ -46,9 +46,9 @@ def manifest(ftj: FineTuneJob, spec: FineTuneJobSpec, name: str, *, driver: Json
     Raises:
         ValueError: the job has nothing to prepare.
     """
-    if spec.data.prepare is None:
+    if spec.prepare is None:
         raise ValueError(f"{ftj.key} has nothing to prepare")
-    spark = spec.data.prepare.spark
+    spark = spec.prepare.spark
     main = next(item for item in driver["spec"]["containers"] if item["name"] == names.PREP_CONTAINER)
     return {
         "apiVersion": _API,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
-from finetune_crds import contract
+from finetune_crds import contract, quantity
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import MlflowStatus, ModelStatus, Progress
+from finetune_crds.status_parts import PlanStatus
 from finetune_operator import names, text
-from finetune_operator.finetunejob.decide import links
+from finetune_operator.finetunejob.decide import checkout, links
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.model import EnsureRun
@@ -46,7 +48,8 @@ def track(draft: Draft) -> Outcome:
         return Continue
     if seen.run is None:
         draft.update(mlflow=None)
-        draft.actions.append(_ensure_run(draft))
+        if not checkout.is_unresolved(draft):
+            draft.actions.append(_ensure_run(draft))
         return Continue
     draft.set(ConditionType.TRACKED, True, ConditionReason.RUN_READY, f"MLflow run {seen.run.run_id}")
     _copy(draft, seen.run, seen.server)
@@ -74,13 +77,19 @@ def _ensure_run(draft: Draft) -> EnsureRun:
             ftj.namespace, tracking, on_databricks=draft.settings.on_databricks(tracking)
         ),
         run_name=tracking.run_name or ftj.name,
-        tags={**tracking.tags, contract.TAG_JOB_UID: ftj.uid, contract.TAG_JOB: ftj.key},
+        tags={
+            **tracking.tags,
+            **checkout.tags(draft),
+            contract.TAG_JOB_UID: ftj.uid,
+            contract.TAG_JOB: ftj.key,
+        },
     )
 
 
 def _copy(draft: Draft, run: Run, server: str) -> None:
     page = links.run_page(draft.settings, draft.spec.tracking, run.experiment_id, run.run_id, server)
     draft.update(mlflow=MlflowStatus(experiment_id=run.experiment_id, run_id=run.run_id, url=page))
+    _copy_plan(draft, run)
     _copy_progress(draft, run)
     _copy_evaluation(draft, run)
     note_goodput(draft, run.metrics.get(contract.METRIC_GOODPUT))
@@ -93,22 +102,37 @@ def note_goodput(draft: Draft, share: float | None) -> None:
         draft.update(goodput=min(max(known, 0.0), 1.0))
 
 
+def _copy_plan(draft: Draft, run: Run) -> None:
+    plan = contract.MemoryPlan.parse(run.tags.get(contract.TAG_PLAN, ""))
+    if plan is not None:
+        after = PlanStatus(
+            activation_checkpointing=plan.activation_checkpointing,
+            memory=quantity.of_bytes(plan.memory_bytes),
+            limit=quantity.of_bytes(plan.limit_bytes) if plan.limit_bytes is not None else None,
+            host_memory=quantity.of_bytes(plan.staged_bytes) if plan.staged_bytes else None,
+            parameters=plan.parameters,
+            trained_parameters=plan.trained_parameters,
+        )
+        draft.update(plan=after)
+
+
 def _copy_progress(draft: Draft, run: Run) -> None:
     metrics = run.metrics
-    if contract.METRIC_STEP not in metrics and contract.METRIC_LOSS not in metrics:
+    losses = [name for name in (*contract.LOSSES, *contract.EVAL_LOSSES) if name in metrics]
+    if contract.METRIC_STEP not in metrics and not losses:
         return
-    step = integer(metrics.get(contract.METRIC_STEP)) or 0
-    max_steps = integer(metrics.get(contract.METRIC_MAX_STEPS))
+    step = integer(metrics.get(contract.METRIC_STEP, _step_of(run, losses))) or 0
+    max_steps = integer(metrics.get(contract.METRIC_MAX_STEPS, run.planned_steps))
     before = draft.status.progress
     percent = min(100 * step // max_steps, 100) if max_steps else None
     left = integer(metrics.get(contract.METRIC_SECONDS_REMAINING))
-    eval_loss = metrics.get(contract.METRIC_FINAL_EVAL_LOSS, metrics.get(contract.METRIC_EVAL_LOSS))
+    eval_loss = _first(metrics, (contract.METRIC_FINAL_EVAL_LOSS, *contract.EVAL_LOSSES))
     after = Progress(
         step=step,
         max_steps=max_steps,
         percent=percent,
         summary=f"{percent}%" if percent is not None else None,
-        loss=rounded(metrics.get(contract.METRIC_LOSS), 4),
+        loss=rounded(_first(metrics, contract.LOSSES), 4),
         eval_loss=rounded(eval_loss, 4),
         tokens_per_second=rounded(metrics.get(contract.METRIC_TOKENS_PER_SECOND), 1),
         seconds_remaining=left,
@@ -119,6 +143,16 @@ def _copy_progress(draft: Draft, run: Run) -> None:
     if before is None or after != before.model_copy(update={"eta": after.eta}):
         after = after.model_copy(update={"update_time": draft.now})
     draft.update(progress=after)
+
+
+def _first(metrics: Mapping[str, float], names: Sequence[str]) -> float | None:
+    """The first of some metrics that the run has."""
+    return next((metrics[name] for name in names if name in metrics), None)
+
+
+def _step_of(run: Run, losses: Sequence[str]) -> float:
+    """The step of the newest loss, as MLflow counts it."""
+    return max((run.steps.get(name, 0) for name in losses), default=0)
 
 
 def clear_eta(draft: Draft) -> None:

@@ -15,6 +15,7 @@ from finetune_operator.finetunejob.decide import (
     gang,
     health,
     mistakes,
+    own_code,
     placement,
     pods,
     queueing,
@@ -108,7 +109,7 @@ def _follow(draft: Draft, number: int, child: Json, mine: list[Json]) -> None:
     alive = pods.alive(mine)
     draft.requeue_after(draft.settings.poll_seconds)
     if queueing.is_queued(child) and not alive:
-        queueing.report(draft, number, child)
+        queueing.report(draft, ConditionType.TRAINED, f"attempt {number}", child)
         return
     health.report(draft, alive, name, wanted=nodes)
     ready = draft.status.nodes.ready if draft.status.nodes else 0
@@ -119,7 +120,8 @@ def _follow(draft: Draft, number: int, child: Json, mine: list[Json]) -> None:
         reason = ConditionReason.STARTING
         earlier = attempts.cause_of(draft, number - 1)
         message = (
-            f"attempt {number}: {ready} of {nodes} pods are ready{health.pulling(draft, alive)}{earlier}"
+            f"attempt {number}: {ready} of {nodes} pods are ready{health.pulling(draft, alive)}"
+            f"{own_code.step(alive)}{earlier}"
         )
     if job_condition(child, "FailureTarget") and alive:
         # NB: the pods of a lost node do not end, and neither does the attempt.
@@ -147,10 +149,21 @@ def _finish(draft: Draft, mine: list[Json]) -> None:
             draft.update(model=before.model_copy(update=finite))
         track.note_goodput(draft, result.goodput)
         _complete_progress(draft, result.step)
+    _note_folder(draft)
     draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "every pod completed")
     draft.set(
         ConditionType.TRAINED, True, ConditionReason.TRAINED, f"attempt {draft.status.attempt} completed"
     )
+
+
+def _note_folder(draft: Draft) -> None:
+    """The folder of the model: the built-in loop ends well only when the model is in it."""
+    output = draft.spec.output
+    if output is None:
+        return
+    before = draft.status.model or ModelStatus()
+    summary = output.uri if draft.spec.register_ is None else before.summary
+    draft.update(model=before.model_copy(update={"folder": output.uri, "summary": summary}))
 
 
 def _complete_progress(draft: Draft, step: int) -> None:

@@ -12,7 +12,8 @@ from finetune_operator.policy.unity_catalog import wrong_tags
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
 
 _LEVELS = re.compile(r"[^./ ]+\.[^./ ]+\.[^./ ]+")
-_IN_WORKSPACE = ("/Volumes/", "dbfs:/", "/dbfs/")
+_VOLUMES = "/Volumes/"
+_IN_WORKSPACE = (_VOLUMES, "dbfs:/", "/dbfs/")
 _TOKEN_FOLDER = "/var/run/secrets/finetune.dev/databricks"  # noqa: S105
 _TOKEN_SECONDS = 3600
 
@@ -20,7 +21,7 @@ _TOKEN_SECONDS = 3600
 def workspace_mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
     """What is wrong with a job once the defaults of the installation count; the schema refuses what the spec alone says."""
     server, registry = settings.servers(spec.tracking)
-    yield from _paths(spec)
+    yield from _paths(spec, settings)
     if spec.register_ and (server == DATABRICKS) != (registry == UNITY_CATALOG):
         yield (
             f"the run would be at {server or 'no server'} and the model at {registry}: set spec.tracking.uri to "
@@ -42,18 +43,25 @@ def workspace_mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[st
     yield from wrong_tags(spec.register_.tags, "spec.register.tags")
 
 
-def _paths(spec: FineTuneJobSpec) -> Iterator[str]:
-    """Folders of a workspace, which pods of this cluster do not have."""
-    named = {
-        "spec.data.prepare.output": spec.data.prepare.output if spec.data.prepare else None,
-        "spec.checkpoint.uri": spec.checkpoint.uri if spec.checkpoint else None,
-    }
-    for field, path in named.items():
-        if path and path.startswith(_IN_WORKSPACE):
-            yield (
-                f"{field} {path} is a folder of a Databricks workspace, which the training pods cannot read: use the object "
-                "storage behind it, or a volume of podTemplate"
-            )
+def _paths(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
+    """Folders of a workspace that the training pods cannot reach."""
+    output = spec.prepare.output if spec.prepare else ""
+    if output.startswith(_IN_WORKSPACE):
+        yield (
+            f"spec.data.prepare.output {output} is a folder of a Databricks workspace, which the training pods cannot read: use the "
+            "object storage behind it, or a volume of podTemplate"
+        )
+    checkpoints = spec.checkpoint.uri if spec.checkpoint else ""
+    if checkpoints.startswith(_VOLUMES) and not settings.on_databricks(spec.tracking):
+        yield (
+            f"spec.checkpoint.uri {checkpoints} is in a Databricks workspace, which the training pods reach with the login of "
+            "spec.tracking: set spec.tracking.uri to databricks, or use the object storage behind it"
+        )
+    elif checkpoints.startswith(_IN_WORKSPACE) and not checkpoints.startswith(_VOLUMES):
+        yield (
+            f"spec.checkpoint.uri {checkpoints} is in DBFS, which the training pods cannot reach: use a volume of Unity Catalog, or "
+            "object storage"
+        )
 
 
 def pod_login(spec: FineTuneJobSpec, settings: Settings, container: str) -> Json:

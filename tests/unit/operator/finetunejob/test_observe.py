@@ -68,10 +68,10 @@ READ: dict[str, tuple[Json, tuple[str | None, str | None]]] = {
         ("/m", None),
     ),
     "a part missing": (
-        {"spec": {"model": {"base": "/m"}}},
-        (None, "spec.data: Field required"),
+        {"spec": {"model": {}}},
+        (None, "spec.model.base: Field required"),
     ),
-    "no spec": ({}, (None, "spec.model: Field required")),
+    "neither model nor data": ({"spec": {"trainer": {"command": ["python", "t.py"]}}}, (None, None)),
 }
 
 
@@ -79,7 +79,8 @@ READ: dict[str, tuple[Json, tuple[str | None, str | None]]] = {
 def test_read_job(body: Json, expected: tuple[str | None, str | None]) -> None:
     meta = {"name": "tune", "namespace": "team", "uid": "u", "resourceVersion": "7", "generation": 3}
     found = read_finetunejob({"metadata": meta, **body}, Defaults())
-    assert (found.spec and found.spec.model.base, found.invalid) == expected
+    base = found.spec.model.base if found.spec and found.spec.model else None
+    assert (base, found.invalid) == expected
     assert (found.key, found.uid, found.version, found.generation) == ("team/tune", "u", "7", 3)
 
 

@@ -63,6 +63,8 @@ def spec_of(spec: Json, installed: Json = INSTALLED, before: Json | None = None)
 
 def test_the_shortest_job_has_everything_of_its_installation() -> None:
     found = spec_of(SHORT | {"evaluation": {}})
+    assert found.data
+    assert found.model
     assert settled_of(found, Defaults.model_validate(INSTALLED)).to_json() == {
         "output": f"s3://bucket/root/splits/team/{settings_digest(found.data, found.model, found.objective)}",
         "checkpoint": {"uri": "s3://bucket/root/checkpoints", "everySteps": 50, "keep": 2, "mode": "Async"},
@@ -78,7 +80,7 @@ def test_the_shortest_job_has_everything_of_its_installation() -> None:
             "containers": [{"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": "8"}}}],
         }
     }
-    prepare = found.data.prepare
+    prepare = found.prepare
     assert prepare
     assert prepare.pod_template == {
         "spec": {"imagePullSecrets": [{"name": "registry"}], "serviceAccountName": "trainer"}
@@ -88,8 +90,8 @@ def test_the_shortest_job_has_everything_of_its_installation() -> None:
     for part in (found.trainer, prepare, found.evaluation):
         names = [item.name for item in part.env], [item.secret_ref for item in part.env_from]
         assert (names[0], [item.name for item in names[1] if item]) == (["AWS_REGION"], ["s3"])
-    assert found.model.cache
-    assert (found.distributed.processes_per_node, found.model.cache.claim_name) == (8, "models")
+    assert found.model_cache
+    assert (found.distributed.processes_per_node, found.model_cache.claim_name) == (8, "models")
 
 
 def test_the_table_is_of_all_jobs_with_the_same_preparation() -> None:
@@ -163,15 +165,15 @@ def test_the_words_of_a_job_come_before_those_of_its_installation(spec: Json, ex
 def test_without_an_installation_a_job_has_what_it_says() -> None:
     found = spec_of(SHORT, {})
     assert settled_of(found, Defaults()).to_json() == {"model": "chat", "learningRate": 2e-4}
-    assert (found.checkpoint, found.model.cache) == (None, None)
+    assert (found.checkpoint, found.model_cache) == (None, None)
 
 
 def test_pods_have_the_service_account_of_the_job() -> None:
     found = spec_of(SHORT | {"serviceAccountName": "mine"})
-    assert found.data.prepare
+    assert found.prepare
     assert [
         (template or {})["spec"]["serviceAccountName"]
-        for template in (found.pod_template, found.data.prepare.pod_template)
+        for template in (found.pod_template, found.prepare.pod_template)
     ] == ["mine", "mine"]
 
 
@@ -189,8 +191,8 @@ def test_the_last_of_equal_variables_counts() -> None:
         return [{"name": "AWS_REGION", "value": text}]
 
     found = spec_of(SHORT | {"env": value("of all pods"), "trainer": {"env": value("of the trainer")}})
-    assert found.data.prepare
-    values = [item.value for part in (found.trainer, found.data.prepare) for item in part.env]
+    assert found.prepare
+    values = [item.value for part in (found.trainer, found.prepare) for item in part.env]
     assert values == ["of the trainer", "of all pods"]
 
 

@@ -19,8 +19,8 @@ NOT_FOUND = KubeError(404, "the server could not find the requested resource")
 FORBIDDEN = KubeError(403, "workloads is forbidden")
 
 
-def suspended(ended: str = "", *, suspend: bool = True, queue: str = "gpus") -> Json:
-    found = child(JOB, ended)
+def suspended(ended: str = "", *, suspend: bool = True, queue: str = "gpus", name: str = JOB) -> Json:
+    found = child(name, ended)
     found["spec"]["suspend"] = suspend
     found["metadata"]["labels"] |= {"kueue.x-k8s.io/queue-name": queue} if queue else {}
     return found
@@ -92,6 +92,13 @@ async def test_nothing_is_asked_about_what_waits_in_no_queue(jobs: dict[str, Jso
     kube = StandIn()
     assert await WorkloadReader(kube, lambda: 0.0).read(ftj(running()), jobs, NOW) is None
     assert kube.asked == []
+
+
+async def test_an_evaluation_is_looked_up_once_the_training_has_ended() -> None:
+    kube = StandIn(workload(FULL, uid="uid-of-tune-evaluate"))
+    jobs = {JOB: suspended("Complete", suspend=False), "tune-evaluate": suspended(name="tune-evaluate")}
+    found = await WorkloadReader(kube, lambda: 0.0).read(ftj(running()), jobs, NOW)
+    assert found == Queued(reason="Pending", message="insufficient unused quota")
 
 
 REFUSED: dict[str, tuple[dict[str, KubeError], Queued | None]] = {

@@ -216,9 +216,13 @@ EXPERIMENT: Json = {
 TAG: Json = {"key": "finetune.dev/checkpoint-error", "value": "no space is left"}
 RUN: Json = {
     "info": {"run_id": "r1", "run_uuid": "r1", "experiment_id": "7", "status": "RUNNING"},
-    "data": {"metrics": [{"key": "loss", "value": 2.5, "timestamp": 1, "step": 3}], "tags": [TAG]},
+    "data": {
+        "metrics": [{"key": "loss", "value": 2.5, "timestamp": 1, "step": 3}],
+        "tags": [TAG],
+        "params": [{"key": "max_steps", "value": "100"}],
+    },
 }
-FOUND = Run("r1", "7", "RUNNING", {"loss": 2.5}, {TAG["key"]: TAG["value"]})
+FOUND = Run("r1", "7", "RUNNING", {"loss": 2.5}, {TAG["key"]: TAG["value"]}, {"loss": 3}, 100)
 ABSENT: Json = {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "gone"}
 
 
@@ -226,6 +230,15 @@ def test_a_run_is_found_by_its_id_in_one_call(mlflow: Answers) -> None:
     mlflow.by_path["runs/get"] = (200, {"run": RUN})
     assert Server(mlflow.uri, mlflow.uri).find_run("u1", "team", "r1") == FOUND
     assert mlflow.asked == [("GET", "runs/get")]
+
+
+@pytest.mark.parametrize("written", ["-1", "0", "", "ten", "1e3"])
+def test_a_parameter_max_steps_that_is_no_number_of_steps_is_none(mlflow: Answers, written: str) -> None:
+    data = {**RUN["data"], "params": [{"key": "max_steps", "value": written}]}
+    mlflow.by_path["runs/get"] = (200, {"run": {**RUN, "data": data}})
+    found = Server(mlflow.uri, mlflow.uri).find_run("u1", "team", "r1")
+    assert found
+    assert found.planned_steps is None
 
 
 def test_a_run_is_found_by_its_tag_in_its_own_experiment(mlflow: Answers) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import botocore.exceptions
 import pytest
 
+from finetune_trainer import storage
 from finetune_trainer.outcome import PodFailure
 from finetune_trainer.train.checkpoint.folder import MARKER, CheckpointFolder
-from finetune_trainer.train.runtime import storage
 from finetune_trainer.train.runtime.distributed import World
 from support import networks
 from support.checkpoints import Run, same

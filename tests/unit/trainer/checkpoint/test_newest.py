@@ -190,7 +190,7 @@ def test_a_checkpoint_that_another_job_deletes_meanwhile_is_looked_for_again(fir
     progress = second.checkpointer.newest()
     assert progress is not None
     (first.steps / "step-00000003" / name).unlink()
-    assert refusal(lambda: second.checkpointer.load(progress, second.model, second.optimizer)) == (
+    assert refusal(lambda: second.checkpointer.load(progress, second.model, second.optimizers)) == (
         1,
         "CheckpointUnreadable",
         f"the checkpoint {first.steps}/step-00000003 of another job was deleted before it was read: the next attempt "

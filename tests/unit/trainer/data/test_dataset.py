@@ -297,6 +297,28 @@ def test_an_unpaired_preference_that_is_alone_is_refused(
 
 
 @pytest.mark.parametrize("kind", ["JSONLines", "Parquet"])
+def test_a_field_of_weights_that_no_message_has_is_refused(
+    kind: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(
+        tokenizer, "chat_template", "{% for turn in messages %}{{ turn.content }}{% endfor %}"
+    )
+    asked = {"role": "user", "content": "a"}
+    answers = [{"role": "assistant", "content": said, "train": said == "b"} for said in ("b", "c")]
+    rows = [{"messages": [asked, answer]} for answer in answers]
+    splits = write_rows(tmp_path / "rows", kind, rows)
+    named = encoder_of(tokenizer, Columns(type="Messages", message_weight="train"))
+    kept = tokenized(splits, named, tmp_path / "tokens")
+    assert (len(kept or []), named.summary()) == (1, "2 with weights, 2 read, 1 kept, 1 without an answer")
+    other = encoder_of(tokenizer, Columns(type="Messages", message_weight="trained"))
+    with pytest.raises(DataError) as refused:
+        tokenized(splits, other, tmp_path / "others")
+    assert f"{refused.value.reason}: {refused.value.message}" == (
+        "MissingField: no message of column messages has the field trained: correct data.columns.messageWeight, or remove it"
+    )
+
+
+@pytest.mark.parametrize("kind", ["JSONLines", "Parquet"])
 def test_scores_are_no_labels(kind: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     splits = write_rows(tmp_path / "rows", kind, [row | {"thumb": 0.5} for row in rows_of("unpaired")])
     with pytest.raises(DataError) as refused:

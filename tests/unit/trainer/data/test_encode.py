@@ -112,5 +112,6 @@ def test_documents_without_a_target(tokenizer: PreTrainedTokenizerBase) -> None:
         list(encoding.kept([(Document([1, 2], None),)], [None]))
     assert (refused.value.reason, refused.value.message) == (
         "ChatTemplate",
-        f"{HIDDEN}answers cannot be told from prompts: set objective.lossOn: All or another model.chatTemplate",
+        f"{HIDDEN}answers cannot be told from prompts: set objective.lossOn: LastAnswer or All, or another model.chatTemplate, "
+        "such as one with {% generation %} blocks",
     )

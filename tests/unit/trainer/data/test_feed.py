@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.data.feed import Collator, Examples, Feed
+from finetune_trainer.train.runtime.device import Card
 from finetune_trainer.train.runtime.distributed import World
 from support import networks
 
@@ -21,6 +24,21 @@ STEPS = 3
 
 def world(rank: int = 0, size: int = 1) -> World:
     return World(rank, size, rank, size, torch.device("cpu"))
+
+
+ON_GPU = replace(world(), card=Card("NVIDIA H100", 80 * 2**30, (9, 0)))
+WIDTHS: dict[str, tuple[World, dict[str, Any], int | None]] = {
+    "packed on a GPU": (ON_GPU, {"packing": True}, 64),
+    "packed on a CPU": (world(), {"packing": True}, None),
+    "apart on a GPU": (ON_GPU, {"packing": False}, None),
+    "compiled": (world(), {"packing": False, "compile": True}, 64),
+}
+
+
+@pytest.mark.parametrize("case", WIDTHS)
+def test_rows_have_one_width_where_shapes_cost(case: str) -> None:
+    ranks, training, width = WIDTHS[case]
+    assert Collator.of(networks.recipe(Path("/base"), **training), ranks, 7) == Collator(ranks, 7, width)
 
 
 def plan_of(split: Split) -> pack.Plan:

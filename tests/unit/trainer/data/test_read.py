@@ -99,7 +99,7 @@ def test_what_is_found_must_fit_the_objective(pod: Pod, world: World, tmp_path: 
         "needs: it has text (str); name them in data.columns"
     )
     assert sentence({"lossOn": "Answer"}) == (
-        "64 RecipeRefused: objective.lossOn Answer needs data.columns of type PromptResponse or Messages: a text has no "
+        "64 RecipeRefused: objective.lossOn Answer and LastAnswer need data.columns of type PromptResponse or Messages: a text has no "
         "answer"
     )
 

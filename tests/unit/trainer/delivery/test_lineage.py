@@ -19,11 +19,17 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 DPO: Json = {"type": "DPO"}
 KTO: Json = {"type": "KTO"}
+IPO: Json = {"type": "DPO", "dpo": {"loss": "IPO"}}
+ORPO: Json = {"type": "ORPO"}
+SIMPO: Json = {"type": "SimPO"}
 TAUGHT: Json = {"type": "Distillation", "distillation": {"teacher": "/models/teacher"}}
 ALIKE: dict[str, tuple[Json, Json]] = {
     "the same objective": (TAUGHT, TAUGHT),
     "a default, written out": (DPO, DPO | {"dpo": {"beta": 0.1}}),
     "a default weight, written out": (KTO, KTO | {"kto": {"undesirableWeight": 1.0}}),
+    "a loss, written out": (DPO, DPO | {"dpo": {"loss": "Sigmoid"}}),
+    "a weight of the odds, written out": (ORPO, ORPO | {"orpo": {"weight": 0.1}}),
+    "a default margin, written out": (SIMPO, SIMPO | {"simpo": {"gamma": 0.5}}),
     "pairs that are smoothed in training alone": (DPO, DPO | {"dpo": {"labelSmoothing": 0.2}}),
     "targets that are smoothed in training alone": ({"type": "SFT"}, {"type": "SFT", "labelSmoothing": 0.2}),
     "what changes the labels alone": ({"type": "SFT"}, {"type": "SFT", "lossOn": "All"}),
@@ -32,6 +38,10 @@ OTHERWISE: dict[str, tuple[Json, Json]] = {
     "a teacher or none": ({"type": "SFT"}, TAUGHT),
     "another beta": (DPO, DPO | {"dpo": {"beta": 0.3}}),
     "another objective against the same reference": (DPO, KTO),
+    "another loss against the same reference": (DPO, IPO),
+    "another objective without a reference": (ORPO, SIMPO),
+    "another weight of the odds": (ORPO, ORPO | {"orpo": {"weight": 0.2}}),
+    "another margin": (SIMPO, SIMPO | {"simpo": {"gamma": 1}}),
     "another weight": (KTO, KTO | {"kto": {"desirableWeight": 2.0}}),
     "another revision of the teacher": (
         TAUGHT,
@@ -73,13 +83,17 @@ def test_identifiers_of_other_releases_stay(pod: Pod) -> None:
 
 
 @pytest.mark.parametrize(
-    ("objective", "same"), [({"type": "SFT"}, True), (DPO, False), (KTO, False), (TAUGHT, True)]
+    ("objective", "same"),
+    [
+        *((each, True) for each in ({"type": "SFT"}, ORPO, SIMPO, TAUGHT)),
+        *((each, False) for each in (DPO, IPO, KTO)),
+    ],
 )
 def test_the_base_model_counts_where_it_is_the_reference(pod: Pod, objective: Json, same: bool) -> None:
     assert (on(pod, objective) == on(pod, objective, base="/models/tuned")) is same
 
 
-@pytest.mark.parametrize("objective", [{"type": "SFT"}, DPO, KTO, TAUGHT])
+@pytest.mark.parametrize("objective", [{"type": "SFT"}, DPO, KTO, ORPO, SIMPO, TAUGHT])
 def test_the_split_counts_always(pod: Pod, objective: Json) -> None:
     assert on(pod, objective) != on(pod, objective, digest="d2")
 
@@ -178,9 +192,17 @@ PARAMETERS: dict[str, tuple[Json, Json]] = {
     "smoothed SFT": ({"type": "SFT", "labelSmoothing": 0.1}, {"label_smoothing": 0.1}),
     "DPO": (DPO, {"beta": 0.1}),
     "smoothed DPO": (DPO | {"dpo": {"labelSmoothing": 0.2}}, {"beta": 0.1, "label_smoothing": 0.2}),
+    "IPO": (IPO, {"beta": 0.1, "dpo_loss": "IPO"}),
+    "ORPO": (ORPO, {"odds_ratio_weight": 0.1}),
+    "SimPO": (SIMPO, {"beta": 2.0, "gamma": 0.5}),
 }
 
 
 @pytest.mark.parametrize(("objective", "expected"), PARAMETERS.values(), ids=PARAMETERS)
 def test_the_parameters_of_an_objective(pod: Pod, objective: Json, expected: Json) -> None:
     assert method_params(Recipe.model_validate(pod.recipe | {"objective": objective})) == expected
+
+
+def test_the_noise_is_a_parameter(pod: Pod) -> None:
+    noisy = pod.but({"training.neftuneAlpha": 5})
+    assert method_params(Recipe.model_validate(noisy.recipe)) == {"neftune_alpha": 5.0}

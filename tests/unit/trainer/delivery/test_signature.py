@@ -69,6 +69,21 @@ CASES: dict[str, tuple[Columns, dict[str, list[Any]], Examples]] = {
             answers=["Yes."] * 2,
         ),
     ),
+    "answers with weights and thoughts": (
+        Columns(type="Messages", message_weight="train"),
+        {
+            "messages": [
+                [
+                    *ASKED,
+                    ANSWERED[1] | {"train": True, "weight": "0", "thinking": "Red?"},
+                    *ASKED,
+                    ANSWERED[1],
+                ]
+            ]
+            * 3
+        },
+        Examples(chat=True, requests=[{"messages": [*ANSWERED, *ASKED]}] * 2, answers=["Yes."] * 2),
+    ),
     "conversations": (
         Columns(type="Messages"),
         # A field that some messages have stands as null in the others.

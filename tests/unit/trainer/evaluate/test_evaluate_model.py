@@ -15,6 +15,7 @@ from finetune_trainer.artifacts import Source
 from finetune_trainer.evaluate import loss, model
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.train.data.dataset import Split
+from finetune_trainer.train.model.new_tokens import NewTokens
 from support import networks
 from support.cells import WARNINGS
 from support.evaluations import save_adapter
@@ -49,6 +50,20 @@ def test_the_loss_is_that_of_transformers(base_model: Path, tmp_path: Path, kind
         found = [loss.mean(network, split, batch_size=size, pad_id=0, device=CPU) for size in (1, 3)]
     expected = plain_loss(auto.from_pretrained(folder).eval(), split)
     assert found == pytest.approx([expected] * 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["", "LoRA"])
+def test_the_base_has_rows_for_new_tokens(base_model: Path, tmp_path: Path, kind: str) -> None:
+    folder = save_adapter(base_model, tmp_path / "adapter", kind) if kind else base_model
+    source, spec = artifacts.fetch(str(folder), tmp_path / "unused"), networks.recipe(base_model).model
+    with model.loaded(source, spec, model.BASE, CPU) as network:
+        known = network.vocabulary
+        expected = network.base(torch.tensor([[5, 7]])).logits
+    new = NewTokens((known, known + 1))
+    with model.loaded(source, spec, model.BASE, CPU, new) as network:
+        found = network.base(torch.tensor([[5, 7, known + 1]])).logits
+    assert found.shape[-1] == known + 2
+    torch.testing.assert_close(found[:, :2, :known], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_model_leaves_the_memory(base_model: Path, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Evalua
         told = tmp_path / "termination.json"
         told.unlink(missing_ok=True)
         usual = {
-            "HYPERPARAMETERS_PATH": str(tmp_path / "recipe.yaml"),
+            "FINETUNE_RECIPE": str(tmp_path / "recipe.yaml"),
             "FINETUNE_TERMINATION_PATH": str(told),
             "FINETUNE_MLFLOW_PATIENCE_SECONDS": "60",
         }

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from finetune_crds.training import SoftPrompt
+from finetune_crds.training import Method, SoftPrompt
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.tokenizer import load_tokenizer
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import adapt
 from finetune_trainer.train.model.network import trained
+from finetune_trainer.train.model.new_tokens import NewTokens
 from support import networks
 
 if TYPE_CHECKING:
@@ -209,16 +210,93 @@ def test_a_prefix_begins_small(base_model: Path, world: World) -> None:
     assert found.std().item() == pytest.approx(0.02, rel=0.1)
 
 
-def test_an_unknown_target_module_is_refused_with_the_known_names(base_model: Path, world: World) -> None:
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "an unknown target": (
+        "LoRA",
+        {"targetModules": ["q_proj", "qkv"]},
+        "method.lora.targetModules qkv is not a linear layer of the model: it has down_proj, gate_proj, k_proj, "
+        "lm_head, o_proj, q_proj, up_proj, v_proj",
+    ),
+    "an unknown layer": (
+        "LoRA",
+        {"modulesToSave": ["lm_head", "mlp"]},
+        "method.lora.modulesToSave mlp is not a layer of the model: it has down_proj, embed_tokens, gate_proj, "
+        "input_layernorm, k_proj, lm_head, norm, o_proj, post_attention_layernorm, q_proj, up_proj, v_proj",
+    ),
+    "a layer in four bits": (
+        "QLoRA",
+        {"modulesToSave": ["lm_head", "v_proj"]},
+        "method.lora.modulesToSave v_proj has four bits with method QLoRA, which cannot be trained: remove it, or set "
+        "method.type LoRA",
+    ),
+    "no biases": (
+        "LoRA",
+        {"bias": "All"},
+        "method.lora.bias All trains biases, and the model has none: remove it",
+    ),
+    "no biases of its layers": (
+        "DoRA",
+        {"bias": "LoraOnly"},
+        "method.lora.bias LoraOnly trains biases, and its adapted layers have none: remove it",
+    ),
+}
+
+
+@pytest.mark.parametrize(("method", "lora", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_a_model_does_not_have_is_refused(
+    *, method: str, lora: dict[str, Any], message: str, base_model: Path, world: World
+) -> None:
     from finetune_trainer.train.model import load
 
-    recipe = networks.recipe(
-        base_model, method={"type": "LoRA", "lora": {"targetModules": ["q_proj", "qkv"]}}
-    )
+    recipe = networks.recipe(base_model, method={"type": method, "lora": lora})
     model = load.skeleton(recipe, base_model, world)
     with pytest.raises(RecipeRefusedError) as refused:
         adapt.adapt(model, recipe.method, recipe.model.base)
+    assert refused.value.message == message
+
+
+def test_an_adapter_of_an_output_layer_with_new_tokens_is_refused(base_model: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(base_model)
+    for tied in (True, False):
+        config.tie_word_embeddings = tied
+        model = AutoModelForCausalLM.from_config(config)
+        with pytest.raises(RecipeRefusedError) as refused:
+            adapt.adapt(model, low_rank(targetModules=["q_proj", "lm_head"]), "org/base", NewTokens((3,)))
+        assert refused.value.message == (
+            "method.lora.targetModules lm_head is the output layer, which gets rows for model.newTokens: name it in "
+            "method.lora.modulesToSave instead"
+        )
+
+
+def low_rank(**lora: Any) -> Method:
+    return Method.model_validate({"type": "LoRA", "lora": lora})
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out:UserWarning")
+@pytest.mark.parametrize(
+    "names", [["wte"], ["transformer.wte"], ["lm_head"], ["wte", "lm_head"]], ids="-".join
+)
+def test_a_tied_layer_is_trained_at_both_ends_whatever_its_name(names: list[str]) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=1, n_head=2))
+    adapted: Any = adapt.adapt(model, low_rank(modulesToSave=names), "org/base")
+    base = adapted.get_base_model()
+    ends = [end.modules_to_save["default"].weight for end in (base.transformer.wte, base.lm_head)]
+    assert ends[0] is ends[1]
+    assert ends[0].requires_grad
+
+
+def test_a_tied_layer_that_peft_would_untie_is_refused() -> None:
+    from transformers import BertConfig, BertLMHeadModel
+
+    sizes = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = BertLMHeadModel(BertConfig(**sizes, intermediate_size=32, is_decoder=True))
+    with pytest.warns(UserWarning, match="no tied modules"), pytest.raises(RecipeRefusedError) as refused:
+        adapt.adapt(model, low_rank(modulesToSave=["word_embeddings"]), "org/base")
     assert refused.value.message == (
-        "method.lora.targetModules qkv is not a linear layer of the model: it has down_proj, gate_proj, k_proj, "
-        "lm_head, o_proj, q_proj, up_proj, v_proj"
+        "method.lora.modulesToSave names one of bert.embeddings.word_embeddings and cls.predictions.decoder, which share a weight "
+        "that peft does not train for both of them: remove it, or set method.type Full"
     )

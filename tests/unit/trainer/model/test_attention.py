@@ -16,6 +16,7 @@ from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import attention, load
 from finetune_trainer.train.model.network import Network
 from finetune_trainer.train.objectives.sft import Sft
+from finetune_trainer.train.runtime.device import Card
 from finetune_trainer.train.runtime.distributed import World
 from support import networks
 
@@ -113,7 +114,7 @@ def made(config: Any, *, isolated: bool) -> Any:
             # Larger than at the start of a training, so that what is attended to shows.
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
     if isolated:
-        attention.isolate(model, cuda=False, half=False, soft_prompt=False)
+        attention.isolate(model, card=None, half=False, soft_prompt=False)
     else:
         model.set_attn_implementation("eager")
     return model
@@ -228,11 +229,11 @@ def test_what_cannot_be_isolated_keeps_its_own_attention(
     expected: bool,
 ) -> None:
     monkeypatch.setattr(attention, "varlen_attention", lambda: object() if varlen else None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    card = Card("H100", 80 * 2**30, (9, 0)) if cuda else None
     model = load.empty(tiny(kind, HEAD_OF_8), torch.float32, trust=False)
-    assert attention.isolate(model, cuda=cuda, half=half, soft_prompt=soft_prompt) == expected
-    assert (model.config._attn_implementation == attention.NAME) == expected
+    assert attention.isolate(model, card=card, half=half, soft_prompt=soft_prompt) == expected
+    name = attention.NAME_ON_GPU if cuda else attention.NAME
+    assert (model.config._attn_implementation == name) == expected
 
 
 @pytest.mark.parametrize(

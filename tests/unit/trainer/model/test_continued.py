@@ -18,6 +18,7 @@ from finetune_trainer.train import build
 from finetune_trainer.train.checkpoint.shards import trained_state
 from finetune_trainer.train.model import continued, merge
 from support import networks
+from support.model_files import with_biases
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,15 +56,35 @@ def recipe(adapter: Path, method: str = "LoRA") -> Recipe:
     return found.model_copy(update={"model": found.model.model_copy(update={"adapter": "Continue"})})
 
 
-CASES: dict[str, tuple[str, Json]] = {
-    "LoRA": ("LoRA", {}),
-    "rsLoRA": ("LoRA", {"use_rslora": True, "lora_dropout": 0.1}),
-    "DoRA": ("DoRA", {"use_dora": True}),
+# What peft has, and the fields that say it.
+CASES: dict[str, tuple[str, Json, Json]] = {
+    "LoRA": ("LoRA", {}, {}),
+    "rsLoRA": (
+        "LoRA",
+        {"use_rslora": True, "lora_dropout": 0.1},
+        {"scaling": "RankStabilized", "dropout": 0.1},
+    ),
+    "DoRA": ("DoRA", {"use_dora": True}, {}),
+    "whole layers": (
+        "LoRA",
+        {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+        {"modulesToSave": ["embed_tokens", "model.embed_tokens"]},
+    ),
+    "biases": (
+        "LoRA",
+        {"bias": "all", "modules_to_save": ["lm_head"]},
+        {"bias": "All", "modulesToSave": ["lm_head"]},
+    ),
+    "biases of its layers": ("DoRA", {"use_dora": True, "bias": "lora_only"}, {"bias": "LoraOnly"}),
 }
 
 
-@pytest.mark.parametrize(("method", "changes"), CASES.values(), ids=CASES)
-def test_it_begins_as_it_ended(method: str, changes: Json, base_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("method", "changes", "fields"), CASES.values(), ids=CASES)
+def test_it_begins_as_it_ended(
+    method: str, changes: Json, fields: Json, base_model: Path, tmp_path: Path
+) -> None:
+    if "bias" in changes:
+        base_model = with_biases(base_model, tmp_path / "base")
     adapter = save_adapter(base_model, tmp_path / "adapter", **changes)
     asked = recipe(adapter, method)
     with networks.alone() as world:
@@ -75,7 +96,7 @@ def test_it_begins_as_it_ended(method: str, changes: Json, base_model: Path, tmp
             "rank": 4,
             "alpha": 6,
             "targetModules": ["down_proj", "q_proj"],
-            **({"scaling": "RankStabilized", "dropout": 0.1} if "use_rslora" in changes else {}),
+            **fields,
         }
         tokenizer = load_tokenizer(known.model, base_model)
         network = build.network(known, base_model, tokenizer, world, tmp_path / "teacher", going_on=fetched)
@@ -93,8 +114,8 @@ REFUSED: dict[str, tuple[str, Json, str]] = {
     "another method": ("LoRA", {"use_dora": True}, "is not an adapter of method LoRA: set method.type DoRA"),
     "another method yet": ("DoRA", {}, "is not an adapter of method DoRA: set method.type LoRA or QLoRA"),
     "more than layers": (
-        "LoRA", {"bias": "all", "rank_pattern": {"q_proj": 2}},
-        "has bias, rank_pattern, which cannot be trained here: set model.adapter Merge",
+        "LoRA", {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 2}},
+        "has rank_pattern, alpha_pattern, which cannot be trained here: set model.adapter Merge",
     ),
     "a base that it changed": (
         "LoRA", {"init_lora_weights": "pissa"}, "has init_lora_weights, which cannot be trained here: set model.adapter Merge",
@@ -114,6 +135,19 @@ def test_an_adapter_that_cannot_go_on_is_refused(
     with pytest.raises(PodFailure) as refused:
         continued.with_parameters(recipe(adapter, method), adapter)
     assert refused.value.message == f"model.base {adapter} {what}"
+
+
+def test_an_adapter_may_name_more_layers_than_a_recipe(base_model: Path, tmp_path: Path) -> None:
+    adapter = save_adapter(base_model, tmp_path / "adapter")
+    path = adapter / "adapter_config.json"
+    targets, whole = (
+        sorted(f"model.layers.{layer}.{name}" for layer in range(40)) for name in ("mlp.up", "mlp.gate")
+    )
+    config = json.loads(path.read_text()) | {"target_modules": targets, "modules_to_save": whole}
+    path.write_text(json.dumps(config))
+    found = continued.with_parameters(recipe(adapter), adapter).method.lora
+    assert found is not None
+    assert (found.target_modules, found.modules_to_save) == (targets, whole)
 
 
 def test_a_prompt_a_pattern_and_a_plain_model_are_refused(base_model: Path, tmp_path: Path) -> None:

@@ -54,24 +54,29 @@ def test_weights_are_those_of_from_pretrained(
 
 
 @pytest.mark.parametrize(
-    ("method", "precision", "frozen", "trained"),
+    ("method", "precision", "kept", "frozen", "trained"),
     [
-        ("Full", "BF16", set(), {torch.float32}),
-        ("LoRA", "BF16", {torch.bfloat16}, {torch.float32}),
-        ("LoRA", "FP32", {torch.float32}, {torch.float32}),
-        ("DoRA", "BF16", {torch.bfloat16}, {torch.float32}),
+        ("Full", "BF16", "FP32", set(), {torch.float32}),
+        ("Full", "BF16", "BF16", set(), {torch.bfloat16}),
+        ("LoRA", "BF16", "FP32", {torch.bfloat16}, {torch.float32}),
+        ("LoRA", "FP16", "FP32", {torch.float16}, {torch.float32}),
+        ("LoRA", "FP32", "FP32", {torch.float32}, {torch.float32}),
+        ("DoRA", "BF16", "FP32", {torch.bfloat16}, {torch.float32}),
     ],
 )
-def test_what_is_trained_is_kept_in_fp32(
+def test_what_is_trained_is_kept_in_fp32_unless_the_optimizer_rounds(
     *,
     base_model: Path,
     world: World,
     method: str,
     precision: str,
+    kept: str,
     frozen: set[torch.dtype],
     trained: set[torch.dtype],
 ) -> None:
-    recipe = networks.recipe(base_model, method={"type": method}, precision=precision)
+    recipe = networks.recipe(
+        base_model, method={"type": method}, precision=precision, optimizer={"weights": kept}
+    )
     weights = list(networks.build(recipe, base_model, world).parameters())
     assert {weight.dtype for weight in weights if not weight.requires_grad} == frozen
     assert {weight.dtype for weight in weights if weight.requires_grad} == trained

@@ -14,6 +14,7 @@ from finetune_trainer.origin import Origin
 from finetune_trainer.outcome import PodFailure
 from finetune_trainer.train.model import merge
 from support import networks
+from support.model_files import with_biases
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,12 +27,15 @@ CASES: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "LoRA in fp32": (torch.float32, {}),
     "rsLoRA": (torch.bfloat16, {"use_rslora": True}),
     "DoRA": (torch.bfloat16, {"use_dora": True}),
+    "biases": (torch.bfloat16, {"bias": "lora_only"}),
     "whole modules": (torch.bfloat16, {"modules_to_save": ["lm_head"]}),
 }
 
 
 def adapted(base: Path, folder: Path, dtype: torch.dtype, changes: dict[str, Any]) -> Path:
     """A copy of the base in `folder/base`, stored in a type, and an adapter of it, which says something, in `folder`."""
+    if "bias" in changes:
+        base = with_biases(base, folder.with_name("biased"))
     model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
     if "modules_to_save" in changes:
         model.config.tie_word_embeddings = False
@@ -64,6 +68,39 @@ def test_weights_are_summed_in_fp32_and_rounded_once(case: str, base_model: Path
         name.split(".")[-2] for name, weight in found.state_dict().items() if weight.ne(before[name]).any()
     }
     assert changed == {"q_proj", "down_proj", *changes.get("modules_to_save", [])}
+
+
+# Adapters that tell an output layer from the embedding that it shares its weight with.
+APART: dict[str, dict[str, Any]] = {
+    "of the output layer": {"target_modules": ["q_proj", "lm_head"]},
+    "of the embedding": {"target_modules": ["q_proj", "embed_tokens"]},
+    "a whole embedding": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+}
+
+
+@pytest.mark.filterwarnings("ignore:Input and output embeddings are no longer tied:UserWarning")
+@pytest.mark.filterwarnings("ignore:Model (has|with) `tie_word_embeddings=True`:UserWarning")
+@pytest.mark.parametrize("changes", APART.values(), ids=APART)
+def test_what_a_tied_base_says_with_an_adapter_it_says_merged(
+    changes: dict[str, Any], base_model: Path, tmp_path: Path
+) -> None:
+    adapter = tmp_path / "adapter"
+    wrapped = peft.get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base_model),
+        peft.LoraConfig(task_type="CAUSAL_LM", r=4, **changes),
+    )
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for weight in wrapped.parameters():
+            if weight.requires_grad:
+                weight.add_(torch.randn_like(weight), alpha=0.1)
+    wrapped.save_pretrained(adapter, save_embedding_layers=False)
+    merge.into(base_model, adapter, networks.recipe(adapter).model, tmp_path / "merged")
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    assert not found.config.tie_word_embeddings
+    tokens = torch.arange(5, 25)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(found(tokens).logits, wrapped.eval()(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_a_base_that_an_adapter_is_to_name_has_a_digest(base_model: Path, tmp_path: Path) -> None:

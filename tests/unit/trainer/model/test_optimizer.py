@@ -1,8 +1,9 @@
-"""The optimizer: its steps are those of plain AdamW, and one whose gradients are not finite changes nothing."""
+"""The optimizer: steps of AdamW are those of torch, and a step of any whose gradients are not finite changes nothing."""
 
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from finetune_crds.training import Training
+from finetune_trainer.train.model import optimizer as module
 from finetune_trainer.train.model.optimizer import Optimizer
 from finetune_trainer.train.model.schedule import Schedule
 
@@ -44,34 +46,72 @@ def test_each_step_is_that_of_plain_adamw(spec: dict[str, float], expected: dict
         for group in plain.param_groups:
             group["lr"] = schedule.at(step)
         plain.step()
-        assert optimizer.step(step).item()
+        assert optimizer.step(step)[0].item()
         torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-5, atol=1e-7)
 
 
-def with_gradients(network: nn.Module, value: float) -> None:
+def with_gradients(network: nn.Module) -> None:
     for weight in network.parameters():
-        weight.grad = torch.full_like(weight, value)
+        weight.grad = torch.randn_like(weight)
+
+
+# Optimizers that skip a step in ways of their own, over weights of a type.
+KINDS: dict[str, tuple[dict[str, Any], torch.dtype]] = {
+    "AdamW": ({}, torch.float32),
+    "AdamW of bf16 weights": ({"weights": "BF16"}, torch.bfloat16),
+    "AdamW8bit": ({"type": "AdamW8bit"}, torch.float32),
+    "Muon": ({"type": "Muon"}, torch.float32),
+}
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
-def test_a_step_with_broken_gradients_changes_nothing(broken: float) -> None:
+@pytest.mark.parametrize(("spec", "dtype"), KINDS.values(), ids=KINDS)
+def test_a_step_with_broken_gradients_changes_nothing(
+    spec: dict[str, Any], dtype: torch.dtype, broken: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
-    optimizer = Optimizer(network, Training(), 10)
-    with_gradients(network, 0.5)
-    assert optimizer.step(0).item()
+    network = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)).to(dtype)
+    monkeypatch.setattr(module, "matrices", lambda _network: [network[0].weight])
+    optimizer = Optimizer(network, Training.model_validate({"optimizer": spec}), 10)
+    with_gradients(network)
+    assert optimizer.step(0)[0].item()
     norm = optimizer.grad_norm()
-    before = copy.deepcopy((network.state_dict(), optimizer.adamw.state_dict()["state"]))
+    before = copy.deepcopy((network.state_dict(), [part.state_dict()["state"] for part in optimizer.parts]))
 
-    with_gradients(network, 0.5)
+    with_gradients(network)
     first = next(network.parameters())
     assert first.grad is not None
     first.grad.view(-1)[0] = broken
-    assert not optimizer.step(1).item()
-    after = (network.state_dict(), optimizer.adamw.state_dict()["state"])
+    assert [found.item() for found in optimizer.step(1)] == [False, True]
+    after = (network.state_dict(), [part.state_dict()["state"] for part in optimizer.parts])
     torch.testing.assert_close(after, before, rtol=0, atol=0)
     assert (optimizer.grad_norm(), first.grad) == (norm, None)
 
-    with_gradients(network, 0.5)
-    assert optimizer.step(2).item()
-    assert {int(state["step"]) for state in optimizer.adamw.state.values()} == {2}
+    with_gradients(network)
+    assert optimizer.step(2)[0].item()
+    steps = {
+        int(state["step"]) for part in optimizer.parts for state in part.state.values() if "step" in state
+    }
+    assert steps == {2}
+    assert not torch.equal(network.state_dict()["0.weight"], before[0]["0.weight"])
+
+
+def test_gradients_of_a_scaled_loss_are_clipped_without_the_scale() -> None:
+    torch.manual_seed(0)
+    ours = nn.Linear(4, 4)
+    theirs = copy.deepcopy(ours)
+    found = []
+    for network, precision in ((ours, "FP16"), (theirs, "FP32")):
+        training = Training.model_validate({"precision": precision, "maxGradNorm": 0.1})
+        optimizer = Optimizer(network, training, 10)
+        optimizer.scaled(network(torch.ones(1, 4)).square().sum()).backward()
+        optimizer.step(0)
+        found.append((optimizer.grad_norm(), optimizer.scale()))
+    # The scale is a power of two.
+    assert found[0][0] == found[1][0]
+    assert [scale for _, scale in found] == [2.0**16, None]
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
+    optimizer = Optimizer(ours, Training.model_validate({"precision": "FP16"}), 10)
+    (optimizer.scaled(ours(torch.ones(1, 4)).sum()) * math.inf).backward()
+    assert [found.item() for found in optimizer.step(0)] == [False, False]
+    assert optimizer.scale() == 2.0**15

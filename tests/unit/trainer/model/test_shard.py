@@ -9,7 +9,7 @@ import pytest
 
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.train.model import shard
-from finetune_trainer.train.model.optimizer import adamw
+from finetune_trainer.train.model.optimizer import optimizers
 from support import networks
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ def test_compilation_needs_a_compiler(
 def test_biases_and_norms_do_not_decay(one_layer: Path, world: World) -> None:
     recipe = networks.recipe(one_layer, weightDecay=0.1, learningRate=1e-3)
     network = networks.build(recipe, one_layer, world)
-    groups = adamw(network, recipe.training).param_groups
+    (adamw,) = optimizers(network, recipe.training)
+    groups = adamw.param_groups
     by_identity = {id(weight): name for name, weight in network.named_parameters()}
     decay = {by_identity[id(weight)]: group["weight_decay"] for group in groups for weight in group["params"]}
     assert set(decay) == set(by_identity.values())
@@ -57,9 +58,8 @@ def test_biases_and_norms_do_not_decay(one_layer: Path, world: World) -> None:
 def test_what_is_frozen_is_not_optimised(one_layer: Path, world: World, method: str) -> None:
     recipe = networks.recipe(one_layer, method={"type": method}, packing=method == "LoRA")
     network = networks.build(recipe, one_layer, world)
-    optimised = {
-        id(weight) for group in adamw(network, recipe.training).param_groups for weight in group["params"]
-    }
+    (adamw,) = optimizers(network, recipe.training)
+    optimised = {id(weight) for group in adamw.param_groups for weight in group["params"]}
     names = {name for name, weight in network.named_parameters() if id(weight) in optimised}
     part = "lora_" if method == "LoRA" else "prompt_encoder"
     assert names == {name for name, _ in network.named_parameters() if part in name}

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import peft
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -41,6 +42,46 @@ def test_flops_are_those_of_the_formula() -> None:
     parameters = sum(weight.numel() for weight in made.parameters())
     assert flops.of(100, 0) == 6 * parameters * 100
     assert flops.of(0, 100) == 12 * 3 * 32 * 100
+
+
+@pytest.mark.filterwarnings(networks.PEFT_WARNINGS[0])
+def test_a_layer_that_is_trained_whole_computes_once() -> None:
+    low_rank = {"target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+    whole = {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}
+    adapted = [peft.get_peft_model(model(), peft.LoraConfig(**low_rank, **more)) for more in ({}, whole)]
+    flops = [speed.Flops(Network(each, Sft())).of(100, 0) for each in (model(), *adapted)]
+    # What is trained has gradients too, and what is frozen has none.
+    assert flops[1] < flops[2] < flops[0]
+
+
+def mixture() -> Any:
+    """Four experts, of which a token uses two; the embedding is not the output layer."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    return MixtralForCausalLM(
+        MixtralConfig(
+            vocab_size=96,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            tie_word_embeddings=False,
+        )
+    )
+
+
+def test_flops_leave_out_what_multiplies_nothing() -> None:
+    made = mixture()
+    sizes = {name: weight.numel() for name, weight in made.named_parameters()}
+    experts = sum(size for name, size in sizes.items() if ".experts." in name)
+    assert experts == 2 * 4 * 3 * 32 * 64
+    used = sum(sizes.values()) - experts // 2 - 96 * 32
+    assert speed.Flops(Network(made, Sft())).of(1, 0) == 6 * used
+    # The gradients of frozen weights are not computed.
+    assert speed.Flops(Network(made.requires_grad_(False), Sft())).of(1, 0) == 4 * used
 
 
 def test_flops_are_about_what_torch_counts() -> None:

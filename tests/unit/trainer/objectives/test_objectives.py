@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from types import MethodType, SimpleNamespace
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,88 +15,39 @@ from torch.utils._pytree import tree_leaves
 from transformers.trainer_pt_utils import LabelSmoother
 
 from finetune_crds import contract
-from finetune_crds.training import Distillation as DistillationSpec
-from finetune_crds.training import Kto as KtoSpec
+from finetune_crds.objective import Distillation as DistillationSpec
+from finetune_crds.objective import Kto as KtoSpec
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model import attention, chunks
+from finetune_trainer.train.model import chunks
 from finetune_trainer.train.model.network import Network
-from finetune_trainer.train.objectives.answers import reference_of
+from finetune_trainer.train.objectives.answers import OfAnswers, reference_of
 from finetune_trainer.train.objectives.distillation import Distillation, TeacherStates
-from finetune_trainer.train.objectives.dpo import Dpo
+from finetune_trainer.train.objectives.dpo import Dpo, Ipo
 from finetune_trainer.train.objectives.kto import Kto
+from finetune_trainer.train.objectives.orpo import Orpo
 from finetune_trainer.train.objectives.sft import Sft
+from finetune_trainer.train.objectives.simpo import Simpo
 from support import networks
+from support.losses import (
+    BETA,
+    VOCABULARY,
+    batch_of,
+    check,
+    gradients,
+    isolated,
+    learned_from,
+    model,
+    padded,
+    trl_trainer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from finetune_trainer.train.data.dataset import Split
 
-VOCABULARY, PAIRS, BETA = 96, 3, 0.3
+PAIRS = 3
 JUDGED, KTO = 8, KtoSpec(beta=BETA, desirable_weight=1.5, undesirable_weight=0.5)
-
-
-def model(seed: int = 0, vocabulary: int = VOCABULARY, *, tied: bool = True) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(seed)
-    made = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=vocabulary,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            tie_word_embeddings=tied,
-            max_position_embeddings=128,
-        )
-    )
-    with torch.no_grad():
-        for weight in made.parameters():
-            weight.add_(torch.randn_like(weight), alpha=0.1)
-    return made
-
-
-def isolated(made: Any) -> Any:
-    attention.isolate(made, cuda=False, half=False, soft_prompt=False)
-    return made
-
-
-def batch_of(split: Split) -> pack.Batch:
-    rows = pack.sequences(split.lengths, max_length=64, packing=True)
-    return pack.collate(split, rows, pad_id=0)
-
-
-def padded(split: Split, documents: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A row a document as other trainers have them: ids, whether a token is learned, and whether it is there."""
-    parts = [slice(*split.offsets[number : number + 2]) for number in documents]
-    ids = [torch.from_numpy(split.tokens[part]).long() for part in parts]
-    learned = [torch.from_numpy(split.loss_mask[part]) for part in parts]
-    there = [torch.ones_like(row) for row in ids]
-    padded_rows = [torch.nn.utils.rnn.pad_sequence(rows, batch_first=True) for rows in (ids, learned, there)]
-    return padded_rows[0], padded_rows[1], padded_rows[2]
-
-
-def gradients(made: Any) -> dict[str, torch.Tensor]:
-    return {name: weight.grad.clone() for name, weight in made.named_parameters()}
-
-
-def learned_from(
-    objective: Any, made: Any, batch: pack.Batch
-) -> tuple[float, dict[str, torch.Tensor], torch.Tensor]:
-    """Mean loss of a batch, its gradients, and metrics."""
-    network = Network(made, objective)
-    loss, metrics = network(batch)
-    mean = loss / objective.count(batch)
-    mean.backward()
-    return mean.item(), gradients(made), metrics
-
-
-def check(found: tuple[float, dict[str, torch.Tensor], Any], loss: torch.Tensor, reference: Any) -> None:
-    loss.backward()
-    assert found[0] == pytest.approx(loss.item(), rel=1e-4)
-    torch.testing.assert_close(found[1], gradients(reference), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -147,79 +98,6 @@ def test_evaluation_losses_are_without_label_smoothing(made: Callable[[float], A
     assert plain[0] == pytest.approx(plain[1], rel=1e-6)
     assert smoothed[1] == plain[1]
     assert abs(smoothed[0] - plain[0]) > 1e-3
-
-
-def trl_trainer(policy: Any, reference: Any, metrics: Any, **own: Any) -> SimpleNamespace:
-    """What the methods of TRL's trainers take of the trainer."""
-    return SimpleNamespace(
-        model=policy,
-        ref_model=reference,
-        accelerator=SimpleNamespace(
-            device="cpu", gather=lambda value: value, gather_for_metrics=lambda value: value
-        ),
-        args=SimpleNamespace(gradient_checkpointing_kwargs=None),
-        aux_loss_enabled=False,
-        precompute_ref_logps=False,
-        beta=BETA,
-        _metrics=metrics,
-        _total_train_tokens=0,
-        _tp_size=1,
-        **own,
-    )
-
-
-def trl_dpo(
-    policy: Any, reference: Any, split: Split, loss_type: str, smoothing: float
-) -> tuple[torch.Tensor, dict[str, list[float]]]:
-    """What TRL's DPOTrainer computes of a batch: its own method, with what that takes of the trainer."""
-    from trl import DPOTrainer
-    from trl.trainer.utils import add_fused_lm_head
-
-    for each in (policy, reference):
-        add_fused_lm_head(each, outputs=("log_probs", "entropy", "mean_logits", "is_top1"))
-    pairs = range(len(split))
-    ids, learned, there = padded(split, [*(2 * at for at in pairs), *(2 * at + 1 for at in pairs)])
-    learned[:, 0] = False
-    metrics: dict[str, dict[str, list[float]]] = {"train": defaultdict(list)}
-    trainer = trl_trainer(
-        policy,
-        reference,
-        metrics,
-        ld_alpha=None,
-        f_divergence_type="reverse_kl",
-        loss_types=[loss_type],
-        loss_weights=[1.0],
-        label_smoothing=smoothing,
-        use_weighting=False,
-    )
-    inputs = {"input_ids": ids, "attention_mask": there, "completion_mask": learned.long()}
-    return DPOTrainer._compute_loss(trainer, policy, inputs, False), metrics["train"]
-
-
-# TRL's sigmoid loss has no label smoothing. Its aot loss has it, and sorts the pairs of a batch: of one pair, it is conservative DPO.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize(
-    ("pairs", "loss_type", "smoothing"), [(PAIRS, "sigmoid", 0.0), (1, "aot", 0.0), (1, "aot", 0.2)]
-)
-def test_dpo_is_the_loss_of_trl(pairs: int, loss_type: str, smoothing: float) -> None:
-    """Trap 7: the reference is the model before its first step, and needs no second model in memory."""
-    split = networks.random_split(documents=2, examples=pairs, vocabulary=VOCABULARY)
-    policy = isolated(model())
-    with networks.alone() as world:
-        network = Network(policy, Dpo(BETA))
-        values = reference_of(network, [batch_of(split)], world, pairs)
-        assert isinstance(network.objective, Dpo)
-    split = dataclasses.replace(split, reference=values)
-    # The policy has learned something since.
-    policy.load_state_dict(model(seed=1).state_dict())
-    found = learned_from(Dpo(BETA, smoothing), policy, batch_of(split))
-    theirs = model(seed=1).train()
-    loss, metrics = trl_dpo(theirs, model().eval(), split, loss_type, smoothing)
-    check(found, loss, theirs)
-    margins, right = (found[2] / pairs).tolist()
-    assert [margins, right] == pytest.approx(
-        [metrics["rewards/margins"][0], metrics["rewards/accuracies"][0]], rel=1e-4
-    )
 
 
 def trl_kto(policy: Any, reference: Any, split: Split) -> tuple[torch.Tensor, dict[str, list[float]]]:
@@ -327,6 +205,18 @@ def dpo() -> tuple[Any, pack.Batch]:
     return Dpo(BETA), batch_of(dataclasses.replace(split, reference=reference))
 
 
+def ipo() -> tuple[Any, pack.Batch]:
+    return Ipo(BETA), dpo()[1]
+
+
+def orpo() -> tuple[Any, pack.Batch]:
+    return Orpo(BETA), dpo()[1]
+
+
+def simpo() -> tuple[Any, pack.Batch]:
+    return Simpo(BETA, 0.5), dpo()[1]
+
+
 def kto() -> tuple[Any, pack.Batch]:
     split = networks.random_split(documents=2, examples=JUDGED, vocabulary=VOCABULARY)
     reference = torch.full((JUDGED, 2), -60.0).numpy()
@@ -339,7 +229,10 @@ def distillation() -> tuple[Any, pack.Batch]:
     return Distillation(spec, teacher), batch_of(networks.random_split(vocabulary=VOCABULARY))
 
 
-@pytest.mark.parametrize("made", [sft, smoothed_sft, dpo, kto, distillation])
+MADE = [sft, smoothed_sft, dpo, ipo, orpo, simpo, kto, distillation]
+
+
+@pytest.mark.parametrize("made", MADE)
 def test_chunks_change_neither_loss_nor_gradients(
     made: Callable[[], tuple[Any, pack.Batch]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,7 +248,7 @@ def test_chunks_change_neither_loss_nor_gradients(
         torch.testing.assert_close(slopes, found[-1][1], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("made", [sft, smoothed_sft, dpo, kto, distillation])
+@pytest.mark.parametrize("made", MADE)
 def test_a_batch_without_targets_has_a_loss_of_nothing(made: Callable[[], tuple[Any, pack.Batch]]) -> None:
     """With which a rank keeps the others company: the same collectives, and gradients of zero."""
     objective, full = made()
@@ -395,11 +288,11 @@ class Largest(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("objective", [Sft(), Sft(0.2), Dpo(BETA), Kto(KTO)])
+@pytest.mark.parametrize("objective", [Sft(), Sft(0.2), Dpo(BETA), Orpo(BETA), Kto(KTO)])
 def test_the_whole_matrix_of_logits_is_never_made(objective: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary = 50_000
     monkeypatch.setattr(chunks, "CHUNK_NUMBERS", 16 * vocabulary)
-    pairs = 2 if objective.has_reference else 1
+    pairs = 2 if isinstance(objective, OfAnswers) else 1
     split = networks.random_split(documents=pairs, examples=16 // pairs, vocabulary=vocabulary)
     split = dataclasses.replace(split, reference=torch.zeros(len(split), 2).numpy() if pairs == 2 else None)
     batch = batch_of(split)

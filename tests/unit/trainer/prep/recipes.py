@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
 from finetune_crds.recipe import Recipe
-from finetune_crds.training import COLUMNS_OF_OBJECTIVE
 from finetune_trainer.prep import pipeline
 from finetune_trainer.prep.plan import request
 from finetune_trainer.prep.progress import Progress

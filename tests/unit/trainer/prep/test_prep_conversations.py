@@ -82,7 +82,7 @@ ROWS: list[Json] = [
 ]
 AS_TEXT: list[Json] = [
     {
-        "messages": json.dumps(row["messages"]),
+        "messages": json.dumps([turn | {"learned": True} for turn in row["messages"]]),
         "tools": json.dumps(row["tools"]) if row["tools"] else row["tools"],
     }
     for row in ROWS
@@ -153,18 +153,26 @@ def test_training_reads_what_the_template_makes_of_the_source(
     preparing: Callable[[str], Preparer], name: str, rows: list[Json]
 ) -> None:
     preparer = preparing(TEMPLATES[name])
-    result = preparer(rows, columns=WITH_TOOLS)
+    named = {"messageWeight": "learned"} if rows is AS_TEXT else {}
+    result = preparer(rows, columns=WITH_TOOLS | named)
     trained = Trained(result, preparer.folder / "model", WITH_TOOLS)
     wanted = [chat_templates.render(trained.tokenizer, row["messages"], row["tools"]) for row in ROWS]
     assert sorted(trained.texts) == sorted(wanted)
     assert sorted(trained.tokens) == counted(result)
 
 
-def test_calls_and_answers_are_learned_and_results_are_not(
+def test_calls_and_answers_are_learned_and_neither_results_nor_answers_of_weight_0(
     preparing: Callable[[str], Preparer],
 ) -> None:
-    preparer = preparing(HERMES)
-    result = preparer(ROWS[:1], columns=WITH_TOOLS)
+    preparer, more = (
+        preparing(HERMES),
+        [said("user", "Sure?"), said("assistant", "Yes.") | {"learned": False}],
+    )
+    result = preparer(
+        [ROWS[0] | {"messages": ROWS[0]["messages"] + more}],
+        columns=WITH_TOOLS | {"messageWeight": "learned"},
+    )
+    assert [turn["weight"] for turn in table_of(result)[0]["messages"]] == [None] * 5 + ["0"]
     trained = Trained(result, preparer.folder / "model", WITH_TOOLS)
     assert trained.learned == [
         '<tool_call>{"name": "weather", "arguments": {"city": "Ulm"}}</tool_call><|im_end|>\nNo.<|im_end|>\n'
@@ -267,17 +275,31 @@ def test_a_mix_of_sources_with_tools_and_without(
     ]
     # Tools that are no list are not no tools.
     plain[2]["tools"] = "{"
+    counted = [said("user", "Count."), said("assistant", "1"), said("user", "On."), said("assistant", "2")]
+    weighed: list[Json] = [
+        {
+            "messages": [
+                turn | ({"weight": weight} if turn["role"] == "assistant" else {})
+                for turn, weight in zip(counted, (None, first, None, second), strict=True)
+            ]
+        }
+        # The last two are the same: an answer without a weight is learned.
+        for first, second in ((0, 1), (1.0, 0), (1, 1), (None, None))
+    ]
     sources = []
-    for name, rows in {"tools": ROWS[:3], "plain": plain}.items():
+    for name, rows in {"tools": ROWS[:3], "plain": plain + weighed}.items():
         path = tmp_path / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        sources.append({"name": name, "type": "JSONLines", "path": str(path)})
+        # So many of each that all of them are taken.
+        sources.append({"name": name, "type": "JSONLines", "path": str(path), "weight": len(rows)})
     result = preparer([{"unused": 1}], source={"type": "Mix", "sources": sources}, columns=None)
     trained = Trained(result, preparer.folder / "model", WITH_TOOLS)
-    rows = [*ROWS[:3], *plain[:2]]
-    assert result.dropped == {"notNull": 1, "dedupe": 0}
+    rows = [*ROWS[:3], *plain[:2], *weighed[:3]]
+    assert result.dropped == {"notNull": 1, "dedupe": 1}
     wanted = [chat_templates.render(trained.tokenizer, row["messages"], row.get("tools")) for row in rows]
     assert sorted(trained.texts) == sorted(wanted)
+    of_counts = [text for text in trained.learned if text[0] in "12"]
+    assert sorted(of_counts) == ["1<|im_end|>\n", "1<|im_end|>\n2<|im_end|>\n", "2<|im_end|>\n"]
 
 
 def test_filters_see_the_tools_of_the_source(preparing: Callable[[str], Preparer]) -> None:
@@ -292,7 +314,8 @@ def test_values_in_calls_and_tools_are_replaced(preparing: Callable[[str], Prepa
     row = {
         "messages": [
             said("user", "Charge it."),
-            calling("charge", card=4111111111111111, to="jane@example.com"),
+            calling("charge", card=4111111111111111, to="jane@example.com")
+            | {"reasoning_content": "It is for jane@example.com."},
         ],
         "tools": [tool("charge", of="card") | {"owner": "jane@example.com"}],
     }
@@ -301,7 +324,8 @@ def test_values_in_calls_and_tools_are_replaced(preparing: Callable[[str], Prepa
     (call,) = json.loads(made["messages"][1]["tool_calls"])
     assert call["function"]["arguments"] == {"card": "<CARD_NUMBER>", "to": "<EMAIL>"}
     assert json.loads(made["tools"])[0]["owner"] == "<EMAIL>"
-    assert result.redacted == {"Email": 2, "CardNumber": 1}
+    assert [turn["reasoning_content"] for turn in made["messages"]] == [None, "It is for <EMAIL>."]
+    assert result.redacted == {"Email": 3, "CardNumber": 1}
 
 
 PREFERENCE: Json = {"type": "Preference"}

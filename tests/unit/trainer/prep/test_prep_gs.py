@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
-from cluster import binaries
+from cluster import object_stores
 from finetune_crds.source import Source
+from finetune_trainer import storage
 from finetune_trainer.outcome import DataError, TrainingError
 from finetune_trainer.prep import errors, source, stores
 from finetune_trainer.prep.plan import plan
 from support.http_server import Answer, serving
-from support.ports import free_port, listens
-from support.process import Process, running
-from support.waiting import wait_for
 from unit.trainer.prep.recipes import recipe
 
 if TYPE_CHECKING:
@@ -26,40 +24,31 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from cluster.object_stores import Store
+
 ROWS = [{"question": f"What is in hall {number}?", "answer": f"Table {number}."} for number in range(20)]
 
 
 @pytest.fixture(scope="module")
-def lake(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[str]:
+def store(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[Store]:
     """A bucket with a Delta table of two versions and a folder of Parquet files."""
-    folder, port = tmp_path_factory.mktemp("gcs"), free_port()
+    folder = tmp_path_factory.mktemp("gcs")
     bucket = folder / "data" / "lake"
     write_deltalake(bucket / "chats", pa.Table.from_pylist(ROWS[:5]))
     write_deltalake(bucket / "chats", pa.Table.from_pylist(ROWS[5:]), mode="append")
     (bucket / "files").mkdir()
     pq.write_table(pa.Table.from_pylist(ROWS), bucket / "files" / "a.parquet")
-    program = binaries.ensure("fake-gcs-server")["fake-gcs-server"]
-    address = f"http://127.0.0.1:{port}"
-    options = {
-        "-scheme": "http",
-        "-host": "127.0.0.1",
-        "-port": str(port),
-        "-data": str(folder / "data"),
-        "-backend": "memory",
-        "-external-url": address,
-        "-public-host": f"127.0.0.1:{port}",
-    }
-    server = Process(
-        "fake-gcs-server",
-        [str(program), *(part for option in options.items() for part in option)],
-        folder / "log",
-    )
     configuration = spark.sparkContext._jsc.hadoopConfiguration()
-    for name, value in stores.gs({"STORAGE_EMULATOR_HOST": address}).items():
-        configuration.set(name, value)
-    with running(server):
-        wait_for("fake-gcs-server", lambda: listens(port), 30, server)
-        yield "gs://lake"
+    with object_stores.gs(folder) as store:
+        for name, value in stores.gs(store.env).items():
+            configuration.set(name, value)
+        yield store
+
+
+@pytest.fixture
+def lake(store: Store) -> str:
+    """The bucket."""
+    return store.uri
 
 
 def test_a_table_and_files_are_read(spark: SparkSession, lake: str, tmp_path: Path) -> None:
@@ -72,6 +61,22 @@ def test_a_table_and_files_are_read(spark: SparkSession, lake: str, tmp_path: Pa
         )
     ]
     assert [(one.version, one.frame.count()) for one in found] == [(1, 20), (0, 5), (None, 20)]
+
+
+def test_training_reads_the_table_that_is_written(
+    spark: SparkSession, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", store.env["STORAGE_EMULATOR_HOST"])
+    place = f"{store.uri}/splits"
+    for rows in (ROWS[:5], ROWS):
+        spark.createDataFrame(rows).write.format("delta").mode("overwrite").save(place)
+    found = [
+        DeltaTable(place, version=version, storage_options=storage.delta_options(place))
+        .to_pyarrow_dataset()
+        .count_rows()
+        for version in (0, 1)
+    ]
+    assert found == [5, 20]
 
 
 @pytest.mark.parametrize(

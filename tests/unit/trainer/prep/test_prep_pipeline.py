@@ -236,7 +236,9 @@ def test_columns_of_the_table(
         ask(source=source, columns=columns, splitRatios={"train": 1, "validation": 0, "test": 0})
     )
     # JSON text may have these fields in any row.
-    nothing = {"tool_calls": None, "tool_call_id": None, "name": None}
+    nothing = dict.fromkeys(
+        ("tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking", "weight")
+    )
     turns = [chat | nothing for chat in chats]
     values = {"text": "why", "prompt": "why", "response": "so", "messages": turns}
     assert list(made) == expected
@@ -261,7 +263,7 @@ def test_columns_are_found_in_the_schema(
     (made,) = table_of(found)
     assert (list(made), made["messages"]) == (
         ["id", "messages", "input_ids", "loss_mask", "tokens", "split"],
-        chats,
+        [chat | {"weight": None} for chat in chats],
     )
     # A pod that is tried again still knows.
     assert ask(source=source, columns=None, splitRatios=whole) == found
@@ -580,7 +582,7 @@ def pod(jars: Path, tmp_path: Path) -> dict[str, str]:
         | QUICK_JVM
         | {
             ENV_JARS: str(jars),
-            "HYPERPARAMETERS_PATH": str(tmp_path / "recipe.yaml"),
+            "FINETUNE_RECIPE": str(tmp_path / "recipe.yaml"),
             outcome.ENV_TERMINATION_PATH: str(tmp_path / "termination"),
             "TMPDIR": str(tmp_path),
         }

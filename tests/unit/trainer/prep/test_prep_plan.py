@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from finetune_crds.chat import Conversation
-from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer import turns
+from finetune_trainer.outcome import DataError, RecipeRefusedError
+from finetune_trainer.prep import funnel
 from finetune_trainer.prep.plan import Form, plan, request
 from finetune_trainer.prep.template import Template
 from unit.trainer.prep.recipes import recipe
@@ -116,13 +119,21 @@ FORMS: list[tuple[str, dict[str, Any], dict[str, Any], Form]] = [
 
 
 # Columns of the source with conversations, the fields of these, and what the form has of both.
+# What a source of JSON text shows when it was read.
+NO_WEIGHTS = funnel.Counts(
+    examples=2,
+    dropped={},
+    rows={"train": 1, "validation": 1},
+    tokens={"train": 9, "validation": 9},
+    weighed=0,
+)
 SPOKEN: list[tuple[str, dict[str, Any], dict[str, tuple[str, ...]], tuple[Any, ...]]] = [
     ("messages", CHAT, {"chat": ("name",)}, (("chat",), ("name",), ("messages",))),
     (
         "messages as JSON text, with tools",
         CHAT | {"tools": "functions"},
         {"other": ()},
-        (("chat",), ("tool_calls", "tool_call_id", "name"), ("messages", "tools")),
+        (("chat",), turns.CARRIED, ("messages", "tools")),
     ),
     (
         "answers of preferences",
@@ -148,6 +159,21 @@ def test_conversations_of_a_source(
 ) -> None:
     form = plan(recipe(columns=columns), source).form
     assert (form.spoken, form.carried, form.columns) == expected
+
+
+def test_a_field_of_weights_that_no_message_has_is_refused() -> None:
+    wanted = recipe(columns=CHAT | {"messageWeight": "train"})
+    form = plan(wanted, {"chat": ("weight",)})
+    assert form.form.weight == "train"
+    # Structures show it at once, JSON text when it was read.
+    shown: list[dict[str, tuple[str, ...]]] = [{"chat": ("name",)}, {"other": ()}]
+    for fields in shown:
+        with pytest.raises(DataError) as refused:
+            funnel.check(NO_WEIGHTS, plan(wanted, fields))
+        assert f"{refused.value.reason}: {refused.value.message}" == (
+            "MissingField: no message of column chat has the field train: correct data.columns.messageWeight, or remove it"
+        )
+    funnel.check(replace(NO_WEIGHTS, weighed=None), form)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +298,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "the answer of a text",
         {"columns": TEXT, "objective": {"lossOn": "Answer"}},
-        "objective.lossOn Answer needs data.columns of type PromptResponse or Messages: a text has no answer",
+        "objective.lossOn Answer and LastAnswer need data.columns of type PromptResponse or Messages: a text has no answer",
     ),
     (
         "split",

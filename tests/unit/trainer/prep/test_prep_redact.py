@@ -20,7 +20,9 @@ TURNS = [
 ]
 CLEAN = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
 # Fields that messages in JSON text may have.
-NOTHING = {"tool_calls": None, "tool_call_id": None, "name": None}
+NOTHING = dict.fromkeys(
+    ("tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking", "weight")
+)
 # Columns, a row, the texts of the example in the table, and what is counted beside zeros.
 ROLES: dict[str, tuple[Json, Json, Json, Json]] = {
     "text": (

@@ -167,7 +167,7 @@ def submit(
         "SPARK_DRIVER_BIND_ADDRESS": "127.0.0.1",
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(tmp_path),
-        "HYPERPARAMETERS_PATH": str(tmp_path / "recipe.yaml"),
+        "FINETUNE_RECIPE": str(tmp_path / "recipe.yaml"),
         "FINETUNE_TERMINATION_PATH": str(tmp_path / "termination"),
     }
     home = spark_home()

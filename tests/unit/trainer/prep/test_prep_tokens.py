@@ -7,6 +7,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as sf
 
 from finetune_crds.data import Columns, Splits
+from finetune_crds.objective import Objective
 from finetune_crds.training import Model
 from finetune_trainer import tokenizer as tokenizers
 from finetune_trainer.documents import Documents
@@ -63,7 +65,7 @@ def test_token_ids_beside_the_rows(
 ) -> None:
     numbered = [(number, *row) for number, row in enumerate(rows)]
     frame = spark.createDataFrame(numbered, f"id int, {schema}").repartition(2)
-    made = tokens.with_tokens(frame, MODEL, Loaded.of(MODEL, tokenizer_folder), columns, answers_only=True)
+    made = tokens.with_tokens(frame, MODEL, Loaded.of(MODEL, tokenizer_folder), columns, Objective())
     documents = Documents(load_tokenizer(MODEL, tokenizer_folder), columns, answers_only=True)
     expected = documents.of({name: [row[at] for row in rows] for at, name in enumerate(columns.named)})
     prefixes = ("chosen_", "rejected_") if columns.chosen else ("",)
@@ -117,7 +119,7 @@ def test_rows_that_a_template_refused_have_no_tokens(spark: SparkSession, tokeni
         MODEL,
         Loaded.of(MODEL, tokenizer_folder),
         columns,
-        answers_only=True,
+        Objective(),
         unrenderable="Drop",
     )
     names = ("tokens", "input_ids", "loss_mask")
@@ -130,14 +132,14 @@ def test_executors_in_other_pods_get_the_tokenizer(
 ) -> None:
     monkeypatch.setattr(spark.sparkContext, "master", "k8s://https://kubernetes.default.svc")
     folder = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
-    frame = spark.createDataFrame([(TURNS,)], f"messages {TURNS_TYPE}")
-    made = tokens.with_tokens(
-        frame, MODEL, Loaded.of(MODEL, folder), Columns(type="Messages"), answers_only=True
-    )
+    frame = spark.createDataFrame([(TURNS * 2,)], f"messages {TURNS_TYPE}")
+    columns, loaded = Columns(type="Messages"), Loaded.of(MODEL, folder)
+    made = tokens.with_tokens(frame, MODEL, loaded, columns, Objective(loss_on="LastAnswer"))
     shutil.rmtree(folder)
-    documents = Documents(load_tokenizer(MODEL, tokenizer_folder), Columns(type="Messages"), True)
-    ((document,),) = documents.of({"messages": [TURNS]})
-    assert [row["input_ids"] for row in made.collect()] == [document.tokens]
+    documents = Documents(load_tokenizer(MODEL, tokenizer_folder), columns, True, last_only=True)
+    ((document,),) = documents.of({"messages": [TURNS * 2]})
+    assert document != next(replace(documents, last_only=False).of({"messages": [TURNS * 2]}))[0]
+    assert [(row["input_ids"], row["loss_mask"]) for row in made.collect()] == [document]
 
 
 def test_workers_tokenise_texts_without_transformers(tokenizer_folder: Path) -> None:

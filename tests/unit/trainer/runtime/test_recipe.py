@@ -21,7 +21,7 @@ WITHOUT_VIRTUAL_TOKENS = (
     "virtual tokens are lost under packing, compile and activation checkpointing: set training.packing and "
     "training.compile to false and training.activationCheckpointing to None"
 )
-TOGETHER = "objective DPO and data.columns of type Preference go together"
+TOGETHER = "objective DPO or ORPO or SimPO and data.columns of type Preference go together"
 UNPAIRED = {"type": "Unpaired"}
 KTO_TOGETHER = "objective KTO and data.columns of type Unpaired go together"
 
@@ -42,6 +42,16 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
         },
         [],
     ),
+    ({"objective": {"type": "ORPO", "orpo": {"weight": 0.2}}, "data.columns": PREFERENCES}, []),
+    (
+        {
+            "objective": {"type": "SimPO", "simpo": {"beta": 2.5, "gamma": 1}},
+            "data.columns": PREFERENCES,
+            "training.neftuneAlpha": 5,
+        },
+        [],
+    ),
+    ({"objective": {"type": "DPO", "dpo": {"loss": "IPO"}}, "data.columns": PREFERENCES}, []),
     ({"method.type": "DoRA", "objective": {"type": "Distillation", "distillation": TEACHER}}, []),
     ({"distributed.strategy": "HSDP", "training.compile": True}, []),
     ({"training.select": "Best", "training.evalEverySteps": 2, "checkpoint": {"uri": "/checkpoints"}}, []),
@@ -94,6 +104,28 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
     ),
     ({"objective.dpo": {"beta": 0.2}}, ["objective.dpo needs type DPO"]),
     ({"objective.kto": {"beta": 0.2}}, ["objective.kto needs type KTO"]),
+    (
+        {"objective.orpo": {}, "objective.simpo": {}},
+        ["objective.orpo needs type ORPO", "objective.simpo needs type SimPO"],
+    ),
+    (
+        {
+            "objective": {"type": "DPO", "dpo": {"loss": "IPO", "labelSmoothing": 0.1}},
+            "data.columns": PREFERENCES,
+        },
+        ["objective.dpo.labelSmoothing needs objective.dpo.loss: Sigmoid"],
+    ),
+    (
+        {"method.type": "PrefixTuning", "objective.type": "SimPO", "data.columns": PREFERENCES, **NO_PACKING},
+        ["objective SimPO works with method Full, LoRA, QLoRA or DoRA"],
+    ),
+    ({"method.type": "PromptTuning", **NO_PACKING, "training.neftuneAlpha": 0}, []),
+    (
+        {"method.type": "PromptTuning", **NO_PACKING, "training.neftuneAlpha": 5},
+        [
+            "training.neftuneAlpha works with method Full, LoRA, QLoRA or DoRA: the embeddings of virtual tokens get no noise"
+        ],
+    ),
     ({"method.type": "PrefixTuning"}, [WITHOUT_VIRTUAL_TOKENS]),
     (
         {"method.type": "PromptTuning", **NO_PACKING, "training.activationCheckpointing": "Auto"},
@@ -110,12 +142,26 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
     ),
     ({"objective.type": "DPO"}, [TOGETHER]),
     ({"data.columns": PREFERENCES}, [TOGETHER]),
+    ({"objective.type": "ORPO"}, [TOGETHER]),
+    ({"objective.type": "ORPO", "data.columns": UNPAIRED}, [TOGETHER, KTO_TOGETHER]),
     ({"objective.type": "KTO"}, [KTO_TOGETHER]),
     ({"objective.type": "DPO", "data.columns": UNPAIRED}, [TOGETHER, KTO_TOGETHER]),
     (
         {"data.columns": {"type": "Text"}, "objective.lossOn": "Answer"},
         [
-            "objective.lossOn Answer needs data.columns of type PromptResponse or Messages: a text has no answer",
+            "objective.lossOn Answer and LastAnswer need data.columns of type PromptResponse or Messages: a text has no answer",
+        ],
+    ),
+    (
+        {"data.columns": {"type": "Text", "messageWeight": "train"}},
+        ["data.columns.messageWeight needs type Messages: preferences are judged by whole answers"],
+    ),
+    ({"data.columns": {"type": "Messages", "messageWeight": "train"}, "objective.lossOn": "LastAnswer"}, []),
+    (
+        {"data.columns": {"type": "Messages", "messageWeight": "train"}, "objective.lossOn": "All"},
+        [
+            "data.columns.messageWeight says which answers the loss is on, and objective.lossOn All takes it on every token: remove "
+            "one of them",
         ],
     ),
     (
@@ -178,12 +224,57 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
     ),
     ({"model.adapter": "Continue", "method": {"type": "DoRA"}}, []),
     (
+        {"method": {"type": "LoRA", "lora": {"targetModules": ["q_proj"], "modulesToSave": ["q_proj"]}}},
+        [
+            "a layer of method.lora.modulesToSave is trained whole and has no adapter: remove it from targetModules"
+        ],
+    ),
+    ({"model.newTokens": ["<a>"], "method": {"type": "Full"}}, []),
+    ({"model.newTokens": ["<a>"], "method": {"type": "QLoRA", "export": "Merged"}}, []),
+    (
+        {"model.newTokens": ["<a>"], "model.adapter": "Continue", "method": {"type": "LoRA"}},
+        [
+            "model.newTokens needs model.adapter: Merge, since an adapter keeps its vocabulary",
+            "model.newTokens with an adapter needs method.export: Merged, since the base has no rows for them",
+        ],
+    ),
+    (
+        {"model.newTokens": ["<a>"], "method": {"type": "PromptTuning"}, "training.packing": False},
+        ["model.newTokens works with method Full, LoRA, QLoRA or DoRA: virtual tokens train no embedding"],
+    ),
+    (
+        {
+            "model.newTokens": ["<a>"],
+            "objective": {"type": "Distillation", "distillation": {"teacher": "/t"}},
+        },
+        ["model.newTokens does not work with objective Distillation, whose teacher has no rows for them"],
+    ),
+    (
         {"checkpoint": {"uri": "/c", "resumeFrom": {"type": "Job", "name": "a"}}},
         [
             "checkpoint.resumeFrom in a recipe needs type Uri and uri: a pod does not know the jobs of a cluster"
         ],
     ),
     ({"checkpoint": {"uri": "/c", "resumeFrom": {"type": "Uri", "uri": "/c/a"}}}, []),
+    ({"training.optimizer": {"type": "Muon", "momentum": 0.9}}, []),
+    ({"training.optimizer": {"type": "AdamW8bit", "weights": "BF16"}, "training.precision": "BF16"}, []),
+    (
+        {
+            "training.optimizer": {"type": "Muon", "weights": "BF16"},
+            "method": {"type": "LoRA"},
+            "training.precision": "FP16",
+        },
+        [
+            "training.optimizer.type Muon needs method Full: set AdamW or AdamW8bit",
+            "training.optimizer.weights BF16 needs method Full: adapters are small, and the base under them is not kept in fp32",
+            "training.optimizer.weights BF16 needs training.precision BF16",
+            "training.optimizer.weights BF16 needs training.optimizer.type AdamW or AdamW8bit",
+        ],
+    ),
+    (
+        {"training.optimizer": {"type": "AdamW8bit", "momentum": 0.9}},
+        ["training.optimizer.momentum needs training.optimizer.type Muon"],
+    ),
     (
         {"method.export": "Merged", "training.earlyStopping": {}},
         [

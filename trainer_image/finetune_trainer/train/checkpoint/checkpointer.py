@@ -12,28 +12,27 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
 
 from finetune_crds import contract
 from finetune_crds.continuation import differences_of_examples, settings
+from finetune_trainer import storage
 from finetune_trainer.outcome import RecipeRefusedError, TrainingError
 from finetune_trainer.train.checkpoint import newest
 from finetune_trainer.train.checkpoint.folder import CheckpointFolder, Marker
 from finetune_trainer.train.checkpoint.shards import (
     TRAINED_ONLY,
+    Reader,
     Writer,
     first_failure,
-    options_of,
     stager,
     trained_state,
     training_state,
     unreadable,
 )
-from finetune_trainer.train.runtime import storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch
     from torch import nn
@@ -159,17 +158,17 @@ class Checkpointer:
         self.best_step, self.best_step_loss = begun.best_step, begun.best_step_loss
         return begun
 
-    def load(self, progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def load(self, progress: Progress, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Load weights and optimizer state; the checkpoint may come from another number of ranks.
 
         Raises:
             RecipeRefusedError: the checkpoint is damaged, or belongs to another model.
             TrainingError: the storage failed, or another job has deleted the checkpoint.
         """
-        state = training_state(model, optimizer)
+        state = training_state(model, optimizers)
         self._read(progress.step, state)
         set_model_state_dict(model, state["model"], options=TRAINED_ONLY)
-        set_optimizer_state_dict(model, optimizer, state["optimizer"], options=TRAINED_ONLY)
+        set_optimizer_state_dict(model, tuple(optimizers), state["optimizer"], options=TRAINED_ONLY)
 
     def load_weights(self, step: int, model: nn.Module) -> None:
         """Load only the weights of a complete checkpoint; errors as in `load`."""
@@ -180,7 +179,7 @@ class Checkpointer:
 
     def _read(self, step: int, state: dict[str, Any]) -> None:
         uri = self._uri_of(step)
-        reader = FsspecReader(uri, **options_of(uri))
+        reader = Reader(uri)
         self._world.agree(
             lambda: self._check_model(step, reader, state["model"]) if self._world.leads else None
         )
@@ -200,7 +199,7 @@ class Checkpointer:
         first = "the start" if newest.resume_place(self._recipe) is None else "checkpoint.resumeFrom"
         return f"delete this folder to go on from an older checkpoint, or from {first} where there is none"
 
-    def _check_model(self, step: int, reader: FsspecReader, weights: dict[str, torch.Tensor]) -> None:
+    def _check_model(self, step: int, reader: Reader, weights: dict[str, torch.Tensor]) -> None:
         """Compare names and shapes: DCP's own errors repeat a long message for each weight."""
         uri = self._uri_of(step)
         try:
@@ -230,7 +229,7 @@ class Checkpointer:
         self,
         progress: Progress,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         *,
         wait: bool = False,
         best: bool = False,
@@ -243,7 +242,7 @@ class Checkpointer:
         Args:
             progress: of the run; this method sets its `recipe`, and what it says of the best checkpoint's step, loss and place.
             model: the sharded model.
-            optimizer: its optimizer.
+            optimizers: its optimizers.
             wait: return after the checkpoint is published or has failed.
             best: keep it until a better checkpoint is saved.
         """
@@ -261,7 +260,7 @@ class Checkpointer:
             if best_step is None or best_step == progress.step
             else self._elsewhere.get(best_step, ""),
         )
-        state = None if written else training_state(model, optimizer)
+        state = None if written else training_state(model, optimizers)
         if wait or not self._asynchronous:
             self._write(progress, state)
         else:
@@ -299,7 +298,7 @@ class Checkpointer:
         """Write the shards of every rank; returns the first storage error, on all ranks."""
         uri = self._checkpoints.uri_of(step)
         try:
-            dcp.save(state, storage_writer=Writer(uri, **options_of(uri)), process_group=self._group)
+            dcp.save(state, storage_writer=Writer(uri), process_group=self._group)
         except CheckpointException as error:
             rank, cause = first_failure(error)
             reason = storage.failure(cause)

@@ -6,10 +6,14 @@ import json
 import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from finetune_crds import contract
-from finetune_trainer.train.runtime import storage
+from finetune_trainer import storage
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 MARKER = "COMPLETE"
 _STEP_FOLDER = re.compile(r"step-(\d{8})$")
@@ -39,7 +43,19 @@ class CheckpointFolder:
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
-        self._files, self._path = storage.filesystem(uri)
+
+    @cached_property
+    def _place(self) -> tuple[AbstractFileSystem, str]:
+        # NB: the client of a store may look for a login at once.
+        return storage.filesystem(self.uri)
+
+    @property
+    def _files(self) -> AbstractFileSystem:
+        return self._place[0]
+
+    @property
+    def _path(self) -> str:
+        return self._place[1]
 
     def uri_of(self, step: int) -> str:
         """Return the URI of the checkpoint of a step."""
@@ -61,9 +77,7 @@ class CheckpointFolder:
     def publish(self, step: int, marker: Marker) -> None:
         """Write the marker of a checkpoint whose files are all written."""
         text = json.dumps({**asdict(marker), "files": self._sizes(step)})
-        temporary = f"{self._marker(step)}.tmp"
-        self._files.pipe_file(temporary, text.encode())
-        self._files.mv(temporary, self._marker(step))
+        storage.write_whole(self._files, self._marker(step), text.encode())
 
     def read(self, step: int) -> Marker:
         """Return the marker of a checkpoint.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from finetune_trainer import storage
 from finetune_trainer.release import release
-from finetune_trainer.train.runtime import storage
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -63,8 +63,8 @@ class KeptReference:
         return None
 
     def _read_in(self, folder: str, split: Split) -> np.ndarray | None:
-        files, path = self._place(folder)
         try:
+            files, path = self._place(folder)
             reference: np.ndarray = np.load(io.BytesIO(files.cat_file(f"{path}/{split.digest}.npy")))
         except FileNotFoundError:
             return None
@@ -90,9 +90,8 @@ class KeptReference:
         np.save(written, reference)
         files, path = self._place(self._folder)
         name = f"{path}/{split.digest}.npy"
-        files.makedirs(path, exist_ok=True)
-        files.pipe_file(f"{name}.tmp", written.getvalue())
-        files.mv(f"{name}.tmp", name)
+        storage.make_folder(files, path)
+        storage.write_whole(files, name, written.getvalue())
 
     def _place(self, folder: str) -> tuple[AbstractFileSystem, str]:
         files, path = storage.filesystem(folder)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from finetune_crds import contract
 from finetune_crds.continuation import differences
+from finetune_trainer import storage
 from finetune_trainer.outcome import PodFailure, RecipeRefusedError, TrainingError
 from finetune_trainer.train.checkpoint.folder import CheckpointFolder, DamagedError
 from finetune_trainer.train.checkpoint.progress import Progress
-from finetune_trainer.train.runtime import storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

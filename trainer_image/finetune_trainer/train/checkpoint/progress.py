@@ -37,6 +37,10 @@ class Progress:
     """From the start of each attempt to its newest checkpoint."""
     skipped_steps: int = 0
     """Steps whose gradients were not finite, which changed nothing."""
+    loss_scale: float | None = None
+    """The scale of the loss; None without one."""
+    good_steps: int = 0
+    """Steps since it changed."""
     examples: str = ""
     """Digest of the tokenised training split; empty in checkpoints of earlier releases."""
     eval_data: str | None = None

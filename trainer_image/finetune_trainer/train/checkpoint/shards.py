@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecReader, FsspecWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -13,11 +14,11 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
 )
 
+from finetune_trainer import storage
 from finetune_trainer.outcome import PodFailure, RecipeRefusedError, TrainingError
-from finetune_trainer.train.runtime import storage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import torch
     from torch import nn
@@ -27,8 +28,26 @@ if TYPE_CHECKING:
 TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True, strict=False)
 
 
+class _Files(FileSystem):
+    """The file system of a URI, which makes folders where files need one."""
+
+    def init_path(self, path: str | os.PathLike[str], **_: Any) -> str | os.PathLike[str]:
+        """Take the file system of a URI."""
+        self.fs, _path = storage.filesystem(os.fspath(path))
+        return path
+
+    def mkdir(self, path: str | os.PathLike[str]) -> None:
+        """Make a folder."""
+        storage.make_folder(self.fs, os.fspath(path))
+
+
 class Writer(FsspecWriter):
     """Raises storage errors as OSError: the errors of some clients cannot be pickled for the other ranks."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri, **storage.options(uri))
+        self.fs = _Files()
+        self.fs.init_path(uri)
 
     def prepare_local_plan(self, plan: Any) -> Any:
         """Create the folder."""
@@ -44,6 +63,15 @@ class Writer(FsspecWriter):
         """Write the metadata of all shards."""
         with _plain_errors():
             super().finish(metadata, results)
+
+
+class Reader(FsspecReader):
+    """Reads the shards from a place that `storage` knows."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri, **storage.options(uri))
+        self.fs = _Files()
+        self.fs.init_path(uri)
 
 
 @contextmanager
@@ -98,11 +126,11 @@ def trained_state(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in state.items() if name not in frozen}
 
 
-def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def training_state(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
     """Return the state that a checkpoint holds: the trained weights and their optimizer state."""
     return {
         "model": trained_state(model),
-        "optimizer": get_optimizer_state_dict(model, optimizer, options=TRAINED_ONLY),
+        "optimizer": get_optimizer_state_dict(model, tuple(optimizers), options=TRAINED_ONLY),
     }
 
 
@@ -116,8 +144,3 @@ def stager(*, pinned: bool) -> DefaultStager:
         use_non_blocking_copy=pinned,
     )
     return DefaultStager(options)
-
-
-def options_of(uri: str) -> dict[str, Any]:
-    """Return the fsspec options of a checkpoint's URI."""
-    return {"use_listings_cache": False} if storage.is_object_store(uri) else {}

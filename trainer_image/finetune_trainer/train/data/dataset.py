@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from finetune_trainer.columns import missing_weights
 from finetune_trainer.documents import from_table, labels, token_columns
 from finetune_trainer.outcome import DataError
+from finetune_trainer.train.data.encode import WEIGHED
 from finetune_trainer.train.data.read import read
 
 if TYPE_CHECKING:
@@ -88,6 +90,8 @@ def tokenize(splits: Splits, name: str, encoder: Encoder, folder: Path, *, prepa
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as unordered:
         _spool(_examples(splits, name, encoder, prepared=prepared), Path(unordered))
+        if name == "train" and not prepared:
+            _check_weights(encoder)
         if encoder.counts["kept"]:
             folder.mkdir(exist_ok=True)
             if encoder.documents.columns.label is None:
@@ -100,6 +104,13 @@ def tokenize(splits: Splits, name: str, encoder: Encoder, folder: Path, *, prepa
     if name == "train" or encoder.counts["read"]:
         raise DataError("EmptySplit", _nothing_left(splits, name, encoder))
     return False
+
+
+def _check_weights(encoder: Encoder) -> None:
+    """Check that the field exists which data.columns.messageWeight names: answers without it are learned."""
+    columns = encoder.documents.columns
+    if columns.message_weight is not None and not encoder.counts[WEIGHED]:
+        raise missing_weights(str(columns.messages), columns.message_weight)
 
 
 def _nothing_left(splits: Splits, name: str, encoder: Encoder) -> str:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from finetune_crds.recipe import Recipe
     from finetune_trainer.documents import Document
 
+WEIGHED = "with weights"
+"""The counter of rows with the field that data.columns.messageWeight names."""
 # Counters, and the suffix of the metric of each.
 _METRIC_SUFFIXES = {
     "read": "rows_read",
@@ -82,7 +84,7 @@ class Encoder:
         Raises:
             RecipeRefusedError: examples are conversations, and the tokenizer has no chat template.
         """
-        documents = Documents(tokenizer, of_table(recipe.data), recipe.objective.loss_on != "All")
+        documents = Documents.of_recipe(tokenizer, of_table(recipe.data), recipe.objective)
         if documents.columns.messages is not None:
             documents.check_template("data.columns.messages", recipe.model.base)
         return cls(documents, recipe.training.max_length, recipe.training.overlong)
@@ -94,6 +96,8 @@ class Encoder:
             DataError: as `kept`; or a row does not have the type of its column.
             RecipeRefusedError: an answer is a list of messages, and the tokenizer has no chat template.
         """
+        if self.documents.columns.message_weight is not None:
+            self.counts[WEIGHED] += self.documents.weighed(rows)
         return self.kept(self.documents.of(rows), labels(rows, self.documents.columns))
 
     def kept(self, rows: Iterable[tuple[Document, ...]], judged: Sequence[bool | None]) -> Iterator[Encoded]:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from finetune_trainer.train.data import pack
+from finetune_trainer.train.runtime.recipe import row_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from finetune_crds.recipe import Recipe
     from finetune_trainer.train.data.dataset import Split
     from finetune_trainer.train.runtime.distributed import World
 
@@ -36,6 +38,13 @@ class Collator:
     world: World
     pad_id: int
     width: int | None
+
+    @classmethod
+    def of(cls, recipe: Recipe, world: World, pad_id: int) -> Collator:
+        """Return the collator of a recipe: rows have one width where compiled layers or a GPU's allocator need it."""
+        training = recipe.training
+        fixed = training.compile or (training.packing and world.card is not None)
+        return cls(world, pad_id, row_tokens(recipe) if fixed else None)
 
     def batches(self, examples: Examples, batch_size: int) -> Iterator[pack.Batch]:
         """Yield this rank's batches, on the host; every rank gets the same number."""

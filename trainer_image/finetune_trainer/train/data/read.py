@@ -9,10 +9,10 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from finetune_trainer import storage
 from finetune_trainer.columns import Column, Kind
 from finetune_trainer.documents import ENCODING
-from finetune_trainer.outcome import DataError
-from finetune_trainer.train.runtime import storage
+from finetune_trainer.outcome import DataError, TrainingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
@@ -137,10 +137,16 @@ def _kind_of_value(value: Any) -> Kind:
 
 def _files(place: str) -> tuple[AbstractFileSystem, list[str]]:
     """The files of a split, sorted; at least one."""
-    files, path = storage.filesystem(place)
-    if not files.exists(path):
+    try:
+        files, path = storage.filesystem(place)
+        found = _visible_files(files, path) if files.exists(path) else None
+    except Exception as error:
+        reason = storage.failure(error)
+        if reason is None:
+            raise
+        raise TrainingError("DataUnreadable", f"{place} cannot be read: {reason}") from error
+    if found is None:
         raise DataError("MissingFile", f"{place} does not exist: mount the volume or correct data.splits")
-    found = _visible_files(files, path)
     if not found:
         raise DataError("MissingFile", f"{place} has no files: check how the splits were written")
     return files, found
@@ -195,6 +201,10 @@ def _delta_table(splits: Splits) -> Any:
             raise DataError(
                 "CorruptData",
                 f"the log of the Delta table {splits.path} cannot be read ({_first_line(error)}): restore the table",
+            ) from error
+        if storage.is_object_store(path):
+            raise TrainingError(
+                "DataUnreadable", f"the Delta table {splits.path} cannot be read: {_first_line(error)[:300]}"
             ) from error
         raise
 

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finetune_crds import contract
-from finetune_trainer.train.runtime import storage
+from finetune_trainer import storage
 
 if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
     from finetune_crds.data import Splits
     from finetune_crds.recipe import Recipe
     from finetune_trainer.train.data.encode import Encoder
@@ -33,8 +35,7 @@ class StoredTokens:
     """
 
     def __init__(self, folder: str, digest: str) -> None:
-        self._files, path = storage.filesystem(folder)
-        self._path = f"{path.rstrip('/')}/tokens-{digest}"
+        self._folder, self._name = folder.rstrip("/"), f"tokens-{digest}"
 
     @classmethod
     def of(cls, recipe: Recipe, splits: Splits, encoder: Encoder) -> StoredTokens | None:
@@ -63,13 +64,14 @@ class StoredTokens:
 
     def _fetch(self, name: str, target: Path) -> bool:
         try:
-            sizes: dict[str, int] = json.loads(self._files.cat_file(f"{self._path}/{name}/{_MARKER}"))
+            files, folder = self._place(name)
+            sizes: dict[str, int] = json.loads(files.cat_file(f"{folder}/{_MARKER}"))
         except FileNotFoundError:
             return False
         target.mkdir(parents=True)
         for file, size in sizes.items():
             try:
-                self._files.get_file(f"{self._path}/{name}/{file}", str(target / file))
+                files.get_file(f"{folder}/{file}", str(target / file))
             except FileNotFoundError as error:
                 raise ValueError(f"{file} is missing") from error
             if (target / file).stat().st_size != size:
@@ -82,14 +84,17 @@ class StoredTokens:
             self._store(name, source)
 
     def _store(self, name: str, source: Path) -> None:
-        folder = f"{self._path}/{name}"
+        files, folder = self._place(name)
         with suppress(FileNotFoundError):
-            self._files.rm_file(f"{folder}/{_MARKER}")
-        self._files.makedirs(folder, exist_ok=True)
+            files.rm_file(f"{folder}/{_MARKER}")
+        storage.make_folder(files, folder)
         sizes = {file.name: file.stat().st_size for file in sorted(source.iterdir())}
         for file in sizes:
-            self._files.put_file(str(source / file), f"{folder}/{file}")
-        self._files.pipe_file(f"{folder}/{_MARKER}", json.dumps(sizes).encode())
+            files.put_file(str(source / file), f"{folder}/{file}")
+        files.pipe_file(f"{folder}/{_MARKER}", json.dumps(sizes).encode())
+
+    def _place(self, name: str) -> tuple[AbstractFileSystem, str]:
+        return storage.filesystem(f"{self._folder}/{self._name}/{name}")
 
 
 def digest(splits: Splits, encoder: Encoder) -> str:

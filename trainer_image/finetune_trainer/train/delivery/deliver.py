@@ -1,10 +1,10 @@
-"""Uploads and registers the model, once per run, over all attempts."""
+"""Delivers the model, once per job, over all attempts: to its folder, to its MLflow run, and to the registry."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from finetune_trainer.train.delivery import lineage
+from finetune_trainer.train.delivery import lineage, output
 from finetune_trainer.train.delivery.register import Registry
 
 if TYPE_CHECKING:
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from finetune_crds.contract import TrainResult
+    from finetune_trainer.origin import Origin
 
 
 def deliver(
@@ -19,33 +20,47 @@ def deliver(
     run_id: str | None,
     folder: Path,
     write: Callable[[Path], None],
+    base: Origin | None,
+    *,
     say: Callable[[str], None],
 ) -> TrainResult:
-    """Upload the model to its MLflow run and register it, unless an earlier attempt did.
+    """Write the model to output.uri, upload it to its MLflow run and register it, unless an earlier attempt did.
+
+    A model with a folder of its own is uploaded only to be registered. Folder and version are of the same attempt: while there is no
+    version, each attempt that has trained writes the folder again.
 
     Args:
         origin: the lineage of the model.
         run_id: the MLflow run; None: the model is not uploaded.
         folder: a new folder for the files of the model.
         write: writes them.
+        base: where the base was fetched from; None where it was merged in this pod.
         say: prints a line.
 
     Returns:
         The result of the training, with name and version where the model is registered.
 
     Raises:
-        TrainingError: MLflow rejected the model, or was unreachable for too long.
+        RecipeRefusedError: output.uri may not be written.
+        TrainingError: MLflow rejected the model, or was unreachable for too long; or the storage of output.uri failed.
     """
     recipe, result = origin.recipe, origin.result
-    if run_id is None:
-        say("MLFLOW_RUN_ID is not set: the model is neither uploaded nor registered")
-        return result
-    registry = Registry(run_id)
+    to = output.folder_of(recipe)
     name = recipe.register_.model if recipe.register_ else None
-    version = registry.version_of_run(name) if name else None
-    if version is None:
+    registry = Registry(run_id) if run_id is not None and (name or to is None) else None
+    version = registry.version_of_run(name) if registry and name else None
+    published = to is None or (version is not None and to.is_finished())
+    if not published or (registry and version is None):
         folder.mkdir()
         write(folder)
+    if to is not None and not published:
+        output.publish(to, folder, recipe, base)
+        say(f"wrote the model to {to.uri}")
+    if registry is None:
+        if to is None:
+            say("MLFLOW_RUN_ID is not set: the model is neither uploaded nor registered")
+        return result
+    if version is None:
         model_id = registry.upload(folder)
         tags = lineage.version_tags(origin)
         version = registry.register(name, model_id, folder, tags) if name else None

@@ -25,6 +25,7 @@ from finetune_trainer.train.delivery import signature
 from finetune_trainer.train.delivery.lineage import model_card
 from finetune_trainer.train.model import load, merge
 from finetune_trainer.train.model.network import base_of
+from finetune_trainer.train.model.new_tokens import NewTokens
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.runtime.distributed import World
 
 # NB: MLflow's transformers flavor looks for these folders.
-_MODEL, _ADAPTER, _TOKENIZER = "model", "peft", "components/tokenizer"
+MODEL, ADAPTER, _TOKENIZER = "model", "peft", "components/tokenizer"
 _TASK = "text-generation"
 _REQUIREMENTS = ("torch", "transformers", "accelerate", "safetensors")
 
@@ -109,21 +110,22 @@ def write(
         "tokenizer_type": type(tokenizer).__name__,
     }
     if recipe.method.type == "Full":
-        _write_unsharded(model, state, source, recipe, folder / _MODEL)
-        flavor |= {"model_binary": _MODEL, "source_model_name": base.uri if base else recipe.model.base}
+        _write_unsharded(model, state, source, recipe, folder / MODEL)
+        flavor |= {"model_binary": MODEL, "source_model_name": base.uri if base else recipe.model.base}
     else:
-        _write_adapter(model, state, folder / _ADAPTER, base)
+        _write_adapter(model, state, folder / ADAPTER, base)
         name = model.peft_config["default"].base_model_name_or_path
         if recipe.method.export == "Merged":
-            merge.into(source, folder / _ADAPTER, recipe.model, folder / _MODEL)
-            flavor |= {"model_binary": _MODEL, "source_model_name": name}
+            new = NewTokens.of(recipe.model, tokenizer)
+            merge.into(source, folder / ADAPTER, recipe.model, folder / MODEL, new=new)
+            flavor |= {"model_binary": MODEL, "source_model_name": name}
         elif base is not None and names_base(recipe):
-            origin.note(base, folder / _ADAPTER)
-            flavor |= {"peft_adaptor": _ADAPTER, **_reference(base, source, recipe, tokenizer)}
+            origin.note(base, folder / ADAPTER)
+            flavor |= {"peft_adaptor": ADAPTER, **_reference(base, source, recipe, tokenizer)}
         else:
-            merge.save(load.unsharded(recipe.model, source), folder / _MODEL, source)
-            flavor |= {"peft_adaptor": _ADAPTER, "model_binary": _MODEL, "source_model_name": name}
-    for weights in (folder / _MODEL, folder / _ADAPTER):
+            merge.save(load.unsharded(recipe.model, source), folder / MODEL, source)
+            flavor |= {"peft_adaptor": ADAPTER, "model_binary": MODEL, "source_model_name": name}
+    for weights in (folder / MODEL, folder / ADAPTER):
         if weights.is_dir():
             tokenizer.save_pretrained(weights)
             (weights / "README.md").write_text(model_card(lineage), encoding="utf-8")

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from finetune_crds import contract
-from finetune_crds.training import LOW_RANK, SOFT_PROMPTS, Dpo, Kto, Lora, Quantization, SoftPrompt
+from finetune_crds.objective import Dpo, Kto, Objective, Orpo, Simpo
+from finetune_crds.training import LOW_RANK, SOFT_PROMPTS, Lora, Quantization, SoftPrompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -57,9 +58,9 @@ class Lineage:
 def eval_data(recipe: Recipe, validation: Split | None) -> str | None:
     """Return an identifier of the evaluation: losses with the same one are comparable. None without a validation split.
 
-    It is the digest of the tokenised split; for DPO, KTO and Distillation also of the reference or the teacher, and of the
-    parameters of the loss; for KTO also of what shares examples out to passes, each of which estimates a divergence. Evaluations
-    have no label smoothing.
+    It is the digest of the tokenised split; for other objectives than SFT also of the reference or the teacher, if there is one,
+    and of the parameters of the loss; for KTO also of what shares examples out to passes, each of which estimates a divergence.
+    Evaluations have neither label smoothing nor noise.
     """
     objective = recipe.objective
     if validation is None:
@@ -67,21 +68,33 @@ def eval_data(recipe: Recipe, validation: Split | None) -> str | None:
     if objective.type == "SFT":
         return validation.digest
     if objective.type == "DPO":
+        dpo = objective.dpo or Dpo()
+        # NB: the loss is newer than identifiers of other versions.
+        left_out = {"label_smoothing"} | ({"loss"} if dpo.loss == "Sigmoid" else set())
         against: list[object] = [
             recipe.model.base,
             recipe.model.revision,
-            (objective.dpo or Dpo()).model_dump_json(exclude={"label_smoothing"}),
+            dpo.model_dump_json(exclude=left_out),
         ]
     elif objective.type == "KTO":
         kto = (objective.kto or Kto()).model_dump_json()
         against = [recipe.model.base, recipe.model.revision, kto, *_passes(recipe)]
+    elif objective.type == "ORPO":
+        against = [(objective.orpo or Orpo()).model_dump_json()]
+    elif objective.type == "SimPO":
+        against = [(objective.simpo or Simpo()).model_dump_json()]
     else:
         # NB: left out where they are not set, and what is not distillation's always, since they are newer than identifiers of
         # other versions.
         newer = {"teacher_revision", "teacher_trust_remote_code"}
         unset = newer - (objective.distillation.model_fields_set if objective.distillation else set())
         against = [
-            objective.model_dump_json(exclude={"distillation": unset, "kto": True, "label_smoothing": True})
+            objective.model_dump_json(
+                exclude={
+                    "distillation": unset,
+                    **dict.fromkeys(("kto", "orpo", "simpo", "label_smoothing"), True),
+                }
+            )
         ]
     digest = hashlib.blake2b(json.dumps(against).encode(), digest_size=8).hexdigest()
     return f"{validation.digest}-{objective.type}-{digest}"
@@ -100,6 +113,7 @@ def run_params(recipe: Recipe, corpus: Corpus, resumed_from: str = "") -> dict[s
     return {
         "base_model": recipe.model.base,
         **({"adapter": "Continue"} if recipe.model.adapter == "Continue" else {}),
+        **({"new_tokens": len(recipe.model.new_tokens)} if recipe.model.new_tokens else {}),
         "method": recipe.method.type,
         "objective": recipe.objective.type,
         "train_samples": len(corpus.train),
@@ -112,6 +126,7 @@ def run_params(recipe: Recipe, corpus: Corpus, resumed_from: str = "") -> dict[s
         "max_length": training.max_length,
         "packing": training.packing,
         "precision": training.precision,
+        "optimizer": training.optimizer.type,
         "seed": training.seed,
         "recipe": recipe.digest(),
         **({"resumed_from": resumed_from} if resumed_from else {}),
@@ -131,6 +146,8 @@ def method_params(recipe: Recipe) -> dict[str, object]:
             "lora_dropout": lora.dropout,
             "target_modules": ",".join(lora.target_modules) or "all-linear",
             "use_rslora": lora.scaling == "RankStabilized",
+            **({"bias": lora.bias} if lora.bias else {}),
+            **({"modules_to_save": ",".join(lora.modules_to_save)} if lora.modules_to_save else {}),
             "merge": bool(method.export == "Merged"),
         }
     if method.type == "QLoRA":
@@ -141,26 +158,37 @@ def method_params(recipe: Recipe) -> dict[str, object]:
         }
     if method.type in SOFT_PROMPTS:
         params["virtual_tokens"] = (method.soft_prompt or SoftPrompt()).virtual_tokens
-    if objective.type == "SFT":
-        params |= _smoothing(objective.label_smoothing or 0.0)
+    params |= _objective_params(objective)
+    if recipe.training.neftune_alpha is not None:
+        params["neftune_alpha"] = recipe.training.neftune_alpha
+    return params
+
+
+def _objective_params(objective: Objective) -> dict[str, object]:
     if objective.type == "DPO":
         dpo = objective.dpo or Dpo()
-        params |= {"beta": dpo.beta, **_smoothing(dpo.label_smoothing)}
+        loss = {} if dpo.loss == "Sigmoid" else {"dpo_loss": dpo.loss}
+        return {"beta": dpo.beta, **loss, **_smoothing(dpo.label_smoothing)}
     if objective.type == "KTO":
         kto = objective.kto or Kto()
-        params |= {
+        return {
             "beta": kto.beta,
             "desirable_weight": kto.desirable_weight,
             "undesirable_weight": kto.undesirable_weight,
         }
+    if objective.type == "ORPO":
+        return {"odds_ratio_weight": (objective.orpo or Orpo()).weight}
+    if objective.type == "SimPO":
+        simpo = objective.simpo or Simpo()
+        return {"beta": simpo.beta, "gamma": simpo.gamma}
     if objective.distillation is not None:
-        params |= {
+        return {
             "teacher": objective.distillation.teacher,
             **_revision("teacher_revision", objective.distillation.teacher_revision),
             "temperature": objective.distillation.temperature,
             "teacher_weight": objective.distillation.weight,
         }
-    return params
+    return _smoothing(objective.label_smoothing or 0.0)
 
 
 def _smoothing(share: float) -> dict[str, object]:

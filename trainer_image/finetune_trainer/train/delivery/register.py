@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from finetune_trainer import track
 from finetune_trainer.outcome import TrainingError
+from finetune_trainer.train.delivery import upload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -107,7 +108,8 @@ class Registry:
             experiment, LOGGED_MODEL_NAME, source_run_id=self._run_id
         )
         if logged.status != LoggedModelStatus.READY:
-            mlflow.log_model_artifacts(logged.model_id, str(folder))
+            with upload.patient():
+                mlflow.log_model_artifacts(logged.model_id, str(folder))
             mlflow.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)
             mlflow.log_outputs(self._run_id, [LoggedModelOutput(logged.model_id, step=0)])
         return str(logged.model_id)

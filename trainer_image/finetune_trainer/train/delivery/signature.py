@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 CHAT = "llm/v1/chat"
 """MLflow's name for models that take a conversation and return its next message, as endpoints of Databricks serve them."""
 _EXAMPLES = 16
+# Fields of messages that training has, and clients do not send.
+_UNSENT = (turns.WEIGHT, *turns.REASONING)
 
 _Turns = list[dict[str, Any]]
 
@@ -53,7 +55,10 @@ def examples(splits: Splits, columns: Columns) -> Examples:
         for rows in read(splits, name, [column for column in columns.said if column != columns.tools]):
             found = list(islice(_pairs(rows, columns), _EXAMPLES))
             chat = any(isinstance(part, list) for pair in found for part in pair)
-            requests = [{"messages": _turns(prompt, "user")} if chat else prompt for prompt, _ in found]
+            unsent = {*_UNSENT, columns.message_weight}
+            requests = [
+                {"messages": _turns(prompt, "user", unsent)} if chat else prompt for prompt, _ in found
+            ]
             return Examples(chat, requests, [_text(answer) for _, answer in found])
     return Examples(columns.messages is not None)
 
@@ -73,11 +78,11 @@ def _pairs(rows: Rows, columns: Columns) -> Iterator[tuple[str | _Turns, str | _
         yield from zip(rows[columns.prompt], rows[answer], strict=True)
 
 
-def _turns(said: str | _Turns, role: str) -> _Turns:
+def _turns(said: str | _Turns, role: str, unsent: set[str | None]) -> _Turns:
     """Messages as clients send them."""
     if isinstance(said, str):
         return [{"role": role, "content": said}]
-    return [_sent(message) for message in turns.messages(said)]
+    return [_sent(message) for message in turns.without(turns.messages(said), *unsent)]
 
 
 def _sent(message: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from torch import nn
 
 from finetune_crds.training import SOFT_PROMPTS, Lora, SoftPrompt
 from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.train.model.network import trained
+from finetune_trainer.train.model.new_tokens import NO_TOKENS, NewTokens, names_of_ends
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -19,15 +21,19 @@ if TYPE_CHECKING:
 
 # Standard deviation of a new prefix: small beside the model's own keys.
 _PREFIX_DEVIATION = 0.02
+# The names of biases in peft.
+_BIAS = {None: "none", "All": "all", "LoraOnly": "lora_only"}
 
 
-def adapt(model: PreTrainedModel, method: Method, base: str) -> nn.Module:
-    """Add the parameters of the method to the model, and freeze the rest.
+def adapt(model: PreTrainedModel, method: Method, base: str, new: NewTokens = NO_TOKENS) -> nn.Module:
+    """Add the parameters of the method to the model, and freeze the rest but for the rows of new tokens.
 
     `initial` gives new parameters their values later: the model may be on the meta device.
 
+    What is trained is kept in fp32.
+
     Raises:
-        RecipeRefusedError: method.lora.targetModules names a layer that the model does not have.
+        RecipeRefusedError: method.lora names layers that the model does not have, or that cannot be trained.
     """
     if method.type == "Full":
         return model
@@ -38,18 +44,39 @@ def adapt(model: PreTrainedModel, method: Method, base: str) -> nn.Module:
         kind = peft.PrefixTuningConfig if method.type == "PrefixTuning" else peft.PromptTuningConfig
         config = kind(task_type="CAUSAL_LM", num_virtual_tokens=prompt.virtual_tokens)
     else:
-        config = _lora_config(model, method)
+        config = _lora_config(model, method, new)
+    names = names_of_ends(model)
     adapted = peft.get_peft_model(model, config)
+    _check_biases(adapted, method)
+    if getattr(config, "ensure_weight_tying", False):
+        _check_tied(adapted, names)
+    for weight in trained(adapted):
+        # NB: a new parameter would no longer be tied.
+        weight.data = weight.data.float()
     # An adapter needs its base: record the name in the recipe, not a folder of this pod.
     adapted.peft_config["default"].base_model_name_or_path = base
     return adapted
 
 
-def _lora_config(model: nn.Module, method: Method) -> Any:
+def _lora_config(model: PreTrainedModel, method: Method, new: NewTokens) -> Any:
     import peft
+    from peft.utils.constants import EMBEDDING_LAYER_NAMES
 
     lora = method.lora or Lora()
     _check_targets(model, lora.target_modules)
+    names, ends = _whole_layers(model, method), names_of_ends(model)
+    if new.ids:
+        _check_targets_beside_new_tokens(lora.target_modules, ends)
+    tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    whole = [end for end in ends if any(_is_name_of(name, end) for name in names)]
+    if tied:
+        known = [end for end in ends if end.rsplit(".", 1)[-1] in EMBEDDING_LAYER_NAMES]
+        if whole and known and not {*known} & {*whole}:
+            # NB: by another name, such as GPT-2's wte, peft quietly unties a layer.
+            names.append(known[-1])
+        # peft does with the output layer as with the embedding.
+        ends, whole = ends[:1], ends[:1] if whole else []
+    rest = [end for end in ends if end not in whole]
     return peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
@@ -58,17 +85,87 @@ def _lora_config(model: nn.Module, method: Method) -> Any:
         target_modules=list(lora.target_modules) or "all-linear",
         use_rslora=lora.scaling == "RankStabilized",
         use_dora=method.type == "DoRA",
+        bias=_BIAS[lora.bias],
+        modules_to_save=names or None,
+        ensure_weight_tying=tied and bool(whole),
+        trainable_token_indices={end: list(new.ids) for end in rest} if new.ids and rest else None,
     )
 
 
 def _check_targets(model: nn.Module, wanted: list[str]) -> None:
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     for target in wanted:
-        if not any(name == target or name.endswith(f".{target}") for name in linear):
+        if not any(_is_name_of(target, name) for name in linear):
             known = sorted({name.rsplit(".", 1)[-1] for name in linear})
             raise RecipeRefusedError(
                 f"method.lora.targetModules {target} is not a linear layer of the model: it has {', '.join(known)}"
             )
+
+
+def _check_targets_beside_new_tokens(wanted: list[str], ends: list[str]) -> None:
+    for target in wanted:
+        if any(_is_name_of(target, end) for end in ends):
+            raise RecipeRefusedError(
+                f"method.lora.targetModules {target} is the output layer, which gets rows for model.newTokens: name it in "
+                "method.lora.modulesToSave instead"
+            )
+
+
+def _whole_layers(model: PreTrainedModel, method: Method) -> list[str]:
+    """The layers of modulesToSave, as peft finds them: by the end of a name, whatever is before it."""
+    wanted = (method.lora or Lora()).modules_to_save
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if not list(module.children()) and list(module.parameters())
+    }
+    names: list[str] = []
+    for name in wanted:
+        meant = [layer for layer in layers if _is_name_of(name, layer)]
+        if not meant:
+            known = sorted({layer.rsplit(".", 1)[-1] for layer in layers})
+            raise RecipeRefusedError(
+                f"method.lora.modulesToSave {name} is not a layer of the model: it has {', '.join(known)}"
+            )
+        head = model.get_output_embeddings()
+        four_bits = [layers[layer] for layer in meant if isinstance(layers[layer], nn.Linear)]
+        if method.type == "QLoRA" and any(layer is not head for layer in four_bits):
+            raise RecipeRefusedError(
+                f"method.lora.modulesToSave {name} has four bits with method QLoRA, which cannot be trained: remove it, "
+                "or set method.type LoRA"
+            )
+        ending = [layer for layer in layers if layer.endswith(name)]
+        names += meant if len(ending) > len(meant) else [name]
+    return names
+
+
+def _is_name_of(name: str, layer: str) -> bool:
+    """Whether a name of a recipe, which may have only the end of a layer's, is that of a layer."""
+    return layer == name or layer.endswith(f".{name}")
+
+
+def _check_tied(adapted: Any, ends: list[str]) -> None:
+    """Check that an embedding and an output layer that share a weight still do so, where they are trained whole."""
+    base = adapted.get_base_model()
+    wrapped = [
+        getattr(end, "modules_to_save", {})
+        for end in (base.get_input_embeddings(), base.get_output_embeddings())
+    ]
+    weights = {id(each["default"].weight) if "default" in each else None for each in wrapped}
+    if None in weights or len(weights) > 1:
+        raise RecipeRefusedError(
+            f"method.lora.modulesToSave names one of {' and '.join(ends)}, which share a weight that peft does not train for "
+            "both of them: remove it, or set method.type Full"
+        )
+
+
+def _check_biases(adapted: nn.Module, method: Method) -> None:
+    bias = (method.lora or Lora()).bias
+    if bias is not None and not any(
+        weight.requires_grad and "bias" in name for name, weight in adapted.named_parameters()
+    ):
+        which = "the model has" if bias == "All" else "its adapted layers have"
+        raise RecipeRefusedError(f"method.lora.bias {bias} trains biases, and {which} none: remove it")
 
 
 def initial(name: str, shape: torch.Size, seed: int) -> torch.Tensor:

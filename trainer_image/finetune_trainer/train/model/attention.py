@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,40 +13,45 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-NAME = "isolated"
+    from finetune_trainer.train.runtime.device import Card
+
+# Two names of one attention: in a loop over the documents on CPUs, and as one kernel on GPUs.
+NAME, NAME_ON_GPU = "isolated", "isolated_on_gpu"
+NAMES = (NAME, NAME_ON_GPU)
 # Layer types of configurations in which tokens interact only through attention.
 _ATTENDING = {"full_attention", "sliding_attention"}
 # Models that build their mask without position ids (transformers 5.23), so that it ignores documents.
 _MASK_WITHOUT_POSITIONS = {"afmoe", "gpt_oss", "opt"}
 
 
-def register() -> str:
+def register(*, gpu: bool = False) -> str:
     """Register `isolated_attention` with transformers, and return its name."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, isolated_attention)
-    return NAME
+    AttentionInterface.register(NAME_ON_GPU, partial(isolated_attention, gpu=True))
+    return NAME_ON_GPU if gpu else NAME
 
 
-def isolate(model: PreTrainedModel, *, cuda: bool, half: bool, soft_prompt: bool) -> bool:
+def isolate(model: PreTrainedModel, *, card: Card | None, half: bool, soft_prompt: bool) -> bool:
     """Select `isolated_attention` where it computes the same as the model's own attention; returns whether it does.
 
     Other models keep their attention, with the block-diagonal mask that transformers derives from the position ids.
 
     Args:
         model: the model, also on the meta device.
-        cuda: whether it runs on a GPU.
-        half: whether it computes in bf16, the only dtype of the variable-length kernels on GPUs.
+        card: the GPU that it runs on, or is planned for; None for a CPU.
+        half: whether it computes in bf16 or fp16, the only types of the variable-length kernels on GPUs.
         soft_prompt: whether virtual tokens precede the documents, which would not attend to them.
     """
     config = model.config.get_text_config()
-    odd = ("attn_logit_softcapping", "attn_temperature_tuning", "v_head_dim" if cuda else "")
+    odd = ("attn_logit_softcapping", "attn_temperature_tuning", "v_head_dim" if card else "")
     # NB: models with attention sinks or soft caps do not support SDPA.
     plain = model._supports_sdpa and not any(getattr(config, name, None) for name in odd)  # noqa: SLF001
-    kernel = not cuda or (half and _gpu_can(config))
+    kernel = card is None or (half and _can(card, config))
     chosen = plain and kernel and not soft_prompt and _attends_alone(model)
     if chosen:
-        model.set_attn_implementation(register())
+        model.set_attn_implementation(register(gpu=card is not None))
     return chosen
 
 
@@ -78,10 +83,10 @@ def _groups_heads() -> bool:
     return "enable_gqa" in inspect.signature(varlen_attention()).parameters
 
 
-def _gpu_can(config: Any) -> bool:
+def _can(card: Card, config: Any) -> bool:
     """Whether the kernel supports this GPU and model: no dropout, and a head size of at most 256."""
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    recent = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+    recent = card.capability >= (8, 0)
     drops = bool(getattr(config, "attention_dropout", None))
     return varlen_attention() is not None and recent and head <= 256 and not drops
 
@@ -98,6 +103,7 @@ def isolated_attention(
     sliding_window: int | None = None,
     cu_seqlens: torch.Tensor,
     max_seqlen: int,
+    gpu: bool = False,
     **_others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute causal attention within each document.
@@ -113,6 +119,7 @@ def isolated_attention(
         sliding_window: tokens that a token attends to, itself included.
         cu_seqlens: where each document begins in the flattened rows, int32 [documents + 1].
         max_seqlen: tokens in the longest document.
+        gpu: whether to use the kernel of GPUs, which a plan calls on fake tensors.
 
     Returns:
         [rows, length, heads, size], and None: attention weights are not computed.
@@ -121,7 +128,7 @@ def isolated_attention(
     rows, heads, length, _ = query.shape
     flat = [states.transpose(1, 2).flatten(0, 1) for states in (query, key, value)]
     groups = getattr(module, "num_key_value_groups", 1)
-    if query.is_cuda:
+    if gpu:
         out = _on_gpu(flat, groups, cu_seqlens, max_seqlen, scaling=scaling, window=sliding_window)
     else:
         options = {"scale": scaling, "dropout_p": dropout, "enable_gqa": groups > 1}

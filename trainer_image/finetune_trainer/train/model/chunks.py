@@ -16,10 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     Score = Callable[[torch.Tensor, slice], torch.Tensor]
-    """The summed loss, an fp32 scalar, of a chunk: its hidden states [chunk, width], and its slice of the tokens."""
+    """The summed loss, an fp32 scalar, of a chunk: its logits, fp32 [chunk, vocabulary], and its slice of the tokens."""
+    Logits = Callable[[torch.Tensor], torch.Tensor]
+    """The logits of some hidden states [tokens, width], fp32 [tokens, vocabulary]."""
 
 # Elements of a chunk of logits: 128 MB in fp32.
 CHUNK_NUMBERS = 32 * 2**20
+# What the largest gradient of a chunk's logits is scaled to in fp16: as large as the sum over a chunk in the output layer allows.
+_LARGEST_GRADIENT = 4.0
 
 
 def slices(tokens: int, vocabulary: int) -> Iterator[slice]:
@@ -30,43 +34,54 @@ def slices(tokens: int, vocabulary: int) -> Iterator[slice]:
 
 
 def summed(
-    score: Score, hidden: torch.Tensor, parameters: Sequence[torch.Tensor], vocabulary: int
+    score: Score, logits: Logits, hidden: torch.Tensor, parameters: Sequence[torch.Tensor], vocabulary: int
 ) -> torch.Tensor:
     """Return the sum of `score` over all chunks, an fp32 scalar, differentiable in hidden states and parameters.
 
     Args:
         score: the loss of a chunk.
+        logits: the output layer.
         hidden: last hidden states [tokens, width].
-        parameters: of the output layer, which `score` uses.
+        parameters: of the output layer.
         vocabulary: number of logits per token.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if torch.is_grad_enabled() and (hidden.requires_grad or trained):
-        total: torch.Tensor = _Summed.apply(score, vocabulary, hidden, *trained)
+        total: torch.Tensor = _Summed.apply(score, logits, vocabulary, hidden, *trained)
         return total
-    losses = [score(hidden[chunk], chunk) for chunk in slices(len(hidden), vocabulary)]
+    losses = [score(logits(hidden[chunk]), chunk) for chunk in slices(len(hidden), vocabulary)]
     return torch.stack(losses).sum() if losses else hidden.new_zeros((), dtype=torch.float32)
 
 
 class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(
-        context: Any, score: Score, vocabulary: int, hidden: torch.Tensor, *parameters: torch.Tensor
+        context: Any,
+        score: Score,
+        logits: Logits,
+        vocabulary: int,
+        hidden: torch.Tensor,
+        *parameters: torch.Tensor,
     ) -> torch.Tensor:
+        half = hidden.dtype == torch.float16
         total = hidden.new_zeros((), dtype=torch.float32)
-        hidden_gradient = torch.zeros_like(hidden)
+        hidden_gradient = torch.zeros_like(hidden, dtype=torch.float32 if half else hidden.dtype)
         # NB: the sum over chunks is fp32; bf16 would lose small terms.
         sums = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
         for chunk in slices(len(hidden), vocabulary):
             with torch.enable_grad():
                 states = hidden[chunk].detach().requires_grad_()
-                loss = score(states, chunk)
-                gradients = torch.autograd.grad(loss, [states, *parameters])
+                scale = None
+                if half:
+                    loss, gradients, scale = _scaled(score, logits(states), chunk, [states, *parameters])
+                else:
+                    # NB: in one pass, which holds the logits no longer than it needs them.
+                    loss = score(logits(states), chunk)
+                    gradients = torch.autograd.grad(loss, [states, *parameters])
             total += loss.detach()
-            hidden_gradient[chunk] = gradients[0]
-            for at, gradient in enumerate(gradients[1:]):
-                sums[at] += gradient
-        context.kinds = [parameter.dtype for parameter in parameters]
+            for into, gradient in zip((hidden_gradient[chunk], *sums), gradients, strict=True):
+                into.add_(gradient if scale is None else gradient.float().div_(scale))
+        context.kinds = [each.dtype for each in (hidden, *parameters)]
         context.save_for_backward(hidden_gradient, *sums)
         return total
 
@@ -74,13 +89,34 @@ class _Summed(torch.autograd.Function):
     def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (scale,) = gradients
         hidden, *sums = context.saved_tensors
+        kind, *kinds = context.kinds
         # NB: scaled in fp32 and rounded once; a rounded scale would bias the gradient.
-        parameters = (sums[at].mul_(scale).to(kind) for at, kind in enumerate(context.kinds))
-        return None, None, (hidden * scale).to(hidden.dtype), *parameters
+        parameters = (sums[at].mul_(scale).to(kind) for at, kind in enumerate(kinds))
+        return None, None, None, (hidden * scale).to(kind), *parameters
+
+
+def _scaled(
+    score: Score, found: torch.Tensor, chunk: slice, inputs: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor]:
+    """Return the loss of a chunk of logits, its gradients times a scale, and that scale.
+
+    NB: the scale of the loss comes after the output layer, and fp16 has lost small gradients by then.
+    """
+    leaf = found.detach().requires_grad_()
+    loss = score(leaf, chunk)
+    (slopes,) = torch.autograd.grad(loss, leaf)
+    scale = _scale(slopes)
+    return loss, torch.autograd.grad(found, inputs, slopes.mul_(scale)), scale
+
+
+def _scale(slopes: torch.Tensor) -> torch.Tensor:
+    """Return the power of two that brings the largest of some gradients near `_LARGEST_GRADIENT`, a scalar on the device."""
+    largest = slopes.abs().amax().clamp(min=2.0**-100)
+    return torch.exp2(torch.log2(_LARGEST_GRADIENT / largest).floor())
 
 
 def log_probabilities(
-    logits: Callable[[torch.Tensor], torch.Tensor],
+    logits: Logits,
     hidden: torch.Tensor,
     targets: torch.Tensor,
     vocabulary: int,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
@@ -24,11 +24,13 @@ _KNOWN = frozenset(
     {
         "r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "use_dora", "init_lora_weights", "task_type",
         "peft_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "megatron_core",
-        "loftq_config", "runtime_config",
+        "loftq_config", "runtime_config", "bias", "modules_to_save", "ensure_weight_tying",
     }
 )  # fmt: skip
 # Initial values that leave the weights of the base as they are; others have changed them.
 _INITIAL = (True, False, "gaussian")
+# Those of peft, by the fields of a method.
+_BIASES: dict[str, Literal["All", "LoraOnly"]] = {"all": "All", "lora_only": "LoraOnly"}
 
 
 def with_parameters(recipe: Recipe, adapter: Path) -> Recipe:
@@ -53,19 +55,22 @@ def with_parameters(recipe: Recipe, adapter: Path) -> Recipe:
         raise _refused(
             recipe, f"has {', '.join(more)}, which cannot be trained here: set model.adapter Merge"
         )
+    targets, whole = sorted(config.target_modules or ()), sorted(config.modules_to_save or ())
     try:
         lora = Lora(
             rank=config.r,
             alpha=int(config.lora_alpha),
             dropout=config.lora_dropout,
-            target_modules=sorted(config.target_modules or ()),
             scaling="RankStabilized" if config.use_rslora else "Standard",
+            bias=_BIASES.get(config.bias),
         )
     except ValidationError as error:
         where, what = first_mistake(error)
         raise _refused(
             recipe, f"has what method.lora.{where} cannot hold, {what}: set model.adapter Merge"
         ) from error
+    # NB: not validated: a name of a recipe may stand for one in each layer, and an adapter has all of them.
+    lora = lora.model_copy(update={"target_modules": targets, "modules_to_save": whole})
     return recipe.model_copy(update={"method": recipe.method.model_copy(update={"lora": lora})})
 
 
@@ -100,10 +105,12 @@ def weights(model: nn.Module, adapter: Path, recipe: Recipe) -> dict[str, tuple[
     with safe_open(path, framework="pt") as file:
         there = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
     found: dict[str, tuple[nn.Parameter, Any]] = {}
-    for name, parameter in model.named_parameters():
-        if ".lora_" in name:
+    # NB: a file has both names of a tied weight.
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.requires_grad:
             # As peft names them in files.
-            stored = name.replace("_checkpoint_wrapped_module.", "").replace(".default", "")
+            stored = name.replace("_checkpoint_wrapped_module.", "").replace(".modules_to_save.default", "")
+            stored = stored.replace(".default", "")
             stored = stored.replace(".lora_magnitude_vector.weight", ".lora_magnitude_vector")
             values = there.get(stored)
             if values is None or list(values.get_shape()) != list(parameter.shape):

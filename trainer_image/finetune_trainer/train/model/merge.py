@@ -7,10 +7,13 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from finetune_trainer import artifacts, origin
 from finetune_trainer.cache import Cache
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.train.model import load
+from finetune_trainer.train.model.new_tokens import NO_TOKENS, NewTokens
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,11 +72,15 @@ def fetch(
     return world.agree_in_pod(known)
 
 
-def into(base: Path, adapter: Path, spec: Model, to: Path, field: str = "model.base") -> None:
+def into(
+    base: Path, adapter: Path, spec: Model, to: Path, field: str = "model.base", *, new: NewTokens = NO_TOKENS
+) -> None:
     """Merge an adapter into its base and save the result, in the type that the base is stored in.
 
     NB: peft keeps adapters in fp32 and adds each layer's product to the base's weights in place, so that the sum is
     rounded once: an fp32 copy of the base, twice as large, would give the same numbers.
+
+    A base whose embedding and output layer share a weight has one for each of them afterwards, if the adapter tells them apart.
 
     Args:
         base: folder of the base.
@@ -81,6 +88,7 @@ def into(base: Path, adapter: Path, spec: Model, to: Path, field: str = "model.b
         spec: the model, for error messages.
         to: where the merged model is saved.
         field: the recipe's field that names it.
+        new: tokens that the adapter was trained with, and the base does not have.
 
     Raises:
         RecipeRefusedError: one of them cannot be loaded, or the adapter is virtual tokens, which no weights hold.
@@ -95,8 +103,27 @@ def into(base: Path, adapter: Path, spec: Model, to: Path, field: str = "model.b
                 f"name the base, {config.base_model_name_or_path}",
                 reason="ModelNotLoadable",
             )
-        adapted = on(load.unsharded(spec, base), adapter)
+        model = load.unsharded(spec, base)
+        new.enlarge(model)
+        adapted = on(model, adapter)
+    _untie_adapted(adapted.get_base_model())
+    # NB: peft sets tie_word_embeddings False where both ends have weights of their own.
     save(adapted.merge_and_unload(), to, base)
+
+
+def _untie_adapted(model: Any) -> None:
+    """Give embedding and output layer weights of their own if one of them has an adapter, which would be added to both."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    if not any(isinstance(end, BaseTunerLayer) for end in ends):
+        return
+    embedding, head = (
+        end.get_base_layer() if isinstance(end, BaseTunerLayer) else getattr(end, "original_module", end)
+        for end in ends
+    )
+    if head.weight is embedding.weight:
+        head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
 
 
 def on(model: Any, adapter: Path) -> Any:

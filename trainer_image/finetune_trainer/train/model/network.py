@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.nn import functional
 
-from finetune_trainer.train.model import attention
+from finetune_trainer.train.model import attention, noise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -76,12 +77,14 @@ class Network(nn.Module):
     Args:
         model: a causal language model, with or without peft's adapters.
         objective: computes the loss of a batch.
+        neftune_alpha: scale of the noise on embeddings in training; None: there is none.
     """
 
-    def __init__(self, model: nn.Module, objective: Objective) -> None:
+    def __init__(self, model: nn.Module, objective: Objective, neftune_alpha: float | None = None) -> None:
         super().__init__()
         self.model = model
         self.objective = objective
+        self.neftune_alpha = neftune_alpha
         self._computation: Computation | None = None
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -130,12 +133,13 @@ class Network(nn.Module):
         decoder = self.base.get_decoder()
         prompt = self._soft_prompt(len(batch.input_ids))
         if prompt is None:
-            return decoder(
-                input_ids=batch.input_ids,
-                position_ids=batch.position_ids,
-                use_cache=False,
-                **self._attention_arguments(batch),
-            ).last_hidden_state
+            with self._noise(batch):
+                return decoder(
+                    input_ids=batch.input_ids,
+                    position_ids=batch.position_ids,
+                    use_cache=False,
+                    **self._attention_arguments(batch),
+                ).last_hidden_state
         if isinstance(prompt, torch.Tensor):
             words = self.base.get_input_embeddings()(batch.input_ids)
             states = decoder(inputs_embeds=torch.cat([prompt.to(words.dtype), words], dim=1), use_cache=False)
@@ -151,7 +155,7 @@ class Network(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits of some hidden states, fp32 [tokens, vocabulary], scaled as the model's own forward does."""
-        logits = self.base.get_output_embeddings()(hidden).float()
+        logits = _of_head(self.base.get_output_embeddings(), hidden).float()
         config = self.base.config.get_text_config()
         factors = [getattr(config, name, None) for name in ("logit_scale", "lm_head_multiplier")]
         divisor = getattr(config, "logits_scaling", None)
@@ -175,9 +179,22 @@ class Network(nn.Module):
         finally:
             self.reshard()
 
+    @contextmanager
+    def _noise(self, batch: Batch) -> Iterator[None]:
+        """Add noise to the embeddings of a batch in training."""
+        if self.neftune_alpha is None or not self.training:
+            yield
+            return
+        alpha, embedding = self.neftune_alpha, self.base.get_input_embeddings()
+        hook = embedding.register_forward_hook(lambda _module, _ids, words: noise.added(words, batch, alpha))
+        try:
+            yield
+        finally:
+            hook.remove()
+
     def _attention_arguments(self, batch: Batch) -> dict[str, Any]:
         """Arguments of isolated attention; other implementations derive documents from the position ids."""
-        isolated = self.base.config._attn_implementation == attention.NAME  # noqa: SLF001
+        isolated = self.base.config._attn_implementation in attention.NAMES  # noqa: SLF001
         return {"cu_seqlens": batch.cu_seqlens, "max_seqlen": batch.max_seqlen} if isolated else {}
 
     def _soft_prompt(self, rows: int) -> Any:
@@ -189,6 +206,22 @@ class Network(nn.Module):
         if config.peft_type == "PREFIX_TUNING":
             return model.get_prompt(rows)
         return model.prompt_encoder["default"].embedding.weight.unsqueeze(0).expand(rows, -1, -1)
+
+
+def _of_head(head: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """The logits of an output layer; those of new tokens are of their trained rows.
+
+    NB: peft's own forward puts these rows into a copy of the whole weight, of each chunk of tokens, and has a gradient for it.
+    """
+    layer = getattr(head, "token_adapter", None)
+    if layer is None:
+        found: torch.Tensor = head(hidden)
+        return found
+    (ids,) = layer.token_indices.values()
+    (rows,) = layer.trainable_tokens_delta.values()
+    logits: torch.Tensor = layer.base_layer(hidden)
+    at = torch.tensor(ids, device=hidden.device)
+    return logits.index_copy(-1, at, functional.linear(hidden, rows.to(hidden.dtype)))
 
 
 def base_of(model: nn.Module) -> PreTrainedModel:

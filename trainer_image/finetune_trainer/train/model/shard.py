@@ -12,8 +12,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.train.model.network import Network, decoder_layers
+from finetune_trainer.train.model.precision import compute
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from finetune_trainer.train.runtime.distributed import World
 
 
@@ -32,19 +35,20 @@ def mesh(strategy: str, world: World) -> DeviceMesh:
 def shard(network: Network, over: DeviceMesh, precision: str, *, replicate_frozen: bool = False) -> Network:
     """Shard a network, one FSDP group per decoder layer.
 
-    Parameters keep their dtype, gradients are reduced in fp32; with precision BF16 layers compute in bf16.
+    Parameters keep their dtype, gradients are reduced in fp32; layers compute in the precision.
     Gradients are summed over the ranks, not averaged: the loop divides the loss by the global count.
 
     Args:
         network: the network, also on the meta device.
         over: from `mesh`.
-        precision: BF16 or FP32.
+        precision: BF16, FP16 or FP32.
         replicate_frozen: keep frozen parameters unsharded on each rank: four-bit weights cannot be sharded.
     """
-    compute = torch.bfloat16 if precision == "BF16" else torch.float32
     # NB: by default FSDP2 casts forward inputs, also the fp32 tensors inside dataclasses: it would round a batch's
     # reference log-probabilities to bf16. Hidden states have the dtype of the embedding, which is cast.
-    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy(
+        param_dtype=compute(precision), reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
     ignored = (
         {weight for weight in network.parameters() if not weight.requires_grad} if replicate_frozen else None
     )
@@ -117,10 +121,14 @@ def _save_expensive_operations() -> Any:
     return policy
 
 
-def compile_layers(network: Network) -> None:
+def compile_layers(network: Network, backend: str | Callable[..., Any] = "inductor") -> None:
     """Compile each decoder layer separately: the layers are alike, so they share one compilation.
 
     Call this after sharding: only the forward pass is compiled, without FSDP's hooks that gather and free weights.
+
+    Args:
+        network: the network.
+        backend: of torch.compile.
 
     Raises:
         RecipeRefusedError: the image has no C++ compiler.
@@ -131,7 +139,7 @@ def compile_layers(network: Network) -> None:
             "that has g++"
         )
     for layer in decoder_layers(network):
-        layer.forward = torch.compile(layer.forward)
+        layer.forward = torch.compile(layer.forward, backend=backend)
 
 
 def only_last_reduces(network: nn.Module, *, last: bool) -> None:

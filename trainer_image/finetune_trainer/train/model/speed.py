@@ -32,13 +32,19 @@ def peak_flops(device: torch.device) -> float | None:
 class Flops:
     """Model FLOPs by 6 N tokens + 12 L H x attended (Chowdhery et al., arXiv:2204.02311, appendix B).
 
-    N is the number of parameters, L of layers, H the width; a token attends to all of its document. As is usual,
-    adapters count like full training, although the gradients of frozen weights are not computed.
+    N is the number of parameters, L of layers, H the width; a token attends to all of its document. An embedding that is not
+    the output layer too multiplies nothing, and of the experts only those count that a token uses. Frozen weights count 4 N:
+    their gradients are not computed.
     """
 
     def __init__(self, network: Network) -> None:
         config = network.base.config.get_text_config()
-        self._a_token: float = 6.0 * sum(numbers(weight) for weight in network.base.parameters())
+        # A layer that is trained whole beside an adapter is also there as it was, and computes nothing.
+        self._a_token = sum(
+            _flops(network, name, weight)
+            for name, weight in network.base.named_parameters()
+            if ".original_module." not in name
+        )
         self._a_pair: float = 12.0 * config.num_hidden_layers * config.hidden_size
 
     def of(self, tokens: float, attended: float) -> float:
@@ -49,6 +55,22 @@ class Flops:
             attended: the sum of the squares of the documents' lengths.
         """
         return self._a_token * tokens + self._a_pair * attended
+
+
+def _flops(network: Network, name: str, weight: torch.Tensor) -> float:
+    """Return the FLOPs of a weight for a token."""
+    embedding, head = network.base.get_input_embeddings().weight, network.base.get_output_embeddings().weight
+    if weight is embedding and head is not embedding:
+        return 0.0
+    used = _share_of_experts(network) if ".experts." in name else 1.0
+    return (6.0 if weight.requires_grad else 4.0) * numbers(weight) * used
+
+
+def _share_of_experts(network: Network) -> float:
+    config = network.base.config.get_text_config()
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    experts = next((found for name in names if (found := getattr(config, name, None))), None)
+    return config.num_experts_per_tok / experts if experts else 1.0
 
 
 def numbers(weight: torch.Tensor) -> int:

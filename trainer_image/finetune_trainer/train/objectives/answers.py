@@ -1,4 +1,4 @@
-"""Losses that depend on the log-probabilities of answers, and compare them with those of the model before its first step."""
+"""Losses that depend on the log-probabilities of an example's two answers, or of how these changed since the first step."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
+from finetune_crds import contract
 from finetune_trainer.train.model import chunks
 from finetune_trainer.train.model.network import Network, Objective
 
@@ -52,7 +53,11 @@ class Answers:
         each = chunks.log_probabilities(
             network.logits, self.hidden.detach(), self.targets, network.vocabulary
         )
-        return each.new_zeros(2 * self.examples).index_add_(0, self.owners, each).view(self.examples, 2)
+        return self._by_answer(each)
+
+    def lengths(self) -> torch.Tensor:
+        """Return the number of targets of each answer, at least 1, fp32 [examples, 2]."""
+        return self._by_answer(torch.ones_like(self.targets, dtype=torch.float32)).clamp(min=1)
 
     def with_gradient(self, loss: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
         """Return a loss with its gradient by the model; as it is where gradients are off.
@@ -66,16 +71,30 @@ class Answers:
         network, targets = self.network, self.targets
         slope = slopes.flatten()[self.owners]
 
-        def score(states: torch.Tensor, chunk: slice) -> torch.Tensor:
-            each = functional.cross_entropy(network.logits(states), targets[chunk], reduction="none")
+        def score(logits: torch.Tensor, chunk: slice) -> torch.Tensor:
+            each = functional.cross_entropy(logits, targets[chunk], reduction="none")
             return -(slope[chunk] * each).sum()
 
-        linear = chunks.summed(score, self.hidden, network.head_parameters, network.vocabulary)
+        linear = chunks.summed(
+            score, network.logits, self.hidden, network.head_parameters, network.vocabulary
+        )
         return linear + (loss - linear).detach()
 
+    def _by_answer(self, each: torch.Tensor) -> torch.Tensor:
+        """Return the sums of a number of each target over the answers, [examples, 2]."""
+        return each.new_zeros(2 * self.examples).index_add_(0, self.owners, each).view(self.examples, 2)
 
-class Referenced(Objective):
-    """An objective with one loss an example, which compares its two answers with those of the reference.
+
+class OfAnswers(Objective):
+    """An objective with one loss an example, which has two answers."""
+
+    def count(self, batch: Batch) -> int:
+        """Return the number of examples in a batch."""
+        return len(batch.examples)
+
+
+class Referenced(OfAnswers):
+    """An objective that compares the answers with those of the reference.
 
     The reference is the model before its first step. `prepare` computes its log-probabilities once, and the batches
     carry them: no second model stays in memory.
@@ -83,15 +102,20 @@ class Referenced(Objective):
 
     has_reference: ClassVar[bool] = True
 
-    def count(self, batch: Batch) -> int:
-        """Return the number of examples in a batch."""
-        return len(batch.examples)
-
     def prepare(self, network: Network, examples: Examples, collator: Collator, batch_size: int) -> Split:
         """Return the split with the reference's log-probabilities of the examples."""
         batches = collator.batches(examples, batch_size)
         reference = reference_of(network, batches, collator.world, len(examples.split))
         return replace(examples.split, reference=reference)
+
+
+OF_PAIRS = (contract.METRIC_REWARD_MARGIN, contract.METRIC_REWARD_ACCURACY)
+"""Metrics of objectives whose second answer is the worse one."""
+
+
+def sums_of_pairs(margins: torch.Tensor) -> torch.Tensor:
+    """Return the sums of some reward margins, and of correctly ranked pairs, for `OF_PAIRS`."""
+    return torch.stack([margins.sum(), (margins > 0).float().sum()])
 
 
 def gains(answers: Answers, batch: Batch) -> torch.Tensor:

@@ -11,7 +11,7 @@ from finetune_trainer.train.model import chunks
 from finetune_trainer.train.model.network import Network, Objective
 
 if TYPE_CHECKING:
-    from finetune_crds.training import Distillation as Spec
+    from finetune_crds.objective import Distillation as Spec
     from finetune_trainer.train.data.pack import Batch
 
 
@@ -40,8 +40,7 @@ class Distillation(Objective):
             taught, _ = self.teacher(batch)
         divergences = hidden.new_zeros(1, dtype=torch.float32)
 
-        def score(states: torch.Tensor, chunk: slice) -> torch.Tensor:
-            logits = network.logits(states)
+        def score(logits: torch.Tensor, chunk: slice) -> torch.Tensor:
             with torch.no_grad():
                 teacher = functional.log_softmax(
                     self.teacher.logits(taught[chunk]) / self.temperature, dim=-1
@@ -53,7 +52,7 @@ class Distillation(Objective):
             return self.weight * self.temperature**2 * divergence + (1.0 - self.weight) * data
 
         with self.teacher.unsharded():
-            total = chunks.summed(score, hidden, network.head_parameters, network.vocabulary)
+            total = chunks.summed(score, network.logits, hidden, network.head_parameters, network.vocabulary)
         return total, divergences
 
 

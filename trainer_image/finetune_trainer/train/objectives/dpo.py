@@ -1,4 +1,4 @@
-"""Direct preference optimisation (Rafailov et al., arXiv:2305.18290)."""
+"""Direct preference optimisation (Rafailov et al., arXiv:2305.18290), and identity preference optimisation."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.nn import functional
 
-from finetune_crds import contract
-from finetune_trainer.train.objectives.answers import Answers, Referenced, gains
+from finetune_trainer.train.objectives.answers import OF_PAIRS, Answers, Referenced, gains, sums_of_pairs
 
 if TYPE_CHECKING:
     from finetune_trainer.train.data.pack import Batch
@@ -27,7 +26,7 @@ class Dpo(Referenced):
         label_smoothing: e, from 0 to below 0.5.
     """
 
-    metrics: ClassVar[tuple[str, ...]] = (contract.METRIC_REWARD_MARGIN, contract.METRIC_REWARD_ACCURACY)
+    metrics: ClassVar[tuple[str, ...]] = OF_PAIRS
 
     def __init__(self, beta: float, label_smoothing: float = 0.0) -> None:
         self.beta = beta
@@ -43,4 +42,30 @@ class Dpo(Referenced):
         # sigmoid(m) + sigmoid(-m) = 1 leaves this of the two gradients.
         slope = self.beta * (flipped - torch.sigmoid(-margins))
         loss = answers.with_gradient(losses.sum(), torch.stack([slope, -slope], dim=-1))
-        return loss, torch.stack([margins.sum(), (margins > 0).float().sum()])
+        return loss, sums_of_pairs(margins)
+
+
+class Ipo(Referenced):
+    """(d - 1 / (2 beta))^2, d = chosen's gain - rejected's gain; one loss a pair (Azar et al., arXiv:2310.12036, equation 17).
+
+    As in TRL, a gain is the mean over the answer's tokens: its authors did so too, and sums would have long answers miss the same
+    target by more. The reward margins are those of DPO, whose gains are sums.
+
+    Args:
+        beta: strength of the penalty for leaving the reference, the paper's tau.
+    """
+
+    metrics: ClassVar[tuple[str, ...]] = OF_PAIRS
+
+    def __init__(self, beta: float) -> None:
+        self.beta = beta
+
+    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the summed loss, an fp32 scalar, and the sums of reward margins and of correctly ranked pairs."""
+        answers = Answers.of(network, batch)
+        gained, lengths = gains(answers, batch), answers.lengths()
+        means = gained / lengths
+        missed = means[:, 0] - means[:, 1] - 1 / (2 * self.beta)
+        slopes = torch.stack([2 * missed, -2 * missed], dim=-1) / lengths
+        loss = answers.with_gradient((missed**2).sum(), slopes)
+        return loss, sums_of_pairs(self.beta * (gained[:, 0] - gained[:, 1]))

@@ -13,7 +13,7 @@ from finetune_trainer.train.objectives.answers import Answers, Referenced, gains
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from finetune_crds.training import Kto as Spec
+    from finetune_crds.objective import Kto as Spec
     from finetune_trainer.train.data.pack import Batch
     from finetune_trainer.train.model.network import Network
 

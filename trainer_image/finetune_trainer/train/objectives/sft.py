@@ -35,10 +35,10 @@ class Sft(Objective):
         hidden, targets = network.at_targets(batch)
         smoothing = self.label_smoothing if network.training else 0.0
 
-        def score(states: torch.Tensor, chunk: slice) -> torch.Tensor:
+        def score(logits: torch.Tensor, chunk: slice) -> torch.Tensor:
             return functional.cross_entropy(
-                network.logits(states), targets[chunk], reduction="sum", label_smoothing=smoothing
+                logits, targets[chunk], reduction="sum", label_smoothing=smoothing
             )
 
-        total = chunks.summed(score, hidden, network.head_parameters, network.vocabulary)
+        total = chunks.summed(score, network.logits, hidden, network.head_parameters, network.vocabulary)
         return total, total.new_zeros(0)

@@ -51,6 +51,28 @@ class Gpus:
         return "check that the pod requests GPUs, and that its node has the driver and the device plugin"
 
 
+@dataclass(frozen=True)
+class Card:
+    """The GPU that a rank computes on.
+
+    name: as its driver names it.
+    memory: in bytes.
+    capability: its compute capability, major and minor.
+    """
+
+    name: str
+    memory: int
+    capability: tuple[int, int]
+
+    @classmethod
+    def of(cls, device: torch.device) -> Card | None:
+        """Return the card of a device; None for a CPU."""
+        if device.type != "cuda":
+            return None
+        found = torch.cuda.get_device_properties(device)
+        return cls(found.name, found.total_memory, (found.major, found.minor))
+
+
 def check(recipe: Recipe, processes: int, gpus: Gpus, parameters: Callable[[], int]) -> None:
     """Check that the pod has the device that a recipe asks for, or needs.
 

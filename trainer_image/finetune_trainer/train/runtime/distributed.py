@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from finetune_crds.contract import EXIT_PREEMPTED
 from finetune_trainer.outcome import PodFailure, PreemptedError, describe
+from finetune_trainer.train.runtime.device import Card
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,6 +37,8 @@ class World:
     preemption: Preemption | None = None
     host: dist.ProcessGroup | None = None
     """For steps without a deadline, such as downloading a model."""
+    card: Card | None = None
+    """The GPU of this rank; None on a CPU."""
 
     @property
     def leads(self) -> bool:
@@ -144,7 +147,8 @@ def joined(*, timeout_seconds: int, preemption: Preemption | None = None) -> Ite
     try:
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
         host = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        yield World(dist.get_rank(), dist.get_world_size(), local_rank, local_size, device, preemption, host)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        yield World(rank, size, local_rank, local_size, device, preemption, host, Card.of(device))
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

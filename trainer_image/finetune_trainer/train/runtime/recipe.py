@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 
-from finetune_crds.contract import RECIPE_PATH
+from finetune_crds.contract import ENV_RECIPE, RECIPE_PATH
+from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
 from finetune_crds.recipe import Recipe
-from finetune_crds.training import COLUMNS_OF_OBJECTIVE, LOW_RANK, SOFT_PROMPTS, Training
+from finetune_crds.training import LOW_RANK, SOFT_PROMPTS, Training
 from finetune_trainer.columns import misfits, of_table
 from finetune_trainer.outcome import RecipeRefusedError
 
 
 def load_recipe() -> Recipe:
-    """Load the recipe at HYPERPARAMETERS_PATH.
+    """Load the recipe at FINETUNE_RECIPE.
 
     Raises:
         RecipeError: it cannot be read or does not fit the schema.
         RecipeRefusedError: fields contradict each other.
     """
-    recipe = Recipe.load(os.environ.get("HYPERPARAMETERS_PATH", RECIPE_PATH))
+    recipe = Recipe.load(os.environ.get(ENV_RECIPE, RECIPE_PATH))
     refused = refusals(recipe)
     if refused:
         raise RecipeRefusedError("; ".join(refused))
@@ -40,6 +41,11 @@ def refusals(recipe: Recipe) -> list[str]:
         (
             recipe.model.adapter == "Continue" and (not low_rank or method.lora is not None),
             "model.adapter: Continue needs method LoRA, QLoRA or DoRA without method.lora: the adapter has its own rank and layers",
+        ),
+        *_of_new_tokens(recipe),
+        (
+            method.lora is not None and bool({*method.lora.modules_to_save} & {*method.lora.target_modules}),
+            "a layer of method.lora.modulesToSave is trained whole and has no adapter: remove it from targetModules",
         ),
         (
             method.quantization is not None and method.type != "QLoRA",
@@ -72,8 +78,23 @@ def refusals(recipe: Recipe) -> list[str]:
             objective.label_smoothing is not None and objective.type != "SFT",
             "objective.labelSmoothing needs type SFT: for DPO set objective.dpo.labelSmoothing",
         ),
-        (objective.dpo is not None and objective.type != "DPO", "objective.dpo needs type DPO"),
-        (objective.kto is not None and objective.type != "KTO", "objective.kto needs type KTO"),
+        *(
+            (
+                getattr(objective, name.lower()) is not None and objective.type != name,
+                f"objective.{name.lower()} needs type {name}",
+            )
+            for name in COLUMNS_OF_OBJECTIVE
+        ),
+        (
+            objective.dpo is not None
+            and objective.dpo.loss != "Sigmoid"
+            and objective.dpo.label_smoothing > 0,
+            "objective.dpo.labelSmoothing needs objective.dpo.loss: Sigmoid",
+        ),
+        (
+            training.neftune_alpha is not None and soft,
+            "training.neftuneAlpha works with method Full, LoRA, QLoRA or DoRA: the embeddings of virtual tokens get no noise",
+        ),
         (
             soft and (training.packing or training.compile or training.activation_checkpointing != "None"),
             "virtual tokens are lost under packing, compile and activation checkpointing: set training.packing and "
@@ -83,10 +104,12 @@ def refusals(recipe: Recipe) -> list[str]:
             (objective.type == "Distillation") != (objective.distillation is not None),
             "objective.distillation and type Distillation require each other",
         ),
-        *((True, sentence) for sentence in misfits(recipe.data, objective.type)),
+        *((True, sentence) for sentence in misfits(recipe.data, objective)),
         (
-            objective.loss_on == "Answer" and columns is not None and of_table(recipe.data).text is not None,
-            "objective.lossOn Answer needs data.columns of type PromptResponse or Messages: a text has no answer",
+            objective.loss_on in ("Answer", "LastAnswer")
+            and columns is not None
+            and of_table(recipe.data).text is not None,
+            "objective.lossOn Answer and LastAnswer need data.columns of type PromptResponse or Messages: a text has no answer",
         ),
         (
             recipe.data.splits is None,
@@ -101,6 +124,7 @@ def refusals(recipe: Recipe) -> list[str]:
             "training.warmupSteps and training.warmupRatio are both set: remove one",
         ),
         *_of_schedule(training),
+        *_of_optimizer(recipe),
         (
             training.early_stopping is not None and training.eval_every_steps is None,
             "training.earlyStopping needs training.evalEverySteps",
@@ -115,6 +139,29 @@ def refusals(recipe: Recipe) -> list[str]:
         ),
     )
     return [sentence for refused, sentence in table if refused]
+
+
+def _of_new_tokens(recipe: Recipe) -> tuple[tuple[bool, str], ...]:
+    """Contradictions of model.newTokens: whether each is there, and its sentence."""
+    there, method = bool(recipe.model.new_tokens), recipe.method
+    return (
+        (
+            there and recipe.model.adapter == "Continue",
+            "model.newTokens needs model.adapter: Merge, since an adapter keeps its vocabulary",
+        ),
+        (
+            there and method.type in SOFT_PROMPTS,
+            "model.newTokens works with method Full, LoRA, QLoRA or DoRA: virtual tokens train no embedding",
+        ),
+        (
+            there and method.type in LOW_RANK and method.export != "Merged",
+            "model.newTokens with an adapter needs method.export: Merged, since the base has no rows for them",
+        ),
+        (
+            there and recipe.objective.type == "Distillation",
+            "model.newTokens does not work with objective Distillation, whose teacher has no rows for them",
+        ),
+    )
 
 
 def _of_schedule(training: Training) -> tuple[tuple[bool, str], ...]:
@@ -149,7 +196,29 @@ def _of_schedule(training: Training) -> tuple[tuple[bool, str], ...]:
     )
 
 
+def _of_optimizer(recipe: Recipe) -> tuple[tuple[bool, str], ...]:
+    """Contradictions of training.optimizer: whether each is there, and its sentence."""
+    optimizer, full = recipe.training.optimizer, recipe.method.type == "Full"
+    muon, bf16 = optimizer.type == "Muon", optimizer.weights == "BF16"
+    return (
+        (muon and not full, "training.optimizer.type Muon needs method Full: set AdamW or AdamW8bit"),
+        (
+            bf16 and not full,
+            "training.optimizer.weights BF16 needs method Full: adapters are small, and the base under them is not kept in fp32",
+        ),
+        (
+            bf16 and recipe.training.precision != "BF16",
+            "training.optimizer.weights BF16 needs training.precision BF16",
+        ),
+        (bf16 and muon, "training.optimizer.weights BF16 needs training.optimizer.type AdamW or AdamW8bit"),
+        (
+            optimizer.momentum is not None and not muon,
+            "training.optimizer.momentum needs training.optimizer.type Muon",
+        ),
+    )
+
+
 def row_tokens(recipe: Recipe) -> int:
-    """Return the most tokens that a row of a batch holds: an example of DPO and KTO has two documents."""
+    """Return the most tokens that a row of a batch holds: an example of two answers has two documents."""
     documents = 2 if recipe.objective.type in COLUMNS_OF_OBJECTIVE else 1
     return documents * recipe.training.max_length

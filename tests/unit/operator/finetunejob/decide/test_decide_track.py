@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from finetune_crds import contract
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus, MlflowStatus, ModelStatus, Progress
+from finetune_crds.status_parts import PlanStatus
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import EnsureRun, Mlflow
 from worlds.memory.decisions import (
@@ -223,6 +226,71 @@ def test_progress(metrics: dict[str, float], expected: Progress | None) -> None:
     assert follow(tracked(metrics=metrics)).status.progress == expected
 
 
+NAMES: dict[str, tuple[dict[str, float], float | None, float | None]] = {
+    "ours": ({"loss": 1.0, "train_loss": 2.0, "eval_loss": 3.0, "val_loss": 4.0}, 1.0, 3.0),
+    "ours, at the end": ({"loss": 1.0, "eval_loss": 3.0, "final_eval_loss": 2.5}, 1.0, 2.5),
+    "HF's Trainer as it logs": ({"loss": 1.0, "grad_norm": 9.0, "eval_loss": 3.0}, 1.0, 3.0),
+    "HF's Trainer at its end": ({"loss": 1.0, "train_loss": 2.0, "train_runtime": 9.0}, 1.0, None),
+    "HF's Trainer, rewritten": ({"train/loss": 1.0, "train/train_loss": 9.0, "eval/loss": 3.0}, 1.0, 3.0),
+    "two names at once": (
+        {"train_loss": 2.0, "train/loss": 1.0, "val_loss": 4.0, "eval/loss": 3.0},
+        1.0,
+        3.0,
+    ),
+    "Lightning": ({"train_loss": 1.0, "val_loss": 3.0, "epoch": 0.0}, 1.0, 3.0),
+    "Lightning, of steps and epochs": ({"train_loss_epoch": 2.0, "train_loss_step": 1.0}, 1.0, None),
+    "Lightning, with slashes": ({"train/loss_step": 1.0, "train/loss_epoch": 2.0, "val/loss": 3.0}, 1.0, 3.0),
+    "an evaluation alone": ({"validation_loss": 3.0}, None, 3.0),
+    "one that diverged": ({"loss": NAN, "train_loss": 1.0}, None, None),
+}
+
+
+@pytest.mark.parametrize(("metrics", "loss", "eval_loss"), NAMES.values(), ids=NAMES)
+def test_losses_have_the_names_of_other_trainers_too(
+    metrics: dict[str, float], loss: float | None, eval_loss: float | None
+) -> None:
+    found = follow(tracked(metrics=metrics)).status.progress
+    assert (found.loss, found.eval_loss) == (loss, eval_loss)
+
+
+STEPS: dict[str, tuple[dict[str, float], dict[str, int], int | None, tuple[int, int | None, str | None]]] = {
+    "a metric": ({"step": 7.0, "loss": 1.0}, {"step": 3, "loss": 5}, None, (7, None, None)),
+    "that of the loss": (
+        {"loss": 1.0, "accuracy": 0.5},
+        {"loss": 50, "accuracy": 90},
+        None,
+        (50, None, None),
+    ),
+    "that of the newest loss": (
+        {"loss": 1.0, "train_loss": 2.0},
+        {"loss": 90, "train_loss": 100},
+        100,
+        (100, 100, "100%"),
+    ),
+    "that of an evaluation": ({"val_loss": 1.0}, {"val_loss": 20}, 40, (20, 40, "50%")),
+    "a metric of the last step": (
+        {"loss": 1.0, "max_steps": 80.0},
+        {"loss": 20, "max_steps": 0},
+        40,
+        (20, 80, "25%"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("metrics", "steps", "planned", "expected"), STEPS.values(), ids=STEPS)
+def test_the_step_is_that_of_mlflow_where_nothing_logs_it(
+    metrics: dict[str, float],
+    steps: dict[str, int],
+    planned: int | None,
+    expected: tuple[int, int | None, str | None],
+) -> None:
+    seen = tracked(metrics=metrics)
+    assert seen.run
+    run = dataclasses.replace(seen.run, steps=steps, planned_steps=planned)
+    found = follow(dataclasses.replace(seen, run=run)).status.progress
+    assert (found.step, found.max_steps, found.summary) == expected
+
+
 def test_progress_is_dated_when_it_changes_and_no_later() -> None:
     first = follow(tracked(step=4, max_steps=10)).status
     again = follow(tracked(step=4, max_steps=10), first).status
@@ -255,6 +323,49 @@ def test_evaluation_and_goodput() -> None:
 def test_evaluation_and_goodput_that_are_no_numbers_are_left_out() -> None:
     decision = follow(tracked(final_eval_loss=NAN, final_eval_perplexity=INF, goodput=NAN))
     assert (decision.status.model, decision.status.goodput) == (None, None)
+
+
+PLAN = {
+    "activationCheckpointing": "Selective",
+    "memoryBytes": 57_683_279_872,
+    "limitBytes": 79_026_978_816,
+    "parameters": 8_072_204_288,
+    "trainedParameters": 41_943_040,
+    "parts": {"weights": 16_128_466_944},
+}
+PLANNED = PlanStatus(
+    activation_checkpointing="Selective",
+    memory="53.7Gi",
+    limit="73.6Gi",
+    parameters=8_072_204_288,
+    trained_parameters=41_943_040,
+)
+PLANS: dict[str, tuple[str, PlanStatus | None]] = {
+    "of a GPU": (json.dumps(PLAN), PLANNED),
+    "of a rank whose limit is unknown": (
+        json.dumps({**PLAN, "limitBytes": None}),
+        PLANNED.model_copy(update={"limit": None}),
+    ),
+    "with asynchronous checkpoints": (
+        json.dumps({**PLAN, "stagedBytes": 503_316_480}),
+        PLANNED.model_copy(update={"host_memory": "480Mi"}),
+    ),
+    "with a kind that is none": (json.dumps({**PLAN, "activationCheckpointing": "Some"}), None),
+    "with a number that no status can hold": (json.dumps({**PLAN, "parameters": 2**63}), None),
+    "something else": ("53.7 GiB", None),
+}
+
+
+@pytest.mark.parametrize(("tag", "expected"), PLANS.values(), ids=PLANS)
+def test_a_plan_of_the_memory_is_that_of_the_run(tag: str, expected: PlanStatus | None) -> None:
+    assert follow(tracked(tags={contract.TAG_PLAN: tag})).status.plan == expected
+
+
+def test_a_plan_stays_until_the_next_attempt_has_another() -> None:
+    before = running().model_copy(update={"plan": PLANNED})
+    assert follow(tracked(), before).status.plan == PLANNED
+    other = {contract.TAG_PLAN: json.dumps({**PLAN, "memoryBytes": 2**20})}
+    assert follow(tracked(tags=other), before).status.plan == PLANNED.model_copy(update={"memory": "1Mi"})
 
 
 def test_a_checkpoint_is_noted_where_it_is() -> None:

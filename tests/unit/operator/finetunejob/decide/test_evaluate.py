@@ -13,7 +13,7 @@ from finetune_crds.evaluation import EvaluatedMetric, EvaluationResult, Evaluati
 from finetune_crds.status import FineTuneJobStatus, MlflowStatus, ModelStatus
 from finetune_operator import names
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.model import Decision, LogMetrics, Mlflow, SetAlias, TagVersion
+from finetune_operator.finetunejob.model import Decision, LogMetrics, Mlflow, Queued, SetAlias, TagVersion
 from finetune_operator.registry.base import RegisteredVersion
 from worlds.memory.decisions import (
     ACCEPTED,
@@ -87,11 +87,28 @@ def evaluate(
     mlflow: Mlflow | None = None,
     before: Any = AT_WORK,
     evaluation: Json | None = None,
+    queued: Queued | None = None,
     **parts: Any,
 ) -> Decision:
     found = ftj(before, register={"model": "tuned"}, evaluation=evaluation or {}, **parts)
-    seen = observed(*jobs, pods=pods, mlflow=mlflow or tracked(VERSION))
+    seen = observed(*jobs, pods=pods, mlflow=mlflow or tracked(VERSION), queued=queued)
     return conclude(found, seen, at=later(5), settings=SETTINGS)
+
+
+def test_it_waits_in_the_queue_of_its_job() -> None:
+    queue: Json = {"runPolicy": {"queueName": "gpus"}}
+    (body,) = (item for item in evaluate(**queue).apply if item["kind"] == "Job")
+    assert (body["metadata"]["labels"][names.LABEL_QUEUE], body["spec"]["suspend"]) == ("gpus", True)
+    suspended = evaluating(creationTimestamp="2026-08-01T12:00:00Z")
+    suspended["spec"]["suspend"], suspended["metadata"]["labels"][names.LABEL_QUEUE] = True, "gpus"
+    decision = evaluate(suspended, queued=Queued(reason="Pending", message="no quota", position=2), **queue)
+    waiting = (
+        "False",
+        ConditionReason.QUEUED,
+        "the evaluation waits in Kueue's queue gpus at position 2: no quota",
+    )
+    assert (told(decision), said(decision, ConditionType.READY)) == (waiting, waiting)
+    assert (decision.status.phase, decision.requeue_seconds) == ("Evaluating", 5.0)
 
 
 def told(decision: Decision) -> tuple[str, str, str] | None:

@@ -68,7 +68,7 @@ def test_the_built_in_evaluation() -> None:
         "HOME": "/tmp",
         "ALL": "c",
         "A": "b",
-        "HYPERPARAMETERS_PATH": "/etc/finetune/recipe.yaml",
+        "FINETUNE_RECIPE": "/etc/finetune/recipe.yaml",
         "MLFLOW_TRACKING_URI": "http://mlflow:5000",
         "MLFLOW_REGISTRY_URI": "http://mlflow:5000",
         "MLFLOW_RUN_ID": "r1",
@@ -102,6 +102,16 @@ def test_a_command_of_your_own_gets_the_model_from_an_init_container_that_reads_
         {"action": "FailJob", "onExitCodes": of_fetch},
         RULES[1],
     ]
+
+
+def test_a_command_of_your_own_finds_its_parameters_alone() -> None:
+    given = {**COMMAND, "parameters": {"tasks": ["arc"], "shots": 5}}
+    made = evaluation_pod.recipe(draft(given), VERSION)["data"]
+    assert yaml.safe_load(made["parameters.yaml"]) == given["parameters"]
+    assert yaml.safe_load(made["recipe.yaml"])["parameters"] == given["parameters"]
+    values = {item["name"]: item["value"] for item in container(given)["env"]}
+    assert values["HYPERPARAMETERS_PATH"] == "/etc/finetune/parameters.yaml"
+    assert set(evaluation_pod.recipe(draft({}), VERSION)["data"]) == {"recipe.yaml"}
 
 
 def test_a_volume_of_the_template_can_hold_the_model() -> None:

@@ -155,10 +155,12 @@ EXPECTED: Json = {
                             {"name": "WORLD_SIZE", "value": "8"},
                             {"name": "NCCL_SOCKET_IFNAME", "value": "eth0"},
                             {"name": "GLOO_SOCKET_IFNAME", "value": "eth0"},
-                            {"name": "HYPERPARAMETERS_PATH", "value": "/etc/finetune/recipe.yaml"},
+                            {"name": "FINETUNE_RECIPE", "value": "/etc/finetune/recipe.yaml"},
                             {"name": "MLFLOW_TRACKING_URI", "value": "http://m:5000"},
                             {"name": "MLFLOW_REGISTRY_URI", "value": "http://r"},
                             {"name": "MLFLOW_RUN_ID", "value": "r1"},
+                            {"name": "HYPERPARAMETERS_PATH", "value": "/etc/finetune/parameters.yaml"},
+                            {"name": "CODE_SOURCE_PATH", "value": "/code"},
                             {"name": "FINETUNE_ATTEMPT", "value": "2"},
                             {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": "110"},
                         ],
@@ -224,6 +226,46 @@ def test_the_recipe_names_the_splits_that_preparation_made() -> None:
         "digest": "c0ffee",
         "sourceVersion": 3,
     }
+
+
+PARAMETERS: Json = {
+    "learning_rate": 2e-5,
+    "max_steps": 100,
+    "packed": False,
+    "name": "2e-5",
+    "nothing": None,
+    "layers": [1, "q_proj", 0.5],
+    "optimizer": {"betas": [0.9, 0.95], "fused": True},
+    "text": "zwei\nZeilen, ä",
+}
+
+
+def test_a_command_finds_its_parameters_alone_and_typed() -> None:
+    trainer = {"command": ["torchrun", "t.py"], "parameters": PARAMETERS}
+    made = children(trainer=trainer)[1]["data"]
+    assert set(made) == {"recipe.yaml", "parameters.yaml"}
+    assert yaml.safe_load(made["parameters.yaml"]) == PARAMETERS
+    assert yaml.safe_load(made["recipe.yaml"])["parameters"] == PARAMETERS
+    assert yaml.safe_load(children(trainer={"command": ["t"]})[1]["data"]["parameters.yaml"]) == {}
+
+
+def environment(**parts: Any) -> set[str]:
+    container = children(**parts)[2]["spec"]["template"]["spec"]["containers"][0]
+    return {item["name"] for item in container["env"]}
+
+
+def test_only_a_command_has_a_file_of_parameters_and_only_with_code_a_folder_of_it() -> None:
+    assert set(children()[1]["data"]) == {"recipe.yaml"}
+    assert {"HYPERPARAMETERS_PATH", "CODE_SOURCE_PATH"} & environment() == set()
+    command = {"HYPERPARAMETERS_PATH", "CODE_SOURCE_PATH"} & environment(trainer={"command": ["t"]})
+    assert command == {"HYPERPARAMETERS_PATH"}
+
+
+def test_a_command_needs_neither_model_nor_data() -> None:
+    made = children(model=None, data=None, trainer={"command": ["torchrun", "t.py"]})
+    recipe = yaml.safe_load(made[1]["data"]["recipe.yaml"])
+    assert {"model", "data", "prepared"} & set(recipe) == set()
+    assert made[2]["spec"]["template"]["spec"]["volumes"][-1]["name"] == "recipe"
 
 
 FOUND = Columns(type="Messages", messages="messages")

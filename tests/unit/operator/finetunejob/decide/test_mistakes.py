@@ -22,6 +22,22 @@ def limited(gpus: Any, **distributed: Any) -> Json:
     return {"distributed": distributed, **containers({"name": "trainer", "resources": limits})}
 
 
+def written(uri: str, *mounts: str, **volume: Json) -> Json:
+    """A job that writes its model to a folder, where each mount is of a volume of one kind."""
+    mounted = [{"name": "models", "mountPath": path} for path in mounts]
+    template = {
+        "containers": [{"name": "trainer", "volumeMounts": mounted}],
+        "volumes": [{"name": "models", **volume}],
+    }
+    return {"output": {"uri": uri}, "podTemplate": {"spec": template}}
+
+
+CLAIM: Json = {"claimName": "models"}
+LOST = (
+    "spec.output.uri /models/tiny is on no volume that outlives the pods: mount a PersistentVolumeClaim there in the container "
+    "trainer of spec.podTemplate, or create the job with a folder of an object store"
+)
+
 UNNAMED = (
     "spec.podTemplate has the container 'main' without an image: rename it to 'trainer', the container that the operator "
     "fills in, or give it an image if it is to run beside that"
@@ -48,6 +64,12 @@ MISTAKES: dict[str, tuple[Json, list[str]]] = {
     ),
     "a limit below the processes": (limited("1", processesPerNode=8), [f"{FEW}raise the limit to 8"]),
     "a limit that is enough": (limited(8, processesPerNode=8), []),
+    "a model on a volume": (written("/models/tiny", "/models/", persistentVolumeClaim=CLAIM), []),
+    "a model in a store": ({"output": {"uri": "s3://models/tiny"}}, []),
+    "a model in a volume of Unity Catalog": ({"output": {"uri": "/Volumes/main/llm/tiny"}}, []),
+    "a model on no volume": ({"output": {"uri": "/models/tiny"}}, [LOST]),
+    "a model beside a volume": (written("/models/tiny", "/model", persistentVolumeClaim=CLAIM), [LOST]),
+    "a model on a volume of the pod": (written("/models/tiny", "/models", emptyDir={}), [LOST]),
     "processes on CPUs": (limited(1, processesPerNode=8, device="CPU"), []),
 }
 

@@ -99,7 +99,7 @@ def test_the_job_retries_what_is_nobodys_fault_and_nothing_else() -> None:
     assert container["env"] == [
         {"name": "HOME", "value": "/tmp"},
         {"name": "A", "value": "b"},
-        {"name": "HYPERPARAMETERS_PATH", "value": "/etc/finetune/recipe.yaml"},
+        {"name": "FINETUNE_RECIPE", "value": "/etc/finetune/recipe.yaml"},
         {"name": "MLFLOW_TRACKING_URI", "value": "http://mlflow:5000"},
         {"name": "MLFLOW_REGISTRY_URI", "value": "http://mlflow:5000"},
     ]
@@ -128,6 +128,16 @@ def test_splits_that_are_given_need_no_preparation() -> None:
         ConditionReason.SPLITS_GIVEN,
         "spec.data.splits names existing splits",
     )
+
+
+def test_a_command_without_data_needs_no_preparation() -> None:
+    decision = conclude(ftj(data=None, model=None, trainer={"command": ["torchrun", "t.py"]}))
+    assert said(decision, ConditionType.PREPARED) == (
+        "True",
+        ConditionReason.NO_DATA,
+        "spec.data is not set: your command reads its own data",
+    )
+    assert "Job/tune-train-1" in applied(decision)
 
 
 AT_WORK: dict[str, tuple[list[Json], str]] = {

@@ -59,7 +59,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 @pytest.mark.parametrize(("arguments", "expected"), RUNS.values(), ids=RUNS)
 def test_run_env(arguments: Json, expected: dict[str, str]) -> None:
     found = {item["name"]: item["value"] for item in run_env(**arguments)}
-    assert found == {"HYPERPARAMETERS_PATH": "/etc/finetune/recipe.yaml"} | expected
+    assert found == {"FINETUNE_RECIPE": "/etc/finetune/recipe.yaml"} | expected
 
 
 def test_what_the_operator_sets_is_what_people_may_not_set() -> None:
@@ -67,8 +67,9 @@ def test_what_the_operator_sets_is_what_people_may_not_set() -> None:
         "source": {"type": "Parquet", "path": "s3://corpora/a"},
         "prepare": {"output": "s3://splits/a", "spark": {"mode": "Kubernetes"}},
     }
+    own = {"command": ["torchrun", "t.py"], "code": {"configMapRef": {"name": "code"}}}
     decisions = (
-        conclude(ftj(), observed(mlflow=tracked()), settings=SETTINGS),
+        conclude(ftj(trainer=own), observed(mlflow=tracked()), settings=SETTINGS),
         conclude(ftj(status(ADMITTED), data=on_executors), settings=SETTINGS),
     )
     pods = [decision.apply[2]["spec"]["template"]["spec"] for decision in decisions]

@@ -75,10 +75,10 @@ SEEN: dict[str, tuple[Resumed, tuple[str, str] | None]] = {
         ),
     ),
     "another version's spec": (
-        Resumed(dataclasses.replace(first(), spec=None, invalid="spec.data: Field required")),
+        Resumed(dataclasses.replace(first(), spec=None, invalid="spec.model.base: Field required")),
         (
             ConditionReason.WAITING_FOR_JOB,
-            "this version of the operator cannot read the spec of FineTuneJob first (spec.data: Field required)",
+            "this version of the operator cannot read the spec of FineTuneJob first (spec.model.base: Field required)",
         ),
     ),
     "it runs": (Resumed(first()), STILL_RUNS),

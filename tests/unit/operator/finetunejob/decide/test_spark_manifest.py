@@ -101,7 +101,7 @@ def test_the_whole_of_it() -> None:
     assert env == {
         "HOME": "/tmp",
         "A": "b",
-        "HYPERPARAMETERS_PATH": "/etc/finetune/recipe.yaml",
+        "FINETUNE_RECIPE": "/etc/finetune/recipe.yaml",
         "MLFLOW_TRACKING_URI": SETTINGS.tracking_uri,
         "MLFLOW_REGISTRY_URI": SETTINGS.tracking_uri,
         "MLFLOW_RUN_ID": "r1",

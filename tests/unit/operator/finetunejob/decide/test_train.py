@@ -161,6 +161,18 @@ def test_an_attempt_ends_with_what_rank_0_reports() -> None:
     assert found.phase == "Succeeded"
 
 
+@pytest.mark.parametrize(
+    ("registered", "summary"),
+    [(None, "gs://models/tune"), ({"model": "tune"}, None)],
+    ids=["alone", "beside"],
+)
+def test_the_folder_of_the_model_is_known_at_the_end(registered: Json | None, summary: str | None) -> None:
+    """Also where the message of rank 0 is lost."""
+    job = ftj(running(), output={"uri": "gs://models/tune"}, register=registered)
+    seen = observed(child(JOB, "Complete"), pods=[ended(JOB, 0, 0), ended(JOB, 1, 0)])
+    assert conclude(job, seen).status.model == ModelStatus(folder="gs://models/tune", summary=summary)
+
+
 def test_an_attempt_of_a_script_that_reports_nothing_ends_too() -> None:
     seen = observed(child(JOB, "Complete"), pods=[ended(JOB, 0, 0, "the end of its log"), ended(JOB, 1, 0)])
     decision = conclude(ftj(running()), seen)

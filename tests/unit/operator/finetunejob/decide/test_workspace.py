@@ -86,9 +86,19 @@ MISTAKES: dict[str, tuple[Json, Settings, list[str]]] = {
         Settings(),
         [
             NO_PATH.format(field="spec.data.prepare.output", path="/Volumes/main/llm/splits"),
-            NO_PATH.format(field="spec.checkpoint.uri", path="dbfs:/checkpoints"),
+            "spec.checkpoint.uri dbfs:/checkpoints is in DBFS, which the training pods cannot reach: use a volume of Unity "
+            "Catalog, or object storage",
         ],
     ),
+    "checkpoints in a volume, and runs elsewhere": (
+        {"checkpoint": {"uri": "/Volumes/main/llm/work"}},
+        Settings(tracking_uri="http://m"),
+        [
+            "spec.checkpoint.uri /Volumes/main/llm/work is in a Databricks workspace, which the training pods reach with the "
+            "login of spec.tracking: set spec.tracking.uri to databricks, or use the object storage behind it"
+        ],
+    ),
+    "checkpoints in a volume": ({"checkpoint": {"uri": "/Volumes/main/llm/work"}}, BY_DEFAULT, []),
 }
 
 

@@ -1,0 +1,123 @@
+"""Your own training script: where it comes from, and the packages that it needs."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from finetune_crds.base import A_SET, ApiModel, Name, VolumeName, renamed, rules
+from finetune_crds.env import LocalReference
+
+FULL_COMMIT = re.compile(r"[0-9a-fA-F]{40}([0-9a-fA-F]{24})?")
+"""A commit that no server has to be asked about: SHA-1 or SHA-256, whole."""
+# NB: Kubernetes replaces $(NAME) in the arguments of a container by the value of a variable, so none of these has a $.
+_NAME_OF_PACKAGE = "[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?( *[[][A-Za-z0-9._, -]*[]])?"
+_VERSIONS = "( *[(]?[<>=!~]=?[^@;$]*)?"
+_ADDRESS = " *@ *(git[+])?(https|file)://[^ @$]*(@[A-Za-z0-9._/-]+)?"
+_MARKER = "( *;[^$]*)?"
+_REQUIREMENT = f"^{_NAME_OF_PACKAGE}({_VERSIONS}|{_ADDRESS} ?){_MARKER}$"
+
+Requirement = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=256,
+        json_schema_extra=rules(
+            (
+                "!self.startsWith('-')",
+                "options of pip do not go here: set its variables, such as PIP_INDEX_URL, in trainer.env or spec.envFrom",
+            ),
+            (
+                "!self.matches('://[^/]*@')",
+                "the address holds a user or a password: publish the package in an index, and put its address with the "
+                "credentials into a Secret of trainer.envFrom as PIP_INDEX_URL",
+            ),
+            (
+                f"self.startsWith('-') || self.matches('://[^/]*@') || self.matches('{_REQUIREMENT}')",
+                "write a requirement as pip takes it: a name with versions, such as datasets>=3, or a name @ https://...",
+            ),
+        ),
+    ),
+]
+"""A requirement of PEP 508."""
+Dependencies = Annotated[list[Requirement], Field(max_length=64, json_schema_extra=A_SET)]
+
+GitUrl = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=1024,
+        json_schema_extra=rules(
+            (
+                "self.startsWith('https://')",
+                "the repository is fetched over HTTPS: write https://host/owner/repository; ssh, git and http addresses do not work",
+            ),
+            (
+                "!self.matches('^https://[^/]*@')",
+                "the address holds a user or a password: put them into a Secret as username and password, and name it in secretRef",
+            ),
+            (
+                "!self.startsWith('https://') || self.matches('^https://[^/@]*@') || self.matches('^https://[^/?# $@]+/[^?# $]+$')",
+                "write the address as https://host/owner/repository, without ? and #",
+            ),
+        ),
+    ),
+]
+Revision = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=255,
+        json_schema_extra=rules(
+            (
+                "self.matches('^[A-Za-z0-9_][A-Za-z0-9._/+@-]*$') && !self.contains('..')",
+                "write a branch, a tag, or a commit with all its digits",
+            ),
+        ),
+    ),
+]
+
+
+class Git(ApiModel):
+    """A repository of Git."""
+
+    url: GitUrl
+    """Its address, such as https://github.com/owner/repository.git."""
+    revision: Revision = "HEAD"
+    """Branch, tag or whole commit. It is resolved once: every attempt has the commit of status.code. HEAD is the default branch."""
+    secret_ref: LocalReference | None = None
+    """Secret with `username` and `password`; for most servers, the password is a token."""
+
+
+class Code(ApiModel):
+    """Your own training script."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "[has(self.configMapRef), has(self.volume), has(self.git)].filter(given, given).size() == 1",
+                "set one of configMapRef, volume and git",
+            ),
+        )
+        | renamed(configMap=("string", "configMapRef: {name: ...}"))
+    )
+
+    config_map_ref: LocalReference | None = None
+    """ConfigMap whose keys become files of mountPath."""
+    volume: VolumeName | None = None
+    """Volume of podTemplate that holds the code."""
+    git: Git | None = None
+    """Repository that each pod fetches into mountPath, at one commit."""
+    mount_path: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^/.*")] = "/workspace"
+    """Folder of the code; also the working directory."""
+
+
+class CodeStatus(ApiModel):
+    """What spec.trainer.code.git amounts to."""
+
+    commit: Annotated[str, Field(min_length=40, max_length=64)]
+    """The commit that every attempt runs."""
+    branch: Name | None = None
+    """The branch that had it, where revision is one."""

@@ -1,0 +1,49 @@
+"""`spec.output`: the folder of the model, besides the registry or in place of it."""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict
+
+from finetune_crds.base import PLACES, STORED_FOLDER, ApiModel, Rule, Uri, rules
+from finetune_crds.databricks import stored_in_workspace
+
+
+class Output(ApiModel):
+    """The folder of the model."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (f"self.uri.matches('{STORED_FOLDER}')", f"uri is {PLACES} on a volume", ".uri")
+        )
+    )
+
+    uri: Uri
+    """s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute path on a volume
+    that podTemplate mounts, or, with tracking.uri databricks, in /Volumes of the workspace: a folder for this model alone.
+    It has weights, configuration, tokenizer and model card, as transformers and peft save them, and model.base of another job may name
+    it."""
+
+
+def _whole(folder: str) -> str:
+    """CEL: a folder with a slash at its end."""
+    return f"({folder}.endsWith('/') ? {folder} : {folder} + '/')"
+
+
+_OUTPUT, _CHECKPOINTS = _whole("self.output.uri"), _whole("self.checkpoint.uri")
+
+OUTPUT_RULES = (
+    Rule(
+        "!has(self.output) || !has(self.trainer.command) || size(self.trainer.command) == 0",
+        "output needs the built-in loop: your command writes its own model, so name its folder in trainer.args or "
+        "trainer.parameters",
+        ".output",
+    ),
+    Rule(
+        "!has(self.output) || !has(self.checkpoint) || !has(self.checkpoint.uri) || "
+        f"(!{_OUTPUT}.startsWith({_CHECKPOINTS}) && !{_CHECKPOINTS}.startsWith({_OUTPUT}))",
+        "one of output.uri and checkpoint.uri is in the other: name a folder that has the model alone",
+        ".output.uri",
+    ),
+    *stored_in_workspace("output.uri"),
+)
+"""Rules of the spec."""

@@ -1,0 +1,65 @@
+"""`trainer.code.git`: which commit the job runs. It is asked for once, before anything is created; every attempt has the same."""
+
+from __future__ import annotations
+
+from finetune_crds import contract
+from finetune_crds.code import FULL_COMMIT, CodeStatus, Git
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.model import CodeFound, FineTuneJob
+from finetune_operator.policy.outcome import Continue, Outcome, Stop
+
+_POLL_SECONDS = 15.0
+_AT_ONCE_SECONDS = 0.1
+
+
+def to_resolve(ftj: FineTuneJob) -> Git | None:
+    """The repository whose server has to be asked; None where the commit is known, or nothing is to be run."""
+    git = _git(ftj)
+    if git is None or ftj.status.code or ftj.is_finished or ftj.deleting:
+        return None
+    return None if FULL_COMMIT.fullmatch(git.revision) else git
+
+
+def resolve(draft: Draft) -> Outcome:
+    """End the pass until the commit is known, and in the status. What was found once stays.
+
+    Without the latter, a crash could leave a run or pods of one commit beside a status with another.
+    """
+    git = _git(draft.ftj)
+    if git is None or draft.status.code:
+        return Continue
+    found = draft.observed.code
+    if FULL_COMMIT.fullmatch(git.revision):
+        found = CodeFound(git.revision.lower())
+    if found is None:
+        return Stop
+    if found.problem:
+        draft.set(ConditionType.CODE_RESOLVED, False, found.problem.reason, found.problem.message)
+        draft.requeue_after(found.again_seconds or _POLL_SECONDS)
+        # A suspended job says that it is.
+        return Continue if draft.spec.suspend else Stop
+    draft.update(code=CodeStatus(commit=found.commit, branch=found.branch))
+    where = f"{git.revision} of {git.url} is" if found.commit != git.revision.lower() else f"{git.url} has"
+    message = f"{where} commit {found.commit}, which every attempt runs"
+    draft.set(ConditionType.CODE_RESOLVED, True, ConditionReason.CODE_RESOLVED, message)
+    draft.requeue_after(_AT_ONCE_SECONDS)
+    return Stop
+
+
+def is_unresolved(draft: Draft) -> bool:
+    """Whether the job waits for its commit, which its run is to name."""
+    return _git(draft.ftj) is not None and draft.status.code is None
+
+
+def tags(draft: Draft) -> dict[str, str]:
+    """What the MLflow run says of the code."""
+    git, code = _git(draft.ftj), draft.status.code
+    if git is None or code is None:
+        return {}
+    branch = {contract.TAG_GIT_BRANCH: code.branch} if code.branch else {}
+    return {contract.TAG_GIT_COMMIT: code.commit, contract.TAG_GIT_URL: git.url, **branch}
+
+
+def _git(ftj: FineTuneJob) -> Git | None:
+    return ftj.spec.trainer.code.git if ftj.spec and ftj.spec.trainer.code else None

@@ -1,0 +1,157 @@
+"""The init containers of a command of your own: one fetches the commit of `trainer.code.git`, one installs `trainer.dependencies`.
+
+The first has the trainer's image of the installation, so yours needs no git; the second yours, for its Python and its packages.
+Both have the environment, the volumes, the limits and the rights of the container `trainer`, but none of its devices.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from finetune_crds import contract
+from finetune_crds.base import Json
+from finetune_crds.code import Code
+from finetune_crds.finetunejob import Trainer
+from finetune_operator import names
+from finetune_operator.finetunejob import installer
+from finetune_operator.finetunejob.decide import pods
+from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.merge import containers, merge
+
+_SHARED = (
+    "env",
+    "envFrom",
+    "volumeMounts",
+    "securityContext",
+    "imagePullPolicy",
+    "terminationMessagePolicy",
+)
+# Variables of your image's programs, which those of another image cannot start with.
+_OF_YOUR_IMAGE = re.compile(r"PATH|PYTHON.*|LD_.*")
+_RESOURCES = ("cpu", "memory", "ephemeral-storage")
+# Read once: a decision reads no files.
+_INSTALLER = inspect.getsource(installer)
+_SCRIPT = ["python3", f"{contract.RECIPE_DIRECTORY}/{contract.DEPENDENCIES_FILE}"]
+_STEPS = {
+    names.CHECKOUT_CONTAINER: "fetches the code",
+    names.DEPENDENCIES_CONTAINER: "installs the packages of trainer.dependencies",
+}
+
+
+def mistakes(trainer: Trainer) -> Iterator[str]:
+    """What is wrong with requirements, beyond what the schema can tell."""
+    for text in trainer.dependencies:
+        try:
+            Requirement(text)
+        except InvalidRequirement as error:
+            why = str(error).splitlines()[0]
+            yield f"spec.trainer.dependencies has {text!r}, which is no requirement ({why}): create the job with another"
+
+
+def files(trainer: Trainer) -> dict[str, str]:
+    """What the pods need beside the recipe."""
+    return {contract.DEPENDENCIES_FILE: _INSTALLER} if trainer.dependencies else {}
+
+
+def provided(draft: Draft, pod: Json) -> Json:
+    """The pod of training with the code of `trainer.code.git` and the packages of `trainer.dependencies`."""
+    trainer = draft.spec.trainer
+    if trainer.code and trainer.code.git:
+        pod = _with_init(pod, _checkout(draft, trainer.code, pod))
+    return _with_dependencies(pod, trainer.dependencies) if trainer.dependencies else pod
+
+
+def step(alive: Sequence[Json]) -> str:
+    """What a pod does before its command starts, as the end of a sentence; empty where none is known to."""
+    for pod in alive:
+        for item in pod.get("status", {}).get("initContainerStatuses") or []:
+            if item["name"] in _STEPS and "running" in item.get("state", {}):
+                return f"; {pods.listed([pod])} {_STEPS[item['name']]}"
+    return ""
+
+
+def _with_init(pod: Json, container: Json) -> Json:
+    return dict(merge(pod, {"spec": {"initContainers": [container]}}))
+
+
+def _checkout(draft: Draft, code: Code, pod: Json) -> Json:
+    git, resolved = code.git, draft.status.code
+    commit = resolved.commit if resolved else ""
+    reference = git.secret_ref if git else None
+    login = [
+        _from_secret(contract.ENV_GIT_USERNAME, reference.name, "username", optional=True),
+        _from_secret(contract.ENV_GIT_PASSWORD, reference.name, "password", optional=reference.optional),
+    ] if reference else []  # fmt: skip
+    shared = _like_trainer(pod)
+    shared["env"] = [item for item in shared.get("env", []) if not _OF_YOUR_IMAGE.fullmatch(item["name"])]
+    own: Json = {
+        "name": names.CHECKOUT_CONTAINER,
+        "image": draft.settings.trainer_image,
+        "imagePullPolicy": draft.settings.trainer_pull_policy,
+        "command": [contract.CHECKOUT_COMMAND],
+        "args": [_literal(item) for item in (git.url if git else "", commit, code.mount_path)],
+        "env": login,
+    }
+    return dict(merge(shared, own))
+
+
+def _with_dependencies(pod: Json, requirements: Sequence[str]) -> Json:
+    """A pod whose command finds the packages. A volume of this name in the pod template takes the place of the emptyDir."""
+    mount = {"name": contract.DEPENDENCIES_VOLUME, "mountPath": contract.DEPENDENCIES_PATH}
+    trainer = next(containers(pod, names.TRAINER_CONTAINER), {})
+    install: Json = {
+        "name": names.DEPENDENCIES_CONTAINER,
+        "image": trainer.get("image"),
+        "command": [*_SCRIPT, installer.INSTALL],
+        "args": [*requirements],
+        "volumeMounts": [mount],
+    }
+    command = trainer.get("command")
+    found: Json = {
+        "initContainers": [dict(merge(_like_trainer(pod), install))],
+        "containers": [
+            {
+                "name": names.TRAINER_CONTAINER,
+                # NB: what is no list is left for the API server to refuse.
+                "command": [*_SCRIPT, installer.RUN, *command] if isinstance(command, list) else command,
+                "volumeMounts": [{**mount, "readOnly": True}],
+            }
+        ],
+    }
+    volume: Json = {"spec": {"volumes": [{"name": contract.DEPENDENCIES_VOLUME, "emptyDir": {}}]}}
+    return dict(merge(merge(volume, pod), {"spec": found}))
+
+
+def _like_trainer(pod: Json) -> Json:
+    """What an init container has in common with the container `trainer`."""
+    trainer = next(containers(pod, names.TRAINER_CONTAINER), {})
+    resources = _without_devices(trainer.get("resources"))
+    return {
+        **{field: trainer[field] for field in _SHARED if field in trainer},
+        **({"resources": resources} if resources else {}),
+    }
+
+
+def _without_devices(resources: Any) -> Json:
+    """Requests and limits of what every container uses, which quotas may ask of each."""
+    found = resources if isinstance(resources, dict) else {}
+    parts = {name: found[name] for name in ("limits", "requests") if isinstance(found.get(name), dict)}
+    kept = {
+        name: {key: value for key, value in part.items() if key in _RESOURCES} for name, part in parts.items()
+    }
+    return {name: part for name, part in kept.items() if part}
+
+
+def _from_secret(variable: str, secret: str, key: str, *, optional: bool) -> Json:
+    reference = {"name": secret, "key": key, "optional": optional}
+    return {"name": variable, "valueFrom": {"secretKeyRef": reference}}
+
+
+def _literal(argument: str) -> str:
+    """An argument in which Kubernetes replaces nothing."""
+    return argument.replace("$", "$$")

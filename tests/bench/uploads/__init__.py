@@ -1,0 +1,1 @@
+"""How a model gets to the store of an MLflow server: through the server, or straight."""

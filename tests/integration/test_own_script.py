@@ -1,0 +1,117 @@
+"""A job whose command brings its own model and data: what the API server takes and refuses, and how the operator follows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.api import Api
+from support.refusals import refused
+from worlds.processes.jobs import job
+
+Json = dict[str, Any]
+
+PARAMETERS: Json = {
+    "learning_rate": 2e-5,
+    "max_steps": 100,
+    "packed": False,
+    "nothing": None,
+    "layers": [1, "q_proj", [0.5]],
+    "optimizer": {"betas": [0.9, 0.95]},
+}
+
+
+def script(**spec: Any) -> Json:
+    """A job with a command, and with neither model nor data."""
+    trainer = {"command": ["torchrun", "train.py"], "parameters": PARAMETERS}
+    return job(**({"model": None, "data": None, "register": None, "trainer": trainer} | spec))
+
+
+def placed(body: Json, namespace: str) -> Json:
+    """A job in a namespace."""
+    return {**body, "metadata": {**body["metadata"], "namespace": namespace}}
+
+
+EVALUATED: Json = {"register": {"model": "m"}, "evaluation": {"command": ["judge"]}}
+SPLITS: Json = {"splits": {"type": "JSONLines", "train": "/x"}}
+REFUSED: dict[str, tuple[Json, str]] = {
+    "no model and no command": (job(model=None), "model is missing: name the model to start from"),
+    "no data and no command": (job(data=None), "data is missing: set data.source or data.splits"),
+    "a source without a model": (
+        script(data=job()["spec"]["data"]),
+        "data.source needs model, whose tokenizer",
+    ),
+    "an evaluation without a model": (script(data=SPLITS, **EVALUATED), "evaluation needs model and data"),
+    "an evaluation without data": (
+        script(model={"base": "/m"}, **EVALUATED),
+        "evaluation needs model and data",
+    ),
+    "parameters without a command": (
+        job(trainer={"parameters": {"a": 1}}),
+        "trainer.parameters needs trainer.command: the built-in loop has fields for its parameters",
+    ),
+    "parameters that are a list": (
+        script(trainer={"command": ["t"], "parameters": ["a"]}),
+        "must be of type object",
+    ),
+    "too many parameters": (
+        script(trainer={"command": ["t"], "parameters": {str(number): number for number in range(65)}}),
+        "must have at most 64 items",
+    ),
+    "the recipe in the environment": (
+        script(env=[{"name": "FINETUNE_RECIPE", "value": "/x"}]),
+        "the operator sets FINETUNE_RECIPE (rendezvous, MLflow run, recipe): remove it",
+    ),
+    "the code in the environment": (
+        script(env=[{"name": "CODE_SOURCE_PATH", "value": "/x"}]),
+        "the operator sets CODE_SOURCE_PATH (rendezvous, MLflow run, recipe): remove it",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_the_schema_refuses(api: Api, namespace: str, case: str) -> None:
+    body, sentence = REFUSED[case]
+    with refused(sentence):
+        api.create(placed(body, namespace))
+
+
+TAKEN: dict[str, Json] = {
+    "neither model nor data": script(),
+    "a model alone": script(model={"base": "org/base"}),
+    "splits alone": script(data=SPLITS),
+}
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_the_schema_takes(api: Api, namespace: str, case: str) -> None:
+    api.create(placed(TAKEN[case], namespace))
+    kept = api.get("FineTuneJob", namespace, "tune") or {}
+    assert kept["spec"]["trainer"]["parameters"] == PARAMETERS
+
+
+CHANGES: dict[str, tuple[Json, str | None]] = {
+    "a number": ({"trainer": {"parameters": {"max_steps": 99}}}, "spec.trainer.parameters cannot change"),
+    "a number in a list": (
+        {"trainer": {"parameters": {"layers": [1, "q_proj", [0.25]]}}},
+        "spec.trainer.parameters cannot",
+    ),
+    "one more": ({"trainer": {"parameters": {"more": 1}}}, "spec.trainer.parameters cannot change"),
+    "one less": ({"trainer": {"parameters": {"packed": None}}}, "spec.trainer.parameters cannot change"),
+    "none": ({"trainer": {"parameters": None}}, "spec.trainer.parameters cannot change"),
+    "a model": ({"model": {"base": "/m"}}, "spec.model cannot change"),
+    "data": ({"data": SPLITS}, "spec.data cannot change"),
+    "the image": ({"trainer": {"image": "me/mine:2"}}, None),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_only_what_the_next_attempt_can_take_up_changes(api: Api, namespace: str, case: str) -> None:
+    change, sentence = CHANGES[case]
+    api.create(placed(script(), namespace))
+    if sentence is None:
+        assert api.patch("FineTuneJob", namespace, "tune", {"spec": change})
+        return
+    with refused(sentence):
+        api.patch("FineTuneJob", namespace, "tune", {"spec": change})

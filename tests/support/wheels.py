@@ -1,0 +1,25 @@
+"""Small wheels, made without a build."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def wheel(
+    folder: Path, name: str, version: str, *, requires: Sequence[str] = (), program: bool = False
+) -> None:
+    """Put a wheel into a folder, of one module that has its version, and a program of the same name where wanted."""
+    info = f"{name}-{version}.dist-info"
+    metadata = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    files = {
+        f"{name}.py": f"VERSION = {version!r}\ndef main():\n    print(VERSION)\n",
+        f"{info}/METADATA": "\n".join([*metadata, *(f"Requires-Dist: {item}" for item in requires)]) + "\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        **({f"{info}/entry_points.txt": f"[console_scripts]\n{name} = {name}:main\n"} if program else {}),
+    }
+    record = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for path, text in {**files, f"{info}/RECORD": record}.items():
+            archive.writestr(path, text)

@@ -1,0 +1,177 @@
+"""Whole runs on stores: splits, checkpoints and models in servers with the APIs of S3, Google Cloud Storage, Azure, Databricks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cluster import object_stores
+from finetune_crds.data import Splits
+from finetune_crds.recipe import JobReference
+from finetune_trainer import artifacts, storage
+from finetune_trainer.model_folder import ModelFolder
+from finetune_trainer.outcome import PodFailure
+from finetune_trainer.stored_model import StoredModel
+from finetune_trainer.train.data import read
+from standins import databricks
+from support.training import eval_loss_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from cluster.object_stores import Store
+    from support.pods import Outcome, Pod
+
+
+# MLflow modules warn about each other while the export imports them.
+pytestmark = pytest.mark.usefixtures("mlflow_imported")
+
+
+@pytest.fixture(scope="module", params=["s3", "gs", "azure"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A store with an empty bucket."""
+    with getattr(object_stores, request.param)(tmp_path_factory.mktemp("store")) as found:
+        yield found
+
+
+@pytest.fixture
+def store(server: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """The store, with a login in the variables of this process."""
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    return server
+
+
+def test_a_job_begins_goes_on_and_ends_in_a_store(
+    store: Store, pod: Pod, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files, bucket = storage.filesystem(store.uri)
+    files.put(f"{table}/", f"{bucket}/splits/", recursive=True)
+    begins_goes_on_and_ends(
+        store.uri, pod.but({"data.splits.path": f"{store.uri}/splits"}), tmp_path / "fetched", capsys
+    )
+
+
+def test_a_job_begins_goes_on_and_ends_in_a_volume_of_unity_catalog(
+    pod: Pod, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume = "/Volumes/main/llm/work"
+    with databricks.running() as workspace:
+        workspace.files.volumes.add(volume)
+        for name, value in workspace.secret.items():
+            monkeypatch.setenv(name, value)
+        begins_goes_on_and_ends(volume, pod, tmp_path / "fetched", capsys)
+
+
+def begins_goes_on_and_ends(place: str, pod: Pod, to: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, adapter = f"{place}/models/tiny", f"{place}/models/adapter"
+    first = pod.but(
+        {
+            "checkpoint": {"uri": f"{place}/checkpoints", "everySteps": 2},
+            "training.maxSteps": 2,
+        }
+    )
+    ended(first, capsys)
+    second = ended(first.but({"training.maxSteps": 4, "output": {"uri": model}}), capsys)
+    assert "resuming from the checkpoint of step 2" in second.output
+    assert f"wrote the model to {model}" in second.output
+    # Another job goes on from that model, and leaves an adapter that names it.
+    other = first.but(
+        {
+            "job.uid": "another",
+            "model.base": model,
+            "checkpoint": None,
+            "method": {"type": "LoRA"},
+            "output": {"uri": adapter},
+        }
+    )
+    third = ended(other, capsys)
+    assert third.message is not None
+    assert third.message.train is not None
+    assert third.message.train.base_eval_loss == pytest.approx(eval_loss_of(second), rel=1e-5)
+    found = artifacts.fetch(adapter, to)
+    assert (found.adapter is not None, found.adapter_of) == (True, model)
+
+
+def ended(pod: Pod, capsys: pytest.CaptureFixture[str]) -> Outcome:
+    outcome = pod.run_here(capsys)
+    assert outcome.code == 0, outcome
+    return outcome
+
+
+def test_a_folder_that_a_console_made_is_empty(store: Store, tmp_path: Path) -> None:
+    uri = f"{store.uri}/console/tiny"
+    files, path = storage.filesystem(uri)
+    if store.uri.startswith("s3"):
+        # NB: s3fs cuts the slash off.
+        files.call_s3("put_object", Bucket="lake", Key="console/tiny/", Body=b"")
+    elif store.uri.startswith("gs"):
+        files.pipe_file(f"{path}/", b"")
+    job = JobReference(name="tiny", namespace="tests", uid="0001")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    folder = ModelFolder(uri, job, 1)
+    folder.claim()
+    folder.publish({"": tmp_path / "model"})
+    # What else lies there is not downloaded with the model.
+    files.pipe_file(f"{path}/optimizer.pt", b"state")
+    assert [*StoredModel.find(uri).listed] == [f"{path}/config.json"]
+    artifacts.fetch(uri, tmp_path / "to")
+
+
+def test_of_several_writers_of_a_new_file_one_writes_it(store: Store) -> None:
+    files, path = storage.filesystem(f"{store.uri}/new")
+    storage.create(files, path, b"first")
+    with pytest.raises(FileExistsError):
+        storage.create(files, path, b"second")
+    assert files.cat_file(path) == b"first"
+
+
+def refusal(call: Callable[[], object]) -> tuple[str, str]:
+    with pytest.raises(PodFailure) as failed:
+        call()
+    return failed.value.reason, failed.value.message
+
+
+def test_what_a_store_refuses_is_one_sentence(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing, own = f"{store.missing}/tiny", f"{store.uri}/tiny"
+    job = JobReference(name="tiny", namespace="tests", uid="0001")
+    told = [
+        refusal(lambda: artifacts.fetch(missing, tmp_path / "to")),
+        refusal(ModelFolder(missing, job, 1).claim),
+    ]
+    for name, value in store.wrong.items():
+        monkeypatch.setenv(name, value)
+    if store.wrong:
+        told += [
+            refusal(lambda: artifacts.fetch(own, tmp_path / "to")),
+            refusal(ModelFolder(own, job, 1).claim),
+        ]
+    expected = [
+        ("ModelNotFound", f"model.base {missing} does not exist: correct the bucket or the folder"),
+        (
+            "OutputNotFound",
+            f"output.uri {missing} is in a place that does not exist: create the bucket, or correct it",
+        ),
+        (
+            "ModelForbidden",
+            f"model.base {own} may not be read with the pod's credentials: grant them access",
+        ),
+        (
+            "OutputForbidden",
+            f"output.uri {own} may not be written with the pod's credentials: grant them access",
+        ),
+    ]
+    assert told == expected[: len(told)]
+    if store.wrong:
+        # The store's own words are after the name.
+        files, table = (Splits(type="Parquet", train=own), Splits(type="Delta", path=own))
+        said = [refusal(lambda: read.schema(files)), refusal(lambda: read.delta_version(table))]
+        assert [(reason, message.split(" cannot be read: ")[0]) for reason, message in said] == [
+            ("DataUnreadable", own),
+            ("DataUnreadable", f"the Delta table {own}"),
+        ]

@@ -1,0 +1,117 @@
+"""Which commit a job runs, and what it waits for until that is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_crds.code import CodeStatus
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator.errors import Problem
+from finetune_operator.finetunejob.decide import checkout
+from finetune_operator.finetunejob.model import CodeFound, EnsureRun, FineTuneJob, Mlflow
+from worlds.memory.decisions import (
+    ACCEPTED,
+    ADMITTED,
+    FAILED,
+    SETTINGS,
+    conclude,
+    ftj,
+    observed,
+    said,
+    status,
+)
+
+Json = dict[str, Any]
+URL = "https://git.example.com/team/code.git"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FOUND = CodeFound(COMMIT, branch="main")
+KNOWN = CodeStatus(commit=COMMIT, branch="main")
+AWAY = CodeFound(
+    problem=Problem(ConditionReason.GIT_UNREACHABLE, "the repository cannot be reached"), again_seconds=4
+)
+
+
+def job(revision: str = "main", before: Any = None, **parts: Any) -> FineTuneJob:
+    code = {"git": {"url": URL, "revision": revision}}
+    return ftj(before, **{"trainer": {"command": ["torchrun", "train.py"], "code": code}, **parts})
+
+
+RESOLVED: dict[str, tuple[FineTuneJob, CodeFound | None, CodeStatus, str]] = {
+    "a branch": (
+        job(),
+        FOUND,
+        KNOWN,
+        f"main of {URL} is commit {COMMIT}, which every attempt runs",
+    ),
+    "a tag": (
+        job("v1"),
+        CodeFound(COMMIT),
+        CodeStatus(commit=COMMIT),
+        f"v1 of {URL} is commit {COMMIT}, which every attempt runs",
+    ),
+    "a commit, which nobody is asked about": (
+        job(COMMIT.upper()),
+        None,
+        CodeStatus(commit=COMMIT),
+        f"{URL} has commit {COMMIT}, which every attempt runs",
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "found", "expected", "message"), RESOLVED.values(), ids=RESOLVED)
+def test_nothing_is_made_before_the_commit_is_in_the_status(
+    given: FineTuneJob, found: CodeFound | None, expected: CodeStatus, message: str
+) -> None:
+    decision = conclude(given, observed(mlflow=Mlflow(), code=found), settings=SETTINGS)
+    assert decision.status.code == expected
+    assert said(decision, ConditionType.CODE_RESOLVED) == ("True", ConditionReason.CODE_RESOLVED, message)
+    assert (decision.apply, decision.actions, decision.rehearse) == ((), (), ())
+    assert decision.requeue_seconds == 0.1
+
+
+def test_a_commit_that_is_known_stays() -> None:
+    moved = CodeFound("f" * 40, branch="main")
+    decision = conclude(
+        job(before=status(ACCEPTED, ADMITTED, code=KNOWN)),
+        observed(mlflow=Mlflow(), code=moved),
+        settings=SETTINGS,
+    )
+    assert decision.status.code == KNOWN
+    (run,) = decision.actions
+    assert isinstance(run, EnsureRun)
+    assert {key: value for key, value in run.tags.items() if key.startswith("mlflow.")} == {
+        "mlflow.source.git.commit": COMMIT,
+        "mlflow.source.git.branch": "main",
+        "mlflow.source.git.repoURL": URL,
+    }
+
+
+def test_until_then_the_job_says_what_it_waits_for() -> None:
+    decision = conclude(job(), observed(mlflow=Mlflow(), code=AWAY), settings=SETTINGS)
+    why = (ConditionReason.GIT_UNREACHABLE, "the repository cannot be reached")
+    assert said(decision, ConditionType.READY) == ("False", *why)
+    assert said(decision, ConditionType.RECONCILING) == ("True", *why)
+    assert (decision.apply, decision.actions, decision.requeue_seconds) == ((), (), 4)
+
+
+def test_a_suspended_job_says_that_it_is_and_has_no_run_yet() -> None:
+    decision = conclude(job(suspend=True), observed(mlflow=Mlflow(), code=AWAY), settings=SETTINGS)
+    assert decision.status.phase == "Suspended"
+    assert decision.actions == ()
+
+
+ASKED: dict[str, tuple[FineTuneJob, bool]] = {
+    "a branch": (job(), True),
+    "a commit": (job(COMMIT), False),
+    "a commit that is cut off": (job(COMMIT[:12]), True),
+    "it is known": (job(before=status(code=KNOWN)), False),
+    "a job that failed": (job(before=status(FAILED)), False),
+    "no repository": (ftj(), False),
+}
+
+
+@pytest.mark.parametrize(("given", "expected"), ASKED.values(), ids=ASKED)
+def test_when_the_server_is_asked(given: FineTuneJob, expected: bool) -> None:
+    assert (checkout.to_resolve(given) is not None) == expected

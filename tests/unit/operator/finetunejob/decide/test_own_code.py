@@ -1,0 +1,252 @@
+"""The init containers that fetch the code and install the packages of a command of your own."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from finetune_crds.code import CodeStatus
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.contract import PodError, TerminationMessage
+from finetune_operator.finetunejob import installer
+from finetune_operator.finetunejob.decide import own_code
+from finetune_operator.settings import Settings
+from worlds.memory.decisions import (
+    ACCEPTED,
+    ADMITTED,
+    PREPARED,
+    child,
+    conclude,
+    ftj,
+    observed,
+    pod,
+    running,
+    said,
+    spec,
+    status,
+)
+
+Json = dict[str, Any]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+URL = "https://git.example.com/team/code.git"
+SETTINGS = Settings(trainer_image="trainer:1", trainer_pull_policy="Always")
+GIT: Json = {"git": {"url": URL, "secretRef": {"name": "login"}}, "mountPath": "/code"}
+TEMPLATE: Json = {
+    "spec": {
+        "initContainers": [{"name": "mine", "image": "mine:1"}],
+        "volumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+        "containers": [
+            {
+                "name": "trainer",
+                "resources": {
+                    "limits": {"nvidia.com/gpu": 8, "memory": "64Gi"},
+                    "requests": {"cpu": "8", "rdma/hca": 1},
+                },
+                "volumeMounts": [{"name": "ca", "mountPath": "/etc/ca"}],
+            }
+        ],
+    }
+}
+
+
+def trainer(**parts: Any) -> Json:
+    return {
+        "image": "mine:2",
+        "command": ["torchrun", "train.py"],
+        "env": [{"name": "PIP_INDEX_URL", "value": "https://index"}],
+        "envFrom": [{"secretRef": {"name": "more"}}],
+        **parts,
+    }
+
+
+def made(kind: str, **parts: Any) -> Json:
+    """What is applied of a kind for a job that is about to train."""
+    before = status(ACCEPTED, ADMITTED, PREPARED, code=CodeStatus(commit=COMMIT))
+    given = ftj(before, trainer=trainer(**parts), podTemplate=TEMPLATE)
+    decision = conclude(given, observed(), settings=SETTINGS)
+    (found,) = (body for body in decision.apply if body["kind"] == kind)
+    return found
+
+
+def pod_spec(**parts: Any) -> Json:
+    found: Json = made("Job", **parts)["spec"]["template"]["spec"]
+    return found
+
+
+# What both have of the container `trainer`.
+SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+ENV_FROM = [{"secretRef": {"name": "more", "optional": False}}]
+RESOURCES = {"limits": {"memory": "64Gi"}, "requests": {"cpu": "8"}}
+MOUNTS = [
+    {"name": "tmp", "mountPath": "/tmp"},
+    {"name": "shm", "mountPath": "/dev/shm"},
+    {"name": "ca", "mountPath": "/etc/ca"},
+]
+RECIPE = {"name": "recipe", "mountPath": "/etc/finetune", "readOnly": True}
+
+
+def test_a_commit_is_fetched_by_the_image_of_the_installation() -> None:
+    found = pod_spec(code=GIT)
+    mine, checkout = found["initContainers"]
+    (main,) = found["containers"]
+    assert mine == {"name": "mine", "image": "mine:1"}
+    env = checkout.pop("env")
+    assert [item for item in env if item["name"] in ("PIP_INDEX_URL", "HOME")] == [
+        {"name": "HOME", "value": "/tmp"},
+        {"name": "PIP_INDEX_URL", "value": "https://index"},
+    ]
+    assert env[-2:] == [
+        {
+            "name": "FINETUNE_GIT_USERNAME",
+            "valueFrom": {"secretKeyRef": {"name": "login", "key": "username", "optional": True}},
+        },
+        {
+            "name": "FINETUNE_GIT_PASSWORD",
+            "valueFrom": {"secretKeyRef": {"name": "login", "key": "password", "optional": False}},
+        },
+    ]
+    assert checkout == {
+        "name": "checkout",
+        "image": "trainer:1",
+        "imagePullPolicy": "Always",
+        "command": ["finetune-checkout"],
+        "args": [URL, COMMIT, "/code"],
+        "envFrom": ENV_FROM,
+        "resources": RESOURCES,
+        "securityContext": SECURITY,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [*MOUNTS, {"name": "code", "mountPath": "/code", "readOnly": False}, RECIPE],
+    }
+    assert {"name": "code", "emptyDir": {}} in found["volumes"]
+    assert (main["workingDir"], main["command"]) == ("/code", ["torchrun", "train.py"])
+    assert {"name": "code", "mountPath": "/code", "readOnly": False} in main["volumeMounts"]
+    assert not any(item["name"].startswith("FINETUNE_GIT") for item in main["env"])
+
+
+def test_packages_are_installed_by_the_image_of_the_command() -> None:
+    found = pod_spec(dependencies=["datasets>=3", "trl"])
+    _, install = found["initContainers"]
+    (main,) = found["containers"]
+    install.pop("env")
+    place = {"name": "dependencies", "mountPath": "/var/run/finetune/dependencies"}
+    script = ["python3", "/etc/finetune/dependencies.py"]
+    assert install == {
+        "name": "dependencies",
+        "image": "mine:2",
+        "imagePullPolicy": "Always",
+        "command": [*script, "install"],
+        "args": ["datasets>=3", "trl"],
+        "envFrom": ENV_FROM,
+        "resources": RESOURCES,
+        "securityContext": SECURITY,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [*MOUNTS, RECIPE, place],
+    }
+    assert {"name": "dependencies", "emptyDir": {}} in found["volumes"]
+    assert main["command"] == [*script, "run", "torchrun", "train.py"]
+    assert {**place, "readOnly": True} in main["volumeMounts"]
+    files = made("ConfigMap", dependencies=["trl"])["data"]
+    assert files["dependencies.py"] == inspect.getsource(installer)
+
+
+def test_a_pod_template_may_limit_the_volume_of_the_packages() -> None:
+    limited = {"name": "dependencies", "emptyDir": {"sizeLimit": "5Gi"}}
+    before = status(ACCEPTED, ADMITTED, PREPARED)
+    given = ftj(before, trainer=trainer(dependencies=["trl"]), podTemplate={"spec": {"volumes": [limited]}})
+    (job,) = (body for body in conclude(given, settings=SETTINGS).apply if body["kind"] == "Job")
+    volumes = job["spec"]["template"]["spec"]["volumes"]
+    assert [item for item in volumes if item["name"] == "dependencies"] == [limited]
+
+
+def test_the_code_comes_before_the_packages() -> None:
+    names = [item["name"] for item in pod_spec(code=GIT, dependencies=["trl"])["initContainers"]]
+    assert names == ["mine", "checkout", "dependencies"]
+
+
+def test_a_job_without_them_has_neither() -> None:
+    assert [item["name"] for item in pod_spec()["initContainers"]] == ["mine"]
+    assert "dependencies.py" not in made("ConfigMap")["data"]
+
+
+MISTAKES: dict[str, tuple[list[str], list[str]]] = {
+    "none": (["datasets>=3", "torch (>=2)", "a[b]==1; python_version < '4'", "a @ https://host/a.whl"], []),
+    "a version that is none": (
+        ["datasets>=x.y"],
+        ["spec.trainer.dependencies has 'datasets>=x.y', which is no requirement (Expected"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "expected"), MISTAKES.values(), ids=MISTAKES)
+def test_requirements_that_are_none(given: list[str], expected: list[str]) -> None:
+    wrong = [*own_code.mistakes(spec(trainer=trainer(dependencies=given)).trainer)]
+    assert [text[: len(start)] for text, start in zip(wrong, expected, strict=True)] == expected
+
+
+JOB = "tune-train-1"
+
+
+def waiting(name: str) -> Json:
+    """A pod whose init container of a name runs."""
+    found = pod(JOB, 0, phase="Pending")
+    state = {"running": {"startedAt": "2026-08-01T12:00:00Z"}}
+    return found | {"status": {**found["status"], "initContainerStatuses": [{"name": name, "state": state}]}}
+
+
+STEPS = {
+    "checkout": "; pod tune-train-1-0-abcde fetches the code",
+    "dependencies": "; pod tune-train-1-0-abcde installs the packages of trainer.dependencies",
+    "mine": "",
+}
+
+
+@pytest.mark.parametrize(("name", "expected"), STEPS.items(), ids=STEPS)
+def test_what_a_pod_does_before_it_starts_is_told(name: str, expected: str) -> None:
+    given = ftj(running(), trainer=trainer(dependencies=["trl"]))
+    decision = conclude(given, observed(child(JOB), pods=[waiting(name)]), settings=SETTINGS)
+    assert said(decision, ConditionType.TRAINED) == (
+        "False",
+        ConditionReason.STARTING,
+        f"attempt 1: 0 of 2 pods are ready{expected}",
+    )
+
+
+def failed(code: int, reason: str) -> Json:
+    """A pod whose packages cannot be installed."""
+    error = TerminationMessage(error=PodError(reason=reason, message="the index has no trl>=99"))
+    ended = {"exitCode": code, "message": error.dump(), "finishedAt": "2026-08-01T12:00:10Z"}
+    status = {
+        "phase": "Failed",
+        "initContainerStatuses": [{"name": "dependencies", "state": {"terminated": ended}}],
+    }
+    return pod(JOB, 0) | {"status": status}
+
+
+ENDS: dict[str, tuple[int, str, str, tuple[str, str]]] = {
+    "what no attempt changes": (
+        64,
+        "DependenciesFailed",
+        "Failed",
+        ("False", ConditionReason.DEPENDENCIES_FAILED),
+    ),
+    "a commit that is gone": (64, "CheckoutFailed", "Failed", ("False", ConditionReason.CHECKOUT_FAILED)),
+    "an index that is away": (1, "DependenciesFailed", "Starting", ("False", ConditionReason.RESTARTING)),
+}
+
+
+@pytest.mark.parametrize(("code", "reason", "phase", "expected"), ENDS.values(), ids=ENDS)
+def test_a_failure_names_the_pod_and_the_requirement(
+    code: int, reason: str, phase: str, expected: tuple[str, str]
+) -> None:
+    given = ftj(running(), trainer=trainer(dependencies=["trl>=99"]))
+    decision = conclude(given, observed(child(JOB, "Failed"), pods=[failed(code, reason)]), settings=SETTINGS)
+    told = f"pod tune-train-1-0-abcde ended with exit code {code}: init container dependencies: the index has no trl>=99"
+    ready = said(decision, ConditionType.READY)
+    assert ready
+    assert (decision.status.phase, ready[:2]) == (phase, expected)
+    assert told in ready[2]
+    failure = decision.status.last_failure
+    assert failure is not None
+    assert (failure.reason, failure.exit_code) == (reason, code)

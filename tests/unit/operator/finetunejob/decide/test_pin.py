@@ -1,0 +1,141 @@
+"""Which version an alias means for a job, and what the job waits for until it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.status import FineTuneJobStatus, Pinned
+from finetune_operator.errors import Problem
+from finetune_operator.finetunejob.decide.pin import to_look_up
+from finetune_operator.finetunejob.model import Decision, FineTuneJob, Holder
+from finetune_operator.finetunejob.resolve import pinned
+from worlds.memory.decisions import (
+    ADMITTED,
+    FAILED,
+    NO_MLFLOW,
+    PREPARED,
+    SETTINGS,
+    applied,
+    conclude,
+    ftj,
+    observed,
+    running,
+    said,
+    status,
+    tracked,
+)
+
+Json = dict[str, Any]
+BASE: Json = {"base": "models:/support@champion"}
+TEACHER: Json = {"type": "Distillation", "distillation": {"teacher": "models:/ml.prod.large@champion"}}
+AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow server http://mlflow:5000 cannot be reached")
+
+
+def job(known: FineTuneJobStatus | None = None, **parts: Any) -> FineTuneJob:
+    """A job whose base is an alias, as it is read."""
+    found = ftj(known or status(ADMITTED), **{"model": BASE, **parts})
+    assert found.spec
+    return FineTuneJob(**{**vars(found), "spec": pinned(found.spec, found.status.pinned)})
+
+
+LOOKED_UP: dict[str, tuple[FineTuneJob, set[str]]] = {
+    "a base": (job(), {"base"}),
+    "both": (job(objective=TEACHER), {"base", "teacher"}),
+    "a teacher": (ftj(status(ADMITTED), objective=TEACHER), {"teacher"}),
+    "a version": (job(model={"base": "models:/support/3"}), set()),
+    "a base that is known": (job(status(ADMITTED, pinned=Pinned(base="models:/support/3"))), set()),
+    "suspended": (job(suspend=True), set()),
+    "one that an earlier operator started": (job(running()), set()),
+    "one that failed": (job(status(FAILED)), set()),
+}
+
+
+@pytest.mark.parametrize(("of", "fields"), LOOKED_UP.values(), ids=LOOKED_UP)
+def test_what_is_looked_up(of: FineTuneJob, fields: set[str]) -> None:
+    assert set(to_look_up(of)) == fields
+
+
+def decided(of: FineTuneJob, **holders: Holder) -> Decision:
+    return conclude(of, observed(mlflow=tracked(), holders=holders), settings=SETTINGS)
+
+
+WAITS: dict[str, tuple[Mapping[str, Holder], tuple[str, str]]] = {
+    "nobody has looked": (
+        {},
+        (ConditionReason.WAITING_FOR_MODEL, "the version of models:/support@champion is not known yet"),
+    ),
+    "no such model": (
+        {"base": Holder()},
+        (
+            ConditionReason.WAITING_FOR_MODEL,
+            "the registered model support of models:/support@champion does not exist: this job starts when it has the alias "
+            "champion",
+        ),
+    ),
+    "no such alias": (
+        {"base": Holder(exists=True)},
+        (
+            ConditionReason.WAITING_FOR_ALIAS,
+            "the registered model support has no alias champion: this job starts when a version has it",
+        ),
+    ),
+    "the registry is away": (
+        {"base": Holder(problem=AWAY)},
+        (AWAY.reason, f"the version of models:/support@champion is not known: {AWAY.message}"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("holders", "waits"), WAITS.values(), ids=WAITS)
+def test_a_job_waits_for_its_model(holders: Mapping[str, Holder], waits: tuple[str, str]) -> None:
+    decision = decided(job(), **holders)
+    assert said(decision, ConditionType.MODELS_FOUND) == ("False", *waits)
+    assert said(decision, ConditionType.READY) == ("False", *waits)
+    assert said(decision, ConditionType.RECONCILING) == ("True", *waits)
+    assert (applied(decision), decision.actions, decision.status.start_time) == ([], (), None)
+    assert (decision.status.phase, decision.status.pinned) == ("Pending", None)
+    assert decision.requeue_seconds is not None
+    assert decision.requeue_seconds <= 15
+
+
+def test_versions_are_pinned_before_anything_starts() -> None:
+    decision = decided(job(objective=TEACHER), base=Holder(True, "3"), teacher=Holder(True, "7"))
+    assert decision.status.pinned == Pinned(base="models:/support/3", teacher="models:/ml.prod.large/7")
+    assert said(decision, ConditionType.MODELS_FOUND) == (
+        "True",
+        ConditionReason.MODELS_FOUND,
+        "models:/support@champion is models:/support/3 in all pods of this job; models:/ml.prod.large@champion is "
+        "models:/ml.prod.large/7 in all pods of this job",
+    )
+    assert (applied(decision), decision.actions, decision.requeue_seconds) == ([], (), 0)
+
+
+def test_one_that_is_missing_keeps_both_waiting() -> None:
+    decision = decided(job(objective=TEACHER), base=Holder(True, "3"), teacher=Holder(True))
+    assert decision.status.pinned is None
+    assert said(decision, ConditionType.READY) == (
+        "False",
+        ConditionReason.WAITING_FOR_ALIAS,
+        "the registered model ml.prod.large has no alias champion: this job starts when a version has it",
+    )
+
+
+def test_the_pods_get_what_was_pinned_wherever_the_alias_points_now() -> None:
+    known = status(ADMITTED, PREPARED, pinned=Pinned(base="models:/support/3", teacher="models:/large/7"))
+    decision = conclude(job(known, objective=TEACHER), observed(holders={"base": Holder(True, "4")}))
+    (config,) = (body for body in decision.apply if body["kind"] == "ConfigMap")
+    recipe = yaml.safe_load(config["data"]["recipe.yaml"])
+    assert (recipe["model"]["base"], recipe["objective"]["distillation"]["teacher"]) == (
+        "models:/support/3",
+        "models:/large/7",
+    )
+
+
+def test_without_a_server_nothing_is_waited_for() -> None:
+    decision = conclude(job(), settings=NO_MLFLOW)
+    assert applied(decision) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]

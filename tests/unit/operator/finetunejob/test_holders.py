@@ -1,0 +1,96 @@
+"""Which versions the aliases of a job point at, as a workspace of Unity Catalog answers over HTTP."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, field
+from typing import Any
+
+from finetune_crds.conditions import ConditionReason
+from finetune_operator.errors import Problem
+from finetune_operator.finetunejob.holders import HolderReader
+from finetune_operator.finetunejob.model import FineTuneJob, Holder
+from finetune_operator.finetunejob.polling import RunPoller
+from finetune_operator.settings import Settings
+from standins.databricks import Workspace
+from standins.kube import StandIn
+from worlds.memory.decisions import ftj
+
+MODEL = "main.llm.support"
+TRACKING = {"uri": "databricks", "secretRef": {"name": "databricks"}}
+OF_MODELS = "/api/2.1/unity-catalog/models/"
+
+
+@dataclass
+class World:
+    """A reader, the workspace that it asks, and a clock that moves when told."""
+
+    workspace: Workspace
+    kube: StandIn = field(default_factory=StandIn)
+    clock: float = 0.0
+
+    def __post_init__(self) -> None:
+        settings = Settings()
+        poller = RunPoller(self.kube, settings, clock=lambda: self.clock)
+        self.reader = HolderReader(poller, settings, clock=lambda: self.clock)
+        data = {
+            name: base64.b64encode(value.encode()).decode() for name, value in self.workspace.secret.items()
+        }
+        self.kube.keep({"kind": "Secret", "metadata": {"name": "databricks"}, "data": data})
+        for number in (1, 2):
+            self.workspace.add_version(MODEL, number)
+        self.workspace.set_alias(MODEL, "champion", 2)
+
+    def asked(self) -> list[str]:
+        """The models that the workspace was asked for."""
+        return [
+            path.removeprefix(OF_MODELS) for _, path in self.workspace.asked if path.startswith(OF_MODELS)
+        ]
+
+
+def job(base: str = f"models:/{MODEL}@champion", teacher: str = "", **tracking: Any) -> FineTuneJob:
+    parts: dict[str, Any] = {"model": {"base": base}, "tracking": TRACKING | tracking}
+    if teacher:
+        parts["objective"] = {"type": "Distillation", "distillation": {"teacher": teacher}}
+    return ftj(**parts)
+
+
+async def test_aliases_of_both_models(databricks: Workspace) -> None:
+    found = await World(databricks).reader.read(job(teacher=f"models:/{MODEL}@staging"))
+    assert found == {"base": Holder(exists=True, version="2"), "teacher": Holder(exists=True)}
+
+
+async def test_a_model_that_does_not_exist(databricks: Workspace) -> None:
+    found = await World(databricks).reader.read(job("models:/main.llm.other@champion"))
+    assert found == {"base": Holder(exists=False)}
+
+
+async def test_the_registry_is_asked_once_in_a_poll_interval(databricks: Workspace) -> None:
+    world = World(databricks)
+    for seconds in (0.0, 1.0, 60.0):
+        world.clock = seconds
+        await world.reader.read(job())
+    assert world.asked() == [MODEL, MODEL]
+
+
+async def test_a_version_is_not_asked_for(databricks: Workspace) -> None:
+    world = World(databricks)
+    assert await world.reader.read(job(f"models:/{MODEL}/2")) == {}
+    assert world.asked() == []
+
+
+async def test_credentials_that_are_missing_are_a_problem(databricks: Workspace) -> None:
+    found = await World(databricks).reader.read(job(secretRef={"name": "other"}))
+    message = "Secret other of spec.tracking.secretRef does not exist in namespace team: create it"
+    assert found == {"base": Holder(problem=Problem(ConditionReason.CREDENTIALS_MISSING, message))}
+
+
+async def test_a_workspace_that_refuses_is_a_problem(databricks: Workspace) -> None:
+    databricks.denied = {f"GET {OF_MODELS}{MODEL}"}
+    found = await World(databricks).reader.read(job())
+    assert found["base"].problem
+    assert found["base"].problem.reason == ConditionReason.DATABRICKS_FORBIDDEN
+
+
+async def test_without_a_server_nobody_is_asked(databricks: Workspace) -> None:
+    assert await World(databricks).reader.read(ftj(model={"base": "models:/support@champion"})) == {}

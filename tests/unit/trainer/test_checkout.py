@@ -1,0 +1,132 @@
+"""The command that fetches a commit, as a process, from git's own server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from standins.git import GitServer, git_server
+from support.http_server import Answer
+
+
+class World(NamedTuple):
+    """The server, and commits of its repository: one that no branch is at, and one that nothing has any more."""
+
+    server: GitServer
+    earlier: str
+    newest: str
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with git_server(tmp_path_factory.mktemp("git")) as server:
+        server.create("code")
+        earlier = server.commit("code", {"train.py": "1", "pkg/part.py": "1"})
+        newest = server.commit("code", {"train.py": "2"})
+        server.logins["code"] = ("me", "pass:word")
+        yield World(server, earlier, newest)
+
+
+class Ended(NamedTuple):
+    """How the process ended: its exit code, and the reason and the sentence of its error."""
+
+    code: int
+    reason: str = ""
+    message: str = ""
+
+
+def run(world: World, folder: Path, commit: str, *, known: bool = True) -> Ended:
+    password = "pass:word" if known else "wrong"
+    folder.mkdir(exist_ok=True)
+    if os.geteuid() == 0:
+        # A volume belongs to another user than the process.
+        os.chown(folder, 12345, 12345)
+    said = folder.parent / "said.json"
+    said.unlink(missing_ok=True)
+    url = world.server.url("code")
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "GIT_SSL_CAINFO"},
+        "SSL_CERT_FILE": str(world.server.authority),
+        "FINETUNE_GIT_USERNAME": "me",
+        "FINETUNE_GIT_PASSWORD": password,
+        "FINETUNE_TERMINATION_PATH": str(said),
+    }
+    ended = subprocess.run(
+        [sys.executable, "-m", "finetune_trainer.checkout", url, commit, str(folder)],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert password not in ended.stdout + ended.stderr
+    if not said.exists():
+        return Ended(ended.returncode)
+    error = json.loads(said.read_text())["error"]
+    return Ended(ended.returncode, error["reason"], error["message"].replace(url, "URL"))
+
+
+@pytest.mark.parametrize("protocol_2", [True, False], ids=["version 2", "a server that gives tips alone"])
+def test_a_commit_that_no_branch_is_at(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol_2: bool
+) -> None:
+    monkeypatch.setattr(world.server, "protocol_2", protocol_2)
+    folder = tmp_path / "code"
+    assert run(world, folder, world.earlier) == Ended(0)
+    files = {path: (folder / path).read_text() for path in ("train.py", "pkg/part.py")}
+    assert files == {"train.py": "1", "pkg/part.py": "1"}
+    assert {oct((folder / path).stat().st_mode & 0o666) for path in ("train.py", "pkg", ".git")} == {"0o666"}
+    assert "pass" not in (folder / ".git/config").read_text()
+    assert (folder / ".git/shallow").exists() == protocol_2
+
+
+def test_a_container_that_runs_again(world: World, tmp_path: Path) -> None:
+    folder = tmp_path / "code"
+    assert run(world, folder, world.newest) == Ended(0)
+    (folder / "train.py").write_text("changed")
+    assert run(world, folder, world.newest) == Ended(0)
+    assert (folder / "train.py").read_text() == "2"
+
+
+def test_a_container_that_was_killed_leaves_a_lock(world: World, tmp_path: Path) -> None:
+    folder = tmp_path / "code"
+    assert run(world, folder, world.newest) == Ended(0)
+    (folder / ".git/index.lock").touch()
+    assert run(world, folder, world.newest) == Ended(0)
+
+
+def test_a_server_that_is_away_for_a_moment(world: World, tmp_path: Path) -> None:
+    world.server.faults.append(Answer(503, b""))
+    assert run(world, tmp_path / "code", world.newest) == Ended(0)
+
+
+def test_a_commit_that_is_gone(world: World, tmp_path: Path) -> None:
+    gone = "f" * 40
+    assert run(world, tmp_path / "code", gone) == Ended(
+        64,
+        "CheckoutFailed",
+        f"the repository URL has no commit {gone}: create the job with one that it has, or with a branch or a tag",
+    )
+
+
+def test_a_login_that_is_refused(world: World, tmp_path: Path) -> None:
+    ended = run(world, tmp_path / "code", world.newest, known=False)
+    assert (ended.code, ended.reason) == (1, "CheckoutFailed")
+    assert ended.message.startswith(
+        "the repository URL does not exist, or needs another login: check the Secret in spec.trainer.code.git.secretRef (fatal: "
+    )
+
+
+def test_no_redirect_is_followed(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = Answer(302, b"", {"Location": f"{world.server.address}/elsewhere.git/info/refs"})
+    monkeypatch.setattr(world.server, "answers", {"/code.git/info/refs": elsewhere})
+    monkeypatch.setattr(world.server, "asked", [])
+    ended = run(world, tmp_path / "code", world.newest)
+    assert (ended.code, ended.message.startswith("the repository URL cannot be fetched: fatal: ")) == (
+        1,
+        True,
+    )
+    assert {path for path, _ in world.server.asked} == {"/code.git/info/refs"}

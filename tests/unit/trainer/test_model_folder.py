@@ -1,0 +1,182 @@
+"""The folder of a model is whole or it is not there, whoever writes it and whoever reads it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from botocore.exceptions import NoCredentialsError
+from fsspec.implementations.local import LocalFileSystem
+
+from finetune_crds.recipe import JobReference
+from finetune_trainer import artifacts, storage
+from finetune_trainer.model_folder import MANIFEST, ModelFolder
+from finetune_trainer.outcome import PodFailure, RecipeRefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+MINE = JobReference(name="support", namespace="team", uid="0001")
+OTHER = JobReference(name="other", namespace="team", uid="0002")
+FILES = {"config.json": "{}", "model.safetensors": "weights", "sub/merges.txt": "a b"}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    for name, content in FILES.items():
+        file = tmp_path / "source" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    return tmp_path / "source"
+
+
+def refusal(call: Callable[[], object]) -> tuple[int, str, str]:
+    with pytest.raises(PodFailure) as caught:
+        call()
+    return caught.value.exit_code, caught.value.reason, caught.value.message
+
+
+def test_a_model_is_written_once(tmp_path: Path, source: Path) -> None:
+    uri = str(tmp_path / "models" / "tiny")
+    first = ModelFolder(uri, MINE, 1)
+    first.claim()
+    assert first.is_finished() is False
+    first.publish({"": source, "base": source})
+    found = {str(path.relative_to(uri)) for path in (tmp_path / "models/tiny").rglob("*") if path.is_file()}
+    assert found == {MANIFEST, *FILES, *(f"base/{name}" for name in FILES)}
+    assert artifacts.fetch(uri, tmp_path / "to").base == tmp_path / "models" / "tiny"
+    # A later attempt of the job finds it there.
+    later = ModelFolder(uri, MINE, 2)
+    later.claim()
+    assert later.is_finished() is True
+
+
+def test_a_half_written_model_is_no_base(tmp_path: Path, source: Path) -> None:
+    folder = tmp_path / "tiny"
+    ModelFolder(str(folder), MINE, 1).claim()
+    (folder / "config.json").write_text("{}")
+    wrong = f"model.base {folder} is not whole ({{}}): start this job when that one has succeeded"
+    with pytest.raises(RecipeRefusedError) as refused:
+        artifacts.fetch(str(folder), tmp_path / "to")
+    assert refused.value.message == wrong.format("FineTuneJob team/support has not written all of it")
+    # The next attempt goes on, and a file that is lost later is told of.
+    again = ModelFolder(str(folder), MINE, 2)
+    again.claim()
+    again.publish({"": source})
+    (folder / "model.safetensors").write_text("half")
+    with pytest.raises(RecipeRefusedError) as refused:
+        artifacts.fetch(str(folder), tmp_path / "to")
+    assert refused.value.message == wrong.format("its file model.safetensors is missing, or has another size")
+
+
+def test_the_configuration_comes_after_the_weights(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    put = LocalFileSystem.put_file
+
+    def noted(self: LocalFileSystem, path: str, target: str, **options: object) -> None:
+        written.append(path.removeprefix(f"{source}/"))
+        put(self, path, target, **options)
+
+    monkeypatch.setattr(LocalFileSystem, "put_file", noted)
+    folder = ModelFolder(str(tmp_path / "tiny"), MINE, 1)
+    folder.claim()
+    folder.publish({"": source})
+    assert written == ["model.safetensors", "sub/merges.txt", "config.json"]
+
+
+TAKEN = "output.uri {} {}: name another folder, or empty it"
+
+
+def test_folders_of_others(tmp_path: Path, source: Path) -> None:
+    own, foreign, people, broken = (str(tmp_path / name) for name in ("own", "foreign", "people", "broken"))
+    ModelFolder(foreign, OTHER, 1).claim()
+    for folder, name in ((people, "a.txt"), (broken, MANIFEST)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text("[]")
+    ModelFolder(own, MINE, 2).claim()
+    told = {folder: refusal(ModelFolder(folder, MINE, 1).claim) for folder in (foreign, people, broken, own)}
+    assert told == {
+        foreign: (
+            64,
+            "OutputTaken",
+            TAKEN.format(foreign, "has files that FineTuneJob team/other has begun to write"),
+        ),
+        people: (64, "OutputTaken", TAKEN.format(people, "has files that no FineTuneJob wrote")),
+        broken: (64, "OutputTaken", TAKEN.format(broken, f"has a {MANIFEST} of something else")),
+        own: (1, "Superseded", f"attempt 2 of the job writes output.uri {own}: this one publishes nothing"),
+    }
+
+
+def test_a_job_that_was_deleted_and_applied_again(tmp_path: Path, source: Path) -> None:
+    uri = str(tmp_path / "tiny")
+    again = JobReference(name=MINE.name, namespace=MINE.namespace, uid="0003")
+    deleted = ModelFolder(uri, MINE, 2)
+    deleted.claim()
+    first = ModelFolder(uri, again, 1)
+    first.claim()
+    # A pod of the deleted job that still runs publishes nothing.
+    begun = TAKEN.format(uri, "has files that FineTuneJob team/support has begun to write")
+    assert refusal(lambda: deleted.publish({"": source})) == (64, "OutputTaken", begun)
+    first.publish({"": source})
+    whole = TAKEN.format(uri, "is the model of an earlier FineTuneJob team/support")
+    assert refusal(deleted.claim) == (64, "OutputTaken", whole)
+
+
+def test_an_attempt_that_was_overtaken_publishes_nothing(tmp_path: Path, source: Path) -> None:
+    uri = str(tmp_path / "tiny")
+    first = ModelFolder(uri, MINE, 1)
+    first.claim()
+    ModelFolder(uri, MINE, 2).claim()
+    assert refusal(lambda: first.publish({"": source}))[1] == "Superseded"
+    assert [path.name for path in (tmp_path / "tiny").iterdir()] == [MANIFEST]
+    assert json.loads((tmp_path / "tiny" / MANIFEST).read_text())["attempt"] == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (PermissionError("no access"), "OutputForbidden"),
+        (NoCredentialsError(), "OutputForbidden"),
+        (FileNotFoundError("lake"), "OutputNotFound"),
+        (OSError("no space"), "OutputUnwritable"),
+    ],
+    ids=repr,
+)
+def test_a_trained_model_whose_place_is_refused_is_tried_again(
+    error: Exception, reason: str, tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise error
+
+    folder = ModelFolder(str(tmp_path / "tiny"), MINE, 1)
+    folder.claim()
+    monkeypatch.setattr(LocalFileSystem, "put_file", refused)
+    assert refusal(lambda: folder.publish({"": source}))[:2] == (1, reason)
+
+
+@pytest.mark.parametrize(("name", "content"), [(MANIFEST, ""), (f"{MANIFEST}.tmp", "{")])
+def test_a_manifest_that_was_not_written_to_its_end_is_written_again(
+    name: str, content: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content)
+    ModelFolder(str(tmp_path), MINE, 2).claim()
+    found = json.loads((tmp_path / MANIFEST).read_text())
+    assert (found["attempt"], found["files"]) == (2, None)
+
+
+def test_of_two_jobs_that_find_a_folder_empty_one_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, make = str(tmp_path / "tiny"), storage.make_folder
+
+    def make_slowly(files: object, path: str) -> None:
+        monkeypatch.setattr(storage, "make_folder", make)
+        ModelFolder(uri, OTHER, 1).claim()
+
+    monkeypatch.setattr(storage, "make_folder", make_slowly)
+    begun = TAKEN.format(uri, "has files that FineTuneJob team/other has begun to write")
+    assert refusal(ModelFolder(uri, MINE, 1).claim) == (64, "OutputTaken", begun)

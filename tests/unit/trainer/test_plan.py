@@ -1,0 +1,221 @@
+"""One step of a recipe on fake tensors: its memory, its collectives, and what it waits for."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.train import build, plan
+from finetune_trainer.train.__main__ import main
+from finetune_trainer.train.loop import take_step
+from finetune_trainer.train.model import accounting, adapt, load, shard, weights
+from finetune_trainer.train.model.network import Network, Objective
+from finetune_trainer.train.model.optimizer import Optimizer
+from finetune_trainer.train.objectives.sft import Sft
+from finetune_trainer.train.runtime.device import Card
+from support import networks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from finetune_crds.recipe import Recipe
+    from finetune_trainer.train.data.pack import Batch
+
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]
+
+H100 = Card("NVIDIA-H100-80GB-HBM3", 80 * 2**30, (9, 0))
+LAYERS, WIDTH, VOCABULARY = 4, 512, 16000
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A folder with the config of a Llama, and nothing else."""
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": WIDTH,
+        "intermediate_size": 3 * WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+    }
+    named = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps({**named, **sizes}), encoding="utf-8")
+    return tmp_path
+
+
+def recipe(config: Path, *, nodes: int = 1, gpus: int = 1, **changes: Any) -> Recipe:
+    made = networks.recipe(
+        config, **{"precision": "BF16", "perDeviceBatchSize": 2, "maxLength": 1024, **changes}
+    )
+    return made.model_copy(
+        update={"distributed": made.distributed.model_copy(update={"nodes": nodes, "gpus_per_node": gpus})}
+    )
+
+
+def test_a_step_sends_what_fsdp_sends(config: Path) -> None:
+    """Layers are gathered for each pass and the root once; gradients are reduced once, in fp32."""
+    made = plan.of(recipe(config, nodes=2, gpus=2, maxLength=64), config, H100)
+    a_layer = 4 * WIDTH**2 + 9 * WIDTH**2 + 2 * WIDTH
+    root = 2 * VOCABULARY * WIDTH + WIDTH
+    assert made.step.traffic == {
+        "all-gather": accounting.Traffic(2 * LAYERS + 1, 2 * (2 * LAYERS * a_layer + root)),
+        # The norm of each weight's gradient.
+        "all-reduce": accounting.Traffic(1, 4 * (9 * LAYERS + 3)),
+        "reduce-scatter": accounting.Traffic(LAYERS + 1, 4 * (LAYERS * a_layer + root)),
+    }
+    assert made.step.waits == []
+    weights = LAYERS * a_layer + root
+    # No more than the root's gradients while they are reduced: DTensor finds shapes on tensors of whole size.
+    assert made.step.peak["working"] < 4 * weights
+    # Besides buffers, and the optimizer's counts of steps, a block each.
+    assert made.step.peak["parameters"] == pytest.approx(4 * weights / 4, rel=0.001)
+    assert made.step.peak["optimizer"] == pytest.approx(8 * weights / 4, rel=0.001)
+
+
+CASES = [
+    ({"type": "Full"}, "None", 4),
+    ({"type": "Full"}, "Full", 1),
+    ({"type": "LoRA"}, "Selective", 1),
+    ({"type": "QLoRA"}, "Full", 2),
+]
+
+
+@pytest.mark.parametrize(("method", "recompute", "gpus"), CASES)
+def test_the_estimate_is_about_what_is_planned(
+    config: Path, method: dict[str, Any], recompute: str, gpus: int
+) -> None:
+    asked = recipe(config, gpus=gpus, method=method, activationCheckpointing=recompute)
+    made = plan.of(asked, config, H100)
+    assert made.choice.estimate.total == pytest.approx(made.step.total, rel=0.15)
+
+
+class Plain(Objective):
+    """Cross-entropy with all logits at once: torch's tracker refuses gradients that are taken in the forward pass."""
+
+    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden, targets = network.at_targets(batch)
+        loss = functional.cross_entropy(network.logits(hidden), targets, reduction="sum")
+        return loss, loss.new_zeros(0)
+
+
+@pytest.mark.parametrize("recompute", ["None", "Full"])
+def test_a_plan_is_what_torch_tracks_in_a_real_step(
+    config: Path, recompute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = recipe(
+        config, precision="FP32", perDeviceBatchSize=1, maxLength=128, activationCheckpointing=recompute
+    )
+    monkeypatch.setattr(build, "objective", lambda *_: Plain())
+    planned = plan.of(asked, config, H100).step.total
+    with networks.alone() as world:
+        network = Network(adapt.adapt(load.skeleton(asked, config, world), asked.method, "base"), Plain())
+        build.wrap(network, asked, recompute, shard.mesh("FSDP", world))
+        weights.materialise(network, world.device)
+        for weight in network.parameters():
+            assert isinstance(weight, DTensor)
+            torch.nn.init.normal_(weight.to_local(), std=0.02)
+        optimizer = Optimizer(network, asked.training, 2)
+        tracker = FSDPMemTracker(network, optimizer.parts[0])
+        tracker.track_external(network)
+        with tracker:
+            # From the second step on there are the optimizer's moments.
+            for step in range(2):
+                take_step(
+                    network,
+                    optimizer,
+                    plan.full_batches(asked),
+                    step=step,
+                    count=1.0,
+                    add_batch=lambda *_: None,
+                )
+                tracker.reset_mod_stats()
+        tracked = tracker.get_tracker_snapshot("peak")[world.device]["Total"]
+    assert planned == pytest.approx(tracked, rel=0.1)
+
+
+class Waiting(Sft):
+    """Reads its loss."""
+
+    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, metrics = super().__call__(network, batch)
+        return loss * loss.item(), metrics
+
+
+def test_a_step_that_waits_is_refused(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "objective", lambda *_: Waiting())
+    with pytest.raises(RecipeRefusedError) as refused:
+        plan.of(recipe(config), config, H100)
+    assert refused.value.message == (
+        f"a step of {config} waits for the GPU (aten._local_scalar_dense.default), so that it cannot be planned"
+    )
+
+
+def test_a_waiting_operation_is_counted() -> None:
+    with accounting.Accounting(torch.device("cpu")) as account:
+        torch.ones(3).sum().item()
+        torch.ones(3).nonzero()
+        sizes = torch.arange(3)
+        torch.repeat_interleave(sizes, sizes)
+        torch.repeat_interleave(sizes, sizes, output_size=3)
+    assert account.waits == [
+        "aten._local_scalar_dense.default",
+        "aten.nonzero.default",
+        "aten.repeat_interleave.Tensor",
+    ]
+
+
+def test_memory_is_counted_when_most_is_used() -> None:
+    with accounting.Accounting(torch.device("cpu")) as account:
+        kept = torch.zeros(1024)
+        account.of_kind("parameters", [kept])
+        gone = torch.zeros(2048)
+        account.alive("activations")
+        del gone
+        emptied = torch.zeros(256)
+        emptied.untyped_storage().resize_(0)
+        last = torch.zeros(2560)
+        account.alive("gathered")
+    del last
+    expected = dict.fromkeys(accounting.KINDS, 0) | {"parameters": 4096, "gathered": 10240}
+    assert account.peak() == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fits"),
+    [
+        ([], "memory of a rank: 73.6 GiB: fits"),
+        (["--gpu-memory", "0.1"], "memory of a rank: 0.1 GiB: does not fit"),
+    ],
+)
+def test_the_command_prints_a_plan(
+    config: Path,
+    arguments: list[str],
+    fits: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = config / "recipe.yaml"
+    path.write_text(recipe(config, gpus=2, activationCheckpointing="Full").to_yaml(), encoding="utf-8")
+    monkeypatch.setenv("FINETUNE_RECIPE", str(path))
+    assert main(["--plan", *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "2 ranks, activation checkpointing Full"
+    assert lines[1].startswith("peak memory of a rank: ")
+    assert lines[3] == fits
+    assert lines[4].startswith(f"all-gather: {2 * LAYERS + 1} a step, ")
+
+
+def test_a_gpu_of_unknown_memory_is_asked_for(config: Path) -> None:
+    asked = recipe(config, gpus=1)
+    with_product = asked.distributed.model_validate({"gpusPerNode": 1, "gpu": {"product": "NVIDIA-H200"}})
+    with pytest.raises(RecipeRefusedError, match=r"add --gpu-memory GIB$"):
+        plan._card(asked.model_copy(update={"distributed": with_product}), None)

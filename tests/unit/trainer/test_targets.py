@@ -1,0 +1,348 @@
+"""On which tokens of a conversation the loss is, for chat templates of many models, with transformers' own masks as the reference.
+
+The templates are those that TRL brings: those of models, and the same with {% generation %} blocks.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from finetune_crds.data import Columns
+from finetune_trainer import chat_templates, targets, turns
+from finetune_trainer.documents import Documents
+from finetune_trainer.outcome import DataError, RecipeRefusedError
+
+if TYPE_CHECKING:
+    from finetune_trainer.documents import Document
+
+Json = dict[str, Any]
+
+
+def templates_of_trl() -> Path:
+    # NB: an import of trl's own modules takes seconds; its __init__ is lazy.
+    import trl
+
+    return Path(trl.__file__).parent / "chat_templates"
+
+
+def of_trl(name: str) -> str:
+    return (templates_of_trl() / f"{name}.jinja").read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token for each byte, and one for each of two special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={letter: place for place, letter in enumerate(alphabet)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+
+
+def user(content: str) -> Json:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str, **fields: Any) -> Json:
+    return {"role": "assistant", "content": content, **fields}
+
+
+CALL = {"id": "a1b2c3d4e", "type": "function", "function": {"name": "weather", "arguments": {"city": "Ulm"}}}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+TWO = [user("a?"), assistant("b"), user("c?"), assistant("d")]
+THINKING = [
+    user("a?"),
+    assistant("<think>\nt\n</think>\n\nb"),
+    user("c?"),
+    assistant("<think>\nu\n</think>\n\nd"),
+]
+CALLING = [
+    user("a?"),
+    assistant("", tool_calls=[CALL]),
+    {"role": "tool", "content": "dry", "name": "weather", "tool_call_id": "a1b2c3d4e"},
+    assistant("b"),
+]
+
+
+def document(
+    tokenizer: PreTrainedTokenizerFast,
+    messages: list[Json],
+    tools: list[Json] | None = None,
+    *,
+    last: bool = False,
+) -> Document:
+    columns = Columns(type="Messages", tools="tools")
+    rows: dict[str, list[Any]] = {"messages": [messages], "tools": [tools]}
+    ((made,),) = Documents(tokenizer, columns, answers_only=True, last_only=last).of(rows)
+    return made
+
+
+def learned(tokenizer: PreTrainedTokenizerFast, made: Document) -> str | None:
+    if made.loss_mask is None:
+        return None
+    return str(tokenizer.decode([token for token, on in zip(made.tokens, made.loss_mask, strict=True) if on]))
+
+
+WITH_BLOCKS = (
+    *(
+        "qwen2_5",
+        "qwen3",
+        "qwen3_5_think",
+        "llama3",
+        "gemma3",
+        "diffusion_gemma",
+        "phi3",
+        "deepseekv3",
+        "deepseek_r1_distill",
+    ),
+    *("gptoss", "glm4moe"),
+)
+
+
+@pytest.mark.parametrize("name", WITH_BLOCKS)
+def test_generation_blocks_mark_what_transformers_marks(
+    name: str, tokenizer: PreTrainedTokenizerFast, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", of_trl(f"{name}_training"))
+    compared = 0
+    for messages, tools in ((TWO, None), (THINKING, None), (CALLING, [WEATHER])):
+        try:
+            made = document(tokenizer, messages, tools)
+        except DataError as error:
+            assert "it does not render" in error.message  # noqa: PT017 - of one that leaves out tools
+            continue
+        wanted = tokenizer.apply_chat_template(
+            messages, tools=tools, return_dict=True, return_assistant_tokens_mask=True
+        )
+        assert (made.tokens, made.loss_mask) == (
+            wanted["input_ids"],
+            [mask == 1 for mask in wanted["assistant_masks"]],
+        )
+        assert any(made.loss_mask or ())
+        compared += 1
+    assert compared >= 2
+
+
+# What is learned of two answers, and with the last one alone; None where the template hides the answers. Templates without blocks.
+FOUND: dict[str, tuple[str, list[Json], str | None, str | None]] = {
+    "Qwen 2.5": ("qwen2_5", TWO, "b<|im_end|>\nd<|im_end|>\n", "d<|im_end|>\n"),
+    "Qwen 3 leaves thinking out of earlier turns": (
+        "qwen3",
+        THINKING,
+        None,
+        "<think>\nu\n</think>\n\nd<|im_end|>\n",
+    ),
+    "Qwen 3 instruct": ("qwen3_instruct_2507", TWO, "b<|im_end|>\nd<|im_end|>\n", "d<|im_end|>\n"),
+    "Llama 3": ("llama3", TWO, "b<|eot_id|>d<|eot_id|>", "d<|eot_id|>"),
+    "Llama 3.1": ("llama3_1", TWO, "b<|eot_id|>d<|eot_id|>", "d<|eot_id|>"),
+    "Gemma 3": ("gemma3", TWO, "b<end_of_turn>\nd<end_of_turn>\n", "d<end_of_turn>\n"),
+    "Phi 3 ends a conversation with the end of a text": (
+        "phi3",
+        TWO,
+        "b<|end|>\nd<|end|>\n</s>",
+        "d<|end|>\n</s>",
+    ),
+    "gpt-oss ends the last answer otherwise": (
+        "gptoss",
+        TWO,
+        None,
+        "<|channel|>final<|message|>d<|return|>",
+    ),
+    "DeepSeek R1 asks for what it leaves out": ("deepseek_r1_distill", THINKING, None, None),
+    "DeepSeek V3 asks for what it leaves out": ("deepseekv3", TWO, None, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "messages", "answers", "last"), FOUND.values(), ids=FOUND)
+def test_answers_of_templates_without_blocks(
+    name: str,
+    messages: list[Json],
+    answers: str | None,
+    last: str | None,
+    *,
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: Any,
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", of_trl(name))
+    found = [learned(tokenizer, document(tokenizer, messages, last=last)) for last in (False, True)]
+    assert found == [answers, last]
+
+
+def weighed(messages: list[Json], *weights: Any) -> list[Json]:
+    """Messages with a weight for each answer."""
+    left = iter(weights)
+    return [
+        message | {"weight": next(left)} if message["role"] == "assistant" else message
+        for message in messages
+    ]
+
+
+BLOCKS = (
+    "{% for turn in messages %}{% if turn.role == 'assistant' %}A:{% generation %}{{ turn.content }};{% endgeneration %}"
+    "{% else %}{{ turn.role }}:{{ turn.content }};{% endif %}{% endfor %}"
+)
+WITHOUT_BLOCKS = BLOCKS.replace("{% generation %}", "").replace("{% endgeneration %}", "") + (
+    "{% if add_generation_prompt %}A:{% endif %}"
+)
+CHOSEN: dict[str, tuple[list[Json], bool, str]] = {
+    "all answers": (TWO, False, "b;d;"),
+    "the last answer": (TWO, True, "d;"),
+    "the last answer, with more behind it": ([*TWO, user("e?")], True, "d;"),
+    "weights": (weighed(TWO, 1, 0), False, "b;"),
+    "booleans": (weighed(TWO, False, True), False, "d;"),
+    "texts and numbers": (weighed(TWO, "0", 1.0), False, "d;"),
+    "one without a weight": (weighed(TWO, 0, None), False, "d;"),
+    "none": (weighed(TWO, 0, 0), False, ""),
+    "the last answer, which is not learned": (weighed(TWO, 1, 0), True, ""),
+    "a weight of a question": ([TWO[0] | {"weight": 1}, *TWO[1:2]], False, "b;"),
+}
+
+
+@pytest.mark.parametrize("template", [BLOCKS, WITHOUT_BLOCKS], ids=["blocks", "no blocks"])
+@pytest.mark.parametrize(("messages", "last", "expected"), CHOSEN.values(), ids=CHOSEN)
+def test_the_answers_that_are_learned(
+    template: str,
+    messages: list[Json],
+    last: bool,
+    expected: str,
+    *,
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: Any,
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    made = document(tokenizer, messages, last=last)
+    assert learned(tokenizer, made) == expected
+    assert "weight" not in tokenizer.decode(made.tokens)
+
+
+@pytest.mark.parametrize("field", turns.REASONING)
+def test_thinking_in_a_field_of_its_own(
+    field: str, tokenizer: PreTrainedTokenizerFast, monkeypatch: Any
+) -> None:
+    """A table of a preparation has all such fields, one of them with a value."""
+    monkeypatch.setattr(tokenizer, "chat_template", of_trl("qwen3"))
+    answer = assistant("d", **dict.fromkeys(turns.REASONING)) | {field: "u"}
+    assert document(tokenizer, [*THINKING[:3], answer], last=True) == document(tokenizer, THINKING, last=True)
+
+
+def test_a_conversation_whose_only_learned_answer_is_the_last_suits_templates_that_rewrite_earlier_turns(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", of_trl("qwen3"))
+    made = document(tokenizer, weighed(THINKING, 0, 1))
+    assert learned(tokenizer, made) == "<think>\nu\n</think>\n\nd<|im_end|>\n"
+
+
+def test_answers_with_several_blocks(tokenizer: PreTrainedTokenizerFast, monkeypatch: Any) -> None:
+    """Phi's template with blocks has one more for the end of the text, and Gemma's one for each end of a turn."""
+    ends = {"phi3_training": "d<|end|>\n</s>", "diffusion_gemma_training": "d<turn|>\n"}
+    for name, expected in ends.items():
+        monkeypatch.setattr(tokenizer, "chat_template", of_trl(name))
+        assert len(chat_templates.marked(tokenizer, TWO) or []) > 2
+        assert learned(tokenizer, document(tokenizer, TWO, last=True)) == expected
+        assert learned(tokenizer, document(tokenizer, weighed(TWO, 0, 1))) == expected
+
+
+def test_blocks_that_cannot_be_told_apart(tokenizer: PreTrainedTokenizerFast, monkeypatch: Any) -> None:
+    whole = "{% generation %}{% for turn in messages %}{{ turn.content }};{% endfor %}{% endgeneration %}"
+    monkeypatch.setattr(tokenizer, "chat_template", whole)
+    assert learned(tokenizer, document(tokenizer, TWO)) == "a?;b;c?;d;"
+    with pytest.raises(DataError) as refused:
+        document(tokenizer, TWO, last=True)
+    assert refused.value.message == (
+        "the chat template has 1 {% generation %} blocks for 2 turns of the assistant, so those of some of the turns are not "
+        "known: set model.chatTemplate to one with a block for each turn"
+    )
+
+
+EMPTY = BLOCKS.replace("{{ turn.content }};{% endgeneration %}", "{% endgeneration %}{{ turn.content }};")
+
+
+def test_blocks_that_hold_nothing_are_refused(tokenizer: PreTrainedTokenizerFast, monkeypatch: Any) -> None:
+    documents = Documents(tokenizer, Columns(type="Messages"), answers_only=True)
+    for fine in (
+        BLOCKS,
+        WITHOUT_BLOCKS,
+        "{# {% generation %} #}" + WITHOUT_BLOCKS,
+        "{{ messages[5].content }}",
+    ):
+        monkeypatch.setattr(tokenizer, "chat_template", fine)
+        documents.check_template("data.columns.messages", "org/base")
+    monkeypatch.setattr(tokenizer, "chat_template", EMPTY)
+    with pytest.raises(RecipeRefusedError) as refused:
+        documents.check_template("data.columns.messages", "org/base")
+    assert refused.value.message == (
+        "the {% generation %} blocks of the chat template hold nothing of an answer: put what the assistant says between "
+        "{% generation %} and {% endgeneration %} in model.chatTemplate.jinja, or remove the blocks"
+    )
+    Documents(tokenizer, Columns(type="Messages"), answers_only=False).check_template("messages", "org/base")
+
+
+def test_blocks_of_answers_that_were_judged(tokenizer: PreTrainedTokenizerFast, monkeypatch: Any) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", BLOCKS)
+    documents = Documents(tokenizer, Columns(type="Preference"), answers_only=True)
+    rows: dict[str, list[Any]] = {"prompt": [TWO[:3]], "chosen": [TWO[3:]], "rejected": [[assistant("e")]]}
+    ((chosen, rejected),) = documents.of(rows)
+    assert [learned(tokenizer, made) for made in (chosen, rejected)] == ["d;", "e;"]
+    with pytest.raises(DataError) as refused:
+        list(documents.of(rows | {"chosen": [weighed(TWO[3:], 0)]}))
+    assert refused.value.message == (
+        "a preference has a message with weight 0, and preferences are judged by whole answers: remove the field, or filter such "
+        "rows out"
+    )
+
+
+def test_a_template_is_checked_once_for_many_answers(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", BLOCKS)
+    checked: list[Any] = []
+    monkeypatch.setattr(chat_templates, "check_marks", checked.append)
+    documents = Documents(tokenizer, Columns(type="Preference"), answers_only=True)
+    rows: dict[str, list[Any]] = {"prompt": [TWO[:3]], "chosen": [TWO[3:]], "rejected": [[assistant("e")]]}
+    assert len(list(documents.of({name: values * 5 for name, values in rows.items()}))) == 5
+    assert checked == [tokenizer]
+
+
+def test_weights_beside_a_loss_on_all_tokens(tokenizer: PreTrainedTokenizerFast, monkeypatch: Any) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", BLOCKS)
+    documents = Documents(tokenizer, Columns(type="Messages"), answers_only=False)
+    ((whole,),) = documents.of({"messages": [weighed(TWO, 1, 1)]})
+    assert learned(tokenizer, whole) == "user:a?;A:b;user:c?;A:d;"
+    with pytest.raises(DataError) as refused:
+        list(documents.of({"messages": [weighed(TWO, 1, 0)]}))
+    assert refused.value.message == (
+        "a row of column messages has an answer with weight 0, and objective.lossOn All takes the loss on every token: remove one "
+        "of them"
+    )
+
+
+def test_a_field_of_another_name(tokenizer: PreTrainedTokenizerFast, monkeypatch: Any) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", BLOCKS)
+    documents = Documents(tokenizer, Columns(type="Messages", message_weight="train"), answers_only=True)
+    rows = {"messages": [[TWO[0], TWO[1] | {"train": False}, TWO[2], TWO[3] | {"weight": 0}], TWO]}
+    assert [learned(tokenizer, made) for (made,) in documents.of(rows)] == ["d;", "b;d;"]
+    assert documents.weighed(rows) == 1
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ messages | tojson }}")
+    assert (
+        documents.rendered([assistant("b", train=False)], None) == '[{"role": "assistant", "content": "b"}]'
+    )
+
+
+def test_tokens_that_touch_the_answers() -> None:
+    places = [(0, 2), (2, 5), (5, 5), (5, 9), (9, 12), (12, 14), (20, 21)]
+    for spans in ([], [(0, 14)], [(3, 6), (9, 10), (13, 20)], [(4, 4), (5, 9)]):
+        expected = [any(begin < last and end > first for first, last in spans) for begin, end in places]
+        assert targets.touched(places, spans) == expected

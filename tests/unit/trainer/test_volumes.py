@@ -1,0 +1,222 @@
+"""The file system of Unity Catalog's volumes, against the stand-in workspace."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+from databricks.sdk.config import Config
+
+from finetune_crds.recipe import JobReference
+from finetune_trainer import artifacts, storage
+from finetune_trainer.model_folder import ModelFolder
+from finetune_trainer.outcome import PodFailure
+from finetune_trainer.train.checkpoint.folder import CheckpointFolder, Marker
+from finetune_trainer.volumes import VolumesFileSystem
+from standins.databricks import Workspace, running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+VOLUME = "/Volumes/main/llm/work"
+MISSING = "/Volumes/main/llm/nowhere"
+MINE = JobReference(name="support", namespace="team", uid="0001")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Workspace]:
+    with running() as found:
+        found.files.volumes.add(VOLUME)
+        yield found
+
+
+@pytest.fixture
+def workspace(server: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    for name, value in server.secret.items():
+        monkeypatch.setenv(name, value)
+    server.denied.clear()
+    return server
+
+
+def folder(files: VolumesFileSystem, name: str, contents: dict[str, bytes]) -> str:
+    root = f"{VOLUME}/{name}"
+    files.makedirs(f"{root}/sub")
+    for file, content in contents.items():
+        files.pipe_file(f"{root}/{file}", content)
+    return root
+
+
+def test_files_and_folders(workspace: Workspace, tmp_path: Path) -> None:
+    files, path = storage.filesystem(f"{VOLUME}/files")
+    assert (type(files), path) == (VolumesFileSystem, f"{VOLUME}/files")
+    workspace.files.page_size = 2
+    contents = {"a": b"1", "b": b"22", "c d": b"333", "sub/e": b""}
+    root = folder(files, "files", contents)
+    assert [(entry["name"], entry["size"], entry["type"]) for entry in files.ls(root)] == [
+        (f"{root}/a", 1, "file"),
+        (f"{root}/b", 2, "file"),
+        (f"{root}/c d", 3, "file"),
+        (f"{root}/sub", 0, "directory"),
+    ]
+    assert files.find(root) == [f"{root}/{name}" for name in contents]
+    assert files.ls(f"{root}/b", detail=False) == [f"{root}/b"]
+    assert {name: files.cat_file(f"{root}/{name}") for name in contents} == contents
+    # A file that is there is replaced, moved, downloaded and deleted.
+    files.pipe_file(f"{root}/a", b"new")
+    files.mv(f"{root}/a", f"{root}/moved")
+    files.get_file(f"{root}/moved", str(tmp_path / "moved"))
+    assert (tmp_path / "moved").read_bytes() == b"new"
+    there = ("", "a", "moved", "sub", "sub/e", "nothing")
+    assert [files.exists(f"{root}/{name}") for name in there] == [True, False, True, True, True, False]
+    files.rm(root, recursive=True)
+    assert not files.exists(root)
+
+
+def test_a_file_is_written_whole_or_not_at_all(workspace: Workspace, tmp_path: Path) -> None:
+    files = VolumesFileSystem()
+    root = folder(files, "whole", {})
+    with suppress(ZeroDivisionError), files.open(f"{root}/half", "wb") as file:
+        file.write(b"half")
+        raise ZeroDivisionError
+    with files.open(f"{root}/whole", "wb") as file:
+        file.write(b"?hole")
+        file.seek(0)
+        file.write(b"w")
+        assert not files.exists(f"{root}/whole")
+    with files.open(f"{root}/whole") as file:
+        file.seek(1)
+        assert file.read() == b"hole"
+    assert files.find(root) == [f"{root}/whole"]
+
+
+def test_a_large_file_goes_in_parts(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = VolumesFileSystem()
+    root = folder(files, "large", {})
+    monkeypatch.setattr(Config, "files_ext_multipart_upload_min_stream_size", 1000)
+    monkeypatch.setattr(Config, "files_ext_multipart_upload_part_size_options", [1000])
+    monkeypatch.setattr(workspace.files, "limit", 1000)
+    content = bytes(range(256)) * 10
+    (tmp_path / "large").write_bytes(content)
+    files.put_file(str(tmp_path / "large"), f"{root}/large")
+    assert files.cat_file(f"{root}/large") == content
+
+
+def failure(call: Callable[[], object]) -> tuple[str, str]:
+    with pytest.raises((OSError, PodFailure)) as caught:
+        call()
+    error = caught.value
+    return (
+        (error.reason, error.message) if isinstance(error, PodFailure) else (type(error).__name__, str(error))
+    )
+
+
+GRANT = (
+    "{path} is not open to the pod's login: grant it READ VOLUME and WRITE VOLUME on main.llm.work, and USE CATALOG and "
+    "USE SCHEMA above it"
+)
+
+
+def test_what_a_workspace_refuses_is_one_sentence(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = VolumesFileSystem()
+    own, missing = f"{VOLUME}/tiny", f"{MISSING}/tiny"
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: files.cat_file(f"{own}/a"),
+        lambda: files.makedirs(own, exist_ok=True),
+        lambda: artifacts.fetch(own, tmp_path / "to"),
+        ModelFolder(own, MINE, 1).claim,
+        # NB: a refusal that reads like no checkpoint would begin the run again.
+        lambda: files.exists(own),
+        CheckpointFolder(own).marked,
+    )
+    assert [
+        failure(lambda: files.makedirs(missing, exist_ok=True)),
+        failure(lambda: artifacts.fetch(missing, tmp_path / "to")),
+        failure(ModelFolder(missing, MINE, 1).claim),
+    ] == [
+        (
+            "FileNotFoundError",
+            f"{missing} cannot be made: create the volume main.llm.nowhere, or correct the path",
+        ),
+        ("ModelNotFound", f"model.base {missing} does not exist: correct the volume or the folder"),
+        (
+            "OutputNotFound",
+            f"output.uri {missing} is in a place that does not exist: create the volume, or correct it",
+        ),
+    ]
+    workspace.denied |= {f"{method} /api/2.0/fs/" for method in ("GET", "HEAD", "PUT", "POST")}
+    refused = [
+        ("ModelForbidden", f"model.base {own} may not be read with the pod's credentials: grant them access"),
+        (
+            "OutputForbidden",
+            f"output.uri {own} may not be written with the pod's credentials: grant them access",
+        ),
+    ]
+    assert [failure(call) for call in calls] == [
+        ("PermissionError", GRANT.format(path=f"{own}/a")),
+        ("PermissionError", GRANT.format(path=own)),
+        *refused,
+        ("PermissionError", GRANT.format(path=own)),
+        ("PermissionError", GRANT.format(path=own)),
+    ]
+    monkeypatch.setenv("DATABRICKS_TOKEN", "dapi-wrong")
+    told = [failure(call) for call in calls]
+    renew = "Databricks does not accept the pod's login for {}: renew the Secret of tracking"
+    assert told == [
+        ("PermissionError", renew.format(f"{own}/a")),
+        ("PermissionError", renew.format(own)),
+        *refused,
+        ("PermissionError", renew.format(own)),
+        ("PermissionError", renew.format(own)),
+    ]
+    monkeypatch.delenv("DATABRICKS_TOKEN")
+    monkeypatch.setenv("DATABRICKS_CLIENT_ID", "principal")
+    monkeypatch.setenv("DATABRICKS_CLIENT_SECRET", "wrong")
+    kind, message = failure(calls[0])
+    assert (kind, message.startswith(f"the login to Databricks at {workspace.uri} fails: ")) == (
+        "PermissionError",
+        True,
+    )
+
+
+def test_without_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("DATABRICKS_HOST", "DATABRICKS_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    # Not that of the person who runs this test.
+    monkeypatch.setenv("DATABRICKS_CONFIG_FILE", str(tmp_path / "none"))
+    assert failure(lambda: artifacts.fetch(VOLUME, tmp_path)) == (
+        "ModelForbidden",
+        f"model.base {VOLUME} needs credentials and the environment has none: set tracking.uri to databricks, or "
+        "DATABRICKS_HOST and DATABRICKS_TOKEN, in a pod by envFrom",
+    )
+    assert failure(lambda: CheckpointFolder(VOLUME).steps())[1] == (
+        "a volume of Unity Catalog needs the login to its workspace: set tracking.uri to databricks"
+    )
+
+
+def test_a_checkpoint_is_found_by_its_marker(workspace: Workspace) -> None:
+    place = CheckpointFolder(f"{VOLUME}/checkpoints")
+    assert place.steps() == []
+    files = VolumesFileSystem()
+    for step in (2, 4):
+        files.makedirs(place.uri_of(step))
+        files.pipe_file(f"{place.uri_of(step)}/shard", b"weights")
+    place.publish(2, Marker({"step": 2}, {}))
+    assert (place.steps(), place.marked(), place.read(2)) == ([2, 4], [2], Marker({"step": 2}, {}))
+    place.remove(2)
+    assert place.steps() == [4]
+
+
+def test_a_mounted_folder_stays_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    mounted = {VOLUME}
+    monkeypatch.setattr("pathlib.Path.is_dir", lambda path: str(path) in mounted)
+    assert [storage.in_unity_catalog(path) for path in (f"{VOLUME}/a", f"{MISSING}/a", "/models")] == [
+        False,
+        True,
+        False,
+    ]

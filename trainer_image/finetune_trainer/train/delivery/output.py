@@ -1,0 +1,56 @@
+"""The model at output.uri: a folder that transformers, peft and servers of models load, and that model.base may name."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+from finetune_trainer import origin
+from finetune_trainer.model_folder import ModelFolder
+from finetune_trainer.origin import Origin
+from finetune_trainer.train.delivery.export import ADAPTER, MODEL
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from finetune_crds.recipe import Recipe
+
+_BASE = "base"
+
+
+def folder_of(recipe: Recipe) -> ModelFolder | None:
+    """The folder of a job's model; None where the recipe names none."""
+    if recipe.output is None:
+        return None
+    return ModelFolder(recipe.output.uri, recipe.job, int(os.environ.get("FINETUNE_ATTEMPT", "1")))
+
+
+def publish(to: ModelFolder, exported: Path, recipe: Recipe, base: Origin | None) -> None:
+    """Write a model to its folder: a standalone one, or an adapter, which names its base.
+
+    The base of an adapter that was merged in this pod lies nowhere else: it goes to the folder `base` in that of the adapter.
+
+    Args:
+        to: the folder.
+        exported: what `export.write` wrote.
+        recipe: the recipe.
+        base: where the base was fetched from; None where it was merged in this pod.
+    """
+    if recipe.method.type == "Full" or recipe.method.export == "Merged":
+        to.publish({"": exported / MODEL})
+        return
+    # NB: what goes to the registry stays as it is.
+    adapter = exported.with_name(f"{exported.name}-adapter")
+    shutil.copytree(exported / ADAPTER, adapter)
+    parts = {"": adapter}
+    if base is None:
+        parts[_BASE] = exported / MODEL
+        base = Origin(f"{to.uri}/{_BASE}", digest=origin.digest(exported / MODEL))
+        config = adapter / "adapter_config.json"
+        named = {**json.loads(config.read_text(encoding="utf-8")), "base_model_name_or_path": base.uri}
+        config.write_text(json.dumps(named, indent=2) + "\n", encoding="utf-8")
+    if origin.noted(adapter) is None:
+        origin.note(base, adapter)
+    to.publish(parts)

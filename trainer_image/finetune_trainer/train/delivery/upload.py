@@ -1,0 +1,99 @@
+"""register.upload: how the files of a model get to the store of the MLflow server.
+
+A server that serves artifacts from an object store signs addresses of that store, to which its client sends a large file in parts.
+Since MLflow 3.17 the client does so on its own where the server says that it can.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from finetune_trainer import track
+from finetune_trainer.outcome import RecipeRefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from finetune_crds.finetunejob import Upload
+
+_ENABLED, _SMALLEST = "MLFLOW_ENABLE_PROXY_MULTIPART_UPLOAD", "MLFLOW_MULTIPART_UPLOAD_MINIMUM_FILE_SIZE"
+# Of two parts at least, of MLflow's own size; its default of 500 MiB leaves whole models to the server.
+_SMALLEST_BYTES = 20 * 2**20
+_TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+# A server answers when the store has the whole file: 4 GB at 1 MB/s.
+_LONGEST_SECONDS = 4000
+_PROBE = "upload-probe"
+_CANNOT = (400, 404, 501)
+
+
+def choose(way: Upload | None) -> None:
+    """Have MLflow's client in this process upload one way; None leaves it to the server."""
+    if way is not None:
+        os.environ[_ENABLED] = str(way == "Direct").lower()
+    if way == "Direct":
+        os.environ.setdefault(_SMALLEST, str(_SMALLEST_BYTES))
+
+
+@contextmanager
+def patient() -> Iterator[None]:
+    """A context in which MLflow's client waits for the server to write a large file to its store.
+
+    NB: elsewhere it gives up soon, and an upload that is given up begins again.
+    """
+    before = os.environ.get(_TIMEOUT)
+    os.environ[_TIMEOUT] = str(max(_LONGEST_SECONDS, int(before or 0)))
+    try:
+        yield
+    finally:
+        os.environ.pop(_TIMEOUT)
+        if before is not None:
+            os.environ[_TIMEOUT] = before
+
+
+def check(way: Upload | None, run_id: str) -> None:
+    """Check, hours before the upload, that the server knows the way. It may be away: training goes on then.
+
+    Raises:
+        RecipeRefusedError: it does not.
+    """
+    if way is None:
+        return
+    try:
+        wrong = _mistake(way, run_id)
+    except Exception as error:  # noqa: BLE001 - of any kind, and the upload will tell
+        print(
+            f"whether MLflow can do register.upload {way} is not known: {track.first_line(error)}", flush=True
+        )
+        return
+    if wrong:
+        raise RecipeRefusedError(wrong, reason="UploadRefused")
+
+
+def _mistake(way: Upload, run_id: str) -> str | None:
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+    from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
+    from requests import HTTPError
+
+    uri = track.client().get_run(run_id).info.artifact_uri
+    repository = get_artifact_repository(uri)
+    if not isinstance(repository, HttpArtifactRepository):
+        return (
+            f"register.upload Proxy: the MLflow server serves no artifacts, and pods write to {uri} themselves: remove the field"
+            if way == "Proxy"
+            else None
+        )
+    if way == "Proxy":
+        return None
+    try:
+        upload = repository.create_multipart_upload(_PROBE)
+    except HTTPError as error:
+        if error.response is None or error.response.status_code not in _CANNOT:
+            raise
+        return (
+            "register.upload Direct: the MLflow server signs no addresses of the store of its artifacts, which has to be S3, Google "
+            "Cloud Storage or Azure Blob Storage: set Proxy, or remove the field"
+        )
+    repository.abort_multipart_upload(_PROBE, upload.upload_id)
+    return None

@@ -1,0 +1,136 @@
+"""How many graphs `training.compile` makes of a model: of a small one of its kind, on a CPU, without compiling them."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.attention import varlen
+
+from finetune_trainer.train import build
+from finetune_trainer.train.data import pack
+from finetune_trainer.train.data.dataset import Split
+from finetune_trainer.train.model import adapt, load, shard, weights
+from finetune_trainer.train.model.network import Network, decoder_layers
+from finetune_trainer.train.runtime.distributed import World
+from finetune_trainer.train.runtime.recipe import row_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from finetune_crds.recipe import Recipe
+    from finetune_trainer.train.runtime.device import Card
+
+_PACKS, _MAX_LENGTH, _VOCABULARY = 20, 64, 128
+# Sizes that make a model small, by their names in a config; a config that has no such size gets none.
+_SMALL = {
+    "vocab_size": _VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 64,
+    "head_dim": 16,
+    "num_attention_heads": 4,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "pad_token_id": 0,
+}
+
+
+def count(recipe: Recipe, source: Path, card: Card) -> tuple[int, int]:
+    """Return the number of graphs over 20 packs of different lengths, and of kinds of layers.
+
+    Args:
+        recipe: the recipe.
+        source: folder of the model's config.
+        card: the GPU, which decides on the kernel of attention.
+
+    Raises:
+        RecipeRefusedError: the model cannot be loaded or adapted.
+    """
+    made: list[object] = []
+
+    def counted(graph: Any, _inputs: object) -> Any:
+        made.append(graph)
+        return graph.forward
+
+    small, world = _small(recipe), World(0, 1, 0, 1, torch.device("cpu"), card=card)
+    with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
+        _write_small_config(source, Path(folder))
+        model = load.skeleton(small, Path(folder), world)
+    adapted = adapt.adapt(model, small.method, small.model.base)
+    network = Network(adapted, build.objective(small, None), small.training.neftune_alpha)
+    shard.recompute_activations(network.model, small.training.activation_checkpointing, compiled=True)
+    weights.materialise(network, world.device)
+    for weight in network.parameters():
+        nn.init.normal_(weight, std=0.02)
+    kinds = {(type(layer), getattr(layer, "attention_type", None)) for layer in decoder_layers(network)}
+    torch.compiler.reset()
+    shard.compile_layers(network, counted)
+    _let_attention_run_on_cpus()
+    network.train()
+    for batch in _batches(small):
+        network(batch)[0].backward()
+    return len(made), len(kinds)
+
+
+def _small(recipe: Recipe) -> Recipe:
+    """The recipe, for the small model; four-bit weights change no graph but need a base with values."""
+    training = recipe.training
+    recompute = training.activation_checkpointing
+    changed: dict[str, Any] = {
+        "max_length": _MAX_LENGTH,
+        "activation_checkpointing": "None" if recompute == "Auto" else recompute,
+    }
+    method = recipe.method
+    if method.type == "QLoRA":
+        method = method.model_copy(update={"type": "LoRA", "quantization": None})
+    return recipe.model_copy(update={"training": training.model_copy(update=changed), "method": method})
+
+
+def _write_small_config(source: Path, to: Path) -> None:
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    sizes = {name: size for name, size in _SMALL.items() if name in config}
+    heads, keys = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    if keys is not None:
+        sizes["num_key_value_heads"] = 4 if keys == heads else 2
+    kinds = config.get("layer_types")
+    # As many layers as contain each kind, and two at least.
+    layers = 2 if not kinds else max(2, *(kinds.index(kind) + 1 for kind in kinds))
+    sizes["num_hidden_layers"] = layers
+    cut = {"layer_types": kinds[:layers]} if kinds else {}
+    (to / "config.json").write_text(json.dumps({**config, **sizes, **cut}), encoding="utf-8")
+
+
+def _batches(recipe: Recipe) -> Iterator[pack.Batch]:
+    """Packs of 3 to 8 documents, of the width that the trainer pads to."""
+    draw = np.random.default_rng(0)
+    documents = row_tokens(recipe) // recipe.training.max_length
+    for _ in range(_PACKS):
+        examples = int(draw.integers(2, 6))
+        sizes = draw.integers(3, _MAX_LENGTH // 6, examples * documents)
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        split = Split(
+            draw.integers(1, _VOCABULARY, offsets[-1]).astype(np.int32),
+            np.ones(offsets[-1], bool),
+            offsets,
+            documents,
+            reference=np.zeros((examples, 2), np.float32) if documents == 2 else None,
+            labels=np.arange(examples) % 2 == 0 if documents == 2 else None,
+        )
+        yield pack.collate(split, [list(range(examples))], pad_id=0, width=row_tokens(recipe))
+
+
+def _let_attention_run_on_cpus() -> None:
+    """Let the GPU's kernel of attention return tensors of the right shapes on a CPU, where it would fail."""
+    pairs = (
+        (varlen._varlen_attn, varlen._varlen_attn_fake),  # noqa: SLF001 - how torch names them
+        (varlen._varlen_attn_backward, varlen._varlen_attn_backward_fake),  # noqa: SLF001
+    )
+    for operation, fake in pairs:
+        operation.register_kernel("cpu")(fake)

@@ -1,0 +1,239 @@
+"""AdamW with less memory: moments in 8 bits, and weights in bf16 whose updates are rounded stochastically."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+
+from finetune_trainer.train.model.rows import local_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+# Numbers of a block, which share a scale: as many as divide a row.
+_BLOCKS = (256, 128, 64)
+# Smaller tensors keep fp32 moments, as in bitsandbytes and torchao.
+_LEAST = 4096
+# Numbers that are updated at once: about ten fp32 tensors of this size are alive meanwhile.
+_AT_ONCE = 4 * 2**20
+
+
+class CompactAdamW(torch.optim.Optimizer):
+    """AdamW (Loshchilov and Hutter, arXiv:1711.05101) that computes in fp32, and keeps less.
+
+    The quantisation is that of bitsandbytes: 8-bit codes, and an fp32 scale for each block of 256 numbers (Dettmers et al.,
+    arXiv:2110.02861). A block never leaves its row: ranks hold whole blocks however many there are, so that a checkpoint of 8-bit
+    moments is read by another number of ranks as it is. bitsandbytes' own optimizer does not know sharded tensors; that of torchao
+    decides by the size of a shard which moments have 8 bits. Moments of small tensors, and of those whose rows are no multiple of 64,
+    are fp32.
+
+    A weight in bf16 is rounded up or down with the probability of its distance to the other one (as in arXiv:2010.06192), so that
+    updates below half of its precision are not lost. All ranks that hold the same rows round them alike.
+
+    As fused optimizers of torch do, it reads the attribute `found_inf`, an fp32 scalar on the device: where it is not 0, the step
+    changes nothing.
+
+    Args:
+        groups: parameter groups with `params` and `weight_decay`.
+        lr: learning rate.
+        betas: decay of the moments.
+        eps: added to the denominator.
+        eight_bit: whether moments have 8 bits.
+        seed: of the rounding.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        eight_bit: bool,
+        seed: int,
+    ) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+        self.number = 0
+        """Of the step: the same one is rounded the same way."""
+        self._eight_bit = eight_bit
+        self._seed = seed
+        self._codes: dict[tuple[torch.device, bool], torch.Tensor] = {}
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        """Update each weight that has a gradient; never waits for the GPU."""
+        assert closure is None  # noqa: S101 - the loop computes the gradients
+        at = 0
+        for group in self.param_groups:
+            for weight in group["params"]:
+                at += 1
+                if weight.grad is not None:
+                    with torch.no_grad():
+                        self._update(weight, group, at)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state with the types that it has."""
+        # NB: torch would cast it, codes too, to the type of the weights, and have all of both at once.
+        super().load_state_dict({**state_dict, "state": {}})
+        keys = (key for group in state_dict["param_groups"] for key in group["params"])
+        weights = (weight for group in self.param_groups for weight in group["params"])
+        for key, weight in zip(keys, weights, strict=True):
+            if key in state_dict["state"]:
+                self.state[weight] = dict(state_dict["state"][key])
+
+    def _update(self, weight: torch.Tensor, group: dict[str, Any], at: int) -> None:
+        state = self.state[weight]
+        if not state:
+            state.update(self._initial(weight))
+        held, rows = local_rows(weight)
+        # NB: the first dimension of packed experts is that of experts, each of which is a matrix.
+        values, gradients = _as_rows(held), _as_rows(local_rows(weight.grad)[0])
+        moments = (
+            _Moment.of(state, "exp_avg", self._code(values.device, signed=True)),
+            _Moment.of(state, "exp_avg_sq", self._code(values.device, signed=False)),
+        )
+        taken = finite(self, values.device)
+        state["step"] += taken
+        noise = None
+        if values.dtype == torch.bfloat16:
+            noise = torch.Generator(values.device)
+            noise.manual_seed(_mixed(self._seed, self.number, at, rows.start or 0))
+        for part in _parts(values):
+            # NB: what is not a number must not reach the quantisation, which looks numbers up.
+            gradient = torch.where(taken, gradients[part].float(), 0.0)
+            mean = moments[0].read(part).lerp(gradient, 1 - group["betas"][0])
+            square = moments[1].read(part).lerp(gradient.square_(), 1 - group["betas"][1])
+            moments[0].write(part, mean, taken)
+            moments[1].write(part, square, taken)
+            found = _updated(values[part].float(), mean, square, state["step"], group)
+            if noise is not None:
+                found = round_stochastically(found, noise)
+            values[part] = torch.where(taken, found, values[part])
+
+    def _code(self, device: torch.device, *, signed: bool) -> torch.Tensor:
+        """The values of the codes of a moment, on the device."""
+        if (device, signed) not in self._codes:
+            self._codes[device, signed] = torch.tensor(_values(signed=signed), device=device)
+        return self._codes[device, signed]
+
+    def _initial(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        state = {"step": torch.zeros((), device=weight.device)}
+        block = next((size for size in _BLOCKS if weight.shape[-1] % size == 0), None)
+        for name in ("exp_avg", "exp_avg_sq"):
+            if self._eight_bit and block and weight.ndim > 1 and weight.numel() >= _LEAST:
+                scales = (*weight.shape[:-1], weight.shape[-1] // block)
+                # NB: not the code of 0, but with a scale of 0 each code is 0.
+                state[name] = _zeros(weight, weight.shape, torch.uint8)
+                state[f"{name}_scale"] = _zeros(weight, scales, torch.float32)
+            else:
+                state[name] = _zeros(weight, weight.shape, torch.float32)
+        return state
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """This rank's rows of a moment: fp32 values, or codes with scales."""
+
+    values: torch.Tensor
+    scales: torch.Tensor | None
+    code: torch.Tensor
+
+    @classmethod
+    def of(cls, state: dict[str, torch.Tensor], name: str, code: torch.Tensor) -> _Moment:
+        scales = state.get(f"{name}_scale")
+        return cls(
+            _as_rows(local_rows(state[name])[0]),
+            None if scales is None else _as_rows(local_rows(scales)[0]),
+            code,
+        )
+
+    def read(self, part: slice) -> torch.Tensor:
+        if self.scales is None:
+            return self.values[part]
+        found: torch.Tensor = torch.ops.bitsandbytes.dequantize_blockwise(
+            self.values[part], self.scales[part].flatten(), self.code, self._block, torch.float32
+        )
+        return found
+
+    def write(self, part: slice, found: torch.Tensor, taken: torch.Tensor) -> None:
+        """Keep what was found if the step is taken: read and written again, 8 bits would not be the same ones."""
+        if self.scales is None:
+            self.values[part] = torch.where(taken, found, self.values[part])
+            return
+        codes, scales = torch.ops.bitsandbytes.quantize_blockwise(found, self.code, self._block)
+        self.values[part] = torch.where(taken, codes, self.values[part])
+        kept = self.scales[part]
+        self.scales[part] = torch.where(taken, scales.view_as(kept), kept)
+
+    @property
+    def _block(self) -> int:
+        assert self.scales is not None  # noqa: S101 - asked of codes alone
+        row, blocks = int(self.values.shape[-1]), int(self.scales.shape[-1])
+        return row // blocks
+
+
+def _updated(
+    weight: torch.Tensor, mean: torch.Tensor, square: torch.Tensor, step: torch.Tensor, group: dict[str, Any]
+) -> torch.Tensor:
+    """Return some rows of a weight after a step, fp32, from their new moments, which this overwrites."""
+    (beta1, beta2), rate = group["betas"], group["lr"]
+    denominator = square.sqrt_().div_((1 - beta2**step).sqrt()).add_(group["eps"])
+    update = mean.div_(1 - beta1**step).div_(denominator)
+    return (weight * (1 - rate * group["weight_decay"])).sub_(update, alpha=rate)
+
+
+def finite(optimizer: Any, device: torch.device) -> torch.Tensor:
+    """Whether a step is taken: a scalar on the device, from the optimizer's `found_inf`, where it has one."""
+    found = getattr(optimizer, "found_inf", None)
+    return torch.ones((), dtype=torch.bool, device=device) if found is None else found == 0
+
+
+def round_stochastically(values: torch.Tensor, noise: torch.Generator) -> torch.Tensor:
+    """Return fp32 values in bf16, each the one below or above it; the mean over many draws is the value."""
+    drawn = torch.randint(0, 1 << 16, values.shape, generator=noise, dtype=torch.int32, device=values.device)
+    # bf16 is the upper half of fp32: what is added to the lower half carries over as often as it is large.
+    return ((values.view(torch.int32) + drawn) & -(1 << 16)).view(torch.float32).bfloat16()
+
+
+def _zeros(like: torch.Tensor, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Zeros that are sharded as a weight is, by rows."""
+    local, _ = local_rows(like)
+    zeros = torch.zeros((*local.shape[:1], *shape[1:]), dtype=dtype, device=local.device)
+    if not isinstance(like, DTensor):
+        return zeros
+    return DTensor.from_local(
+        zeros,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=torch.empty(shape, device="meta").stride(),
+    )
+
+
+def _as_rows(held: torch.Tensor) -> torch.Tensor:
+    """A view of a tensor of more than two dimensions as a matrix of its rows."""
+    return held.view(-1, held.shape[-1]) if held.ndim > 2 else held
+
+
+def _parts(values: torch.Tensor) -> Iterator[slice]:
+    rows = max(1, _AT_ONCE // max(1, values[:1].numel()))
+    for begin in range(0, len(values), rows):
+        yield slice(begin, begin + rows)
+
+
+@cache
+def _values(*, signed: bool) -> tuple[float, ...]:
+    """The 256 values that codes stand for, from -1 or 0 to 1."""
+    from bitsandbytes.functional import create_dynamic_map
+
+    found: list[float] = create_dynamic_map(signed=signed).tolist()  # type: ignore[no-untyped-call]
+    return tuple(found)
+
+
+def _mixed(*numbers: int) -> int:
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])

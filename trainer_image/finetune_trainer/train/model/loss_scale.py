@@ -1,0 +1,55 @@
+"""The factor of the loss that keeps gradients in the range of fp16, found while training."""
+
+from __future__ import annotations
+
+import torch
+
+# As in torch.amp.GradScaler, but for the least scale, from which on a broken step is not one of the scale.
+_FIRST, _LEAST, _GROWTH_STEPS = 2.0**16, 1.0, 2000
+
+
+class LossScale:
+    """Doubles after 2,000 good steps one after the other, and halves with a step that was skipped, down to 1.
+
+    torch.amp.GradScaler does the same, but waits for the GPU in each step to find out whether to take it.
+
+    Args:
+        device: of the loss.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._scale = torch.full((), _FIRST, device=device)
+        self._good = torch.zeros((), device=device)
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return a loss whose gradients are larger by the scale."""
+        return loss * self._scale
+
+    def unscale(self, gradients: list[torch.Tensor]) -> None:
+        """Take the scale out of gradients, in place."""
+        factor = 1.0 / self._scale
+        for gradient in gradients:
+            gradient.mul_(factor)
+
+    def update(self, finite: torch.Tensor) -> torch.Tensor:
+        """Adapt the scale to a step; never waits for the GPU.
+
+        Returns:
+            Whether the step was skipped and the scale cannot be the cause, a scalar on the device.
+        """
+        broken = ~finite & (self._scale <= _LEAST)
+        good = torch.where(finite, self._good + 1, 0.0)
+        grown = good >= _GROWTH_STEPS
+        factor = torch.where(finite, torch.where(grown, 2.0, 1.0), 0.5)
+        self._scale = (self._scale * factor).clamp(min=_LEAST)
+        self._good = torch.where(grown, 0.0, good)
+        return broken
+
+    def state(self) -> tuple[float, int]:
+        """Return the scale, and the good steps since it changed; waits for the GPU."""
+        return self._scale.item(), int(self._good.item())
+
+    def go_on(self, scale: float, good_steps: int) -> None:
+        """Set what `state` has returned."""
+        self._scale = torch.full_like(self._scale, scale)
+        self._good = torch.full_like(self._good, good_steps)

@@ -1,0 +1,131 @@
+"""New tokens: rows for them in the embedding and the output layer, which begin as the mean of the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from finetune_trainer.train.model.rows import set_rows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from finetune_crds.training import Model
+
+# Rows of an embedding that are summed at once, in fp64.
+_AT_ONCE = 8192
+
+
+@dataclass(frozen=True)
+class NewTokens:
+    """The ids of the tokens that a recipe adds to the vocabulary, ascending."""
+
+    ids: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, model: Model, tokenizer: PreTrainedTokenizerBase) -> NewTokens:
+        """Return those of model.newTokens.
+
+        Args:
+            model: of the recipe.
+            tokenizer: the model's, with the new tokens.
+        """
+        vocabulary = tokenizer.get_vocab()
+        return cls(tuple(sorted(vocabulary[token] for token in model.new_tokens)))
+
+    def rows(self, before: int) -> int:
+        """Return how many rows an embedding of `before` rows needs; it may have some for new tokens already."""
+        return max(before, 1 + max(self.ids, default=-1))
+
+    def enlarge(self, model: PreTrainedModel) -> None:
+        """Give a model that is not sharded the rows of the new tokens, and them their values, also on the meta device."""
+        if not self.ids:
+            return
+        before = [(len(weight), mean_of(weight.detach())) for weight in at_ends(model)]
+        rows = self.rows(before[0][0])
+        if rows > before[0][0]:
+            model.resize_token_embeddings(rows, mean_resizing=False)
+        with torch.no_grad():
+            for weight, (_, mean) in zip(at_ends(model), before, strict=True):
+                weight[list(self.ids)] = mean.to(weight)
+
+
+NO_TOKENS = NewTokens()
+
+
+class Grown:
+    """A stored weight with rows for new tokens, of which slices can be read.
+
+    They begin as the mean of all rows that are stored (Hewitt, "Initializing new word embeddings for pretrained language models",
+    2021), as in transformers but for its noise of 3e-5 standard deviations. All ranks read the same values.
+
+    Args:
+        part: a tensor, or a slice of a file.
+        new: the new tokens.
+    """
+
+    def __init__(self, part: Any, new: NewTokens) -> None:
+        self._part = part
+        self._ids = new.ids
+        self._stored, *self._rest = shape_of(part)
+        self._rows = new.rows(self._stored)
+        self._mean = mean_of(part)
+
+    @property
+    def shape(self) -> list[int]:
+        """Its shape, with the new rows."""
+        return [self._rows, *self._rest]
+
+    def __getitem__(self, at: slice) -> torch.Tensor:
+        begin, end, _ = at.indices(self._rows)
+        known = min(end, self._stored)
+        found = self._mean.to(self._part[:1].dtype).expand(max(0, end - begin), *self._rest).clone()
+        if begin < known:
+            found[: known - begin] = self._part[begin:known]
+        new = [token - begin for token in self._ids if begin <= token < end]
+        found[new] = self._mean.to(found)
+        return found
+
+
+def shape_of(part: Any) -> list[int]:
+    """The shape of a tensor, of a slice of a file, or of one that has grown."""
+    return list(part.get_shape() if hasattr(part, "get_shape") else part.shape)
+
+
+def mean_of(part: Any) -> torch.Tensor:
+    """The mean of the rows of a tensor or a slice of a file, fp32 [...]."""
+    rows, *rest = shape_of(part)
+    total: torch.Tensor | None = None
+    for begin in range(0, rows, _AT_ONCE):
+        summed = part[begin : begin + _AT_ONCE].double().sum(dim=0)
+        total = summed if total is None else total + summed
+    return torch.zeros(rest) if total is None else (total / rows).float()
+
+
+def at_ends(model: PreTrainedModel) -> list[torch.nn.Parameter]:
+    """The parameters of the embedding and of the output layer; tied ones once."""
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    return list({id(weight): weight for end in ends for weight in end.parameters()}.values())
+
+
+def names_of_ends(model: PreTrainedModel) -> list[str]:
+    """The names of the embedding and of the output layer."""
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    return [name for name, module in model.named_modules() if any(module is end for end in ends)]
+
+
+def start(model: torch.nn.Module) -> None:
+    """Give the trained rows of new tokens the values that the base has for them; a collective call."""
+    from peft.tuners.trainable_tokens import TrainableTokensLayer
+    from torch.distributed.tensor import DTensor
+
+    for layer in model.modules():
+        if isinstance(layer, TrainableTokensLayer) and layer.tied_adapter is None:
+            weight: Any = layer.base_layer.weight
+            whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
+            for adapter, ids in layer.token_indices.items():
+                rows = whole.detach()[ids]
+                set_rows(layer.trainable_tokens_delta[adapter], rows.float())
+                layer.trainable_tokens_original[adapter].copy_(rows)

@@ -1,0 +1,228 @@
+"""The weights of a sharded model: those of the base from its files, those of the method from the seed or from an adapter."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from finetune_crds.training import SoftPrompt
+from finetune_trainer.train.model import adapt, continued, new_tokens, rows
+from finetune_trainer.train.model.load import load_errors, unsharded
+from finetune_trainer.train.model.network import base_of
+from finetune_trainer.train.model.new_tokens import NO_TOKENS, NewTokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from finetune_crds.recipe import Recipe
+    from finetune_crds.training import Model
+    from finetune_trainer.train.runtime.distributed import World
+
+# What peft adds to the names of a base's weights.
+_WRAPPED = re.compile(
+    r"\.(token_adapter\.base_layer|base_layer|original_module|modules_to_save\.default)(?=\.)"
+)
+_ADDED = (".lora_", ".trainable_tokens_")
+_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+def fill(
+    model: nn.Module,
+    recipe: Recipe,
+    source: Path,
+    world: World,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    adapter: Path | None = None,
+) -> None:
+    """Allocate a sharded model and set its values: the base's from files, the method's from the seed or from an adapter.
+
+    Raises:
+        RecipeRefusedError: files are missing, damaged, or of another model.
+    """
+    materialise(model, world.device)
+    if recipe.method.type != "QLoRA":
+        read_weights(model, recipe.model, source, world, new=NewTokens.of(recipe.model, tokenizer))
+    if recipe.model.new_tokens:
+        new_tokens.start(model)
+    if adapter is not None:
+        world.agree(lambda: _read_adapter(model, recipe, adapter))
+        return
+    for name, parameter in model.named_parameters():
+        if any(part in name for part in (".lora_A.", ".lora_B.", "prompt_encoder.")):
+            rows.set_rows(parameter, adapt.initial(name, parameter.shape, recipe.training.seed))
+    if recipe.method.type == "DoRA":
+        _set_magnitudes(model)
+    if recipe.method.type == "PromptTuning":
+        words = adapt.prompt_tokens(
+            recipe.method.soft_prompt or SoftPrompt(), tokenizer, recipe.training.seed
+        )
+        _initialise_prompt(model, words)
+
+
+def _read_adapter(model: nn.Module, recipe: Recipe, adapter: Path) -> None:
+    with load_errors(recipe.model):
+        for parameter, values in continued.weights(model, adapter, recipe).values():
+            rows.set_rows(parameter, values)
+
+
+def materialise(model: nn.Module, device: torch.device) -> None:
+    """Allocate tensors of the meta device on the device, and move the others there."""
+    model._apply(  # noqa: SLF001 - as nn.Module.to_empty does, which would empty the buffers too
+        lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
+    )
+
+
+def read_weights(
+    model: nn.Module,
+    spec: Model,
+    source: Path,
+    world: World,
+    field: str = "model.base",
+    *,
+    new: NewTokens = NO_TOKENS,
+) -> None:
+    """Read a model's weights into its parameters; each rank reads the rows that it holds.
+
+    If the files are not safetensors, or name the weights differently, rank 0 loads all of them and broadcasts them.
+
+    Raises:
+        RecipeRefusedError: files are missing, damaged, or of another model.
+    """
+    wanted = _of_base(model, new)
+
+    def try_to_read() -> bool:
+        with load_errors(spec, field):
+            files = _files(source)
+            if not set(wanted) <= set(files):
+                return False
+            _read_parts(wanted, files)
+            return True
+
+    if not world.agree(try_to_read):
+        world.say(f"{field}: the files name the weights differently than the model; rank 0 loads all of them")
+        _broadcast(wanted, spec, source, world, field)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What gets a weight of the base's files.
+
+    tensors: of one shape. A layer of modulesToSave has two: as it was, and as it is trained.
+    new: tokens that the weight gets rows for.
+    """
+
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    new: NewTokens = NO_TOKENS
+
+    @property
+    def shape(self) -> list[int]:
+        return list(self.tensors[0].shape)
+
+    def whole(self, part: Any) -> Any:
+        """A tensor, or a slice of a file, with the rows of new tokens."""
+        return new_tokens.Grown(part, self.new) if self.new.ids else part
+
+    def set(self, value: Any) -> None:
+        for tensor in self.tensors:
+            rows.set_rows(tensor, value)
+
+
+def _of_base(model: nn.Module, new: NewTokens) -> dict[str, _Stored]:
+    """The tensors of the base model that files hold, by their name there; without what a method added.
+
+    These are the parameters, and buffers such as a router's score corrections.
+    """
+    base = base_of(model)
+    ends = {id(weight) for weight in new_tokens.at_ends(base)}
+    found: dict[str, _Stored] = {}
+    seen: set[int] = set()
+    for name, tensor in base.state_dict(keep_vars=True).items():
+        # A tied weight has only its first name, as in the files.
+        if id(tensor) not in seen and not any(part in name for part in _ADDED):
+            seen.add(id(tensor))
+            stored = _Stored(new=new if id(tensor) in ends else NO_TOKENS)
+            found.setdefault(_WRAPPED.sub("", name), stored).tensors.append(tensor)
+    return found
+
+
+def _files(source: Path) -> dict[str, Path]:
+    """The file of each weight."""
+    from safetensors import safe_open
+
+    if (source / _INDEX).exists():
+        index = json.loads((source / _INDEX).read_text(encoding="utf-8"))
+        return {name: source / file for name, file in index["weight_map"].items()}
+    if not (source / _SINGLE).exists():
+        return {}
+    with safe_open(source / _SINGLE, framework="pt") as file:
+        return dict.fromkeys(file.keys(), source / _SINGLE)
+
+
+def _read_parts(wanted: dict[str, _Stored], files: dict[str, Path]) -> None:
+    """Read each rank's rows; DCP's HuggingFaceStorageReader is no faster (docs/design/speed.md)."""
+    from safetensors import safe_open
+
+    for path in sorted({files[name] for name in wanted}):
+        with safe_open(path, framework="pt") as file:
+            for name, stored in wanted.items():
+                if files[name] != path:
+                    continue
+                part = stored.whole(file.get_slice(name))
+                shape = new_tokens.shape_of(part)
+                if shape != stored.shape:
+                    raise ValueError(
+                        f"{name} has the shape {shape} in {path.name}, and {stored.shape} by config.json"
+                    )
+                stored.set(part)
+
+
+def _broadcast(wanted: dict[str, _Stored], spec: Model, source: Path, world: World, field: str) -> None:
+
+    def load() -> dict[str, torch.Tensor]:
+        if not world.leads:
+            return {}
+        with load_errors(spec, field):
+            state = dict(unsharded(spec, source).state_dict())
+            found = {name: stored.whole(state[name])[:] for name, stored in wanted.items() if name in state}
+            for name, stored in wanted.items():
+                if name not in found or list(found[name].shape) != stored.shape:
+                    raise ValueError(f"its files have no {name} of the shape {stored.shape}")
+            return found
+
+    weights = world.agree(load)
+    for name, stored in wanted.items():
+        # Of a layer and its trained copy in fp32, the latter.
+        dtype = max((tensor.dtype for tensor in stored.tensors), key=lambda kind: kind.itemsize)
+        value = weights[name].to(dtype) if world.leads else torch.empty(stored.shape, dtype=dtype)
+        dist.broadcast(value, src=0)
+        stored.set(value)
+
+
+def _set_magnitudes(model: nn.Module) -> None:
+    """Initialise DoRA's magnitudes with the norms of the base's rows (Liu et al., arXiv:2402.09353, equation 2).
+
+    A rank holds the same rows of both.
+    """
+    parameters = dict(model.named_parameters())
+    for name, magnitude in parameters.items():
+        if ".lora_magnitude_vector." in name:
+            base = parameters[f"{name.split('.lora_magnitude_vector.')[0]}.base_layer.weight"]
+            with torch.no_grad():
+                rows.local_rows(magnitude)[0].copy_(rows.local_rows(base)[0].float().norm(dim=1))
+
+
+def _initialise_prompt(model: nn.Module, words: torch.Tensor) -> None:
+    prompt = next(parameter for name, parameter in model.named_parameters() if "prompt_encoder." in name)
+    embedding = base_of(model).get_input_embeddings().weight
+    whole_embedding = embedding.full_tensor() if isinstance(embedding, DTensor) else embedding
+    chosen = whole_embedding.detach()[words.to(whole_embedding.device)].float()
+    rows.set_rows(prompt, chosen)

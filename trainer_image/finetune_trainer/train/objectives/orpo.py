@@ -1,0 +1,51 @@
+"""Odds ratio preference optimisation (Hong et al., arXiv:2403.07691)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch.nn import functional
+
+from finetune_trainer.train.objectives.answers import OF_PAIRS, Answers, OfAnswers, sums_of_pairs
+
+if TYPE_CHECKING:
+    from finetune_trainer.train.data.pack import Batch
+    from finetune_trainer.train.model.network import Network
+
+# The greatest mean log-probability that has odds in fp32.
+_GREATEST = -1e-6
+
+
+class Orpo(OfAnswers):
+    """-c - weight x log sigmoid(log odds(c) - log odds(r)), odds(p) = p / (1 - p); one loss a pair.
+
+    c and r are the mean log-probabilities of the tokens of the chosen and of the rejected answer. -c is the cross-entropy of the
+    chosen answer, as in the paper's equation 6 and in LLaMA-Factory; TRL's has the tokens of the prompt too. Rewards are
+    weight x c and weight x r, as in TRL.
+
+    Args:
+        weight: of the odds ratio, the paper's lambda.
+    """
+
+    metrics: ClassVar[tuple[str, ...]] = OF_PAIRS
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+
+    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the summed loss, an fp32 scalar, and the sums of reward margins and of correctly ranked pairs."""
+        answers = Answers.of(network, batch)
+        lengths = answers.lengths()
+        means = answers.log_probabilities() / lengths
+        bounded = means.clamp(max=_GREATEST)
+        # 1 - p, of which 1 - exp() would lose the digits.
+        others = -torch.expm1(bounded)
+        log_odds = bounded - others.log()
+        ratios = log_odds[:, 0] - log_odds[:, 1]
+        losses = -means[:, 0] - self.weight * functional.logsigmoid(ratios)
+        # The derivative of log odds(p) by log p is 1 / (1 - p).
+        slopes = self.weight * torch.sigmoid(-ratios)[:, None] / others
+        slopes = torch.stack([-1 - slopes[:, 0], slopes[:, 1]], dim=-1) / lengths
+        loss = answers.with_gradient(losses.sum(), slopes)
+        return loss, sums_of_pairs(self.weight * (means[:, 0] - means[:, 1]))

@@ -1,0 +1,43 @@
+"""Simple preference optimisation (Meng et al., arXiv:2405.14734)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch.nn import functional
+
+from finetune_trainer.train.objectives.answers import OF_PAIRS, Answers, OfAnswers, sums_of_pairs
+
+if TYPE_CHECKING:
+    from finetune_trainer.train.data.pack import Batch
+    from finetune_trainer.train.model.network import Network
+
+
+class Simpo(OfAnswers):
+    """-log sigmoid(m - gamma), m = beta x (chosen - rejected); one loss a pair.
+
+    Chosen and rejected are the mean log-probabilities of the tokens of the answers. It is TRL's CPO with loss_type simpo and
+    cpo_alpha 0.
+
+    Args:
+        beta: scale of the rewards.
+        gamma: the margin between the rewards that the loss aims at.
+    """
+
+    metrics: ClassVar[tuple[str, ...]] = OF_PAIRS
+
+    def __init__(self, beta: float, gamma: float) -> None:
+        self.beta = beta
+        self.gamma = gamma
+
+    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the summed loss, an fp32 scalar, and the sums of reward margins and of correctly ranked pairs."""
+        answers = Answers.of(network, batch)
+        lengths = answers.lengths()
+        means = answers.log_probabilities() / lengths
+        margins = self.beta * (means[:, 0] - means[:, 1])
+        losses = -functional.logsigmoid(margins - self.gamma)
+        slope = -self.beta * torch.sigmoid(self.gamma - margins)
+        loss = answers.with_gradient(losses.sum(), torch.stack([slope, -slope], dim=-1) / lengths)
+        return loss, sums_of_pairs(margins)

@@ -1,0 +1,309 @@
+"""`finetune-train --plan`: one step of a recipe on fake tensors, for its memory and its collectives, without weights or GPUs.
+
+The step is the real one: the model is adapted, sharded, run forward and backward, clipped and updated by the code of the
+training, over a process group that sends nothing. docs/design/speed.md says what this cannot show.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from finetune_trainer import artifacts
+from finetune_trainer.cache import Cache
+from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.train import build, graphs
+from finetune_trainer.train.data import pack
+from finetune_trainer.train.data.dataset import Split
+from finetune_trainer.train.loop import take_step
+from finetune_trainer.train.model import accounting, adapt, load, memory, shard, weights
+from finetune_trainer.train.model.network import Network
+from finetune_trainer.train.model.optimizer import Optimizer
+from finetune_trainer.train.runtime.device import Card
+from finetune_trainer.train.runtime.distributed import World
+from finetune_trainer.train.runtime.recipe import load_recipe, row_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from finetune_crds.recipe import Recipe
+
+_GIB = 2**30
+# The GPU of a plan whose recipe and command line name none; a product's name says how much memory it has.
+_PRODUCT = "NVIDIA-H100-80GB-HBM3"
+_PRODUCT_MEMORY = re.compile(r"(\d+)GB")
+# NB: the CPU builds of torch cannot compute gradients of fake tensors that claim to be on a GPU (2.13).
+_DEVICE = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step of one rank takes.
+
+    peak: bytes when most is in use, by `accounting.KINDS`.
+    traffic: the collectives on the device, by kind.
+    waits: operations for which the CPU waits for the GPU.
+    """
+
+    peak: dict[str, int]
+    traffic: dict[str, accounting.Traffic]
+    waits: list[str]
+
+    @property
+    def total(self) -> int:
+        """Bytes when most is in use."""
+        return sum(self.peak.values())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A planned step, beside the estimate that the trainer makes before it loads weights."""
+
+    step: Step
+    choice: memory.Choice
+    world: World
+    graphs: tuple[int, int] | None = None
+    """Graphs of training.compile, and kinds of layers; None without it."""
+
+    def lines(self) -> list[str]:
+        """Return the plan for people to read."""
+        step, choice = self.step, self.choice
+        kinds = ", ".join(f"{kind} {size / _GIB:.1f}" for kind, size in step.peak.items())
+        sent = [
+            f"{name}: {each.count} a step, {each.size / _GIB:.2f} GiB" for name, each in step.traffic.items()
+        ]
+        fits = "fits" if step.total <= choice.limit else "does not fit"
+        ranks = "1 rank" if self.world.size == 1 else f"{self.world.size} ranks"
+        return [
+            f"{ranks}, activation checkpointing {choice.kind}",
+            f"peak memory of a rank: {step.total / _GIB:.1f} GiB ({kinds})",
+            f"estimate without a plan: {choice.estimate}",
+            f"memory of a rank: {choice.limit / _GIB:.1f} GiB: {fits}",
+            *(sent or ["collectives: none"]),
+            f"waits for the GPU in a step: {len(step.waits)}",
+            *(
+                [
+                    f"graphs over 20 packs of different lengths: {self.graphs[0]}, kinds of layers: {self.graphs[1]}"
+                ]
+                if self.graphs
+                else []
+            ),
+        ]
+
+
+def command(*, config: Path | None, gpu_memory: float | None) -> None:
+    """Plan the recipe of the environment, and print the plan.
+
+    Args:
+        config: folder of the model's config.json; None: that of model.base.
+        gpu_memory: of a GPU, in GiB; None: by the recipe's distributed.gpu.product.
+
+    Raises:
+        RecipeRefusedError: the recipe is wrong, or its step cannot be planned.
+    """
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+    recipe = load_recipe()
+    card = _card(recipe, gpu_memory)
+    with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
+        model = recipe.model
+        source = config or artifacts.fetch_config(
+            model.base, Path(folder), revision=model.revision, cache=Cache.of(model)
+        )
+        plan = of(recipe, source, card)
+        if recipe.training.compile:
+            plan = replace(plan, graphs=graphs.count(recipe, source, card))
+        print("\n".join(plan.lines()), flush=True)
+
+
+def _card(recipe: Recipe, gpu_memory: float | None) -> Card:
+    product = (recipe.distributed.gpu.product if recipe.distributed.gpu else None) or _PRODUCT
+    found = _PRODUCT_MEMORY.search(product)
+    if gpu_memory is None and found is None:
+        raise RecipeRefusedError(
+            f"the name {product} does not say how much memory the GPU has: add --gpu-memory GIB"
+        )
+    size = gpu_memory if gpu_memory is not None else float(found[1] if found else 0)
+    return Card(product, int(size * _GIB), (9, 0))
+
+
+def of(recipe: Recipe, source: Path, card: Card) -> Plan:
+    """Plan one step of rank 0.
+
+    Args:
+        recipe: the recipe; its `distributed` says how many ranks.
+        source: folder of the base model's config.
+        card: the GPU of each rank.
+
+    Raises:
+        RecipeRefusedError: the model cannot be loaded or adapted, or its step cannot be planned.
+    """
+    if recipe.objective.type == "Distillation":
+        raise RecipeRefusedError(
+            "--plan takes one model, and objective Distillation has a teacher: plan it as SFT"
+        )
+    spec = recipe.distributed
+    world = World(0, spec.ranks, 0, spec.ranks_per_node, _DEVICE, card=card)
+    with _ranks(world.size):
+        over = shard.mesh(spec.strategy, world)
+        network = _skeleton(recipe, source, world)
+        choice = memory.decide(network, recipe, world, row_tokens(recipe), None)
+        # NB: weights on the meta device and the buffers of a skeleton are not fake.
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        if recipe.method.type == "QLoRA":
+            network = _quantised(recipe, source, world, fake)
+        return Plan(measured(network, recipe, over, choice.kind, fake), choice, world)
+
+
+@contextmanager
+def _ranks(size: int) -> Iterator[None]:
+    """A process group of which this process is rank 0, and which sends nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _skeleton(recipe: Recipe, source: Path, world: World) -> Network:
+    model = load.skeleton(recipe, source, world)
+    adapted = adapt.adapt(model, recipe.method, recipe.model.base)
+    return Network(adapted, build.objective(recipe, None), recipe.training.neftune_alpha)
+
+
+def _quantised(recipe: Recipe, source: Path, world: World, fake: FakeTensorMode) -> Network:
+    """A network whose base is in four bits, which bitsandbytes makes of fake weights."""
+    from bitsandbytes.functional import quantize_4bit
+    from bitsandbytes.nn.modules import Linear4bit
+    from transformers.integrations import replace_with_bnb_linear
+
+    model: Any = load.skeleton(recipe, source, world)
+    head = model.get_output_embeddings()
+    kept = [name for name, module in model.named_modules() if module is head]
+    config = load.four_bits(recipe)
+    replace_with_bnb_linear(model, kept, config)
+    model.is_loaded_in_4bit = True
+    # NB: bitsandbytes makes its tables once, of values that fake tensors do not have.
+    quantize_4bit(torch.zeros(64, 64), compress_statistics=True)
+    adapted = adapt.adapt(model.requires_grad_(False), recipe.method, recipe.model.base)
+    with fake:
+        for module in adapted.modules():
+            if isinstance(module, Linear4bit):
+                load.keep_packing(module)
+                packed, state = quantize_4bit(
+                    torch.empty(module.out_features, module.in_features, dtype=model.dtype),
+                    compress_statistics=config.bnb_4bit_use_double_quant,
+                    quant_type=config.bnb_4bit_quant_type,
+                )
+                # NB: a parameter that is a fake tensor already cannot be moved to its device.
+                module.register_parameter("weight", None)
+                del module.weight
+                module.register_buffer("weight", packed)
+                packed.quant_state = state
+    return Network(adapted, build.objective(recipe, None), recipe.training.neftune_alpha)
+
+
+def measured(
+    network: Network, recipe: Recipe, over: DeviceMesh, recompute: str, fake: FakeTensorMode
+) -> Step:
+    """Take one step on fake tensors, and return what it takes.
+
+    Args:
+        network: with parameters on the meta device, or fake ones.
+        recipe: the recipe.
+        over: the ranks.
+        recompute: None, Selective or Full.
+        fake: makes fake tensors.
+
+    Raises:
+        RecipeRefusedError: the step depends on values, which fake tensors do not have.
+    """
+    with fake:
+        build.wrap(network, recipe, recompute, over)
+        weights.materialise(network, _DEVICE)
+        optimizer = Optimizer(network, recipe.training, 1)
+        batches = [_fake(batch, fake) for batch in full_batches(recipe)]
+        account = accounting.Accounting(_DEVICE)
+        with account:
+            account.of_kind("parameters", _held(network))
+            network.register_forward_hook(lambda *_: account.alive("activations"))
+            optimizer.parts[0].register_step_pre_hook(
+                lambda *_: account.of_kind("gradients", _gradients(network))
+            )
+            try:
+                take_step(network, optimizer, batches, step=0, count=1.0, add_batch=lambda *_: None)
+            except DataDependentOutputException as error:
+                raise RecipeRefusedError(
+                    f"a step of {recipe.model.base} waits for the GPU ({error.func}), so that it cannot be planned"
+                ) from error
+            account.of_kind("optimizer", _states(optimizer))
+            account.of_kind("gathered", _gathered(network))
+    return Step(account.peak(), account.traffic, account.waits)
+
+
+def full_batches(recipe: Recipe) -> list[pack.Batch]:
+    """The batches of a step in which each row is full, and each token but a document's first is a target."""
+    training = recipe.training
+    documents = row_tokens(recipe) // training.max_length
+    examples = training.per_device_batch_size * training.gradient_accumulation
+    offsets = np.arange(examples * documents + 1, dtype=np.int64) * training.max_length
+    split = Split(
+        np.zeros(offsets[-1], np.int32),
+        np.ones(offsets[-1], bool),
+        offsets,
+        documents,
+        reference=np.zeros((examples, 2), np.float32) if documents == 2 else None,
+        labels=np.arange(examples) % 2 == 0 if documents == 2 else None,
+    )
+    rows = [[example] for example in range(examples)]
+    size = training.per_device_batch_size
+    return [pack.collate(split, rows[begin : begin + size], pad_id=0) for begin in range(0, examples, size)]
+
+
+def _fake(batch: pack.Batch, fake: FakeTensorMode) -> pack.Batch:
+    tensors = {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
+    faked: dict[str, Any] = {name: fake.from_tensor(value) for name, value in tensors.items()}
+    return replace(batch, **faked)
+
+
+def _held(network: Network) -> Iterator[torch.Tensor]:
+    """Everything that a network holds between steps."""
+    yield from network.parameters()
+    yield from network.buffers()
+    for weight in network.buffers():
+        state = getattr(weight, "quant_state", None)
+        for part in (state, getattr(state, "state2", None)):
+            yield from (
+                value for value in getattr(part, "__dict__", {}).values() if isinstance(value, torch.Tensor)
+            )
+
+
+def _gradients(network: Network) -> list[torch.Tensor]:
+    return [weight.grad for weight in network.parameters() if weight.grad is not None]
+
+
+def _states(optimizer: Optimizer) -> list[torch.Tensor]:
+    states = [state for part in optimizer.parts for state in part.state.values()]
+    return [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+
+
+def _gathered(network: Network) -> Iterator[torch.Tensor]:
+    """The buffers into which FSDP gathers parameters."""
+    for module in shard.sharded(network):
+        group = module._get_fsdp_state()._fsdp_param_group  # noqa: SLF001 - where FSDP keeps them
+        for parameter in group.fsdp_params if group is not None else ():
+            yield from parameter.all_gather_outputs
+            if hasattr(parameter, "_unsharded_param"):
+                yield parameter.unsharded_param

@@ -1,0 +1,249 @@
+"""Volumes of Unity Catalog through the Files API of a Databricks workspace, as a file system of fsspec."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from databricks.sdk import WorkspaceClient
+from databricks.sdk.errors import NotFound, PermissionDenied, Unauthenticated
+from databricks.sdk.errors.base import DatabricksError
+from fsspec import AbstractFileSystem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from databricks.sdk.mixins.files import FilesExt
+
+
+class NoLoginError(OSError):
+    """The environment has no login to a workspace."""
+
+
+class VolumesFileSystem(AbstractFileSystem):
+    """Files by their absolute path in a workspace, such as /Volumes/main/llm/models/tiny/config.json.
+
+    The login is that of the environment, as the databricks-sdk reads it. A file is written to a temporary file of this machine, and
+    uploaded when it is closed: others see it whole or not at all.
+
+    All methods raise OSError: FileNotFoundError, PermissionError for a login that is refused, NoLoginError without one.
+    """
+
+    protocol = ("volumes",)
+    # NB: an instance would keep the login that the environment had when it was made.
+    cachable = False
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path.removeprefix("volumes://").rstrip("/")
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        """List a folder, or name a file."""
+        path = self._strip_protocol(path)
+        try:
+            with _files(path) as files:
+                found = [
+                    _entry(
+                        entry.path or "",
+                        entry.file_size,
+                        entry.last_modified,
+                        folder=bool(entry.is_directory),
+                    )
+                    for entry in files.list_directory_contents(path)
+                ]
+        except FileNotFoundError:
+            found = [self._file(path)]
+        return found if detail else [entry["name"] for entry in found]
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        """Say what a path is."""
+        path = self._strip_protocol(path)
+        try:
+            return self._file(path)
+        except FileNotFoundError:
+            with _files(path) as files:
+                files.get_directory_metadata(path)
+            return _entry(path, 0, None, folder=True)
+
+    def _file(self, path: str) -> dict[str, Any]:
+        with _files(path) as files:
+            found = files.get_metadata(path)
+        return _entry(path, found.content_length, found.last_modified, folder=False)
+
+    def exists(self, path: str, **_: Any) -> bool:
+        """Whether there is a file or a folder. NB: the method of fsspec takes each failure for no."""
+        try:
+            self.info(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def find(self, path: str, maxdepth: int | None = None, withdirs: bool = False, **options: Any) -> Any:
+        """List all files below a folder. NB: the method of fsspec takes a folder that it may not list for an empty one."""
+        return super().find(path, maxdepth, withdirs, **{"on_error": "raise", **options})
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Make a folder and those above it, in a volume that exists."""
+        path = self._strip_protocol(path)
+        if not exist_ok and self.exists(path):
+            raise FileExistsError(f"{path} exists")
+        try:
+            with _files(path) as files:
+                files.create_directory(path)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{path} cannot be made: create the volume {_volume(path)}, or correct the path"
+            ) from error
+
+    def mkdir(self, path: str, *_: Any, **__: Any) -> None:
+        """Make a folder, and those above it: the API makes them all."""
+        self.makedirs(path)
+
+    def rm_file(self, path: str) -> None:
+        """Delete a file."""
+        path = self._strip_protocol(path)
+        with _files(path) as files:
+            files.delete(path)
+
+    def rmdir(self, path: str) -> None:
+        """Delete an empty folder."""
+        path = self._strip_protocol(path)
+        with _files(path) as files:
+            files.delete_directory(path)
+
+    def rm(self, path: str | list[str], recursive: bool = False, **_: Any) -> None:
+        """Delete files, or folders with all that they hold."""
+        for one in [path] if isinstance(path, str) else path:
+            if recursive and self.isdir(one):
+                entries = self.ls(one)
+                self.rm([entry["name"] for entry in entries], recursive=True)
+                # NB: a folder that nobody made may go with its last file.
+                with suppress(FileNotFoundError):
+                    self.rmdir(one)
+            else:
+                self.rm_file(one)
+
+    def mv(self, path1: str, path2: str, **_: Any) -> None:
+        """Move a file. The API cannot: it is downloaded, and uploaded under its new name."""
+        self.cp_file(path1, path2)
+        self.rm_file(path1)
+
+    def cp_file(self, path1: str, path2: str, **_: Any) -> None:
+        """Copy a file through this machine."""
+        with self.open(path1, "rb") as source, self.open(path2, "wb") as target:
+            shutil.copyfileobj(source, target)
+
+    def put_file(self, lpath: str, rpath: str, **_: Any) -> None:
+        """Upload a file; a large one in parts, several at a time."""
+        path = self._strip_protocol(rpath)
+        with _files(path) as files:
+            files.upload_from(path, lpath, overwrite=True)
+
+    def get_file(self, rpath: str, lpath: str, **_: Any) -> None:
+        """Download a file."""
+        path = self._strip_protocol(rpath)
+        with _files(path) as files:
+            # NB: of the SDK 0.156, parallel downloads leave the store's own addresses for the API at their first part.
+            files.download_to(path, lpath)
+
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> io.BufferedIOBase:
+        if mode == "wb":
+            return _Upload(lambda file: self.put_file(str(file), path))
+        if mode != "rb":
+            raise ValueError(
+                f"{path} cannot be opened with mode {mode}: files of volumes are read or written whole"
+            )
+        local = _temporary()
+        try:
+            self.get_file(path, str(local))
+            return local.open("rb")
+        finally:
+            # NB: an open file stays until it is closed.
+            local.unlink()
+
+
+class _Upload(io.BufferedRandom):
+    """A temporary file that is uploaded when it is closed, unless its block failed."""
+
+    def __init__(self, send: Callable[[Path], None]) -> None:
+        self._local, self._send, self._failed = _temporary(), send, False
+        super().__init__(io.FileIO(self._local, "w+"))
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._failed = kind is not None
+        self.close()
+
+    def close(self) -> None:
+        """Upload the file."""
+        if self.closed:
+            return
+        try:
+            super().close()
+            if not self._failed:
+                self._send(self._local)
+        finally:
+            self._local.unlink()
+
+
+def _temporary() -> Path:
+    descriptor, name = tempfile.mkstemp(prefix="volume-")
+    os.close(descriptor)
+    return Path(name)
+
+
+def _entry(path: str, size: int | None, modified: int | str | None, *, folder: bool) -> dict[str, Any]:
+    """What fsspec says of a file."""
+    kind = "directory" if folder else "file"
+    return {"name": path.rstrip("/"), "size": int(size or 0), "type": kind, "LastModified": modified}
+
+
+@contextmanager
+def _files(path: str) -> Iterator[FilesExt]:
+    """Yield the API for a path.
+
+    Raises:
+        OSError: as the methods of `VolumesFileSystem`.
+    """
+    try:
+        environment = {name: value for name, value in os.environ.items() if name.startswith("DATABRICKS_")}
+        yield _client(frozenset(environment.items())).files
+    except NotFound as error:
+        raise FileNotFoundError(f"{path} does not exist") from error
+    except Unauthenticated as error:
+        raise PermissionError(
+            f"Databricks does not accept the pod's login for {path}: renew the Secret of tracking"
+        ) from error
+    except PermissionDenied as error:
+        raise PermissionError(
+            f"{path} is not open to the pod's login: grant it READ VOLUME and WRITE VOLUME on {_volume(path)}, and USE CATALOG and "
+            "USE SCHEMA above it"
+        ) from error
+    except DatabricksError as error:
+        raise OSError(f"{path}: {error}") from error
+
+
+@cache
+def _client(_environment: frozenset[tuple[str, str]]) -> WorkspaceClient:
+    """The client for the login that is in the environment, which the SDK reads itself."""
+    try:
+        client = WorkspaceClient(product="finetune-trainer")
+    except ValueError as error:
+        raise NoLoginError(
+            "a volume of Unity Catalog needs the login to its workspace: set tracking.uri to databricks"
+        ) from error
+    try:
+        client.config.authenticate()
+    except ValueError as error:
+        raise PermissionError(f"the login to Databricks at {client.config.host} fails: {error}") from error
+    return client
+
+
+def _volume(path: str) -> str:
+    """The name of the volume of a path."""
+    return ".".join(path.split("/")[2:5])
