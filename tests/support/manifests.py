@@ -67,6 +67,8 @@ def completed(part: Json, block: Block) -> Json:
     for name in path[:-1]:
         schema, parent = schema["properties"][name], parent.setdefault(name, {})
     last = path[-1]
-    required = schema["properties"][last].get("required", [])
-    parent[last] = part if set(required) <= part.keys() else parent.get(last, {}) | part
+    required = {*schema["properties"][last].get("required", [])}
+    if title.group() == "FineTuneJob spec" and "command" not in part.get("trainer", {}):
+        required |= {"model", "data"}
+    parent[last] = part if required <= part.keys() else parent.get(last, {}) | part
     return whole
