@@ -55,7 +55,7 @@ def resources(block: Block) -> Iterator[Json]:
 
 
 def completed(part: Json, block: Block) -> Json:
-    """A sample with a part of its spec replaced; where the part lacks what is required, the sample's stays."""
+    """A sample with a part of its spec replaced; what the part needs and lacks is the sample's."""
     title = _TITLE.fullmatch(block.title)
     if title is None:
         raise DocumentError(
@@ -67,8 +67,16 @@ def completed(part: Json, block: Block) -> Json:
     for name in path[:-1]:
         schema, parent = schema["properties"][name], parent.setdefault(name, {})
     last = path[-1]
-    required = {*schema["properties"][last].get("required", [])}
-    if title.group() == "FineTuneJob spec" and "command" not in part.get("trainer", {}):
-        required |= {"model", "data"}
-    parent[last] = part if required <= part.keys() else parent.get(last, {}) | part
+    needed = {*schema["properties"][last].get("required", []), *_needed_by_rules(block.title, part)}
+    sample = parent.get(last, {})
+    parent[last] = {name: sample[name] for name in needed - part.keys() if name in sample} | part
     return whole
+
+
+def _needed_by_rules(title: str, part: Json) -> set[str]:
+    """The fields that no schema requires, and the rules of the resource do."""
+    if title == "FineTuneJob spec":
+        return set() if "command" in part.get("trainer", {}) else {"model", "data"}
+    if title == "FineTuneJob spec.data":
+        return set() if "splits" in part else {"source"}
+    return set()
