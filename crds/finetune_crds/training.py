@@ -43,6 +43,11 @@ NEW_TOKENS_NEED = {
 }
 """CEL conditions on a spec with new tokens, and what is said where one does not hold."""
 
+PISSA_NEEDS = (
+    "lora.init: PiSSA needs type LoRA: it changes the frozen weights, which QLoRA rounds to four bits and DoRA takes norms of"
+)
+"""What is said where a method other than LoRA has PiSSA."""
+
 
 class ModelCache(ApiModel):
     """A volume on which downloaded models are kept."""
@@ -117,6 +122,9 @@ class Lora(ApiModel):
     """Names of the layers to adapt, such as q_proj. Default: every linear layer except the output."""
     scaling: Literal["Standard", "RankStabilized"] = "Standard"
     """Standard: the update is multiplied by alpha / rank. RankStabilized: by alpha / sqrt(rank) (arXiv:2312.03732)."""
+    init: Literal["Default", "PiSSA"] = "Default"
+    """How the update begins. Default: as zero. PiSSA: as the principal part of each weight, which the frozen weight loses
+    (arXiv:2404.02948); what is registered is an adapter of the base as it was, of twice the rank. Type LoRA only."""
     bias: Literal["All", "LoraOnly"] | None = None
     """Biases of the base that are trained too: all, or those of the adapted layers. Default: none."""
     modules_to_save: Annotated[list[Name], Field(max_length=16, json_schema_extra=A_SET)] = Field(
@@ -149,6 +157,11 @@ class Method(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             (f"!has(self.lora) || self.type in {_ADAPTERS}", "lora needs type LoRA, QLoRA or DoRA", ".lora"),
+            (
+                "!has(self.lora) || !has(self.lora.init) || self.lora.init != 'PiSSA' || self.type == 'LoRA'",
+                PISSA_NEEDS,
+                ".lora.init",
+            ),
             (
                 "!has(self.quantization) || self.type == 'QLoRA'",
                 "quantization needs type QLoRA",

@@ -861,6 +861,13 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
         ),
         "model.adapter: Continue keeps the rank, the scale and the layers of the adapter: remove method.lora",
     ),
+    **{
+        f"PiSSA with {method}": (
+            job(method={"type": method, "lora": {"init": "PiSSA"}}),
+            "lora.init: PiSSA needs type LoRA: it changes the frozen weights, which QLoRA rounds to four bits and DoRA takes norms of",
+        )
+        for method in ("QLoRA", "DoRA")
+    },
     "a layer that is adapted and trained whole": (
         job(method={"type": "LoRA", "lora": {"targetModules": ["lm_head"], "modulesToSave": ["lm_head"]}}),
         "a layer of modulesToSave is trained whole and has no adapter: remove it from targetModules",

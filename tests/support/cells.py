@@ -68,6 +68,7 @@ class Models:
 
 
 SOFT = {"training.packing": False, "method.softPrompt": {"virtualTokens": 8}, "training.learningRate": 0.05}
+PISSA = {"method.lora.init": "PiSSA"}
 NEW_TOKENS = {"model.newTokens": ["The ", " house"]}
 TABLE = [
     Cell("Full", "SFT"),
@@ -76,12 +77,12 @@ TABLE = [
     Cell("Full", "ORPO"),
     Cell("Full", "SimPO", ranks=2),
     Cell("Full", "Distillation"),
-    Cell("LoRA", "SFT", changes={"method.lora.useRslora": True}),
+    Cell("LoRA", "SFT", changes={"method.lora.scaling": "RankStabilized", **PISSA}),
     Cell("LoRA", "DPO", merge=True, changes={"method.lora.modulesToSave": ["embed_tokens"]}),
-    Cell("LoRA", "KTO", merge=True),
+    Cell("LoRA", "KTO", merge=True, changes=PISSA),
     Cell("LoRA", "DPO", loss="IPO"),
     Cell("LoRA", "ORPO"),
-    Cell("LoRA", "SimPO", merge=True),
+    Cell("LoRA", "SimPO", merge=True, changes=PISSA),
     Cell("LoRA", "Distillation", changes={"method.lora.modulesToSave": ["norm"]}),
     Cell("DoRA", "SFT", merge=True, changes=NEW_TOKENS),
     Cell("DoRA", "DPO"),

@@ -22,6 +22,7 @@ STEPS, LEARNING_RATE = 2, 1e-2
 # Ranks that share them with batches of one have as many passes as others, and one rank none in its last.
 ROWS = 7
 FULL, LORA, QLORA = {"type": "Full"}, {"type": "LoRA"}, {"type": "QLoRA"}
+PISSA: dict[str, Any] = {"type": "LoRA", "lora": {"rank": 4, "init": "PiSSA"}}
 SFT, DPO, KTO, ORPO = {"type": "SFT"}, {"type": "DPO"}, {"type": "KTO"}, {"type": "ORPO"}
 IPO: dict[str, Any] = {"type": "DPO", "dpo": {"loss": "IPO"}}
 SIMPO: dict[str, Any] = {"type": "SimPO"}
@@ -40,7 +41,8 @@ class Case:
     @property
     def name(self) -> str:
         named = "IPO" if self.objective == IPO else self.objective["type"]
-        return f"{self.method['type']} {'Distillation' if self.teacher else named}"
+        method = "PiSSA" if self.method == PISSA else self.method["type"]
+        return f"{method} {'Distillation' if self.teacher else named}"
 
 
 CASES = [
@@ -51,6 +53,7 @@ CASES = [
     *(Case({"type": method}, DPO) for method in ("Full", "LoRA", "QLoRA")),
     *(Case({"type": method}, KTO) for method in ("Full", "LoRA")),
     Case(FULL, ORPO),
+    Case(PISSA, SFT),
     *(Case(LORA, objective) for objective in (IPO, SIMPO)),
     *(Case({"type": method}, SFT, teacher=True) for method in ("Full", "LoRA")),
 ]

@@ -83,6 +83,7 @@ REFUSED: dict[str, tuple[Json, list[str]]] = {
         {"method.lora.bias": "All", "method.lora.modulesToSave": ["lm_head"]},
         ["method.lora.bias not set -> All", 'method.lora.modulesToSave [] -> ["lm_head"]'],
     ),
+    "another beginning": ({"method.lora.init": "PiSSA"}, ["method.lora.init Default -> PiSSA"]),
     "another model": ({"model.base": "/models/other"}, ["model.base /models/base -> /models/other"]),
     "another method": (
         {"method": {"type": "Full"}},

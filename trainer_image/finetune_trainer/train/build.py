@@ -16,7 +16,7 @@ from finetune_crds.training import Method
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.tokenizer import check_same_vocabulary, check_vocabulary, load_tokenizer
 from finetune_trainer.train.data import dataset, pack
-from finetune_trainer.train.model import adapt, load, memory, merge, shard, weights
+from finetune_trainer.train.model import adapt, load, memory, merge, pissa, shard, weights
 from finetune_trainer.train.model.network import Network, Objective
 from finetune_trainer.train.model.new_tokens import NewTokens
 from finetune_trainer.train.objectives.distillation import Distillation, TeacherStates
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
+    from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -53,6 +54,7 @@ def network(
     teacher_folder: Path,
     *,
     going_on: Source | None = None,
+    resume: Callable[[nn.Module], None] | None = None,
     on_plan: Callable[[MemoryPlan], None] = lambda _plan: None,
 ) -> Network:
     """The model with what the method trains and what the objective asks, sharded, with all its weights.
@@ -64,6 +66,7 @@ def network(
         world: the ranks, all of which make one.
         teacher_folder: where a teacher is downloaded to.
         going_on: the base with its adapter, where that is trained further; None: the adapter is a new one.
+        resume: loads what the layers of PiSSA began as in an earlier attempt; None: there was none, or it has left no checkpoint.
         on_plan: gets what is planned, before weights are loaded.
 
     Raises:
@@ -79,6 +82,7 @@ def network(
     teacher = _Teacher.of(recipe, tokenizer, model, world, teacher_folder)
     learner = teacher.network if teacher is not None else None
     adapted = world.agree(lambda: adapt.adapt(model, recipe.method, base, new))
+    world.agree(lambda: pissa.check(adapted))
     made = Network(adapted, objective(recipe, learner), recipe.training.neftune_alpha)
     # Nothing has weights so far: what does not fit is refused before minutes of loading.
     choice = world.agree(lambda: memory.choose(made, recipe, world, row_tokens(recipe), learner))
@@ -93,6 +97,7 @@ def network(
     if teacher is not None:
         teacher.fill(world)
     check_way_to_logits(made, world.device, recipe.model.base, agreed=world.greatest)
+    pissa.begin(adapted, world, resume)
     if recipe.training.compile:
         world.agree(lambda: shard.compile_layers(made))
     return made
@@ -110,6 +115,7 @@ def wrap(network: Network, recipe: Recipe, recompute: str, over: DeviceMesh) -> 
     training, quantised = recipe.training, recipe.method.type == "QLoRA"
     shard.recompute_activations(network.model, recompute, compiled=training.compile)
     shard.shard(network, over, training.precision, replicate_frozen=quantised)
+    pissa.keep(network.model)
 
 
 def _far_from_own_logits(network: Network, batch: pack.Batch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -153,6 +153,7 @@ class Run:
             world,
             scratch.path() / "teacher",
             going_on=going_on,
+            resume=checkpointer.load_initial if checkpointer is not None and resumed is not None else None,
             on_plan=self._log_plan,
         )
         optimizer = Optimizer(network, recipe.training, data.plan.max_steps)

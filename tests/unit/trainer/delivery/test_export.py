@@ -38,6 +38,7 @@ pytestmark = [
     pytest.mark.usefixtures("mlflow_imported"),
 ]
 LORA = {"type": "LoRA", "lora": {"rank": 4}}
+PISSA = {"type": "LoRA", "lora": {"rank": 4, "init": "PiSSA", "scaling": "RankStabilized"}}
 PROMPTS = signature.Examples(requests=["What is the red house? "], answers=["The house is red."])
 CONVERSATIONS = signature.Examples(
     chat=True,
@@ -108,6 +109,13 @@ LOADED: dict[str, tuple[dict[str, Any], Origin | None, str, set[str]]] = {
     "a merged adapter": ({**LORA, "export": "Merged"}, STORE, "", HELD),
     "an adapter of a volume's base": (LORA, Origin("", digest=DIGEST), "", NAMED),
     "an adapter of an object store's base": (LORA, STORE, "", NAMED),
+    "an adapter that began with PiSSA": (PISSA, STORE, "", NAMED),
+    "a merged adapter that began with PiSSA": (
+        {**PISSA, "lora": {"rank": 4, "init": "PiSSA"}, "export": "Merged"},
+        STORE,
+        "",
+        HELD,
+    ),
     "an adapter of a registered model": (LORA, VERSION, "", NAMED),
     "an adapter of a base that was merged in the pod": (LORA, None, "", HELD),
     # MLflow's client registers nothing in Unity Catalog whose weights are elsewhere.

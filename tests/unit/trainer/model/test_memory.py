@@ -14,8 +14,8 @@ from finetune_crds.checkpoint import Checkpoint
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.train.checkpoint import shards
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model import adapt, attention, load, memory, shard
-from finetune_trainer.train.model.network import Network
+from finetune_trainer.train.model import adapt, attention, load, memory, pissa, shard
+from finetune_trainer.train.model.network import Network, trained
 from finetune_trainer.train.model.new_tokens import NO_TOKENS, NewTokens
 from finetune_trainer.train.model.optimizer import optimizers
 from finetune_trainer.train.objectives.sft import Sft
@@ -78,6 +78,7 @@ def shapes() -> dict[str, memory.Shape]:
         "8B Full": shape_of(LLAMA_8B, "Full"),
         "8B LoRA": shape_of(LLAMA_8B, "LoRA"),
         "8B whole": shape_of(LLAMA_8B, "LoRA", {"modulesToSave": ["embed_tokens", "lm_head"]}),
+        "8B PiSSA": shape_of(LLAMA_8B, "LoRA", {"init": "PiSSA"}),
         "8B new": shape_of(LLAMA_8B, "LoRA", new=NewTokens((128256, 128257))),
         "70B Full": shape_of(LLAMA_70B, "Full"),
     }
@@ -89,6 +90,7 @@ def test_shapes_are_those_of_the_models(shapes: dict[str, memory.Shape]) -> None
     assert (adapted.parameters, adapted.trained) == (PARAMETERS["8B"] + ADAPTER_8B, ADAPTER_8B)
     assert shapes["70B Full"].parameters == PARAMETERS["70B"]
     assert (adapted.root, adapted.root_trained, adapted.copied) == (ROOT_8B, 0, 0)
+    assert (adapted.initial, shapes["8B PiSSA"].initial) == (0, ADAPTER_8B)
     # What is trained whole is also there as it was.
     whole, trained = shapes["8B whole"], ADAPTER_8B + ROOT_8B
     assert (whole.parameters, whole.trained) == (PARAMETERS["8B"] + trained, trained)
@@ -106,6 +108,7 @@ def test_shapes_are_those_of_the_models(shapes: dict[str, memory.Shape]) -> None
         # Full: fp32 weights. LoRA: bf16 weights under an fp32 adapter.
         ("8B Full", 4 * PARAMETERS["8B"], PARAMETERS["8B"]),
         ("8B LoRA", 2 * PARAMETERS["8B"] + 4 * ADAPTER_8B, ADAPTER_8B),
+        ("8B PiSSA", 2 * PARAMETERS["8B"] + 8 * ADAPTER_8B, ADAPTER_8B),
         ("8B whole", 2 * PARAMETERS["8B"] + 4 * (ADAPTER_8B + ROOT_8B), ADAPTER_8B + ROOT_8B),
         ("70B Full", 4 * PARAMETERS["70B"], PARAMETERS["70B"]),
     ],
@@ -153,22 +156,36 @@ def test_muon_keeps_one_number_of_each_matrix(shapes: dict[str, memory.Shape]) -
     assert found.optimizer == (4 * shape.matrices + 8 * (PARAMETERS["8B"] - shape.matrices)) / 8
 
 
-@pytest.mark.parametrize("spec", [{}, {"type": "AdamW8bit"}, {"type": "AdamW8bit", "weights": "BF16"}])
-def test_the_optimizer_is_as_large_as_estimated(base: Path, spec: dict[str, Any]) -> None:
+PISSA = {"type": "LoRA", "lora": {"init": "PiSSA"}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "method"),
+    [
+        ({}, None),
+        ({"type": "AdamW8bit"}, None),
+        ({"type": "AdamW8bit", "weights": "BF16"}, None),
+        ({}, PISSA),
+    ],
+)
+def test_the_optimizer_is_as_large_as_estimated(
+    base: Path, spec: dict[str, Any], method: dict[str, Any] | None
+) -> None:
     """What the state of one step holds, of a model with rows of 256 and 512 numbers."""
-    recipe = networks.recipe(base, precision="BF16", optimizer=spec)
+    recipe = networks.recipe(base, precision="BF16", optimizer=spec, method=method)
     with networks.alone() as world:
         network = networks.build(recipe, base, world)
         shape = memory.Shape.of(network, None, quantised=False)
         found = memory.estimate(shape, recipe, shards=1, row_tokens=64, recompute="None")
         parts = optimizers(network, recipe.training)
-        for weight in network.parameters():
+        for weight in trained(network):
             weight.grad = torch.zeros_like(weight)
         for part in parts:
             part.step()
         states = [state for part in parts for state in part.state.values()]
         held = sum(value.nbytes for state in states for value in state.values())
-        weights = sum(weight.nbytes for weight in network.parameters())
+        initial = [value for name, value in network.named_buffers() if pissa.is_initial(name)]
+        weights = sum(weight.nbytes for weight in (*network.parameters(), *initial))
         state, _ = tree_flatten(shards.stager(pinned=False).stage(shards.training_state(network, parts)))
         # A tied weight has two names and one copy.
         local = [value.to_local() if isinstance(value, DTensor) else value for value in state]

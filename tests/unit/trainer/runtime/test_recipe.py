@@ -220,7 +220,11 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
                 "and layers"
             ],
         )
-        for method in ({"type": "Full"}, {"type": "LoRA", "lora": {"rank": 8}})
+        for method in (
+            {"type": "Full"},
+            {"type": "LoRA", "lora": {"rank": 8}},
+            {"type": "LoRA", "lora": {"init": "PiSSA"}},
+        )
     ),
     ({"model.adapter": "Continue", "method": {"type": "DoRA"}}, []),
     (
@@ -229,6 +233,17 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
             "a layer of method.lora.modulesToSave is trained whole and has no adapter: remove it from targetModules"
         ],
     ),
+    *(
+        (
+            {"method": {"type": method, "lora": {"init": "PiSSA"}}},
+            [
+                "method.lora.init: PiSSA needs type LoRA: it changes the frozen weights, which QLoRA rounds to four bits and DoRA "
+                "takes norms of"
+            ],
+        )
+        for method in ("QLoRA", "DoRA")
+    ),
+    ({"method": {"type": "LoRA", "lora": {"init": "PiSSA"}}}, []),
     ({"model.newTokens": ["<a>"], "method": {"type": "Full"}}, []),
     ({"model.newTokens": ["<a>"], "method": {"type": "QLoRA", "export": "Merged"}}, []),
     (

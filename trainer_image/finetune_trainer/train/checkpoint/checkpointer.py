@@ -30,6 +30,7 @@ from finetune_trainer.train.checkpoint.shards import (
     training_state,
     unreadable,
 )
+from finetune_trainer.train.model import pissa
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -166,22 +167,31 @@ class Checkpointer:
             TrainingError: the storage failed, or another job has deleted the checkpoint.
         """
         state = training_state(model, optimizers)
-        self._read(progress.step, state)
+        self._read(progress.step, state, state["model"])
         set_model_state_dict(model, state["model"], options=TRAINED_ONLY)
         set_optimizer_state_dict(model, tuple(optimizers), state["optimizer"], options=TRAINED_ONLY)
 
     def load_weights(self, step: int, model: nn.Module) -> None:
         """Load only the weights of a complete checkpoint; errors as in `load`."""
         self.drain()
-        state = {"model": trained_state(model)}
-        self._read(step, state)
-        set_model_state_dict(model, state["model"], options=TRAINED_ONLY)
+        weights = trained_state(model)
+        self._read(step, {"model": weights}, weights)
+        set_model_state_dict(model, weights, options=TRAINED_ONLY)
 
-    def _read(self, step: int, state: dict[str, Any]) -> None:
+    def load_initial(self, model: nn.Module) -> None:
+        """Load what layers of PiSSA began as from the checkpoint that `newest` found, and nothing else; errors as in `load`."""
+        assert self._begin is not None  # noqa: S101 - the caller has asked
+        weights = trained_state(model)
+        initial = {name: weight for name, weight in weights.items() if pissa.is_initial(name)}
+        self._read(self._begin.progress.step, {"model": initial}, weights)
+        set_model_state_dict(model, initial, options=TRAINED_ONLY)
+
+    def _read(self, step: int, state: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
+        """Read a part of a checkpoint, which must have the names and shapes of `weights`."""
         uri = self._uri_of(step)
         reader = Reader(uri)
         self._world.agree(
-            lambda: self._check_model(step, reader, state["model"]) if self._world.leads else None
+            lambda: self._check_model(step, reader, weights) if self._world.leads else None
         )
         try:
             dcp.load(state, storage_reader=reader, process_group=self._group)

@@ -23,7 +23,7 @@ from finetune_trainer import origin
 from finetune_trainer.train.checkpoint.shards import trained_state
 from finetune_trainer.train.delivery import signature
 from finetune_trainer.train.delivery.lineage import model_card
-from finetune_trainer.train.model import load, merge
+from finetune_trainer.train.model import load, merge, pissa
 from finetune_trainer.train.model.network import base_of
 from finetune_trainer.train.model.new_tokens import NewTokens
 
@@ -150,7 +150,7 @@ def _write_adapter(model: Any, state: dict[str, torch.Tensor], folder: Path, bas
         config.base_model_name_or_path, config.revision = base.uri, base.revision
     if not config.is_prompt_learning:
         # NB: without this argument peft asks the Hub whether the vocabulary has grown.
-        model.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
+        model.save_pretrained(folder, state_dict=pissa.as_lora(model, state), save_embedding_layers=False)
         return
     # NB: peft would compute the virtual tokens from the model, of which this rank has only a shard.
     from safetensors.torch import save_file

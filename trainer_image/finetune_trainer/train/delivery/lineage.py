@@ -146,6 +146,7 @@ def method_params(recipe: Recipe) -> dict[str, object]:
             "lora_dropout": lora.dropout,
             "target_modules": ",".join(lora.target_modules) or "all-linear",
             "use_rslora": lora.scaling == "RankStabilized",
+            **({"init": lora.init} if lora.init != "Default" else {}),
             **({"bias": lora.bias} if lora.bias else {}),
             **({"modules_to_save": ",".join(lora.modules_to_save)} if lora.modules_to_save else {}),
             "merge": bool(method.export == "Merged"),

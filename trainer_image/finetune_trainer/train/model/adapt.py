@@ -11,6 +11,7 @@ from torch import nn
 
 from finetune_crds.training import SOFT_PROMPTS, Lora, SoftPrompt
 from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.train.model import pissa
 from finetune_trainer.train.model.network import trained
 from finetune_trainer.train.model.new_tokens import NO_TOKENS, NewTokens, names_of_ends
 
@@ -48,6 +49,8 @@ def adapt(model: PreTrainedModel, method: Method, base: str, new: NewTokens = NO
     names = names_of_ends(model)
     adapted = peft.get_peft_model(model, config)
     _check_biases(adapted, method)
+    if method.lora is not None and method.lora.init == "PiSSA":
+        pissa.choose(adapted)
     if getattr(config, "ensure_weight_tying", False):
         _check_tied(adapted, names)
     for weight in trained(adapted):

@@ -12,7 +12,7 @@ from torch import nn
 
 from finetune_crds.contract import MemoryPlan
 from finetune_trainer.outcome import RecipeRefusedError
-from finetune_trainer.train.model import chunks, muon, precision
+from finetune_trainer.train.model import chunks, muon, pissa, precision
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,15 +62,10 @@ class Estimate:
         return self.weights + self.gradients + self.optimizer + self.activations + self.layer + self.loss
 
     def __str__(self) -> str:
-        parts = (
-            ("weights", self.weights),
-            ("gradients", self.gradients),
-            ("optimizer", self.optimizer),
-            ("activations", self.activations),
-            ("gathered layers", self.layer),
-            ("loss", self.loss),
+        named = {"layer": "gathered layers"}
+        listed = ", ".join(
+            f"{named.get(name, name)} {size / _GIB:.1f}" for name, size in asdict(self).items()
         )
-        listed = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in parts)
         return f"{self.total / _GIB:.1f} GiB a rank ({listed})"
 
 
@@ -99,6 +94,8 @@ class Shape:
     vocabulary: int = 0
     matrices: int = 0
     """Trained parameters in matrices of the layers, which Muon takes."""
+    initial: int = 0
+    """Numbers of what layers of PiSSA began as, in fp32."""
 
     @classmethod
     def of(cls, network: Network, teacher: Network | None, *, quantised: bool, ranks: int = 1) -> Shape:
@@ -131,6 +128,7 @@ class Shape:
             head=sum(weight.numel() for weight in head if weight.requires_grad),
             vocabulary=network.vocabulary,
             matrices=sum(weight.numel() for weight in muon.matrices(network)),
+            initial=pissa.size(network.model),
         )
 
 
@@ -190,7 +188,7 @@ def estimate(shape: Shape, recipe: Recipe, *, shards: int, row_tokens: int, reco
     a_trained_layer = (shape.trained - shape.root_trained) / max(1, shape.layers)
     chunk = min(chunks.CHUNK_NUMBERS, tokens * shape.vocabulary)
     held = Estimate(
-        weights=(trained * shape.trained + compute * frozen) / shards
+        weights=(trained * shape.trained + compute * frozen + 4 * shape.initial) / shards
         + compute * shape.teacher
         + shape.whole_bytes,
         gradients=0,
@@ -248,7 +246,7 @@ def staged(shape: Shape, recipe: Recipe, *, shards: int) -> float:
     if recipe.checkpoint is None or recipe.checkpoint.mode != "Async":
         return 0.0
     trained: int = precision.trained(recipe.training).itemsize
-    return (trained * shape.trained + _moments(shape, recipe)) / shards
+    return (trained * shape.trained + 4 * shape.initial + _moments(shape, recipe)) / shards
 
 
 def available(world: World) -> float:

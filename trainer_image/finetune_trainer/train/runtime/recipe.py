@@ -7,7 +7,7 @@ import os
 from finetune_crds.contract import ENV_RECIPE, RECIPE_PATH
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
 from finetune_crds.recipe import Recipe
-from finetune_crds.training import LOW_RANK, SOFT_PROMPTS, Training
+from finetune_crds.training import LOW_RANK, PISSA_NEEDS, SOFT_PROMPTS, Training
 from finetune_trainer.columns import misfits, of_table
 from finetune_trainer.outcome import RecipeRefusedError
 
@@ -38,6 +38,10 @@ def refusals(recipe: Recipe) -> list[str]:
     soft = method.type in SOFT_PROMPTS
     table = (
         (method.lora is not None and not low_rank, "method.lora needs type LoRA, QLoRA or DoRA"),
+        (
+            method.lora is not None and method.lora.init == "PiSSA" and low_rank and method.type != "LoRA",
+            f"method.{PISSA_NEEDS}",
+        ),
         (
             recipe.model.adapter == "Continue" and (not low_rank or method.lora is not None),
             "model.adapter: Continue needs method LoRA, QLoRA or DoRA without method.lora: the adapter has its own rank and layers",
