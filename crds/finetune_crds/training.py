@@ -43,9 +43,7 @@ NEW_TOKENS_NEED = {
 }
 """CEL conditions on a spec with new tokens, and what is said where one does not hold."""
 
-PISSA_NEEDS = (
-    "lora.init: PiSSA needs type LoRA: it changes the frozen weights, which QLoRA rounds to four bits and DoRA takes norms of"
-)
+PISSA_NEEDS = "lora.init: PiSSA needs type LoRA: it changes the frozen weights, which QLoRA rounds to four bits and DoRA takes norms of"
 """What is said where a method other than LoRA has PiSSA."""
 
 

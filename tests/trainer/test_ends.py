@@ -91,9 +91,11 @@ def test_a_run_that_is_ended_eight_times_is_the_run_that_nobody_touched(pod: Pod
 
 
 def test_another_number_of_ranks_goes_on_with_the_same_samples(pod: Pod, tmp_path: Path) -> None:
+    """And with the same frozen weights, which PiSSA has changed."""
     save_base_model(tmp_path / "base")
     changes = {
         "model.base": str(tmp_path / "base"),
+        "method": {"type": "LoRA", "lora": {"rank": 4, "init": "PiSSA"}},
         "training.maxSteps": 12,
         "checkpoint.everySteps": 6,
         # Other ranks draw other noise.

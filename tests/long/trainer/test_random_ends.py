@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from long.amounts import ENDS, SEED
 from support.ends import (
@@ -19,6 +22,11 @@ from support.ends import (
 )
 
 STEPS = 8 * ENDS
+METHODS: dict[str, dict[str, Any]] = {
+    "Full": {"type": "Full"},
+    # Its frozen weights are others than those of the base, and no checkpoint has them.
+    "PiSSA": {"type": "LoRA", "lora": {"rank": 4, "dropout": 0.1, "init": "PiSSA"}},
+}
 
 
 def ends(dice: random.Random) -> Iterator[tuple[Signal, int, float]]:
@@ -29,8 +37,11 @@ def ends(dice: random.Random) -> Iterator[tuple[Signal, int, float]]:
         yield "TERM" if end % 2 else "KILL", step, dice.uniform(0, 6.0 if early else 0.1)
 
 
-def test_a_run_that_is_ended_again_and_again_is_the_run_that_nobody_touched(tmp_path: Path) -> None:
-    untouched = tiny_gang(tmp_path, steps=STEPS)
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_a_run_that_is_ended_again_and_again_is_the_run_that_nobody_touched(
+    tmp_path: Path, method: dict[str, Any]
+) -> None:
+    untouched = tiny_gang(tmp_path, steps=STEPS).but({"method": method})
     wanted = untouched.run()
     assert wanted.code == 0, wanted.output
     ended = in_folder(untouched, tmp_path / "ended")

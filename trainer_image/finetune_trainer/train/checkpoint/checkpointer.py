@@ -190,9 +190,7 @@ class Checkpointer:
         """Read a part of a checkpoint, which must have the names and shapes of `weights`."""
         uri = self._uri_of(step)
         reader = Reader(uri)
-        self._world.agree(
-            lambda: self._check_model(step, reader, weights) if self._world.leads else None
-        )
+        self._world.agree(lambda: self._check_model(step, reader, weights) if self._world.leads else None)
         try:
             dcp.load(state, storage_reader=reader, process_group=self._group)
         except CheckpointException as error:

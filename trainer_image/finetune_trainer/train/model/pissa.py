@@ -156,9 +156,7 @@ def _decompose(layers: list[Any], world: World) -> None:
             own = weight.t() if layer.fan_in_fan_out else weight
         del weight
     # NB: `agree` waits as long as it takes.
-    factors = world.agree(
-        lambda: _factors(own, layers[world.rank]) if own is not None else None
-    )
+    factors = world.agree(lambda: _factors(own, layers[world.rank]) if own is not None else None)
     for rank, layer in enumerate(layers):
         for at, low_rank in enumerate(_of(layer)):
             whole = torch.empty(low_rank.weight.shape, device=world.device)
