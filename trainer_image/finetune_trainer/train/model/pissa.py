@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 # The buffer of a low-rank layer that has what its weight began as.
 _INITIAL = "initial"
 _ADAPTER = "default"
-# An exact decomposition of a weight takes minutes on a CPU. The error of this one falls with each iteration by the square of a
-# ratio of singular values, that of number 2 rank + 1 to that of number rank; docs/design/speed.md has seconds and errors.
-_OVERSAMPLED, _ITERATIONS = 2, 8
+# An exact decomposition takes twenty times as long (docs/design/speed.md), and whatever part is taken, the model begins as its
+# base. The error falls with each iteration by the square of a ratio of singular values: number 2 rank + 1 to number rank.
+_OVERSAMPLED, _ITERATIONS = 2, 16
 _SEED = 0
 
 
