@@ -110,6 +110,8 @@ def test_another_number_of_ranks_goes_on_with_the_same_samples(pod: Pod, tmp_pat
     outcome = gang.run()
     assert outcome.code == 0, outcome.output
     assert "resuming from the checkpoint of step 6\n" in outcome.output
+    assert "PiSSA: 14 weights are split by their singular values (" in wanted.output
+    assert "PiSSA: 14 weights are split as in the checkpoint (" in outcome.output
     assert " on 1 rank\n" in outcome.output
     assert outcome.losses == pytest.approx({step: wanted.losses[step] for step in range(7, 13)}, abs=2e-4)
 

@@ -256,6 +256,7 @@ def test_the_principal_part_is_found() -> None:
     for mine, true in ((found, left[:, :8]), (other, right[:, :8])):
         outside = mine - true @ (true.t() @ mine)
         assert torch.linalg.matrix_norm(outside, 2) < 10 * (8 / 17) ** (0.25 * 33)
+    torch.manual_seed(4)
     again = pissa.principal(weight, 8)
     assert all(torch.equal(one, two) for one, two in zip(again, (found, values, other), strict=True))
 

@@ -106,7 +106,8 @@ def begin(model: nn.Module, world: World, resume: Callable[[nn.Module], None] | 
         for low_rank in _of(layer):
             rows.set_rows(low_rank.weight, _whole(low_rank.initial))
         _subtract(layer)
-    world.say(f"PiSSA: split {len(layers)} weights in {time.monotonic() - began:.1f} s")
+    split = "by their singular values" if resume is None else "as in the checkpoint"
+    world.say(f"PiSSA: {len(layers)} weights are split {split} ({time.monotonic() - began:.1f} s)")
 
 
 def as_lora(model: Any, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
