@@ -98,6 +98,21 @@ def test_the_estimate_is_about_what_is_planned(
     assert made.choice.estimate.total == pytest.approx(made.step.total, rel=0.15)
 
 
+def test_a_plan_has_what_layers_of_pissa_began_as(config: Path) -> None:
+    """In fp32, shared out as the layers are."""
+    plain, begun = (
+        plan.of(
+            recipe(config, gpus=2, maxLength=64, method={"type": "LoRA", "lora": {"init": init}}),
+            config,
+            H100,
+        )
+        for init in ("Default", "PiSSA")
+    )
+    numbers = 16 * LAYERS * (4 * 2 * WIDTH + 3 * 4 * WIDTH)
+    assert begun.choice.shape.initial == numbers
+    assert begun.step.peak["parameters"] - plain.step.peak["parameters"] == 4 * numbers // 2
+
+
 class Plain(Objective):
     """Cross-entropy with all logits at once: torch's tracker refuses gradients that are taken in the forward pass."""
 

@@ -110,12 +110,6 @@ LOADED: dict[str, tuple[dict[str, Any], Origin | None, str, set[str]]] = {
     "an adapter of a volume's base": (LORA, Origin("", digest=DIGEST), "", NAMED),
     "an adapter of an object store's base": (LORA, STORE, "", NAMED),
     "an adapter that began with PiSSA": (PISSA, STORE, "", NAMED),
-    "a merged adapter that began with PiSSA": (
-        {**PISSA, "lora": {"rank": 4, "init": "PiSSA"}, "export": "Merged"},
-        STORE,
-        "",
-        HELD,
-    ),
     "an adapter of a registered model": (LORA, VERSION, "", NAMED),
     "an adapter of a base that was merged in the pod": (LORA, None, "", HELD),
     # MLflow's client registers nothing in Unity Catalog whose weights are elsewhere.
