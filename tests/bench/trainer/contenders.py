@@ -34,7 +34,8 @@ _SCRIPTS: dict[str, tuple[str, ...]] = {
 }
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parents[2]
-_STEP = re.compile(r"^step (?P<step>[\d,]+)/[\d,]+\b.*? grad (?P<gradient>\S+) .*?(?P<speed>[\d,.]+) tok/s")
+_STEP = re.compile(r"^step (?P<step>[\d,]+)/[\d,]+\b.*? grad (?P<gradient>\S+) ")
+_CORPUS = re.compile(r"^[\d,]+ examples with (?P<tokens>[\d,]+) tokens in (?P<sequences>[\d,]+) sequences")
 _BEFORE = re.compile(r"^evaluation before training: loss (?P<loss>\S+)")
 
 
@@ -137,7 +138,7 @@ def _ours(work: Work, settings: Settings, *, checkpoint: bool) -> Figures:
 
     command = [sys.executable, "-m", "finetune_trainer.train"]
     lines = process.run(command, environment, folder=out, seconds=settings.seconds, seen=look)
-    seconds, speeds = read_progress(lines)
+    seconds = read_progress(lines)
     if len(seconds) != work.all_steps - 1:
         raise process.RunFailedError(
             f"finetune_trainer.train reported {len(seconds) + 1} steps, and {work.all_steps} were asked for"
@@ -147,7 +148,7 @@ def _ours(work: Work, settings: Settings, *, checkpoint: bool) -> Figures:
     # The first line ends the first step, so that there is one step more of warm-up than seconds of it.
     begin = work.warmup - 1
     loss, gradient = read_check(lines)
-    tokens = tokens_of_step(seconds[begin:], speeds[begin:], capacity=_capacity(work))
+    tokens = tokens_of_sequence(lines) * work.processes * work.sequences
     return Figures(
         description=f"FSDP over {work.processes}, {_packing(written)}"
         + (f", a checkpoint every {every} steps" if every else ""),
@@ -200,21 +201,19 @@ def recipe(work: Work, changes: dict[str, Any], *, checkpoint_steps: int | None)
     return made
 
 
-def read_progress(lines: Sequence[Line]) -> tuple[list[float], list[float]]:
-    """From our progress lines: seconds of each step but the first, by the wall, and tokens a second as told."""
-    found = [(match, line.when) for line in lines if (match := _STEP.match(line.text))]
-    seconds = [after - before for (_, before), (_, after) in pairwise(found)]
-    return seconds, [float(match["speed"].replace(",", "")) for match, _ in found[1:]]
+def read_progress(lines: Sequence[Line]) -> list[float]:
+    """Seconds of each step but the first, by the wall, from our progress lines."""
+    found = [line.when for line in lines if _STEP.match(line.text)]
+    return [after - before for before, after in pairwise(found)]
 
 
-def tokens_of_step(seconds: Sequence[float], speeds: Sequence[float], *, capacity: int) -> float:
-    """Tokens in our steps: what the lines tell, and never more than fit.
-
-    The trainer's seconds leave out what lies between its steps, which those of the wall have, so their product with
-    the speed is a little too much.
-    """
-    told = statistics.median(second * speed for second, speed in zip(seconds, speeds, strict=True))
-    return min(told, float(capacity))
+def tokens_of_sequence(lines: Sequence[Line]) -> float:
+    """Tokens of a packed sequence, padding left out, the mean of all: from the line about the corpus."""
+    found = next((match for line in lines if (match := _CORPUS.match(line.text))), None)
+    if found is None:
+        raise process.RunFailedError("finetune_trainer.train has not said how many tokens its sequences have")
+    tokens, sequences = (int(found[name].replace(",", "")) for name in ("tokens", "sequences"))
+    return tokens / sequences
 
 
 def read_check(lines: Sequence[Line]) -> tuple[float, float]:

@@ -24,6 +24,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from bench.trainer.meter import Meter
 from bench.trainer.work import LEARNING_RATE, LORA_ALPHA, LORA_RANK, SEED, Work
 
+# The label of what is no target, in transformers.
+_IGNORED = -100
+
 
 def main() -> None:
     """Train for the steps of the work."""
@@ -38,19 +41,17 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(work.model)
     batches = Batches(tokenizer, work, longest=longest)
     size = work.sequences * (work.rows_of_a_sequence if longest else 1)
-    rows = texts(work.rows, tokenizer)
+    rows: Any = tokens_of(work.rows, tokenizer, work.max_length)
     sampler: DistributedSampler = DistributedSampler(rows, seed=SEED)
     loader = DataLoader(rows, batch_size=size, sampler=sampler, collate_fn=batches)
+    probe: Any = tokens_of(work.probe, tokenizer, work.max_length)
     model = sharded(load(work), work, device)
     optimizer = torch.optim.AdamW(
         [each for each in model.parameters() if each.requires_grad], lr=LEARNING_RATE
     )
 
     meter = Meter()
-    model.eval()
-    with torch.no_grad():
-        probe = batches(texts(work.probe, tokenizer))
-        meter.loss = model(**{name: tensor.to(device) for name, tensor in probe.items()}).loss.item()
+    meter.loss = probed(model, [*DataLoader(probe, batch_size=size, collate_fn=batches)], device)
     model.train()
     meter.start()
     for step, batch in zip(range(work.all_steps), loader, strict=False):
@@ -68,10 +69,26 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def texts(rows: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The texts of a file, each with the token that ends it."""
+def tokens_of(rows: str, tokenizer: PreTrainedTokenizerBase, most: int) -> list[list[int]]:
+    """The tokens of each text of a file, the one that ends it included; before the training, as the others have them."""
     lines = Path(rows).read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["text"] + tokenizer.eos_token for line in lines]
+    texts = [json.loads(line)["text"] + tokenizer.eos_token for line in lines]
+    found: list[list[int]] = tokenizer(texts, truncation=True, max_length=most)["input_ids"]
+    return found
+
+
+def probed(model: Any, batches: list[dict[str, torch.Tensor]], device: torch.device) -> float:
+    """The loss of some batches, the mean of their targets; no batch is larger than those of the training."""
+    model.eval()
+    losses, targets = 0.0, 0
+    with torch.no_grad():
+        for batch in batches:
+            # The first token of a row is no target.
+            count = int((batch["labels"][:, 1:] != _IGNORED).sum())
+            on_device = {name: tensor.to(device) for name, tensor in batch.items()}
+            losses += count * model(**on_device).loss.item()
+            targets += count
+    return losses / targets
 
 
 @dataclass(frozen=True)
@@ -82,21 +99,18 @@ class Batches:
     work: Work
     longest: bool
 
-    def __call__(self, texts: list[str]) -> dict[str, torch.Tensor]:
+    def __call__(self, rows: list[list[int]]) -> dict[str, torch.Tensor]:
         """A batch."""
-        batch = self.tokenizer(
-            texts,
-            padding="longest" if self.longest else "max_length",
-            truncation=True,
-            max_length=self.work.max_length,
-            return_tensors="pt",
-        )
-        labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
-        return {
-            "input_ids": batch["input_ids"],
-            "attention_mask": batch["attention_mask"],
-            "labels": labels,
+        length = max(map(len, rows)) if self.longest else self.work.max_length
+        batch = {
+            "input_ids": torch.full((len(rows), length), self.tokenizer.pad_token_id),
+            "attention_mask": torch.zeros((len(rows), length), dtype=torch.long),
+            "labels": torch.full((len(rows), length), _IGNORED),
         }
+        for at, row in enumerate(rows):
+            batch["input_ids"][at, : len(row)] = batch["labels"][at, : len(row)] = torch.tensor(row)
+            batch["attention_mask"][at, : len(row)] = 1
+        return batch
 
 
 def load(work: Work) -> Any:

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl.trainer.sft_config import SFTConfig
@@ -52,17 +51,15 @@ class Steps(TrainerCallback):
             self._steps = 1
             self.meter.start()
 
-    def on_pre_optimizer_step(self, *_: Any, **named: Any) -> None:
-        """The gradients of a step are there, clipped; those of the first are measured, which is a step of the warm-up."""
-        if math.isnan(self.meter.gradient):
-            grads = [each.grad for each in named["model"].parameters() if each.grad is not None]
-            norm = torch.nn.utils.get_total_norm(grads)
-            self.meter.gradient = norm.full_tensor().item() if isinstance(norm, DTensor) else norm.item()
-
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """An optimizer step has ended."""
         self.meter.step(self.tokens, self.tokens)
         self.tokens = 0
+
+    def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
+        """The trainer logs the first step, which is one of the warm-up, with the norm of its gradients before they are clipped."""
+        if math.isnan(self.meter.gradient) and "grad_norm" in logs:
+            self.meter.gradient = logs["grad_norm"]
 
 
 def main() -> None:
@@ -71,7 +68,7 @@ def main() -> None:
     work, isolated = Work.load(), sys.argv[1:] == ["isolated"]
     cuda = torch.cuda.is_available()
     flash = cuda and importlib.util.find_spec("flash_attn") is not None
-    attention = register() if isolated else "flash_attention_2" if flash else "sdpa"
+    attention = register(gpu=cuda) if isolated else "flash_attention_2" if flash else "sdpa"
     frozen = work.method == "LoRA"
     compute = torch.bfloat16 if work.precision == "BF16" else torch.float32
     arguments = config(work, cuda=cuda, packs=work.sequences if flash or isolated else 1)
@@ -111,7 +108,7 @@ def with_documents(compute_loss: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def config(work: Work, *, cuda: bool, packs: int) -> SFTConfig:
-    """The trainer's arguments: as the others train, and nothing written, logged or evaluated meanwhile."""
+    """The trainer's arguments: as the others train, and after the first step nothing written, logged or evaluated meanwhile."""
     sharded: dict[str, Any] = (
         {"fsdp": True, "fsdp_config": {"version": 2}} if cuda and work.processes > 1 else {}
     )
@@ -132,7 +129,9 @@ def config(work: Work, *, cuda: bool, packs: int) -> SFTConfig:
         bf16=work.precision == "BF16",
         use_cpu=not cuda,
         ddp_backend=None if cuda else "gloo",
-        logging_strategy="no",
+        logging_strategy="steps",
+        logging_first_step=True,
+        logging_steps=work.all_steps + 1,
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.trainer import contenders, shapes
-from bench.trainer.process import Line
+from bench.trainer.process import Line, RunFailedError
 from bench.trainer.work import Work
 
 WORK = Work(
@@ -39,7 +39,7 @@ def test_steps_are_timed_by_when_their_lines_come() -> None:
         Line("evaluation at step 2: loss 1.0", 12.5),
         progress(3, "2,048.5", 13.0),
     ]
-    assert contenders.read_progress(lines) == ([2.0, 1.0], [1024.0, 2048.5])
+    assert contenders.read_progress(lines) == [2.0, 1.0]
 
 
 def test_what_ours_computes_is_read_from_its_lines() -> None:
@@ -52,10 +52,13 @@ def test_what_ours_computes_is_read_from_its_lines() -> None:
     assert [math.isnan(value) for value in contenders.read_check(lines[:0])] == [True, True]
 
 
-def test_a_step_never_has_more_tokens_than_fit() -> None:
-    seconds, speeds = [2.0, 1.0, 2.0], [1000.0, 2000.0, 1100.0]
-    found = [contenders.tokens_of_step(seconds, speeds, capacity=limit) for limit in (4096, 1900)]
-    assert found == [2000.0, 1900.0]
+def test_tokens_of_a_sequence_are_those_of_the_corpus() -> None:
+    said = (
+        "1,000 examples with 215,861 tokens in 106 sequences (99% full); 12 steps of 2 sequences on 2 ranks"
+    )
+    assert contenders.tokens_of_sequence([Line("resuming", 0.5), Line(said, 1.0)]) == 215_861 / 106
+    with pytest.raises(RunFailedError, match="how many tokens"):
+        contenders.tokens_of_sequence([progress(1, "900", 2.0)])
 
 
 @pytest.mark.parametrize(
