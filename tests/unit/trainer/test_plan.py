@@ -203,17 +203,16 @@ def test_memory_is_counted_when_most_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "chunk", "fits"),
+    ("arguments", "said"),
     [
-        ([], 16777, "memory of a rank: 73.6 GiB: fits"),
-        (["--gpu-memory", "0.1"], 2097, "memory of a rank: 0.1 GiB: does not fit"),
+        ([], (16777, "73.6 GiB: fits")),
+        (["--gpu-memory", "0.1"], (2097, "0.1 GiB: does not fit")),
     ],
 )
 def test_the_command_prints_a_plan(
     config: Path,
     arguments: list[str],
-    chunk: int,
-    fits: str,
+    said: tuple[int, str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -222,9 +221,10 @@ def test_the_command_prints_a_plan(
     monkeypatch.setenv("FINETUNE_RECIPE", str(path))
     assert main(["--plan", *arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
+    chunk, fits = said
     assert lines[0] == f"2 ranks, activation checkpointing Full, logits of {chunk} tokens at a time"
     assert lines[1].startswith("peak memory of a rank: ")
-    assert lines[3] == fits
+    assert lines[3] == f"memory of a rank: {fits}"
     assert lines[4].startswith(f"all-gather: {2 * LAYERS + 3} a step, ")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,14 @@ from torch.utils._pytree import tree_flatten
 
 from finetune_crds.checkpoint import Checkpoint
 from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.train import build
 from finetune_trainer.train.checkpoint import shards
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model import adapt, attention, chunks, memory, shard
+from finetune_trainer.train.model import accounting, adapt, attention, chunks, memory, shard
 from finetune_trainer.train.model.network import Network
 from finetune_trainer.train.model.optimizer import optimizers
 from finetune_trainer.train.model.shape import Shape
+from finetune_trainer.train.objectives.distillation import TeacherStates
 from finetune_trainer.train.objectives.sft import Sft
 from finetune_trainer.train.runtime.device import Card
 from finetune_trainer.train.runtime.distributed import World
@@ -157,13 +160,13 @@ def test_a_four_bit_base_is_whole_on_each_rank() -> None:
     assert 5e9 < found[1].total < 10e9
 
 
-def small(width: int = 128) -> Any:
+def small(width: int = 128, vocabulary: int = 64) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=64,
+            vocab_size=vocabulary,
             hidden_size=width,
             intermediate_size=3 * width,
             num_hidden_layers=12,
@@ -203,6 +206,33 @@ def test_activations_are_estimated_within_a_factor_of_two(
     shape = Shape.of(network, None, quantised=False)
     found = memory.activations(shape, 2 * 256, 2 if precision == "BF16" else 4, recompute)
     assert measured / 2 < found < measured * 2
+
+
+@pytest.mark.parametrize(
+    ("objective", "precision"),
+    [("SFT", "BF16"), ("DPO", "BF16"), ("SFT", "FP16"), ("Distillation", "BF16"), ("Distillation", "FP32")],
+)
+def test_a_logit_takes_the_bytes_that_are_estimated(objective: str, precision: str) -> None:
+    """Of all logits at once, beside which hidden states are small."""
+    spec = {"distillation": {"teacher": "/teacher"}} if objective == "Distillation" else {}
+    recipe = networks.recipe(BASE, objective={"type": objective, **spec}, precision=precision)
+    dtype = {"BF16": torch.bfloat16, "FP16": torch.float16, "FP32": torch.float32}[precision]
+    models = [small(8, vocabulary=20_000).to(dtype) for _ in range(2)]
+    for model in models:
+        attention.isolate(model, card=None, half=False, soft_prompt=False)
+    # A frozen output layer has no gradient.
+    models[0].lm_head.requires_grad_(False)
+    teacher = Network(models[1].requires_grad_(False), TeacherStates())
+    network = Network(models[0], build.objective(recipe, teacher))
+    pairs = objective == "DPO"
+    split = networks.random_split(documents=1 + pairs, examples=24, vocabulary=20_000)
+    if pairs:
+        split = replace(split, reference=torch.zeros(24, 2).numpy())
+    batch = pack.collate(split, [list(range(24))], pad_id=0)
+    with accounting.Accounting(torch.device("cpu")) as account:
+        network(batch)
+    numbers = batch.targets_count * 20_000
+    assert sum(account.peak().values()) / numbers == pytest.approx(memory._of_a_logit(recipe), rel=0.1)
 
 
 WORLD = World(0, 1, 0, 1, torch.device("cpu"))
@@ -299,8 +329,8 @@ def test_a_model_of_8b_does_not_fit_on_one_gpu(
     with pytest.raises(RecipeRefusedError) as refused:
         chosen(monkeypatch, recipe, 80 * 2**30)
     assert refused.value.message == (
-        "the job needs about 125.5 GiB a rank (weights 29.9, gradients 29.9, optimizer 59.8, activations 0.0, gathered "
-        "layers 5.9, loss 0.0) and a rank has 73.6 GiB: what would fit: 2 ranks with FSDP; training.optimizer.type AdamW8bit with "
+        "the job needs about 122.6 GiB a rank (weights 29.9, gradients 29.9, optimizer 59.8, activations 0.0, gathered "
+        "layers 2.9, loss 0.0) and a rank has 73.6 GiB: what would fit: 2 ranks with FSDP; training.optimizer.type AdamW8bit with "
         "weights BF16; method LoRA"
     )
 
@@ -338,8 +368,8 @@ def test_a_model_of_8b_fits_on_one_gpu_with_8_bits_and_bf16_weights(
     )
     assert chosen(monkeypatch, recipe, 80 * 2**30) == "Selective"
     assert capsys.readouterr().out == (
-        "memory: about 53.7 GiB a rank (weights 15.0, gradients 1.2, optimizer 15.2, activations 18.6, gathered layers 2.8, "
-        "loss 1.0) of 73.6 GiB; activation checkpointing Selective\n"
+        "memory: about 52.8 GiB a rank (weights 15.0, gradients 1.2, optimizer 15.2, activations 18.6, gathered layers 0.8, "
+        "loss 2.0) of 73.6 GiB; activation checkpointing Selective; logits of 261 tokens at a time\n"
     )
 
 

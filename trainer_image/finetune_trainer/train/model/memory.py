@@ -40,9 +40,9 @@ _SMALLER: tuple[dict[str, str], ...] = ({"type": "AdamW8bit"}, {"type": "AdamW8b
 _ATTENTION_WIDTHS = {"None": 12.0, "Selective": 5.0, "Full": 1.0}
 _FEED_FORWARD_WIDTHS = {"None": 4.0, "Selective": 1.0, "Full": 0.0}
 _OF_ADAPTERS = {"None": 0.0, "Selective": 1.0, "Full": 0.0}
-
-# Bytes for each logit of a chunk.
-_CHUNK_BYTES: dict[str, int] = {}
+# Bytes for each logit of a chunk: the logit, its log-probability and its gradient, all fp32. FP16 scales a copy of the gradient, and a
+# distillation has the teacher's too and their divergence. tests/unit/trainer/model/test_memory.py counts them.
+_LOGIT, _LOGIT_IN_FP16, _LOGIT_WITH_TEACHER = 12, 16, 24
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ def estimate(
             activations=kept,
             layer=held.layer + compute * output,
             loss=max(
-                _CHUNK_BYTES.get(recipe.objective.type, 12) * chunk + (4 + compute) * shape.head,
-                compute * (twice - 1) * output,
+                _of_a_logit(recipe) * chunk + (4 + compute) * shape.head,
+                compute * (twice - 1) * (output + a_layer),
             ),
         ),
         replace(
@@ -162,6 +162,12 @@ def activations(shape: Shape, tokens: int, compute: int, recompute: str) -> floa
     widths = (_ATTENTION_WIDTHS[recompute] + more) * shape.width
     widths += (_FEED_FORWARD_WIDTHS[recompute] + more) * shape.feed_forward
     return shape.layers * tokens * compute * widths
+
+
+def _of_a_logit(recipe: Recipe) -> int:
+    if recipe.objective.type == "Distillation":
+        return _LOGIT_WITH_TEACHER
+    return _LOGIT_IN_FP16 if recipe.training.precision == "FP16" else _LOGIT
 
 
 def _moments(shape: Shape, recipe: Recipe) -> float:
