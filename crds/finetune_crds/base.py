@@ -30,16 +30,25 @@ class Rule(NamedTuple):
         field: the field that is at fault, as a path below the object, such as `.warmupSteps`; empty for the object.
         computed: a CEL expression that makes the message from the values; `message` stands in the documentation. NB: the
             API server takes the text of a number to be of any length, so a message with a number costs too much.
+        at_creation: whether objects that exist are not held to it. For rules of fields that cannot change, which an earlier version
+            did not have: an object that it took could not be changed in any other field.
     """
 
     expression: str
     message: str
     field: str = ""
     computed: str = ""
+    at_creation: bool = False
 
-    def to_json(self) -> dict[str, str]:
+    def to_json(self) -> dict[str, str | bool]:
         """The rule as it stands in a CustomResourceDefinition."""
-        found = {"rule": self.expression, "message": self.message}
+        found: dict[str, str | bool] = {"rule": self.expression, "message": self.message}
+        if self.at_creation:
+            found = {
+                "rule": f"oldSelf.hasValue() || ({self.expression})",
+                "message": self.message,
+                "optionalOldSelf": True,
+            }
         found |= {"fieldPath": self.field} if self.field else {}
         return found | ({"messageExpression": self.computed} if self.computed else {})
 

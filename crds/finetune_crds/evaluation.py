@@ -73,10 +73,11 @@ class Evaluation(ApiModel):
                 "args needs command: the built-in evaluation takes no arguments",
                 ".args",
             ),
-            (
+            Rule(
                 f"{_HAS_COMMAND} || !has(self.parameters)",
                 "parameters needs command: the built-in evaluation reads none",
                 ".parameters",
+                at_creation=True,
             ),
             (
                 f"!{_HAS_COMMAND} || !({' || '.join(f'has(self.{field})' for field in _BUILT_IN)})",

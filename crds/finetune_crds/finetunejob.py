@@ -342,12 +342,13 @@ class FineTuneJobSpec(ApiModel):
                 "a Hub id, a volume of Unity Catalog, or models:/ with tracking.uri databricks",
                 ".model.base",
             ),
-            (
+            Rule(
                 "!has(self.data) || !has(self.data.prepare) || self.data.prepare.spark.mode != 'Databricks' || !has(self.model) || "
                 "!self.model.base.matches('^(s3a?|gs|abfss)://')",
                 "data.prepare.spark.mode Databricks reads the tokenizer of model.base, and the run has no credentials for "
                 "this store: use a Hub id, or models:/ with tracking.uri databricks",
                 ".model.base",
+                at_creation=True,
             ),
             (
                 "!has(self.objective.lossOn) || self.objective.lossOn == 'All' || !has(self.data) || "

@@ -46,6 +46,7 @@ OWN_SCRIPT_RULES = (
         f"!has(self.trainer.parameters) || {_HAS_COMMAND}",
         "trainer.parameters needs trainer.command: the built-in loop has fields for its parameters, such as those of training",
         ".trainer.parameters",
+        at_creation=True,
     ),
     Rule(
         f"!has(self.register) || !has(self.register.upload) || !{_HAS_COMMAND}",

@@ -203,10 +203,11 @@ class Prepare(ApiModel):
                 "volume that podTemplate mounts",
                 ".output",
             ),
-            (
+            Rule(
                 f"!has(self.output) || self.output.matches('{STORED_FOLDER}')",
                 f"output is {PLACES}",
                 ".output",
+                at_creation=True,
             ),
             (
                 "self.templateSyntax == 'Placeholders' || has(self.promptTemplate)",

@@ -86,7 +86,9 @@ class Operator:
         store = Store(children.owner, children.recorded_jobs)
         queues = Queues(WorkQueue(clock=time.monotonic), WorkQueue(clock=time.monotonic))
         health = Health(queues, settings.resync_seconds)
-        observer = FineTuneJobObserver(kube, store, settings, clock=time.monotonic)
+        observer = FineTuneJobObserver(
+            kube, store, settings, clock=time.monotonic, wake=queues.finetunejobs.add
+        )
         writer = AliasWriter(kube, settings, identity=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
         finetunejobs = FineTuneJobReconciler(
             store, queues.finetunejobs, observer, FineTuneJobApplier(kube, store, observer, writer), settings
@@ -171,8 +173,7 @@ def _measure(queues: Queues) -> None:
 async def _close_run_of_deleted(observer: FineTuneJobObserver, body: Json) -> None:
     """Close the MLflow run of a job that was deleted before its end; if MLflow cannot be reached, the run stays open."""
     ftj = read_finetunejob(body, observer.settings.defaults)
-    observer.poller.forget(ftj)
-    observer.preparations.forget(ftj)
+    observer.forget(ftj)
     run_id = ftj.status.run_id
     if run_id is None or any(item.reason == ConditionReason.RUN_FINISHED for item in ftj.status.conditions):
         return

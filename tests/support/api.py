@@ -13,6 +13,7 @@ Json = dict[str, Any]
 _KINDS = {
     "FineTuneJob": "finetune.dev/v1alpha1",
     "ModelPromotion": "finetune.dev/v1alpha1",
+    "OlderJob": "finetune.dev/v1alpha1",
     "Application": "argoproj.io/v1alpha1",
     "Job": "batch/v1",
     "Deployment": "apps/v1",
@@ -58,10 +59,11 @@ class Api:
     def _of(self, kind: str) -> Any:
         return self._dynamic.resources.get(api_version=_KINDS[kind], kind=kind)
 
-    def create(self, body: Json, *, strict: bool = False) -> Json:
+    def create(self, body: Json, *, strict: bool = False, dry_run: bool = False) -> Json:
         """Create an object; `strict`: as kubectl does, which has fields refused that the API server does not know."""
         namespace = body["metadata"].get("namespace")
         query = [("fieldValidation", "Strict")] if strict else []
+        query += [("dryRun", "All")] if dry_run else []
         made = self._of(body["kind"]).create(body=body, namespace=namespace, query_params=query)
         return dict(made.to_dict())
 

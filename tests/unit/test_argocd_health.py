@@ -9,8 +9,10 @@ import pytest
 import yaml
 from lupa.lua51 import LuaRuntime, lua_type
 
+from finetune_crds.conditions import ConditionType
 from finetune_crds.promotion_status import PromotionPhase
 from finetune_crds.status import Phase
+from finetune_operator.finetunejob.decide.ready import OBSTACLES
 
 FOLDER = Path(__file__).parents[2] / "charts" / "finetune-operator" / "argocd" / "finetune.dev"
 PHASES = {"FineTuneJob": get_args(Phase), "ModelPromotion": get_args(PromotionPhase)}
@@ -79,6 +81,29 @@ def test_health_is_as_the_test_data_says(kind: str, test: Json) -> None:
 def test_no_test_data_is_left_out(kind: str) -> None:
     paths = [test["inputPath"] for test in listed(kind)]
     assert sorted(paths) == sorted(f"testdata/{file.name}" for file in (FOLDER / kind / "testdata").iterdir())
+
+
+# A phase that no obstacle explains by itself.
+TRAINS = {"type": "Trained", "status": "False", "message": "Trained"}
+
+
+def explained(*conditions: Json) -> str:
+    """What a FineTuneJob with these conditions waits for, or is at."""
+    body = of_phase("Training")
+    body["status"]["conditions"] = [TRAINS, *conditions]
+    return str(health("FineTuneJob", body)["message"])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ConditionType if kind not in ("Trained", "Stalled")])
+def test_what_keeps_a_job_from_going_on_is_what_the_operator_says_of_it(kind: ConditionType) -> None:
+    item = {"type": kind.value, "status": "False", "message": kind.value}
+    assert explained(item) == (kind.value if kind in OBSTACLES else "Trained")
+    assert explained(item | {"status": "True"}) == "Trained"
+
+
+def test_of_several_obstacles_the_one_that_the_operator_names_counts() -> None:
+    items = [{"type": kind.value, "status": "False", "message": kind.value} for kind in OBSTACLES]
+    assert [explained(*items[first:]) for first in range(len(items))] == [kind.value for kind in OBSTACLES]
 
 
 HEALTH = {

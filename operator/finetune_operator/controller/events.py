@@ -16,6 +16,7 @@ _MAX_MESSAGE = 1024
 # Conditions for which False is a failure; for the others it means "not yet".
 _WARN_WHEN_FALSE = {
     ConditionType.ACCEPTED,
+    ConditionType.CODE_RESOLVED,
     ConditionType.TRACKED,
     ConditionType.PODS_ADMITTED,
     ConditionType.PODS_HEALTHY,
@@ -24,6 +25,7 @@ _WARN_WHEN_FALSE = {
     ConditionType.GATES_PASSED,
 }
 _WARN = {
+    ConditionReason.INVALID_SPEC,
     ConditionReason.SPEC_UNREADABLE,
     ConditionReason.QUEUE_INADMISSIBLE,
     ConditionReason.CHECK_FAILED,
@@ -41,6 +43,10 @@ _WARN = {
     ConditionReason.ALIAS_REMOVED,
     ConditionReason.ENDPOINT_FAILED,
     ConditionReason.CANARY_FAILED,
+    ConditionReason.MLFLOW_UNREACHABLE,
+    ConditionReason.MLFLOW_HOST_NOT_ALLOWED,
+    ConditionReason.MLFLOW_FORBIDDEN,
+    ConditionReason.MLFLOW_ERROR,
     ConditionReason.DATABRICKS_FORBIDDEN,
     ConditionReason.DATABRICKS_UNREACHABLE,
     ConditionReason.DATABRICKS_ERROR,

@@ -1,22 +1,35 @@
-"""Reads which versions the aliases point at that a FineTuneJob starts from: once in a poll interval, in threads."""
+"""Reads which versions the aliases point at that FineTuneJobs start from: once in a poll interval for all of them, in threads."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from finetune_crds.aliased import Aliased
-from finetune_operator.errors import ExternalError
+from finetune_crds.env import LocalReference
+from finetune_crds.finetunejob import Tracking
+from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.decide.pin import to_look_up
 from finetune_operator.finetunejob.model import FineTuneJob, Holder
 from finetune_operator.finetunejob.polling import RunPoller
-from finetune_operator.finetunejob.recent import Results, recent
+from finetune_operator.finetunejob.recent import Shared
+from finetune_operator.registry.base import RegisteredModel
 from finetune_operator.registry.tracked import Tracked
 from finetune_operator.settings import Settings
 
 Holders = Mapping[str, Holder]
+
+
+class _Question(NamedTuple):
+    """A registered model, and where it is looked up, with which Secret."""
+
+    servers: tuple[str, str]
+    namespace: str | None
+    secret: LocalReference | None
+    model: str
 
 
 @dataclass
@@ -30,7 +43,9 @@ class HolderReader:
     poller: RunPoller
     settings: Settings
     clock: Callable[[], float]
-    _results: Results[Holders] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._models = Shared[RegisteredModel | Problem | None](self.clock, self.settings)
 
     async def read(self, ftj: FineTuneJob) -> Holders:
         """The versions, by the field of `status.pinned`; empty where the job waits for none, or has no server.
@@ -38,36 +53,43 @@ class HolderReader:
         Raises:
             KubeError: the Secret with the credentials could not be read.
         """
-        wanted = to_look_up(ftj)
-        if not wanted:
-            self._results.pop(ftj.uid, None)
+        tracking = ftj.spec.tracking if ftj.spec else Tracking()
+        servers = self.settings.servers(tracking)
+        if not servers[0]:
             return {}
-        ask, question = partial(self._read, ftj, wanted), tuple(wanted.items())
-        return await recent(self._results, ftj.uid, question, ask, clock=self.clock, settings=self.settings)
+        return {
+            field: _holder(await self._model(ftj, tracking, servers, aliased.model), aliased)
+            for field, aliased in to_look_up(ftj).items()
+        }
 
-    async def _read(self, ftj: FineTuneJob, wanted: Mapping[str, Aliased]) -> Holders:
+    async def _model(
+        self, ftj: FineTuneJob, tracking: Tracking, servers: tuple[str, str], model: str
+    ) -> RegisteredModel | Problem | None:
+        secret = tracking.secret_ref
+        question = _Question(servers, ftj.namespace if secret else None, secret, model)
+        return await self._models.answer(question, partial(self._read, ftj, model))
+
+    async def _read(self, ftj: FineTuneJob, model: str) -> RegisteredModel | Problem | None:
         try:
             tracked = await self.poller.tracked(ftj)
-            if tracked is None:
-                return {}
-            return await asyncio.to_thread(self._look_up, tracked, wanted)
+            return await asyncio.to_thread(self._look_up, tracked, model) if tracked else None
         except ExternalError as error:
-            return dict.fromkeys(wanted, Holder(problem=error.problem))
+            return error.problem
 
-    def _look_up(self, tracked: Tracked, wanted: Mapping[str, Aliased]) -> Holders:
+    def _look_up(self, tracked: Tracked, model: str) -> RegisteredModel | Problem | None:
         away = self.poller.outages.of(tracked.server.uri)
         if away:
-            return dict.fromkeys(wanted, Holder(problem=away))
+            return away
         try:
-            registry = tracked.registry()
-            models = {field: registry.model(aliased.model) for field, aliased in wanted.items()}
+            return tracked.registry().model(model)
         except ExternalError as error:
             tracked.refused(error)
             self.poller.outages.note(tracked.server.uri, error.problem)
             raise
-        return {
-            field: Holder(
-                exists=model is not None, version=model.holder(wanted[field].alias) if model else None
-            )
-            for field, model in models.items()
-        }
+
+
+def _holder(found: RegisteredModel | Problem | None, aliased: Aliased) -> Holder:
+    """What is known of the version that an alias points at."""
+    if isinstance(found, Problem):
+        return Holder(problem=found)
+    return Holder(exists=found is not None, version=found.holder(aliased.alias) if found else None)

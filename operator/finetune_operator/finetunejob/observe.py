@@ -69,12 +69,14 @@ class FineTuneJobObserver:
 
     Attributes:
         clock: monotonic seconds.
+        wake: has a pass over the job with this key made: what is read beside the passes has come.
     """
 
     kube: Kube
     store: Store
     settings: Settings
     clock: Callable[[], float]
+    wake: Callable[[str], None]
     cache: ChildCache = field(init=False)
     poller: RunPoller = field(init=False)
     preparations: PreparationReader = field(init=False)
@@ -87,7 +89,7 @@ class FineTuneJobObserver:
         self._workloads = WorkloadReader(self.kube, self.clock)
         self._executors = ExecutorReader(self.kube, self.settings)
         self._applications = ApplicationReader(self.kube)
-        self._revisions = RevisionReader(self.kube, self.clock)
+        self._revisions = RevisionReader(self.kube, self.clock, self.wake)
         self.cache = ChildCache(self.kube, self.store)
         self.poller = RunPoller(self.kube, self.settings, self.clock)
         self._holders = HolderReader(self.poller, self.settings, self.clock)
@@ -145,6 +147,13 @@ class FineTuneJobObserver:
         job = read_finetunejob(body, self.settings.defaults)
         _jobs, pods = await self.cache.jobs_and_pods(job)
         return Resumed(job, sum(map(is_alive, pods)))
+
+    def forget(self, ftj: FineTuneJob) -> None:
+        """Discard what was read about a job that was deleted."""
+        self.poller.forget(ftj)
+        self.preparations.forget(ftj)
+        self.rehearser.forget(ftj)
+        self._revisions.forget(ftj)
 
     async def observe_deletion(self, ftj: FineTuneJob) -> Observed:
         """What `decide_deletion` needs to know.

@@ -12,6 +12,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import Tracking
 from finetune_operator import names, secrets
 from finetune_operator.errors import ExternalError
+from finetune_operator.finetunejob.decide.pin import to_look_up
 from finetune_operator.finetunejob.model import FineTuneJob, Mlflow
 from finetune_operator.finetunejob.recent import Results, recent
 from finetune_operator.kube import Kube
@@ -90,13 +91,15 @@ class RunPoller:
 
 
 def _query(ftj: FineTuneJob) -> _Query | None:
-    """What to read from MLflow; None when the status has all of it."""
+    """What to read from MLflow; None when the status has all of it, or the job has no run before its models are known."""
     closed = any(
         item.type == ConditionType.TRACKED and item.reason == ConditionReason.RUN_FINISHED
         for item in ftj.status.conditions
     )
     run_id = ftj.status.run_id
     if ftj.spec is None or (ftj.is_finished and (run_id is None or closed)):
+        return None
+    if run_id is None and to_look_up(ftj):
         return None
     unregistered = ftj.holds(ConditionType.TRAINED) and not ftj.holds(ConditionType.REGISTERED)
     return _Query(run_id, unregistered and ftj.spec.register_ is not None)

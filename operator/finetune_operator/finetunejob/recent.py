@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from finetune_operator.settings import Settings
@@ -17,6 +19,9 @@ class Held(NamedTuple, Generic[Answer]):
     question: Hashable
     answer: Answer
 
+
+# NB: a pass that comes a little early, as passes at a poll interval do, asks again.
+_SHARE = 0.8
 
 Results = dict[str, Held[Answer]]
 """By the FineTuneJob's uid."""
@@ -33,9 +38,50 @@ async def recent(
 ) -> Answer:
     """The answer to a question about a job, at most a poll interval old."""
     now, held = clock(), results.get(uid)
-    # NB: a pass that comes a little early, as passes at a poll interval do, asks again.
-    if held and held.question == question and now - held.at < settings.poll_seconds * 0.8:
+    if held and held.question == question and now - held.at < settings.poll_seconds * _SHARE:
         return held.answer
     answer = await ask()
     results[uid] = Held(now, question, answer)
     return answer
+
+
+class _Asked(NamedTuple, Generic[Answer]):
+    """When a question was asked, and what gets the answer."""
+
+    at: float
+    answer: asyncio.Task[Answer]
+
+
+@dataclass
+class Shared(Generic[Answer]):
+    """Answers to questions that several jobs have: each is asked once in a poll interval, also by passes at the same time.
+
+    Attributes:
+        clock: monotonic seconds.
+    """
+
+    clock: Callable[[], float]
+    settings: Settings
+    _asked: dict[Hashable, _Asked[Answer]] = field(default_factory=dict)
+
+    async def answer(
+        self, question: Hashable, ask: Callable[[], Coroutine[object, object, Answer]]
+    ) -> Answer:
+        """The answer to a question, at most a poll interval old.
+
+        Raises:
+            Exception: what `ask` raises, in all passes that wait for it; the next one asks again.
+        """
+        now = self.clock()
+        oldest = now - self.settings.poll_seconds * _SHARE
+        self._asked = {
+            key: asked for key, asked in self._asked.items() if asked.at > oldest or not asked.answer.done()
+        }
+        asked = self._asked.get(question)
+        if asked is None:
+            asked = self._asked[question] = _Asked(now, asyncio.create_task(ask()))
+        try:
+            return await asyncio.shield(asked.answer)
+        except Exception:
+            self._asked.pop(question, None)
+            raise

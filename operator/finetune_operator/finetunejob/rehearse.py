@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
@@ -13,6 +14,7 @@ from finetune_operator import names
 from finetune_operator.finetunejob.decide.admit import HOLDS_BACK
 from finetune_operator.finetunejob.model import FineTuneJob, Rehearsal
 from finetune_operator.finetunejob.queues import missing
+from finetune_operator.finetunejob.retries import Retries
 from finetune_operator.kube import Kube, KubeError
 
 log = logging.getLogger(__name__)
@@ -28,20 +30,14 @@ _REASONS = {
     400: ConditionReason.POD_TEMPLATE_INVALID,
     422: ConditionReason.POD_TEMPLATE_INVALID,
 }
-# The delay before a dry run that was refused is repeated doubles from the first to the second.
-_FIRST_SECONDS = 1.0
 _LAST_SECONDS = 60.0
-_MOST_JOBS = 4096
 
 
-@dataclass
-class _Answer:
-    """What was said of which generation of a job, and when it is asked about again."""
+class _Answer(NamedTuple):
+    """What was said of which generation of a job."""
 
     generation: int
     rehearsal: Rehearsal
-    delay: float
-    due: float
 
 
 @dataclass
@@ -54,25 +50,25 @@ class Rehearser:
 
     kube: Kube
     clock: Callable[[], float]
-    _known: dict[str, _Answer] = field(default_factory=dict)
-    """By uid of the FineTuneJob: the last answer that may change."""
+
+    def __post_init__(self) -> None:
+        self._refusals = Retries[_Answer](self.clock, _LAST_SECONDS)
 
     async def rehearse(self, ftj: FineTuneJob, bodies: Sequence[Json]) -> Rehearsal:
         """The API server's answer for a job; until a refused dry run is due again, the answer that it got."""
-        now, held = self.clock(), self._known.get(ftj.uid)
-        if held and held.generation != ftj.generation:
-            held = None
-        if held and now < held.due:
-            return replace(held.rehearsal, again_seconds=held.due - now)
+        held, left = self._refusals.held(ftj.uid), self._refusals.left(ftj.uid)
+        if held and held.generation == ftj.generation and left:
+            return replace(held.rehearsal, again_seconds=left)
         found = await rehearse(self.kube, bodies)
-        self._known.pop(ftj.uid, None)
+        if found.reason not in HOLDS_BACK or (held and held.generation != ftj.generation):
+            self.forget(ftj)
         if found.reason not in HOLDS_BACK:
             return found
-        if len(self._known) >= _MOST_JOBS:
-            self._known.clear()
-        delay = min(held.delay * 2, _LAST_SECONDS) if held else _FIRST_SECONDS
-        self._known[ftj.uid] = _Answer(ftj.generation, found, delay, now + delay)
-        return replace(found, again_seconds=delay)
+        return replace(found, again_seconds=self._refusals.note(ftj.uid, _Answer(ftj.generation, found)))
+
+    def forget(self, ftj: FineTuneJob) -> None:
+        """Discard the last answer: there is a better one, or the job was deleted."""
+        self._refusals.forget(ftj.uid)
 
 
 async def rehearse(kube: Kube, bodies: Sequence[Json]) -> Rehearsal:

@@ -1,9 +1,14 @@
-"""Asks servers of Git which commit a job is to run; after a problem again, later and later."""
+"""Asks servers of Git which commit a job is to run, beside the passes; after a problem again, later and later."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 from finetune_crds.code import Git
 from finetune_crds.conditions import ConditionReason
@@ -12,66 +17,112 @@ from finetune_operator.bounded import ANONYMOUS, Login
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.decide import checkout
 from finetune_operator.finetunejob.model import CodeFound, FineTuneJob
+from finetune_operator.finetunejob.retries import Retries
 from finetune_operator.git.repository import Repository
 from finetune_operator.kube import Kube
+from finetune_operator.registry.outages import Outages
 
-# The delay before a server is asked again doubles from the first to the second.
-_FIRST_SECONDS = 1.0
 _LAST_SECONDS = 30.0
-_MOST_JOBS = 4096
+# What the jobs of a namespace ask of a server at the same time, and how long none of them asks one that did not answer.
+_AT_ONCE = 4
+_AWAY_SECONDS = 5.0
 # What servers take as the name beside a token.
 _ANY_NAME = "git"
 
+log = logging.getLogger(__name__)
 
-@dataclass
-class _Problem:
-    """What went wrong, and when the server is asked again."""
 
-    found: CodeFound
-    delay: float
-    due: float
+class _Server(NamedTuple):
+    """A server as the jobs of a namespace ask it.
+
+    NB: not for all namespaces: a slow repository of one would keep the jobs of the others from a server that many share.
+    """
+
+    namespace: str
+    host: str
 
 
 @dataclass
 class RevisionReader:
-    """Resolves revisions of repositories.
+    """Resolves revisions of repositories. A pass sees the last answer, and never waits for a server.
 
     Attributes:
         clock: monotonic seconds.
+        wake: has a pass over the job with this key made; called when a server has answered, or has not in time.
     """
 
     kube: Kube
     clock: Callable[[], float]
-    _known: dict[str, _Problem] = field(default_factory=dict)
-    """By uid of the FineTuneJob: the last problem."""
+    wake: Callable[[str], None]
+    _found: dict[str, CodeFound] = field(default_factory=dict)
+    """By uid of the FineTuneJob: the commit, until it is in the status."""
+    _asking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """By uid of the FineTuneJob: the request that is being made."""
+    _turns: WeakValueDictionary[_Server, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
+
+    def __post_init__(self) -> None:
+        self._problems = Retries[CodeFound](self.clock, _LAST_SECONDS)
+        self._outages = Outages(self.clock, _AWAY_SECONDS)
 
     async def read(self, ftj: FineTuneJob) -> CodeFound | None:
-        """The commit of a job, or why it is not known; None where there is nothing to ask.
+        """The commit of a job, or why it is not known; None where there is nothing to ask, or no answer yet.
 
         Raises:
             KubeError: the Secret could not be read.
         """
         git = checkout.to_resolve(ftj)
         if git is None:
-            self._known.pop(ftj.uid, None)
+            self.forget(ftj)
             return None
-        now, held = self.clock(), self._known.get(ftj.uid)
-        if held and now < held.due:
-            return replace(held.found, again_seconds=held.due - now)
-        try:
-            login = await self._login(ftj.namespace, git)
-            resolved = await Repository(git.url, login).resolve(git.revision)
-        except ExternalError as error:
-            return self._note(ftj.uid, error.problem, held.delay * 2 if held else _FIRST_SECONDS)
-        return CodeFound(resolved.commit, resolved.branch)
+        if ftj.uid not in self._asking and ftj.uid not in self._found and not self._problems.left(ftj.uid):
+            await self._ask(ftj, git)
+        found, problem = self._found.get(ftj.uid), self._problems.held(ftj.uid)
+        return found or (problem and replace(problem, again_seconds=self._problems.left(ftj.uid) or None))
 
-    def _note(self, uid: str, problem: Problem, delay: float) -> CodeFound:
-        delay = min(delay, _LAST_SECONDS)
-        found = CodeFound(problem=problem, again_seconds=delay)
-        if len(self._known) >= _MOST_JOBS:
-            self._known.clear()
-        self._known[uid] = _Problem(found, delay, self.clock() + delay)
-        return found
+    def forget(self, ftj: FineTuneJob) -> None:
+        """Discard what is known, and stop asking: the commit is in the status, or the job was deleted."""
+        self._found.pop(ftj.uid, None)
+        self._problems.forget(ftj.uid)
+        asking = self._asking.pop(ftj.uid, None)
+        if asking:
+            asking.cancel()
+
+    async def _ask(self, ftj: FineTuneJob, git: Git) -> None:
+        """Begin to ask the server, unless the login is missing."""
+        try:
+            repository = Repository(git.url, await self._login(ftj.namespace, git))
+        except ExternalError as error:
+            self._problems.note(ftj.uid, CodeFound(problem=error.problem))
+            return
+        self._asking[ftj.uid] = asyncio.create_task(self._follow(ftj, repository, git.revision))
+
+    async def _follow(self, ftj: FineTuneJob, repository: Repository, revision: str) -> None:
+        """Keep what a server answers, and have the job looked at."""
+        try:
+            found = await self._resolve(ftj.namespace, repository, revision)
+        except Exception:
+            log.exception("%s: the commit of %s could not be found", ftj.key, repository.url)
+            message = f"the operator failed to ask for the commit of {repository.url}, and tries again: read its log"
+            found = CodeFound(problem=Problem(ConditionReason.INTERNAL_ERROR, message))
+        self._asking.pop(ftj.uid, None)
+        if found.problem:
+            self._problems.note(ftj.uid, found)
+        else:
+            self._found[ftj.uid] = found
+        self.wake(ftj.key)
+
+    async def _resolve(self, namespace: str, repository: Repository, revision: str) -> CodeFound:
+        server = _Server(namespace, urlsplit(repository.url).netloc.lower())
+        async with self._turns.setdefault(server, asyncio.Semaphore(_AT_ONCE)):
+            if self._outages.of(server):
+                message = f"the repository {repository.url} cannot be reached: {server.host} has not answered another request"
+                return CodeFound(problem=Problem(ConditionReason.GIT_UNREACHABLE, message))
+            try:
+                resolved = await repository.resolve(revision)
+            except ExternalError as error:
+                self._outages.note(server, error.problem)
+                return CodeFound(problem=error.problem)
+        return CodeFound(resolved.commit, resolved.branch)
 
     async def _login(self, namespace: str, git: Git) -> Login:
         held = await secrets.read(self.kube, namespace, git.secret_ref, secrets.GIT, secrets.GIT_KEYS)

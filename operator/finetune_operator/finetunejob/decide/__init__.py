@@ -34,6 +34,7 @@ from finetune_operator.settings import Settings
 POLICIES = (
     record.record,
     accept.accept,
+    suspend.resume,
     checkout.resolve,
     admit.admit,
     pin.pin,

@@ -14,9 +14,11 @@ _AT_ONCE_SECONDS = 0.1
 
 
 def to_resolve(ftj: FineTuneJob) -> Git | None:
-    """The repository whose server has to be asked; None where the commit is known, or nothing is to be run."""
+    """The repository whose server has to be asked; None where the commit is known, or nothing is to be run yet."""
     git = _git(ftj)
     if git is None or ftj.status.code or ftj.is_finished or ftj.deleting:
+        return None
+    if not ftj.holds(ConditionType.ACCEPTED):
         return None
     return None if FULL_COMMIT.fullmatch(git.revision) else git
 
@@ -32,11 +34,12 @@ def resolve(draft: Draft) -> Outcome:
     found = draft.observed.code
     if FULL_COMMIT.fullmatch(git.revision):
         found = CodeFound(git.revision.lower())
-    if found is None:
-        return Stop
-    if found.problem:
-        draft.set(ConditionType.CODE_RESOLVED, False, found.problem.reason, found.problem.message)
-        draft.requeue_after(found.again_seconds or _POLL_SECONDS)
+    if found is None or found.problem:
+        if found and found.problem:
+            draft.set(ConditionType.CODE_RESOLVED, False, found.problem.reason, found.problem.message)
+        # The server is asked beside the passes, of a job that was accepted, and its answer has the next one made.
+        asked = draft.ftj.holds(ConditionType.ACCEPTED)
+        draft.requeue_after((found and found.again_seconds) or (_POLL_SECONDS if asked else _AT_ONCE_SECONDS))
         # A suspended job says that it is.
         return Continue if draft.spec.suspend else Stop
     draft.update(code=CodeStatus(commit=found.commit, branch=found.branch))

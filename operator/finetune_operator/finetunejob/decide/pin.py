@@ -6,23 +6,13 @@ meanwhile, and may not exist yet when the job is applied, such as that of a mode
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from finetune_crds.aliased import Aliased
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import Pinned
 from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.decide.wait import Wait, wait
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
-
-_POLL_SECONDS = 15.0
-
-
-class _Wait(NamedTuple):
-    """Why a version is not known."""
-
-    reason: ConditionReason
-    message: str
 
 
 def to_look_up(ftj: FineTuneJob) -> dict[str, Aliased]:
@@ -48,10 +38,8 @@ def pin(draft: Draft) -> Outcome:
     found: dict[str, str] = {}
     for field, aliased in wanted.items():
         version = _version(draft, field, aliased)
-        if isinstance(version, _Wait):
-            draft.set(ConditionType.MODELS_FOUND, False, *version)
-            draft.requeue_after(max(_POLL_SECONDS, draft.settings.poll_seconds))
-            return Stop
+        if isinstance(version, Wait):
+            return wait(draft, ConditionType.MODELS_FOUND, version)
         found[field] = f"models:/{aliased.model}/{version}"
     draft.update(pinned=(draft.status.pinned or Pinned()).model_copy(update=found))
     pairs = zip(wanted.values(), found.values(), strict=True)
@@ -63,21 +51,21 @@ def pin(draft: Draft) -> Outcome:
     return Stop
 
 
-def _version(draft: Draft, field: str, aliased: Aliased) -> str | _Wait:
+def _version(draft: Draft, field: str, aliased: Aliased) -> str | Wait:
     """The version that an alias points at, or why it is not known."""
     seen, name = draft.observed.holders.get(field), f"models:/{aliased.model}@{aliased.alias}"
     if seen is None:
-        return _Wait(ConditionReason.WAITING_FOR_MODEL, f"the version of {name} is not known yet")
+        return Wait(ConditionReason.WAITING_FOR_MODEL, f"the version of {name} is not known yet")
     if seen.problem:
-        return _Wait(seen.problem.reason, f"the version of {name} is not known: {seen.problem.message}")
+        return Wait(seen.problem.reason, f"the version of {name} is not known: {seen.problem.message}")
     if not seen.exists:
-        return _Wait(
+        return Wait(
             ConditionReason.WAITING_FOR_MODEL,
             f"the registered model {aliased.model} of {name} does not exist: this job starts when it has the alias "
             f"{aliased.alias}",
         )
     if seen.version is None:
-        return _Wait(
+        return Wait(
             ConditionReason.WAITING_FOR_ALIAS,
             f"the registered model {aliased.model} has no alias {aliased.alias}: this job starts when a version has it",
         )

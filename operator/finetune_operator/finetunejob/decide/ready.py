@@ -32,8 +32,7 @@ _ALSO: dict[Phase, tuple[ConditionType, ...]] = {
     "Failed": (ConditionType.STALLED, ConditionType.FINISHED),
 }
 _SETTLED: tuple[Phase, ...] = ("Failed", "Succeeded", "Suspended")
-# Conditions that, while they do not hold, explain more than the phase that they delay.
-_OBSTACLES = (
+OBSTACLES = (
     ConditionType.ACCEPTED,
     ConditionType.CODE_RESOLVED,
     ConditionType.PODS_ADMITTED,
@@ -41,6 +40,7 @@ _OBSTACLES = (
     ConditionType.CHECKPOINT_FOUND,
     ConditionType.PODS_HEALTHY,
 )
+"""Conditions that, while they do not hold, explain more than the phase that they delay: the first of them."""
 # Reasons of obstacles that only a change of the spec removes.
 _MUST_CHANGE: tuple[str, ...] = (ConditionReason.INVALID_SPEC, ConditionReason.POD_TEMPLATE_INVALID)
 
@@ -65,14 +65,14 @@ def _waits_for_a_change(word: Phase, explanation: Condition) -> bool:
     """Whether the job comes no further before its spec changes. A preparation that runs is progress."""
     return (
         word in ("Pending", "Starting", "Evaluating")
-        and explanation.type in _OBSTACLES
+        and explanation.type in OBSTACLES
         and explanation.reason in _MUST_CHANGE
     )
 
 
 def _explanations(word: Phase, known: dict[str, Condition]) -> Iterator[Condition]:
     if word not in _SETTLED:
-        yield from (known[kind] for kind in _OBSTACLES if kind in known and _is_obstacle(word, known[kind]))
+        yield from (known[kind] for kind in OBSTACLES if kind in known and _is_obstacle(word, known[kind]))
     yield from (known[kind] for kind in _EXPLAINS[word] if kind in known)
     yield from known.values()
 

@@ -6,8 +6,6 @@ pods see the storage, so a job that has finished counts as having checkpoints on
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from finetune_crds import JobRecipe, JobReference, contract
 from finetune_crds.checkpoint import ResumeFrom
 from finetune_crds.conditions import ConditionReason, ConditionType
@@ -15,17 +13,9 @@ from finetune_crds.continuation import differences, settings
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import ResumedFrom
 from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.decide.wait import Wait, wait
 from finetune_operator.finetunejob.model import FineTuneJob
-from finetune_operator.policy.outcome import Continue, Outcome, Stop
-
-_POLL_SECONDS = 15.0
-
-
-class _Wait(NamedTuple):
-    """Why the checkpoints are not known."""
-
-    reason: ConditionReason
-    message: str
+from finetune_operator.policy.outcome import Continue, Outcome
 
 
 def job_to_look_at(ftj: FineTuneJob) -> str | None:
@@ -42,10 +32,8 @@ def resume_from(draft: Draft) -> Outcome:
     if wanted is None or draft.status.resumed_from or draft.spec.suspend:
         return Continue
     found = ResumedFrom(uri=wanted.uri) if wanted.uri else _of_job(draft, wanted.name or "")
-    if isinstance(found, _Wait):
-        draft.set(ConditionType.CHECKPOINT_FOUND, False, *found)
-        draft.requeue_after(max(_POLL_SECONDS, draft.settings.poll_seconds))
-        return Stop
+    if isinstance(found, Wait):
+        return wait(draft, ConditionType.CHECKPOINT_FOUND, found)
     draft.update(resumed_from=found)
     whose = (
         f"that FineTuneJob {found.job} wrote to"
@@ -73,25 +61,25 @@ def _wanted(ftj: FineTuneJob) -> ResumeFrom | None:
     return ftj.spec.checkpoint.resume_from if ftj.spec and ftj.spec.checkpoint else None
 
 
-def _of_job(draft: Draft, name: str) -> ResumedFrom | _Wait:
+def _of_job(draft: Draft, name: str) -> ResumedFrom | Wait:
     """The checkpoints of a FineTuneJob, or why they are not known."""
     seen, who = draft.observed.resumed, f"FineTuneJob {name}"
     other = seen.job if seen else None
     if seen is None or other is None:
         message = f"{who} of checkpoint.resumeFrom does not exist: this job starts when it exists and has a checkpoint"
-        return _Wait(ConditionReason.WAITING_FOR_JOB, message)
+        return Wait(ConditionReason.WAITING_FOR_JOB, message)
     if other.spec is None:
         message = f"this version of the operator cannot read the spec of {who} ({other.invalid})"
-        return _Wait(ConditionReason.WAITING_FOR_JOB, message)
+        return Wait(ConditionReason.WAITING_FOR_JOB, message)
     mistake = _mistake(draft.ftj, other.spec, other, who)
     if mistake:
-        return _Wait(ConditionReason.INVALID_SPEC, mistake)
+        return Wait(ConditionReason.INVALID_SPEC, mistake)
     if not _is_at_rest(other) or seen.pods:
         message = f"{who} still runs: this job starts from its newest checkpoint when it has finished or is suspended"
-        return _Wait(ConditionReason.WAITING_FOR_JOB, message)
+        return Wait(ConditionReason.WAITING_FOR_JOB, message)
     if other.status.checkpoint is None and not (other.is_finished and other.status.attempt):
         message = f"{who} has no checkpoint yet: this job starts when it has one"
-        return _Wait(ConditionReason.WAITING_FOR_CHECKPOINT, message)
+        return Wait(ConditionReason.WAITING_FOR_CHECKPOINT, message)
     place = other.spec.checkpoint.uri if other.spec.checkpoint else ""
     uri = contract.checkpoint_folder(place, namespace=other.namespace, name=other.name, uid=other.uid)
     return ResumedFrom(uri=uri, job=name)

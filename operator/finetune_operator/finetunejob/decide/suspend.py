@@ -18,7 +18,12 @@ def suspend(draft: Draft) -> Outcome:
     if draft.spec.suspend:
         _stop(draft)
         return Stop
-    if draft.status.suspend_time:
+    return Continue
+
+
+def resume(draft: Draft) -> Outcome:
+    """Once the job is no longer to be suspended, say so, whatever it waits for after that."""
+    if draft.status.suspend_time and not draft.spec.suspend:
         _resume(draft, draft.status.suspend_time)
     return Continue
 

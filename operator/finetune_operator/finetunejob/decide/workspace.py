@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from finetune_crds.aliased import Aliased
 from finetune_crds.base import Json
 from finetune_crds.databricks import SECRET_KEYS
 from finetune_crds.finetunejob import FineTuneJobSpec
@@ -34,6 +35,7 @@ def workspace_mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[st
             f"spec.tracking.experiment {spec.tracking.experiment} is not a path: experiments of a workspace are named like "
             "/Shared/support"
         )
+    yield from _starts_from(spec)
     if spec.register_ is None:
         return
     if not _LEVELS.fullmatch(spec.register_.model):
@@ -41,6 +43,19 @@ def workspace_mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[st
     if not spec.register_.signature:
         yield "Unity Catalog needs the signature of a model: remove spec.register.signature"
     yield from wrong_tags(spec.register_.tags, "spec.register.tags")
+
+
+def _starts_from(spec: FineTuneJobSpec) -> Iterator[str]:
+    """Models that Unity Catalog cannot have, so that the job would wait for them in vain."""
+    distillation = spec.objective.distillation
+    named = (
+        ("spec.model.base", spec.model.base if spec.model else None),
+        ("spec.objective.distillation.teacher", distillation.teacher if distillation else None),
+    )
+    for field, uri in named:
+        aliased = Aliased.of(uri)
+        if aliased and not _LEVELS.fullmatch(aliased.model):
+            yield f"{field} {uri} must be models:/catalog.schema.name@{aliased.alias} in Unity Catalog"
 
 
 def _paths(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:

@@ -85,6 +85,23 @@ KINDS: dict[str, tuple[Condition, str]] = {
         condition(ConditionType.ACCEPTED, "Unknown", ConditionReason.SPEC_UNREADABLE),
         "Warning",
     ),
+    "a repository that refuses": (
+        condition(ConditionType.CODE_RESOLVED, "False", ConditionReason.GIT_FORBIDDEN),
+        "Warning",
+    ),
+    "its commit": (condition(ConditionType.CODE_RESOLVED, "True", ConditionReason.CODE_RESOLVED), "Normal"),
+    "a model that does not exist yet": (
+        condition(ConditionType.MODELS_FOUND, "False", ConditionReason.WAITING_FOR_MODEL),
+        "Normal",
+    ),
+    "a registry that refuses": (
+        condition(ConditionType.MODELS_FOUND, "False", ConditionReason.MLFLOW_FORBIDDEN),
+        "Warning",
+    ),
+    "a run that cannot be carried on": (
+        condition(ConditionType.CHECKPOINT_FOUND, "False", ConditionReason.INVALID_SPEC),
+        "Warning",
+    ),
     "refused": (condition(ConditionType.ACCEPTED, "False", ConditionReason.INVALID_SPEC), "Warning"),
 }
 

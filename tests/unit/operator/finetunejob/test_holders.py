@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import pytest
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.holders import HolderReader
 from finetune_operator.finetunejob.model import FineTuneJob, Holder
 from finetune_operator.finetunejob.polling import RunPoller
+from finetune_operator.kube import KubeError
 from finetune_operator.settings import Settings
 from standins.databricks import Workspace
 from standins.kube import StandIn
@@ -71,6 +75,32 @@ async def test_the_registry_is_asked_once_in_a_poll_interval(databricks: Workspa
         world.clock = seconds
         await world.reader.read(job())
     assert world.asked() == [MODEL, MODEL]
+
+
+async def test_jobs_that_wait_for_one_model_share_the_answer(databricks: Workspace) -> None:
+    world = World(databricks)
+    uids = [f"uid-{number}" for number in range(5)]
+    found = await asyncio.gather(*(world.reader.read(replace(job(), uid=uid)) for uid in uids))
+    other = await world.reader.read(replace(job(f"models:/{MODEL}@staging"), uid="one-more"))
+    assert found == [{"base": Holder(exists=True, version="2")}] * 5
+    assert (other, world.asked()) == ({"base": Holder(exists=True)}, [MODEL])
+
+
+async def test_jobs_with_other_credentials_do_not(databricks: Workspace) -> None:
+    world = World(databricks)
+    await world.reader.read(job())
+    found = await world.reader.read(replace(job(), namespace="other"))
+    message = "Secret databricks of spec.tracking.secretRef does not exist in namespace other: create it"
+    assert found == {"base": Holder(problem=Problem(ConditionReason.CREDENTIALS_MISSING, message))}
+
+
+async def test_an_api_server_that_is_away_is_asked_again_by_the_next_pass(databricks: Workspace) -> None:
+    world = World(databricks)
+    world.kube.refuse["get", "Secret"] = KubeError(0, "away")
+    with pytest.raises(KubeError):
+        await world.reader.read(job())
+    world.kube.refuse.clear()
+    assert await world.reader.read(job()) == {"base": Holder(exists=True, version="2")}
 
 
 async def test_a_version_is_not_asked_for(databricks: Workspace) -> None:

@@ -15,6 +15,7 @@ from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.children import owner, recorded_jobs
 from finetune_operator.finetunejob.model import Resumed
 from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
+from finetune_operator.kube import KubeError
 from finetune_operator.settings import Settings
 from standins.kube import StandIn
 from worlds.memory.decisions import (
@@ -45,9 +46,12 @@ class World:
     store: Store = field(default_factory=lambda: Store(owner, recorded_jobs))
     settings: Settings = NO_MLFLOW
     clock: float = 0.0
+    woken: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.observer = FineTuneJobObserver(self.kube, self.store, self.settings, clock=lambda: self.clock)
+        self.observer = FineTuneJobObserver(
+            self.kube, self.store, self.settings, clock=lambda: self.clock, wake=self.woken.append
+        )
 
     def know(self, kind: str, body: Json, version: int = 1) -> None:
         meta: Json = {
@@ -157,3 +161,14 @@ async def test_the_job_that_is_carried_on_is_read_with_its_pods() -> None:
     assert (found.job.key, found.pods) == ("team/first", 1)
     assert found.job.spec
     assert found.job.spec.checkpoint
+
+
+async def test_nothing_is_kept_of_a_job_that_was_deleted() -> None:
+    world = World()
+    body: Json = {"kind": "Pod", "metadata": {"name": "p", "namespace": "team"}}
+    world.kube.refuse["rehearse", "Pod"] = KubeError(403, "a policy")
+    for again in (1.0, 2.0):
+        assert (await world.observer.rehearser.rehearse(ftj(), [body])).again_seconds == again
+        world.clock += again
+    world.observer.forget(ftj())
+    assert (await world.observer.rehearser.rehearse(ftj(), [body])).again_seconds == 1

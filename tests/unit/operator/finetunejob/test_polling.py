@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.status import MlflowStatus
+from finetune_crds.status import MlflowStatus, Pinned
 from finetune_operator.defaults import Defaults
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob import polling as module
@@ -109,6 +109,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 RUN = MlflowStatus(experiment_id="e1", run_id="r1")
 CLOSED = condition(ConditionType.TRACKED, "True", ConditionReason.RUN_FINISHED)
+WAITS = ftj(model={"base": "models:/m@champion"})
 QUESTIONS: dict[str, tuple[FineTuneJob, tuple[str | None, bool] | None]] = {
     "the run, by the job's uid": (ftj(), (None, False)),
     "the run, by its id": (ftj(running(mlflow=RUN)), ("r1", False)),
@@ -119,6 +120,11 @@ QUESTIONS: dict[str, tuple[FineTuneJob, tuple[str | None, bool] | None]] = {
     "no version where none is wanted": (ftj(status(PREPARED, TRAINED, mlflow=RUN)), ("r1", False)),
     "whether it is closed": (ftj(status(SUCCEEDED, mlflow=RUN)), ("r1", False)),
     "nothing once it is": (ftj(status(SUCCEEDED, CLOSED, mlflow=RUN)), None),
+    "nothing before its model is known, since it has no run": (WAITS, None),
+    "the run of a job whose model is known": (
+        ftj(status(pinned=Pinned(base="models:/m/3")), model={"base": "models:/m/3"}),
+        (None, False),
+    ),
     "nothing of a job that failed without a run": (ftj(status(FAILED)), None),
 }
 

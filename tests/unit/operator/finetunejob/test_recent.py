@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
-from finetune_operator.finetunejob.recent import Results, recent
+from finetune_operator.finetunejob.recent import Results, Shared, recent
 from worlds.memory.decisions import SETTINGS
 
 
@@ -32,3 +33,46 @@ async def test_a_question_is_asked_again_when_it_is_another_or_old() -> None:
         found.append(await about(uid, question))
     assert found == [1, 2, 1, 3, 4]
     assert asked == [(0.0, "a", "run 1"), (1.0, "b", "run 1"), (4.0, "a", "run 1"), (4.1, "a", "run 2")]
+
+
+async def test_a_question_of_several_jobs_is_asked_once_also_at_the_same_time() -> None:
+    now, asked = [0.0], []
+    shared = Shared[int](lambda: now[0], dataclasses.replace(SETTINGS, poll_seconds=5.0))
+
+    async def ask() -> int:
+        asked.append(now[0])
+        await asyncio.sleep(0)
+        return len(asked)
+
+    assert await asyncio.gather(*(shared.answer("a", ask) for _ in range(3))) == [1, 1, 1]
+    now[0] = 3.9
+    assert (await shared.answer("a", ask), await shared.answer("b", ask)) == (1, 2)
+    now[0] = 4.0
+    assert (await shared.answer("a", ask), asked) == (3, [0.0, 3.9, 4.0])
+
+
+async def test_answers_that_nobody_asks_for_any_more_are_not_kept() -> None:
+    now = [0.0]
+    shared = Shared[int](lambda: now[0], dataclasses.replace(SETTINGS, poll_seconds=5.0))
+
+    async def ask() -> int:
+        return 1
+
+    await shared.answer("a", ask)
+    now[0] = 4.0
+    await shared.answer("b", ask)
+    assert list(shared._asked) == ["b"]
+
+
+async def test_an_error_is_not_kept() -> None:
+    shared = Shared[int](lambda: 0, SETTINGS)
+
+    async def fails() -> int:
+        raise ValueError("no")
+
+    async def ask() -> int:
+        return 1
+
+    found = await asyncio.gather(*(shared.answer("a", fails) for _ in range(2)), return_exceptions=True)
+    assert [str(item) for item in found] == ["no", "no"]
+    assert await shared.answer("a", ask) == 1

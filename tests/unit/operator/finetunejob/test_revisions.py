@@ -1,9 +1,13 @@
-"""Asking a server of Git for the commit of a job, with the login of a Secret, and again after a problem."""
+"""Asking a server of Git for the commit of a job beside the passes, with the login of a Secret, and again after a problem."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import dataclasses
 import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +15,13 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator import bounded
+from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.model import CodeFound, FineTuneJob
 from finetune_operator.finetunejob.revisions import RevisionReader
+from finetune_operator.git.repository import Repository, Resolved
 from standins.git import git_server
 from standins.kube import StandIn
-from worlds.memory.decisions import ftj
+from worlds.memory.decisions import ACCEPTED, ftj, status
 
 Json = dict[str, Any]
 
@@ -25,9 +31,36 @@ def secret(**values: str) -> Json:
     return {"kind": "Secret", "metadata": {"name": "login"}, "data": data}
 
 
-def job(url: str, revision: str = "main") -> FineTuneJob:
-    code = {"git": {"url": url, "revision": revision, "secretRef": {"name": "login"}}}
-    return ftj(trainer={"command": ["torchrun", "train.py"], "code": code})
+LOGIN: Json = {"secretRef": {"name": "login"}}
+
+
+def job(url: str, revision: str = "main", login: Json = LOGIN) -> FineTuneJob:
+    code = {"git": {"url": url, "revision": revision, **login}}
+    return ftj(status(ACCEPTED), trainer={"command": ["torchrun", "train.py"], "code": code})
+
+
+@dataclass
+class World:
+    """A reader, a clock that moves when told, and which jobs are to be looked at again."""
+
+    kube: StandIn = field(default_factory=StandIn)
+    clock: float = 0.0
+    woken: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.reader = RevisionReader(self.kube, lambda: self.clock, self._wake)
+        self._answered = asyncio.Event()
+
+    def _wake(self, key: str) -> None:
+        self.woken.append(key)
+        self._answered.set()
+
+    async def answer(self, of: FineTuneJob) -> CodeFound | None:
+        """What a pass sees after the server has answered the request that an earlier pass began."""
+        self._answered.clear()
+        await self.reader.read(of)
+        await self._answered.wait()
+        return await self.reader.read(of)
 
 
 def why(found: CodeFound | None) -> tuple[str | None, float | None]:
@@ -43,22 +76,160 @@ async def test_the_login_and_the_delays(tmp_path: Path, monkeypatch: pytest.Monk
         server.create("code")
         commit = server.commit("code", {"train.py": "1"})
         server.logins["code"] = ("git", "token")
-        now = 0.0
-        kube = StandIn(secret(password="wrong", other="x"))
-        reader = RevisionReader(kube, lambda: now)
+        world = World(StandIn(secret(password="wrong", other="x")))
         wanted = job(server.url("code"))
-        assert why(await reader.read(wanted)) == (ConditionReason.GIT_FORBIDDEN, 1)
-        now = 0.75
+        assert why(await world.answer(wanted)) == (ConditionReason.GIT_FORBIDDEN, 1)
+        world.clock = 0.75
         asked = len(server.asked)
-        assert why(await reader.read(wanted)) == (ConditionReason.GIT_FORBIDDEN, 0.25)
+        assert why(await world.reader.read(wanted)) == (ConditionReason.GIT_FORBIDDEN, 0.25)
         assert len(server.asked) == asked
-        for start, delay in ((1, 2), (3, 4), (7, 8), (15, 16), (31, 30), (61, 30)):
-            now = start
-            assert why(await reader.read(wanted)) == (ConditionReason.GIT_FORBIDDEN, delay)
-        now = 91
-        reader.kube = StandIn(secret(password="token\n"))
-        assert await reader.read(wanted) == CodeFound(commit, "main")
-        assert await reader.read(job(server.url("code"), commit)) is None
+        world.clock = 1
+        assert why(await world.reader.read(wanted)) == (ConditionReason.GIT_FORBIDDEN, None)
+        assert why(await world.answer(wanted)) == (ConditionReason.GIT_FORBIDDEN, 2)
+        world.clock = 3
+        world.reader.kube = StandIn(secret(password="token\n"))
+        assert await world.answer(wanted) == CodeFound(commit, "main")
+        asked = len(server.asked)
+        assert await world.reader.read(wanted) == CodeFound(commit, "main")
+        assert await world.reader.read(job(server.url("code"), commit)) is None
+        assert len(server.asked) == asked
+        assert world.woken == [wanted.key] * 3
+
+
+@dataclass
+class Hanging:
+    """Repositories whose server does not answer until told, and then with an error, if there is one."""
+
+    error: ExternalError | None = None
+    open: int = 0
+    asked: int = 0
+    answers: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def resolve(self, repository: Repository, revision: str) -> Resolved:
+        self.asked, self.open = self.asked + 1, self.open + 1
+        try:
+            await self.answers.wait()
+        finally:
+            self.open -= 1
+        if self.error:
+            raise self.error
+        return Resolved("a" * 40)
+
+
+AWAY = ExternalError(Problem(ConditionReason.GIT_UNREACHABLE, "it took longer than 10 s"))
+Hang = Callable[..., Hanging]
+
+
+@pytest.fixture
+def hang(monkeypatch: pytest.MonkeyPatch) -> Hang:
+    """Have all repositories hang."""
+
+    def given(error: ExternalError | None = None) -> Hanging:
+        server = Hanging(error)
+
+        def resolve(self: Repository, revision: str) -> Awaitable[Resolved]:
+            return server.resolve(self, revision)
+
+        monkeypatch.setattr(Repository, "resolve", resolve)
+        return server
+
+    return given
+
+
+def jobs(
+    number: int, url: str = "https://git.example.com/code", namespace: str = "team"
+) -> list[FineTuneJob]:
+    return [
+        dataclasses.replace(job(url, login={}), uid=f"uid-{namespace}-{index}", namespace=namespace)
+        for index in range(number)
+    ]
+
+
+async def settle() -> None:
+    """Let the requests run until each waits for something."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_server_that_hangs_holds_no_pass_and_few_connections(hang: Hang) -> None:
+    server, world = hang(AWAY), World()
+    many = jobs(10)
+    assert [await world.reader.read(each) for each in many] == [None] * 10
+    await settle()
+    assert server.open == 4
+    server.answers.set()
+    await settle()
+    assert [why(await world.reader.read(each)) for each in many] == [
+        (ConditionReason.GIT_UNREACHABLE, 1)
+    ] * 10
+    # The others had waited for the first four, and did not ask in vain as well.
+    assert (server.asked, sorted(world.woken)) == (4, sorted(each.key for each in many))
+
+
+async def test_the_jobs_of_another_namespace_and_another_server_do_not_wait_for_it(hang: Hang) -> None:
+    server, world = hang(), World()
+    others = [*jobs(4), *jobs(1, namespace="other"), *jobs(1, "https://git.example.org/code", "third")]
+    for each in others:
+        await world.reader.read(each)
+    await settle()
+    assert server.open == 6
+
+
+async def test_a_server_that_did_not_answer_is_left_alone_for_a_while(hang: Hang) -> None:
+    server, world = hang(AWAY), World()
+    server.answers.set()
+    first, second = jobs(2)
+    await world.answer(first)
+    found = await world.answer(second)
+    assert found
+    assert found.problem == Problem(
+        ConditionReason.GIT_UNREACHABLE,
+        "the repository https://git.example.com/code cannot be reached: git.example.com has not answered another request",
+    )
+    assert server.asked == 1
+    world.clock, server.error = 5, None
+    assert await world.answer(second) == CodeFound("a" * 40)
+    assert server.asked == 2
+
+
+async def test_a_commit_that_was_found_is_not_asked_for_again_before_it_is_in_the_status(hang: Hang) -> None:
+    server, world = hang(), World()
+    server.answers.set()
+    (one,) = jobs(1)
+    assert await world.answer(one) == CodeFound("a" * 40)
+    world.clock = 3600
+    assert await world.reader.read(one) == CodeFound("a" * 40)
+    await settle()
+    assert server.asked == 1
+
+
+async def test_nobody_is_asked_about_a_job_that_is_not_accepted(hang: Hang) -> None:
+    server, world = hang(), World()
+    (one,) = jobs(1)
+    assert await world.reader.read(dataclasses.replace(one, status=status())) is None
+    await settle()
+    assert server.asked == 0
+
+
+async def test_a_job_that_was_deleted_is_forgotten(hang: Hang) -> None:
+    server, world = hang(), World()
+    (one,) = jobs(1)
+    await world.reader.read(one)
+    await settle()
+    world.reader.forget(one)
+    await settle()
+    assert (server.open, world.woken) == (0, [])
+
+
+async def test_an_error_that_nobody_expected_is_a_problem_and_not_the_end(
+    hang: Hang, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, world = hang(), World()
+    server.error = ValueError("a bug")  # type: ignore[assignment]
+    server.answers.set()
+    (one,) = jobs(1)
+    assert why(await world.answer(one)) == (ConditionReason.INTERNAL_ERROR, 1)
+    assert "a bug" in caplog.text
 
 
 NO_LOGIN: dict[str, tuple[StandIn, str]] = {
@@ -75,7 +246,7 @@ NO_LOGIN: dict[str, tuple[StandIn, str]] = {
 
 @pytest.mark.parametrize(("kube", "message"), NO_LOGIN.values(), ids=NO_LOGIN)
 async def test_a_secret_without_a_login(kube: StandIn, message: str) -> None:
-    found = await RevisionReader(kube, lambda: 0).read(job("https://127.0.0.1:1/code"))
+    found = await World(kube).reader.read(job("https://127.0.0.1:1/code"))
     assert found
     assert found.problem
     assert (found.problem.reason, found.problem.message) == (ConditionReason.CREDENTIALS_MISSING, message)

@@ -14,6 +14,9 @@ local phases = {
   Failed = { "Degraded", { "Failed" } },
 }
 
+-- What keeps a job from going on while it does not hold, the first of them first.
+local obstacles = { "Accepted", "CodeResolved", "PodsAdmitted", "ModelsFound", "CheckpointFound", "PodsHealthy" }
+
 local function health(status, message)
   return { status = status, message = message }
 end
@@ -50,9 +53,10 @@ end
 
 -- What keeps a job from going on explains more than the step that it is at.
 if known[1] == "Progressing" then
-  for _, kind in ipairs({ "PodsHealthy", "PodsAdmitted", "Accepted" }) do
+  for _, kind in ipairs(obstacles) do
     if conditions[kind] ~= nil and conditions[kind].status == "False" then
       message = conditions[kind].message
+      break
     end
   end
 end

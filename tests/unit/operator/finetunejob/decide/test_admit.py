@@ -340,3 +340,13 @@ def test_once_the_data_are_prepared_the_training_job_itself_tells(judged: Condit
     decision = conclude(ftj(status(ACCEPTED, PREPARED, judged, start_time=NOW), data=SOURCE))
     assert said(decision, ConditionType.PODS_ADMITTED) is None
     assert applied(decision)[-1] == JOB
+
+
+def test_a_job_that_is_resumed_says_that_its_pods_are_refused() -> None:
+    paused = conclude(ftj(data=SOURCE, suspend=True)).status
+    refused = Rehearsal(False, ConditionReason.POD_REJECTED, "no")
+    decision = conclude(ftj(paused, data=SOURCE), answer=refused)
+    assert (decision.status.phase, decision.status.suspend_time) == ("Pending", None)
+    ready = said(decision, ConditionType.READY)
+    assert ready
+    assert ready[:2] == ("False", ConditionReason.POD_REJECTED)

@@ -35,7 +35,8 @@ AWAY = CodeFound(
 
 def job(revision: str = "main", before: Any = None, **parts: Any) -> FineTuneJob:
     code = {"git": {"url": URL, "revision": revision}}
-    return ftj(before, **{"trainer": {"command": ["torchrun", "train.py"], "code": code}, **parts})
+    known = status(ACCEPTED) if before is None else before
+    return ftj(known, **{"trainer": {"command": ["torchrun", "train.py"], "code": code}, **parts})
 
 
 RESOLVED: dict[str, tuple[FineTuneJob, CodeFound | None, CodeStatus, str]] = {
@@ -96,18 +97,40 @@ def test_until_then_the_job_says_what_it_waits_for() -> None:
     assert (decision.apply, decision.actions, decision.requeue_seconds) == ((), (), 4)
 
 
+def test_the_pass_that_accepts_the_job_has_the_server_asked_at_once() -> None:
+    decision = conclude(job(before=status()), observed(mlflow=Mlflow()), settings=SETTINGS)
+    assert (decision.apply, decision.actions, decision.requeue_seconds) == ((), (), 0.1)
+    waiting = conclude(job(), observed(mlflow=Mlflow()), settings=SETTINGS)
+    assert (waiting.apply, waiting.actions, waiting.requeue_seconds) == ((), (), 15)
+
+
 def test_a_suspended_job_says_that_it_is_and_has_no_run_yet() -> None:
     decision = conclude(job(suspend=True), observed(mlflow=Mlflow(), code=AWAY), settings=SETTINGS)
     assert decision.status.phase == "Suspended"
     assert decision.actions == ()
 
 
+@pytest.mark.parametrize("found", [None, AWAY], ids=["nobody has answered yet", "the server is away"])
+def test_a_job_that_is_resumed_waits_for_its_commit(found: CodeFound | None) -> None:
+    paused = conclude(job(suspend=True), observed(mlflow=Mlflow(), code=found), settings=SETTINGS)
+    assert paused.status.phase == "Suspended"
+    decision = conclude(job(before=paused.status), observed(mlflow=Mlflow(), code=AWAY), settings=SETTINGS)
+    assert (decision.status.phase, decision.status.suspend_time) == ("Pending", None)
+    assert said(decision, ConditionType.SUSPENDED) == ("False", ConditionReason.RESUMED, "the job goes on")
+    assert said(decision, ConditionType.READY) == (
+        "False",
+        ConditionReason.GIT_UNREACHABLE,
+        "the repository cannot be reached",
+    )
+
+
 ASKED: dict[str, tuple[FineTuneJob, bool]] = {
     "a branch": (job(), True),
     "a commit": (job(COMMIT), False),
     "a commit that is cut off": (job(COMMIT[:12]), True),
-    "it is known": (job(before=status(code=KNOWN)), False),
-    "a job that failed": (job(before=status(FAILED)), False),
+    "it is known": (job(before=status(ACCEPTED, code=KNOWN)), False),
+    "a job that is not accepted": (job(before=status()), False),
+    "a job that failed": (job(before=status(ACCEPTED, FAILED)), False),
     "no repository": (ftj(), False),
 }
 

@@ -33,6 +33,7 @@ from worlds.memory.decisions import (
 Json = dict[str, Any]
 BASE: Json = {"base": "models:/support@champion"}
 TEACHER: Json = {"type": "Distillation", "distillation": {"teacher": "models:/ml.prod.large@champion"}}
+NO_ALIAS = "the registered model support has no alias champion: this job starts when a version has it"
 AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow server http://mlflow:5000 cannot be reached")
 
 
@@ -81,7 +82,7 @@ WAITS: dict[str, tuple[Mapping[str, Holder], tuple[str, str]]] = {
         {"base": Holder(exists=True)},
         (
             ConditionReason.WAITING_FOR_ALIAS,
-            "the registered model support has no alias champion: this job starts when a version has it",
+            NO_ALIAS,
         ),
     ),
     "the registry is away": (
@@ -139,3 +140,13 @@ def test_the_pods_get_what_was_pinned_wherever_the_alias_points_now() -> None:
 def test_without_a_server_nothing_is_waited_for() -> None:
     decision = conclude(job(), settings=NO_MLFLOW)
     assert applied(decision) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]
+
+
+def test_a_job_that_is_resumed_waits_for_its_model() -> None:
+    paused = decided(job(suspend=True))
+    assert paused.status.phase == "Suspended"
+    waits = (ConditionReason.WAITING_FOR_ALIAS, NO_ALIAS)
+    decision = decided(job(paused.status), base=Holder(exists=True))
+    assert (decision.status.phase, decision.status.suspend_time) == ("Pending", None)
+    assert said(decision, ConditionType.SUSPENDED) == ("False", ConditionReason.RESUMED, "the job goes on")
+    assert said(decision, ConditionType.READY) == ("False", *waits)

@@ -31,6 +31,8 @@ def spec(**parts: Any) -> FineTuneJobSpec:
     return FineTuneJobSpec.model_validate({"model": {"base": "m"}, "data": data} | parts)
 
 
+TEACHER: Json = {"type": "Distillation", "distillation": {"teacher": "models:/large@prod"}}
+
 MISTAKES: dict[str, tuple[Json, Settings, list[str]]] = {
     "none, by the spec": (MODEL | {"tracking": AT_DATABRICKS}, Settings(), []),
     "none, by the workspace alone": (MODEL | {"tracking": {"uri": "databricks"}}, Settings(), []),
@@ -54,6 +56,20 @@ MISTAKES: dict[str, tuple[Json, Settings, list[str]]] = {
         BY_DEFAULT,
         ["spec.register.model support must be catalog.schema.name in Unity Catalog"],
     ),
+    "aliases of one name": (
+        {"model": {"base": "models:/support@champion"}, "objective": TEACHER},
+        BY_DEFAULT,
+        [
+            "spec.model.base models:/support@champion must be models:/catalog.schema.name@champion in Unity Catalog",
+            "spec.objective.distillation.teacher models:/large@prod must be models:/catalog.schema.name@prod in Unity Catalog",
+        ],
+    ),
+    "aliases of one name, on an MLflow server": (
+        {"model": {"base": "models:/support@champion"}, "objective": TEACHER},
+        Settings(tracking_uri="http://m"),
+        [],
+    ),
+    "an alias of three names": ({"model": {"base": "models:/main.llm.support@champion"}}, BY_DEFAULT, []),
     "no signature, and tags of another registry": (
         {
             "register": {

@@ -1,0 +1,25 @@
+"""What a job waits for before anything is created for it, and may wait for long."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.policy.outcome import Outcome, Stop
+
+_POLL_SECONDS = 15.0
+
+
+class Wait(NamedTuple):
+    """Why a job cannot go on yet."""
+
+    reason: ConditionReason
+    message: str
+
+
+def wait(draft: Draft, kind: ConditionType, why: Wait) -> Outcome:
+    """End the pass with a condition that does not hold; the next one looks again."""
+    draft.set(kind, False, *why)
+    draft.requeue_after(max(_POLL_SECONDS, draft.settings.poll_seconds))
+    return Stop

@@ -1,0 +1,146 @@
+"""Rules that are stricter than those of an earlier version: an object that exists is not held to them, whatever else of it changes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes.dynamic.exceptions import DynamicApiError, ResourceNotFoundError
+
+from support.api import Api
+from support.refusals import refused
+from support.waiting import wait_for
+from worlds.processes.jobs import job
+from worlds.processes.operators import new_namespace
+from worlds.processes.servers import CRDS
+
+Json = dict[str, Any]
+
+# What an earlier version took, and how the rule begins that refuses it now.
+STRICTER: dict[str, tuple[Json, str]] = {
+    "parameters of the built-in loop": (
+        job(trainer={"parameters": {"a": "1"}}),
+        "trainer.parameters needs trainer.command",
+    ),
+    "no parameters of the built-in evaluation": (
+        job(evaluation={"parameters": {}}),
+        "parameters needs command",
+    ),
+    "a bucket without a folder": (
+        job(
+            data={
+                "source": {"type": "Parquet", "path": "/data/corpus"},
+                "columns": {"type": "Text"},
+                "prepare": {"output": "s3://bucket"},
+            }
+        ),
+        "output is s3://bucket/folder",
+    ),
+    "a tokenizer in a store that a run has no credentials for": (
+        job(
+            model={"base": "gs://bucket/base"},
+            data={
+                "source": {"type": "Delta", "path": "s3://bucket/corpus"},
+                "columns": {"type": "Text"},
+                "prepare": {
+                    "output": "s3://bucket/splits",
+                    "spark": {"mode": "Databricks", "databricks": {"volume": "/Volumes/a/b/c"}},
+                },
+            },
+        ),
+        "data.prepare.spark.mode Databricks reads the tokenizer of model.base, and the run has no credentials",
+    ),
+}
+CHANGES: dict[str, Json] = {
+    "suspend": {"suspend": True},
+    "podTemplate": {"podTemplate": {"spec": {"nodeSelector": {"pool": "b"}}}},
+    "queueName": {"runPolicy": {"queueName": "other"}},
+    "the image": {"trainer": {"image": "me/mine:2"}},
+}
+INNER: dict[str, Json] = {
+    "no parameters of the built-in evaluation": {"evaluation": {"podTemplate": {"spec": {"priority": 1}}}},
+    "a bucket without a folder": {"data": {"prepare": {"podTemplate": {"spec": {"priority": 1}}}}},
+}
+
+
+def of_older(body: Json, namespace: str = "") -> Json:
+    """A FineTuneJob as an object of the test's own kind."""
+    return {**body, "kind": "OlderJob", "metadata": {**body["metadata"], "namespace": namespace}}
+
+
+def without_rules(schema: Any) -> Any:
+    """A schema as it was before the stricter rules."""
+    if isinstance(schema, list):
+        return [without_rules(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: without_rules(part) for name, part in schema.items()}
+    rules = found.get("x-kubernetes-validations")
+    if isinstance(rules, list):
+        begins = tuple(sentence for _, sentence in STRICTER.values())
+        found["x-kubernetes-validations"] = [rule for rule in rules if not rule["message"].startswith(begins)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def older(api: Api) -> str:
+    """A namespace with a job for each rule, all of them older than the rules."""
+    namespace = new_namespace(api)
+    # A copy of the CRD: other tests use the one that there is meanwhile.
+    crd = yaml.safe_load((CRDS / "finetune.dev_finetunejobs.yaml").read_text(encoding="utf-8"))
+    crd["metadata"]["name"] = "olderjobs.finetune.dev"
+    crd["spec"]["names"] = {
+        "kind": "OlderJob",
+        "plural": "olderjobs",
+        "singular": "olderjob",
+        "listKind": "OlderJobList",
+    }
+    before = copy.deepcopy(crd)
+    before["spec"]["versions"] = without_rules(crd["spec"]["versions"])
+    api.create(before)
+    for number, (body, _) in enumerate(STRICTER.values()):
+        made = of_older(body | {"metadata": {"name": name_of(number)}}, namespace)
+        wait_for("the job is taken", took(api, made))
+    api.patch(
+        "CustomResourceDefinition",
+        "",
+        crd["metadata"]["name"],
+        {"spec": {"versions": crd["spec"]["versions"]}},
+    )
+    last = of_older([*STRICTER.values()][-1][0] | {"metadata": {"name": "new"}}, namespace)
+    wait_for("the rules count", lambda: not took(api, last, dry_run=True)() or None)
+    return namespace
+
+
+def name_of(number: int) -> str:
+    return f"job-{number}"
+
+
+def took(api: Api, body: Json, *, dry_run: bool = False) -> Callable[[], bool]:
+    """Whether the API server takes an object."""
+
+    def check() -> bool:
+        try:
+            api.create(body, dry_run=dry_run)
+        except (DynamicApiError, ResourceNotFoundError):
+            return False
+        return True
+
+    return check
+
+
+@pytest.mark.parametrize("case", STRICTER)
+def test_a_new_job_is_refused(api: Api, older: str, case: str) -> None:
+    body, sentence = STRICTER[case]
+    with refused(sentence):
+        api.create(of_older(body | {"metadata": {"name": "new"}}, older))
+
+
+@pytest.mark.parametrize("case", STRICTER)
+def test_a_job_that_exists_can_be_changed(api: Api, older: str, case: str) -> None:
+    name = name_of([*STRICTER].index(case))
+    for change in [*CHANGES.values(), INNER.get(case, {"suspend": False})]:
+        api.patch("OlderJob", older, name, {"spec": change})
