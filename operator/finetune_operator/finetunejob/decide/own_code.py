@@ -16,7 +16,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from finetune_crds import contract
 from finetune_crds.base import Json
 from finetune_crds.code import Code
+from finetune_crds.conditions import ConditionReason
 from finetune_crds.finetunejob import Trainer
+from finetune_crds.status import LastFailure
 from finetune_operator import names
 from finetune_operator.finetunejob import installer
 from finetune_operator.finetunejob.decide import pods
@@ -40,6 +42,10 @@ _SCRIPT = ["python3", f"{contract.RECIPE_DIRECTORY}/{contract.DEPENDENCIES_FILE}
 _STEPS = {
     names.CHECKOUT_CONTAINER: "fetches the code",
     names.DEPENDENCIES_CONTAINER: "installs the packages of trainer.dependencies",
+}
+_REASONS = {
+    contract.CHECKOUT_FAILED: ConditionReason.CHECKOUT_FAILED,
+    contract.DEPENDENCIES_FAILED: ConditionReason.DEPENDENCIES_FAILED,
 }
 
 
@@ -73,6 +79,18 @@ def step(alive: Sequence[Json]) -> str:
             if item["name"] in _STEPS and "running" in item.get("state", {}):
                 return f"; {pods.listed([pod])} {_STEPS[item['name']]}"
     return ""
+
+
+def failed(failure: LastFailure, mine: Sequence[Json]) -> ConditionReason | None:
+    """Which step failed, where the failure of an attempt is that of one; its exit code is 64 where no attempt can succeed.
+
+    Args:
+        mine: the pods of the attempt.
+    """
+    # NB: a command, and an init container of the pod template, may end with the same words.
+    ended = pods.exits(mine, names.TRAINER_CONTAINER)
+    in_step = any(item.pod == failure.pod and item.container in _STEPS for item in ended)
+    return _REASONS.get(failure.reason or "") if in_step else None
 
 
 def _with_init(pod: Json, container: Json) -> Json:
