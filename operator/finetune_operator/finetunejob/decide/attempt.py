@@ -124,7 +124,9 @@ def fatal(failure: LastFailure, policy: RunPolicy) -> ConditionReason | None:
 
 def _restart(draft: Draft, number: int, *, counted: bool, why: str) -> None:
     at = draft.status.restart_time
-    draft.update(attempt=number, restarts=(draft.status.restarts or 0) + int(counted))
+    draft.update(attempt=number)
+    if counted:
+        draft.update(restarts=(draft.status.restarts or 0) + 1, idle_restarts=None)
     when = f"at {at:%H:%M:%S} UTC, " if at else ""
     draft.set(
         ConditionType.TRAINED,
