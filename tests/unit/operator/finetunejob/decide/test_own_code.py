@@ -121,11 +121,11 @@ def test_a_commit_is_fetched_by_the_image_of_the_installation() -> None:
         "resources": RESOURCES,
         "securityContext": SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [*MOUNTS, {"name": "code", "mountPath": "/code", "readOnly": False}, RECIPE],
+        "volumeMounts": [*MOUNTS, {"name": "finetune-code", "mountPath": "/code", "readOnly": False}, RECIPE],
     }
-    assert {"name": "code", "emptyDir": {}} in found["volumes"]
+    assert {"name": "finetune-code", "emptyDir": {}} in found["volumes"]
     assert (main["workingDir"], main["command"]) == ("/code", ["torchrun", "train.py"])
-    assert {"name": "code", "mountPath": "/code", "readOnly": False} in main["volumeMounts"]
+    assert {"name": "finetune-code", "mountPath": "/code", "readOnly": False} in main["volumeMounts"]
     assert not any(item["name"].startswith("FINETUNE_GIT") for item in main["env"])
 
 
@@ -134,7 +134,7 @@ def test_packages_are_installed_by_the_image_of_the_command() -> None:
     _, install = found["initContainers"]
     (main,) = found["containers"]
     install.pop("env")
-    place = {"name": "dependencies", "mountPath": "/var/run/finetune/dependencies"}
+    place = {"name": "finetune-dependencies", "mountPath": "/var/run/finetune/dependencies"}
     script = ["python3", "/etc/finetune/dependencies.py"]
     assert install == {
         "name": "dependencies",
@@ -148,20 +148,64 @@ def test_packages_are_installed_by_the_image_of_the_command() -> None:
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [*MOUNTS, RECIPE, place],
     }
-    assert {"name": "dependencies", "emptyDir": {}} in found["volumes"]
+    assert {"name": "finetune-dependencies", "emptyDir": {}} in found["volumes"]
     assert main["command"] == [*script, "run", "torchrun", "train.py"]
     assert {**place, "readOnly": True} in main["volumeMounts"]
     files = made("ConfigMap", dependencies=["trl"])["data"]
     assert files["dependencies.py"] == inspect.getsource(installer)
 
 
-def test_a_pod_template_may_limit_the_volume_of_the_packages() -> None:
-    limited = {"name": "dependencies", "emptyDir": {"sizeLimit": "5Gi"}}
-    before = status(ACCEPTED, ADMITTED, PREPARED)
-    given = ftj(before, trainer=trainer(dependencies=["trl"]), podTemplate={"spec": {"volumes": [limited]}})
-    (job,) = (body for body in conclude(given, settings=SETTINGS).apply if body["kind"] == "Job")
-    volumes = job["spec"]["template"]["spec"]["volumes"]
-    assert [item for item in volumes if item["name"] == "dependencies"] == [limited]
+BOTH: Json = {"dependencies": ["trl"], "code": GIT}
+
+
+def volumes(*given: Json, **parts: Any) -> dict[str, Json]:
+    """The volumes of a job whose pod template has some, by name, without those that every pod has."""
+    before = status(ACCEPTED, ADMITTED, PREPARED, code=CodeStatus(commit=COMMIT))
+    job = ftj(before, trainer=trainer(**parts), podTemplate={"spec": {"volumes": [*given]}})
+    (found,) = (body for body in conclude(job, settings=SETTINGS).apply if body["kind"] == "Job")
+    items = {item["name"]: item for item in found["spec"]["template"]["spec"]["volumes"]}
+    return {name: item for name, item in items.items() if name not in ("tmp", "shm", "recipe")}
+
+
+def test_a_pod_template_may_limit_the_volumes() -> None:
+    limited = [
+        {"name": name, "emptyDir": {"sizeLimit": "5Gi"}}
+        for name in ("finetune-code", "finetune-dependencies")
+    ]
+    assert volumes(*limited, **BOTH) == {item["name"]: item for item in limited}
+
+
+OF_YOURS: dict[str, Json] = {
+    "a commit and packages": BOTH,
+    "a ConfigMap": {"code": {"configMapRef": {"name": "mine"}}},
+}
+
+
+@pytest.mark.parametrize("parts", OF_YOURS.values(), ids=OF_YOURS)
+def test_volumes_of_your_own_keep_their_names_and_their_content(parts: Json) -> None:
+    mine = [
+        {"name": name, "persistentVolumeClaim": {"claimName": "mine"}} for name in ("code", "dependencies")
+    ]
+    found = volumes(*mine, **parts)
+    assert [found[item["name"]] for item in mine] == mine
+
+
+NAMELESS: dict[str, Any] = {"no name": {"value": "x"}, "no text": {"name": 3}, "no variable": "x"}
+
+
+@pytest.mark.parametrize("item", NAMELESS.values(), ids=NAMELESS)
+def test_variables_without_a_name_are_left_for_the_api_server_to_refuse(item: Any) -> None:
+    before = status(ACCEPTED, ADMITTED, PREPARED, code=CodeStatus(commit=COMMIT))
+    template = {
+        "spec": {"containers": [{"name": "trainer", "env": [item, {"name": "PYTHONHOME", "value": "/"}]}]}
+    }
+    job = ftj(before, trainer=trainer(code=GIT), podTemplate=template)
+    (found,) = (body for body in conclude(job, settings=SETTINGS).apply if body["kind"] == "Job")
+    pod = found["spec"]["template"]["spec"]
+    checkout, main = pod["initContainers"][0]["env"], pod["containers"][0]["env"]
+    assert item in checkout
+    assert item in main
+    assert [{"name": "PYTHONHOME", "value": "/"} in env for env in (checkout, main)] == [False, True]
 
 
 def test_the_code_comes_before_the_packages() -> None:
