@@ -168,7 +168,7 @@ def volumes(*given: Json, **parts: Any) -> dict[str, Json]:
 
 
 def test_a_pod_template_may_limit_the_volumes() -> None:
-    limited = [
+    limited: list[Json] = [
         {"name": name, "emptyDir": {"sizeLimit": "5Gi"}}
         for name in ("finetune-code", "finetune-dependencies")
     ]
@@ -183,7 +183,7 @@ OF_YOURS: dict[str, Json] = {
 
 @pytest.mark.parametrize("parts", OF_YOURS.values(), ids=OF_YOURS)
 def test_volumes_of_your_own_keep_their_names_and_their_content(parts: Json) -> None:
-    mine = [
+    mine: list[Json] = [
         {"name": name, "persistentVolumeClaim": {"claimName": "mine"}} for name in ("code", "dependencies")
     ]
     found = volumes(*mine, **parts)
