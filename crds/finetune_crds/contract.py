@@ -10,7 +10,7 @@ from pydantic import Field
 from finetune_crds.base import ApiModel, Name, NonNegative, Uri
 from finetune_crds.cleaning import RedactKind
 from finetune_crds.data import Columns
-from finetune_crds.env import EVALUATION_ENV
+from finetune_crds.env import CODE_ENV, EVALUATION_ENV
 from finetune_crds.evaluation import EvaluationResult
 from finetune_crds.status import SplitCounts
 from finetune_crds.status_parts import Commit, Digest, EvaluationSets, Recomputation, SourceRows, StepName
@@ -30,7 +30,7 @@ ENV_RECIPE = "FINETUNE_RECIPE"
 PARAMETERS_FILE = "parameters.yaml"
 PARAMETERS_PATH = f"{RECIPE_DIRECTORY}/{PARAMETERS_FILE}"
 ENV_PARAMETERS = "HYPERPARAMETERS_PATH"
-ENV_CODE = "CODE_SOURCE_PATH"
+ENV_CODE = CODE_ENV
 TERMINATION_PATH = "/dev/termination-log"
 # A preparation whose executors are pods: their template beside the recipe, their container, the command of the image that
 # is an executor, and the ports of driver and executors.
@@ -72,8 +72,8 @@ MODEL_VOLUME = "evaluated-model"
 # its login, the script that installs packages with the Python of any image, beside the recipe, and where they are installed.
 CHECKOUT_COMMAND = "finetune-checkout"
 ENV_GIT_USERNAME, ENV_GIT_PASSWORD = "FINETUNE_GIT_USERNAME", "FINETUNE_GIT_PASSWORD"
-CODE_VOLUME = "code"
-DEPENDENCIES_VOLUME = "dependencies"
+CODE_VOLUME = "finetune-code"
+DEPENDENCIES_VOLUME = "finetune-dependencies"
 DEPENDENCIES_PATH = "/var/run/finetune/dependencies"
 DEPENDENCIES_FILE = "dependencies.py"
 # Reasons of their errors.

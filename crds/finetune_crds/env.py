@@ -27,7 +27,6 @@ RESERVED_ENV = (
     "MLFLOW_RUN_ID",
     "FINETUNE_RECIPE",
     "HYPERPARAMETERS_PATH",
-    "CODE_SOURCE_PATH",
     "FINETUNE_ATTEMPT",
     "FINETUNE_POD_NAME",
     "FINETUNE_POD_NAMESPACE",
@@ -36,6 +35,8 @@ RESERVED_ENV = (
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
 )
 
+# Only the operator sets it in the training pods of a job with trainer.code; other pods may use the name.
+CODE_ENV = "CODE_SOURCE_PATH"
 # Only the operator sets them in an evaluation pod with a command of your own; other pods may use the names.
 EVALUATION_ENV = ("MODEL_PATH", "METRICS_PATH")
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from finetune_crds.base import Rule
+from finetune_crds.env import CODE_ENV
 from finetune_crds.prepare import unchanged
 
 # NB: CEL compares the values of such a map, and not its keys: it takes a map in which keys have other names and no value changed
@@ -47,6 +48,14 @@ OWN_SCRIPT_RULES = (
         "trainer.parameters needs trainer.command: the built-in loop has fields for its parameters, such as those of training",
         ".trainer.parameters",
         at_creation=True,
+    ),
+    *(
+        Rule(
+            f"!has(self.trainer.code) || !has(self.{field}) || !self.{field}.exists(item, item.name == '{CODE_ENV}')",
+            f"the operator sets {CODE_ENV} to the folder of trainer.code: remove it from {field}",
+            f".{field}",
+        )
+        for field in ("env", "trainer.env")
     ),
     Rule(
         f"!has(self.register) || !has(self.register.upload) || !{_HAS_COMMAND}",

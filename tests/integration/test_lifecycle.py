@@ -225,7 +225,7 @@ def test_a_script_of_ones_own_gets_code_and_rendezvous(world: World) -> None:
         "/workspace",
     )
     volumes = {item["name"]: item.get("configMap", {}).get("name") for item in pod["spec"]["volumes"]}
-    assert volumes["code"] == "my-code"
+    assert volumes["finetune-code"] == "my-code"
     names = {item["name"] for item in container["env"]}
     assert names >= {
         "PET_NODE_RANK",

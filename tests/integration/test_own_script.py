@@ -35,6 +35,8 @@ def placed(body: Json, namespace: str) -> Json:
 
 EVALUATED: Json = {"register": {"model": "m"}, "evaluation": {"command": ["judge"]}}
 SPLITS: Json = {"splits": {"type": "JSONLines", "train": "/x"}}
+FOLDER: list[Json] = [{"name": "CODE_SOURCE_PATH", "value": "/x"}]
+WITH_CODE: Json = {"command": ["t"], "parameters": PARAMETERS, "code": {"configMapRef": {"name": "code"}}}
 REFUSED: dict[str, tuple[Json, str]] = {
     "no model and no command": (job(model=None), "model is missing: name the model to start from"),
     "no data and no command": (job(data=None), "data is missing: set data.source or data.splits"),
@@ -63,9 +65,13 @@ REFUSED: dict[str, tuple[Json, str]] = {
         script(env=[{"name": "FINETUNE_RECIPE", "value": "/x"}]),
         "the operator sets FINETUNE_RECIPE (rendezvous, MLflow run, recipe): remove it",
     ),
-    "the code in the environment": (
-        script(env=[{"name": "CODE_SOURCE_PATH", "value": "/x"}]),
-        "the operator sets CODE_SOURCE_PATH (rendezvous, MLflow run, recipe): remove it",
+    "the folder of the code in the environment": (
+        script(trainer=WITH_CODE, env=FOLDER),
+        "the operator sets CODE_SOURCE_PATH to the folder of trainer.code: remove it from env",
+    ),
+    "the folder of the code in the environment of training": (
+        script(trainer={**WITH_CODE, "env": FOLDER}),
+        "the operator sets CODE_SOURCE_PATH to the folder of trainer.code: remove it from trainer.env",
     ),
 }
 
@@ -81,6 +87,9 @@ TAKEN: dict[str, Json] = {
     "neither model nor data": script(),
     "a model alone": script(model={"base": "org/base"}),
     "splits alone": script(data=SPLITS),
+    "code in the image, whose folder you name": script(
+        env=FOLDER, trainer={"command": ["t"], "parameters": PARAMETERS, "env": FOLDER}
+    ),
 }
 
 

@@ -69,7 +69,7 @@ def checkout(url: str, commit: str, folder: Path) -> None:
 
 
 def _fetch(git: _Git, url: str, commit: str) -> None:
-    """Fetch a commit, again where the server does not answer: the gang waits, and a restart of it counts.
+    """Fetch a commit, again where the server does not answer: until then the gang keeps its nodes.
 
     Raises:
         CheckoutError: the server does not answer for long, or does not accept the login.

@@ -24,10 +24,17 @@ NEVER, AGAIN = 64, 1
 _VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 # Settings of pip that would send the packages elsewhere.
 _ELSEWHERE = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER")
+# In pip's log: a page that an index did not give, other than one that it does not have; and that an index answered.
+_NO_PAGE = re.compile(r"(Could not fetch URL (?!.*: (?:404|410) Client Error).*?)(?: - skipping)?$")
+_ANSWERED = re.compile(r"\s(?:Collecting|Downloading) ")
+# pip asks again, and tells of the end in other words.
+_ASKS_AGAIN = "Retrying (Retry("
+# An error that pip did not expect: a traceback follows.
+_UNEXPECTED = "ERROR: Exception:"
 _PASSWORD = re.compile(r"//[^/@\s]*@")
 _LONGEST = 400
 # What pip says, in the order in which it counts, and what that means: the exit code and a sentence with what was found.
-# NB: where the index does not answer, pip also says "No matching distribution".
+# NB: where an index refuses a page or does not answer, pip says "No matching distribution", and why in its log alone.
 _MEANINGS = (
     (
         r"No module named pip$",
@@ -40,7 +47,7 @@ _MEANINGS = (
         "the package index refuses the login: check PIP_INDEX_URL and PIP_EXTRA_INDEX_URL ({})",
     ),
     (
-        r"connection broken by .*|Max retries exceeded.*|Could not fetch URL .*|HTTP error (?:429|5\d\d).*",
+        r"Could not fetch URL .*|Max retries exceeded.*|HTTP error (?:429|5\d\d).*|ReadTimeoutError.*|Download failed after .*",
         AGAIN,
         "the package index does not answer: check PIP_INDEX_URL, and that the pods may reach it ({})",
     ),
@@ -94,11 +101,14 @@ def install(requirements: list[str], folder: Path = FOLDER) -> None:
     constraints = folder / "constraints.txt"
     constraints.write_text(_torch(requirements), encoding="utf-8")
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input"]
-    code, output = _run(
-        [*pip, "install", "--no-cache-dir", "--constraint", str(constraints), "--", *requirements]
-    )
+    log = folder / "pip.log"
+    options = ["--log", str(log), "--no-cache-dir", "--constraint", str(constraints)]
+    code, output = _run([*pip, "install", *options, "--", *requirements])
+    if code < 0:
+        why = f"pip was ended by signal {-code}: the container may need a higher limit of memory"
+        raise Failure(AGAIN, f"{why} ({_short(_last_words(output))})")
     if code:
-        raise explained(output)
+        raise explained(output, log.read_text("utf-8", "replace") if log.is_file() else "")
 
 
 def _torch(requirements: list[str]) -> str:
@@ -110,14 +120,35 @@ def _torch(requirements: list[str]) -> str:
         return ""
 
 
-def explained(output: str) -> Failure:
-    """What pip's output amounts to."""
+def explained(output: str, log: str = "") -> Failure:
+    """What pip's output and its log amount to."""
+    said = [*_missing_pages(log), *(line for line in output.splitlines() if _ASKS_AGAIN not in line)]
     for pattern, code, sentence in _MEANINGS:
-        found = re.search(pattern, output, re.MULTILINE)
+        found = re.search(pattern, "\n".join(said), re.MULTILINE)
         if found:
             return Failure(code, sentence.format(_short(found[0])))
-    lines = [line for line in output.splitlines() if line.startswith("ERROR:")] or output.split("\n")
-    return Failure(AGAIN, f"pip failed: {_short(lines[-1])}")
+    return Failure(AGAIN, f"pip failed: {_short(_last_words(output))}")
+
+
+def _missing_pages(log: str) -> list[str]:
+    """Pages that indexes did not give for the package that pip looked for last: for those before, it found another index."""
+    pages: list[str] = []
+    for line in log.splitlines():
+        found = _NO_PAGE.search(line)
+        if found:
+            pages.append(found[1])
+        elif _ANSWERED.search(line):
+            pages.clear()
+    return pages
+
+
+def _last_words(output: str) -> str:
+    """The line in which pip says why it ends: its last error, the last line of a traceback, or else the last line."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith(("ERROR:", "\N{MULTIPLICATION SIGN} "))]
+    if errors and errors[-1].strip() != _UNEXPECTED:
+        return errors[-1]
+    return lines[-1] if lines else "it says nothing"
 
 
 def _short(text: str) -> str:

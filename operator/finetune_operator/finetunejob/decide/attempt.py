@@ -9,7 +9,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import RunPolicy
 from finetune_crds.status import LastFailure
-from finetune_operator.finetunejob.decide import backoff, checkpoint, gang, pods
+from finetune_operator.finetunejob.decide import backoff, checkpoint, gang, own_code, pods
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.text import short
 
@@ -38,23 +38,34 @@ def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, fail
             attempt=number,
         )
     before = draft.status.last_failure
-    step = draft.status.checkpoint.step if draft.status.checkpoint else None
-    draft.update(last_failure=failure.model_copy(update={"checkpoint_step": step}))
+    saved = draft.status.checkpoint.step if draft.status.checkpoint else None
+    draft.update(last_failure=failure.model_copy(update={"checkpoint_step": saved}))
     where = pods.place(failure.pod, failure.node) if failure.pod else ""
     if was_preempted(failure, mine, child, failed, draft.spec.run_policy.fatal_exit_codes):
         ended = backoff.Attempt(
-            backoff.run_seconds(child, draft.now), step, before.checkpoint_step if before else None
+            backoff.run_seconds(child, draft.now), saved, before.checkpoint_step if before else None
         )
         backoff.delay(draft, ended)
         in_vain = " before it had a newer checkpoint" if draft.status.restart_time else ""
         on = f": {where}" if where else ""
         _restart(draft, number + 1, counted=False, why=f"attempt {number} was preempted{in_vain}{on}")
         return
-    verdict = fatal(failure, draft.spec.run_policy)
-    restarts = draft.status.restarts or 0
     sentence = failure.message or ""
     if where:
         sentence = f"{where} ended with exit code {failure.exit_code}: {sentence}"
+    step = own_code.failed(failure, mine)
+    if step and failure.exit_code != contract.EXIT_RECIPE:
+        # NB: however long the pods waited for a server, nothing was trained.
+        backoff.delay(draft, backoff.Attempt(seconds=0))
+        _restart(
+            draft,
+            number + 1,
+            counted=False,
+            why=f"attempt {number} could not begin and does not count; {sentence}",
+        )
+        return
+    verdict = step or fatal(failure, draft.spec.run_policy)
+    restarts = draft.status.restarts or 0
     if verdict:
         draft.set(ConditionType.TRAINED, False, verdict, sentence)
         draft.fail(verdict, sentence)
@@ -105,8 +116,7 @@ def fatal(failure: LastFailure, policy: RunPolicy) -> ConditionReason | None:
     if code is None:
         return None
     if code in policy.fatal_exit_codes:
-        said = pods.REASON_OF_ERROR.get(failure.reason or "")
-        return said or pods.REASON_OF_EXIT.get(code, ConditionReason.FATAL_EXIT_CODE)
+        return pods.REASON_OF_EXIT.get(code, ConditionReason.FATAL_EXIT_CODE)
     if policy.retryable_exit_codes and code not in policy.retryable_exit_codes:
         return ConditionReason.FATAL_EXIT_CODE
     return None
@@ -114,7 +124,9 @@ def fatal(failure: LastFailure, policy: RunPolicy) -> ConditionReason | None:
 
 def _restart(draft: Draft, number: int, *, counted: bool, why: str) -> None:
     at = draft.status.restart_time
-    draft.update(attempt=number, restarts=(draft.status.restarts or 0) + int(counted))
+    draft.update(attempt=number)
+    if counted:
+        draft.update(restarts=(draft.status.restarts or 0) + 1, idle_restarts=None)
     when = f"at {at:%H:%M:%S} UTC, " if at else ""
     draft.set(
         ConditionType.TRAINED,

@@ -1,4 +1,4 @@
-"""The delay before the next attempt when preemptions, which are not limited in number, leave no progress."""
+"""The delay before the next attempt when restarts that do not count, and so are not limited in number, leave no progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORTHWHILE_SECONDS = 300
 
 @dataclass(frozen=True)
 class Attempt:
-    """The progress of an attempt that was preempted.
+    """The progress of an attempt that does not count.
 
     Attributes:
         seconds: how long it ran.

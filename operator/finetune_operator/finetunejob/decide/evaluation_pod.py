@@ -12,20 +12,10 @@ from finetune_crds.recipe import as_yaml
 from finetune_operator import names
 from finetune_operator.finetunejob.decide import gang, queueing, rendezvous, template, workspace
 from finetune_operator.finetunejob.decide.draft import Draft
-from finetune_operator.finetunejob.merge import containers, merge
+from finetune_operator.finetunejob.merge import merge
 from finetune_operator.registry.base import RegisteredVersion
 
 CONTAINER = names.EVALUATE_CONTAINER
-# Fields of the container with your command that the init container has too: both read the same storage.
-_SHARED = (
-    "env",
-    "envFrom",
-    "volumeMounts",
-    "resources",
-    "securityContext",
-    "imagePullPolicy",
-    "terminationMessagePolicy",
-)
 
 
 def wanted(draft: Draft) -> Evaluation:
@@ -153,12 +143,11 @@ def _with_model(draft: Draft, pod: Json, uri: str) -> Json:
     main = {"name": CONTAINER, "volumeMounts": [mount], "terminationMessagePath": contract.TERMINATION_PATH}
     volume: Json = {"spec": {"volumes": [{"name": contract.MODEL_VOLUME, "emptyDir": {}}]}}
     found = dict(merge(merge(volume, pod), {"spec": {"containers": [main]}}))
-    container = next(containers(found, CONTAINER), {})
     fetch = {
+        **template.shared(found, CONTAINER, own_image=True),
         "name": names.FETCH_CONTAINER,
         "image": _built_in_image(draft),
         "command": [contract.EVALUATE_COMMAND],
         "args": [contract.EVALUATE_MODEL, uri, contract.EVALUATE_FETCH],
-        **{field: container[field] for field in _SHARED if field in container},
     }
     return dict(merge(found, {"spec": {"initContainers": [fetch]}}))

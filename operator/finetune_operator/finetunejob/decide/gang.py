@@ -163,16 +163,15 @@ def _spread(draft: Draft, attempt: int) -> Json:
 
 
 def _with_code(draft: Draft) -> Json | None:
-    """spec.podTemplate with trainer.code mounted."""
+    """spec.podTemplate with trainer.code mounted. Its volume of the emptyDir's name takes the place of that."""
     code, user = draft.spec.trainer.code, draft.spec.pod_template
     if code is None:
         return user
-    volume = code.volume or contract.CODE_VOLUME
+    name = code.volume or contract.CODE_VOLUME
     # What a commit is checked out into is the pod's own.
-    mount = {"name": volume, "mountPath": code.mount_path, "readOnly": code.git is None}
+    mount = {"name": name, "mountPath": code.mount_path, "readOnly": code.git is None}
     spec: Json = {"containers": [{"name": CONTAINER, "workingDir": code.mount_path, "volumeMounts": [mount]}]}
     if code.config_map_ref:
-        spec["volumes"] = [{"name": volume, "configMap": code.config_map_ref.to_json()}]
-    if code.git:
-        spec["volumes"] = [{"name": volume, "emptyDir": {}}]
-    return dict(merge(user or {}, {"spec": spec}))
+        spec["volumes"] = [{"name": name, "configMap": code.config_map_ref.to_json()}]
+    empty: Json = {"spec": {"volumes": [{"name": name, "emptyDir": {}}]}} if code.git else {}
+    return dict(merge(merge(empty, user), {"spec": spec}))

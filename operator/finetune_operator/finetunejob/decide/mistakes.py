@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from finetune_crds.base import Json
-from finetune_crds.env import EVALUATION_ENV, RESERVED_ENV
+from finetune_crds.env import CODE_ENV, EVALUATION_ENV, RESERVED_ENV
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator import names
 from finetune_operator.finetunejob.merge import LOST_WITH_POD, containers, is_below, items, mounts
@@ -14,7 +14,8 @@ from finetune_operator.finetunejob.resolve import gpu_limit
 
 def of_training(spec: FineTuneJobSpec) -> Iterator[str]:
     """What is wrong with `spec.podTemplate`. What is no pod template at all is left for the API server to refuse."""
-    yield from _of_template("spec.podTemplate", spec.pod_template, names.TRAINER_CONTAINER)
+    reserved = (*RESERVED_ENV, CODE_ENV) if spec.trainer.code else RESERVED_ENV
+    yield from _of_template("spec.podTemplate", spec.pod_template, names.TRAINER_CONTAINER, reserved)
     yield from _too_few_gpus(spec)
     yield from _lost_output(spec)
 

@@ -1,45 +1,38 @@
 """The init containers of a command of your own: one fetches the commit of `trainer.code.git`, one installs `trainer.dependencies`.
 
 The first has the trainer's image of the installation, so yours needs no git; the second yours, for its Python and its packages.
-Both have the environment, the volumes, the limits and the rights of the container `trainer`, but none of its devices.
+Both share the environment, the volumes and the rights of the container `trainer`.
 """
 
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 
 from finetune_crds import contract
 from finetune_crds.base import Json
 from finetune_crds.code import Code
+from finetune_crds.conditions import ConditionReason
 from finetune_crds.finetunejob import Trainer
+from finetune_crds.status import LastFailure
 from finetune_operator import names
 from finetune_operator.finetunejob import installer
-from finetune_operator.finetunejob.decide import pods
+from finetune_operator.finetunejob.decide import pods, template
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.merge import containers, merge
 
-_SHARED = (
-    "env",
-    "envFrom",
-    "volumeMounts",
-    "securityContext",
-    "imagePullPolicy",
-    "terminationMessagePolicy",
-)
-# Variables of your image's programs, which those of another image cannot start with.
-_OF_YOUR_IMAGE = re.compile(r"PATH|PYTHON.*|LD_.*")
-_RESOURCES = ("cpu", "memory", "ephemeral-storage")
 # Read once: a decision reads no files.
 _INSTALLER = inspect.getsource(installer)
 _SCRIPT = ["python3", f"{contract.RECIPE_DIRECTORY}/{contract.DEPENDENCIES_FILE}"]
 _STEPS = {
     names.CHECKOUT_CONTAINER: "fetches the code",
     names.DEPENDENCIES_CONTAINER: "installs the packages of trainer.dependencies",
+}
+_REASONS = {
+    contract.CHECKOUT_FAILED: ConditionReason.CHECKOUT_FAILED,
+    contract.DEPENDENCIES_FAILED: ConditionReason.DEPENDENCIES_FAILED,
 }
 
 
@@ -75,6 +68,18 @@ def step(alive: Sequence[Json]) -> str:
     return ""
 
 
+def failed(failure: LastFailure, mine: Sequence[Json]) -> ConditionReason | None:
+    """Which step failed, where the failure of an attempt is that of one; its exit code is 64 where no attempt can succeed.
+
+    Args:
+        mine: the pods of the attempt.
+    """
+    # NB: a command, and an init container of the pod template, may end with the same words.
+    ended = pods.exits(mine, names.TRAINER_CONTAINER)
+    in_step = any(item.pod == failure.pod and item.container in _STEPS for item in ended)
+    return _REASONS.get(failure.reason or "") if in_step else None
+
+
 def _with_init(pod: Json, container: Json) -> Json:
     return dict(merge(pod, {"spec": {"initContainers": [container]}}))
 
@@ -87,8 +92,7 @@ def _checkout(draft: Draft, code: Code, pod: Json) -> Json:
         _from_secret(contract.ENV_GIT_USERNAME, reference.name, "username", optional=True),
         _from_secret(contract.ENV_GIT_PASSWORD, reference.name, "password", optional=reference.optional),
     ] if reference else []  # fmt: skip
-    shared = _like_trainer(pod)
-    shared["env"] = [item for item in shared.get("env", []) if not _OF_YOUR_IMAGE.fullmatch(item["name"])]
+    shared = template.shared(pod, names.TRAINER_CONTAINER, own_image=True)
     own: Json = {
         "name": names.CHECKOUT_CONTAINER,
         "image": draft.settings.trainer_image,
@@ -111,9 +115,10 @@ def _with_dependencies(pod: Json, requirements: Sequence[str]) -> Json:
         "args": [*requirements],
         "volumeMounts": [mount],
     }
+    shared = template.shared(pod, names.TRAINER_CONTAINER, own_image=False)
     command = trainer.get("command")
     found: Json = {
-        "initContainers": [dict(merge(_like_trainer(pod), install))],
+        "initContainers": [dict(merge(shared, install))],
         "containers": [
             {
                 "name": names.TRAINER_CONTAINER,
@@ -125,26 +130,6 @@ def _with_dependencies(pod: Json, requirements: Sequence[str]) -> Json:
     }
     volume: Json = {"spec": {"volumes": [{"name": contract.DEPENDENCIES_VOLUME, "emptyDir": {}}]}}
     return dict(merge(merge(volume, pod), {"spec": found}))
-
-
-def _like_trainer(pod: Json) -> Json:
-    """What an init container has in common with the container `trainer`."""
-    trainer = next(containers(pod, names.TRAINER_CONTAINER), {})
-    resources = _without_devices(trainer.get("resources"))
-    return {
-        **{field: trainer[field] for field in _SHARED if field in trainer},
-        **({"resources": resources} if resources else {}),
-    }
-
-
-def _without_devices(resources: Any) -> Json:
-    """Requests and limits of what every container uses, which quotas may ask of each."""
-    found = resources if isinstance(resources, dict) else {}
-    parts = {name: found[name] for name in ("limits", "requests") if isinstance(found.get(name), dict)}
-    kept = {
-        name: {key: value for key, value in part.items() if key in _RESOURCES} for name, part in parts.items()
-    }
-    return {name: part for name, part in kept.items() if part}
 
 
 def _from_secret(variable: str, secret: str, key: str, *, optional: bool) -> Json:

@@ -17,18 +17,14 @@ REASON_OF_EXIT = {
     contract.EXIT_DATA: ConditionReason.DATA_WRONG,
 }
 """Why a job fails whose pod, driver or run ends with a code that no other attempt changes."""
-REASON_OF_ERROR = {
-    contract.CHECKOUT_FAILED: ConditionReason.CHECKOUT_FAILED,
-    contract.DEPENDENCIES_FAILED: ConditionReason.DEPENDENCIES_FAILED,
-}
-"""The same, by reasons of errors that say more than the code."""
 
 
 @dataclass(frozen=True)
 class Exit:
-    """How the main container of a pod ended."""
+    """How the main container of a pod ended, or the init container that kept it from starting."""
 
     pod: str
+    container: str | None
     node: str | None
     node_rank: int | None
     code: int
@@ -100,10 +96,12 @@ def _exit(pod: Json, container: str) -> Exit | None:
         item["type"] == "DisruptionTarget" and item["status"] == "True"
         for item in status.get("conditions") or []
     )
-    terminated = _terminated(status, container)
-    if terminated:
+    ended = _terminated(status, container)
+    if ended:
+        name, terminated = ended
         return Exit(
             pod=pod["metadata"]["name"],
+            container=name,
             node=_node(pod),
             node_rank=children.node_rank(pod),
             code=int(terminated.get("exitCode", 0)),
@@ -116,6 +114,7 @@ def _exit(pod: Json, container: str) -> Exit | None:
         # No container terminated: the node rejected or evicted the pod.
         return Exit(
             pod=pod["metadata"]["name"],
+            container=None,
             node=_node(pod),
             node_rank=children.node_rank(pod),
             code=137,
@@ -127,8 +126,8 @@ def _exit(pod: Json, container: str) -> Exit | None:
     return None
 
 
-def _terminated(status: Json, container: str) -> Json | None:
-    """How the container ended, or the init container that kept it from starting."""
+def _terminated(status: Json, container: str) -> tuple[str, Json] | None:
+    """How the container ended, or the init container that kept it from starting, and which of them."""
     ended = [
         (item["name"], dict(terminated))
         for item in (status.get("containerStatuses") or []) + (status.get("initContainerStatuses") or [])
@@ -136,10 +135,11 @@ def _terminated(status: Json, container: str) -> Json | None:
     ]
     for name, terminated in ended:
         if name == container:
-            return terminated
+            return name, terminated
     for name, terminated in ended:
         if status.get("phase") == "Failed" and terminated.get("exitCode"):
-            return terminated | {"message": _of_init_container(name, terminated.get("message") or "failed")}
+            message = _of_init_container(name, terminated.get("message") or "failed")
+            return name, terminated | {"message": message}
     return None
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Any
 
 from finetune_crds import API_VERSION, contract
 from finetune_crds.base import Json
 from finetune_crds.env import EnvFromSource, EnvVar, LocalReference
 from finetune_crds.training import ModelCache
 from finetune_operator import names
-from finetune_operator.finetunejob.merge import merge
+from finetune_operator.finetunejob.merge import containers, merge
 from finetune_operator.finetunejob.model import FineTuneJob
 
 _GRACE_SECONDS = 120
@@ -20,6 +22,19 @@ _TMP = "/tmp"  # noqa: S108
 _HUB_IN_CACHE = (
     {"name": "HF_HUB_CACHE", "value": f"{contract.MODEL_CACHE_PATH}/{contract.MODEL_CACHE_HUB}"},
 )
+# Fields that an init container has of the main container.
+_SHARED = (
+    "env",
+    "envFrom",
+    "volumeMounts",
+    "securityContext",
+    "imagePullPolicy",
+    "terminationMessagePolicy",
+)
+# Variables of one image's programs, which those of another cannot start with.
+_OF_AN_IMAGE = re.compile(r"PATH|PYTHON.*|LD_.*")
+# What a quota may ask of each container.
+_OF_EVERY_CONTAINER = ("cpu", "memory", "ephemeral-storage")
 
 
 def grace_seconds(user_template: Json | None) -> int:
@@ -171,6 +186,39 @@ def _defaults(container: str, image: str, *, own_image: bool, pull_policy: str, 
             ],
         }
     }
+
+
+def shared(pod: Json, container: str, *, own_image: bool) -> Json:
+    """What an init container of the operator has in common with the main container: it reads the same storage and servers.
+
+    It gets none of the devices, which it has no use for. It keeps its part of what every container uses, since a quota may ask
+    each container for that.
+
+    Args:
+        own_image: whether it has one of the product's images, and the main container may have another.
+    """
+    main = next(containers(pod, container), {})
+    found = {field: main[field] for field in _SHARED if field in main}
+    if own_image and "env" in found:
+        found["env"] = [item for item in found["env"] if not _is_of_an_image(item)]
+    resources = _without_devices(main.get("resources"))
+    return found | ({"resources": resources} if resources else {})
+
+
+def _is_of_an_image(variable: Any) -> bool:
+    # NB: the API server has not validated the variables, and refuses what has no name.
+    name = variable.get("name") if isinstance(variable, dict) else None
+    return isinstance(name, str) and _OF_AN_IMAGE.fullmatch(name) is not None
+
+
+def _without_devices(resources: Any) -> Json:
+    found = resources if isinstance(resources, dict) else {}
+    parts = {name: found[name] for name in ("limits", "requests") if isinstance(found.get(name), dict)}
+    kept = {
+        name: {key: value for key, value in part.items() if key in _OF_EVERY_CONTAINER}
+        for name, part in parts.items()
+    }
+    return {name: part for name, part in kept.items() if part}
 
 
 def retried_job(metadata: Json, pod: Json, *containers: str) -> Json:

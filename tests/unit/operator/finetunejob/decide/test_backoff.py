@@ -127,6 +127,11 @@ def test_a_restart_that_counts_does_not_wait() -> None:
     )
 
 
+def test_a_restart_that_counts_ends_the_row_of_those_that_do_not() -> None:
+    seen = observed(child("tune-train-1", "Failed", lived=1), pods=[ended("tune-train-1", 0, 1)])
+    assert conclude(ftj(running(idle_restarts=6)), seen, at=later(2)).status.idle_restarts is None
+
+
 def test_who_resumes_a_job_does_not_wait() -> None:
     waiting = running(attempt=2, idle_restarts=6, restart_time=later(300), suspend_time=later(0))
     decision = conclude(ftj(waiting), observed(), at=later(5))

@@ -79,16 +79,22 @@ def test_the_built_in_evaluation() -> None:
 
 def test_a_command_of_your_own_gets_the_model_from_an_init_container_that_reads_the_same_storage() -> None:
     mount = {"name": "base", "mountPath": "/models"}
-    main = {"name": "evaluate", "volumeMounts": [mount], "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    resources = {"limits": {"nvidia.com/gpu": "1", "memory": "16Gi"}, "requests": {"nvidia.com/gpu": "1"}}
+    main = {"name": "evaluate", "volumeMounts": [mount], "resources": resources}
     template = {"spec": {"containers": [main], "volumes": [{"name": "base", "emptyDir": {}}]}}
-    made = job({**COMMAND, "image": "harness:1", "podTemplate": template})
+    env = [{"name": "PYTHONPATH", "value": "/harness"}]
+    made = job({**COMMAND, "image": "harness:1", "podTemplate": template, "env": env})
     pod = made["spec"]["template"]["spec"]
     [fetch], [main] = pod["initContainers"], pod["containers"]
     assert (main["image"], main["command"], main["args"]) == ("harness:1", ["judge"], ["--fast"])
     assert (fetch["name"], fetch["image"]) == ("fetch", "trainer:1")
     assert (fetch["command"], fetch["args"]) == (["finetune-evaluate"], ["--model", URI, "--fetch"])
-    shared = ("env", "envFrom", "volumeMounts", "resources", "securityContext")
+    shared = ("envFrom", "volumeMounts", "securityContext", "imagePullPolicy", "terminationMessagePolicy")
     assert {name: fetch[name] for name in shared} == {name: main[name] for name in shared}
+    of_image = {"name": "PYTHONPATH", "value": "/harness"}
+    assert of_image in main["env"]
+    assert fetch["env"] == [item for item in main["env"] if item != of_image]
+    assert (main["resources"], fetch["resources"]) == (resources, {"limits": {"memory": "16Gi"}})
     assert [item for item in main["env"] if item["name"] in ("MODEL_PATH", "METRICS_PATH")] == [
         {"name": "MODEL_PATH", "value": "/var/run/finetune/model"},
         {"name": "METRICS_PATH", "value": "/dev/termination-log"},

@@ -171,7 +171,7 @@ EXPECTED: Json = {
                         "volumeMounts": [
                             {"name": "tmp", "mountPath": "/tmp"},
                             {"name": "shm", "mountPath": "/dev/shm"},
-                            {"name": "code", "mountPath": "/code", "readOnly": True},
+                            {"name": "finetune-code", "mountPath": "/code", "readOnly": True},
                             {"name": "recipe", "mountPath": "/etc/finetune", "readOnly": True},
                         ],
                     }
@@ -179,7 +179,7 @@ EXPECTED: Json = {
                 "volumes": [
                     {"name": "tmp", "emptyDir": {}},
                     {"name": "shm", "emptyDir": {"medium": "Memory"}},
-                    {"name": "code", "configMap": {"name": "my-code", "optional": False}},
+                    {"name": "finetune-code", "configMap": {"name": "my-code", "optional": False}},
                     {"name": "recipe", "configMap": {"name": "tune-train"}},
                 ],
             },

@@ -44,11 +44,23 @@ UNNAMED = (
 )
 FEW = "each pod has 8 processes and spec.podTemplate limits it to 1 nvidia.com/gpu: "
 
+WITH_CODE: Json = {"command": ["t"], "code": {"configMapRef": {"name": "code"}}}
 MISTAKES: dict[str, tuple[Json, list[str]]] = {
     "none": ({}, []),
     "a reserved variable": (
         containers({"name": "trainer", "env": [{"name": "WORLD_SIZE", "value": "1"}, {"name": "MINE"}]}),
         ["spec.podTemplate sets WORLD_SIZE, which the operator sets: remove it"],
+    ),
+    "the folder of the code": (
+        {"trainer": WITH_CODE, **containers({"name": "trainer", "env": [{"name": "CODE_SOURCE_PATH"}]})},
+        ["spec.podTemplate sets CODE_SOURCE_PATH, which the operator sets: remove it"],
+    ),
+    "a folder of your own": (
+        {
+            "trainer": {"command": ["t"]},
+            **containers({"name": "trainer", "env": [{"name": "CODE_SOURCE_PATH"}]}),
+        },
+        [],
     ),
     "a reserved variable of a sidecar": (
         containers({"name": "side", "image": "side:1", "env": [{"name": "WORLD_SIZE", "value": "1"}]}),
@@ -86,6 +98,10 @@ OF_EVALUATION: dict[str, tuple[Json | None, list[str]]] = {
         containers({"name": "evaluate", "env": [{"name": "MLFLOW_RUN_ID"}, {"name": "METRICS_PATH"}]}),
         ["spec.evaluation.podTemplate sets MLFLOW_RUN_ID, METRICS_PATH, which the operator sets: remove it"],
     ),
+    "the folder of the code, which is not there": (
+        containers({"name": "evaluate", "env": [{"name": "CODE_SOURCE_PATH"}]}),
+        [],
+    ),
     "a container under another name": (
         containers({"name": "trainer"}),
         [
@@ -98,7 +114,7 @@ OF_EVALUATION: dict[str, tuple[Json | None, list[str]]] = {
 
 @pytest.mark.parametrize(("part", "expected"), OF_EVALUATION.values(), ids=OF_EVALUATION)
 def test_mistakes_of_the_evaluation(part: Json | None, expected: list[str]) -> None:
-    found = spec(evaluation=part)
+    found = spec(evaluation=part, trainer=WITH_CODE)
     assert [*mistakes.of_evaluation(found)] == expected
     assert [*mistakes.of_training(found)] == []
 

@@ -10,16 +10,20 @@ import pytest
 from finetune_crds.code import CodeStatus
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import PodError, TerminationMessage
+from finetune_operator.controller.events import EventTarget, changes, event
 from finetune_operator.finetunejob import installer
 from finetune_operator.finetunejob.decide import own_code
 from finetune_operator.settings import Settings
 from worlds.memory.decisions import (
     ACCEPTED,
     ADMITTED,
+    NOW,
     PREPARED,
     child,
     conclude,
+    ended,
     ftj,
+    later,
     observed,
     pod,
     running,
@@ -117,11 +121,11 @@ def test_a_commit_is_fetched_by_the_image_of_the_installation() -> None:
         "resources": RESOURCES,
         "securityContext": SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [*MOUNTS, {"name": "code", "mountPath": "/code", "readOnly": False}, RECIPE],
+        "volumeMounts": [*MOUNTS, {"name": "finetune-code", "mountPath": "/code", "readOnly": False}, RECIPE],
     }
-    assert {"name": "code", "emptyDir": {}} in found["volumes"]
+    assert {"name": "finetune-code", "emptyDir": {}} in found["volumes"]
     assert (main["workingDir"], main["command"]) == ("/code", ["torchrun", "train.py"])
-    assert {"name": "code", "mountPath": "/code", "readOnly": False} in main["volumeMounts"]
+    assert {"name": "finetune-code", "mountPath": "/code", "readOnly": False} in main["volumeMounts"]
     assert not any(item["name"].startswith("FINETUNE_GIT") for item in main["env"])
 
 
@@ -130,7 +134,7 @@ def test_packages_are_installed_by_the_image_of_the_command() -> None:
     _, install = found["initContainers"]
     (main,) = found["containers"]
     install.pop("env")
-    place = {"name": "dependencies", "mountPath": "/var/run/finetune/dependencies"}
+    place = {"name": "finetune-dependencies", "mountPath": "/var/run/finetune/dependencies"}
     script = ["python3", "/etc/finetune/dependencies.py"]
     assert install == {
         "name": "dependencies",
@@ -144,20 +148,64 @@ def test_packages_are_installed_by_the_image_of_the_command() -> None:
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [*MOUNTS, RECIPE, place],
     }
-    assert {"name": "dependencies", "emptyDir": {}} in found["volumes"]
+    assert {"name": "finetune-dependencies", "emptyDir": {}} in found["volumes"]
     assert main["command"] == [*script, "run", "torchrun", "train.py"]
     assert {**place, "readOnly": True} in main["volumeMounts"]
     files = made("ConfigMap", dependencies=["trl"])["data"]
     assert files["dependencies.py"] == inspect.getsource(installer)
 
 
-def test_a_pod_template_may_limit_the_volume_of_the_packages() -> None:
-    limited = {"name": "dependencies", "emptyDir": {"sizeLimit": "5Gi"}}
-    before = status(ACCEPTED, ADMITTED, PREPARED)
-    given = ftj(before, trainer=trainer(dependencies=["trl"]), podTemplate={"spec": {"volumes": [limited]}})
-    (job,) = (body for body in conclude(given, settings=SETTINGS).apply if body["kind"] == "Job")
-    volumes = job["spec"]["template"]["spec"]["volumes"]
-    assert [item for item in volumes if item["name"] == "dependencies"] == [limited]
+BOTH: Json = {"dependencies": ["trl"], "code": GIT}
+
+
+def volumes(*given: Json, **parts: Any) -> dict[str, Json]:
+    """The volumes of a job whose pod template has some, by name, without those that every pod has."""
+    before = status(ACCEPTED, ADMITTED, PREPARED, code=CodeStatus(commit=COMMIT))
+    job = ftj(before, trainer=trainer(**parts), podTemplate={"spec": {"volumes": [*given]}})
+    (found,) = (body for body in conclude(job, settings=SETTINGS).apply if body["kind"] == "Job")
+    items = {item["name"]: item for item in found["spec"]["template"]["spec"]["volumes"]}
+    return {name: item for name, item in items.items() if name not in ("tmp", "shm", "recipe")}
+
+
+def test_a_pod_template_may_limit_the_volumes() -> None:
+    limited: list[Json] = [
+        {"name": name, "emptyDir": {"sizeLimit": "5Gi"}}
+        for name in ("finetune-code", "finetune-dependencies")
+    ]
+    assert volumes(*limited, **BOTH) == {item["name"]: item for item in limited}
+
+
+OF_YOURS: dict[str, Json] = {
+    "a commit and packages": BOTH,
+    "a ConfigMap": {"code": {"configMapRef": {"name": "mine"}}},
+}
+
+
+@pytest.mark.parametrize("parts", OF_YOURS.values(), ids=OF_YOURS)
+def test_volumes_of_your_own_keep_their_names_and_their_content(parts: Json) -> None:
+    mine: list[Json] = [
+        {"name": name, "persistentVolumeClaim": {"claimName": "mine"}} for name in ("code", "dependencies")
+    ]
+    found = volumes(*mine, **parts)
+    assert [found[item["name"]] for item in mine] == mine
+
+
+NAMELESS: dict[str, Any] = {"no name": {"value": "x"}, "no text": {"name": 3}, "no variable": "x"}
+
+
+@pytest.mark.parametrize("item", NAMELESS.values(), ids=NAMELESS)
+def test_variables_without_a_name_are_left_for_the_api_server_to_refuse(item: Any) -> None:
+    before = status(ACCEPTED, ADMITTED, PREPARED, code=CodeStatus(commit=COMMIT))
+    template = {
+        "spec": {"containers": [{"name": "trainer", "env": [item, {"name": "PYTHONHOME", "value": "/"}]}]}
+    }
+    job = ftj(before, trainer=trainer(code=GIT), podTemplate=template)
+    (found,) = (body for body in conclude(job, settings=SETTINGS).apply if body["kind"] == "Job")
+    pod = found["spec"]["template"]["spec"]
+    checkout, main = pod["initContainers"][0]["env"], pod["containers"][0]["env"]
+    assert item in checkout
+    assert item in main
+    assert [{"name": "PYTHONHOME", "value": "/"} in env for env in (checkout, main)] == [False, True]
 
 
 def test_the_code_comes_before_the_packages() -> None:
@@ -213,15 +261,15 @@ def test_what_a_pod_does_before_it_starts_is_told(name: str, expected: str) -> N
     )
 
 
-def failed(code: int, reason: str) -> Json:
+def failed(code: int, reason: str, job: str = JOB, container: str = "dependencies") -> Json:
     """A pod whose packages cannot be installed."""
     error = TerminationMessage(error=PodError(reason=reason, message="the index has no trl>=99"))
     ended = {"exitCode": code, "message": error.dump(), "finishedAt": "2026-08-01T12:00:10Z"}
     status = {
         "phase": "Failed",
-        "initContainerStatuses": [{"name": "dependencies", "state": {"terminated": ended}}],
+        "initContainerStatuses": [{"name": container, "state": {"terminated": ended}}],
     }
-    return pod(JOB, 0) | {"status": status}
+    return pod(job, 0) | {"status": status}
 
 
 ENDS: dict[str, tuple[int, str, str, tuple[str, str]]] = {
@@ -250,3 +298,72 @@ def test_a_failure_names_the_pod_and_the_requirement(
     failure = decision.status.last_failure
     assert failure is not None
     assert (failure.reason, failure.exit_code) == (reason, code)
+
+
+# Exit code, reason, runPolicy; then the reason of Failed, or the attempt, the restarts and the seconds until it may start.
+POLICIES: dict[str, tuple[int, str, Json, tuple[Any, ...]]] = {
+    "an index that is away": (1, "DependenciesFailed", {}, (None, 2, 0, 10)),
+    "a server of Git that refuses the login": (1, "CheckoutFailed", {}, (None, 2, 0, 10)),
+    "no restarts are left": (1, "DependenciesFailed", {"maxRestarts": 0}, (None, 2, 0, 10)),
+    "another code is to be retried": (1, "CheckoutFailed", {"retryableExitCodes": [137]}, (None, 2, 0, 10)),
+    "the code of a command is fatal": (1, "DependenciesFailed", {"fatalExitCodes": [1]}, (None, 2, 0, 10)),
+    "64 is not fatal for a command": (
+        *(64, "CheckoutFailed", {"fatalExitCodes": [42]}),
+        (ConditionReason.CHECKOUT_FAILED, 1, 0, None),
+    ),
+    "64 is to be retried for a command": (
+        *(64, "DependenciesFailed", {"fatalExitCodes": [], "retryableExitCodes": [64]}),
+        (ConditionReason.DEPENDENCIES_FAILED, 1, 0, None),
+    ),
+    "an end without a reason": (137, "OOMKilled", {"retryableExitCodes": [137]}, (None, 2, 1, None)),
+}
+
+
+@pytest.mark.parametrize(("code", "reason", "policy", "expected"), POLICIES.values(), ids=POLICIES)
+def test_codes_of_runpolicy_are_those_of_the_command(
+    code: int, reason: str, policy: Json, expected: tuple[Any, ...]
+) -> None:
+    container = "checkout" if reason == "CheckoutFailed" else "dependencies"
+    given = ftj(running(), trainer=trainer(dependencies=["trl"]), runPolicy=policy)
+    seen = observed(child(JOB, "Failed", lived=400), pods=[failed(code, reason, container=container)])
+    decision = conclude(given, seen, settings=SETTINGS)
+    end, at = said(decision, ConditionType.FAILED), decision.status.restart_time
+    waits = (at - NOW).total_seconds() if at else None
+    assert (end[1] if end else None, decision.status.attempt, decision.status.restarts, waits) == expected
+
+
+def test_a_command_and_containers_of_ones_own_cannot_say_that_their_failure_does_not_count() -> None:
+    told = TerminationMessage(error=PodError(reason="DependenciesFailed", message="me too"))
+    given = ftj(running(), trainer=trainer(dependencies=["trl"]))
+    for found in (ended(JOB, 0, 1, told), failed(1, "DependenciesFailed", container="mine")):
+        decision = conclude(given, observed(child(JOB, "Failed"), pods=[found]), settings=SETTINGS)
+        assert (decision.status.attempt, decision.status.restarts) == (2, 1)
+
+
+def test_who_waits_for_an_index_is_told_at_each_attempt_and_waits_longer() -> None:
+    current, now, waits = running(), 0.0, []
+    for number in range(1, 9):
+        name = f"tune-train-{number}"
+        given = ftj(current, trainer=trainer(dependencies=["trl"]))
+        seen = observed(child(name, "Failed", lived=now), pods=[failed(1, "DependenciesFailed", name)])
+        now += 400
+        after = conclude(given, seen, at=later(now), settings=SETTINGS).status
+        assert after.restart_time
+        waits.append((after.restart_time - later(now)).total_seconds())
+        [change] = changes(current.conditions, after.conditions)
+        sentence = (
+            f"attempt {number} could not begin and does not count; pod {name}-0-abcde ended with exit code 1: init container "
+            f"dependencies: the index has no trl>=99; at {after.restart_time:%H:%M:%S} UTC, attempt {number + 1} starts your "
+            "command again"
+        )
+        told = event(EventTarget("FineTuneJob", "tune", "team", "u"), change, later(now))
+        assert (told["type"], told["reason"], told["message"]) == ("Warning", "Restarting", sentence)
+        now = (after.restart_time - NOW).total_seconds()
+        begun = conclude(ftj(after, trainer=trainer(dependencies=["trl"])), observed(), at=after.restart_time)
+        current = begun.status
+        starting = said(begun, ConditionType.TRAINED)
+        assert starting
+        assert starting[1] == ConditionReason.STARTING
+        assert starting[2].endswith("init container dependencies: the index has no trl>=99")
+    assert waits == [10, 20, 40, 80, 160, 300, 300, 300]
+    assert (current.restarts, current.attempt) == (0, 9)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from finetune_crds.distributed import Distributed
-from finetune_crds.env import RESERVED_ENV
+from finetune_crds.env import CODE_ENV, RESERVED_ENV
 from finetune_operator.finetunejob.decide.rendezvous import rendezvous_env, run_env
 from worlds.memory.decisions import ADMITTED, SETTINGS, conclude, ftj, observed, status, tracked
 
@@ -74,4 +74,4 @@ def test_what_the_operator_sets_is_what_people_may_not_set() -> None:
     )
     pods = [decision.apply[2]["spec"]["template"]["spec"] for decision in decisions]
     names = {item["name"] for pod in pods for item in pod["containers"][0]["env"]}
-    assert names - {"HOME"} == set(RESERVED_ENV)
+    assert names - {"HOME"} == {*RESERVED_ENV, CODE_ENV}
