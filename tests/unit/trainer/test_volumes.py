@@ -285,6 +285,18 @@ def test_a_checkpoint_is_found_by_its_marker(workspace: Workspace) -> None:
     assert place.steps() == [4]
 
 
+def test_a_model_that_is_written_again_has_nothing_of_the_earlier_one(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    place = f"{VOLUME}/again"
+    (tmp_path / "config.json").write_text("{}")
+    for attempt, parts in enumerate(({"": tmp_path, "base": tmp_path}, {"": tmp_path}), start=1):
+        to = ModelFolder(place, MINE, attempt)
+        to.claim()
+        to.publish(parts)
+    assert VolumesFileSystem().find(place) == [f"{place}/config.json", f"{place}/finetune_model.json"]
+
+
 def test_a_mounted_folder_stays_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     mounted = {VOLUME}
     monkeypatch.setattr("pathlib.Path.is_dir", lambda path: str(path) in mounted)
