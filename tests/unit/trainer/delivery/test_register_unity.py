@@ -90,13 +90,13 @@ def test_a_version_whose_upload_was_cut_short_is_none(
 
 
 def test_a_model_without_a_signature(workspace: Workspace, run_id: str, tmp_path: Path) -> None:
-    registry, folder = Registry(run_id, patience_seconds=0.1), exported(tmp_path / "export", "")
+    registry, folder = Registry(run_id, None, patience_seconds=0.1), exported(tmp_path / "export", "")
     with pytest.raises(TrainingError, match="did not contain any signature metadata"):
         registry.register(MODEL, registry.upload(folder), folder, {})
 
 
 def test_a_pod_that_may_not_create_versions(workspace: Workspace, run_id: str, tmp_path: Path) -> None:
-    registry, folder = Registry(run_id, patience_seconds=0.1), exported(tmp_path / "export")
+    registry, folder = Registry(run_id, None, patience_seconds=0.1), exported(tmp_path / "export")
     workspace.denied = {"POST /api/2.0/mlflow/unity-catalog/model-versions/create"}
     with pytest.raises(TrainingError, match="does not have the permission"):
         registry.register(MODEL, registry.upload(folder), folder, {})

@@ -82,11 +82,15 @@ def asked(tokenizer: PreTrainedTokenizerBase, rows: dict[str, Any], **how: Any) 
     """The answers that are asked for."""
     kind = "Messages" if "messages" in rows else "Preference"
     documents = Documents(tokenizer, Columns.model_validate({"type": kind, **how}), answers_only=True)
-    return [question and question.reference for question in questions.of(documents, rows)]
+    return [question.reference if question else None for question in questions.of(documents, rows)]
 
 
 def test_an_answer_that_is_not_learned_is_no_reference(tokenizer: PreTrainedTokenizerBase) -> None:
-    conversations = [[ASKED, ANSWER, ASKED, WRONG], [ASKED, WRONG], [{**ASKED, "weight": 0}, ANSWER]]
+    conversations: list[list[dict[str, Any]]] = [
+        [ASKED, ANSWER, ASKED, WRONG],
+        [ASKED, WRONG],
+        [{**ASKED, "weight": 0}, ANSWER],
+    ]
     right = "The house is red.<|im_end|>\n"
     assert asked(tokenizer, {"messages": conversations}) == [right, None, right]
     named = [
