@@ -121,6 +121,20 @@ def test_a_folder_that_a_console_made_is_empty(store: Store, tmp_path: Path) -> 
     artifacts.fetch(uri, tmp_path / "to")
 
 
+def test_a_model_that_is_written_again_has_nothing_of_the_earlier_one(store: Store, tmp_path: Path) -> None:
+    uri = f"{store.uri}/again"
+    files, path = storage.filesystem(uri)
+    job = JobReference(name="tiny", namespace="tests", uid="0001")
+    for attempt, names in enumerate((["config.json", "base/config.json", "index"], ["config.json"]), start=1):
+        for name in names:
+            (tmp_path / str(attempt) / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / str(attempt) / name).write_text("{}")
+        to = ModelFolder(uri, job, attempt)
+        to.claim()
+        to.publish({"": tmp_path / str(attempt)})
+    assert sorted(files.find(path)) == [f"{path}/config.json", f"{path}/finetune_model.json"]
+
+
 def test_of_several_writers_of_a_new_file_one_writes_it(store: Store) -> None:
     files, path = storage.filesystem(f"{store.uri}/new")
     storage.create(files, path, b"first")

@@ -65,7 +65,7 @@ def test_large_files_go_past_the_server(tmp_path: Path, monkeypatch: pytest.Monk
                 before = len(server.log.read_text())
                 upload.check(way, run)
                 upload.choose(way)
-                Registry(run).upload(model)
+                Registry(run, way).upload(model)
                 log = server.log.read_text()[before:]
                 told[way] = [
                     "PUT" if "PUT" in line else "signed"
@@ -80,9 +80,15 @@ def test_a_way_that_the_server_does_not_know_is_refused(
 ) -> None:
     with serving(Mlflow(tmp_path / "mlflow"), monkeypatch) as run:
         upload.check("Proxy", run)
-        assert refusal("Direct", run).startswith(
-            "register.upload Direct: the MLflow server signs no addresses of the store of its artifacts"
-        )
+        wrong = "register.upload Direct: the MLflow server signs no addresses of the store of its artifacts"
+        assert refusal("Direct", run).startswith(wrong)
+        # One that was away then says so before the upload: MLflow's client would send the files to the server.
+        model = tmp_path / "model"
+        model.mkdir()
+        (model / "model.safetensors").write_text("weights")
+        with pytest.raises(RecipeRefusedError, match=wrong):
+            Registry(run, "Direct", patience_seconds=5).upload(model)
+        assert not [*(tmp_path / "mlflow").rglob("model.safetensors")]
     (tmp_path / "mlflow.db").write_bytes(mlflow_template.read_bytes())
     made = new_run(f"sqlite:///{tmp_path}/mlflow.db", tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", made.uri)

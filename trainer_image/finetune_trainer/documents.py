@@ -183,17 +183,25 @@ class Documents:
     def _conversations(self, rows: Mapping[str, list[Any]], column: str) -> Iterator[tuple[Document, ...]]:
         given = rows[self.columns.tools] if self.columns.tools else [None] * len(rows[column])
         for value, tools in zip(rows[column], given, strict=True):
-            messages, weights = _weighed(conversation(value, column), column, self._weight)
-            said = targets.answers(messages)
-            learned = [turn for turn in (said[-1:] if self.last_only else said) if weights[turn]]
-            if not self.answers_only and not all(weights[turn] for turn in said):
-                raise DataError(
-                    "MessageWeight",
-                    f"a row of column {column} has an answer with {self._weight} 0, and objective.lossOn All takes the loss on "
-                    "every token: remove one of them",
-                )
+            messages, learned = self.learned(value, column)
             used = tools_of(tools, str(self.columns.tools))
             yield (self._conversation(messages, learned, self.answers_only, used),)
+
+    def learned(self, value: Any, column: str) -> tuple[list[turns.Message], list[int]]:
+        """Return the messages in a value of a column of conversations, and those turns of the assistant that are learned.
+
+        Raises:
+            DataError: it is no conversation, or the loss is on all tokens and an answer is not to be learned.
+        """
+        messages, weights = _weighed(conversation(value, column), column, self._weight)
+        said = targets.answers(messages)
+        if not self.answers_only and not all(weights[turn] for turn in said):
+            raise DataError(
+                "MessageWeight",
+                f"a row of column {column} has an answer with {self._weight} 0, and objective.lossOn All takes the loss on "
+                "every token: remove one of them",
+            )
+        return messages, [turn for turn in (said[-1:] if self.last_only else said) if weights[turn]]
 
     @property
     def _weight(self) -> str:
@@ -263,13 +271,13 @@ class Documents:
         if all(turns.is_blank(message) for message in reply):
             return Document([], [])
         messages, weights = _weighed([*asked, *reply], str(self.columns.prompt), turns.WEIGHT)
-        if not all(weights):
+        learned = [turn for turn in targets.answers(messages) if turn >= len(asked)]
+        if not all(weights[turn] for turn in learned):
             raise DataError(
                 "MessageWeight",
-                f"a preference has a message with {turns.WEIGHT} 0, and preferences are judged by whole answers: remove the field, "
+                f"a preference has an answer with {turns.WEIGHT} 0, and preferences are judged by whole answers: remove the field, "
                 "or filter such rows out",
             )
-        learned = [turn for turn in targets.answers(messages) if turn >= len(asked)]
         return self._conversation(messages, learned, True)
 
     @property

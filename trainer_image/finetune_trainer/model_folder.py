@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -28,12 +28,14 @@ class Manifest:
     job, uid: the FineTuneJob, as namespace/name, and its uid.
     attempt: the attempt that writes it, or has written it.
     files: sizes of all files, by their paths in the folder; None until all are written.
+    begun: the paths of files that attempts may have written, also those of a deleted job of the same name; none when all are written.
     """
 
     job: str
     uid: str
     attempt: int
     files: dict[str, int] | None = None
+    begun: list[str] = field(default_factory=list)
 
     @classmethod
     def read(cls, text: bytes) -> Manifest | None:
@@ -46,6 +48,10 @@ class Manifest:
     def content(self) -> bytes:
         """The content of the file."""
         return json.dumps(asdict(self), indent=2).encode()
+
+    def names(self) -> set[str]:
+        """The paths of all files that jobs have written, or begun to write."""
+        return {*(self.files or ()), *self.begun}
 
     def missing(self, sizes: Mapping[str, int]) -> str | None:
         """Why files of these sizes are not the whole model; None where they are."""
@@ -86,7 +92,7 @@ class ModelFolder:
             if there is None:
                 self._create()
             else:
-                self._write(self._mine)
+                self._write(self._after(there))
 
     def is_finished(self) -> bool:
         """Whether an attempt of this job has written the folder to the end.
@@ -101,6 +107,8 @@ class ModelFolder:
     def publish(self, parts: Mapping[str, Path]) -> None:
         """Write the files of local folders, in place of those of an earlier attempt, and say that all are there.
 
+        Files that no attempt has written stay as they are.
+
         Args:
             parts: the local folders, by the folder that their files go to; "" for the folder itself.
 
@@ -114,13 +122,16 @@ class ModelFolder:
             for file in folder.rglob("*")
             if file.is_file()
         }
-        names = sorted(sources, key=lambda name: (name in _CONFIGS, name))
+        names = sorted(sources, key=lambda name: (_is_config(name), name in _CONFIGS, name))
         sizes = {name: sources[name].stat().st_size for name in names}
         # NB: the claim has written there: what is refused now may be granted to the next attempt.
         with self._telling(TrainingError):
             files, path = storage.filesystem(self.uri)
-            self._check()
-            self._write(self._mine)
+            mine = self._after(self._check())
+            earlier = mine.names()
+            self._write(replace(mine, begun=sorted({*earlier, *names})))
+            # NB: what loads a folder without its manifest takes a configuration for a whole model, and an index for its weights.
+            self._remove({name for name in earlier if _is_config(name) or name not in sizes})
             for name in names:
                 self._check()
                 target = f"{path}/{name}"
@@ -182,8 +193,23 @@ class ModelFolder:
             storage.create(files, f"{path}/{MANIFEST}", self._mine.content())
         except FileExistsError:
             # NB: another job was faster. Or it is this one's: clients repeat a request whose answer is lost.
+            self._write(self._after(self._check()))
+
+    def _after(self, there: Manifest | None) -> Manifest:
+        """The manifest with which this attempt writes the folder after another one."""
+        return replace(self._mine, begun=sorted(there.names()) if there is not None else [])
+
+    def _remove(self, names: set[str]) -> None:
+        """Delete those of the files that are there, configurations first."""
+        if not names:
+            return
+        files, path = storage.filesystem(self.uri)
+        there = {
+            PurePosixPath(found).relative_to(path).as_posix(): found for found in storage.find(files, path)
+        }
+        for name in sorted(names & there.keys(), key=lambda name: (not _is_config(name), name)):
             self._check()
-            self._write(self._mine)
+            files.rm(there[name])
 
     def _write(self, manifest: Manifest) -> None:
         files, path = storage.filesystem(self.uri)
@@ -250,6 +276,11 @@ def whole_files(uri: str, manifest: bytes, sizes: Mapping[str, int]) -> set[str]
             reason="ModelNotLoadable",
         )
     return set(told.files or ())
+
+
+def _is_config(name: str) -> bool:
+    """Whether a file is the configuration of a model, or of one in a folder within."""
+    return PurePosixPath(name).name in _CONFIGS
 
 
 def _is_empty(uri: str) -> bool:

@@ -70,12 +70,17 @@ def tools(value: Any) -> list[dict[str, Any]] | None:
 
 
 def weighed(value: Sequence[Message], field: str) -> tuple[list[Message], list[bool]]:
-    """Return messages without the field of their weights, and whether each has weight 1; one without the field has.
+    """Return messages without the field of their weights, and whether each has weight 1; an answer without the field has.
+
+    The weight of a message that is not the assistant's says nothing: it counts as 1.
 
     Raises:
-        ValueError: a weight is neither 1 nor 0.
+        ValueError: the weight of an answer is neither 1 nor 0.
     """
-    weights = [_weight(message.get(field), field, number) for number, message in enumerate(value, start=1)]
+    weights = [
+        message["role"] != "assistant" or _weight(message.get(field), field, number)
+        for number, message in enumerate(value, start=1)
+    ]
     return without(value, field), weights
 
 

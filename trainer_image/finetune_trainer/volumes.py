@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import tempfile
 from contextlib import contextmanager, suppress
@@ -20,6 +21,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from databricks.sdk.mixins.files import FilesExt
+
+
+# What a server of logins answers with 400, 401 or 403 (RFC 6749, section 5.2; RFC 8693, section 2.2.2).
+# NB: the SDK's errors have the code and no HTTP status.
+_REFUSALS = re.compile(
+    r"\b(access_denied|invalid_(client|grant|request|scope|target)|unauthorized_client|unsupported_grant_type): "
+)
+# How the SDK says that the environment has no login that it knows.
+_NO_LOGIN = "cannot configure default credentials"
+# What the SDK raises, beside its own errors, where a server answers something else than it expects, also that of logins: it renews a
+# login in the middle of a request.
+_UNEXPECTED = (ValueError, KeyError, NotImplementedError)
 
 
 class NoLoginError(OSError):
@@ -226,22 +239,26 @@ def _files(path: str) -> Iterator[FilesExt]:
         ) from error
     except DatabricksError as error:
         raise OSError(f"{path}: {error}") from error
+    except _UNEXPECTED as error:
+        raise _unexpected(path, error) from error
+
+
+def _unexpected(path: str, error: Exception) -> OSError:
+    """What is wrong with the login; where nothing is, a failure that the next attempt may not have."""
+    told = str(error) or type(error).__name__
+    if _NO_LOGIN in told:
+        return NoLoginError(
+            "a volume of Unity Catalog needs the login to its workspace: set tracking.uri to databricks"
+        )
+    if _REFUSALS.search(told):
+        return PermissionError(f"the login to Databricks for {path} fails: {told}")
+    return OSError(f"{path}: {told}")
 
 
 @cache
 def _client(_environment: frozenset[tuple[str, str]]) -> WorkspaceClient:
     """The client for the login that is in the environment, which the SDK reads itself."""
-    try:
-        client = WorkspaceClient(product="finetune-trainer")
-    except ValueError as error:
-        raise NoLoginError(
-            "a volume of Unity Catalog needs the login to its workspace: set tracking.uri to databricks"
-        ) from error
-    try:
-        client.config.authenticate()
-    except ValueError as error:
-        raise PermissionError(f"the login to Databricks at {client.config.host} fails: {error}") from error
-    return client
+    return WorkspaceClient(product="finetune-trainer")
 
 
 def _volume(path: str) -> str:

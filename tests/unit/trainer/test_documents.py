@@ -187,6 +187,23 @@ def test_the_turns_of_a_prompt_are_not_learned(tokenizer: PreTrainedTokenizerBas
     assert (chosen[1], rejected[1]) == ("d\nf\n", "g\n")
 
 
+def test_weights_that_are_not_of_a_judged_answer_say_nothing(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", CHAT)
+    asked = [user("a") | {"weight": 0.5}, assistant("b") | {"weight": 0}, user("c") | {"weight": 0}]
+    plain = [user("a"), assistant("b"), user("c")]
+    answers = [assistant("d")], [assistant("e") | {"weight": 1}]
+    assert pairs_of(tokenizer, [(asked, *answers)]) == pairs_of(tokenizer, [(plain, *answers)])
+    with pytest.raises(DataError) as refused:
+        pairs_of(tokenizer, [(plain, answers[0], [assistant("e") | {"weight": 0}])])
+    assert (refused.value.reason, refused.value.message) == (
+        "MessageWeight",
+        "a preference has an answer with weight 0, and preferences are judged by whole answers: remove the field, or filter such "
+        "rows out",
+    )
+
+
 def test_an_unpaired_preference_is_one_document_with_the_loss_on_the_answer(
     tokenizer: PreTrainedTokenizerBase, monkeypatch: Any
 ) -> None:

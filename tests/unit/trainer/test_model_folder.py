@@ -88,6 +88,94 @@ def test_the_configuration_comes_after_the_weights(
     assert written == ["model.safetensors", "sub/merges.txt", "config.json"]
 
 
+SHARDED = {
+    "config.json": "{}",
+    "base/config.json": "{}",
+    "model.safetensors.index.json": "{}",
+    **{f"model-{number}.safetensors": "one" for number in (1, 2, 3)},
+}
+WHOLE = {"config.json": "{...}", "model.safetensors": "two"}
+
+
+def written(folder: Path, contents: dict[str, str]) -> Path:
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    return folder
+
+
+def found(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    return {str(path.relative_to(folder)): path.read_text() for path in files}
+
+
+def kill_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pod is killed when it has written so many files."""
+    put, done = LocalFileSystem.put_file, iter(range(count))
+
+    def counted(self: LocalFileSystem, path: str, target: str, **options: object) -> None:
+        if next(done, None) is None:
+            raise KeyboardInterrupt
+        put(self, path, target, **options)
+
+    monkeypatch.setattr(LocalFileSystem, "put_file", counted)
+
+
+def test_a_model_that_is_written_again_has_nothing_of_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, first, again = tmp_path / "tiny", tmp_path / "first", tmp_path / "again"
+    earlier = ModelFolder(str(folder), MINE, 1)
+    earlier.claim()
+    earlier.publish({"": written(first, SHARDED)})
+    # Of nobody that writes models.
+    (folder / "NOTES.md").write_text("ours")
+    (folder / "other").mkdir()
+    (folder / "other" / "config.json").write_text("theirs")
+    foreign = {"NOTES.md": "ours", "other/config.json": "theirs"}
+    later = ModelFolder(str(folder), MINE, 2)
+    later.claim()
+    written(again, {**SHARDED, "model-1.safetensors": "two"})
+    with monkeypatch.context() as killed:
+        kill_after(1, killed)
+        with pytest.raises(KeyboardInterrupt):
+            later.publish({"": again})
+    # Half a model has no configuration.
+    half = {name: text for name, text in SHARDED.items() if not name.endswith("config.json")}
+    assert found(folder) == {**half, "model-1.safetensors": "two", **foreign}
+    last = ModelFolder(str(folder), MINE, 3)
+    last.claim()
+    last.publish({"": written(tmp_path / "last", WHOLE)})
+    assert found(folder) == {**WHOLE, **foreign}
+    assert json.loads((folder / MANIFEST).read_text()) == {
+        "job": "team/support",
+        "uid": "0001",
+        "attempt": 3,
+        "files": {"config.json": 5, "model.safetensors": 3},
+        "begun": [],
+    }
+
+
+def test_a_folder_that_is_taken_over_keeps_nothing_of_the_deleted_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "tiny"
+    deleted = ModelFolder(str(folder), MINE, 1)
+    deleted.claim()
+    with monkeypatch.context() as killed:
+        kill_after(3, killed)
+        with pytest.raises(KeyboardInterrupt):
+            deleted.publish({"": written(tmp_path / "first", SHARDED)})
+    assert len(found(folder)) == 3
+    job = JobReference(name=MINE.name, namespace=MINE.namespace, uid="0003")
+    # An attempt that ends before it writes forgets nothing.
+    for attempt in (1, 2):
+        successor = ModelFolder(str(folder), job, attempt)
+        successor.claim()
+    successor.publish({"": written(tmp_path / "again", WHOLE)})
+    assert found(folder) == WHOLE
+
+
 TAKEN = "output.uri {} {}: name another folder, or empty it"
 
 

@@ -89,9 +89,13 @@ def test_calls_of_another_shape(calls: Any, sentence: str) -> None:
 def test_weights_are_told_apart_from_messages() -> None:
     given = [True, False, 1, 0, 1.0, 0.0, "1", "0", " True", "FALSE", "1.0", "0.0", None]
     messages = [{"role": "assistant", "content": "a", "learned": value, "weight": 0} for value in given]
-    plain, learned = turns.weighed([*messages, said("u")[0]], "learned")
-    assert plain == [{"role": "assistant", "content": "a", "weight": 0}] * len(given) + said("u")
-    assert learned == [True, False] * 6 + [True] * 2
+    others = [turn | {"learned": value} for turn in said("s", "u") for value in (None, 0, 0.5, "no")]
+    plain, learned = turns.weighed([*messages, *others], "learned")
+    assert plain == [{"role": "assistant", "content": "a", "weight": 0}] * len(given) + [
+        turn for turn in said("s", "u") for _ in range(4)
+    ]
+    # Those of other roles say nothing.
+    assert learned == [True, False] * 6 + [True] + [True] * len(others)
 
 
 @pytest.mark.parametrize("value", [2, 0.5, -1, "yes", "", [1], {}])

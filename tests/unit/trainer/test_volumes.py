@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from databricks.sdk.config import Config
 
 from finetune_crds.recipe import JobReference
-from finetune_trainer import artifacts, storage
+from finetune_trainer import artifacts, storage, volumes
 from finetune_trainer.model_folder import ModelFolder
 from finetune_trainer.outcome import PodFailure
 from finetune_trainer.train.checkpoint.folder import CheckpointFolder, Marker
 from finetune_trainer.volumes import VolumesFileSystem
-from standins.databricks import Workspace, running
+from standins.databricks import Fault, Workspace, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,6 +38,8 @@ def workspace(server: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     for name, value in server.secret.items():
         monkeypatch.setenv(name, value)
     server.denied.clear()
+    server.faults.clear()
+    volumes._client.cache_clear()
     return server
 
 
@@ -178,10 +181,80 @@ def test_what_a_workspace_refuses_is_one_sentence(
     monkeypatch.setenv("DATABRICKS_CLIENT_ID", "principal")
     monkeypatch.setenv("DATABRICKS_CLIENT_SECRET", "wrong")
     kind, message = failure(calls[0])
-    assert (kind, message.startswith(f"the login to Databricks at {workspace.uri} fails: ")) == (
+    assert (kind, message) == (
         "PermissionError",
-        True,
+        f"the login to Databricks for {own}/a fails: invalid_client: Client authentication failed",
     )
+
+
+TOKENS, DISCOVERY = "/oidc/v1/token", "/oidc/.well-known"
+REFUSED = {"error": "invalid_client", "error_description": "Client authentication failed"}
+UNREADABLE, UNWRITABLE = (1, "ModelUnreadable"), (1, "OutputUnwritable")
+FORBIDDEN = [(64, "ModelForbidden"), (64, "OutputForbidden")]
+# What the server of logins answers to a service principal, and how a model and a folder of a model end then.
+LOGIN_FAULTS: dict[str, tuple[Fault, list[tuple[int, str]]]] = {
+    "away": (Fault(503, "<html>busy</html>", path=TOKENS), [UNREADABLE, UNWRITABLE]),
+    "too many logins": (
+        Fault(429, {"error": "temporarily_unavailable"}, path=TOKENS),
+        [UNREADABLE, UNWRITABLE],
+    ),
+    "no token in the answer": (Fault(200, {"status": "soon"}, path=TOKENS), [UNREADABLE, UNWRITABLE]),
+    "no discovery": (Fault(500, path="/.well-known/databricks-config"), [UNREADABLE, UNWRITABLE]),
+    "no endpoints": (Fault(500, path=DISCOVERY), [UNREADABLE, UNWRITABLE]),
+    "refused": (Fault(401, REFUSED, path=TOKENS), FORBIDDEN),
+    "refused scope": (Fault(400, {"error": "invalid_scope"}, path=TOKENS), FORBIDDEN),
+}
+
+
+@pytest.fixture
+def as_principal(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    monkeypatch.delenv("DATABRICKS_TOKEN")
+    monkeypatch.setenv("DATABRICKS_CLIENT_ID", "principal")
+    monkeypatch.setenv("DATABRICKS_CLIENT_SECRET", "principal-secret")
+    return workspace
+
+
+@pytest.mark.parametrize(("fault", "ends"), LOGIN_FAULTS.values(), ids=LOGIN_FAULTS)
+def test_a_server_of_logins_that_is_away_is_asked_again_by_the_next_attempt(
+    as_principal: Workspace, tmp_path: Path, fault: Fault, ends: list[tuple[int, str]]
+) -> None:
+    as_principal.faults.append(replace(fault))
+    told = []
+    for call in (lambda: artifacts.fetch(f"{VOLUME}/a", tmp_path), ModelFolder(f"{VOLUME}/a", MINE, 1).claim):
+        with pytest.raises(PodFailure) as caught:
+            call()
+        told.append((caught.value.exit_code, caught.value.reason))
+    assert told == ends
+
+
+def test_a_login_that_is_not_renewed_stops_no_training(as_principal: Workspace, tmp_path: Path) -> None:
+    files = VolumesFileSystem()
+    short = {"access_token": "dapi-good", "token_type": "Bearer", "expires_in": 0}
+    as_principal.faults.append(Fault(200, short, path=TOKENS))
+    assert not files.exists(f"{VOLUME}/nothing")
+    # The client is the same, and its login has expired.
+    as_principal.faults[:] = [
+        Fault(503, {"error_code": "TEMPORARILY_UNAVAILABLE"}, path=TOKENS, times=1),
+        Fault(401, REFUSED, path=TOKENS, times=1),
+    ]
+    ended = [failure(lambda: files.pipe_file(f"{VOLUME}/shard", b"weights")) for _ in range(2)]
+    assert [kind for kind, _ in ended] == ["OSError", "PermissionError"]
+    files.pipe_file(f"{VOLUME}/shard", b"weights")
+    assert files.cat_file(f"{VOLUME}/shard") == b"weights"
+
+
+def test_an_upload_in_parts_that_fails_is_tried_again(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = VolumesFileSystem()
+    root = folder(files, "parts", {})
+    monkeypatch.setattr(Config, "files_ext_multipart_upload_min_stream_size", 1000)
+    monkeypatch.setattr(Config, "files_ext_multipart_upload_part_size_options", [1000])
+    (tmp_path / "large").write_bytes(bytes(2000))
+    # An answer without a session.
+    workspace.faults.append(Fault(200, {"neither": {}}, "POST", f"/api/2.0/fs/files{root}", times=1))
+    told = failure(lambda: files.put_file(str(tmp_path / "large"), f"{root}/large"))
+    assert told == ("OSError", f"{root}/large: Unexpected server response: {{'neither': {{}}}}")
 
 
 def test_without_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -210,6 +283,18 @@ def test_a_checkpoint_is_found_by_its_marker(workspace: Workspace) -> None:
     assert (place.steps(), place.marked(), place.read(2)) == ([2, 4], [2], Marker({"step": 2}, {}))
     place.remove(2)
     assert place.steps() == [4]
+
+
+def test_a_model_that_is_written_again_has_nothing_of_the_earlier_one(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    place = f"{VOLUME}/again"
+    (tmp_path / "config.json").write_text("{}")
+    for attempt, parts in enumerate(({"": tmp_path, "base": tmp_path}, {"": tmp_path}), start=1):
+        to = ModelFolder(place, MINE, attempt)
+        to.claim()
+        to.publish(parts)
+    assert VolumesFileSystem().find(place) == [f"{place}/config.json", f"{place}/finetune_model.json"]
 
 
 def test_a_mounted_folder_stays_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from finetune_trainer import chat_templates
-from finetune_trainer.documents import conversation, reply_of, said, tools_of
+from finetune_trainer import chat_templates, targets
+from finetune_trainer.documents import reply_of, said, tools_of
 from finetune_trainer.outcome import DataError
 from finetune_trainer.tokenizer import encoded
 
@@ -124,8 +124,8 @@ def _mark(tokenizer: PreTrainedTokenizerBase) -> str:
 def of(documents: Documents, rows: Mapping[str, list[Any]]) -> Iterator[Question | None]:
     """Yield the question of each row of a batch of columns; None for a row without an answer.
 
-    The last answer of a conversation is asked for, and the chosen one of a preference. Also None where the chat template does
-    not take what comes before that answer, such as a conversation that begins with the assistant: training with
+    The last answer of a conversation that is learned is asked for, and the chosen one of a preference. Also None where the chat
+    template does not take what comes before that answer, such as a conversation that begins with the assistant: training with
     objective.lossOn: All needs no such prompt. And where the template hides how it renders that answer, which is no text.
 
     Raises:
@@ -137,29 +137,34 @@ def of(documents: Documents, rows: Mapping[str, list[Any]]) -> Iterator[Question
         values = rows[columns.messages]
         tools = rows[columns.tools] if columns.tools else [None] * len(values)
         for value, given in zip(values, tools, strict=True):
-            messages = conversation(value, columns.messages)
-            yield _of_conversation(documents, messages, tools_of(given, str(columns.tools)))
+            messages, learned = documents.learned(value, columns.messages)
+            yield _of_conversation(documents, messages, learned, tools_of(given, str(columns.tools)))
         return
     if columns.text is not None:
         yield from (None for _ in rows[columns.text])
         return
     prompts = rows[str(columns.prompt)]
     judged = [name for name in (columns.chosen, columns.rejected) if name] or [str(columns.response)]
-    for prompt, *answers in zip(prompts, *(rows[name] for name in judged), strict=True):
-        if all(isinstance(value, str) for value in (prompt, *answers)):
+    examples = list(zip(prompts, *(rows[name] for name in judged), strict=True))
+    texts = [all(isinstance(value, str) for value in example) for example in examples]
+    if not all(texts):
+        documents.check_template("a preference with lists of {role, content}", "model.base")
+    for (prompt, *answers), is_text in zip(examples, texts, strict=True):
+        if is_text:
             (tokens,) = documents.given([prompt])
             yield Question(tokens, prompt, answers[0])
             continue
-        documents.check_template("a preference with lists of {role, content}", "model.base")
         asked = said(prompt, "user", str(columns.prompt))
         reply = reply_of(asked, said(answers[0], "assistant", judged[0]), judged[0])
-        yield _of_conversation(documents, [*asked, *reply], None)
+        messages = [*asked, *reply]
+        answered = [turn for turn in targets.answers(messages) if turn >= len(asked)]
+        yield _of_conversation(documents, messages, answered, None)
 
 
 def _of_conversation(
-    documents: Documents, messages: list[Message], tools: list[dict[str, Any]] | None
+    documents: Documents, messages: list[Message], answers: list[int], tools: list[dict[str, Any]] | None
 ) -> Question | None:
-    answers = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+    """Ask for the last one of some turns of the assistant; None where there are none."""
     if not answers:
         return None
     last = answers[-1]

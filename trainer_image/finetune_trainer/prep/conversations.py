@@ -134,10 +134,12 @@ def text(name: str, form: Form) -> Column:
 
 
 def weights(name: str) -> Column:
-    """Return the weights of the messages of a conversation as text; 1 for one without."""
-    return sf.concat_ws(
-        " ", sf.transform(sf.col(quoted(name)), lambda turn: sf.coalesce(turn[WEIGHT], sf.lit("1")))
-    )
+    """Return the weights of the messages of a conversation as text; 1 for one without, and for one that is no answer."""
+
+    def weight(turn: Column) -> Column:
+        return sf.coalesce(sf.when(turn["role"] == "assistant", turn[WEIGHT]), sf.lit("1"))
+
+    return sf.concat_ws(" ", sf.transform(sf.col(quoted(name)), weight))
 
 
 def has_weights(name: str) -> Column:

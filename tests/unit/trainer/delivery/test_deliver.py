@@ -10,7 +10,7 @@ from finetune_crds.contract import TrainResult
 from finetune_crds.data import Splits
 from finetune_crds.recipe import Recipe
 from finetune_trainer.origin import Origin
-from finetune_trainer.outcome import TrainingError
+from finetune_trainer.outcome import RecipeRefusedError, TrainingError
 from finetune_trainer.train.delivery import lineage, output
 from finetune_trainer.train.delivery.deliver import deliver
 from finetune_trainer.train.delivery.register import Registry
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("mlflow_imported")
 
 
-def attempted(tmp_path: Path, number: int, run_id: str | None) -> TrainResult:
+def attempted(tmp_path: Path, number: int, run_id: str | None, upload: str | None = None) -> TrainResult:
     """An attempt, whose weights are its number, that has trained to the end and delivers its model."""
     recipe = Recipe.model_validate(
         {
@@ -31,7 +31,7 @@ def attempted(tmp_path: Path, number: int, run_id: str | None) -> TrainResult:
             "model": {"base": "org/base"},
             "data": {"splits": {"type": "Delta", "path": "/splits"}},
             "output": {"uri": str(tmp_path / "output")},
-            "register": {"model": "tiny"} if run_id else None,
+            "register": {"model": "tiny", "upload": upload} if run_id else None,
         }
     )
     made = lineage.Lineage(
@@ -75,3 +75,14 @@ def test_an_attempt_whose_upload_failed_is_repeated(
     assert (found, weights(tmp_path)) == (["1", "1"], "2")
     (uploaded,) = (tmp_path / "artifacts").rglob("model.safetensors")
     assert uploaded.read_text() == "2"
+
+
+def test_the_server_is_asked_for_the_way_of_the_upload_before_it(
+    tmp_path: Path, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow.uri)
+    with pytest.raises(
+        RecipeRefusedError, match=r"register\.upload Proxy: the MLflow server serves no artifacts"
+    ):
+        attempted(tmp_path, 1, mlflow.run_id, "Proxy")
+    assert not [*(tmp_path / "artifacts").rglob("model.safetensors")]

@@ -44,7 +44,7 @@ def exported(folder: Path, signature: str = SIGNATURE) -> Path:
 
 
 def test_a_version_once(workspace: Workspace, run_id: str, tmp_path: Path) -> None:
-    registry, folder = Registry(run_id, patience_seconds=5), exported(tmp_path / "export")
+    registry, folder = Registry(run_id, None, patience_seconds=5), exported(tmp_path / "export")
     assert registry.version_of_run(MODEL) is None
     model_id = registry.upload(folder)
     made = [registry.register(MODEL, model_id, folder, {"finetune_eval_data": "d1"}) for _ in range(2)]
@@ -72,7 +72,7 @@ def test_a_version_has_the_signature_of_its_examples(
 
     asked = {"messages": [{"role": "user", "content": "Is it red?"}]}
     inferred = signature.infer(signature.Examples(chat=True, requests=[asked], answers=["Yes."]))
-    registry, folder = Registry(run_id, patience_seconds=5), exported(tmp_path / "export")
+    registry, folder = Registry(run_id, None, patience_seconds=5), exported(tmp_path / "export")
     Model(signature=inferred).save(str(folder / "MLmodel"))
     assert registry.register(MODEL, registry.upload(folder), folder, {}) == "1"
     stored = yaml.safe_load(workspace.files.read("/Models/main/llm/support/1/MLmodel"))
@@ -82,7 +82,7 @@ def test_a_version_has_the_signature_of_its_examples(
 def test_a_version_whose_upload_was_cut_short_is_none(
     workspace: Workspace, run_id: str, tmp_path: Path
 ) -> None:
-    registry, folder = Registry(run_id, patience_seconds=5), exported(tmp_path / "export")
+    registry, folder = Registry(run_id, None, patience_seconds=5), exported(tmp_path / "export")
     workspace.create_model(MODEL)
     workspace.create_version({"name": MODEL, "run_id": run_id})
     assert registry.version_of_run(MODEL) is None
@@ -90,13 +90,13 @@ def test_a_version_whose_upload_was_cut_short_is_none(
 
 
 def test_a_model_without_a_signature(workspace: Workspace, run_id: str, tmp_path: Path) -> None:
-    registry, folder = Registry(run_id, patience_seconds=0.1), exported(tmp_path / "export", "")
+    registry, folder = Registry(run_id, None, patience_seconds=0.1), exported(tmp_path / "export", "")
     with pytest.raises(TrainingError, match="did not contain any signature metadata"):
         registry.register(MODEL, registry.upload(folder), folder, {})
 
 
 def test_a_pod_that_may_not_create_versions(workspace: Workspace, run_id: str, tmp_path: Path) -> None:
-    registry, folder = Registry(run_id, patience_seconds=0.1), exported(tmp_path / "export")
+    registry, folder = Registry(run_id, None, patience_seconds=0.1), exported(tmp_path / "export")
     workspace.denied = {"POST /api/2.0/mlflow/unity-catalog/model-versions/create"}
     with pytest.raises(TrainingError, match="does not have the permission"):
         registry.register(MODEL, registry.upload(folder), folder, {})

@@ -8,6 +8,7 @@ import pytest
 
 from finetune_crds.chat import ChatTemplate
 from finetune_crds.data import Columns
+from finetune_trainer import chat_templates
 from finetune_trainer.documents import Documents
 from finetune_trainer.evaluate import questions
 from finetune_trainer.tokenizer import load_tokenizer
@@ -72,6 +73,51 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[str, str] | No
         ],
     ),
 }
+
+
+WRONG = {**ANSWER, "content": "The sky.", "weight": 0}
+
+
+def asked(tokenizer: PreTrainedTokenizerBase, rows: dict[str, Any], **how: Any) -> list[str | None]:
+    """The answers that are asked for."""
+    kind = "Messages" if "messages" in rows else "Preference"
+    documents = Documents(tokenizer, Columns.model_validate({"type": kind, **how}), answers_only=True)
+    return [question.reference if question else None for question in questions.of(documents, rows)]
+
+
+def test_an_answer_that_is_not_learned_is_no_reference(tokenizer: PreTrainedTokenizerBase) -> None:
+    conversations: list[list[dict[str, Any]]] = [
+        [ASKED, ANSWER, ASKED, WRONG],
+        [ASKED, WRONG],
+        [{**ASKED, "weight": 0}, ANSWER],
+    ]
+    right = "The house is red.<|im_end|>\n"
+    assert asked(tokenizer, {"messages": conversations}) == [right, None, right]
+    named = [
+        [{**turn, "weight": 0.5, "train": turn.get("weight")} for turn in turns] for turns in conversations
+    ]
+    assert asked(tokenizer, {"messages": named}, messageWeight="train") == [right, None, right]
+    # Training on last answers alone leaves out a conversation whose last one is not learned.
+    columns = Columns.model_validate({"type": "Messages"})
+    documents = Documents(tokenizer, columns, answers_only=True, last_only=True)
+    found = [question is not None for question in questions.of(documents, {"messages": conversations})]
+    assert found == [False, False, True]
+
+
+def test_the_turns_of_a_prompt_are_no_answers(tokenizer: PreTrainedTokenizerBase) -> None:
+    prompt = [ASKED, WRONG, ASKED]
+    rows = {"prompt": [prompt] * 2, "chosen": [[ANSWER], []], "rejected": [[AGAIN], [AGAIN]]}
+    assert asked(tokenizer, rows) == ["The house is red.<|im_end|>\n", None]
+
+
+def test_the_chat_template_is_checked_once_for_many_rows(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[object] = []
+    monkeypatch.setattr(chat_templates, "check_marks", checked.append)
+    rows = {"prompt": ["What?"] * 9, "chosen": [[ANSWER]] * 9, "rejected": [[AGAIN]] * 9}
+    assert len(asked(tokenizer, rows)) == 9
+    assert len(checked) == 1
 
 
 @pytest.mark.parametrize("case", CASES)

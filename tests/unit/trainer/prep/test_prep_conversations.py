@@ -279,12 +279,12 @@ def test_a_mix_of_sources_with_tools_and_without(
     weighed: list[Json] = [
         {
             "messages": [
-                turn | ({"weight": weight} if turn["role"] == "assistant" else {})
-                for turn, weight in zip(counted, (None, first, None, second), strict=True)
+                turn | {"weight": weight}
+                for turn, weight in zip(counted, (asked, first, asked, second), strict=True)
             ]
         }
-        # The last two are the same: an answer without a weight is learned.
-        for first, second in ((0, 1), (1.0, 0), (1, 1), (None, None))
+        # The last two are the same: an answer without a weight is learned, and that of another message says nothing.
+        for asked, first, second in ((None, 0, 1), (None, 1.0, 0), (0, 1, 1), (None, None, None))
     ]
     sources = []
     for name, rows in {"tools": ROWS[:3], "plain": plain + weighed}.items():

@@ -41,13 +41,13 @@ def deliver(
         The result of the training, with name and version where the model is registered.
 
     Raises:
-        RecipeRefusedError: output.uri may not be written.
+        RecipeRefusedError: output.uri may not be written, or the MLflow server does not know register.upload.
         TrainingError: MLflow rejected the model, or was unreachable for too long; or the storage of output.uri failed.
     """
     recipe, result = origin.recipe, origin.result
     to = output.folder_of(recipe)
-    name = recipe.register_.model if recipe.register_ else None
-    registry = Registry(run_id) if run_id is not None and (name or to is None) else None
+    name, way = (recipe.register_.model, recipe.register_.upload) if recipe.register_ else (None, None)
+    registry = Registry(run_id, way) if run_id is not None and (name or to is None) else None
     version = registry.version_of_run(name) if registry and name else None
     published = to is None or (version is not None and to.is_finished())
     if not published or (registry and version is None):

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from finetune_trainer import track
-from finetune_trainer.outcome import TrainingError
+from finetune_trainer.outcome import PodFailure, TrainingError
 from finetune_trainer.train.delivery import upload
 
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel
+
+    from finetune_crds.finetunejob import Upload
 
 T = TypeVar("T")
 LOGGED_MODEL_NAME = "model"
@@ -26,16 +28,23 @@ class Registry:
     """The logged model of an MLflow run, and its registered version.
 
     Only the operator sets aliases.
+
+    Args:
+        run_id: the run.
+        way: register.upload, by which the files get to the store of the server.
+        connect: makes the client of a call.
+        patience_seconds: how long an unreachable MLflow is waited for.
     """
 
     def __init__(
         self,
         run_id: str,
+        way: Upload | None,
         *,
         connect: Callable[[], MlflowClient] = track.client,
         patience_seconds: float | None = None,
     ) -> None:
-        self._run_id = run_id
+        self._run_id, self._way = run_id, way
         self._connect = connect
         self._patience = patience_seconds or track.patience_seconds(_PATIENCE_SECONDS)
 
@@ -44,7 +53,12 @@ class Registry:
         return self._with_retries(lambda mlflow: self._find_version(mlflow, model))
 
     def upload(self, folder: Path) -> str:
-        """Upload the exported folder as the run's logged model, unless it exists, and return its id."""
+        """Upload the exported folder as the run's logged model, unless it exists, and return its id.
+
+        Raises:
+            RecipeRefusedError: the server does not know the way of the upload.
+            TrainingError: MLflow rejected the model, or was unreachable for too long.
+        """
         return self._with_retries(lambda mlflow: self._log(mlflow, folder))
 
     def register(self, model: str, model_id: str, folder: Path, tags: Mapping[str, str]) -> str:
@@ -69,6 +83,8 @@ class Registry:
         while True:
             try:
                 return call(self._connect())
+            except PodFailure:
+                raise
             except Exception as error:
                 line = track.first_line(error)
                 if track.is_final(error):
@@ -108,6 +124,7 @@ class Registry:
             experiment, LOGGED_MODEL_NAME, source_run_id=self._run_id
         )
         if logged.status != LoggedModelStatus.READY:
+            upload.require(self._way, self._run_id)
             with upload.patient():
                 mlflow.log_model_artifacts(logged.model_id, str(folder))
             mlflow.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)

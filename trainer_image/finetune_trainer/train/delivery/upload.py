@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from finetune_trainer import track
-from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.outcome import PodFailure, RecipeRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,15 +58,25 @@ def check(way: Upload | None, run_id: str) -> None:
     Raises:
         RecipeRefusedError: it does not.
     """
-    if way is None:
-        return
     try:
-        wrong = _mistake(way, run_id)
-    except Exception as error:  # noqa: BLE001 - of any kind, and the upload will tell
+        require(way, run_id)
+    except PodFailure:
+        raise
+    except Exception as error:  # noqa: BLE001 - of any kind, and the upload asks again
         print(
             f"whether MLflow can do register.upload {way} is not known: {track.first_line(error)}", flush=True
         )
-        return
+
+
+def require(way: Upload | None, run_id: str) -> None:
+    """Check, immediately before the upload, that the server knows the way.
+
+    NB: where it does not, MLflow's client sends files of any size to the server, without a word.
+
+    Raises:
+        RecipeRefusedError: it does not. Errors of MLflow's client where it does not answer.
+    """
+    wrong = _mistake(way, run_id) if way is not None else None
     if wrong:
         raise RecipeRefusedError(wrong, reason="UploadRefused")
 
