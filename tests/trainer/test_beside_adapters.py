@@ -182,7 +182,7 @@ def computes_as_peft(world: World, bases: tuple[Path, Path]) -> None:
             of_rank.set_rows(weight, expected[name].detach())
         data = split
         if case.new:
-            tokens = np.where(np.arange(len(split.tokens)) % 5, split.tokens, network.vocabulary - 1)
+            tokens = np.where(np.arange(len(split.tokens)) % 5, split.tokens, network.head.vocabulary - 1)
             data = replace(split, tokens=tokens.astype(np.int32))
         rows = [[row] for row in range(world.rank, EXAMPLES, world.size)]
         loss, _ = network.train()(pack.collate(data, rows, pad_id=0))

@@ -31,16 +31,24 @@ ROWS_OF_KTO = 4
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is trained; `teacher`: by distillation from the base itself."""
+    """What is trained; `teacher`: by distillation from another model; `tied`: the embedding is the output layer too."""
 
     method: dict[str, Any]
     objective: dict[str, Any]
     teacher: bool = False
+    tied: bool = False
 
     @property
     def name(self) -> str:
         named = "IPO" if self.objective == IPO else self.objective["type"]
-        return f"{self.method['type']} {'Distillation' if self.teacher else named}"
+        whole = self.method.get("lora", {}).get("modulesToSave")
+        parts = (
+            self.method["type"],
+            "Distillation" if self.teacher else named,
+            "tied" if self.tied else "",
+            " and ".join(whole or ()),
+        )
+        return " ".join(part for part in parts if part)
 
 
 CASES = [
@@ -53,6 +61,11 @@ CASES = [
     Case(FULL, ORPO),
     *(Case(LORA, objective) for objective in (IPO, SIMPO)),
     *(Case({"type": method}, SFT, teacher=True) for method in ("Full", "LoRA")),
+    *(Case(FULL, objective, tied=True) for objective in (SFT, DPO)),
+    Case(FULL, SFT, teacher=True, tied=True),
+    Case(LORA, ORPO, tied=True),
+    # The output layer is there twice: as it was, and as it is trained.
+    *(Case({"type": method, "lora": {"modulesToSave": ["lm_head"]}}, SFT) for method in ("LoRA", "QLoRA")),
 ]
 # Case, strategy, what is recomputed.
 WAYS = {
@@ -66,7 +79,7 @@ WAYS = {
         (Case(QLORA, SFT), "DDP", "None"),
     ],
     4: [
-        *((case, "HSDP", "None") for case in CASES if case.method != LORA),
+        *((case, "HSDP", "None") for case in CASES if case.method["type"] != "LoRA"),
         (Case(FULL, SFT), "HSDP", "Selective"),
         (Case(LORA, SFT), "HSDP", "Full"),
         (Case(FULL, SFT), "FSDP", "None"),
@@ -89,7 +102,7 @@ def steps(
     from finetune_trainer.train.model.optimizer import optimizers
     from finetune_trainer.train.runtime.recipe import row_tokens
 
-    objective = case.objective
+    objective, base = case.objective, base if case.tied else base / "untied"
     if case.teacher:
         objective = {
             "type": "Distillation",
@@ -180,20 +193,23 @@ def one_rank_of_many(world: World, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory, base_model: Path) -> Path:
-    """The base, and in it a teacher that is of another mind."""
+    """The base, and in it one whose output layer is not tied; each has a teacher in it that is of another mind."""
     import shutil
 
     from transformers import AutoModelForCausalLM
 
     folder = tmp_path_factory.mktemp("parity") / "base"
-    shutil.copytree(base_model, folder)
-    shutil.copytree(base_model, folder / "teacher")
     torch.manual_seed(1)
-    other = AutoModelForCausalLM.from_pretrained(base_model)
-    with torch.no_grad():
-        for weight in other.parameters():
-            weight.add_(torch.randn_like(weight), alpha=0.05)
-    other.save_pretrained(folder / "teacher")
+    for at, tied in ((folder, True), (folder / "untied", False)):
+        model = AutoModelForCausalLM.from_pretrained(base_model, tie_word_embeddings=tied)
+        for to in (at, at / "teacher"):
+            if not tied:
+                model.lm_head.weight = torch.nn.Parameter(0.02 * torch.randn_like(model.lm_head.weight))
+            shutil.copytree(base_model, to)
+            model.save_pretrained(to)
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight.add_(torch.randn_like(weight), alpha=0.05)
     return folder
 
 
@@ -212,7 +228,7 @@ def test_one_rank_trains_as_plain_torch_does(base: Path, on_one: dict[str, list[
 
     split = examples(CASES[0])
     rows = pack.sequences(split.lengths, max_length=64, packing=True)[:ROWS]
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(base / "untied", dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     found: list[Step] = []
     for _ in range(STEPS):

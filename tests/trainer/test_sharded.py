@@ -80,7 +80,9 @@ def test_ranks_are_replicas_times_shards(tmp_path: Path) -> None:
 PAIRS = 4
 
 
-def seen_reference(_network: Any, batch: pack.Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def seen_reference(
+    _network: Any, batch: pack.Batch, _hidden: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """In place of the objective: the reference as the forward pass gets it."""
     assert batch.reference is not None
     return batch.reference, batch.reference.new_zeros(0)
@@ -210,7 +212,7 @@ def mean_loss_and_norm(world: World, base: Path, case: Half, precision: str) -> 
     network = networks.build(recipe, base, world)
     split = networks.random_split(documents=2 if isinstance(network.objective, OfAnswers) else 1, examples=8)
     if network.objective.has_reference:
-        split = replace(split, reference=of_equal_chances(split, network.vocabulary))
+        split = replace(split, reference=of_equal_chances(split, network.head.vocabulary))
     batch = pack.collate(split, [[row] for row in range(world.rank, 8, world.size)], pad_id=0)
     loss, _ = network.train()(batch)
     loss.backward()

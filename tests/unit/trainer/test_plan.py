@@ -62,15 +62,15 @@ def recipe(config: Path, *, nodes: int = 1, gpus: int = 1, **changes: Any) -> Re
 
 
 def test_a_step_sends_what_fsdp_sends(config: Path) -> None:
-    """Layers are gathered for each pass and the root once; gradients are reduced once, in fp32."""
+    """Layers are gathered for each pass, both ends and the last norm once; gradients are reduced once, in fp32."""
     made = plan.of(recipe(config, nodes=2, gpus=2, maxLength=64), config, H100)
     a_layer = 4 * WIDTH**2 + 9 * WIDTH**2 + 2 * WIDTH
     root = 2 * VOCABULARY * WIDTH + WIDTH
     assert made.step.traffic == {
-        "all-gather": accounting.Traffic(2 * LAYERS + 1, 2 * (2 * LAYERS * a_layer + root)),
+        "all-gather": accounting.Traffic(2 * LAYERS + 3, 2 * (2 * LAYERS * a_layer + root)),
         # The norm of each weight's gradient.
         "all-reduce": accounting.Traffic(1, 4 * (9 * LAYERS + 3)),
-        "reduce-scatter": accounting.Traffic(LAYERS + 1, 4 * (LAYERS * a_layer + root)),
+        "reduce-scatter": accounting.Traffic(LAYERS + 3, 4 * (LAYERS * a_layer + root)),
     }
     assert made.step.waits == []
     weights = LAYERS * a_layer + root
@@ -79,6 +79,15 @@ def test_a_step_sends_what_fsdp_sends(config: Path) -> None:
     # Besides buffers, and the optimizer's counts of steps, a block each.
     assert made.step.peak["parameters"] == pytest.approx(4 * weights / 4, rel=0.001)
     assert made.step.peak["optimizer"] == pytest.approx(8 * weights / 4, rel=0.001)
+
+
+def test_an_output_layer_that_a_loss_applies_twice_is_gathered_once_a_pass(config: Path) -> None:
+    """The log-probabilities of answers come first, and their gradient with them."""
+    asked = recipe(
+        config, gpus=2, objective={"type": "DPO"}, maxLength=64, gradientAccumulation=3, perDeviceBatchSize=1
+    )
+    counts = {name: each.count for name, each in plan.of(asked, config, H100).step.traffic.items()}
+    assert counts == {"all-gather": 3 * (2 * LAYERS + 3), "all-reduce": 1, "reduce-scatter": 3 * (LAYERS + 3)}
 
 
 CASES = [
@@ -101,9 +110,11 @@ def test_the_estimate_is_about_what_is_planned(
 class Plain(Objective):
     """Cross-entropy with all logits at once: torch's tracker refuses gradients that are taken in the forward pass."""
 
-    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden, targets = network.at_targets(batch)
-        loss = functional.cross_entropy(network.logits(hidden), targets, reduction="sum")
+    def __call__(
+        self, network: Network, batch: Batch, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        targets = batch.at_targets(batch.targets)
+        loss = functional.cross_entropy(network.head.logits(hidden), targets, reduction="sum")
         return loss, loss.new_zeros(0)
 
 
@@ -145,8 +156,10 @@ def test_a_plan_is_what_torch_tracks_in_a_real_step(
 class Waiting(Sft):
     """Reads its loss."""
 
-    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        loss, metrics = super().__call__(network, batch)
+    def __call__(
+        self, network: Network, batch: Batch, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, metrics = super().__call__(network, batch, hidden)
         return loss * loss.item(), metrics
 
 
@@ -190,16 +203,16 @@ def test_memory_is_counted_when_most_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "fits"),
+    ("arguments", "said"),
     [
-        ([], "memory of a rank: 73.6 GiB: fits"),
-        (["--gpu-memory", "0.1"], "memory of a rank: 0.1 GiB: does not fit"),
+        ([], (16777, "73.6 GiB: fits")),
+        (["--gpu-memory", "0.1"], (2097, "0.1 GiB: does not fit")),
     ],
 )
 def test_the_command_prints_a_plan(
     config: Path,
     arguments: list[str],
-    fits: str,
+    said: tuple[int, str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -208,10 +221,11 @@ def test_the_command_prints_a_plan(
     monkeypatch.setenv("FINETUNE_RECIPE", str(path))
     assert main(["--plan", *arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "2 ranks, activation checkpointing Full"
+    chunk, fits = said
+    assert lines[0] == f"2 ranks, activation checkpointing Full, logits of {chunk} tokens at a time"
     assert lines[1].startswith("peak memory of a rank: ")
-    assert lines[3] == fits
-    assert lines[4].startswith(f"all-gather: {2 * LAYERS + 1} a step, ")
+    assert lines[3] == f"memory of a rank: {fits}"
+    assert lines[4].startswith(f"all-gather: {2 * LAYERS + 3} a step, ")
 
 
 def test_a_gpu_of_unknown_memory_is_asked_for(config: Path) -> None:

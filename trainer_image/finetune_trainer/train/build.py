@@ -88,6 +88,7 @@ def network(
         stored = world.agree(lambda: load.quantised(recipe, source, world, model, new))
         adapted = adapt.adapt(stored, recipe.method, base, new)
         made = Network(adapted, made.objective, recipe.training.neftune_alpha)
+    made.head.chunk_numbers = choice.chunk_numbers
     wrap(made, recipe, choice.kind, shard.mesh(recipe.distributed.strategy, world))
     weights.fill(adapted, recipe, source, world, tokenizer, adapter=going_on.adapter if going_on else None)
     if teacher is not None:
@@ -112,10 +113,13 @@ def wrap(network: Network, recipe: Recipe, recompute: str, over: DeviceMesh) -> 
     shard.shard(network, over, training.precision, replicate_frozen=quantised)
 
 
-def _far_from_own_logits(network: Network, batch: pack.Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def _far_from_own_logits(
+    network: Network, batch: pack.Batch, hidden: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The greatest difference of our logits from the model's own, as a share of the greatest; no metrics."""
-    ours = network.logits(network.hidden(batch)[0])
-    own = network.own_logits(batch)[0, -len(ours) :].float()
+    ours = network.head.logits(hidden)
+    # Virtual tokens come first.
+    own = batch.at_targets(network.own_logits(batch)[:, -batch.input_ids.shape[1] :]).float()
     return (ours - own).abs().max() / own.abs().max(), own.new_zeros(0)
 
 

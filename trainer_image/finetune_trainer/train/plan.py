@@ -88,7 +88,7 @@ class Plan:
         fits = "fits" if step.total <= choice.limit else "does not fit"
         ranks = "1 rank" if self.world.size == 1 else f"{self.world.size} ranks"
         return [
-            f"{ranks}, activation checkpointing {choice.kind}",
+            f"{ranks}, activation checkpointing {choice.kind}, logits of {choice.chunk} tokens at a time",
             f"peak memory of a rank: {step.total / _GIB:.1f} GiB ({kinds})",
             f"estimate without a plan: {choice.estimate}",
             f"memory of a rank: {choice.limit / _GIB:.1f} GiB: {fits}",
@@ -164,6 +164,7 @@ def of(recipe: Recipe, source: Path, card: Card) -> Plan:
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         if recipe.method.type == "QLoRA":
             network = _quantised(recipe, source, world, fake)
+        network.head.chunk_numbers = choice.chunk_numbers
         return Plan(measured(network, recipe, over, choice.kind, fake), choice, world)
 
 

@@ -56,8 +56,10 @@ def logits(model: Any) -> torch.Tensor:
 class Logits(Objective):
     """In place of the objective: what the network says."""
 
-    def __call__(self, network: Network, batch: pack.Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        said = network.logits(network.hidden(batch))
+    def __call__(
+        self, network: Network, batch: pack.Batch, _hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        said = network.head.logits(network.hidden(batch))
         return said.sum(), said
 
 

@@ -57,7 +57,7 @@ def test_the_base_has_rows_for_new_tokens(base_model: Path, tmp_path: Path, kind
     folder = save_adapter(base_model, tmp_path / "adapter", kind) if kind else base_model
     source, spec = artifacts.fetch(str(folder), tmp_path / "unused"), networks.recipe(base_model).model
     with model.loaded(source, spec, model.BASE, CPU) as network:
-        known = network.vocabulary
+        known = network.head.vocabulary
         expected = network.base(torch.tensor([[5, 7]])).logits
     new = NewTokens((known, known + 1))
     with model.loaded(source, spec, model.BASE, CPU, new) as network:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
@@ -50,9 +50,14 @@ def one_document() -> pack.Batch:
 
 
 def own_logits(network: Any, batch: pack.Batch) -> torch.Tensor:
-    with torch.no_grad(), network.unsharded():
-        found: torch.Tensor = network.logits(network.hidden(batch))
-    return found
+    def of_each_token(
+        network: Any, batch: pack.Batch, _hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return network.head.logits(network.hidden(batch)), torch.zeros(0)
+
+    with network.no_grad_forward(of_each_token):
+        found, _ = network(batch)
+    return cast("torch.Tensor", found)
 
 
 def values(network: Any, part: str) -> dict[str, torch.Tensor]:

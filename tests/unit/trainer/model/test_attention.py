@@ -198,7 +198,7 @@ def test_a_packed_row_gives_what_its_documents_give_alone(
     network = Network(made(config, isolated=True), Sft())
     assert (network.base.config._attn_implementation == attention.NAME) == chosen
     hidden = network.hidden(batch)
-    together = network.logits(hidden)
+    together = network.head.logits(hidden)
     assert together.dtype == torch.float32
     # Eager attention is the model's own arithmetic, soft caps and all.
     alone = made(config, isolated=False)

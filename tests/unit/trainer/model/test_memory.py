@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +13,20 @@ from torch.utils._pytree import tree_flatten
 
 from finetune_crds.checkpoint import Checkpoint
 from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.train import build
 from finetune_trainer.train.checkpoint import shards
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model import adapt, attention, load, memory, shard
+from finetune_trainer.train.model import accounting, adapt, attention, chunks, memory, shard
 from finetune_trainer.train.model.network import Network
-from finetune_trainer.train.model.new_tokens import NO_TOKENS, NewTokens
 from finetune_trainer.train.model.optimizer import optimizers
+from finetune_trainer.train.model.shape import Shape
+from finetune_trainer.train.objectives.distillation import TeacherStates
 from finetune_trainer.train.objectives.sft import Sft
+from finetune_trainer.train.runtime.device import Card
 from finetune_trainer.train.runtime.distributed import World
 from support import networks
 from support.pods import save_base_model
+from support.shapes import ADAPTER_8B, ENDS_8B, LLAMA_8B, LLAMA_70B, PARAMETERS, shape_of
 
 if TYPE_CHECKING:
     from finetune_crds.recipe import Recipe
@@ -38,65 +43,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-LLAMA_8B = {
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-}
-LLAMA_70B = {
-    "vocab_size": 128256,
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-}
-PARAMETERS = {"8B": 8_030_261_248, "70B": 70_553_706_496}
-# Rank 16 on all seven products of a layer: 16 x 32 x (2 x 8192 + 2 x 5120 + 3 x 18432).
-ADAPTER_8B = 41_943_040
-ROOT_8B = 2 * 128256 * 4096
-
-
-def shape_of(
-    config: dict[str, int], method: str, lora: dict[str, Any] | None = None, new: NewTokens = NO_TOKENS
-) -> memory.Shape:
-    from transformers import LlamaConfig
-
-    model = load.empty(LlamaConfig(**config, tie_word_embeddings=False), torch.bfloat16, trust=False)
-    new.enlarge(model)
-    spec = {"type": method, **({"lora": lora} if lora else {})}
-    adapted = adapt.adapt(model, networks.recipe(BASE, method=spec).method, "base", new)
-    return memory.Shape.of(Network(adapted, Sft()), None, quantised=False)
-
-
 @pytest.fixture(scope="module")
-def shapes() -> dict[str, memory.Shape]:
+def shapes() -> dict[str, Shape]:
     return {
         "8B Full": shape_of(LLAMA_8B, "Full"),
         "8B LoRA": shape_of(LLAMA_8B, "LoRA"),
         "8B whole": shape_of(LLAMA_8B, "LoRA", {"modulesToSave": ["embed_tokens", "lm_head"]}),
-        "8B new": shape_of(LLAMA_8B, "LoRA", new=NewTokens((128256, 128257))),
         "70B Full": shape_of(LLAMA_70B, "Full"),
     }
-
-
-def test_shapes_are_those_of_the_models(shapes: dict[str, memory.Shape]) -> None:
-    full, adapted = shapes["8B Full"], shapes["8B LoRA"]
-    assert (full.parameters, full.trained, full.root) == (PARAMETERS["8B"], PARAMETERS["8B"], ROOT_8B)
-    assert (adapted.parameters, adapted.trained) == (PARAMETERS["8B"] + ADAPTER_8B, ADAPTER_8B)
-    assert shapes["70B Full"].parameters == PARAMETERS["70B"]
-    assert (adapted.root, adapted.root_trained, adapted.copied) == (ROOT_8B, 0, 0)
-    # What is trained whole is also there as it was.
-    whole, trained = shapes["8B whole"], ADAPTER_8B + ROOT_8B
-    assert (whole.parameters, whole.trained) == (PARAMETERS["8B"] + trained, trained)
-    assert (whole.root, whole.root_trained, whole.head) == (2 * ROOT_8B, ROOT_8B, ROOT_8B // 2)
-    new, rows = shapes["8B new"], 2 * 4096
-    assert (new.trained, new.root_trained, new.head) == (ADAPTER_8B + 2 * rows, 2 * rows, rows)
-    assert (new.root, new.copied) == (ROOT_8B + 4 * rows, ROOT_8B + 2 * rows)
-    assert (full.layers, full.width, full.feed_forward) == (32, 4096, 14336)
 
 
 @pytest.mark.parametrize("shards", [1, 8, 64])
@@ -106,12 +60,12 @@ def test_shapes_are_those_of_the_models(shapes: dict[str, memory.Shape]) -> None
         # Full: fp32 weights. LoRA: bf16 weights under an fp32 adapter.
         ("8B Full", 4 * PARAMETERS["8B"], PARAMETERS["8B"]),
         ("8B LoRA", 2 * PARAMETERS["8B"] + 4 * ADAPTER_8B, ADAPTER_8B),
-        ("8B whole", 2 * PARAMETERS["8B"] + 4 * (ADAPTER_8B + ROOT_8B), ADAPTER_8B + ROOT_8B),
+        ("8B whole", 2 * PARAMETERS["8B"] + 4 * (ADAPTER_8B + ENDS_8B), ADAPTER_8B + ENDS_8B),
         ("70B Full", 4 * PARAMETERS["70B"], PARAMETERS["70B"]),
     ],
 )
 def test_what_is_sharded_is_shared_out(
-    shapes: dict[str, memory.Shape], kind: str, weights: int, trained: int, shards: int
+    shapes: dict[str, Shape], kind: str, weights: int, trained: int, shards: int
 ) -> None:
     recipe = networks.recipe(BASE, precision="BF16", perDeviceBatchSize=1)
     found = memory.estimate(shapes[kind], recipe, shards=shards, row_tokens=2048, recompute="Full")
@@ -134,7 +88,7 @@ BYTES: dict[str, tuple[dict[str, Any], tuple[float, float, float]]] = {
 
 @pytest.mark.parametrize(("spec", "each"), BYTES.values(), ids=BYTES)
 def test_an_optimizer_needs_what_it_keeps(
-    shapes: dict[str, memory.Shape], spec: dict[str, Any], each: tuple[float, float, float]
+    shapes: dict[str, Shape], spec: dict[str, Any], each: tuple[float, float, float]
 ) -> None:
     recipe = networks.recipe(BASE, precision="BF16", optimizer=spec)
     # With few tokens a rank needs most at the end of the backward pass, when all gradients are there.
@@ -144,11 +98,11 @@ def test_an_optimizer_needs_what_it_keeps(
     )
 
 
-def test_muon_keeps_one_number_of_each_matrix(shapes: dict[str, memory.Shape]) -> None:
+def test_muon_keeps_one_number_of_each_matrix(shapes: dict[str, Shape]) -> None:
     recipe = networks.recipe(BASE, precision="BF16", optimizer={"type": "Muon"})
     shape = shapes["8B Full"]
     # Norms are left to AdamW: two a layer, and the last.
-    assert shape.matrices == PARAMETERS["8B"] - ROOT_8B - 65 * 4096
+    assert shape.matrices == PARAMETERS["8B"] - ENDS_8B - 65 * 4096
     found = memory.estimate(shape, recipe, shards=8, row_tokens=2048, recompute="Full")
     assert found.optimizer == (4 * shape.matrices + 8 * (PARAMETERS["8B"] - shape.matrices)) / 8
 
@@ -159,7 +113,7 @@ def test_the_optimizer_is_as_large_as_estimated(base: Path, spec: dict[str, Any]
     recipe = networks.recipe(base, precision="BF16", optimizer=spec)
     with networks.alone() as world:
         network = networks.build(recipe, base, world)
-        shape = memory.Shape.of(network, None, quantised=False)
+        shape = Shape.of(network, None, quantised=False)
         found = memory.estimate(shape, recipe, shards=1, row_tokens=64, recompute="None")
         parts = optimizers(network, recipe.training)
         for weight in network.parameters():
@@ -181,9 +135,9 @@ def test_the_optimizer_is_as_large_as_estimated(base: Path, spec: dict[str, Any]
 
 
 def test_a_four_bit_base_is_whole_on_each_rank() -> None:
-    linear, rest = PARAMETERS["8B"] - ROOT_8B, ROOT_8B
+    linear, rest = PARAMETERS["8B"] - ENDS_8B, ENDS_8B
     stored = linear // 2 + 2 * rest
-    shape = memory.Shape(
+    shape = Shape(
         parameters=linear // 2 + rest + ADAPTER_8B,
         trained=ADAPTER_8B,
         whole=linear // 2 + rest,
@@ -192,7 +146,8 @@ def test_a_four_bit_base_is_whole_on_each_rank() -> None:
         layers=32,
         width=4096,
         feed_forward=14336,
-        root=rest,
+        embedding=rest // 2,
+        output=rest // 2,
     )
     recipe = networks.recipe(BASE, method={"type": "QLoRA"}, precision="BF16", perDeviceBatchSize=1)
     found = {
@@ -205,24 +160,13 @@ def test_a_four_bit_base_is_whole_on_each_rank() -> None:
     assert 5e9 < found[1].total < 10e9
 
 
-def test_a_four_bit_base_is_counted_as_it_is_stored(base_model: Path) -> None:
-    recipe = networks.recipe(base_model, method={"type": "QLoRA"})
-    with networks.alone() as world:
-        model = load.quantised(recipe, base_model, world, like=load.skeleton(recipe, base_model, world))
-    adapted = adapt.adapt(model, recipe.method, "base")
-    shape = memory.Shape.of(Network(adapted, Sft()), None, quantised=True)
-    linear = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64)
-    rest = model.get_input_embeddings().weight.numel() + 5 * 32
-    assert (shape.whole, shape.whole_bytes) == (linear // 2 + rest, linear // 2 + 4 * rest)
-
-
-def small(width: int = 128) -> Any:
+def small(width: int = 128, vocabulary: int = 64) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=64,
+            vocab_size=vocabulary,
             hidden_size=width,
             intermediate_size=3 * width,
             num_hidden_layers=12,
@@ -259,12 +203,40 @@ def test_activations_are_estimated_within_a_factor_of_two(
     batch = pack.collate(networks.of_documents([3] * 256, [4] * 256), [[0], [1]], pad_id=0)
     network(batch)[0].backward()
     measured = kept_by_a_forward_pass(network, batch)
-    shape = memory.Shape.of(network, None, quantised=False)
+    shape = Shape.of(network, None, quantised=False)
     found = memory.activations(shape, 2 * 256, 2 if precision == "BF16" else 4, recompute)
     assert measured / 2 < found < measured * 2
 
 
+@pytest.mark.parametrize(
+    ("objective", "precision"),
+    [("SFT", "BF16"), ("DPO", "BF16"), ("SFT", "FP16"), ("Distillation", "BF16"), ("Distillation", "FP32")],
+)
+def test_a_logit_takes_the_bytes_that_are_estimated(objective: str, precision: str) -> None:
+    """Of all logits at once, beside which hidden states are small."""
+    spec = {"distillation": {"teacher": "/teacher"}} if objective == "Distillation" else {}
+    recipe = networks.recipe(BASE, objective={"type": objective, **spec}, precision=precision)
+    dtype = {"BF16": torch.bfloat16, "FP16": torch.float16, "FP32": torch.float32}[precision]
+    models = [small(8, vocabulary=20_000).to(dtype) for _ in range(2)]
+    for model in models:
+        attention.isolate(model, card=None, half=False, soft_prompt=False)
+    # A frozen output layer has no gradient.
+    models[0].lm_head.requires_grad_(False)
+    teacher = Network(models[1].requires_grad_(False), TeacherStates())
+    network = Network(models[0], build.objective(recipe, teacher))
+    pairs = objective == "DPO"
+    split = networks.random_split(documents=1 + pairs, examples=24, vocabulary=20_000)
+    if pairs:
+        split = replace(split, reference=torch.zeros(24, 2).numpy())
+    batch = pack.collate(split, [list(range(24))], pad_id=0)
+    with accounting.Accounting(torch.device("cpu")) as account:
+        network(batch)
+    numbers = batch.targets_count * 20_000
+    assert sum(account.peak().values()) / numbers == pytest.approx(memory._of_a_logit(recipe), rel=0.1)
+
+
 WORLD = World(0, 1, 0, 1, torch.device("cpu"))
+ON_A_GPU = World(0, 16, 0, 8, torch.device("cpu"), card=Card("NVIDIA-H100-80GB-HBM3", 80 * 2**30, (9, 0)))
 
 
 def chosen(monkeypatch: pytest.MonkeyPatch, recipe: Recipe, limit: float, world: World = WORLD) -> str:
@@ -274,8 +246,33 @@ def chosen(monkeypatch: pytest.MonkeyPatch, recipe: Recipe, limit: float, world:
 
 def need(recompute: str, **training: Any) -> float:
     recipe = networks.recipe(BASE, **training)
-    shape = memory.Shape.of(Network(small(), Sft()), None, quantised=False)
+    shape = Shape.of(Network(small(), Sft()), None, quantised=False)
     return memory.estimate(shape, recipe, shards=1, row_tokens=2048, recompute=recompute).total / 0.92 + 1
+
+
+# Which model, where it is trained, of how much memory in GiB, and what is chosen.
+CHUNKS: dict[str, tuple[str, World, float, tuple[str, int]]] = {
+    "trained on a GPU": ("8B Full", ON_A_GPU, 80, ("None", chunks.LARGE)),
+    "beside low-rank layers": ("8B whole", ON_A_GPU, 80, ("None", chunks.LARGE)),
+    # Recomputation costs more time than small chunks.
+    "less recomputation comes first": ("8B Full", ON_A_GPU, 40, ("None", chunks.SMALL)),
+    "frozen": ("8B LoRA", ON_A_GPU, 80, ("None", chunks.SMALL)),
+    "on CPUs": ("8B Full", World(0, 16, 0, 8, torch.device("cpu")), 80, ("None", chunks.SMALL)),
+}
+
+
+@pytest.mark.parametrize("case", CHUNKS)
+def test_chunks_are_large_where_the_output_layer_is_trained_and_they_fit(
+    monkeypatch: pytest.MonkeyPatch, shapes: dict[str, Shape], case: str
+) -> None:
+    name, world, limit, expected = CHUNKS[case]
+    monkeypatch.setattr(memory, "available", lambda _world: limit * 2**30)
+    monkeypatch.setattr(Shape, "of", lambda *_network, **_options: shapes[name])
+    recipe = networks.recipe(BASE, precision="BF16", perDeviceBatchSize=1, activationCheckpointing="Auto")
+    choice = memory.decide(Network(small(), Sft()), recipe, world, 4096, None)
+    assert (choice.kind, choice.chunk_numbers) == expected
+    assert choice.estimate.total <= choice.limit
+    assert choice.chunk == choice.chunk_numbers // 128256
 
 
 @pytest.mark.parametrize("kind", memory.KINDS)
@@ -284,7 +281,7 @@ def test_auto_recomputes_no_more_than_it_must(
 ) -> None:
     auto = networks.recipe(BASE, activationCheckpointing="Auto")
     assert chosen(monkeypatch, auto, need(kind)) == kind
-    assert f"activation checkpointing {kind}\n" in capsys.readouterr().out
+    assert f"activation checkpointing {kind}; " in capsys.readouterr().out
     asked = networks.recipe(BASE, activationCheckpointing=kind)
     assert chosen(monkeypatch, asked, 1e15) == kind
 
@@ -325,20 +322,20 @@ def test_what_does_not_fit_is_refused_with_what_would(
 
 
 def test_a_model_of_8b_does_not_fit_on_one_gpu(
-    monkeypatch: pytest.MonkeyPatch, shapes: dict[str, memory.Shape]
+    monkeypatch: pytest.MonkeyPatch, shapes: dict[str, Shape]
 ) -> None:
-    monkeypatch.setattr(memory.Shape, "of", lambda *_network, **_options: shapes["8B Full"])
+    monkeypatch.setattr(Shape, "of", lambda *_network, **_options: shapes["8B Full"])
     recipe = networks.recipe(BASE, precision="BF16", activationCheckpointing="Auto")
     with pytest.raises(RecipeRefusedError) as refused:
         chosen(monkeypatch, recipe, 80 * 2**30)
     assert refused.value.message == (
-        "the job needs about 125.5 GiB a rank (weights 29.9, gradients 29.9, optimizer 59.8, activations 0.0, gathered "
-        "layers 5.9, loss 0.0) and a rank has 73.6 GiB: what would fit: 2 ranks with FSDP; training.optimizer.type AdamW8bit with "
+        "the job needs about 122.6 GiB a rank (weights 29.9, gradients 29.9, optimizer 59.8, activations 0.0, gathered "
+        "layers 2.9, loss 0.0) and a rank has 73.6 GiB: what would fit: 2 ranks with FSDP; training.optimizer.type AdamW8bit with "
         "weights BF16; method LoRA"
     )
 
 
-def test_an_adapter_is_suggested_by_what_it_trains(shapes: dict[str, memory.Shape]) -> None:
+def test_an_adapter_is_suggested_by_what_it_trains(shapes: dict[str, Shape]) -> None:
     full, lora = (
         memory.estimate(
             shape, networks.recipe(BASE, precision="BF16"), shards=1, row_tokens=2048, recompute="Full"
@@ -350,9 +347,9 @@ def test_an_adapter_is_suggested_by_what_it_trains(shapes: dict[str, memory.Shap
 
 
 def test_momentum_is_not_suggested_beside_adamw(
-    monkeypatch: pytest.MonkeyPatch, shapes: dict[str, memory.Shape]
+    monkeypatch: pytest.MonkeyPatch, shapes: dict[str, Shape]
 ) -> None:
-    monkeypatch.setattr(memory.Shape, "of", lambda *_network, **_options: shapes["8B Full"])
+    monkeypatch.setattr(Shape, "of", lambda *_network, **_options: shapes["8B Full"])
     recipe = networks.recipe(BASE, precision="BF16", optimizer={"type": "Muon", "momentum": 0.9})
     with pytest.raises(RecipeRefusedError) as refused:
         chosen(monkeypatch, recipe, 80 * 2**30)
@@ -360,9 +357,9 @@ def test_momentum_is_not_suggested_beside_adamw(
 
 
 def test_a_model_of_8b_fits_on_one_gpu_with_8_bits_and_bf16_weights(
-    monkeypatch: pytest.MonkeyPatch, shapes: dict[str, memory.Shape], capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, shapes: dict[str, Shape], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(memory.Shape, "of", lambda *_network, **_options: shapes["8B Full"])
+    monkeypatch.setattr(Shape, "of", lambda *_network, **_options: shapes["8B Full"])
     recipe = networks.recipe(
         BASE,
         precision="BF16",
@@ -371,8 +368,8 @@ def test_a_model_of_8b_fits_on_one_gpu_with_8_bits_and_bf16_weights(
     )
     assert chosen(monkeypatch, recipe, 80 * 2**30) == "Selective"
     assert capsys.readouterr().out == (
-        "memory: about 53.7 GiB a rank (weights 15.0, gradients 1.2, optimizer 15.2, activations 18.6, gathered layers 2.8, "
-        "loss 1.0) of 73.6 GiB; activation checkpointing Selective\n"
+        "memory: about 52.8 GiB a rank (weights 15.0, gradients 1.2, optimizer 15.2, activations 18.6, gathered layers 0.8, "
+        "loss 2.0) of 73.6 GiB; activation checkpointing Selective; logits of 261 tokens at a time\n"
     )
 
 
@@ -380,7 +377,7 @@ def test_replicas_are_told_of_sharding(monkeypatch: pytest.MonkeyPatch) -> None:
     """DDP holds everything on each rank; FSDP over the same ranks would fit."""
     many = World(0, 64, 0, 8, torch.device("cpu"))
     recipe = networks.recipe(BASE, strategy="DDP", perDeviceBatchSize=1, activationCheckpointing="Full")
-    shape = memory.Shape.of(Network(small(), Sft()), None, quantised=False)
+    shape = Shape.of(Network(small(), Sft()), None, quantised=False)
     limit = memory.estimate(shape, recipe, shards=64, row_tokens=2048, recompute="Full").total / 0.92 + 1
     with pytest.raises(RecipeRefusedError, match=r"what would fit: distributed\.strategy FSDP;"):
         chosen(monkeypatch, recipe, limit, many)

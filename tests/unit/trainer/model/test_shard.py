@@ -1,15 +1,22 @@
-"""What decays, what is compiled, and how ranks are arranged."""
+"""What is gathered when, what decays, and what is compiled."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM
 
 from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import shard
+from finetune_trainer.train.model.network import Network, decoder_layers
 from finetune_trainer.train.model.optimizer import optimizers
+from finetune_trainer.train.objectives.sft import Sft
 from support import networks
 
 if TYPE_CHECKING:
@@ -37,6 +44,53 @@ def test_compilation_needs_a_compiler(
         "training.compile needs a C++ compiler, and the image has none: set it to false, or trainer.image to one that "
         "has g++"
     )
+
+
+def gathered_during_a_step(network: Network) -> dict[str, tuple[bool, bool]]:
+    """Whether the weights of the embedding and of the output layer are gathered, at moments of a step."""
+    ends = (network.base.get_input_embeddings(), network.base.get_output_embeddings())
+    found: dict[str, tuple[bool, bool]] = {}
+
+    def see(moment: str) -> None:
+        found[moment] = (not isinstance(ends[0].weight, DTensor), not isinstance(ends[1].weight, DTensor))
+
+    class Seen(Sft):
+        def __call__(self, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            see("loss")
+            return super().__call__(*given)
+
+    network.objective = Seen()
+    (layer,) = decoder_layers(network)
+    layer.register_forward_hook(lambda *_: see("forward"))
+    layer.register_full_backward_hook(lambda *_: see("backward"))
+    batch = pack.collate(networks.random_split(), [[0], [1]], pad_id=0)
+    network.train()(batch)[0].backward()
+    see("optimizer")
+    with network.no_grad_forward():
+        network(batch)
+        see("evaluation")
+    see("end")
+    return found
+
+
+def test_ends_are_gathered_only_while_they_compute(one_layer: Path, world: World, tmp_path: Path) -> None:
+    """Tied ones are gathered from the beginning of a step to its end."""
+    shutil.copytree(one_layer, tmp_path / "untied")
+    model = AutoModelForCausalLM.from_pretrained(one_layer, tie_word_embeddings=False)
+    model.save_pretrained(tmp_path / "untied")
+    tied, untied = (
+        gathered_during_a_step(networks.build(networks.recipe(base), base, world))
+        for base in (one_layer, tmp_path / "untied")
+    )
+    both, neither = (True, True), (False, False)
+    assert tied == {
+        "forward": both, "loss": both, "backward": both, "optimizer": neither, "evaluation": both, "end": neither
+    }  # fmt: skip
+    # An evaluation keeps the output layer for the next batch.
+    assert untied == {
+        "forward": neither, "loss": (False, True), "backward": neither, "optimizer": neither, "evaluation": (False, True),
+        "end": neither
+    }  # fmt: skip
 
 
 def test_biases_and_norms_do_not_decay(one_layer: Path, world: World) -> None:

@@ -71,6 +71,10 @@ class Batch:
         }
         return replace(self, **moved)
 
+    def at_targets(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values at the targets, [targets, ...], of a tensor with one for each token, [rows, length, ...]."""
+        return values.flatten(0, 1).index_select(0, self.target_at)
+
 
 def sequences(lengths: np.ndarray, *, max_length: int, packing: bool) -> list[list[int]]:
     """Distribute examples over sequences of at most `max_length` tokens; each example is in exactly one sequence.

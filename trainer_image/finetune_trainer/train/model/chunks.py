@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     Logits = Callable[[torch.Tensor], torch.Tensor]
     """The logits of some hidden states [tokens, width], fp32 [tokens, vocabulary]."""
 
-# Elements of a chunk of logits: 128 MB in fp32.
-CHUNK_NUMBERS = 32 * 2**20
+# Logits of a chunk: 128 MB in fp32, and 1 GB where memory allows it and the output layer is trained, since each chunk adds a
+# gradient of the whole layer to the sum.
+SMALL, LARGE = 32 * 2**20, 256 * 2**20
 # What the largest gradient of a chunk's logits is scaled to in fp16: as large as the sum over a chunk in the output layer allows.
 _LARGEST_GRADIENT = 4.0
 
 
-def slices(tokens: int, vocabulary: int) -> Iterator[slice]:
-    """Yield the chunks of a number of tokens."""
-    size = max(1, CHUNK_NUMBERS // vocabulary)
+def slices(tokens: int, size: int) -> Iterator[slice]:
+    """Yield the chunks of a number of tokens, of `size` tokens each."""
     for begin in range(0, tokens, size):
         yield slice(begin, min(begin + size, tokens))
 
 
 def summed(
-    score: Score, logits: Logits, hidden: torch.Tensor, parameters: Sequence[torch.Tensor], vocabulary: int
+    score: Score, logits: Logits, hidden: torch.Tensor, parameters: Sequence[torch.Tensor], size: int
 ) -> torch.Tensor:
     """Return the sum of `score` over all chunks, an fp32 scalar, differentiable in hidden states and parameters.
 
@@ -43,13 +43,13 @@ def summed(
         logits: the output layer.
         hidden: last hidden states [tokens, width].
         parameters: of the output layer.
-        vocabulary: number of logits per token.
+        size: tokens of a chunk.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if torch.is_grad_enabled() and (hidden.requires_grad or trained):
-        total: torch.Tensor = _Summed.apply(score, logits, vocabulary, hidden, *trained)
+        total: torch.Tensor = _Summed.apply(score, logits, size, hidden, *trained)
         return total
-    losses = [score(logits(hidden[chunk]), chunk) for chunk in slices(len(hidden), vocabulary)]
+    losses = [score(logits(hidden[chunk]), chunk) for chunk in slices(len(hidden), size)]
     return torch.stack(losses).sum() if losses else hidden.new_zeros((), dtype=torch.float32)
 
 
@@ -59,7 +59,7 @@ class _Summed(torch.autograd.Function):
         context: Any,
         score: Score,
         logits: Logits,
-        vocabulary: int,
+        size: int,
         hidden: torch.Tensor,
         *parameters: torch.Tensor,
     ) -> torch.Tensor:
@@ -68,7 +68,7 @@ class _Summed(torch.autograd.Function):
         hidden_gradient = torch.zeros_like(hidden, dtype=torch.float32 if half else hidden.dtype)
         # NB: the sum over chunks is fp32; bf16 would lose small terms.
         sums = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
-        for chunk in slices(len(hidden), vocabulary):
+        for chunk in slices(len(hidden), size):
             with torch.enable_grad():
                 states = hidden[chunk].detach().requires_grad_()
                 scale = None
@@ -115,16 +115,11 @@ def _scale(slopes: torch.Tensor) -> torch.Tensor:
     return torch.exp2(torch.log2(_LARGEST_GRADIENT / largest).floor())
 
 
-def log_probabilities(
-    logits: Logits,
-    hidden: torch.Tensor,
-    targets: torch.Tensor,
-    vocabulary: int,
-) -> torch.Tensor:
-    """Return the log-probability of each target, in nats, fp32 [tokens], without a gradient."""
+def log_probabilities(logits: Logits, hidden: torch.Tensor, targets: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the log-probability of each target, in nats, fp32 [tokens], without a gradient, `size` tokens at a time."""
     with torch.no_grad():
         parts = [
             -functional.cross_entropy(logits(hidden[chunk]), targets[chunk], reduction="none")
-            for chunk in slices(len(hidden), vocabulary)
+            for chunk in slices(len(hidden), size)
         ]
     return torch.cat(parts) if parts else hidden.new_zeros(0, dtype=torch.float32)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import nn
-
 from finetune_crds.contract import MemoryPlan
 from finetune_trainer.outcome import RecipeRefusedError
-from finetune_trainer.train.model import chunks, muon, precision
+from finetune_trainer.train.model import chunks, precision
+from finetune_trainer.train.model.shape import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,6 @@ KINDS: tuple[Recomputation, ...] = ("None", "Selective", "Full")
 # Share of a device's memory that allocators, collectives and fragments leave to us.
 _USABLE = 0.92
 _GIB = 2**30
-_FOUR_BITS = 4.5 / 8
 # Two codes of a byte, and an fp32 scale of each for 256 of them.
 _EIGHT_BITS = 2 * (1 + 4 / 256)
 # What a Full run may change of its optimizer to need less.
@@ -41,6 +40,9 @@ _SMALLER: tuple[dict[str, str], ...] = ({"type": "AdamW8bit"}, {"type": "AdamW8b
 _ATTENTION_WIDTHS = {"None": 12.0, "Selective": 5.0, "Full": 1.0}
 _FEED_FORWARD_WIDTHS = {"None": 4.0, "Selective": 1.0, "Full": 0.0}
 _OF_ADAPTERS = {"None": 0.0, "Selective": 1.0, "Full": 0.0}
+# Bytes for each logit of a chunk: the logit, its log-probability and its gradient, all fp32. FP16 scales a copy of the gradient, and a
+# distillation has the teacher's too and their divergence. tests/unit/trainer/model/test_memory.py counts them.
+_LOGIT, _LOGIT_IN_FP16, _LOGIT_WITH_TEACHER = 12, 16, 24
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Estimate:
     optimizer: float
     activations: float
     layer: float
-    """Gathered weights of the current layer, the next one and the root, and the root's gradient while it is reduced."""
+    """Gathered weights of the current layer, the next one and of both ends, and the gradient of an end while it is reduced."""
     loss: float
     """Logits of a chunk with their gradient, and the gradient of the output layer."""
 
@@ -74,99 +76,16 @@ class Estimate:
         return f"{self.total / _GIB:.1f} GiB a rank ({listed})"
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The sizes of a model that an estimate depends on."""
-
-    parameters: int
-    trained: int
-    whole: int
-    """Parameters that are not sharded: a four-bit base."""
-    whole_bytes: float
-    teacher: int
-    """Parameters of the teacher on a rank: its shard, with one layer and the root gathered."""
-    layers: int
-    width: int
-    feed_forward: int
-    root: int
-    """Parameters of the embedding and the output layer."""
-    root_trained: int = 0
-    """Those of them that are trained."""
-    copied: int = 0
-    """Numbers of a copy of the embedding, into which peft puts the trained rows of new tokens, and of its gradient."""
-    head: int = 0
-    """Parameters of the output layer, where it is trained."""
-    vocabulary: int = 0
-    matrices: int = 0
-    """Trained parameters in matrices of the layers, which Muon takes."""
-
-    @classmethod
-    def of(cls, network: Network, teacher: Network | None, *, quantised: bool, ranks: int = 1) -> Shape:
-        """Return the sizes of a network before sharding, also on the meta device.
-
-        Args:
-            network: the network to train.
-            teacher: of a distillation.
-            quantised: whether frozen weights are in four bits, and unsharded on each rank.
-            ranks: over which the teacher is sharded.
-        """
-        config = network.base.config.get_text_config()
-        frozen = [weight for weight in network.base.parameters() if not weight.requires_grad]
-        embedding, head = network.base.get_input_embeddings(), network.head_parameters
-        ends = _ends(network)
-        return cls(
-            parameters=sum(weight.numel() for weight in network.parameters()),
-            trained=sum(weight.numel() for weight in network.parameters() if weight.requires_grad),
-            whole=sum(weight.numel() for weight in frozen) if quantised else 0,
-            whole_bytes=_stored_bytes(network) if quantised else 0,
-            teacher=0 if teacher is None else _held_of_teacher(teacher, ranks),
-            layers=config.num_hidden_layers,
-            width=config.hidden_size,
-            feed_forward=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
-            root=sum(weight.numel() for weight in ends),
-            root_trained=sum(weight.numel() for weight in ends if weight.requires_grad),
-            copied=2 * embedding.token_adapter.base_layer.weight.numel()
-            if hasattr(embedding, "token_adapter")
-            else 0,
-            head=sum(weight.numel() for weight in head if weight.requires_grad),
-            vocabulary=network.vocabulary,
-            matrices=sum(weight.numel() for weight in muon.matrices(network)),
-        )
-
-
-def _ends(network: Network) -> list[nn.Parameter]:
-    """The parameters of the embedding and the output layer; tied ones once."""
-    both = (*network.base.get_input_embeddings().parameters(), *network.head_parameters)
-    return list({id(weight): weight for weight in both}.values())
-
-
-def _held_of_teacher(teacher: Network, ranks: int) -> int:
-    parameters = sum(weight.numel() for weight in teacher.parameters())
-    layers: int = teacher.base.config.get_text_config().num_hidden_layers
-    root = sum(weight.numel() for weight in _ends(teacher))
-    held = parameters // ranks + 2 * (parameters - root) // max(1, layers) + root
-    return int(held)
-
-
-def _stored_bytes(network: Network) -> float:
-    """Return the bytes of a frozen base in four bits; on the meta device, after quantisation.
-
-    Four bits a number and an fp32 constant every 64, which double quantisation makes less (Dettmers et al.,
-    arXiv:2305.14314, section 3); the embedding and the output layer are not quantised.
-    """
-    products = {id(module.weight) for module in network.base.modules() if isinstance(module, nn.Linear)} - {
-        id(weight) for weight in network.head_parameters
-    }
-    stored = 0.0
-    for weight in network.base.parameters():
-        if not weight.requires_grad:
-            pending = weight.is_meta and id(weight) in products
-            stored += weight.numel() * (_FOUR_BITS if pending else weight.element_size())
-    return stored
-
-
-def estimate(shape: Shape, recipe: Recipe, *, shards: int, row_tokens: int, recompute: str) -> Estimate:
-    """Estimate the peak memory of one rank: in the loss, at the start of the backward pass, or at its end.
+def estimate(
+    shape: Shape,
+    recipe: Recipe,
+    *,
+    shards: int,
+    row_tokens: int,
+    recompute: str,
+    chunk_numbers: int = chunks.SMALL,
+) -> Estimate:
+    """Estimate the peak memory of one rank: when the embedding is gathered, in the loss, or at the start or end of the backward pass.
 
     Trained weights and their gradients are fp32 or bf16, with the moments of their optimizer; frozen weights have the
     dtype that they compute in. tests/long/trainer/test_plans.py compares this with planned steps.
@@ -177,6 +96,7 @@ def estimate(shape: Shape, recipe: Recipe, *, shards: int, row_tokens: int, reco
         shards: number of ranks over which parameters are sharded.
         row_tokens: tokens per row of a batch.
         recompute: None, Selective or Full.
+        chunk_numbers: logits of a chunk.
     """
     compute = precision.compute(recipe.training.precision).itemsize
     trained = precision.trained(recipe.training).itemsize
@@ -185,10 +105,14 @@ def estimate(shape: Shape, recipe: Recipe, *, shards: int, row_tokens: int, reco
     kept = activations(shape, tokens, compute, recompute)
     # The backward pass recomputes one layer in full.
     working = activations(shape, tokens, compute, "None") / max(1, shape.layers)
-    root = shape.root_trained if shape.whole else shape.root
-    a_layer = (shape.parameters - shape.whole - root) / max(1, shape.layers)
-    a_trained_layer = (shape.trained - shape.root_trained) / max(1, shape.layers)
-    chunk = min(chunks.CHUNK_NUMBERS, tokens * shape.vocabulary)
+    embedding = shape.embedding_trained if shape.whole else shape.embedding
+    output = shape.output_trained if shape.whole else shape.output
+    root = embedding if shape.tied else 0
+    a_layer = (shape.parameters - shape.whole - embedding - output) / max(1, shape.layers)
+    a_trained_layer = (shape.trained - shape.embedding_trained - shape.output_trained) / max(1, shape.layers)
+    chunk = min(chunk_numbers, tokens * shape.vocabulary)
+    # Between ranks, what is gathered lies in a buffer, and is then copied out of it.
+    twice = 1 if shards == 1 else 2
     held = Estimate(
         weights=(trained * shape.trained + compute * frozen) / shards
         + compute * shape.teacher
@@ -196,26 +120,31 @@ def estimate(shape: Shape, recipe: Recipe, *, shards: int, row_tokens: int, reco
         gradients=0,
         optimizer=_moments(shape, recipe) / shards,
         activations=0,
-        layer=compute * (root + shape.copied),
+        layer=compute * root,
         loss=0,
     )
-    # FSDP frees a group's gathered weights, and then copies its gradients into a buffer in fp32.
-    reduced = max(compute * root, (compute + 4) * shape.root_trained) + compute * shape.copied
+    # What FSDP reduces it copies into a buffer in fp32.
+    reduced = (compute + 4) * shape.embedding_trained + compute * shape.copied
     return max(
+        replace(held, layer=compute * (twice * embedding + shape.copied / 2)),
         replace(
             held,
             activations=kept,
-            layer=held.layer + compute * a_layer,
-            loss=3 * 4 * chunk + (4 + compute) * shape.head,
+            layer=held.layer + compute * output,
+            loss=max(
+                _of_a_logit(recipe) * chunk + (4 + compute) * shape.head,
+                compute * (twice - 1) * (output + a_layer),
+            ),
         ),
         replace(
             held,
             gradients=(compute + 4) * a_trained_layer,
             activations=kept + working,
             layer=held.layer + 2 * compute * a_layer,
-            loss=compute * shape.head,
+            # That of an output layer of its own is being reduced; that of a tied one waits for the embedding's.
+            loss=compute * shape.head if shape.tied else 4 * shape.output_trained,
         ),
-        replace(held, gradients=trained * shape.trained / shards, layer=reduced),
+        replace(held, gradients=trained * shape.trained / shards, layer=max(held.layer, reduced)),
         key=lambda moment: moment.total,
     )
 
@@ -233,6 +162,12 @@ def activations(shape: Shape, tokens: int, compute: int, recompute: str) -> floa
     widths = (_ATTENTION_WIDTHS[recompute] + more) * shape.width
     widths += (_FEED_FORWARD_WIDTHS[recompute] + more) * shape.feed_forward
     return shape.layers * tokens * compute * widths
+
+
+def _of_a_logit(recipe: Recipe) -> int:
+    if recipe.objective.type == "Distillation":
+        return _LOGIT_WITH_TEACHER
+    return _LOGIT_IN_FP16 if recipe.training.precision == "FP16" else _LOGIT
 
 
 def _moments(shape: Shape, recipe: Recipe) -> float:
@@ -269,6 +204,7 @@ class Choice:
     """How a job uses the memory of a rank.
 
     kind: the activation checkpointing, one of KINDS.
+    chunk_numbers: logits of a chunk of the loss.
     estimate: what it then needs.
     limit: the bytes that a rank may use.
     shape: the model that this is of.
@@ -276,10 +212,16 @@ class Choice:
     """
 
     kind: Recomputation
+    chunk_numbers: int
     estimate: Estimate
     limit: float
     shape: Shape
     staged: float
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of a chunk of the loss."""
+        return max(1, self.chunk_numbers // self.shape.vocabulary)
 
     @property
     def plan(self) -> MemoryPlan:
@@ -298,17 +240,27 @@ class Choice:
 def decide(
     network: Network, recipe: Recipe, world: World, row_tokens: int, teacher: Network | None
 ) -> Choice:
-    """Choose the activation checkpointing: the recipe's, or for Auto the least that fits, or else the most there is."""
+    """Choose the activation checkpointing and the chunks of the loss.
+
+    The former is the recipe's, or for Auto the least that fits, or else the most there is. Chunks are large where that fits too, on a
+    GPU and with the output layer trained: a frozen one has no gradient to add up, and a CPU no time to win.
+    """
     shape = Shape.of(network, teacher, quantised=recipe.method.type == "QLoRA", ranks=world.size)
     asked = recipe.training.activation_checkpointing
     kinds = KINDS if asked == "Auto" else (asked,)
     shards = _shards(recipe, world)
     limit = available(world) * _USABLE
+    needed = partial(estimate, shape, recipe, shards=shards, row_tokens=row_tokens)
     for kind in kinds:
-        found = estimate(shape, recipe, shards=shards, row_tokens=row_tokens, recompute=kind)
+        found = needed(recompute=kind)
         if found.total <= limit or kind == kinds[-1]:
             break
-    return Choice(kind, found, limit, shape, staged(shape, recipe, shards=shards))
+    chunk_numbers = chunks.SMALL
+    if world.card is not None and shape.head:
+        larger = needed(recompute=kind, chunk_numbers=chunks.LARGE)
+        if larger.total <= limit:
+            found, chunk_numbers = larger, chunks.LARGE
+    return Choice(kind, chunk_numbers, found, limit, shape, staged(shape, recipe, shards=shards))
 
 
 def choose(
@@ -322,7 +274,8 @@ def choose(
     choice = decide(network, recipe, world, row_tokens, teacher)
     limit = choice.limit
     world.say(
-        f"memory: about {choice.estimate} of {limit / _GIB:.1f} GiB; activation checkpointing {choice.kind}"
+        f"memory: about {choice.estimate} of {limit / _GIB:.1f} GiB; activation checkpointing {choice.kind}; "
+        f"logits of {choice.chunk} tokens at a time"
     )
     if choice.staged:
         where = f"{'pinned ' if world.card else ''}memory of the host"
@@ -397,4 +350,7 @@ def _plain(training: Training) -> Training:
 
 def _adapted(shape: Shape) -> Shape:
     """Return the shape of the model with an adapter of about a hundredth of its parameters."""
-    return replace(shape, trained=shape.parameters // 100, root_trained=0, copied=0, head=0, matrices=0)
+    trained = shape.parameters // 100
+    return replace(
+        shape, trained=trained, embedding_trained=0, output_trained=0, copied=0, head=0, matrices=0
+    )

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.nn import functional
 
 from finetune_trainer.train.model import attention, noise
+from finetune_trainer.train.model.head import Head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from finetune_trainer.train.data.feed import Collator, Examples
     from finetune_trainer.train.data.pack import Batch
 
-    Computation = Callable[["Network", Batch], tuple[torch.Tensor, torch.Tensor]]
-    """What a forward pass computes of a batch: two tensors."""
+    Computation = Callable[["Network", Batch, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    """What a forward pass computes of a batch and the hidden states at its targets: two tensors."""
 
 
 class Objective(Protocol):
@@ -37,8 +37,16 @@ class Objective(Protocol):
     has_reference: ClassVar[bool] = False
     """Whether `prepare` computes the reference of a split."""
 
-    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the summed loss, an fp32 scalar, and the sums for the metrics, fp32 [sums]."""
+    def __call__(
+        self, network: Network, batch: Batch, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the summed loss, an fp32 scalar, and the sums for the metrics, fp32 [sums].
+
+        Args:
+            network: the network, whose head is gathered.
+            batch: the batch.
+            hidden: last hidden states at its targets [targets, width].
+        """
 
     def count(self, batch: Batch) -> int:
         """Return the number of losses in a batch: by default one a target."""
@@ -71,8 +79,7 @@ class Objective(Protocol):
 class Network(nn.Module):
     """A model and its objective in one forward pass.
 
-    It is the root FSDP module, so that the output layer stays unsharded while the loss applies it in chunks, also
-    where it is tied to the embedding.
+    It is the root FSDP module, in whose forward pass the loss is computed too.
 
     Args:
         model: a causal language model, with or without peft's adapters.
@@ -82,29 +89,36 @@ class Network(nn.Module):
 
     def __init__(self, model: nn.Module, objective: Objective, neftune_alpha: float | None = None) -> None:
         super().__init__()
+        # NB: the model comes first: a module with two names, as the output layer has, is known by the first.
         self.model = model
+        self.head = Head(self.base)
         self.objective = objective
         self.neftune_alpha = neftune_alpha
         self._computation: Computation | None = None
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the objective's loss and metrics of a batch, or what `no_grad_forward` computes instead."""
-        return (self._computation or self.objective)(self, batch)
+        computation = self._computation or self.objective
+        hidden = batch.at_targets(self.hidden(batch))
+        found: tuple[torch.Tensor, torch.Tensor] = self.head(
+            hidden, lambda states: computation(self, batch, states)
+        )
+        return found
 
     @contextmanager
     def no_grad_forward(self, computation: Computation | None = None) -> Iterator[None]:
         """Run forward passes in evaluation mode and without gradients, of the objective or of another computation.
 
-        NB: without a backward pass the output layer stays unsharded, and code that expects sharded parameters fails;
-        this shards it again at the end.
+        NB: code that expects sharded parameters fails where they are gathered, so they are sharded again at the end.
         """
         self._computation = computation
         self.eval()
         try:
-            with torch.no_grad(), self.unsharded():
+            with torch.no_grad():
                 yield
         finally:
             self._computation = None
+            self.shard_again()
 
     @property
     def base(self) -> PreTrainedModel:
@@ -112,21 +126,11 @@ class Network(nn.Module):
         return base_of(self.model)
 
     @property
-    def vocabulary(self) -> int:
-        """The number of logits per token."""
-        return int(self.base.config.get_text_config().vocab_size)
-
-    @property
-    def head_parameters(self) -> list[nn.Parameter]:
-        """The parameters of the output layer."""
-        return list(self.base.get_output_embeddings().parameters())
-
-    def at_targets(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the last hidden states at the targets [targets, width], and the targets [targets]."""
-        hidden = self.hidden(batch).flatten(0, 1)
-        return hidden.index_select(0, batch.target_at), batch.targets.flatten().index_select(
-            0, batch.target_at
-        )
+    def tied(self) -> bool:
+        """Whether the embedding and the output layer share a weight."""
+        ends = (self.base.get_input_embeddings(), self.head)
+        first, last = ({id(weight) for weight in end.parameters()} for end in ends)
+        return bool(first & last)
 
     def hidden(self, batch: Batch) -> torch.Tensor:
         """Return the last hidden states of a batch [rows, length, width]."""
@@ -149,35 +153,18 @@ class Network(nn.Module):
         return states.last_hidden_state
 
     def own_logits(self, batch: Batch) -> torch.Tensor:
-        """Return the logits of the model's own forward pass [rows, length, vocabulary]; each row must be one document."""
+        """Return the logits of the model's own forward pass [rows, length, vocabulary]; each row must be one document.
+
+        NB: only what runs in the forward pass of the network may call this: there the output layer is gathered.
+        """
         model: Any = self.model
         return model(input_ids=batch.input_ids, use_cache=False, **self._attention_arguments(batch)).logits
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits of some hidden states, fp32 [tokens, vocabulary], scaled as the model's own forward does."""
-        logits = _of_head(self.base.get_output_embeddings(), hidden).float()
-        config = self.base.config.get_text_config()
-        factors = [getattr(config, name, None) for name in ("logit_scale", "lm_head_multiplier")]
-        divisor = getattr(config, "logits_scaling", None)
-        if divisor is not None:
-            # HyperCLOVA X multiplies where other models divide.
-            factors.append(divisor if config.model_type == "hyperclovax" else 1 / divisor)
-        for factor in factors:
-            logits = logits if factor is None else logits * factor
-        cap = getattr(config, "final_logit_softcapping", None)
-        return torch.tanh(logits / cap) * cap if cap else logits
-
-    @contextmanager
-    def unsharded(self) -> Iterator[None]:
-        """Keep the output layer unsharded outside of the forward pass too."""
-        if not isinstance(self, FSDPModule):
-            yield
-            return
-        self.unshard()
-        try:
-            yield
-        finally:
-            self.reshard()
+    def shard_again(self) -> None:
+        """Free what a forward pass without a backward pass leaves gathered: the output layer, and the rest of the root's group."""
+        for module in (self, self.head):
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     @contextmanager
     def _noise(self, batch: Batch) -> Iterator[None]:
@@ -206,22 +193,6 @@ class Network(nn.Module):
         if config.peft_type == "PREFIX_TUNING":
             return model.get_prompt(rows)
         return model.prompt_encoder["default"].embedding.weight.unsqueeze(0).expand(rows, -1, -1)
-
-
-def _of_head(head: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """The logits of an output layer; those of new tokens are of their trained rows.
-
-    NB: peft's own forward puts these rows into a copy of the whole weight, of each chunk of tokens, and has a gradient for it.
-    """
-    layer = getattr(head, "token_adapter", None)
-    if layer is None:
-        found: torch.Tensor = head(hidden)
-        return found
-    (ids,) = layer.token_indices.values()
-    (rows,) = layer.trainable_tokens_delta.values()
-    logits: torch.Tensor = layer.base_layer(hidden)
-    at = torch.tensor(ids, device=hidden.device)
-    return logits.index_copy(-1, at, functional.linear(hidden, rows.to(hidden.dtype)))
 
 
 def base_of(model: nn.Module) -> PreTrainedModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from finetune_trainer.train.model.network import Network, decoder_layers
 from finetune_trainer.train.model.precision import compute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from finetune_trainer.train.runtime.distributed import World
 
@@ -33,9 +34,10 @@ def mesh(strategy: str, world: World) -> DeviceMesh:
 
 
 def shard(network: Network, over: DeviceMesh, precision: str, *, replicate_frozen: bool = False) -> Network:
-    """Shard a network, one FSDP group per decoder layer.
+    """Shard a network: an FSDP group for each decoder layer, one for the embedding and one for the output layer.
 
-    Parameters keep their dtype, gradients are reduced in fp32; layers compute in the precision.
+    The embedding is gathered for its forward pass alone, and the output layer until its gradient is known, which is at the beginning of
+    the backward pass. Parameters keep their dtype, gradients are reduced in fp32; layers compute in the precision.
     Gradients are summed over the ranks, not averaged: the loop divides the loss by the global count.
 
     Args:
@@ -49,19 +51,40 @@ def shard(network: Network, over: DeviceMesh, precision: str, *, replicate_froze
     policy = MixedPrecisionPolicy(
         param_dtype=compute(precision), reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    ignored = (
-        {weight for weight in network.parameters() if not weight.requires_grad} if replicate_frozen else None
-    )
-    for layer in decoder_layers(network):
-        fully_shard(layer, mesh=over, mp_policy=policy, ignored_params=ignored)
-    # NB: the embedding and the output layer may be tied, and the loss applies the output layer in chunks: both stay in
-    # the root's group, which is unsharded from the start of the forward pass to the end of the backward.
-    fully_shard(network, mesh=over, mp_policy=policy, ignored_params=ignored, reshard_after_forward=False)
+    ignored = {weight for weight in network.parameters() if replicate_frozen and not weight.requires_grad}
+    group = partial(fully_shard, mesh=over, mp_policy=policy)
+    layers = decoder_layers(network)
+    for layer in layers:
+        group(layer, ignored_params=ignored)
+    if not network.tied:
+        embedding: Any = network.base.get_input_embeddings()
+        group(embedding, ignored_params=ignored)
+        # NB: its gradient needs the tokens alone; it would be gathered again at the end of the backward pass.
+        embedding.set_unshard_in_backward(False)
+        group(network.head, ignored_params=ignored, reshard_after_forward=False)
+        _prefetch(network.head, layers)
+        # The model has the output layer too, where the root would find it.
+        ignored |= {*network.head.parameters()}
+    # What is left is small, the last norm above all, or tied: the loss needs a tied embedding too. It stays gathered from the
+    # start of the forward pass to the end of the backward.
+    group(network, ignored_params=ignored, reshard_after_forward=False)
     for module in sharded(network):
         module.set_gradient_divide_factor(1.0)
         # NB: over gloo, averaging silently sums (pytorch#162338), and scaled sums do not exist.
         module.set_force_sum_reduction_for_comms(True)
     return network
+
+
+def _prefetch(head: Any, layers: Sequence[Any]) -> None:
+    """Gather the output layer while the last decoder layer computes.
+
+    Without this its gather would begin when the CPU has launched the whole of that layer, which is too late where the GPU waits for
+    the CPU. It must be asked for before it is asynchronous; and it is asynchronous because FSDP otherwise keeps the buffer of the last
+    gather of a forward pass to its end: a second copy of the output layer, during the loss, when a rank needs most memory.
+    """
+    head._set_unshard_async_op(True)  # noqa: SLF001 - there is no public way
+    for layer in layers[-1:]:
+        layer.set_modules_to_forward_prefetch([head])
 
 
 def sharded(network: nn.Module) -> list[FSDPModule]:

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from finetune_crds import contract
-from finetune_trainer.train.model import chunks
 from finetune_trainer.train.model.network import Network, Objective
 
 if TYPE_CHECKING:
@@ -41,19 +40,14 @@ class Answers:
     examples: int
 
     @classmethod
-    def of(cls, network: Network, batch: Batch) -> Answers:
-        """Compute the hidden states of a batch."""
-        hidden, targets = network.at_targets(batch)
-        owners = batch.owners.flatten().index_select(0, batch.target_at)
+    def of(cls, network: Network, batch: Batch, hidden: torch.Tensor) -> Answers:
+        """The answers in a batch, with the hidden states at its targets."""
+        targets, owners = batch.at_targets(batch.targets), batch.at_targets(batch.owners)
         return cls(network, hidden, targets, owners, len(batch.examples))
 
     def log_probabilities(self) -> torch.Tensor:
         """Return the log-probability of each answer, fp32 [examples, 2], without a gradient."""
-        network = self.network
-        each = chunks.log_probabilities(
-            network.logits, self.hidden.detach(), self.targets, network.vocabulary
-        )
-        return self._by_answer(each)
+        return self._by_answer(self.network.head.log_probabilities(self.hidden.detach(), self.targets))
 
     def lengths(self) -> torch.Tensor:
         """Return the number of targets of each answer, at least 1, fp32 [examples, 2]."""
@@ -68,16 +62,13 @@ class Answers:
         """
         if not torch.is_grad_enabled():
             return loss
-        network, targets = self.network, self.targets
-        slope = slopes.flatten()[self.owners]
+        targets, slope = self.targets, slopes.flatten()[self.owners]
 
         def score(logits: torch.Tensor, chunk: slice) -> torch.Tensor:
             each = functional.cross_entropy(logits, targets[chunk], reduction="none")
             return -(slope[chunk] * each).sum()
 
-        linear = chunks.summed(
-            score, network.logits, self.hidden, network.head_parameters, network.vocabulary
-        )
+        linear = self.network.head.summed(score, self.hidden)
         return linear + (loss - linear).detach()
 
     def _by_answer(self, each: torch.Tensor) -> torch.Tensor:
@@ -124,9 +115,9 @@ def gains(answers: Answers, batch: Batch) -> torch.Tensor:
     return answers.log_probabilities() - batch.reference
 
 
-def _reference(network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def _reference(network: Network, batch: Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the log-probabilities of a batch's answers, fp32 [examples, 2], and no metrics."""
-    found = Answers.of(network, batch).log_probabilities()
+    found = Answers.of(network, batch, hidden).log_probabilities()
     return found, found.new_zeros(0)
 
 

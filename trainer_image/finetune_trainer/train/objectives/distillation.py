@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.nn import functional
 
-from finetune_trainer.train.model import chunks
 from finetune_trainer.train.model.network import Network, Objective
 
 if TYPE_CHECKING:
@@ -33,9 +32,11 @@ class Distillation(Objective):
         self.weight = spec.weight
         self.teacher = teacher
 
-    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(
+        self, network: Network, batch: Batch, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the summed loss, an fp32 scalar, and the sum of its divergences."""
-        hidden, targets = network.at_targets(batch)
+        targets = batch.at_targets(batch.targets)
         with torch.no_grad():
             taught, _ = self.teacher(batch)
         divergences = hidden.new_zeros(1, dtype=torch.float32)
@@ -43,7 +44,7 @@ class Distillation(Objective):
         def score(logits: torch.Tensor, chunk: slice) -> torch.Tensor:
             with torch.no_grad():
                 teacher = functional.log_softmax(
-                    self.teacher.logits(taught[chunk]) / self.temperature, dim=-1
+                    self.teacher.head.logits(taught[chunk]) / self.temperature, dim=-1
                 )
             student = functional.log_softmax(logits / self.temperature, dim=-1)
             divergence = functional.kl_div(student, teacher, reduction="sum", log_target=True)
@@ -51,14 +52,18 @@ class Distillation(Objective):
             data = functional.cross_entropy(logits, targets[chunk], reduction="sum")
             return self.weight * self.temperature**2 * divergence + (1.0 - self.weight) * data
 
-        with self.teacher.unsharded():
-            total = chunks.summed(score, network.logits, hidden, network.head_parameters, network.vocabulary)
+        # NB: the teacher's output layer is gathered since its forward pass, which no backward pass follows.
+        total = network.head.summed(score, hidden)
+        self.teacher.shard_again()
         return total, divergences
 
 
 class TeacherStates(Objective):
     """The computation of a teacher: its hidden states at a batch's targets [targets, width]."""
 
-    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the hidden states at the targets, and the targets."""
-        return network.at_targets(batch)
+    def __call__(
+        self, network: Network, batch: Batch, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the hidden states, and no metrics."""
+        del network, batch
+        return hidden, hidden.new_zeros(0)

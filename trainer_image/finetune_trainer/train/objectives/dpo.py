@@ -32,9 +32,11 @@ class Dpo(Referenced):
         self.beta = beta
         self.label_smoothing = label_smoothing
 
-    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(
+        self, network: Network, batch: Batch, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the summed loss, an fp32 scalar, and the sums of reward margins and of correctly ranked pairs."""
-        answers = Answers.of(network, batch)
+        answers = Answers.of(network, batch, hidden)
         gained = gains(answers, batch)
         margins = self.beta * (gained[:, 0] - gained[:, 1])
         flipped = self.label_smoothing if network.training else 0.0
@@ -60,9 +62,11 @@ class Ipo(Referenced):
     def __init__(self, beta: float) -> None:
         self.beta = beta
 
-    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(
+        self, network: Network, batch: Batch, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the summed loss, an fp32 scalar, and the sums of reward margins and of correctly ranked pairs."""
-        answers = Answers.of(network, batch)
+        answers = Answers.of(network, batch, hidden)
         gained, lengths = gains(answers, batch), answers.lengths()
         means = gained / lengths
         missed = means[:, 0] - means[:, 1] - 1 / (2 * self.beta)

@@ -42,13 +42,15 @@ class Kto(Referenced):
         self.beta = spec.beta
         self.weights = (spec.desirable_weight, spec.undesirable_weight)
 
-    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(
+        self, network: Network, batch: Batch, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the summed loss, an fp32 scalar, and sums.
 
         These are of the rewards of good answers, of those of bad ones, of good answers, of bad ones, and of z.
         """
         assert batch.labels is not None  # noqa: S101 - unpaired examples have them
-        answers = Answers.of(network, batch)
+        answers = Answers.of(network, batch, hidden)
         own, others = gains(answers, batch).unbind(dim=1)
         divergence = _mean_of_ranks(others).clamp(min=0)
         good = batch.labels.float()

@@ -33,9 +33,11 @@ class Orpo(OfAnswers):
     def __init__(self, weight: float) -> None:
         self.weight = weight
 
-    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(
+        self, network: Network, batch: Batch, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the summed loss, an fp32 scalar, and the sums of reward margins and of correctly ranked pairs."""
-        answers = Answers.of(network, batch)
+        answers = Answers.of(network, batch, hidden)
         lengths = answers.lengths()
         means = answers.log_probabilities() / lengths
         bounded = means.clamp(max=_GREATEST)

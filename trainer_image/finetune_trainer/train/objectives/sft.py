@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.nn import functional
 
-from finetune_trainer.train.model import chunks
 from finetune_trainer.train.model.network import Network, Objective
 
 if TYPE_CHECKING:
@@ -30,9 +29,11 @@ class Sft(Objective):
     def __init__(self, label_smoothing: float = 0.0) -> None:
         self.label_smoothing = label_smoothing
 
-    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(
+        self, network: Network, batch: Batch, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the summed cross-entropy, an fp32 scalar, and no metrics; a network in evaluation mode has no smoothing."""
-        hidden, targets = network.at_targets(batch)
+        targets = batch.at_targets(batch.targets)
         smoothing = self.label_smoothing if network.training else 0.0
 
         def score(logits: torch.Tensor, chunk: slice) -> torch.Tensor:
@@ -40,5 +41,5 @@ class Sft(Objective):
                 logits, targets[chunk], reduction="sum", label_smoothing=smoothing
             )
 
-        total = chunks.summed(score, network.logits, hidden, network.head_parameters, network.vocabulary)
+        total = network.head.summed(score, hidden)
         return total, total.new_zeros(0)

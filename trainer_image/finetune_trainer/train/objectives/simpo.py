@@ -31,9 +31,11 @@ class Simpo(OfAnswers):
         self.beta = beta
         self.gamma = gamma
 
-    def __call__(self, network: Network, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(
+        self, network: Network, batch: Batch, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the summed loss, an fp32 scalar, and the sums of reward margins and of correctly ranked pairs."""
-        answers = Answers.of(network, batch)
+        answers = Answers.of(network, batch, hidden)
         lengths = answers.lengths()
         means = answers.log_probabilities() / lengths
         margins = self.beta * (means[:, 0] - means[:, 1])

@@ -1,0 +1,54 @@
+"""The sizes of Llama 3.1, without weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from finetune_trainer.train.model import adapt, load
+from finetune_trainer.train.model.network import Network
+from finetune_trainer.train.model.new_tokens import NO_TOKENS, NewTokens
+from finetune_trainer.train.model.shape import Shape
+from finetune_trainer.train.objectives.sft import Sft
+from support import networks
+
+LLAMA_8B = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+LLAMA_70B = {
+    "vocab_size": 128256,
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+}
+PARAMETERS = {"8B": 8_030_261_248, "70B": 70_553_706_496}
+# Rank 16 on all seven products of a layer: 16 x 32 x (2 x 8192 + 2 x 5120 + 3 x 18432).
+ADAPTER_8B = 41_943_040
+ENDS_8B = 2 * 128256 * 4096
+
+
+def shape_of(
+    config: dict[str, int],
+    method: str,
+    lora: dict[str, Any] | None = None,
+    new: NewTokens = NO_TOKENS,
+    *,
+    tied: bool = False,
+) -> Shape:
+    """The sizes of a model with what a method trains."""
+    from transformers import LlamaConfig
+
+    model = load.empty(LlamaConfig(**config, tie_word_embeddings=tied), torch.bfloat16, trust=False)
+    new.enlarge(model)
+    spec = {"type": method, **({"lora": lora} if lora else {})}
+    adapted = adapt.adapt(model, networks.recipe(Path("/base"), method=spec).method, "base", new)
+    return Shape.of(Network(adapted, Sft()), None, quantised=False)

@@ -1,0 +1,69 @@
+"""The sizes of models that the estimate of their memory depends on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from finetune_trainer.train.model import adapt, load
+from finetune_trainer.train.model.network import Network
+from finetune_trainer.train.model.new_tokens import NewTokens
+from finetune_trainer.train.model.shape import Shape
+from finetune_trainer.train.objectives.sft import Sft
+from support import networks
+from support.shapes import ADAPTER_8B, ENDS_8B, LLAMA_8B, LLAMA_70B, PARAMETERS, shape_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]
+
+# Of the embedding, and of the output layer.
+END = ENDS_8B // 2
+
+
+def ends(shape: Shape) -> tuple[int, int, int, int, int]:
+    """The numbers of both ends, and how many of them are trained."""
+    return shape.embedding, shape.embedding_trained, shape.output, shape.output_trained, shape.head
+
+
+def test_shapes_are_those_of_the_models() -> None:
+    full, adapted = shape_of(LLAMA_8B, "Full"), shape_of(LLAMA_8B, "LoRA")
+    assert (full.parameters, full.trained) == (PARAMETERS["8B"], PARAMETERS["8B"])
+    assert ends(full) == (END, END, END, END, END)
+    assert (full.layers, full.width, full.feed_forward) == (32, 4096, 14336)
+    assert (adapted.parameters, adapted.trained) == (PARAMETERS["8B"] + ADAPTER_8B, ADAPTER_8B)
+    assert (ends(adapted), adapted.copied) == ((END, 0, END, 0, 0), 0)
+    assert shape_of(LLAMA_70B, "Full").parameters == PARAMETERS["70B"]
+
+
+def test_what_is_trained_whole_is_also_there_as_it_was() -> None:
+    whole = shape_of(LLAMA_8B, "LoRA", {"modulesToSave": ["embed_tokens", "lm_head"]})
+    trained = ADAPTER_8B + ENDS_8B
+    assert (whole.parameters, whole.trained) == (PARAMETERS["8B"] + trained, trained)
+    assert ends(whole) == (2 * END, END, 2 * END, END, END)
+
+
+def test_new_tokens_have_rows_in_both_ends_and_a_copy_of_the_embedding() -> None:
+    new, rows = shape_of(LLAMA_8B, "LoRA", new=NewTokens((128256, 128257))), 2 * 4096
+    # In the weight, where nothing is trained, and beside it.
+    assert ends(new) == (END + 2 * rows, rows, END + 2 * rows, rows, rows)
+    assert (new.trained, new.copied) == (ADAPTER_8B + 2 * rows, ENDS_8B + 2 * rows)
+
+
+def test_a_tied_output_layer_is_a_part_of_the_embedding() -> None:
+    tied = shape_of(LLAMA_8B, "Full", tied=True)
+    assert tied.parameters == PARAMETERS["8B"] - END
+    assert (tied.tied, ends(tied)) == (True, (END, END, 0, 0, END))
+
+
+def test_a_four_bit_base_is_counted_as_it_is_stored(base_model: Path) -> None:
+    recipe = networks.recipe(base_model, method={"type": "QLoRA"})
+    with networks.alone() as world:
+        model = load.quantised(recipe, base_model, world, like=load.skeleton(recipe, base_model, world))
+    adapted = adapt.adapt(model, recipe.method, "base")
+    shape = Shape.of(Network(adapted, Sft()), None, quantised=True)
+    linear = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64)
+    rest = model.get_input_embeddings().weight.numel() + 5 * 32
+    assert (shape.whole, shape.whole_bytes) == (linear // 2 + rest, linear // 2 + 4 * rest)

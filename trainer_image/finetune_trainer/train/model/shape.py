@@ -1,0 +1,123 @@
+"""The sizes of a model that the estimate of its memory depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from finetune_trainer.train.model import muon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from finetune_trainer.train.model.network import Network
+
+_FOUR_BITS = 4.5 / 8
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a model that an estimate depends on."""
+
+    parameters: int
+    trained: int
+    whole: int
+    """Parameters that are not sharded: a four-bit base."""
+    whole_bytes: float
+    teacher: int
+    """Parameters of the teacher on a rank: its shard, with two layers and the output layer gathered."""
+    layers: int
+    width: int
+    feed_forward: int
+    embedding: int
+    """Parameters of the embedding; with those of an output layer that is tied to it."""
+    embedding_trained: int = 0
+    """Those of them that are trained."""
+    output: int = 0
+    """Parameters of an output layer that is not tied."""
+    output_trained: int = 0
+    """Those of them that are trained."""
+    tied: bool = False
+    """Whether the embedding is gathered from the beginning of a step to its end, since it is the output layer too."""
+    copied: int = 0
+    """Numbers of a copy of the embedding, into which peft puts the trained rows of new tokens, and of its gradient."""
+    head: int = 0
+    """Parameters of the output layer, tied or not, where it is trained."""
+    vocabulary: int = 0
+    matrices: int = 0
+    """Trained parameters in matrices of the layers, which Muon takes."""
+
+    @classmethod
+    def of(cls, network: Network, teacher: Network | None, *, quantised: bool, ranks: int = 1) -> Shape:
+        """Return the sizes of a network before sharding, also on the meta device.
+
+        Args:
+            network: the network to train.
+            teacher: of a distillation.
+            quantised: whether frozen weights are in four bits, and unsharded on each rank.
+            ranks: over which the teacher is sharded.
+        """
+        config = network.base.config.get_text_config()
+        frozen = [weight for weight in network.base.parameters() if not weight.requires_grad]
+        embedding, tied = network.base.get_input_embeddings(), network.tied
+        first = _ends(network) if tied else list(embedding.parameters())
+        last = [] if tied else list(network.head.parameters())
+        return cls(
+            parameters=sum(weight.numel() for weight in network.parameters()),
+            trained=sum(weight.numel() for weight in network.parameters() if weight.requires_grad),
+            whole=sum(weight.numel() for weight in frozen) if quantised else 0,
+            whole_bytes=_stored_bytes(network) if quantised else 0,
+            teacher=0 if teacher is None else _held_of_teacher(teacher, ranks),
+            layers=config.num_hidden_layers,
+            width=config.hidden_size,
+            feed_forward=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+            embedding=_numbers(first),
+            embedding_trained=_numbers(first, trained=True),
+            output=_numbers(last),
+            output_trained=_numbers(last, trained=True),
+            tied=tied,
+            copied=2 * embedding.token_adapter.base_layer.weight.numel()
+            if hasattr(embedding, "token_adapter")
+            else 0,
+            head=_numbers(network.head.parameters(), trained=True),
+            vocabulary=network.head.vocabulary,
+            matrices=sum(weight.numel() for weight in muon.matrices(network)),
+        )
+
+
+def _ends(network: Network) -> list[nn.Parameter]:
+    """The parameters of the embedding and the output layer; tied ones once."""
+    both = (*network.base.get_input_embeddings().parameters(), *network.head.parameters())
+    return list({id(weight): weight for weight in both}.values())
+
+
+def _numbers(weights: Iterable[nn.Parameter], *, trained: bool = False) -> int:
+    """The numbers in some parameters, or in those of them that are trained."""
+    return sum(weight.numel() for weight in weights if weight.requires_grad or not trained)
+
+
+def _held_of_teacher(teacher: Network, ranks: int) -> int:
+    """The numbers of a teacher that a rank holds: its shard, and what is gathered of two layers or of the output layer."""
+    parameters = _numbers(teacher.parameters())
+    layers: int = teacher.base.config.get_text_config().num_hidden_layers
+    a_layer = (parameters - _numbers(_ends(teacher))) // max(1, layers)
+    return parameters // ranks + 2 * a_layer + _numbers(teacher.head.parameters())
+
+
+def _stored_bytes(network: Network) -> float:
+    """Return the bytes of a frozen base in four bits; on the meta device, after quantisation.
+
+    Four bits a number and an fp32 constant every 64, which double quantisation makes less (Dettmers et al.,
+    arXiv:2305.14314, section 3); the embedding and the output layer are not quantised.
+    """
+    products = {id(module.weight) for module in network.base.modules() if isinstance(module, nn.Linear)} - {
+        id(weight) for weight in network.head.parameters()
+    }
+    stored = 0.0
+    for weight in network.base.parameters():
+        if not weight.requires_grad:
+            pending = weight.is_meta and id(weight) in products
+            stored += weight.numel() * (_FOUR_BITS if pending else weight.element_size())
+    return stored
