@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from finetune_trainer.train.model import seeds
 from finetune_trainer.train.model.rows import local_rows
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class CompactAdamW(torch.optim.Optimizer):
         noise = None
         if values.dtype == torch.bfloat16:
             noise = torch.Generator(values.device)
-            noise.manual_seed(_mixed(self._seed, self.number, at, rows.start or 0))
+            noise.manual_seed(seeds.mixed(self._seed, self.number, at, rows.start or 0))
         for part in _parts(values):
             # NB: what is not a number must not reach the quantisation, which looks numbers up.
             gradient = torch.where(taken, gradients[part].float(), 0.0)
@@ -233,7 +233,3 @@ def _values(*, signed: bool) -> tuple[float, ...]:
 
     found: list[float] = create_dynamic_map(signed=signed).tolist()  # type: ignore[no-untyped-call]
     return tuple(found)
-
-
-def _mixed(*numbers: int) -> int:
-    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
