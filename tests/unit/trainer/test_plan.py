@@ -65,17 +65,19 @@ def test_a_step_sends_what_fsdp_sends(config: Path) -> None:
     """Layers are gathered for each pass, both ends and the last norm once; gradients are reduced once, in fp32."""
     made = plan.of(recipe(config, nodes=2, gpus=2, maxLength=64), config, H100)
     a_layer = 4 * WIDTH**2 + 9 * WIDTH**2 + 2 * WIDTH
-    root = 2 * VOCABULARY * WIDTH + WIDTH
+    rest = 2 * VOCABULARY * WIDTH + WIDTH
     assert made.step.traffic == {
-        "all-gather": accounting.Traffic(2 * LAYERS + 3, 2 * (2 * LAYERS * a_layer + root)),
+        "all-gather": accounting.Traffic(2 * LAYERS + 3, 2 * (2 * LAYERS * a_layer + rest)),
         # The norm of each weight's gradient.
         "all-reduce": accounting.Traffic(1, 4 * (9 * LAYERS + 3)),
-        "reduce-scatter": accounting.Traffic(LAYERS + 3, 4 * (LAYERS * a_layer + root)),
+        "reduce-scatter": accounting.Traffic(LAYERS + 3, 4 * (LAYERS * a_layer + rest)),
     }
     assert made.step.waits == []
-    weights = LAYERS * a_layer + root
-    # No more than the root's gradients while they are reduced: DTensor finds shapes on tensors of whole size.
+    weights = LAYERS * a_layer + rest
+    # Less than all gradients: DTensor finds shapes on tensors of whole size.
     assert made.step.peak["working"] < 4 * weights
+    # The output layer and the last norm, in the loss, when most is in use: no buffer of their gather is left.
+    assert made.step.peak["gathered"] == pytest.approx(2 * (VOCABULARY * WIDTH + WIDTH), rel=0.001)
     # Besides buffers, and the optimizer's counts of steps, a block each.
     assert made.step.peak["parameters"] == pytest.approx(4 * weights / 4, rel=0.001)
     assert made.step.peak["optimizer"] == pytest.approx(8 * weights / 4, rel=0.001)
