@@ -27,7 +27,7 @@ from finetune_trainer.train import build, graphs
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.data.dataset import Split
 from finetune_trainer.train.loop import take_step
-from finetune_trainer.train.model import accounting, adapt, load, memory, shard, weights
+from finetune_trainer.train.model import accounting, adapt, compact_adamw, load, memory, shard, weights
 from finetune_trainer.train.model.network import Network
 from finetune_trainer.train.model.optimizer import Optimizer
 from finetune_trainer.train.runtime.device import Card
@@ -231,6 +231,10 @@ def measured(
     Raises:
         RecipeRefusedError: the step depends on values, which fake tensors do not have.
     """
+    # NB: bitsandbytes makes its tables once, of values that fake tensors do not have.
+    if recipe.training.optimizer.type == "AdamW8bit":
+        compact_adamw.code_values(signed=True)
+        compact_adamw.code_values(signed=False)
     with fake:
         build.wrap(network, recipe, recompute, over)
         weights.materialise(network, _DEVICE)
