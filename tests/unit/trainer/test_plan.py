@@ -110,9 +110,7 @@ CASES: list[tuple[str, str, int, dict[str, Any]]] = [
 def test_the_estimate_is_about_what_is_planned(
     config: Path, method: str, recompute: str, gpus: int, changes: dict[str, Any]
 ) -> None:
-    asked = recipe(
-        config, gpus=gpus, method={"type": method}, activationCheckpointing=recompute, **changes
-    )
+    asked = recipe(config, gpus=gpus, method={"type": method}, activationCheckpointing=recompute, **changes)
     made = plan.of(asked, config, H100)
     assert made.choice.estimate.total == pytest.approx(made.step.total, rel=0.15)
 
