@@ -236,6 +236,37 @@ def test_the_command_prints_a_plan(
     assert lines[4].startswith(f"all-gather: {2 * LAYERS + 3} a step, ")
 
 
+@pytest.mark.parametrize("method", ["Full", "DoRA", "QLoRA"])
+def test_new_tokens_have_rows_in_a_plan(config: Path, method: str) -> None:
+    """In both ends: all of them, or those that are trained and the frozen ones under them."""
+    asked = recipe(config, gpus=2, method={"type": method}, maxLength=64)
+    added = asked.model.model_copy(update={"new_tokens": ["<tool>", "</tool>"]})
+    before, after = (
+        plan.of(asked.model_copy(update={"model": model}), config, H100).choice.shape
+        for model in (asked.model, added)
+    )
+    rows = 2 * 2 * WIDTH
+    grown = (after.parameters - before.parameters, after.trained - before.trained)
+    assert grown == ((rows, rows) if method == "Full" else (2 * rows, rows))
+
+
+GPUS: dict[str, tuple[dict[str, str], float]] = {
+    "whole": ({"product": "NVIDIA-A100-SXM4-80GB"}, 80),
+    "a slice as a product": ({"product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"}, 10),
+    "a slice as a resource": (
+        {"product": "NVIDIA-A100-SXM4-80GB", "resourceName": "nvidia.com/mig-3g.40gb"},
+        40,
+    ),
+}
+
+
+@pytest.mark.parametrize(("gpu", "size"), GPUS.values(), ids=GPUS)
+def test_a_gpu_has_the_memory_that_its_name_says(config: Path, gpu: dict[str, str], size: float) -> None:
+    asked = recipe(config)
+    named = asked.distributed.model_validate({"gpusPerNode": 1, "gpu": gpu})
+    assert plan._card(asked.model_copy(update={"distributed": named}), None).memory == size * 2**30
+
+
 def test_a_gpu_of_unknown_memory_is_asked_for(config: Path) -> None:
     asked = recipe(config, gpus=1)
     with_product = asked.distributed.model_validate({"gpusPerNode": 1, "gpu": {"product": "NVIDIA-H200"}})
