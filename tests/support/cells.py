@@ -84,10 +84,10 @@ TABLE = [
     Cell("LoRA", "ORPO"),
     Cell("LoRA", "SimPO", merge=True, changes=PISSA),
     Cell("LoRA", "Distillation", changes={"method.lora.modulesToSave": ["norm"]}),
-    Cell("DoRA", "SFT", merge=True, changes=NEW_TOKENS),
+    Cell("DoRA", "SFT", merge=True),
     Cell("DoRA", "DPO"),
     Cell("DoRA", "KTO"),
-    Cell("DoRA", "ORPO", merge=True),
+    Cell("DoRA", "ORPO", merge=True, changes=NEW_TOKENS),
     Cell("DoRA", "SimPO"),
     Cell("DoRA", "Distillation"),
     # Loaded as anyone would, its base has all of its bits: 4-bit rounding is gone, and with it a little loss.

@@ -208,7 +208,7 @@ def test_a_step_reads_no_value_of_a_tensor(
     monkeypatch.setattr(attention, "_on_cpu", one_document)
     for signed in (True, False):
         # bitsandbytes makes these once, of tensors.
-        compact_adamw._values(signed=signed)
+        compact_adamw.code_values(signed=signed)
     # Wide enough for moments of 8 bits.
     config = AutoConfig.from_pretrained(base_model, hidden_size=64, head_dim=16)
     collated = pack.collate(networks.random_split(examples=4, vocabulary=200), [[0, 1], [2, 3]], pad_id=0)

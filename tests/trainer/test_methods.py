@@ -24,8 +24,8 @@ pytestmark = [
     pytest.mark.usefixtures("mlflow_imported"),
 ]
 # Each method is trained, each kind of method (full, low rank, four bits, virtual tokens) with each number of ranks that
-# makes a difference to it, and each objective with full weights or adapters, merged and not. `make test-long` trains
-# the whole table, each cell on one rank and on two.
+# makes a difference to it, each objective with full weights or adapters, merged and not, and new tokens with both.
+# `make test-long` trains the whole table, each cell on one rank and on two.
 CHOSEN = (
     "Full-DPO",
     "Full-KTO",
@@ -76,6 +76,8 @@ def test_each_method_and_each_objective_is_chosen() -> None:
     assert {cell.method for cell in chosen} == set(get_args(MethodType))
     assert {cell.objective for cell in chosen} == set(get_args(ObjectiveType))
     assert {(cell.ranks, cell.merge) for cell in chosen} == {(1, False), (1, True), (2, False), (2, True)}
+    grown = {cell.method == "Full" for cell in chosen if "model.newTokens" in cell.changes}
+    assert grown == {True, False}
 
 
 def test_a_registered_model_teaches(

@@ -14,6 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from finetune_crds.training import Training
+from finetune_trainer.tokenizer import load_tokenizer
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import shard
 from finetune_trainer.train.model.network import decoder_layers, trained
@@ -193,13 +194,25 @@ IN_HALF = [
 ]
 
 
-def mean_loss_and_norm(world: World, base: Path, case: Half, precision: str) -> list[float]:
+def save_teacher(base: Path, folder: Path) -> None:
+    """A model that is surer of its tokens than the base, and of others: beside that, the divergence is large."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(base)
+    with torch.no_grad():
+        weight = model.get_input_embeddings().weight
+        weight.copy_(20 * weight.roll(1, dims=0))
+    model.save_pretrained(folder)
+    load_tokenizer(networks.recipe(base).model, base).save_pretrained(folder)
+
+
+def mean_loss_and_norm(world: World, base: Path, teacher: Path, case: Half, precision: str) -> list[float]:
     """The mean loss over 8 examples, and the norm of its gradient."""
     objective: dict[str, Any] = {"type": case.objective}
     if case.objective == "IPO":
         objective = {"type": "DPO", "dpo": {"loss": "IPO"}}
     if case.objective == "Distillation":
-        objective["distillation"] = {"teacher": str(base)}
+        objective["distillation"] = {"teacher": str(teacher)}
     recipe = networks.recipe(
         base,
         method={"type": case.method, **({"lora": {"modulesToSave": case.whole}} if case.whole else {})},
@@ -230,9 +243,10 @@ def of_equal_chances(split: Split, vocabulary: int) -> np.ndarray:
 
 def in_both_precisions(world: World, folders: tuple[Path, Path]) -> None:
     base, results = folders
+    teacher = results / "teacher"
     found = [
         {
-            precision: mean_loss_and_norm(world, base, case, precision)
+            precision: mean_loss_and_norm(world, base, teacher, case, precision)
             for precision in (case.precision, "FP32")
         }
         for case in IN_HALF
@@ -246,6 +260,7 @@ def in_both_precisions(world: World, folders: tuple[Path, Path]) -> None:
 def test_each_method_computes_in_half_precision_what_it_does_in_fp32(
     base_model: Path, tmp_path: Path, ranks: int
 ) -> None:
+    save_teacher(base_model, tmp_path / "teacher")
     networks.on_ranks(ranks, tmp_path / "rendezvous", in_both_precisions, (base_model, tmp_path))
     found = json.loads((tmp_path / "found.json").read_text())
     cases = [case for case in IN_HALF if case.ranks == ranks]

@@ -56,20 +56,30 @@ def recipe(config: Path, size: str, *, nodes: int = 1, gpus: int = 1, **changes:
     )
 
 
-# Model, method, nodes, GPUs of each, and the collectives of a step: gathers and reductions.
+# Model, method, nodes, GPUs of each, passes of a step, and its collectives: gathers and reductions.
 PLANS = {
-    "8B Full on 2x8": ("8B", "Full", 2, 8, {"all-gather": 67, "all-reduce": 1, "reduce-scatter": 35}),
-    "70B QLoRA on 8": ("70B", "QLoRA", 1, 8, {"all-gather": 160, "all-reduce": 1, "reduce-scatter": 80}),
-    "8B LoRA on 1": ("8B", "LoRA", 1, 1, {}),
+    "8B Full on 2x8": ("8B", "Full", 2, 8, 1, {"all-gather": 67, "all-reduce": 1, "reduce-scatter": 35}),
+    "8B Full on 4 in 2 passes": (
+        *("8B", "Full", 1, 4, 2),
+        {"all-gather": 134, "all-reduce": 1, "reduce-scatter": 70},
+    ),
+    "70B QLoRA on 8": ("70B", "QLoRA", 1, 8, 1, {"all-gather": 160, "all-reduce": 1, "reduce-scatter": 80}),
+    "8B LoRA on 1": ("8B", "LoRA", 1, 1, 1, {}),
 }
 
 
 @pytest.mark.parametrize("recompute", ["None", "Selective", "Full"])
 @pytest.mark.parametrize("case", PLANS)
 def test_the_estimate_is_about_what_is_planned(case: str, recompute: str, tmp_path: Path) -> None:
-    size, method, nodes, gpus, collectives = PLANS[case]
+    size, method, nodes, gpus, passes, collectives = PLANS[case]
     asked = recipe(
-        tmp_path, size, nodes=nodes, gpus=gpus, method={"type": method}, activationCheckpointing=recompute
+        tmp_path,
+        size,
+        nodes=nodes,
+        gpus=gpus,
+        method={"type": method},
+        activationCheckpointing=recompute,
+        gradientAccumulation=passes,
     )
     made = plan.of(asked, tmp_path, H100)
     print(*made.lines(), sep="\n")

@@ -18,6 +18,7 @@ from finetune_trainer.train.model.optimizer import optimizers
 from finetune_trainer.train.objectives.answers import reference_of
 from finetune_trainer.train.objectives.sft import Sft
 from support import networks
+from support.model_files import saved
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +37,35 @@ def test_a_model_that_makes_its_logits_in_an_unknown_way_is_refused(
         f"model.base {base_model} is a llama, which makes its logits in a way that is not known here (they differ by "
         "50%): choose another model, or train it with your own script"
     )
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_model_that_overflows_in_fp16_is_told_to_use_another_precision(
+    *, broken: bool, base_model: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    base = saved(base_model, tmp_path / "base")
+    model = AutoModelForCausalLM.from_pretrained(base)
+    mlp = model.model.layers[0].mlp
+    # Numbers of FP16, whose products are none.
+    for layer in (mlp.up_proj, mlp.down_proj):
+        layer.weight.data.mul_(float("nan") if broken else 1e5)
+        assert layer.weight.isnan().all() == broken
+    model.save_pretrained(base)
+    with networks.alone() as world, pytest.raises(RecipeRefusedError) as refused:
+        networks.build(networks.recipe(base, precision="FP16"), base, world)
+    assert (refused.value.reason, refused.value.message) == (
+        "ModelOverflows",
+        f"model.base {base} computes logits that are not numbers: it overflows in FP16, unless its weights are broken: set "
+        "training.precision to BF16 or FP32",
+    )
+    with networks.alone() as world:
+        if broken:
+            with pytest.raises(RecipeRefusedError, match=r"its weights are broken$"):
+                networks.build(networks.recipe(base, precision="BF16"), base, world)
+        else:
+            networks.build(networks.recipe(base, precision="BF16"), base, world)
 
 
 @pytest.mark.parametrize("method", ["Full", "LoRA", "PrefixTuning", "PromptTuning"])

@@ -92,19 +92,25 @@ def test_an_output_layer_that_a_loss_applies_twice_is_gathered_once_a_pass(confi
     assert counts == {"all-gather": 3 * (2 * LAYERS + 3), "all-reduce": 1, "reduce-scatter": 3 * (LAYERS + 3)}
 
 
-CASES = [
-    ({"type": "Full"}, "None", 4),
-    ({"type": "Full"}, "Full", 1),
-    ({"type": "LoRA"}, "Selective", 1),
-    ({"type": "QLoRA"}, "Full", 2),
+ACCUMULATES = {"perDeviceBatchSize": 1, "maxLength": 512, "gradientAccumulation": 2}
+# Method, recomputation, GPUs, and what else the training is told.
+CASES: list[tuple[str, str, int, dict[str, Any]]] = [
+    ("Full", "None", 4, {}),
+    ("Full", "Full", 1, {}),
+    ("LoRA", "Selective", 1, {}),
+    ("QLoRA", "Full", 2, {}),
+    ("Full", "Full", 2, {"optimizer": {"type": "AdamW8bit"}}),
+    # Gradients of earlier passes are a fifth, and are summed up in fp32 between replicas.
+    ("Full", "Selective", 1, ACCUMULATES),
+    ("Full", "None", 2, {**ACCUMULATES, "optimizer": {"weights": "BF16"}, "strategy": "DDP"}),
 ]
 
 
-@pytest.mark.parametrize(("method", "recompute", "gpus"), CASES)
+@pytest.mark.parametrize(("method", "recompute", "gpus", "changes"), CASES)
 def test_the_estimate_is_about_what_is_planned(
-    config: Path, method: dict[str, Any], recompute: str, gpus: int
+    config: Path, method: str, recompute: str, gpus: int, changes: dict[str, Any]
 ) -> None:
-    asked = recipe(config, gpus=gpus, method=method, activationCheckpointing=recompute)
+    asked = recipe(config, gpus=gpus, method={"type": method}, activationCheckpointing=recompute, **changes)
     made = plan.of(asked, config, H100)
     assert made.choice.estimate.total == pytest.approx(made.step.total, rel=0.15)
 
@@ -238,6 +244,37 @@ def test_the_command_prints_a_plan(
     assert lines[1].startswith("peak memory of a rank: ")
     assert lines[3] == f"memory of a rank: {fits}"
     assert lines[4].startswith(f"all-gather: {2 * LAYERS + 3} a step, ")
+
+
+@pytest.mark.parametrize("method", ["Full", "DoRA", "QLoRA"])
+def test_new_tokens_have_rows_in_a_plan(config: Path, method: str) -> None:
+    """In both ends: all of them, or those that are trained and the frozen ones under them."""
+    asked = recipe(config, gpus=2, method={"type": method}, maxLength=64)
+    added = asked.model.model_copy(update={"new_tokens": ["<tool>", "</tool>"]})
+    before, after = (
+        plan.of(asked.model_copy(update={"model": model}), config, H100).choice.shape
+        for model in (asked.model, added)
+    )
+    rows = 2 * 2 * WIDTH
+    grown = (after.parameters - before.parameters, after.trained - before.trained)
+    assert grown == ((rows, rows) if method == "Full" else (2 * rows, rows))
+
+
+GPUS: dict[str, tuple[dict[str, str], float]] = {
+    "whole": ({"product": "NVIDIA-A100-SXM4-80GB"}, 80),
+    "a slice as a product": ({"product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"}, 10),
+    "a slice as a resource": (
+        {"product": "NVIDIA-A100-SXM4-80GB", "resourceName": "nvidia.com/mig-3g.40gb"},
+        40,
+    ),
+}
+
+
+@pytest.mark.parametrize(("gpu", "size"), GPUS.values(), ids=GPUS)
+def test_a_gpu_has_the_memory_that_its_name_says(config: Path, gpu: dict[str, str], size: float) -> None:
+    asked = recipe(config)
+    named = asked.distributed.model_validate({"gpusPerNode": 1, "gpu": gpu})
+    assert plan._card(asked.model_copy(update={"distributed": named}), None).memory == size * 2**30
 
 
 def test_a_gpu_of_unknown_memory_is_asked_for(config: Path) -> None:

@@ -97,7 +97,13 @@ def network(
     weights.fill(adapted, recipe, source, world, tokenizer, adapter=going_on.adapter if going_on else None)
     if teacher is not None:
         teacher.fill(world)
-    check_way_to_logits(made, world.device, recipe.model.base, agreed=world.greatest)
+    check_way_to_logits(
+        made,
+        world.device,
+        recipe.model.base,
+        agreed=world.greatest,
+        in_fp16=recipe.training.precision == "FP16",
+    )
     pissa.begin(adapted, world, resume)
     if recipe.training.compile:
         world.agree(lambda: shard.compile_layers(made))
@@ -135,6 +141,7 @@ def check_way_to_logits(
     base: str,
     *,
     agreed: Callable[[float], float] = float,
+    in_fp16: bool = False,
     field: str = "model.base",
     remedy: str = "choose another model, or train it with your own script",
 ) -> None:
@@ -147,6 +154,7 @@ def check_way_to_logits(
         device: where it computes.
         base: its address, for errors.
         agreed: the greatest of a number over all ranks.
+        in_fp16: whether it computes in FP16, in which a model that was trained in BF16 may overflow.
         field: the recipe's field that names it, for errors.
         remedy: what to do where they differ.
 
@@ -160,6 +168,12 @@ def check_way_to_logits(
     with network.no_grad_forward(_far_from_own_logits):
         difference, _ = network(batch)
     worst = agreed(difference.item())
+    if math.isnan(worst) and in_fp16:
+        raise RecipeRefusedError(
+            f"{field} {base} computes logits that are not numbers: it overflows in FP16, unless its weights are broken: set "
+            "training.precision to BF16 or FP32",
+            reason="ModelOverflows",
+        )
     if math.isnan(worst):
         raise RecipeRefusedError(
             f"{field} {base} computes logits that are not numbers: its weights are broken",

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from finetune_trainer.train.model import shard
+from finetune_trainer.train.model import seeds, shard
 from finetune_trainer.train.runtime.preemption import stopped_after
 from finetune_trainer.train.runtime.watch import Watch
 
@@ -86,7 +85,7 @@ class Loop:
             self.preemption.requested,
         )
         # Dropout is a function of seed, step and rank, so that a resumed run needs no generator state.
-        torch.manual_seed(_mixed(self.seed, step, self.world.rank))
+        torch.manual_seed(seeds.mixed(self.seed, step, self.world.rank))
         finite, broken = take_step(
             self.network, self.optimizer, batches, step=step, count=count, add_batch=self.reporter.add_batch
         )
@@ -215,8 +214,3 @@ def take_step(
         optimizer.scaled(loss / max(count, 1.0)).backward()
         add_batch(loss, metrics)
     return optimizer.step(step)
-
-
-def _mixed(*numbers: int) -> int:
-    """Derive one seed from several numbers."""
-    return int(np.random.SeedSequence(numbers).generate_state(1)[0])

@@ -27,8 +27,9 @@ from finetune_trainer.train import build, graphs
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.data.dataset import Split
 from finetune_trainer.train.loop import take_step
-from finetune_trainer.train.model import accounting, adapt, load, memory, shard, weights
+from finetune_trainer.train.model import accounting, adapt, compact_adamw, load, memory, shard, weights
 from finetune_trainer.train.model.network import Network
+from finetune_trainer.train.model.new_tokens import NewTokens
 from finetune_trainer.train.model.optimizer import Optimizer
 from finetune_trainer.train.runtime.device import Card
 from finetune_trainer.train.runtime.distributed import World
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch.distributed.device_mesh import DeviceMesh
+    from transformers import PreTrainedModel
 
     from finetune_crds.recipe import Recipe
 
@@ -45,6 +47,8 @@ _GIB = 2**30
 # The GPU of a plan whose recipe and command line name none; a product's name says how much memory it has.
 _PRODUCT = "NVIDIA-H100-80GB-HBM3"
 _PRODUCT_MEMORY = re.compile(r"(\d+)GB")
+# A slice of a GPU, in the name of a product or of a resource.
+_SLICE_MEMORY = re.compile(r"mig-\d+g\.(\d+)gb", re.IGNORECASE)
 # NB: the CPU builds of torch cannot compute gradients of fake tensors that claim to be on a GPU (2.13).
 _DEVICE = torch.device("cpu")
 
@@ -129,8 +133,10 @@ def command(*, config: Path | None, gpu_memory: float | None) -> None:
 
 
 def _card(recipe: Recipe, gpu_memory: float | None) -> Card:
-    product = (recipe.distributed.gpu.product if recipe.distributed.gpu else None) or _PRODUCT
-    found = _PRODUCT_MEMORY.search(product)
+    gpu = recipe.distributed.gpu
+    product = (gpu.product if gpu else None) or _PRODUCT
+    resource = (gpu.resource_name if gpu else None) or ""
+    found = _SLICE_MEMORY.search(f"{resource} {product}") or _PRODUCT_MEMORY.search(product)
     if gpu_memory is None and found is None:
         raise RecipeRefusedError(
             f"the name {product} does not say how much memory the GPU has: add --gpu-memory GIB"
@@ -180,8 +186,16 @@ def _ranks(size: int) -> Iterator[None]:
 
 def _skeleton(recipe: Recipe, source: Path, world: World) -> Network:
     model = load.skeleton(recipe, source, world)
-    adapted = adapt.adapt(model, recipe.method, recipe.model.base)
+    adapted = adapt.adapt(model, recipe.method, recipe.model.base, _grown(recipe, model))
     return Network(adapted, build.objective(recipe, None), recipe.training.neftune_alpha)
+
+
+def _grown(recipe: Recipe, model: PreTrainedModel) -> NewTokens:
+    """Give a model the rows of the new tokens: a plan has no tokenizer, and takes the ids behind the embedding."""
+    rows = len(model.get_input_embeddings().weight)
+    new = NewTokens(tuple(range(rows, rows + len(recipe.model.new_tokens))))
+    new.enlarge(model)
+    return new
 
 
 def _quantised(recipe: Recipe, source: Path, world: World, fake: FakeTensorMode) -> Network:
@@ -191,6 +205,7 @@ def _quantised(recipe: Recipe, source: Path, world: World, fake: FakeTensorMode)
     from transformers.integrations import replace_with_bnb_linear
 
     model: Any = load.skeleton(recipe, source, world)
+    new = _grown(recipe, model)
     head = model.get_output_embeddings()
     kept = [name for name, module in model.named_modules() if module is head]
     config = load.four_bits(recipe)
@@ -198,7 +213,7 @@ def _quantised(recipe: Recipe, source: Path, world: World, fake: FakeTensorMode)
     model.is_loaded_in_4bit = True
     # NB: bitsandbytes makes its tables once, of values that fake tensors do not have.
     quantize_4bit(torch.zeros(64, 64), compress_statistics=True)
-    adapted = adapt.adapt(model.requires_grad_(False), recipe.method, recipe.model.base)
+    adapted = adapt.adapt(model.requires_grad_(False), recipe.method, recipe.model.base, new)
     with fake:
         for module in adapted.modules():
             if isinstance(module, Linear4bit):
@@ -231,6 +246,10 @@ def measured(
     Raises:
         RecipeRefusedError: the step depends on values, which fake tensors do not have.
     """
+    # NB: bitsandbytes makes its tables once, of values that fake tensors do not have.
+    if recipe.training.optimizer.type == "AdamW8bit":
+        compact_adamw.code_values(signed=True)
+        compact_adamw.code_values(signed=False)
     with fake:
         build.wrap(network, recipe, recompute, over)
         weights.materialise(network, _DEVICE)

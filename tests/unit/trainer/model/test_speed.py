@@ -16,8 +16,10 @@ from finetune_trainer.train.model import speed
 from finetune_trainer.train.model.network import Network
 from finetune_trainer.train.objectives.sft import Sft
 from support import networks
+from support.model_files import saved
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from typing import Any
 
 
@@ -82,6 +84,23 @@ def test_flops_leave_out_what_multiplies_nothing() -> None:
     assert speed.Flops(Network(made, Sft())).of(1, 0) == 6 * used
     # The gradients of frozen weights are not computed.
     assert speed.Flops(Network(made.requires_grad_(False), Sft())).of(1, 0) == 4 * used
+
+
+@pytest.mark.filterwarnings(networks.PEFT_WARNINGS[0])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_rows_of_new_tokens_multiply_in_the_output_layer_alone(
+    *, tied: bool, base_model: Path, tmp_path: Path
+) -> None:
+    """Of a network that is sharded, as where a run starts; each has a row in the frozen base too."""
+    base = saved(base_model, tmp_path / "base", tied=tied)
+    recipe = networks.recipe(base, method={"type": "LoRA"})
+    added = recipe.model.model_copy(update={"new_tokens": ["<tool>", "</tool>"]})
+    with networks.alone() as world:
+        before, after = (
+            speed.Flops(networks.build(recipe.model_copy(update={"model": model}), base, world)).of(1, 0)
+            for model in (recipe.model, added)
+        )
+    assert after - before == (4 + 6) * 2 * 32
 
 
 def test_flops_are_about_what_torch_counts() -> None:

@@ -133,11 +133,7 @@ class Accounting(TorchDispatchMode):
             return NotImplemented
         if self._shapes.sought:
             return func(*args, **(kwargs or {}))
-        # NB: with the size of its output, an operation need not wait to find it.
-        known = (kwargs or {}).get("output_size") is not None or getattr(
-            args[0], "constant", None
-        ) is not None
-        if func in _WAITS and not known:
+        if func in _WAITS and not _knows(args, kwargs or {}):
             self.waits.append(str(func))
         found = func(*args, **(kwargs or {}))
         if func.namespace in _SENDS:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from finetune_trainer.train.model import seeds
 from finetune_trainer.train.model.rows import local_rows
 
 if TYPE_CHECKING:
@@ -93,15 +93,15 @@ class CompactAdamW(torch.optim.Optimizer):
         # NB: the first dimension of packed experts is that of experts, each of which is a matrix.
         values, gradients = _as_rows(held), _as_rows(local_rows(weight.grad)[0])
         moments = (
-            _Moment.of(state, "exp_avg", self._code(values.device, signed=True)),
-            _Moment.of(state, "exp_avg_sq", self._code(values.device, signed=False)),
+            self._moment(state, "exp_avg", values.device),
+            self._moment(state, "exp_avg_sq", values.device),
         )
         taken = finite(self, values.device)
         state["step"] += taken
         noise = None
         if values.dtype == torch.bfloat16:
             noise = torch.Generator(values.device)
-            noise.manual_seed(_mixed(self._seed, self.number, at, rows.start or 0))
+            noise.manual_seed(seeds.mixed(self._seed, self.number, at, rows.start or 0))
         for part in _parts(values):
             # NB: what is not a number must not reach the quantisation, which looks numbers up.
             gradient = torch.where(taken, gradients[part].float(), 0.0)
@@ -114,11 +114,15 @@ class CompactAdamW(torch.optim.Optimizer):
                 found = round_stochastically(found, noise)
             values[part] = torch.where(taken, found, values[part])
 
-    def _code(self, device: torch.device, *, signed: bool) -> torch.Tensor:
-        """The values of the codes of a moment, on the device."""
+    def _moment(self, state: dict[str, torch.Tensor], name: str, device: torch.device) -> _Moment:
+        """This rank's rows of a moment, with the values of its codes on the device where it has codes."""
+        scales, signed = state.get(f"{name}_scale"), name == "exp_avg"
+        values = _as_rows(local_rows(state[name])[0])
+        if scales is None:
+            return _Moment(values, None, None)
         if (device, signed) not in self._codes:
-            self._codes[device, signed] = torch.tensor(_values(signed=signed), device=device)
-        return self._codes[device, signed]
+            self._codes[device, signed] = torch.tensor(code_values(signed=signed), device=device)
+        return _Moment(values, _as_rows(local_rows(scales)[0]), self._codes[device, signed])
 
     def _initial(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         state = {"step": torch.zeros((), device=weight.device)}
@@ -140,16 +144,7 @@ class _Moment:
 
     values: torch.Tensor
     scales: torch.Tensor | None
-    code: torch.Tensor
-
-    @classmethod
-    def of(cls, state: dict[str, torch.Tensor], name: str, code: torch.Tensor) -> _Moment:
-        scales = state.get(f"{name}_scale")
-        return cls(
-            _as_rows(local_rows(state[name])[0]),
-            None if scales is None else _as_rows(local_rows(scales)[0]),
-            code,
-        )
+    code: torch.Tensor | None
 
     def read(self, part: slice) -> torch.Tensor:
         if self.scales is None:
@@ -227,13 +222,9 @@ def _parts(values: torch.Tensor) -> Iterator[slice]:
 
 
 @cache
-def _values(*, signed: bool) -> tuple[float, ...]:
-    """The 256 values that codes stand for, from -1 or 0 to 1."""
+def code_values(*, signed: bool) -> tuple[float, ...]:
+    """Return the 256 values that codes stand for, from -1 or 0 to 1."""
     from bitsandbytes.functional import create_dynamic_map
 
     found: list[float] = create_dynamic_map(signed=signed).tolist()  # type: ignore[no-untyped-call]
     return tuple(found)
-
-
-def _mixed(*numbers: int) -> int:
-    return int(np.random.SeedSequence(numbers).generate_state(1)[0])

@@ -108,11 +108,15 @@ def estimate(
     chunk = min(chunk_numbers, tokens * shape.vocabulary)
     # Between ranks, what is gathered lies in a buffer, and is then copied out of it.
     twice = 1 if shards == 1 else 2
+    # Those of earlier passes of a step are there all the time; between replicas they are summed up in fp32.
+    accumulates = recipe.training.gradient_accumulation > 1
+    a_gradient = 4 if accumulates and recipe.distributed.strategy != "FSDP" else trained
+    gradients = a_gradient * shape.trained / shards
     held = Estimate(
         weights=(trained * shape.trained + compute * frozen + 4 * shape.initial) / shards
         + compute * shape.teacher
         + shape.whole_bytes,
-        gradients=0,
+        gradients=gradients if accumulates else 0,
         optimizer=_moments(shape, recipe) / shards,
         activations=0,
         layer=compute * root,
@@ -133,13 +137,13 @@ def estimate(
         ),
         replace(
             held,
-            gradients=(compute + 4) * a_trained_layer,
+            gradients=held.gradients + (compute + 4) * a_trained_layer,
             activations=kept + working,
             layer=held.layer + 2 * compute * a_layer,
             # That of an output layer of its own is being reduced; that of a tied one waits for the embedding's.
             loss=compute * shape.head if shape.tied else 4 * shape.output_trained,
         ),
-        replace(held, gradients=trained * shape.trained / shards, layer=max(held.layer, reduced)),
+        replace(held, gradients=gradients, layer=max(held.layer, reduced)),
         key=lambda moment: moment.total,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 
 def set_rows(parameter: torch.Tensor, value: Any) -> None:
@@ -17,14 +17,14 @@ def set_rows(parameter: torch.Tensor, value: Any) -> None:
 
 
 def local_rows(parameter: torch.Tensor) -> tuple[torch.Tensor, slice]:
-    """This rank's shard of a parameter, and the rows that it covers."""
+    """This rank's shard of a parameter, and the rows that it covers; ranks share rows over one dimension of the mesh."""
     if not isinstance(parameter, DTensor):
         return parameter, slice(None)
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    held = parameter.to_local()
-    _, offset = compute_local_shape_and_global_offset(
-        parameter.shape, parameter.device_mesh, parameter.placements
-    )
-    begin = offset[0] if offset else 0
+    held, begin, among = parameter.to_local(), 0, parameter.device_mesh
+    # NB: torch's own function for several dimensions reads an index from a tensor, which a plan refuses as a wait for the GPU.
+    for dimension, placement in enumerate(parameter.placements):
+        if isinstance(placement, Shard):
+            _, begin = Shard.local_shard_size_and_offset(
+                len(parameter), among.size(dimension), among.get_local_rank(dimension)
+            )
     return held, slice(begin, begin + len(held))

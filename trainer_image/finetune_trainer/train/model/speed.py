@@ -39,11 +39,18 @@ class Flops:
 
     def __init__(self, network: Network) -> None:
         config = network.base.config.get_text_config()
+        embedding, head = (
+            {id(weight) for weight in end.parameters()}
+            for end in (network.base.get_input_embeddings(), network.head)
+        )
+        experts = _share_of_experts(network)
         # A layer that is trained whole beside an adapter is also there as it was, and computes nothing.
         self._a_token = sum(
-            _flops(network, name, weight)
+            (6.0 if weight.requires_grad else 4.0)
+            * numbers(weight)
+            * (experts if ".experts." in name else 1.0)
             for name, weight in network.base.named_parameters()
-            if ".original_module." not in name
+            if ".original_module." not in name and id(weight) not in embedding - head
         )
         self._a_pair: float = 12.0 * config.num_hidden_layers * config.hidden_size
 
@@ -55,15 +62,6 @@ class Flops:
             attended: the sum of the squares of the documents' lengths.
         """
         return self._a_token * tokens + self._a_pair * attended
-
-
-def _flops(network: Network, name: str, weight: torch.Tensor) -> float:
-    """Return the FLOPs of a weight for a token."""
-    embedding, head = network.base.get_input_embeddings().weight, network.base.get_output_embeddings().weight
-    if weight is embedding and head is not embedding:
-        return 0.0
-    used = _share_of_experts(network) if ".experts." in name else 1.0
-    return (6.0 if weight.requires_grad else 4.0) * numbers(weight) * used
 
 
 def _share_of_experts(network: Network) -> float:
