@@ -169,13 +169,13 @@ def _parts(wanted: Collection[str], spec: Model, source: Path) -> dict[str, stor
 
 def _read_parts(wanted: dict[str, _Wanted], there: dict[str, stored.Part]) -> None:
     """Read each rank's rows; DCP's HuggingFaceStorageReader is no faster (docs/design/speed.md)."""
-    for name, to in wanted.items():
-        if name not in there:
-            raise ValueError(f"its files have no {name} of the shape {to.shape}")
+    missing = next((name for name in wanted if name not in there), None)
+    if missing is not None:
+        raise ValueError(f"its files have no {missing} of the shape {wanted[missing].shape}")
     for name, part in there.items():
-        to = wanted.get(name)
-        if to is None:
+        if name not in wanted:
             continue
+        to = wanted[name]
         whole = to.whole(part)
         shape = new_tokens.shape_of(whole)
         if shape != to.shape:
