@@ -76,13 +76,13 @@ def empty(config: Any, dtype: torch.dtype, *, trust: bool) -> PreTrainedModel:
     return model
 
 
-def unsharded(spec: Model, source: Path, device: str = "cpu") -> PreTrainedModel:
+def unsharded(spec: Model, source: Path, device: str | None = None) -> PreTrainedModel:
     """A model with all weights, in the type that they are stored in.
 
     Args:
         spec: the model.
         source: its folder.
-        device: the host, or `meta` for a model without values.
+        device: None is the host; `meta` makes a model without values.
 
     Raises:
         OSError, ValueError, KeyError, SafetensorError: it cannot be loaded.
@@ -90,7 +90,10 @@ def unsharded(spec: Model, source: Path, device: str = "cpu") -> PreTrainedModel
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(
-        str(source), trust_remote_code=spec.trust_remote_code, dtype="auto", device_map={"": device}
+        str(source),
+        trust_remote_code=spec.trust_remote_code,
+        dtype="auto",
+        device_map=device and {"": device},
     )
 
 
