@@ -66,6 +66,36 @@ def without_prefix(base: Path, folder: Path) -> Path:
     return folder
 
 
+def experts(base: Path, folder: Path, *, of: str, pieces: str = "5GB", **options: Any) -> Path:
+    """A mixture of experts with the tokenizer of the base, whose files hold each expert by itself."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    like = AutoConfig.from_pretrained(base)
+    config = AutoConfig.for_model(
+        of,
+        vocab_size=like.vocab_size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        bos_token_id=like.bos_token_id,
+        eos_token_id=like.eos_token_id,
+        pad_token_id=like.pad_token_id,
+        **options,
+    )
+    torch.manual_seed(4)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder, max_shard_size=pieces)
+    load_tokenizer(networks.recipe(base).model, base).save_pretrained(folder)
+    return folder
+
+
+EXPERTS: dict[str, dict[str, Any]] = {
+    "Mixtral": {"of": "mixtral", "num_local_experts": 4},
+    "Qwen3 MoE": {"of": "qwen3_moe", "num_experts": 8, "moe_intermediate_size": 16, "head_dim": 8},
+}
 KINDS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "one file": (saved, {}),
     "several files": (saved, {"pieces": "20KB"}),
@@ -74,8 +104,10 @@ KINDS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "stored in half": (saved, {"dtype": torch.bfloat16}),
     "a pickle": (as_pickle, {}),
     "other names": (without_prefix, {}),
+    **{kind: (experts, options) for kind, options in EXPERTS.items()},
+    "Mixtral in several files": (experts, {**EXPERTS["Mixtral"], "pieces": "20KB"}),
 }
-READ_BY_RANK_0 = {"a pickle", "other names"}
+READ_BY_RANK_0 = {"a pickle"}
 
 
 def whole_weights(network: Any) -> dict[str, torch.Tensor]:

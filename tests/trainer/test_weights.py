@@ -10,31 +10,60 @@ import torch
 
 from finetune_trainer.train.delivery import export
 from support import networks
-from support.model_files import KINDS, whole_weights
+from support.model_files import EXPERTS, KINDS, READ_BY_RANK_0, whole_weights
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from finetune_trainer.train.runtime.distributed import World
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]
 
 
+def counted(read: list[int]) -> None:
+    """Count the bytes that are read of files."""
+    from finetune_trainer.train.model.stored import Stored
+
+    of_file = Stored.__getitem__
+
+    def with_count(self: Stored, at: slice) -> torch.Tensor:
+        found = of_file(self, at)
+        read.append(found.nbytes)
+        return found
+
+    Stored.__getitem__ = with_count  # type: ignore[method-assign]
+
+
 def each_rank_has_its_part(world: World, folders: dict[str, str]) -> None:
     from transformers import AutoModelForCausalLM
 
-    for folder in map(Path, folders.values()):
+    read: list[int] = []
+    counted(read)
+    for kind, folder in ((kind, Path(folder)) for kind, folder in folders.items()):
+        read.clear()
         network = networks.build(networks.recipe(folder), folder, world)
-        local = sum(weight.to_local().numel() for weight in network.parameters())
-        assert local < 0.6 * sum(weight.numel() for weight in network.parameters())
         expected = dict(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).named_parameters())
+        weights = list(network.parameters())
+        share = sum(weight.to_local().numel() for weight in weights) / sum(
+            weight.numel() for weight in weights
+        )
+        assert share < 1.2 / world.size
+        stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        assert (sum(read) == 0) == (kind in READ_BY_RANK_0)
+        assert sum(read) < 1.2 / world.size * max(stored, 1), (kind, sum(read), stored)
         for name, weight in whole_weights(network).items():
-            assert torch.equal(weight, expected[name]), (folder.name, name)
+            assert torch.equal(weight, expected[name]), (kind, name)
 
 
-def test_two_ranks_have_all_weights_together(base_model: Path, tmp_path: Path) -> None:
-    folders = {
-        kind: str(save(base_model, tmp_path / kind, **options)) for kind, (save, options) in KINDS.items()
-    }
-    networks.on_ranks(2, tmp_path / "rendezvous", each_rank_has_its_part, folders)
+@pytest.mark.parametrize(("ranks", "kinds"), [(2, KINDS), (4, EXPERTS)], ids=["2 ranks", "4 ranks"])
+def test_ranks_have_all_weights_together_and_read_their_parts(
+    ranks: int, kinds: Iterable[str], base_model: Path, tmp_path: Path
+) -> None:
+    folders = {}
+    for kind in kinds:
+        save, options = KINDS[kind]
+        folders[kind] = str(save(base_model, tmp_path / kind, **options))
+    networks.on_ranks(ranks, tmp_path / "rendezvous", each_rank_has_its_part, folders)
 
 
 def gathered_in_half(world: World, half: Path) -> None:

@@ -25,7 +25,7 @@ from finetune_trainer.train import build
 from finetune_trainer.train.data import dataset, pack
 from finetune_trainer.train.delivery import export, signature
 from finetune_trainer.train.delivery.lineage import Counts, Lineage, model_card, version_tags
-from finetune_trainer.train.model import adapt, load, merge
+from finetune_trainer.train.model import adapt, load, standalone
 from finetune_trainer.train.model.network import Network, Objective, trained
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ def test_what_belongs_to_a_model_goes_with_it(
     AutoTokenizer.from_pretrained(base_model).save_pretrained(base)
     generation = {"do_sample": False, "temperature": 0.3, "max_new_tokens": 7, "eos_token_id": 0}
     (base / "generation_config.json").write_text(json.dumps(generation))
-    monkeypatch.setattr(merge, "_MAX_SHARD", "40KB")
+    monkeypatch.setattr(standalone, "_MAX_SHARD", "40KB")
     changes = {
         "method": method,
         "model.base": str(base),

@@ -155,8 +155,8 @@ def vocabulary_of_another(base: Path, folder: Path) -> None:
         (
             config_of_another,
             "ModelNotLoadable",
-            "model.base BASE cannot be loaded: model.layers.0.mlp.gate_proj.weight has the shape [64, 32] in "
-            "model.safetensors, and [96, 32] by config.json",
+            "model.base BASE cannot be loaded: model.layers.0.mlp.down_proj.weight has the shape [32, 64] in "
+            "model.safetensors, and [32, 96] by config.json",
         ),
         (
             vocabulary_of_another,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
 from finetune_trainer import origin
 from finetune_trainer.origin import Origin
 from finetune_trainer.outcome import PodFailure
-from finetune_trainer.train.model import merge
+from finetune_trainer.train.model import merge, standalone
+from finetune_trainer.train.model.standalone import Standalone
 from support import networks
 from support.model_files import with_biases
 
@@ -153,3 +157,199 @@ def test_an_adapter_that_cannot_be_merged_is_refused(base_model: Path, tmp_path:
             "objective.distillation.teacher /absent cannot be loaded: the adapter does not fit its base: Found missing "
             "adapter keys while loading the checkpoint: "
         )
+
+
+TARGETS: dict[str, Any] = {"target_modules": ["q_proj", "down_proj"]}
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+SIZES = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+# What is merged: the base, whether its ends are tied, and the adapter.
+STREAMED: dict[str, tuple[type, dict[str, Any], bool, dict[str, Any]]] = {
+    "all linear layers, tied": (LlamaConfig, {}, True, {"target_modules": "all-linear"}),
+    "rsLoRA, untied": (LlamaConfig, {}, False, {**TARGETS, "use_rslora": True}),
+    "DoRA": (LlamaConfig, {}, True, {**TARGETS, "use_dora": True}),
+    "all biases": (
+        LlamaConfig,
+        {"attention_bias": True, "mlp_bias": True},
+        False,
+        {**TARGETS, "bias": "all"},
+    ),
+    "both ends whole": (LlamaConfig, {}, False, {**TARGETS, "modules_to_save": ["embed_tokens", "lm_head"]}),
+    "a whole embedding, tied": (LlamaConfig, {}, True, {**TARGETS, "modules_to_save": ["embed_tokens"]}),
+    "an output layer, tied": (LlamaConfig, {}, True, {"target_modules": ["q_proj", "lm_head"]}),
+    "an embedding, tied": (LlamaConfig, {}, True, {"target_modules": ["q_proj", "embed_tokens"]}),
+    "rows of tokens, tied": (LlamaConfig, {}, True, {**TARGETS, "trainable_token_indices": [5, 7]}),
+    "Mixtral": (MixtralConfig, {"num_local_experts": 4}, False, {"target_modules": ["q_proj", "o_proj"]}),
+    "experts of Mixtral": (
+        MixtralConfig,
+        {"num_local_experts": 4},
+        False,
+        {"target_modules": ["q_proj"], "target_parameters": EXPERTS},
+    ),
+    "some experts of Qwen3": (
+        Qwen3MoeConfig,
+        {"num_experts": 8, "moe_intermediate_size": 32, "head_dim": 16},
+        True,
+        {"target_modules": ["q_proj"], "target_parameters": EXPERTS[:1]},
+    ),
+}
+
+
+def other_base(folder: Path, kind: type, tied: bool, more: dict[str, Any]) -> Path:
+    """A base in BF16, in several files."""
+    torch.manual_seed(0)
+    config = kind(**SIZES, **HEADS, tie_word_embeddings=tied, **more)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(
+        folder, max_shard_size="100KB"
+    )
+    return folder
+
+
+def random_adapter(base: Path, folder: Path, changes: dict[str, Any]) -> Path:
+    model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", r=4, **changes))
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for weight in wrapped.parameters():
+            if weight.requires_grad:
+                weight.add_(torch.randn_like(weight), alpha=0.1)
+    wrapped.save_pretrained(folder, save_embedding_layers=False)
+    return folder
+
+
+def stored_in(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The tensors of a saved model, and its configuration."""
+    weights = {
+        name: value
+        for file in sorted(folder.glob("*.safetensors"))
+        for name, value in load_file(file).items()
+    }
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        assert json.loads(index.read_text())["weight_map"].keys() == weights.keys()
+    return weights, json.loads((folder / "config.json").read_text())
+
+
+@pytest.mark.filterwarnings("ignore:Input and output embeddings are no longer tied:UserWarning")
+@pytest.mark.filterwarnings("ignore:Model (has|with) `tie_word_embeddings=True`:UserWarning")
+@pytest.mark.parametrize("case", STREAMED)
+def test_what_is_merged_file_by_file_is_what_is_merged_in_memory(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, more, tied, changes = STREAMED[case]
+    base = other_base(tmp_path / "base", kind, tied, more)
+    adapter = random_adapter(base, tmp_path / "adapter", changes)
+    monkeypatch.setattr(standalone, "_MAX_SHARD", "100KB")
+    spec = networks.recipe(base).model
+    merge.into(base, adapter, spec, tmp_path / "streamed")
+    monkeypatch.setattr(merge, "_needs_all", lambda *_: True)
+    merge.into(base, adapter, spec, tmp_path / "whole")
+    found, expected = stored_in(tmp_path / "streamed"), stored_in(tmp_path / "whole")
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0)
+    assert found[1] == expected[1]
+
+
+def test_an_adapter_made_of_the_values_of_its_base_is_merged_in_memory(tmp_path: Path) -> None:
+    base = other_base(tmp_path / "base", LlamaConfig, False, {})
+    adapter = random_adapter(base, tmp_path / "adapter", {**TARGETS, "init_lora_weights": "pissa"})
+    merge.into(base, adapter, networks.recipe(base).model, tmp_path / "merged")
+    model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+    expected = peft.PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().state_dict()
+    torch.testing.assert_close(stored_in(tmp_path / "merged")[0], dict(expected), rtol=0, atol=0)
+
+
+def test_one_layer_and_one_file_are_in_memory_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = other_base(tmp_path / "base", LlamaConfig, False, {})
+    adapter = random_adapter(base, tmp_path / "adapter", {"target_modules": "all-linear"})
+    models: list[Any] = []
+    held: list[int] = []
+    of_a_layer = Standalone._merge
+
+    def in_memory(model: Any) -> int:
+        """Bytes of the base's matrices that are in memory: those in files are one number each."""
+        matrices = (weight for weight in model.parameters() if weight.ndim == 2)
+        return sum(weight.untyped_storage().nbytes() for weight in matrices)
+
+    def recorded(self: Standalone, name: str) -> dict[str, torch.Tensor]:
+        models.append(self.model)
+        held.append(in_memory(self.model))
+        merged = of_a_layer(self, name)
+        assert len(self._merged) == 0
+        return merged
+
+    monkeypatch.setattr(Standalone, "_merge", recorded)
+    monkeypatch.setattr(standalone, "_MAX_SHARD", "40KB")
+    merge.into(base, adapter, networks.recipe(base).model, tmp_path / "merged")
+    matrices = sum(weight.ndim == 2 for weight in models[0].parameters())
+    assert (len(held), set(held), in_memory(models[0])) == (2 * 7, {2 * matrices}, 2 * matrices)
+    # The embedding and the output layer are larger than a file may be.
+    sizes = sorted(file.stat().st_size for file in (tmp_path / "merged").glob("*.safetensors"))
+    assert max(sizes[:-2]) < 42_000
+
+
+COPIES: dict[str, Callable[[Path], None]] = {}
+
+
+def changed(name: str) -> Callable[[Callable[[dict[str, torch.Tensor]], Any]], Any]:
+    """A way to store the weights of a base differently."""
+
+    def with_change(change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+        def rewrite(folder: Path) -> None:
+            path = folder / "model.safetensors"
+            weights = load_file(path)
+            change(weights)
+            save_file(weights, path, {"format": "pt"})
+
+        COPIES[name] = rewrite
+
+    return with_change
+
+
+@changed("as it was saved")
+def _same(weights: dict[str, torch.Tensor]) -> None:
+    pass
+
+
+@changed("a weight that is tied, twice")
+def _twice(weights: dict[str, torch.Tensor]) -> None:
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    weights["model.rotary.inv_freq"] = torch.zeros(3)
+
+
+@changed("an output layer that is not the embedding")
+def _apart(weights: dict[str, torch.Tensor]) -> None:
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + 1
+
+
+@changed("only the output layer")
+def _head(weights: dict[str, torch.Tensor]) -> None:
+    weights["lm_head.weight"] = weights.pop("model.embed_tokens.weight")
+
+
+@changed("in fp32")
+def _in_fp32(weights: dict[str, torch.Tensor]) -> None:
+    weights.update({name: value.float() for name, value in weights.items()})
+
+
+@changed("without prefix")
+def _without_prefix(weights: dict[str, torch.Tensor]) -> None:
+    for name in list(weights):
+        weights[name.removeprefix("model.")] = weights.pop(name)
+
+
+@pytest.mark.parametrize("case", COPIES)
+def test_a_base_that_is_copied_is_what_transformers_saves(case: str, tmp_path: Path) -> None:
+    for kind, more in ((LlamaConfig, {}), (MixtralConfig, {"num_local_experts": 4})):
+        base = tmp_path / kind.__name__
+        config = kind(**SIZES, **HEADS, tie_word_embeddings=True, **more)
+        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(base)
+        COPIES[case](base)
+        merge.copy(base, networks.recipe(base).model, tmp_path / f"{kind.__name__}-copied")
+        AutoModelForCausalLM.from_pretrained(base, dtype="auto").save_pretrained(
+            tmp_path / f"{kind.__name__}-saved"
+        )
+        found, expected = (stored_in(tmp_path / f"{kind.__name__}-{way}") for way in ("copied", "saved"))
+        torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0)
+        assert found[1] == expected[1]

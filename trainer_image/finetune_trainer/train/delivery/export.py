@@ -23,7 +23,7 @@ from finetune_trainer import origin
 from finetune_trainer.train.checkpoint.shards import trained_state
 from finetune_trainer.train.delivery import signature
 from finetune_trainer.train.delivery.lineage import model_card
-from finetune_trainer.train.model import load, merge, pissa
+from finetune_trainer.train.model import merge, pissa, standalone
 from finetune_trainer.train.model.network import base_of
 from finetune_trainer.train.model.new_tokens import NewTokens
 
@@ -123,7 +123,7 @@ def write(
             origin.note(base, folder / ADAPTER)
             flavor |= {"peft_adaptor": ADAPTER, **_reference(base, source, recipe, tokenizer)}
         else:
-            merge.save(load.unsharded(recipe.model, source), folder / MODEL, source)
+            merge.copy(source, recipe.model, folder / MODEL)
             flavor |= {"peft_adaptor": ADAPTER, "model_binary": MODEL, "source_model_name": name}
     for weights in (folder / MODEL, folder / ADAPTER):
         if weights.is_dir():
@@ -138,7 +138,7 @@ def write(
 def _write_unsharded(
     model: Any, state: dict[str, torch.Tensor], source: Path, recipe: Recipe, folder: Path
 ) -> None:
-    merge.save(model, folder, source, state_dict=state)
+    standalone.save(model, folder, source, state_dict=state)
     # NB: save_pretrained writes the type of the fp32 master weights into the config, not that of the files.
     model.config.dtype = _dtype_of(source, recipe)
     model.config.save_pretrained(folder)

@@ -76,8 +76,13 @@ def empty(config: Any, dtype: torch.dtype, *, trust: bool) -> PreTrainedModel:
     return model
 
 
-def unsharded(spec: Model, source: Path) -> PreTrainedModel:
-    """A model with all weights, in the type that they are stored in, on the host.
+def unsharded(spec: Model, source: Path, device: str | None = None) -> PreTrainedModel:
+    """A model with all weights, in the type that they are stored in.
+
+    Args:
+        spec: the model.
+        source: its folder.
+        device: None is the host; `meta` makes a model without values.
 
     Raises:
         OSError, ValueError, KeyError, SafetensorError: it cannot be loaded.
@@ -85,7 +90,10 @@ def unsharded(spec: Model, source: Path) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(
-        str(source), trust_remote_code=spec.trust_remote_code, dtype="auto"
+        str(source),
+        trust_remote_code=spec.trust_remote_code,
+        dtype="auto",
+        device_map=device and {"": device},
     )
 
 

@@ -1,8 +1,7 @@
-"""Standalone models: merges an adapter into its base, and saves unsharded models."""
+"""An adapter that is merged into its base."""
 
 from __future__ import annotations
 
-import shutil
 import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,18 +11,16 @@ import torch
 from finetune_trainer import artifacts, origin
 from finetune_trainer.cache import Cache
 from finetune_trainer.outcome import RecipeRefusedError
-from finetune_trainer.train.model import load
+from finetune_trainer.train.model import load, stored
 from finetune_trainer.train.model.new_tokens import NO_TOKENS, NewTokens
+from finetune_trainer.train.model.standalone import Standalone, save
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from finetune_crds.training import Model
     from finetune_trainer.train.runtime.distributed import World
-
-_GENERATION = "generation_config.json"
-# A proxied upload above 5 GB does not get through.
-_MAX_SHARD = "4GB"
 
 
 def fetch(
@@ -77,6 +74,8 @@ def into(
 ) -> None:
     """Merge an adapter into its base and save the result, in the type that the base is stored in.
 
+    The host holds one file of weights and the adapter, or all of the base where `_needs_all` says so.
+
     NB: peft keeps adapters in fp32 and adds each layer's product to the base's weights in place, so that the sum is
     rounded once: an fp32 copy of the base, twice as large, would give the same numbers.
 
@@ -103,16 +102,84 @@ def into(
                 f"name the base, {config.base_model_name_or_path}",
                 reason="ModelNotLoadable",
             )
-        model = load.unsharded(spec, base)
-        new.enlarge(model)
-        adapted = on(model, adapter)
-    _untie_adapted(adapted.get_base_model())
-    # NB: peft sets tie_word_embeddings False where both ends have weights of their own.
-    save(adapted.merge_and_unload(), to, base)
+        if _needs_all(config, base):
+            model = load.unsharded(spec, base)
+            new.enlarge(model)
+            adapted = on(model, adapter)
+            _untie_adapted(adapted.get_base_model(), _another)
+            # NB: peft sets tie_word_embeddings False where both ends have weights of their own.
+            whole = adapted.merge_and_unload()
+            streamed = None
+        else:
+            streamed = Standalone(spec, base, new=new, given=_brought(adapter, config))
+            adapted = on(streamed.model, adapter)
+            _untie_adapted(adapted.get_base_model(), streamed.another)
+            streamed.unload(adapted)
+    if streamed is None:
+        save(whole, to, base)
+    else:
+        streamed.save(to)
 
 
-def _untie_adapted(model: Any) -> None:
-    """Give embedding and output layer weights of their own if one of them has an adapter, which would be added to both."""
+def copy(base: Path, spec: Model, to: Path, field: str = "model.base") -> None:
+    """Save a base as it is, in the type that its config names; the host holds one file of weights, or all of a pickle.
+
+    Args:
+        base: its folder.
+        spec: the model, for error messages.
+        to: where it is saved.
+        field: the recipe's field that names it.
+
+    Raises:
+        RecipeRefusedError: it cannot be loaded.
+    """
+    with load.load_errors(spec, field):
+        model = load.unsharded(spec, base) if not stored.readable(base) else None
+        streamed = None if model is not None else Standalone(spec, base)
+    if streamed is None:
+        save(model, to, base)
+    else:
+        streamed.save(to)
+
+
+def _needs_all(config: Any, base: Path) -> bool:
+    """Whether an adapter can only be merged into a base that is in memory.
+
+    These are bases that `stored` cannot read, and adapters whose layers are made from the values of the base (PiSSA, OLoRA,
+    CorDA and others) or which are no LoRA: peft asks for the values when it puts them on.
+    """
+    import peft
+
+    # Those that leave the weights of the base as they are.
+    initial = (True, False, "gaussian")
+    low_rank = isinstance(config, peft.LoraConfig) and config.init_lora_weights in initial
+    return not low_rank or not stored.readable(base)
+
+
+def _brought(adapter: Path, config: Any) -> frozenset[str]:
+    """The weights of the base that the file of an adapter has beside its own: biases, and an embedding that has grown."""
+    from peft.utils import load_peft_weights
+
+    names = (
+        name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+        for name in load_peft_weights(str(adapter), device="cpu")
+    )
+    # Layers of modulesToSave are copies beside those of the base.
+    copied = tuple(config.modules_to_save or ())
+    return frozenset(name for name in names if not name.rpartition(".")[0].endswith(copied))
+
+
+def _another(weight: torch.nn.Parameter) -> torch.nn.Parameter:
+    return torch.nn.Parameter(weight.detach().clone(), requires_grad=False)
+
+
+def _untie_adapted(model: Any, another: Callable[[torch.nn.Parameter], torch.nn.Parameter]) -> None:
+    """Give embedding and output layer weights of their own if one of them has an adapter, which would be added to both.
+
+    Args:
+        model: the base, with the adapter on it.
+        another: makes a weight of the same values.
+    """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
@@ -123,7 +190,7 @@ def _untie_adapted(model: Any) -> None:
         for end in ends
     )
     if head.weight is embedding.weight:
-        head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+        head.weight = another(head.weight)
 
 
 def on(model: Any, adapter: Path) -> Any:
@@ -143,22 +210,3 @@ def on(model: Any, adapter: Path) -> Any:
             # torch lists under a headline which shapes differ.
             detail = str(error).strip().splitlines()[:2][-1].strip()
             raise ValueError(f"the adapter does not fit its base: {detail[:300]}") from error
-
-
-def save(model: Any, folder: Path, source: Path, **options: Any) -> None:
-    """Save a model in shards, with the generation config of its base.
-
-    Args:
-        model: a model of transformers.
-        folder: where to.
-        source: folder of the base.
-        options: more of them for `save_pretrained`.
-    """
-    from transformers import GenerationConfig
-
-    # NB: transformers refuses to write some of the generation configs that it reads.
-    model.generation_config = GenerationConfig.from_model_config(model.config)
-    model.save_pretrained(folder, max_shard_size=_MAX_SHARD, **options)
-    given = source / _GENERATION
-    if given.exists():
-        shutil.copyfile(given, folder / _GENERATION)

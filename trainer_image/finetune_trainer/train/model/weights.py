@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +13,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from finetune_crds.training import SoftPrompt
-from finetune_trainer.train.model import adapt, continued, new_tokens, rows
-from finetune_trainer.train.model.load import load_errors, unsharded
+from finetune_trainer.train.model import adapt, continued, new_tokens, rows, stored
+from finetune_trainer.train.model.load import empty, load_errors, unsharded
 from finetune_trainer.train.model.network import base_of
 from finetune_trainer.train.model.new_tokens import NO_TOKENS, NewTokens
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from transformers import PreTrainedTokenizerBase
 
     from finetune_crds.recipe import Recipe
@@ -31,7 +32,6 @@ _WRAPPED = re.compile(
     r"\.(token_adapter\.base_layer|base_layer|original_module|modules_to_save\.default)(?=\.)"
 )
 _ADDED = (".lora_", ".trainable_tokens_")
-_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
 def fill(
@@ -92,7 +92,8 @@ def read_weights(
 ) -> None:
     """Read a model's weights into its parameters; each rank reads the rows that it holds.
 
-    If the files are not safetensors, or name the weights differently, rank 0 loads all of them and broadcasts them.
+    Where the files name the weights differently, or hold each expert by itself, a rank reads what its rows are made of. Rank 0 loads
+    all of a pickle, of which no rows can be read, and of weights that a quantizer of transformers has packed, and broadcasts them.
 
     Raises:
         RecipeRefusedError: files are missing, damaged, or of another model.
@@ -101,19 +102,18 @@ def read_weights(
 
     def try_to_read() -> bool:
         with load_errors(spec, field):
-            files = _files(source)
-            if not set(wanted) <= set(files):
+            if not stored.readable(source):
                 return False
-            _read_parts(wanted, files)
+            _read_parts(wanted, _parts(wanted, spec, source))
             return True
 
     if not world.agree(try_to_read):
-        world.say(f"{field}: the files name the weights differently than the model; rank 0 loads all of them")
+        world.say(f"{field}: its weights are in pickles, or quantised; rank 0 loads all of them")
         _broadcast(wanted, spec, source, world, field)
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _Wanted:
     """What gets a weight of the base's files.
 
     tensors: of one shape. A layer of modulesToSave has two: as it was, and as it is trained.
@@ -136,75 +136,74 @@ class _Stored:
             rows.set_rows(tensor, value)
 
 
-def _of_base(model: nn.Module, new: NewTokens) -> dict[str, _Stored]:
+def _of_base(model: nn.Module, new: NewTokens) -> dict[str, _Wanted]:
     """The tensors of the base model that files hold, by their name there; without what a method added.
 
     These are the parameters, and buffers such as a router's score corrections.
     """
     base = base_of(model)
     ends = {id(weight) for weight in new_tokens.at_ends(base)}
-    found: dict[str, _Stored] = {}
+    found: dict[str, _Wanted] = {}
     seen: set[int] = set()
     for name, tensor in base.state_dict(keep_vars=True).items():
         # A tied weight has only its first name, as in the files.
         if id(tensor) not in seen and not any(part in name for part in _ADDED):
             seen.add(id(tensor))
-            stored = _Stored(new=new if id(tensor) in ends else NO_TOKENS)
-            found.setdefault(_WRAPPED.sub("", name), stored).tensors.append(tensor)
+            to = _Wanted(new=new if id(tensor) in ends else NO_TOKENS)
+            found.setdefault(_WRAPPED.sub("", name), to).tensors.append(tensor)
     return found
 
 
-def _files(source: Path) -> dict[str, Path]:
-    """The file of each weight."""
-    from safetensors import safe_open
+def _parts(wanted: Collection[str], spec: Model, source: Path) -> dict[str, stored.Part]:
+    """What the files hold, by the names of the model's weights, file by file."""
+    there: dict[str, stored.Part] = dict(stored.tensors(source))
+    if set(wanted) <= set(there):
+        return there
+    from transformers import AutoConfig
 
-    if (source / _INDEX).exists():
-        index = json.loads((source / _INDEX).read_text(encoding="utf-8"))
-        return {name: source / file for name, file in index["weight_map"].items()}
-    if not (source / _SINGLE).exists():
-        return {}
-    with safe_open(source / _SINGLE, framework="pt") as file:
-        return dict.fromkeys(file.keys(), source / _SINGLE)
+    trust = spec.trust_remote_code
+    config = AutoConfig.from_pretrained(str(source), trust_remote_code=trust)
+    # NB: the model itself has the names of peft and FSDP, where transformers looks for those of its own.
+    return stored.layout(empty(config, torch.float32, trust=trust), there).parts
 
 
-def _read_parts(wanted: dict[str, _Stored], files: dict[str, Path]) -> None:
+def _read_parts(wanted: dict[str, _Wanted], there: dict[str, stored.Part]) -> None:
     """Read each rank's rows; DCP's HuggingFaceStorageReader is no faster (docs/design/speed.md)."""
-    from safetensors import safe_open
+    missing = next((name for name in wanted if name not in there), None)
+    if missing is not None:
+        raise ValueError(f"its files have no {missing} of the shape {wanted[missing].shape}")
+    for name, part in there.items():
+        if name not in wanted:
+            continue
+        to = wanted[name]
+        whole = to.whole(part)
+        shape = new_tokens.shape_of(whole)
+        if shape != to.shape:
+            where = part.path.name if isinstance(part, stored.Stored) else "its files"
+            raise ValueError(f"{name} has the shape {shape} in {where}, and {to.shape} by config.json")
+        to.set(whole)
 
-    for path in sorted({files[name] for name in wanted}):
-        with safe_open(path, framework="pt") as file:
-            for name, stored in wanted.items():
-                if files[name] != path:
-                    continue
-                part = stored.whole(file.get_slice(name))
-                shape = new_tokens.shape_of(part)
-                if shape != stored.shape:
-                    raise ValueError(
-                        f"{name} has the shape {shape} in {path.name}, and {stored.shape} by config.json"
-                    )
-                stored.set(part)
 
-
-def _broadcast(wanted: dict[str, _Stored], spec: Model, source: Path, world: World, field: str) -> None:
+def _broadcast(wanted: dict[str, _Wanted], spec: Model, source: Path, world: World, field: str) -> None:
 
     def load() -> dict[str, torch.Tensor]:
         if not world.leads:
             return {}
         with load_errors(spec, field):
             state = dict(unsharded(spec, source).state_dict())
-            found = {name: stored.whole(state[name])[:] for name, stored in wanted.items() if name in state}
-            for name, stored in wanted.items():
-                if name not in found or list(found[name].shape) != stored.shape:
-                    raise ValueError(f"its files have no {name} of the shape {stored.shape}")
+            found = {name: to.whole(state[name])[:] for name, to in wanted.items() if name in state}
+            for name, to in wanted.items():
+                if name not in found or list(found[name].shape) != to.shape:
+                    raise ValueError(f"its files have no {name} of the shape {to.shape}")
             return found
 
     weights = world.agree(load)
-    for name, stored in wanted.items():
+    for name, to in wanted.items():
         # Of a layer and its trained copy in fp32, the latter.
-        dtype = max((tensor.dtype for tensor in stored.tensors), key=lambda kind: kind.itemsize)
-        value = weights[name].to(dtype) if world.leads else torch.empty(stored.shape, dtype=dtype)
+        dtype = max((tensor.dtype for tensor in to.tensors), key=lambda kind: kind.itemsize)
+        value = weights[name].to(dtype) if world.leads else torch.empty(to.shape, dtype=dtype)
         dist.broadcast(value, src=0)
-        stored.set(value)
+        to.set(value)
 
 
 def _set_magnitudes(model: nn.Module) -> None:
