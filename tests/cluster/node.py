@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 from cluster import binaries, cgroups, network, registry, unpacked
 from cluster.controlplane import arguments
 from cluster.packages import cni_folder
 from cluster.plan import DOMAIN, REGISTRY_PORT
-from cluster.process import run
 from support.process import Process
 from support.waiting import wait_for
 
@@ -71,7 +72,7 @@ class Node:
         cgroups.kill(self.cgroup)
 
     def _answers(self) -> bool:
-        return run("ctr", "--address", self.socket, "version", check=False) != ""
+        return subprocess.run([sys.executable, "-m", "cluster.cri", self.socket], check=False).returncode == 0
 
     def _containerd_configuration(self, directory: Path, pause: str) -> Path:
         mirrors = registry.mirrors(self.directory / "certs.d", f"{self.plan.address}:{REGISTRY_PORT}")
