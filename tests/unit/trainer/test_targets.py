@@ -299,7 +299,7 @@ def test_blocks_of_answers_that_were_judged(tokenizer: PreTrainedTokenizerFast, 
     with pytest.raises(DataError) as refused:
         list(documents.of(rows | {"chosen": [weighed(TWO[3:], 0)]}))
     assert refused.value.message == (
-        "a preference has a message with weight 0, and preferences are judged by whole answers: remove the field, or filter such "
+        "a preference has an answer with weight 0, and preferences are judged by whole answers: remove the field, or filter such "
         "rows out"
     )
 

@@ -96,6 +96,8 @@ def loaded(
         yield made
     finally:
         made.model = torch.nn.Identity()
+        # NB: the output layer may be tied to the embedding.
+        del made.head.layer
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
