@@ -45,6 +45,10 @@ NEW_TOKENS_NEED = {
 
 PISSA_NEEDS = "lora.init: PiSSA needs type LoRA: it changes the frozen weights, which QLoRA rounds to four bits and DoRA takes norms of"
 """What is said where a method other than LoRA has PiSSA."""
+LARGEST_OF_PISSA = 512
+"""The largest rank with PiSSA: twice as much is that of an adapter which can be trained further."""
+PISSA_RANK = f"rank is at most {LARGEST_OF_PISSA} with init: PiSSA, whose registered adapter has twice the rank: lower it"
+"""What is said where the rank is larger."""
 
 
 class ModelCache(ApiModel):
@@ -104,6 +108,11 @@ class Lora(ApiModel):
                 "a layer of modulesToSave is trained whole and has no adapter: remove it from targetModules",
                 ".modulesToSave",
             ),
+            (
+                f"!has(self.init) || self.init != 'PiSSA' || !has(self.rank) || self.rank <= {LARGEST_OF_PISSA}",
+                PISSA_RANK,
+                ".rank",
+            ),
         )
         | renamed(useRslora=("boolean", "scaling: RankStabilized"))
     )
@@ -122,7 +131,8 @@ class Lora(ApiModel):
     """Standard: the update is multiplied by alpha / rank. RankStabilized: by alpha / sqrt(rank) (arXiv:2312.03732)."""
     init: Literal["Default", "PiSSA"] = "Default"
     """How the update begins. Default: as zero. PiSSA: as the principal part of each weight, which the frozen weight loses
-    (arXiv:2404.02948); what is registered is an adapter of the base as it was, of twice the rank. Type LoRA only."""
+    (arXiv:2404.02948); what is registered is an adapter of the base as it was, of twice the rank. Type LoRA only,
+    and a rank of at most 512."""
     bias: Literal["All", "LoraOnly"] | None = None
     """Biases of the base that are trained too: all, or those of the adapted layers. Default: none."""
     modules_to_save: Annotated[list[Name], Field(max_length=16, json_schema_extra=A_SET)] = Field(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import sys
 import time
@@ -58,7 +59,10 @@ async def run(settings: Settings) -> None:
     """
     async with Kube() as kube:
         # NB: a call of MLflow's or Databricks' client blocks its thread; a slow server must not delay the other workers.
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2 * settings.workers, "client"))
+        threads = 2 * settings.workers
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads, "client"))
+        # MLflow keeps ten connections by default, and makes and drops one for each call beyond them.
+        os.environ.setdefault("MLFLOW_HTTP_POOL_MAXSIZE", str(threads))
         operator = Operator.of(kube, settings)
         _measure(operator.queues)
         if settings.metrics_port:

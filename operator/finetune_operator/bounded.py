@@ -5,10 +5,12 @@ NB: no text of a response may reach a message: such a server can be one that onl
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -16,6 +18,8 @@ import aiohttp
 
 SECONDS = 10.0
 _CHUNK = 64 * 1024
+
+Take = Callable[[bytes], bool]
 
 
 @dataclass(frozen=True)
@@ -29,14 +33,6 @@ class Login:
 ANONYMOUS = Login()
 
 
-@dataclass(frozen=True)
-class Response:
-    """The status of a response, and its body."""
-
-    status: int
-    body: bytes = field(repr=False)
-
-
 class UnansweredError(Exception):
     """No response came: the message says why, in words that are the operator's own."""
 
@@ -48,11 +44,17 @@ async def fetch(
     login: Login = ANONYMOUS,
     body: bytes | None = None,
     most_bytes: int,
-) -> Response:
-    """The response to a GET, or to a POST where there is a body.
+    take: Take,
+) -> int:
+    """The status of the response to a GET, or to a POST where there is a body.
+
+    Args:
+        most_bytes: of the body, after it is decompressed.
+        take: gets the body of a response with status 200, a part at a time; returns whether the rest is needed.
 
     Raises:
         UnansweredError: the server cannot be reached, takes longer, or sends more.
+        Exception: what `take` raises, which may be no ValueError.
     """
     limit = aiohttp.ClientTimeout(total=SECONDS)
     sent = dict(headers)
@@ -72,7 +74,12 @@ async def fetch(
                 allow_redirects=False,
             ) as answer,
         ):
-            return Response(answer.status, await _read(answer, most_bytes))
+            try:
+                if answer.status == HTTPStatus.OK:
+                    await _read(answer, most_bytes, take)
+                return answer.status
+            finally:
+                _drop(answer)
     except TimeoutError:
         why = f"it took longer than {SECONDS:g} s"
     except aiohttp.ClientSSLError:
@@ -96,10 +103,20 @@ def _proxy(url: str) -> str | None:
     return None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
 
 
-async def _read(answer: aiohttp.ClientResponse, most: int) -> bytes:
-    body = bytearray()
+async def _read(answer: aiohttp.ClientResponse, most: int, take: Take) -> None:
+    seen = 0
     async for part in answer.content.iter_chunked(_CHUNK):
-        body += part
-        if len(body) > most:
+        seen += len(part)
+        if seen > most:
             raise UnansweredError(f"its answer is larger than {most} bytes")
-    return bytes(body)
+        if not take(part):
+            return
+        # NB: parts that have come already would be read one after the other, and nothing beside them.
+        await asyncio.sleep(0)
+
+
+def _drop(answer: aiohttp.ClientResponse) -> None:
+    """Abort the connection of a response whose rest is not read: a server can draw out the end that TLS agrees on."""
+    connection = answer.connection
+    if connection and connection.transport:
+        connection.transport.abort()

@@ -1,26 +1,60 @@
-"""A script of the user's own, on HF's Trainer, finds the rendezvous, its parameters and the run in its environment."""
+"""A script of the user's own, on HF's Trainer, finds the rendezvous, its parameters, its packages and the run in its environment."""
 
 from __future__ import annotations
 
+import base64
 import re
+from pathlib import Path
 
 import yaml
 
 from demo.install import SAMPLES
+from demo.kubectl import Json
 from e2e.jobs import Jobs
+from support import wheels
+
+WHEELHOUSE = "/wheelhouse"
 
 
-def test_a_script_without_model_and_data_trains_on_both_nodes(jobs: Jobs) -> None:
-    text = (SAMPLES / "own-script.yaml").read_text(encoding="utf-8")
-    name = jobs.apply(*yaml.safe_load_all(text))
+def test_a_script_without_model_and_data_trains_on_both_nodes(jobs: Jobs, tmp_path: Path) -> None:
+    code, job = yaml.safe_load_all((SAMPLES / "own-script.yaml").read_text(encoding="utf-8"))
+    name = jobs.apply(*with_a_package(code, job, tmp_path))
     job = jobs.follow(name)
+    logs = jobs.logs(name)
     # NB: two ranks that print at once may share a line.
-    assert sorted(re.findall(r"rank \d of \d on node \d of \d", jobs.logs(name))) == [
+    assert sorted(re.findall(r"rank \d of \d on node \d of \d", logs)) == [
         "rank 0 of 2 on node 0 of 2",
         "rank 1 of 2 on node 1 of 2",
     ]
+    assert sorted(re.findall(r"tiny 1\.0 on node \d", logs)) == ["tiny 1.0 on node 0", "tiny 1.0 on node 1"]
     assert {"model", "data"} & set(job["spec"]) == set()
     # The step and the number of steps are those that HF's Trainer logs to MLflow, and the parameters are numbers.
     progress = job["status"]["progress"]
     assert (progress["step"], progress["maxSteps"], progress["summary"]) == (40, 40, "100%")
     assert progress["loss"] < 1.0
+
+
+def with_a_package(code: Json, job: Json, folder: Path) -> list[Json]:
+    """The sample, with a package that pip finds in a folder of a ConfigMap: the cluster has no index."""
+    wheels.wheel(folder, "tiny", "1.0")
+    (package,) = folder.glob("*.whl")
+    found = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "my-wheels"},
+        "binaryData": {package.name: base64.b64encode(package.read_bytes()).decode()},
+    }
+    said = "print(f\"tiny {tiny.VERSION} on node {os.environ['NODE_RANK']}\", flush=True)\n"
+    code["data"]["train.py"] = code["data"]["train.py"].replace(
+        "import os\n", f"import os\n\nimport tiny\n\n{said}"
+    )
+    trainer = job["spec"]["trainer"]
+    trainer["dependencies"] = ["tiny>=1"]
+    trainer["env"] += [
+        {"name": "PIP_NO_INDEX", "value": "1"},
+        {"name": "PIP_FIND_LINKS", "value": WHEELHOUSE},
+    ]
+    mounted = {"name": "trainer", "volumeMounts": [{"name": "wheels", "mountPath": WHEELHOUSE}]}
+    volume = {"name": "wheels", "configMap": {"name": "my-wheels"}}
+    job["spec"]["podTemplate"] = {"spec": {"containers": [mounted], "volumes": [volume]}}
+    return [found, code, job]

@@ -868,6 +868,10 @@ REFUSED_BY_THE_SCHEMA: dict[str, tuple[Json, str]] = {
         )
         for method in ("QLoRA", "DoRA")
     },
+    "PiSSA of a rank whose double no adapter may have": (
+        job(method={"type": "LoRA", "lora": {"init": "PiSSA", "rank": 513}}),
+        "rank is at most 512 with init: PiSSA, whose registered adapter has twice the rank: lower it",
+    ),
     "a layer that is adapted and trained whole": (
         job(method={"type": "LoRA", "lora": {"targetModules": ["lm_head"], "modulesToSave": ["lm_head"]}}),
         "a layer of modulesToSave is trained whole and has no adapter: remove it from targetModules",

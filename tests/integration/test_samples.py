@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from finetune_crds import FineTuneJob, ModelPromotion, ModelPromotionSpec
-from finetune_crds.evaluation import NAMES
 from finetune_crds.gates import ComparisonGate, Gate
 from finetune_crds.modelpromotion import Source
 from finetune_crds.objective import ObjectiveType
@@ -21,6 +20,7 @@ from finetune_crds.serving import DatabricksServing
 from finetune_crds.training import MethodType
 from support.api import Api
 from support.waiting import wait_for
+from worlds.processes.operators import SharedOperator
 from worlds.processes.servers import Plane
 from worlds.processes.world import World
 
@@ -31,6 +31,7 @@ WAITS = {
     "support-intents": "DatabricksNotConfigured",
     "spark-databricks": "DatabricksNotConfigured",
     "support-qwen": "DatabricksNotConfigured",
+    "volumes-of-unity-catalog": "DatabricksNotConfigured",
     "support-chat": "StorageNotConfigured",
 }
 KINDS = {kind.KIND: kind for kind in (FineTuneJob, ModelPromotion)}
@@ -66,10 +67,12 @@ def test_a_kustomization_is_accepted_on_its_own_device(folder: str, plane: Plane
     assert (job["kind"], promotion["kind"]) == ("FineTuneJob", "ModelPromotion")
 
 
-def test_the_operator_starts_the_jobs_that_need_gpus(world: World) -> None:
+def test_the_operator_starts_the_jobs_that_need_gpus(world: World, shared_operator: SharedOperator) -> None:
     """No other test runs them: the API server takes all that the operator makes of one, or it waits as its sample says."""
     jobs = [job for job in parts_of("FineTuneJob") if "gpusPerNode" in job["spec"].get("distributed", {})]
     assert len(jobs) > len(WAITS)
+    for account in parts_of("ServiceAccount"):
+        world.api.create({**account, "metadata": {**account["metadata"], "namespace": world.namespace}})
     for job in jobs:
         world.submit(job)
     names = [job["metadata"]["name"] for job in jobs]
@@ -77,6 +80,8 @@ def test_the_operator_starts_the_jobs_that_need_gpus(world: World) -> None:
     assert {name: reason for name, reason in found.items() if reason != "Accepted"} == WAITS
     refused = {name: world.condition(name, "PodsAdmitted") for name in names}
     assert [item for item in refused.values() if item.get("status") == "False"] == []
+    # So many jobs at once have a connection each to the MLflow server.
+    assert "Connection pool is full" not in shared_operator.log().read_text(encoding="utf-8")
 
 
 def started(world: World, name: str) -> str:
@@ -196,22 +201,6 @@ def test_the_pipeline_of_three_aliases_is_one() -> None:
         {"type": "Alias", "alias": "staging"},
     ]
     assert staging["model"] == champion["model"]
-
-
-def test_a_promotion_gates_on_numbers_that_the_evaluation_of_its_job_writes() -> None:
-    [judged] = [
-        FineTuneJob.model_validate(part).spec
-        for part in parts_of("FineTuneJob")
-        if part["metadata"]["name"] == "evaluated"
-    ]
-    assert judged.evaluation
-    assert judged.register_
-    written = {name for metric in judged.evaluation.measured for name in NAMES[metric]}
-    gates = [gate for spec in promotions() if spec.model == judged.register_.model for gate in spec.gates]
-    gated = {gate.metric.name for gate in gates if gate.metric}
-    gated |= {gate.comparison.metric for gate in gates if gate.comparison}
-    assert gated == {"evaluation_perplexity", "eval_exact_match", "eval_rougeL"}
-    assert gated <= written
 
 
 def test_four_published_ways_are_here() -> None:

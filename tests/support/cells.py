@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 import torch
 from torch.nn import functional
 
 from finetune_crds import contract
-from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
+from finetune_crds.objective import COLUMNS_OF_OBJECTIVE, ObjectiveType
 from finetune_crds.recipe import Recipe
+from finetune_crds.training import MethodType
 from finetune_trainer.train.model.new_tokens import NewTokens
 from support.training import Mlflow, eval_loss_of, history, split_of
 
@@ -99,6 +101,29 @@ TABLE = [
     Cell("PrefixTuning", "SFT", changes=SOFT),
     Cell("PromptTuning", "SFT", changes={**SOFT, "method.softPrompt.initText": "The house is red."}),
 ]
+
+
+def let_through() -> set[tuple[str, str]]:
+    """The methods with the objectives that the schema and the trainer accept."""
+    from finetune_trainer.train.runtime.recipe import refusals
+
+    found = set()
+    for method, objective in product(get_args(MethodType), get_args(ObjectiveType)):
+        columns = {"type": COLUMNS_OF_OBJECTIVE.get(objective, "Text")}
+        spec = {"distillation": {"teacher": "/teacher"}} if objective == "Distillation" else {}
+        recipe = Recipe.model_validate(
+            {
+                "job": {"name": "a", "namespace": "b", "uid": "c"},
+                "model": {"base": "/base"},
+                "method": {"type": method},
+                "objective": {"type": objective, **spec},
+                "training": {"packing": False},
+                "data": {"columns": columns, "splits": {"type": "Delta", "path": "/data"}},
+            }
+        )
+        if not refusals(recipe):
+            found.add((method, objective))
+    return found
 
 
 def pod_of(cell: Cell, pod: Pod, models: Models) -> Pod:

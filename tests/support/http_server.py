@@ -82,8 +82,8 @@ def serving(
                 self.end_headers()
                 if self.command != "HEAD":
                     self.wfile.write(answer.content)
-            except (NoAnswerError, ConnectionError):
-                # NB: ConnectionError is a client that has given up.
+            except (NoAnswerError, ConnectionError, ssl.SSLEOFError):
+                # NB: the last two are a client that has given up.
                 self.close_connection = True
 
         do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815

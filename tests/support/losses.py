@@ -78,6 +78,7 @@ def learned_from(
 
 # How far losses and rewards may be apart, and gradients as a share of all of them together: bf16 rounds to 1/256.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+PRECISIONS = tuple(TOLERANCES)
 
 
 def check(found: tuple[float, dict[str, torch.Tensor], Any], loss: torch.Tensor, reference: Any) -> None:

@@ -66,6 +66,29 @@ def without_prefix(base: Path, folder: Path) -> Path:
     return folder
 
 
+def apart(base: Path, folder: Path, *, embedding: str = "model.embed_tokens.weight") -> Path:
+    """The base with an output layer of its own in its files, which its config ties to the embedding."""
+    from safetensors.torch import load_file, save_file
+
+    saved(base, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].flip(0)
+    weights[embedding] = weights.pop("model.embed_tokens.weight")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def twice(base: Path, folder: Path) -> Path:
+    """The base with the weight that is tied twice in its files."""
+    from safetensors.torch import load_file, save_file
+
+    saved(base, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
 def experts(base: Path, folder: Path, *, of: str, pieces: str = "5GB", **options: Any) -> Path:
     """A mixture of experts with the tokenizer of the base, whose files hold each expert by itself."""
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -89,6 +112,39 @@ def experts(base: Path, folder: Path, *, of: str, pieces: str = "5GB", **options
     torch.manual_seed(4)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder, max_shard_size=pieces)
     load_tokenizer(networks.recipe(base).model, base).save_pretrained(folder)
+    return folder
+
+
+# A small DeepSeek-V3, whose routers have a buffer in the files.
+CORRECTED: dict[str, Any] = {
+    "of": "deepseek_v3",
+    "n_routed_experts": 4,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+
+
+def corrected(base: Path, folder: Path, correction: float | None) -> Path:
+    """A model in bf16 whose router has corrections, in fp32 as transformers keeps them, or none in its files."""
+    from safetensors.torch import load_file, save_file
+
+    experts(base, folder, **CORRECTED, dtype="bfloat16")
+    weights = load_file(folder / "model.safetensors")
+    for name in list(weights):
+        weights[name] = weights[name].bfloat16()
+        if "e_score_correction_bias" in name:
+            found = weights.pop(name).float()
+            if correction is not None:
+                weights[name] = found + correction
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 

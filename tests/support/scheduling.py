@@ -23,6 +23,7 @@ LONGEST = (
     "tests/trainer/test_parity.py",
     "tests/trainer/test_ends.py",
     "tests/trainer/test_reading.py",
+    "tests/integration/test_databricks_preparation.py",
     "tests/integration/test_promotion.py",
     "tests/integration/test_lifecycle.py",
     "tests/integration/test_bad_input.py",
@@ -31,16 +32,25 @@ LONGEST = (
 )
 """Files, and folders whose files one worker runs, in the order in which they begin."""
 
+LAST = (
+    "tests/unit/trainer/prep/test_prep_submitted.py",
+    "tests/unit/trainer/prep/test_prep_errors.py",
+    "tests/unit/trainer/prep/test_prep_partitions.py",
+    "tests/unit/trainer/prep/test_prep_gs.py",
+)
+"""Files of folders in LONGEST that the first worker without work runs, also where it has to start a JVM of its own (10 s)."""
+
 
 class Scheduling(LoadFileScheduling):
     """Gives a worker a file at a time, or all files of a folder in LONGEST."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return next((scope for scope in LONGEST if nodeid.startswith(scope)), super()._split_scope(nodeid))
+        scope = next((scope for scope in LONGEST if nodeid.startswith(scope)), None)
+        return super()._split_scope(nodeid) if scope is None or nodeid.startswith(LAST) else scope
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of LONGEST first, in its order; others keep theirs."""
+    """Put the tests of LONGEST first, in its order, and those of LAST last; others keep theirs."""
     items.sort(key=_rank)
 
 
@@ -51,4 +61,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Any:
 
 
 def _rank(item: pytest.Item) -> int:
+    if item.nodeid.startswith(LAST):
+        return len(LONGEST) + 1
     return next((rank for rank, scope in enumerate(LONGEST) if item.nodeid.startswith(scope)), len(LONGEST))

@@ -8,11 +8,22 @@ from pathlib import Path
 
 
 def wheel(
-    folder: Path, name: str, version: str, *, requires: Sequence[str] = (), program: bool = False
+    folder: Path,
+    name: str,
+    version: str,
+    *,
+    requires: Sequence[str] = (),
+    python: str = "",
+    program: bool = False,
 ) -> None:
-    """Put a wheel into a folder, of one module that has its version, and a program of the same name where wanted."""
+    """Put a wheel into a folder, of one module that has its version, and a program of the same name where wanted.
+
+    Args:
+        python: the versions of Python that it is for; empty for all.
+    """
     info = f"{name}-{version}.dist-info"
     metadata = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    metadata += [f"Requires-Python: {python}"] if python else []
     files = {
         f"{name}.py": f"VERSION = {version!r}\ndef main():\n    print(VERSION)\n",
         f"{info}/METADATA": "\n".join([*metadata, *(f"Requires-Dist: {item}" for item in requires)]) + "\n",

@@ -158,6 +158,29 @@ def test_an_unmerged_adapter_on_a_volume_is_base_and_teacher_of_two_ranks(
     )
 
 
+def test_a_full_fine_tuning_begins_as_an_unmerged_adapter_ended(
+    pod: Pod, mlflow: Mlflow, base_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    pod.env |= mlflow.env
+    learned = adapter_of(str(base_model), pod, mlflow, capsys)
+    second = pod.but(
+        {"model.base": "models:/first@candidate", "training.maxSteps": 1, "register": {"model": "second"}}
+    )
+    second.env |= new_run(mlflow.uri, pod.folder / "second").env
+    outcome = second.run_here(capsys)
+    assert outcome.code == 0, outcome
+    assert f"is an adapter: merged into its base {base_model}\n" in outcome.output
+    assert base_eval_loss_of(outcome) == pytest.approx(learned, rel=1e-5)
+    assert eval_loss_of(outcome) != pytest.approx(learned, rel=1e-4)
+    # The version is a whole model.
+    (artifacts,) = pod.folder.glob("second/artifacts/models/*/artifacts")
+    assert not (artifacts / "peft").exists()
+    trained = AutoModelForCausalLM.from_pretrained(artifacts / "model")
+    assert validation_loss(trained, pod) == pytest.approx(eval_loss_of(outcome), rel=1e-4)
+
+
 def test_an_adapter_is_trained_further_on_two_ranks(
     pod: Pod, mlflow: Mlflow, base_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

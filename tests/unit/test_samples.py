@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -17,18 +18,40 @@ from finetune_crds import (
     ModelPromotion,
     Recipe,
     continuation,
+    contract,
 )
+from finetune_crds.evaluation import BASE, NAMES
+from finetune_crds.gates import Gate
 from finetune_crds.reference import SAMPLES, sample_files
+from finetune_crds.schema import Schema, crd
 from finetune_operator.finetunejob.decide import mistakes
 from finetune_operator.finetunejob.decide.accept import not_implemented
 from finetune_operator.modelpromotion.decide import accept as promotion
 from finetune_operator.policy.address import passwords
+from finetune_operator.serving import traffic
 from finetune_operator.settings import Settings
+
+Json = dict[str, Any]
 
 INSTALLED = Settings(tracking_uri="http://mlflow:5000")
 # The samples that are for CPUs; others are copied to GPUs.
 ON_CPUS = {"quickstart", "quickstart-worse"}
 LINES_OF_THE_SHORTEST = 14
+# What the built-in loop writes of each version: tags, and metrics of the run.
+OF_THE_TRAINER = {
+    contract.TAG_EVAL_LOSS,
+    contract.TAG_PERPLEXITY,
+    contract.METRIC_EVAL_LOSS,
+    contract.METRIC_EVAL_PERPLEXITY,
+    contract.METRIC_FINAL_EVAL_LOSS,
+    contract.METRIC_FINAL_EVAL_PERPLEXITY,
+}
+EXPORTED = """request_count_total{served="a"} 10
+request_4xx_count_total{served="a"} 1
+request_5xx_count_total{served="a"} 1
+request_latency_ms_sum{served="a"} 500
+request_latency_ms_count{served="a"} 10
+"""
 
 
 @pytest.mark.parametrize("sample", sample_files(), ids=lambda path: path.stem)
@@ -58,7 +81,8 @@ def needs(spec: FineTuneJobSpec) -> Iterator[str]:
     yield from ["GPUs"] if spec.distributed.gpus_per_node else []
     base = spec.model.base if spec.model else ""
     yield from ["a model of the Hub"] if base.count("/") == 1 and ":" not in base else []
-    yield from ["an image"] if spec.trainer.image else []
+    images = [spec.trainer.image, spec.evaluation.image if spec.evaluation else None]
+    yield from ["an image"] if any(images) else []
     yield from ["a queue"] if spec.run_policy.queue_name else []
     yield from ["a claim"] if claims(spec) else []
     prepare = spec.prepare
@@ -117,7 +141,95 @@ def test_the_sample_that_carries_a_run_on_may() -> None:
     assert continuation.differences(continuation.settings(first), second) == []
 
 
+def bodies(kind: str) -> list[Json]:
+    """All objects of a kind among the samples."""
+    parts = [part for path in sample_files() for part in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
+    return [part for part in parts if part["kind"] == kind]
+
+
+def measured(spec: FineTuneJobSpec) -> set[str]:
+    """The numbers that a job gives the version that it registers, but for those of commands of its own."""
+    own = set() if spec.trainer.command else OF_THE_TRAINER
+    if spec.evaluation is None or spec.evaluation.command:
+        return own
+    evaluated = {name for metric in spec.evaluation.measured for name in NAMES[metric]}
+    return own | evaluated | ({BASE + name for name in evaluated} if spec.evaluation.base_model else set())
+
+
+def judged(gates: Iterable[Gate]) -> set[str]:
+    """The numbers that gates look at."""
+    bounds = {gate.metric.name for gate in gates if gate.metric}
+    return bounds | {gate.comparison.metric for gate in gates if gate.comparison}
+
+
+def registered() -> Iterator[tuple[str, FineTuneJobSpec]]:
+    """The name of each model that a sample job registers, and its spec."""
+    for body in bodies("FineTuneJob"):
+        spec = FineTuneJob.model_validate(body).spec
+        if spec.register_:
+            yield spec.register_.model or body["metadata"]["name"], spec
+
+
+@pytest.mark.parametrize("body", bodies("ModelPromotion"), ids=lambda body: str(body["metadata"]["name"]))
+def test_a_promotion_gates_on_numbers_that_a_sample_gives_its_model(body: Json) -> None:
+    spec = ModelPromotion.model_validate(body).spec
+    model = spec.model or body["metadata"]["name"]
+    written = {number for name, job in registered() if name == model for number in measured(job)}
+    assert judged(spec.gates) <= written
+    endpoint = spec.serving.databricks if spec.serving else None
+    canary = endpoint.canary if endpoint else None
+    assert judged(canary.gates if canary else []) <= written | {*traffic.numbers_of(EXPORTED, "a")}
+
+
 def job_of(sample: Path) -> Recipe:
     (body,) = yaml.safe_load_all(sample.read_text(encoding="utf-8"))
     name = body["metadata"]["name"]
     return Recipe.of(JobReference(name=name, namespace="n", uid=name), FineTuneJob.model_validate(body).spec)
+
+
+# The other form of what a sample has, and what most jobs leave as it is.
+IN_NO_SAMPLE = {
+    "spec.checkpoint.resumeFrom.uri",
+    "spec.evaluation.env",
+    "spec.evaluation.envFrom",
+    "spec.model.chatTemplate.jinja",
+    "spec.model.trustRemoteCode",
+    "spec.objective.distillation.teacherTrustRemoteCode",
+    "spec.register.signature",
+    "spec.training.decayRatio",
+    "spec.training.earlyStopping.minDelta",
+    "spec.training.maxGradNorm",
+    "spec.training.overlong",
+    "spec.training.perDeviceEvalBatchSize",
+    "spec.training.seed",
+}
+
+
+def test_a_sample_has_each_field_of_what_is_trained_and_where_it_goes() -> None:
+    schema = crd(FineTuneJob, old_names=False)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    parts = ("model", "method", "objective", "training", "evaluation", "register", "checkpoint", "output")
+    spec = schema["properties"]["spec"]["properties"]
+    there = {path for part in parts for path in fields(spec[part], f"spec.{part}")}
+    said = {
+        path
+        for sample in sample_files()
+        for body in yaml.safe_load_all(sample.read_text(encoding="utf-8"))
+        if body["kind"] == FineTuneJob.KIND
+        for path in set_in(body["spec"], "spec")
+    }
+    assert there - said == IN_NO_SAMPLE
+
+
+def fields(schema: Schema, where: str) -> Iterator[str]:
+    """The paths of the fields below an object; a list is one field."""
+    for name, item in schema.get("properties", {}).items():
+        path = f"{where}.{name}"
+        yield from fields(item, path) if "properties" in item else [path]
+
+
+def set_in(value: object, where: str) -> Iterator[str]:
+    """The paths of an object's fields."""
+    yield where
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from set_in(item, f"{where}.{name}")

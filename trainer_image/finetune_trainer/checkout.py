@@ -19,10 +19,11 @@ from finetune_trainer import outcome
 # git gives up when less than this many bytes a second come for this many seconds.
 _SLOW_BYTES, _SLOW_SECONDS = 1000, 60
 _NOT_SENT = re.compile(r"not our ref|unadvertised object|reference is not a tree|couldn't find remote ref")
-_NO_LOGIN = re.compile(r"Authentication failed|could not read (Username|Password)|error: 40[13]\b|not found")
+_NO_LOGIN = re.compile(r"Authentication failed|could not read (Username|Password)|error: 40[13]\b")
 _AWAY = re.compile(
-    r"Could not resolve host|Failed to connect|Connection (timed out|reset|refused)|Operation too slow|early EOF|"
-    r"error: (429|5\d\d)\b|HTTP (429|5\d\d)\b"
+    r"Could not resolve|Failed to connect|Empty reply from server|Connection (timed out|reset|refused)|Operation too slow|"
+    r"RPC failed; curl|early EOF|[Rr]ecv error|non-properly terminated|unexpected disconnect|"
+    r"error: (429|5\d\d)\b|HTTP (429|5\d\d)\b|(response|HTTP code) 5\d\d\b"
 )
 _LONGEST = 300
 # Seconds before a server that does not answer is asked again: about six minutes.
@@ -32,14 +33,22 @@ _FORMATS = {40: "sha1", 64: "sha256"}
 
 
 class CheckoutError(outcome.PodFailure):
-    """The code cannot be fetched now."""
+    """The code cannot be fetched. Another attempt may succeed, and counts."""
 
     def __init__(self, message: str) -> None:
         super().__init__(contract.CHECKOUT_FAILED, message)
 
 
-class _UnansweredError(CheckoutError):
+class RefusedError(CheckoutError):
+    """The server does not accept the login that it is sent."""
+
+    exit_code = contract.EXIT_UNAVAILABLE
+
+
+class UnansweredError(CheckoutError):
     """The server may answer later."""
+
+    exit_code = contract.EXIT_UNAVAILABLE
 
 
 class NoCommitError(CheckoutError):
@@ -53,7 +62,9 @@ def checkout(url: str, commit: str, folder: Path) -> None:
 
     Raises:
         NoCommitError: the repository does not have the commit.
-        CheckoutError: the server does not answer, or does not accept the login.
+        UnansweredError: the server does not answer.
+        RefusedError: it does not accept the login.
+        CheckoutError: the code cannot be fetched for another reason.
     """
     git = _Git(folder, _settings(url))
     # NB: the kubelet may run an init container again, and one that was killed leaves locks.
@@ -72,12 +83,13 @@ def _fetch(git: _Git, url: str, commit: str) -> None:
     """Fetch a commit, again where the server does not answer: until then the gang keeps its nodes.
 
     Raises:
-        CheckoutError: the server does not answer for long, or does not accept the login.
+        UnansweredError: the server does not answer for long.
+        CheckoutError: the commit cannot be fetched for another reason.
     """
     for delay in _DELAYS:
         try:
             return _fetch_once(git, url, commit)
-        except _UnansweredError as error:
+        except UnansweredError as error:
             seconds = delay * random.uniform(1, 1.5)  # noqa: S311 - so that not all pods ask at once
             print(f"{error}; asking again in {seconds:.0f} s", file=sys.stderr, flush=True)
             time.sleep(seconds)
@@ -92,17 +104,27 @@ def _fetch_once(git: _Git, url: str, commit: str) -> None:
             "fetch", "--quiet", "--tags", "origin", "+refs/heads/*:refs/remotes/origin/*", may_fail=True
         )
     if errors:
-        raise (_UnansweredError if _AWAY.search(errors) else CheckoutError)(_explained(url, errors))
+        raise _failure(url, errors)
 
 
-def _explained(url: str, errors: str) -> str:
+def _failure(url: str, errors: str) -> CheckoutError:
+    """What git's errors amount to."""
     line = errors.strip().splitlines()[-1][:_LONGEST]
-    if _NO_LOGIN.search(errors):
-        return (
+    if _AWAY.search(errors):
+        return UnansweredError(f"the repository {url} cannot be fetched: {line}")
+    refused = _NO_LOGIN.search(errors)
+    if refused or "not found" in errors:
+        # NB: many servers also ask for a login where there is no such repository, which no login changes.
+        kind = (
+            RefusedError
+            if refused and os.environ.get(contract.ENV_GIT_PASSWORD, "").strip()
+            else CheckoutError
+        )
+        return kind(
             f"the repository {url} does not exist, or needs another login: check the Secret in spec.trainer.code.git.secretRef "
             f"({line})"
         )
-    return f"the repository {url} cannot be fetched: {line}"
+    return CheckoutError(f"the repository {url} cannot be fetched: {line}")
 
 
 def _open(folder: Path) -> None:

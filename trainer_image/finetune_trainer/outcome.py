@@ -98,8 +98,8 @@ def run(
 ) -> int:
     """Run `main`, report its outcome, and return its exit code.
 
-    RecipeError and RecipeRefusedError give 64, DataError 65, PreemptedError 75, and any other error 1. Only an
-    unexpected error prints its traceback.
+    RecipeError and RecipeRefusedError give 64, DataError 65, PreemptedError 75, any other PodFailure its own code, and any
+    other error 1. Only an unexpected error prints its traceback.
     """
     try:
         code, message = EXIT_OK, main()

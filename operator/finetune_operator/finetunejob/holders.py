@@ -14,8 +14,8 @@ from finetune_crds.finetunejob import Tracking
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.decide.pin import to_look_up
 from finetune_operator.finetunejob.model import FineTuneJob, Holder
-from finetune_operator.finetunejob.polling import RunPoller
-from finetune_operator.finetunejob.recent import Shared
+from finetune_operator.finetunejob.polling import RunPoller, asked
+from finetune_operator.finetunejob.recent import SHARE, Shared
 from finetune_operator.registry.base import RegisteredModel
 from finetune_operator.registry.tracked import Tracked
 from finetune_operator.settings import Settings
@@ -45,7 +45,9 @@ class HolderReader:
     clock: Callable[[], float]
 
     def __post_init__(self) -> None:
-        self._models = Shared[RegisteredModel | Problem | None](self.clock, self.settings)
+        self._models = Shared[RegisteredModel | Problem | None](
+            self.clock, self.settings.poll_seconds * SHARE
+        )
 
     async def read(self, ftj: FineTuneJob) -> Holders:
         """The versions, by the field of `status.pinned`; empty where the job waits for none, or has no server.
@@ -72,20 +74,26 @@ class HolderReader:
     async def _read(self, ftj: FineTuneJob, model: str) -> RegisteredModel | Problem | None:
         try:
             tracked = await self.poller.tracked(ftj)
-            return await asyncio.to_thread(self._look_up, tracked, model) if tracked else None
         except ExternalError as error:
             return error.problem
-
-    def _look_up(self, tracked: Tracked, model: str) -> RegisteredModel | Problem | None:
-        away = self.poller.outages.of(tracked.server.uri)
+        if tracked is None:
+            return None
+        place = asked(ftj, tracked)
+        away = self.poller.outages.of(place)
         if away:
             return away
-        try:
-            return tracked.registry().model(model)
-        except ExternalError as error:
-            tracked.refused(error)
-            self.poller.outages.note(tracked.server.uri, error.problem)
-            raise
+        found = await asyncio.to_thread(_look_up, tracked, model)
+        if isinstance(found, Problem):
+            self.poller.outages.note(place, found)
+        return found
+
+
+def _look_up(tracked: Tracked, model: str) -> RegisteredModel | Problem | None:
+    try:
+        return tracked.registry().model(model)
+    except ExternalError as error:
+        tracked.refused(error)
+        return error.problem
 
 
 def _holder(found: RegisteredModel | Problem | None, aliased: Aliased) -> Holder:

@@ -19,16 +19,22 @@ INSTALL, RUN = "install", "run"
 FOLDER = Path(os.environ.get("FINETUNE_DEPENDENCIES_PATH", "/var/run/finetune/dependencies"))
 TERMINATION = Path(os.environ.get("FINETUNE_TERMINATION_PATH", "/dev/termination-log"))
 REASON = "DependenciesFailed"
-# Exit codes: no other attempt can succeed; another one may.
-NEVER, AGAIN = 64, 1
+# Exit codes: no other attempt can succeed; a server did not answer, or refused the login; another attempt may succeed.
+NEVER, UNAVAILABLE, AGAIN = 64, 69, 1
 _VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 # Settings of pip that would send the packages elsewhere.
 _ELSEWHERE = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER")
 # In pip's log: a page that an index did not give, other than one that it does not have; and that an index answered.
 _NO_PAGE = re.compile(r"(Could not fetch URL (?!.*: (?:404|410) Client Error).*?)(?: - skipping)?$")
 _ANSWERED = re.compile(r"\s(?:Collecting|Downloading) ")
-# pip asks again, and tells of the end in other words.
-_ASKS_AGAIN = "Retrying (Retry("
+# What pip shows before it asks again, and of pages that another index may have: it tells of the end in other words or in the log.
+_NOT_THE_END = re.compile(r"Retrying \(Retry\(|Could not fetch URL |Credentials not correct for ")
+# git's words for a server that may answer later.
+_AWAY = (
+    r"Could not resolve|Failed to connect to|Empty reply from server|Connection (?:timed out|reset|refused)|Operation too slow|"
+    r"RPC failed; curl|early EOF|[Rr]ecv error|non-properly terminated|unexpected disconnect|error: (?:429|5\d\d)|HTTP (?:429|5\d\d)|"
+    r"(?:response|HTTP code) 5\d\d"
+)
 # An error that pip did not expect: a traceback follows.
 _UNEXPECTED = "ERROR: Exception:"
 _PASSWORD = re.compile(r"//[^/@\s]*@")
@@ -42,13 +48,36 @@ _MEANINGS = (
         "the image has no pip: use an image that has it, or one that has the packages already",
     ),
     (
-        r"(?:401|403) (?:Client )?Error.*|HTTP error 40[13].*|Credentials not correct.*",
+        r"Cannot find command 'git'",
+        NEVER,
+        "the image has no git, which a requirement needs: use an image that has it, or name the package of an index",
+    ),
+    (
+        r"certificate verif(?:y|ication) failed.*|SSL certificate problem.*",
         AGAIN,
+        "a server shows a certificate that the image does not trust: mount that of its authority, and name the file in PIP_CERT, "
+        "and in GIT_SSL_CAINFO for git ({})",
+    ),
+    # NB: of a file that an index lists, pip adds the page: the index may have the file later.
+    (
+        r"HTTP error (?:404|410) while getting (\S+)$",
+        NEVER,
+        "nothing is at the address of a requirement: correct it ({})",
+    ),
+    (
+        r"HTTP error 40[13] while getting (\S+)$",
+        AGAIN,
+        "the address of a requirement is not there, or needs a login: correct it, or name the package of an index ({})",
+    ),
+    (
+        r"(?:401|403) (?:Client )?Error.*|HTTP error 40[13].*",
+        UNAVAILABLE,
         "the package index refuses the login: check PIP_INDEX_URL and PIP_EXTRA_INDEX_URL ({})",
     ),
     (
-        r"Could not fetch URL .*|Max retries exceeded.*|HTTP error (?:429|5\d\d).*|ReadTimeoutError.*|Download failed after .*",
-        AGAIN,
+        r"Could not fetch URL .*|Max retries exceeded.*|HTTP error (?:429|5\d\d).*|ReadTimeoutError.*|Download failed after .*|"
+        r"(?:Failed to connect to|Failed to establish a secure connection to) .* while fetching .*|Unable to fetch .*",
+        UNAVAILABLE,
         "the package index does not answer: check PIP_INDEX_URL, and that the pods may reach it ({})",
     ),
     (
@@ -62,11 +91,60 @@ _MEANINGS = (
         NEVER,
         "the requirements contradict each other, or ask for another torch than the image has: correct them ({})",
     ),
+    (
+        r"(\S+) is not a supported wheel on this platform",
+        NEVER,
+        f"a wheel is not for Python {_VERSION} on the platform of the image: name one that is ({{}})",
+    ),
+    (
+        r"Package .* requires a different Python.*",
+        NEVER,
+        "a package is not for the Python of the image: require another version of it, or use another image ({})",
+    ),
+    (
+        r"ERROR: Could not install packages due to an OSError: \[Errno 2\] No such file or directory: (.*)",
+        NEVER,
+        "a file of a requirement is not in the pod: correct its address, or mount it ({})",
+    ),
+    (
+        r"(?<=ERROR: ).* does not appear to be a Python project.*",
+        NEVER,
+        "what is at the address of a requirement is no package: correct it ({})",
+    ),
+    # NB: a digest of the index is of a package alone, and that of a part of the file differs too.
+    (
+        r"DO NOT MATCH THE HASHES[^\n]*\n +([^\n]+ ?@ .*)",
+        NEVER,
+        "what is at the address of a requirement has another digest than the requirement: correct it ({})",
+    ),
     (r"No space left on device", AGAIN, "the node has no space left for the packages"),
     (
-        r"Could not resolve host.*|(?<=fatal: )unable to access .*|git (?:clone|fetch) .* did not run successfully",
+        r"pathspec .* did not match.*|not our ref .*|unadvertised object.*|couldn't find remote ref.*|reference is not a tree.*",
+        NEVER,
+        "the repository of a requirement has no such branch, tag or commit: correct the requirement ({})",
+    ),
+    (
+        r"(?<=fatal: )Authentication failed.*",
+        UNAVAILABLE,
+        "the server of a requirement refuses the login of git: correct it ({})",
+    ),
+    (
+        r"(?<=fatal: )(?:repository .* not found|could not read (?:Username|Password).*|.* does not appear to be a git repository|"
+        r"unable to access .* error: 40[13])",
         AGAIN,
+        "the repository of a requirement does not exist, or needs a login that git does not have: correct its address, or "
+        "name the package of an index ({})",
+    ),
+    (
+        rf"(?:fatal|error): (.*(?:{_AWAY}).*)|(Could not resolve host.*)",
+        UNAVAILABLE,
         "the server of a requirement does not answer: check its address, and that the pods may reach it ({})",
+    ),
+    (
+        r"(?<=fatal: )unable to access .*|git (?:clone|fetch|checkout|submodule) .* did not run successfully|"
+        r"Failed to build .* when git .*",
+        AGAIN,
+        "the repository of a requirement cannot be fetched: correct the requirement ({})",
     ),
     (
         r"Failed to build .*|Failed building wheel .*|subprocess-exited-with-error",
@@ -122,11 +200,11 @@ def _torch(requirements: list[str]) -> str:
 
 def explained(output: str, log: str = "") -> Failure:
     """What pip's output and its log amount to."""
-    said = [*_missing_pages(log), *(line for line in output.splitlines() if _ASKS_AGAIN not in line)]
+    said = [*_missing_pages(log), *(line for line in output.splitlines() if not _NOT_THE_END.search(line))]
     for pattern, code, sentence in _MEANINGS:
         found = re.search(pattern, "\n".join(said), re.MULTILINE)
         if found:
-            return Failure(code, sentence.format(_short(found[0])))
+            return Failure(code, sentence.format(_short(found[found.lastindex or 0])))
     return Failure(AGAIN, f"pip failed: {_short(_last_words(output))}")
 
 

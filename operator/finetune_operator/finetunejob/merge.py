@@ -73,19 +73,19 @@ def containers(template: Json | None, name: str) -> Iterator[Json]:
 
 
 def mounts(template: Json | None, container: str, *, but: Sequence[str]) -> list[str]:
-    """Where a container of such a template mounts volumes.
+    """Where a container of such a template mounts volumes; what is no volume and no mount is left out.
 
     Args:
         but: kinds of volumes to leave out.
     """
-    known = {item.get("name") for item in items(template, "volumes") if not any(kind in item for kind in but)}
+    volumes = [item for item in items(template, "volumes") if not any(kind in item for kind in but)]
+    known = {item["name"] for item in volumes if isinstance(item.get("name"), str)}
+    lists = [item.get("volumeMounts") for item in containers(template, container)]
     found = [
-        mount
-        for item in containers(template, container)
-        for mount in (item.get("volumeMounts") or [])
-        if isinstance(mount, dict)
+        mount for given in lists if isinstance(given, list) for mount in given if isinstance(mount, dict)
     ]
-    return [str(mount.get("mountPath")) for mount in found if mount.get("name") in known]
+    named = [mount for mount in found if isinstance(mount.get("name"), str) and mount["name"] in known]
+    return [mount["mountPath"] for mount in named if isinstance(mount.get("mountPath"), str)]
 
 
 def is_below(path: str, mount: str) -> bool:

@@ -12,13 +12,14 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import Tracking
 from finetune_operator import names, secrets
 from finetune_operator.errors import ExternalError
-from finetune_operator.finetunejob.decide.pin import to_look_up
+from finetune_operator.finetunejob.decide.pin import is_unpinned
 from finetune_operator.finetunejob.model import FineTuneJob, Mlflow
 from finetune_operator.finetunejob.recent import Results, recent
 from finetune_operator.kube import Kube
 from finetune_operator.registry.outages import Outages
 from finetune_operator.registry.tracked import Tracked, open_tracked
 from finetune_operator.settings import Settings
+from finetune_operator.text import canonical
 
 
 class _Query(NamedTuple):
@@ -28,12 +29,32 @@ class _Query(NamedTuple):
     want_version: bool
 
 
+class Asked(NamedTuple):
+    """Whom a job's questions go to: the servers, and the Secret as namespace/name, empty for the installation's login.
+
+    NB: an outage is known of all three together. A registry that only one job names says nothing of the server of the others.
+    """
+
+    server: str
+    registry: str
+    reader: str
+
+
+def asked(ftj: FineTuneJob, tracked: Tracked) -> Asked:
+    """Whom the questions of a job go to."""
+    server = tracked.server
+    reference = ftj.spec.tracking.secret_ref if ftj.spec else None
+    reader = f"{ftj.namespace}/{reference.name}" if reference else ""
+    return Asked(canonical(server.uri), canonical(server.registry_uri), reader)
+
+
 @dataclass
 class RunPoller:
     """Reads the runs and versions of FineTuneJobs, in threads beside the event loop.
 
     Attributes:
         clock: monotonic seconds.
+        outages: by `Asked`. NB: not for threads; the event loop alone looks at them.
     """
 
     kube: Kube
@@ -81,12 +102,13 @@ class RunPoller:
             return Mlflow(problem=error.problem)
         if tracked is None:
             return None
-        away = self.outages.of(tracked.server.uri)
+        place = asked(ftj, tracked)
+        away = self.outages.of(place)
         if away:
             return Mlflow(problem=away)
         answer = await asyncio.to_thread(_read, tracked, ftj, query.want_version)
         if answer.problem:
-            self.outages.note(tracked.server.uri, answer.problem)
+            self.outages.note(place, answer.problem)
         return answer
 
 
@@ -99,7 +121,7 @@ def _query(ftj: FineTuneJob) -> _Query | None:
     run_id = ftj.status.run_id
     if ftj.spec is None or (ftj.is_finished and (run_id is None or closed)):
         return None
-    if run_id is None and to_look_up(ftj):
+    if run_id is None and is_unpinned(ftj):
         return None
     unregistered = ftj.holds(ConditionType.TRAINED) and not ftj.holds(ConditionType.REGISTERED)
     return _Query(run_id, unregistered and ftj.spec.register_ is not None)

@@ -1,4 +1,4 @@
-"""Answers of servers about FineTuneJobs, each asked for once in a poll interval."""
+"""Answers of servers about FineTuneJobs, each asked for once in a while."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Held(NamedTuple, Generic[Answer]):
 
 
 # NB: a pass that comes a little early, as passes at a poll interval do, asks again.
-_SHARE = 0.8
+SHARE = 0.8
+"""Of the poll interval: how long an answer counts."""
 
 Results = dict[str, Held[Answer]]
 """By the FineTuneJob's uid."""
@@ -38,7 +39,7 @@ async def recent(
 ) -> Answer:
     """The answer to a question about a job, at most a poll interval old."""
     now, held = clock(), results.get(uid)
-    if held and held.question == question and now - held.at < settings.poll_seconds * _SHARE:
+    if held and held.question == question and now - held.at < settings.poll_seconds * SHARE:
         return held.answer
     answer = await ask()
     results[uid] = Held(now, question, answer)
@@ -54,26 +55,27 @@ class _Asked(NamedTuple, Generic[Answer]):
 
 @dataclass
 class Shared(Generic[Answer]):
-    """Answers to questions that several jobs have: each is asked once in a poll interval, also by passes at the same time.
+    """Answers to questions that several jobs have: each is asked once in a while, also by passes at the same time.
 
     Attributes:
         clock: monotonic seconds.
+        seconds: how long an answer counts, from when it was asked for.
     """
 
     clock: Callable[[], float]
-    settings: Settings
+    seconds: float
     _asked: dict[Hashable, _Asked[Answer]] = field(default_factory=dict)
 
     async def answer(
         self, question: Hashable, ask: Callable[[], Coroutine[object, object, Answer]]
     ) -> Answer:
-        """The answer to a question, at most a poll interval old.
+        """The answer to a question. Those that wait for one get it however long it takes.
 
         Raises:
             Exception: what `ask` raises, in all passes that wait for it; the next one asks again.
         """
         now = self.clock()
-        oldest = now - self.settings.poll_seconds * _SHARE
+        oldest = now - self.seconds
         self._asked = {
             key: asked for key, asked in self._asked.items() if asked.at > oldest or not asked.answer.done()
         }

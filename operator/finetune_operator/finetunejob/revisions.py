@@ -23,8 +23,11 @@ from finetune_operator.kube import Kube
 from finetune_operator.registry.outages import Outages
 
 _LAST_SECONDS = 30.0
-# What the jobs of a namespace ask of a server at the same time, and how long none of them asks one that did not answer.
+# What the jobs of a namespace ask at the same time of a server, and of all servers; and what all jobs ask.
 _AT_ONCE = 4
+_AT_ONCE_OF_NAMESPACE = 8
+_AT_ONCE_OF_ALL = 32
+# How long no job of a namespace asks a server that did not answer.
 _AWAY_SECONDS = 5.0
 # What servers take as the name beside a token.
 _ANY_NAME = "git"
@@ -58,9 +61,11 @@ class RevisionReader:
     """By uid of the FineTuneJob: the commit, until it is in the status."""
     _asking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """By uid of the FineTuneJob: the request that is being made."""
-    _turns: WeakValueDictionary[_Server, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
+    _turns: WeakValueDictionary[_Server | str, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
+    """By server, and by namespace."""
 
     def __post_init__(self) -> None:
+        self._turns_of_all = asyncio.Semaphore(_AT_ONCE_OF_ALL)
         self._problems = Retries[CodeFound](self.clock, _LAST_SECONDS)
         self._outages = Outages(self.clock, _AWAY_SECONDS)
 
@@ -112,8 +117,18 @@ class RevisionReader:
         self.wake(ftj.key)
 
     async def _resolve(self, namespace: str, repository: Repository, revision: str) -> CodeFound:
-        server = _Server(namespace, urlsplit(repository.url).netloc.lower())
-        async with self._turns.setdefault(server, asyncio.Semaphore(_AT_ONCE)):
+        try:
+            server = _Server(namespace, urlsplit(repository.url).netloc.lower())
+        except ValueError:
+            remedy = "create the job with another spec.trainer.code.git.url"
+            message = f"the repository {repository.url} has no address that can be read: {remedy}"
+            return CodeFound(problem=Problem(ConditionReason.GIT_ERROR, message))
+        # NB: who waits for a server holds no turn that the jobs of another server or namespace need.
+        async with (
+            self._turns.setdefault(server, asyncio.Semaphore(_AT_ONCE)),
+            self._turns.setdefault(namespace, asyncio.Semaphore(_AT_ONCE_OF_NAMESPACE)),
+            self._turns_of_all,
+        ):
             if self._outages.of(server):
                 message = f"the repository {repository.url} cannot be reached: {server.host} has not answered another request"
                 return CodeFound(problem=Problem(ConditionReason.GIT_UNREACHABLE, message))

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from http import HTTPStatus
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from finetune_crds.base import Json
 from finetune_operator import names
 from finetune_operator.finetunejob.children import job_ended
 from finetune_operator.finetunejob.decide import queueing
 from finetune_operator.finetunejob.model import FineTuneJob, Queued
+from finetune_operator.finetunejob.recent import Shared
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.text import short
 
@@ -25,9 +25,6 @@ _FRESH_SECONDS = 5.0
 _KINDS = ("Workload", "WorkloadBeta1")
 _VISIBILITY = "pendingworkloads"
 
-Key = TypeVar("Key")
-Value = TypeVar("Value")
-
 
 class _Workload(NamedTuple):
     """What is used of a Workload."""
@@ -36,30 +33,11 @@ class _Workload(NamedTuple):
     queued: Queued
 
 
-@dataclass
-class _Reads(Generic[Key, Value]):
-    """What was read, by key, for five seconds. Those that want it at the same time share one read.
+class _Listed(NamedTuple):
+    """The Workloads by the uid of their Job, or why they cannot be read; and when the read began."""
 
-    Attributes:
-        clock: monotonic seconds.
-    """
-
-    clock: Callable[[], float]
-    _held: dict[Key, tuple[float, Value]] = field(default_factory=dict)
-    """With the times when the reads began."""
-    _locks: defaultdict[Key, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-
-    async def get(self, key: Key, read: Callable[[], Awaitable[Value]]) -> tuple[float, Value]:
-        """The value, and the time when its read began."""
-        held = self._held.get(key)
-        if held and self.clock() - held[0] < _FRESH_SECONDS:
-            return held
-        async with self._locks[key]:
-            # NB: a read that ended meanwhile counts, however long it took.
-            if self._held.get(key) is held:
-                began = self.clock()
-                self._held[key] = began, await read()
-            return self._held[key]
+    began: float
+    found: Mapping[str, _Workload] | KubeError
 
 
 @dataclass
@@ -74,9 +52,9 @@ class WorkloadReader:
     clock: Callable[[], float]
 
     def __post_init__(self) -> None:
-        self._workloads: _Reads[str, Mapping[str, _Workload] | KubeError] = _Reads(self.clock)
-        """By namespace: the Workloads by the uid of their Job, or why they cannot be read."""
-        self._positions: _Reads[tuple[str, str], Mapping[str, int]] = _Reads(self.clock)
+        self._workloads = Shared[_Listed](self.clock, _FRESH_SECONDS)
+        """By namespace."""
+        self._positions = Shared[Mapping[str, int]](self.clock, _FRESH_SECONDS)
         """By namespace and queue: the positions by Workload."""
 
     async def read(self, ftj: FineTuneJob, jobs: Mapping[str, Json], now: datetime) -> Queued | None:
@@ -87,16 +65,20 @@ class WorkloadReader:
         if job is None or queue is None or not queueing.is_queued(job) or job_ended(job):
             return None
         asked, namespace = self.clock(), ftj.namespace
-        began, found = await self._workloads.get(namespace, lambda: self._list(namespace))
+        began, found = await self._workloads.answer(namespace, partial(self._list, namespace))
         if isinstance(found, KubeError):
             return Queued(installed=False) if found.status == HTTPStatus.NOT_FOUND else None
         workload = found.get(job["metadata"]["uid"])
         if workload is None:
             return Queued(workload=False, read_at=now - timedelta(seconds=max(asked - began, 0)))
-        _, positions = await self._positions.get((namespace, queue), lambda: self._pending(namespace, queue))
+        positions = await self._positions.answer((namespace, queue), partial(self._pending, namespace, queue))
         return replace(workload.queued, position=positions.get(workload.name))
 
-    async def _list(self, namespace: str) -> Mapping[str, _Workload] | KubeError:
+    async def _list(self, namespace: str) -> _Listed:
+        began = self.clock()
+        return _Listed(began, await self._workloads_of(namespace))
+
+    async def _workloads_of(self, namespace: str) -> Mapping[str, _Workload] | KubeError:
         failure = KubeError(HTTPStatus.NOT_FOUND, "no version of Kueue is served")
         for kind in _KINDS:
             try:

@@ -6,10 +6,13 @@ https://git-scm.com/docs/protocol-common
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 FLUSH = b"0000"
 DELIMITER = b"0001"
 _SPECIAL = 4
+# A list of refs has two packets that only separate.
+_MOST_EMPTY = 16
 
 
 def packet(line: str) -> bytes:
@@ -23,18 +26,51 @@ def request(command: Iterable[str], arguments: Iterable[str]) -> bytes:
     return b"".join([*map(packet, command), DELIMITER, *map(packet, arguments), FLUSH])
 
 
-def lines(body: bytes) -> Iterator[str]:
-    """The lines in a response, without those that only separate.
+class PacketError(Exception):
+    """What came is no response of a Git server."""
 
-    Raises:
-        ValueError: it is something else.
-    """
-    position = 0
-    while position < len(body):
-        length = int(body[position : position + _SPECIAL], 16)
-        end = position + max(length, _SPECIAL)
-        if end > len(body):
-            raise ValueError("a packet ends early")
-        if length > _SPECIAL:
-            yield body[position + _SPECIAL : end].decode("utf-8", "replace").rstrip("\n")
-        position = end
+
+@dataclass
+class Packets:
+    """Takes a response apart, a part at a time, so that a long one is never held as a whole."""
+
+    _rest: bytes = b""
+    """The beginning of a packet whose end has not come."""
+    _empty: int = 0
+
+    def feed(self, part: bytes) -> Iterator[bytes]:
+        """The lines that are complete with this part, without those that only separate. To be read to the end.
+
+        Raises:
+            PacketError: it is something else.
+        """
+        held, position = self._rest + part, 0
+        while position + _SPECIAL <= len(held):
+            length = _length(held[position : position + _SPECIAL])
+            if length <= _SPECIAL:
+                self._empty += 1
+                if self._empty > _MOST_EMPTY:
+                    raise PacketError("too many packets without a line")
+            end = position + max(length, _SPECIAL)
+            if end > len(held):
+                break
+            if length > _SPECIAL:
+                yield held[position + _SPECIAL : end].removesuffix(b"\n")
+            position = end
+        self._rest = held[position:]
+
+    def end(self) -> None:
+        """Check that the last packet is complete.
+
+        Raises:
+            PacketError: it is not.
+        """
+        if self._rest:
+            raise PacketError("a packet ends early")
+
+
+def _length(digits: bytes) -> int:
+    try:
+        return int(digits, 16)
+    except ValueError:
+        raise PacketError("no packet") from None

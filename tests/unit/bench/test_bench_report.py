@@ -6,10 +6,12 @@ import json
 import math
 from dataclasses import replace
 
+import pytest
+
 from bench.trainer import report
 from bench.trainer.contenders import CHECKPOINT, ISOLATED, LONGEST, OURS, PADDED, TRL, Figures
 from bench.trainer.report import Goal, Result
-from bench.trainer.shapes import LLAMA_8B, SMALL
+from bench.trainer.shapes import LLAMA_1B, LLAMA_8B, SMALL, Shape
 
 ROWS = {"rows": 10, "mean": 200.0, "percentiles": {"0": 100, "10": 120, "50": 200, "90": 280, "100": 300}}
 MACHINE = {
@@ -115,11 +117,14 @@ def test_a_row_that_computes_something_else_is_void() -> None:
     assert "void" in "\n".join(report.as_markdown(MACHINE, "2026-01-02", [found]).splitlines()[6:12])
 
 
-def test_a_gpu_has_a_goal_of_its_own() -> None:
-    found = Result(LLAMA_8B, processes=2, gpu="NVIDIA H100 80GB HBM3", rows=ROWS)
+@pytest.mark.parametrize(("shape", "processes", "goal"), [(LLAMA_1B, 1, 0.55), (LLAMA_8B, 2, 0.5)])
+def test_gpus_have_a_goal_of_their_own_and_sharded_ones_a_lower_one(
+    shape: Shape, processes: int, goal: float
+) -> None:
+    found = Result(shape, processes=processes, gpu="NVIDIA H100 80GB HBM3", rows=ROWS)
     found.rounds = {OURS: {1: figures(20_000, 1.0)}}
-    expected = 20_000 * LLAMA_8B.operations(2048) / (2 * 989e12)
-    assert found.goals()[-1] == Goal("MFU of ours", expected, 0.45, least=True)
+    expected = 20_000 * shape.operations(2048) / (processes * 989e12)
+    assert found.goals()[-1] == Goal("MFU of ours", expected, goal, least=True)
     needed = found.mfu_needed(OURS)
     assert needed is not None
     assert needed < expected

@@ -17,7 +17,13 @@ RESULT = TerminationMessage(train=TrainResult(step=3, eval_loss=2.0), checkpoint
 
 def test_exit_codes_are_those_that_people_were_told() -> None:
     codes = {name: value for name, value in vars(contract).items() if name.startswith("EXIT_")}
-    assert codes == {"EXIT_OK": 0, "EXIT_RECIPE": 64, "EXIT_DATA": 65, "EXIT_PREEMPTED": 75}
+    assert codes == {
+        "EXIT_OK": 0,
+        "EXIT_RECIPE": 64,
+        "EXIT_DATA": 65,
+        "EXIT_UNAVAILABLE": 69,
+        "EXIT_PREEMPTED": 75,
+    }
 
 
 MESSAGES: dict[str, tuple[TerminationMessage, dict[str, object]]] = {

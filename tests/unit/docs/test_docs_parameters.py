@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 PAGE = Page("docs/finetunejob/parameters.md")
 SPEC: Json = SCHEMAS["FineTuneJob"]["properties"]["spec"]
-NO_FIELD = ("always", "not needed")
+NO_FIELD = ("always", "never", "not needed")
 FORMER = "(transformers 4)"
 # The modules and classes whose parameters a chapter names.
 TRAINING_ARGUMENTS = [("transformers", "training_args.py", "TrainingArguments")]
@@ -33,8 +33,14 @@ TOOLS = {
             for name in ("ORPO", "CPO")
         ),
     ],
-    "peft": [("peft", "tuners/lora/config.py", "LoraConfig")],
+    "peft": [
+        ("peft", "tuners/lora/config.py", "LoraConfig"),
+        ("peft", "config.py", "PeftConfig"),
+        ("peft", "config.py", "PeftConfigMixin"),
+    ],
 }
+# Chapters whose tools take the parameters of another chapter too.
+INHERITED = {"TRL": "TrainingArguments"}
 
 
 class Row(NamedTuple):
@@ -125,6 +131,22 @@ def parameters(package: str, module: str, name: str) -> frozenset[str]:
     return frozenset(target.id for target in fields if isinstance(target, ast.Name))
 
 
+def missing(chapter: str, tool: tuple[str, str, str], table: list[Row]) -> set[str]:
+    """The parameters of a tool that neither its chapter names nor the one that it inherits."""
+    chapters = (chapter, INHERITED.get(chapter))
+    named = {code.partition(": ")[0] for row in table if row.chapter in chapters for code in codes(row.there)}
+    return {*parameters(*tool)} - named
+
+
+@pytest.mark.parametrize(
+    ("chapter", "tool"),
+    [(chapter, tool) for chapter, tools in TOOLS.items() for tool in tools],
+    ids=lambda value: value if isinstance(value, str) else value[-1],
+)
+def test_each_parameter_of_a_tool_has_a_row(chapter: str, tool: tuple[str, str, str]) -> None:
+    assert missing(chapter, tool, ROWS) == set()
+
+
 def unknown(row: Row) -> list[str]:
     """The parameters of the column There that the tool does not have."""
     known = {name for tool in TOOLS[row.chapter] for name in parameters(*tool)}
@@ -159,3 +181,9 @@ def test_what_is_wrong_is_found(row: str, said: list[str]) -> None:
 def test_a_parameter_that_a_tool_does_not_have_is_found() -> None:
     (row,) = rows("## TRL\n\n| `beta`, `adam_beta1`, `gamma: 1` | `training.seed` |")
     assert unknown(row) == ["gamma: 1"]
+
+
+def test_a_parameter_without_a_row_is_found() -> None:
+    tool = ("trl", "trainer/sft_config.py", "SFTConfig")
+    shorter = [row for row in ROWS if "`packing`" not in row.there or row.chapter != "TRL"]
+    assert missing("TRL", tool, shorter) - missing("TRL", tool, ROWS) == {"packing"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,15 @@ from finetune_trainer.train.data import pack
 from finetune_trainer.train.model.network import Network, trained
 from finetune_trainer.train.model.optimizer import optimizers
 from finetune_trainer.train.objectives.answers import reference_of
+from finetune_trainer.train.objectives.distillation import TeacherStates
 from finetune_trainer.train.objectives.sft import Sft
 from support import networks
 from support.model_files import saved
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from finetune_crds.recipe import Recipe
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]
 
@@ -39,20 +43,25 @@ def test_a_model_that_makes_its_logits_in_an_unknown_way_is_refused(
     )
 
 
+def too_large_for_fp16(base: Path, folder: Path, factor: float) -> Path:
+    """A base of which some weights are numbers of FP16, whose products are none."""
+    from transformers import AutoModelForCausalLM
+
+    saved(base, folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    mlp = model.model.layers[0].mlp
+    for layer in (mlp.up_proj, mlp.down_proj):
+        layer.weight.data.mul_(factor)
+        assert layer.weight.isfinite().all() == math.isfinite(factor)
+    model.save_pretrained(folder)
+    return folder
+
+
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_model_that_overflows_in_fp16_is_told_to_use_another_precision(
     *, broken: bool, base_model: Path, tmp_path: Path
 ) -> None:
-    from transformers import AutoModelForCausalLM
-
-    base = saved(base_model, tmp_path / "base")
-    model = AutoModelForCausalLM.from_pretrained(base)
-    mlp = model.model.layers[0].mlp
-    # Numbers of FP16, whose products are none.
-    for layer in (mlp.up_proj, mlp.down_proj):
-        layer.weight.data.mul_(float("nan") if broken else 1e5)
-        assert layer.weight.isnan().all() == broken
-    model.save_pretrained(base)
+    base = too_large_for_fp16(base_model, tmp_path / "base", float("nan") if broken else 1e5)
     with networks.alone() as world, pytest.raises(RecipeRefusedError) as refused:
         networks.build(networks.recipe(base, precision="FP16"), base, world)
     assert (refused.value.reason, refused.value.message) == (
@@ -66,6 +75,44 @@ def test_a_model_that_overflows_in_fp16_is_told_to_use_another_precision(
                 networks.build(networks.recipe(base, precision="BF16"), base, world)
         else:
             networks.build(networks.recipe(base, precision="BF16"), base, world)
+
+
+def distilled(base: Path, teacher: Path, precision: str) -> Recipe:
+    return networks.recipe(
+        base,
+        objective={"type": "Distillation", "distillation": {"teacher": str(teacher)}},
+        precision=precision,
+    )
+
+
+def test_a_teacher_that_overflows_in_fp16_is_refused(base_model: Path, tmp_path: Path) -> None:
+    teacher = too_large_for_fp16(base_model, tmp_path / "teacher", 1e5)
+    with networks.alone() as world, pytest.raises(RecipeRefusedError) as refused:
+        networks.build(distilled(base_model, teacher, "FP16"), base_model, world)
+    assert (refused.value.reason, refused.value.message) == (
+        "ModelOverflows",
+        f"objective.distillation.teacher {teacher} computes logits that are not numbers: it overflows in FP16, unless its weights "
+        "are broken: set training.precision to BF16 or FP32",
+    )
+    with networks.alone() as world:
+        networks.build(distilled(base_model, teacher, "BF16"), base_model, world)
+
+
+def test_a_teacher_that_makes_its_logits_in_an_unknown_way_is_refused(
+    base_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Network.own_logits
+    monkeypatch.setattr(
+        Network,
+        "own_logits",
+        lambda self, batch: own(self, batch) * (2 if isinstance(self.objective, TeacherStates) else 1),
+    )
+    with networks.alone() as world, pytest.raises(RecipeRefusedError) as refused:
+        networks.build(distilled(base_model, base_model, "FP32"), base_model, world)
+    assert refused.value.message == (
+        f"objective.distillation.teacher {base_model} is a llama, which makes its logits in a way that is not known here "
+        "(they differ by 50%): choose another teacher"
+    )
 
 
 @pytest.mark.parametrize("method", ["Full", "LoRA", "PrefixTuning", "PromptTuning"])

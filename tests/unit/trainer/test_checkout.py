@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from finetune_trainer import checkout
 from standins.git import GitServer, git_server
 from support.http_server import Answer
 
@@ -42,27 +43,30 @@ class Ended(NamedTuple):
     message: str = ""
 
 
-def run(world: World, folder: Path, commit: str, *, known: bool = True) -> Ended:
-    password = "pass:word" if known else "wrong"
+LOGIN = "pass:word"
+
+
+def run(
+    world: World, folder: Path, commit: str, *, password: str | None = LOGIN, name: str = "code"
+) -> Ended:
     folder.mkdir(exist_ok=True)
     if os.geteuid() == 0:
         # A volume belongs to another user than the process.
         os.chown(folder, 12345, 12345)
     said = folder.parent / "said.json"
     said.unlink(missing_ok=True)
-    url = world.server.url("code")
+    url = world.server.url(name)
     environment = {
         **{name: value for name, value in os.environ.items() if name != "GIT_SSL_CAINFO"},
         "SSL_CERT_FILE": str(world.server.authority),
-        "FINETUNE_GIT_USERNAME": "me",
-        "FINETUNE_GIT_PASSWORD": password,
+        **({"FINETUNE_GIT_USERNAME": "me", "FINETUNE_GIT_PASSWORD": password} if password else {}),
         "FINETUNE_TERMINATION_PATH": str(said),
     }
     ended = subprocess.run(
         [sys.executable, "-m", "finetune_trainer.checkout", url, commit, str(folder)],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert password not in ended.stdout + ended.stderr
+    assert not password or password not in ended.stdout + ended.stderr
     if not said.exists():
         return Ended(ended.returncode)
     error = json.loads(said.read_text())["error"]
@@ -112,11 +116,58 @@ def test_a_commit_that_is_gone(world: World, tmp_path: Path) -> None:
     )
 
 
-def test_a_login_that_is_refused(world: World, tmp_path: Path) -> None:
-    ended = run(world, tmp_path / "code", world.newest, known=False)
-    assert (ended.code, ended.reason) == (1, "CheckoutFailed")
-    assert ended.message.startswith(
-        "the repository URL does not exist, or needs another login: check the Secret in spec.trainer.code.git.secretRef (fatal: "
+NO_LOGIN = "the repository URL does not exist, or needs another login: check the Secret in spec.trainer.code.git.secretRef (fatal: "
+LOGINS: dict[str, tuple[str | None, str, int]] = {
+    "one that is refused": ("wrong", "code", 69),
+    "none, for a repository that needs one": (None, "code", 1),
+    "one, for a repository that is mistyped": (LOGIN, "typo", 1),
+}
+
+
+@pytest.mark.parametrize(("password", "name", "code"), LOGINS.values(), ids=LOGINS)
+def test_a_login_that_opens_nothing(
+    world: World, tmp_path: Path, password: str | None, name: str, code: int
+) -> None:
+    ended = run(world, tmp_path / "code", world.newest, password=password, name=name)
+    assert (ended.code, ended.reason) == (code, "CheckoutFailed")
+    assert ended.message.startswith(NO_LOGIN)
+
+
+def test_a_server_that_stays_away(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkout, "_DELAYS", (0,))
+    monkeypatch.delenv("GIT_SSL_CAINFO", raising=False)
+    monkeypatch.setenv("SSL_CERT_FILE", str(world.server.authority))
+    monkeypatch.setattr(world.server, "faults", [Answer(503, b""), Answer(503, b"")])
+    with pytest.raises(checkout.CheckoutError, match=r"cannot be fetched: .*: 503$") as failure:
+        checkout.checkout(world.server.url("code"), world.newest, tmp_path)
+    assert failure.value.exit_code == 69
+    assert world.server.faults == []
+
+
+AT = "fatal: unable to access 'URL/': "
+WORDS: dict[str, tuple[str, int]] = {
+    "no address": (f"{AT}Could not resolve host: git.example.com", 69),
+    "no connection": (
+        f"{AT}Failed to connect to 127.0.0.1 port 1 after 0 ms: Couldn't connect to server",
+        69,
+    ),
+    "no answer": (f"{AT}Empty reply from server", 69),
+    "a proxy that is busy": (f"{AT}CONNECT tunnel failed, response 503", 69),
+    "a connection that breaks": (
+        "error: RPC failed; curl 56 GnuTLS recv error (-54): Error in the pull function.\nfatal: early EOF",
+        69,
+    ),
+    "a certificate that nobody trusts": (f"{AT}server certificate verification failed. CAfile: none", 1),
+    "a proxy that is mistyped": (f"{AT}Unsupported proxy syntax in 'x y'", 1),
+}
+
+
+@pytest.mark.parametrize(("errors", "code"), WORDS.values(), ids=WORDS)
+def test_what_git_says_of_a_server(errors: str, code: int) -> None:
+    found = checkout._failure("URL", errors)
+    assert (found.exit_code, found.message) == (
+        code,
+        f"the repository URL cannot be fetched: {errors.splitlines()[-1]}",
     )
 
 

@@ -244,10 +244,23 @@ class _Teacher:
         return cls(Network(model.requires_grad_(False).eval(), TeacherStates()), own, source.base)
 
     def fill(self, world: World) -> None:
-        """Shard the teacher over all ranks, and read its weights."""
+        """Shard the teacher over all ranks, read its weights, and check its logits.
+
+        Raises:
+            RecipeRefusedError: files are missing or damaged, or its logits are not numbers, or made in a way that is not known.
+        """
         shard.shard(self.network, shard.mesh("FSDP", world), self.recipe.training.precision)
         weights.materialise(self.network, world.device)
         weights.read_weights(self.network.model, self.recipe.model, self.source, world, field=_TEACHER)
+        check_way_to_logits(
+            self.network,
+            world.device,
+            self.recipe.model.base,
+            agreed=world.greatest,
+            in_fp16=self.recipe.training.precision == "FP16",
+            field=_TEACHER,
+            remedy="choose another teacher",
+        )
 
 
 def teacher_recipe(recipe: Recipe) -> Recipe:

@@ -54,7 +54,7 @@ def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, fail
     if where:
         sentence = f"{where} ended with exit code {failure.exit_code}: {sentence}"
     step = own_code.failed(failure, mine)
-    if step and failure.exit_code != contract.EXIT_RECIPE:
+    if step and failure.exit_code == contract.EXIT_UNAVAILABLE:
         # NB: however long the pods waited for a server, nothing was trained.
         backoff.delay(draft, backoff.Attempt(seconds=0))
         _restart(
@@ -64,7 +64,11 @@ def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, fail
             why=f"attempt {number} could not begin and does not count; {sentence}",
         )
         return
-    verdict = step or fatal(failure, draft.spec.run_policy)
+    if step:
+        # NB: the codes of runPolicy are those of the command, which has not begun.
+        verdict = step if failure.exit_code == contract.EXIT_RECIPE else None
+    else:
+        verdict = fatal(failure, draft.spec.run_policy)
     restarts = draft.status.restarts or 0
     if verdict:
         draft.set(ConditionType.TRAINED, False, verdict, sentence)

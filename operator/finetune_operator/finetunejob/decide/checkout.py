@@ -6,11 +6,9 @@ from finetune_crds import contract
 from finetune_crds.code import FULL_COMMIT, CodeStatus, Git
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.decide.wait import AT_ONCE_SECONDS, POLL_SECONDS
 from finetune_operator.finetunejob.model import CodeFound, FineTuneJob
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
-
-_POLL_SECONDS = 15.0
-_AT_ONCE_SECONDS = 0.1
 
 
 def to_resolve(ftj: FineTuneJob) -> Git | None:
@@ -39,14 +37,14 @@ def resolve(draft: Draft) -> Outcome:
             draft.set(ConditionType.CODE_RESOLVED, False, found.problem.reason, found.problem.message)
         # The server is asked beside the passes, of a job that was accepted, and its answer has the next one made.
         asked = draft.ftj.holds(ConditionType.ACCEPTED)
-        draft.requeue_after((found and found.again_seconds) or (_POLL_SECONDS if asked else _AT_ONCE_SECONDS))
+        draft.requeue_after((found and found.again_seconds) or (POLL_SECONDS if asked else AT_ONCE_SECONDS))
         # A suspended job says that it is.
         return Continue if draft.spec.suspend else Stop
     draft.update(code=CodeStatus(commit=found.commit, branch=found.branch))
     where = f"{git.revision} of {git.url} is" if found.commit != git.revision.lower() else f"{git.url} has"
     message = f"{where} commit {found.commit}, which every attempt runs"
     draft.set(ConditionType.CODE_RESOLVED, True, ConditionReason.CODE_RESOLVED, message)
-    draft.requeue_after(_AT_ONCE_SECONDS)
+    draft.requeue_after(AT_ONCE_SECONDS)
     return Stop
 
 

@@ -31,7 +31,6 @@ from finetune_operator.finetunejob.model import FineTuneJob
 _OF_THE_DRIVER = frozenset(
     {"args", "resources", "ports", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle"}
 )
-# Volumes that each pod has for itself.
 # The containers of drivers: in the prep pod, and in a pod that spark-submit makes.
 _DRIVERS = (names.PREP_CONTAINER, contract.APPLICATION_DRIVER_CONTAINER)
 # How long a driver takes to create its executors.

@@ -91,10 +91,11 @@ def _too_few_gpus(spec: FineTuneJobSpec) -> Iterator[str]:
 def _lost_output(spec: FineTuneJobSpec) -> Iterator[str]:
     """A folder for the model in the file system of the pod itself."""
     uri = spec.output.uri if spec.output else ""
-    kept = mounts(spec.pod_template, names.TRAINER_CONTAINER, but=LOST_WITH_POD)
     # NB: what is in a volume of Unity Catalog outlives the pods, which need no mount for it.
-    local = uri.startswith("/") and not uri.startswith("/Volumes/")
-    if local and not any(is_below(uri, mount) for mount in kept):
+    if not uri.startswith("/") or uri.startswith("/Volumes/"):
+        return
+    kept = mounts(spec.pod_template, names.TRAINER_CONTAINER, but=LOST_WITH_POD)
+    if not any(is_below(uri, mount) for mount in kept):
         yield (
             f"spec.output.uri {uri} is on no volume that outlives the pods: mount a PersistentVolumeClaim there in the container "
             f"{names.TRAINER_CONTAINER} of spec.podTemplate, or create the job with a folder of an object store"

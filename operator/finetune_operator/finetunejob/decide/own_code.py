@@ -69,7 +69,9 @@ def step(alive: Sequence[Json]) -> str:
 
 
 def failed(failure: LastFailure, mine: Sequence[Json]) -> ConditionReason | None:
-    """Which step failed, where the failure of an attempt is that of one; its exit code is 64 where no attempt can succeed.
+    """Which step failed, where the failure of an attempt is that of one.
+
+    Its exit code is 64 where no attempt can succeed, and 69 where a server did not answer or refused the login.
 
     Args:
         mine: the pods of the attempt.

@@ -10,17 +10,32 @@ from finetune_crds.aliased import Aliased
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import Pinned
 from finetune_operator.finetunejob.decide.draft import Draft
-from finetune_operator.finetunejob.decide.wait import Wait, wait
+from finetune_operator.finetunejob.decide.wait import AT_ONCE_SECONDS, Wait, wait
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
 
+def is_unpinned(ftj: FineTuneJob) -> bool:
+    """Whether the versions of a job are still to be found, also while it is suspended; it has no run before."""
+    return bool(_aliases(ftj))
+
+
 def to_look_up(ftj: FineTuneJob) -> dict[str, Aliased]:
-    """The aliases whose versions a job waits for, by the field of `status.pinned`; empty where it waits for none.
+    """The aliases that a registry has to be asked for, by the field of `status.pinned`; empty where nothing is to be run yet.
+
+    NB: the address of the registry in a job that is not accepted may hold a password.
+    """
+    if ftj.spec is None or ftj.spec.suspend or not ftj.holds(ConditionType.ACCEPTED):
+        return {}
+    return _aliases(ftj)
+
+
+def _aliases(ftj: FineTuneJob) -> dict[str, Aliased]:
+    """The aliases whose versions a job lacks.
 
     A job that an earlier version of the operator started keeps its aliases: its pods have looked them up.
     """
-    if ftj.spec is None or ftj.spec.suspend or ftj.is_finished or ftj.deleting or ftj.status.start_time:
+    if ftj.spec is None or ftj.is_finished or ftj.deleting or ftj.status.start_time:
         return {}
     model, distillation = ftj.spec.model, ftj.spec.objective.distillation
     uris = {"base": model.base if model else None, "teacher": distillation.teacher if distillation else None}
@@ -29,12 +44,16 @@ def to_look_up(ftj: FineTuneJob) -> dict[str, Aliased]:
 
 def pin(draft: Draft) -> Outcome:
     """End the pass until the versions are known. What was found once stays, and is in the spec from the next pass on."""
-    wanted = to_look_up(draft.ftj)
+    wanted = {} if draft.spec.suspend else _aliases(draft.ftj)
     if not wanted or not draft.settings.servers(draft.spec.tracking)[0]:
         # NB: without a server the pods say that they cannot find the model. The condition is of when there was one.
         if wanted:
             draft.unset(ConditionType.MODELS_FOUND)
         return Continue
+    if not draft.ftj.holds(ConditionType.ACCEPTED):
+        # Registries are asked for accepted jobs alone, and so before the next pass.
+        draft.requeue_after(AT_ONCE_SECONDS)
+        return Stop
     found: dict[str, str] = {}
     for field, aliased in wanted.items():
         version = _version(draft, field, aliased)

@@ -19,6 +19,7 @@ from finetune_operator.databricks.model import ENDED
 from finetune_operator.finetunejob.children import is_being_deleted, owner
 from finetune_operator.finetunejob.decide import template
 from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.decide.wait import Wait, wait
 from finetune_operator.finetunejob.model import APPLICATION_ENDED, FineTuneJob, TakeLease
 
 # What Prepared says of a job that prepares, or is about to. With any other reason, it waits for people.
@@ -44,7 +45,6 @@ _LACKING = (
     ConditionReason.VOLUME_NOT_READY,
 )
 _PATIENCE = timedelta(minutes=15)
-_POLL_SECONDS = 15.0
 
 
 def lease_name(ftj: FineTuneJob) -> str | None:
@@ -92,18 +92,14 @@ def waits(draft: Draft) -> bool:
         return False
     prepared = _since(holder, ConditionType.PREPARED)
     if prepared is None:
-        _wait(draft, holder["metadata"]["name"])
+        name = holder["metadata"]["name"]
+        message = f"FineTuneJob {name} prepares the same data: this job uses its table when it is written"
+        wait(draft, ConditionType.PREPARED, Wait(ConditionReason.WAITING_FOR_PREPARATION, message))
         return True
     if draft.ftj.created is None or prepared <= draft.ftj.created:
         # What that job read may have changed since.
         draft.lease = TakeLease(_lease(draft), replaces=seen.lease)
     return False
-
-
-def _wait(draft: Draft, name: str) -> None:
-    message = f"FineTuneJob {name} prepares the same data: this job uses its table when it is written"
-    draft.set(ConditionType.PREPARED, False, ConditionReason.WAITING_FOR_PREPARATION, message)
-    draft.requeue_after(max(_POLL_SECONDS, draft.settings.poll_seconds))
 
 
 def _gets_on(holder: Json, now: datetime) -> bool:

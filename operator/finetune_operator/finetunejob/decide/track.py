@@ -10,7 +10,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import MlflowStatus, ModelStatus, Progress
 from finetune_crds.status_parts import PlanStatus
 from finetune_operator import names, text
-from finetune_operator.finetunejob.decide import checkout, links
+from finetune_operator.finetunejob.decide import checkout, links, pin
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.model import EnsureRun
@@ -48,7 +48,7 @@ def track(draft: Draft) -> Outcome:
         return Continue
     if seen.run is None:
         draft.update(mlflow=None)
-        if not checkout.is_unresolved(draft):
+        if not (checkout.is_unresolved(draft) or pin.is_unpinned(draft.ftj)):
             draft.actions.append(_ensure_run(draft))
         return Continue
     draft.set(ConditionType.TRACKED, True, ConditionReason.RUN_READY, f"MLflow run {seen.run.run_id}")

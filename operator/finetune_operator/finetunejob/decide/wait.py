@@ -8,7 +8,8 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.policy.outcome import Outcome, Stop
 
-_POLL_SECONDS = 15.0
+POLL_SECONDS = 15.0
+AT_ONCE_SECONDS = 0.1
 
 
 class Wait(NamedTuple):
@@ -21,5 +22,5 @@ class Wait(NamedTuple):
 def wait(draft: Draft, kind: ConditionType, why: Wait) -> Outcome:
     """End the pass with a condition that does not hold; the next one looks again."""
     draft.set(kind, False, *why)
-    draft.requeue_after(max(_POLL_SECONDS, draft.settings.poll_seconds))
+    draft.requeue_after(max(POLL_SECONDS, draft.settings.poll_seconds))
     return Stop

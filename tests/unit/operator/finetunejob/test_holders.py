@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import threading
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
-from finetune_crds.conditions import ConditionReason
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.holders import HolderReader
 from finetune_operator.finetunejob.model import FineTuneJob, Holder
-from finetune_operator.finetunejob.polling import RunPoller
+from finetune_operator.finetunejob.polling import RunPoller, asked
 from finetune_operator.kube import KubeError
+from finetune_operator.registry.outages import Outages
 from finetune_operator.settings import Settings
 from standins.databricks import Workspace
 from standins.kube import StandIn
-from worlds.memory.decisions import ftj
+from worlds.memory.decisions import ACCEPTED, condition, ftj, status
 
 MODEL = "main.llm.support"
 TRACKING = {"uri": "databricks", "secretRef": {"name": "databricks"}}
+REFUSED = condition(ConditionType.ACCEPTED, "False", ConditionReason.INVALID_SPEC)
 OF_MODELS = "/api/2.1/unity-catalog/models/"
 
 
@@ -56,7 +61,7 @@ def job(base: str = f"models:/{MODEL}@champion", teacher: str = "", **tracking: 
     parts: dict[str, Any] = {"model": {"base": base}, "tracking": TRACKING | tracking}
     if teacher:
         parts["objective"] = {"type": "Distillation", "distillation": {"teacher": teacher}}
-    return ftj(**parts)
+    return ftj(status(ACCEPTED), **parts)
 
 
 async def test_aliases_of_both_models(databricks: Workspace) -> None:
@@ -123,4 +128,60 @@ async def test_a_workspace_that_refuses_is_a_problem(databricks: Workspace) -> N
 
 
 async def test_without_a_server_nobody_is_asked(databricks: Workspace) -> None:
-    assert await World(databricks).reader.read(ftj(model={"base": "models:/support@champion"})) == {}
+    waits = ftj(status(ACCEPTED), model={"base": "models:/support@champion"})
+    assert await World(databricks).reader.read(waits) == {}
+
+
+@pytest.mark.parametrize("known", [status(), status(REFUSED)], ids=["not judged", "refused"])
+async def test_nobody_is_asked_about_a_job_that_is_not_accepted(
+    databricks: Workspace, known: FineTuneJobStatus
+) -> None:
+    world = World(databricks)
+    assert await world.reader.read(replace(job(), status=known)) == {}
+    assert (world.asked(), world.kube.asked) == ([], [])
+
+
+@dataclass
+class Watched(Outages):
+    """Outages that know which threads look at them."""
+
+    threads: set[int] = field(default_factory=set)
+
+    def of(self, server: Hashable) -> Problem | None:
+        self.threads.add(threading.get_ident())
+        return super().of(server)
+
+    def note(self, server: Hashable, problem: Problem) -> None:
+        self.threads.add(threading.get_ident())
+        super().note(server, problem)
+
+
+async def test_a_registry_that_is_away_is_left_alone_and_says_nothing_of_the_server_of_others() -> None:
+    settings = Settings(tracking_uri="http://mlflow.platform:5000")
+    poller = RunPoller(StandIn(), settings, clock=lambda: 0.0)
+    poller.outages = watched = Watched(lambda: 0.0, 10)
+    reader = HolderReader(poller, settings, clock=lambda: 0.0)
+    usual = ftj(status(ACCEPTED), model={"base": "models:/support@champion"})
+    odd = ftj(
+        status(ACCEPTED),
+        model={"base": "models:/m@champion"},
+        tracking={"registryUri": "http://127.0.0.1:1"},
+    )
+    found = await reader.read(odd)
+    assert found["base"].problem
+    assert found["base"].problem.reason == ConditionReason.MLFLOW_UNREACHABLE
+    of_odd, of_usual = [await poller.tracked(each) for each in (odd, usual)]
+    assert of_odd
+    assert of_usual
+    assert poller.outages.of(asked(odd, of_odd)) == found["base"].problem
+    assert poller.outages.of(asked(usual, of_usual)) is None
+    # Another model of the same registry: nobody asks in vain again.
+    again = await reader.read(
+        ftj(
+            status(ACCEPTED),
+            model={"base": "models:/n@champion"},
+            tracking={"registryUri": "http://127.0.0.1:1/"},
+        )
+    )
+    assert again["base"].problem == found["base"].problem
+    assert watched.threads == {threading.get_ident()}

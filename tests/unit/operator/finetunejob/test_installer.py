@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,8 @@ import pytest
 
 from finetune_crds import contract
 from finetune_operator.finetunejob import installer
+from standins.git import GitServer, git_server
+from support.http_server import Answer, Request, serving
 from support.ports import free_port
 from support.wheels import wheel
 
@@ -135,7 +138,7 @@ def test_a_package_gets_no_other_torch_unless_it_is_named(tmp_path: Path, packag
 def test_an_index_that_does_not_answer(tmp_path: Path, packages: Path) -> None:
     index = f"http://me:secret@127.0.0.1:{free_port()}/simple"
     ended = install(tmp_path, packages, "tiny==9", PIP_NO_INDEX="0", PIP_INDEX_URL=index, PIP_RETRIES="1")
-    assert (ended.code, ended.reason) == (1, "DependenciesFailed")
+    assert (ended.code, ended.reason) == (69, "DependenciesFailed")
     assert ended.message.startswith(
         f"{START}the package index does not answer: check PIP_INDEX_URL, and that the pods may reach it (Could not fetch URL "
     )
@@ -151,172 +154,6 @@ def test_an_image_without_pip(tmp_path: Path, packages: Path) -> None:
         "DependenciesFailed",
         f"{START}the image has no pip: use an image that has it, or one that has the packages already",
     )
-
-
-RETRY = (
-    "WARNING: Retrying (Retry(total=4, connect=None, read=None, redirect=None, status=None)) after connection broken by "
-    "'RemoteDisconnected('Remote end closed connection without response')': /simple/tiny/\n"
-)
-NO_VERSION = (
-    "ERROR: Could not find a version that satisfies the requirement tiny>=99 (from versions: 1.0)\n"
-    "ERROR: No matching distribution found for tiny>=99\n"
-)
-NO_ANSWER = "the package index does not answer: check PIP_INDEX_URL, and that the pods may reach it ({})"
-UNKNOWN_VERSION = (
-    64,
-    f"the package index has no tiny>=99 for {VERSION}: correct the requirement, or name another index in PIP_INDEX_URL or "
-    "PIP_EXTRA_INDEX_URL",
-)
-TRACEBACK = (
-    "Collecting tiny\nERROR: Exception:\nTraceback (most recent call last):\n"
-    '  File "/usr/lib/python3/dist-packages/pip/_vendor/urllib3/response.py", line 443, in _error_catcher\n    yield\n'
-)
-
-# What pip 23 and 26 say, and what is told.
-OUTPUTS: dict[str, tuple[str, tuple[int, str]]] = {
-    "a login that is refused": (
-        "WARNING: 401 Error, Credentials not correct for https://index/simple/tiny/\n"
-        "ERROR: No matching distribution found for tiny\n",
-        (
-            1,
-            "the package index refuses the login: check PIP_INDEX_URL and PIP_EXTRA_INDEX_URL (401 Error, Credentials not correct "
-            "for https://index/simple/tiny/)",
-        ),
-    ),
-    "an index that is away for a moment": (
-        "ERROR: HTTP error 503 while getting https://me:secret@index/tiny.whl\n",
-        (
-            1,
-            "the package index does not answer: check PIP_INDEX_URL, and that the pods may reach it (HTTP error 503 while "
-            "getting https://index/tiny.whl)",
-        ),
-    ),
-    "a package that cannot be built": (
-        "  error: subprocess-exited-with-error\nERROR: Failed to build 'tiny' when getting requirements\n",
-        (
-            64,
-            f"a package has no wheel for {VERSION} and cannot be built in this image: require another version of it "
-            "(subprocess-exited-with-error)",
-        ),
-    ),
-    "a full node after a package was built": (
-        "  Getting requirements to build wheel: started\n  Getting requirements to build wheel: finished with status 'done'\n"
-        "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n",
-        (1, "the node has no space left for the packages"),
-    ),
-    "a repository that does not answer": (
-        "  fatal: unable to access 'https://git.example.com/a.git/': Could not resolve host: git.example.com\n"
-        "  error: subprocess-exited-with-error\n",
-        (
-            1,
-            "the server of a requirement does not answer: check its address, and that the pods may reach it (unable to access "
-            "'https://git.example.com/a.git/': Could not resolve host: git.example.com)",
-        ),
-    ),
-    "a full node": (
-        "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n",
-        (1, "the node has no space left for the packages"),
-    ),
-    "a version that no index has, after an answer that was late": (
-        RETRY + NO_VERSION,
-        UNKNOWN_VERSION,
-    ),
-    "an index that stops amid a package, by pip 23": (
-        TRACEBACK
-        + "pip._vendor.urllib3.exceptions.ReadTimeoutError: HTTPSConnectionPool(host='index', port=443): Read timed out.\n",
-        (
-            1,
-            NO_ANSWER.format(
-                "ReadTimeoutError: HTTPSConnectionPool(host='index', port=443): Read timed out."
-            ),
-        ),
-    ),
-    "an index that stops amid a package, by pip 26": (
-        "  WARNING: Connection interrupted while downloading.\nerror: incomplete-download\n\n"
-        "\N{MULTIPLICATION SIGN} Download failed after 6 attempts because not enough bytes were received (2.0 kB/100 kB)\n"
-        "╰─> URL: https://index/tiny.whl\n\nnote: This is an issue with network connectivity, not pip.\n",
-        (
-            1,
-            NO_ANSWER.format(
-                "Download failed after 6 attempts because not enough bytes were received (2.0 kB/100 kB)"
-            ),
-        ),
-    ),
-    "anything else": (
-        "Collecting tiny\nERROR: pip is confused\nnotice\n",
-        (1, "pip failed: ERROR: pip is confused"),
-    ),
-    "an error of pip's own": (
-        "ERROR: pip's dependency resolver does not take into account all packages\n"
-        + TRACEBACK
-        + "OSError: [Errno 5] Input/output error\n\n",
-        (1, "pip failed: OSError: [Errno 5] Input/output error"),
-    ),
-    "an error in the form of pip 26": (
-        "error: legacy-install\n\n\N{MULTIPLICATION SIGN} Encountered error while trying to install tiny.\n╰─> tiny\n\nhint: See above.\n",
-        (1, "pip failed: \N{MULTIPLICATION SIGN} Encountered error while trying to install tiny."),
-    ),
-    "an end without an error": (
-        "Collecting tiny\nSegmentation fault\n\n",
-        (1, "pip failed: Segmentation fault"),
-    ),
-    "nothing": ("\n", (1, "pip failed: it says nothing")),
-}
-
-
-@pytest.mark.parametrize(("output", "expected"), OUTPUTS.values(), ids=OUTPUTS)
-def test_what_pip_says(output: str, expected: tuple[int, str]) -> None:
-    found = installer.explained(output)
-    assert (found.code, str(found)) == expected
-
-
-# What pip's log says of pages, after which pip says that no version is there; and what is told.
-NOT_FOUND = (
-    "ERROR: Could not find a version that satisfies the requirement tiny (from versions: none)\n"
-    "ERROR: No matching distribution found for tiny\n"
-)
-PAGE = "2026-11-23T23:15:00,921 Could not fetch URL https://me:****@index/simple/{}/: {} - skipping\n"
-UNANSWERED = "HTTPSConnectionPool(host='index', port=443): Max retries exceeded with url: /simple/tiny/"
-NO_PACKAGE = (64, UNKNOWN_VERSION[1].replace(">=99", ""))
-LOGS: dict[str, tuple[str, tuple[int, str]]] = {
-    "nothing": ("", NO_PACKAGE),
-    "a package that is not there": (
-        PAGE.format("tiny", "404 Client Error: Not Found for url: https://index/simple/tiny/"),
-        NO_PACKAGE,
-    ),
-    "an index without an answer": (
-        PAGE.format("tiny", UNANSWERED),
-        (1, NO_ANSWER.format(f"Could not fetch URL https://index/simple/tiny/: {UNANSWERED}")),
-    ),
-    "an index that is busy": (
-        PAGE.format("tiny", "429 Client Error: Too Many Requests for url: https://index/simple/tiny/"),
-        (
-            1,
-            NO_ANSWER.format(
-                "Could not fetch URL https://index/simple/tiny/: 429 Client Error: Too Many Requests for url: "
-                "https://index/simple/tiny/"
-            ),
-        ),
-    ),
-    "a login that is refused": (
-        PAGE.format("tiny", "403 Client Error: Forbidden for url: https://index/simple/tiny/"),
-        (
-            1,
-            "the package index refuses the login: check PIP_INDEX_URL and PIP_EXTRA_INDEX_URL (403 Client Error: Forbidden for "
-            "url: https://index/simple/tiny/)",
-        ),
-    ),
-    "an index that answers again": (
-        PAGE.format("datasets", UNANSWERED) + "2026-11-23T23:15:01,000 Collecting datasets\n",
-        NO_PACKAGE,
-    ),
-}
-
-
-@pytest.mark.parametrize(("log", "expected"), LOGS.values(), ids=LOGS)
-def test_a_package_is_missing_only_where_every_index_says_so(log: str, expected: tuple[int, str]) -> None:
-    found = installer.explained(NOT_FOUND, log)
-    assert (found.code, str(found)) == expected
 
 
 class _Busy(BaseHTTPRequestHandler):
@@ -335,9 +172,87 @@ def test_an_index_behind_a_proxy_that_is_up_alone(tmp_path: Path, packages: Path
         index = f"http://127.0.0.1:{server.server_port}/simple"
         ended = install(tmp_path, packages, "tiny==9", PIP_NO_INDEX="0", PIP_INDEX_URL=index, PIP_RETRIES="0")
         server.shutdown()
-    assert (ended.code, ended.reason) == (1, "DependenciesFailed")
+    assert (ended.code, ended.reason) == (69, "DependenciesFailed")
     assert ended.message.startswith(
         f"{START}the package index does not answer: check PIP_INDEX_URL, and that the pods may reach it (Could not fetch URL "
+    )
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, GitServer]]:
+    """The address of files, of which there are two, and a server of Git with one repository."""
+    folder = tmp_path_factory.mktemp("servers")
+    wheel(folder, "tiny", "1.0")
+    wheel(folder, "newer", "1.0", python=">=3.99")
+
+    def respond(request: Request) -> Answer:
+        path = folder / request.target.strip("/")
+        return Answer(200, path.read_bytes()) if path.is_file() else Answer(404)
+
+    with serving(respond) as address, git_server(folder / "git") as git:
+        git.create("code")
+        git.commit("code", {"train.py": "1"})
+        yield address, git
+
+
+# A requirement with the address of the files and that of the repositories, the exit code, and the start of the sentence.
+WRONG: dict[str, tuple[str, int, str]] = {
+    "nothing is there": (
+        "tiny @ {files}/tiny-2.0-py3-none-any.whl",
+        64,
+        "nothing is at the address of a requirement: correct it (http://127.0.0.1:",
+    ),
+    "another platform": (
+        "tiny @ {files}/tiny-1.0-cp27-cp27m-win32.whl",
+        64,
+        f"a wheel is not for {VERSION} on the platform of the image: name one that is (tiny-1.0-cp27-cp27m-win32.whl)",
+    ),
+    "another Python": (
+        "newer @ {files}/newer-1.0-py3-none-any.whl",
+        64,
+        "a package is not for the Python of the image: require another version of it, or use another image (Package 'newer' ",
+    ),
+    "no file": (
+        "tiny @ file:///nowhere/tiny-1.0-py3-none-any.whl",
+        64,
+        "a file of a requirement is not in the pod: correct its address, or mount it ('/nowhere/tiny-1.0-py3-none-any.whl')",
+    ),
+    "another digest": (
+        f"tiny @ {{files}}/tiny-1.0-py3-none-any.whl#sha256={'0' * 64}",
+        64,
+        "what is at the address of a requirement has another digest than the requirement: correct it (tiny",
+    ),
+    "a mistyped repository": (
+        "tiny @ git+{git}/typo.git@v1",
+        1,
+        "the repository of a requirement does not exist, or needs a login that git does not have: correct its address, or name "
+        "the package of an index (repository 'https://127.0.0.1:",
+    ),
+    "a mistyped tag": (
+        "tiny @ git+{git}/code.git@v1",
+        64,
+        "the repository of a requirement has no such branch, tag or commit: correct the requirement (pathspec 'v1' did not match ",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_a_requirement_with_an_address_that_is_wrong(
+    tmp_path: Path, packages: Path, servers: tuple[str, GitServer], wrong: tuple[str, int, str]
+) -> None:
+    requirement, code, told = wrong
+    files, git = servers
+    given = requirement.format(files=files, git=git.address)
+    ended = install(tmp_path, packages, given, GIT_SSL_CAINFO=str(git.authority))
+    assert (ended.code, ended.reason) == (code, "DependenciesFailed")
+    assert ended.message.startswith(f"{START}{told}")
+
+
+def test_a_repository_on_a_server_that_is_away(tmp_path: Path, packages: Path) -> None:
+    ended = install(tmp_path, packages, f"tiny @ git+https://127.0.0.1:{free_port()}/a.git")
+    assert (ended.code, ended.reason) == (69, "DependenciesFailed")
+    assert ended.message.startswith(
+        f"{START}the server of a requirement does not answer: check its address, "
     )
 
 
@@ -362,9 +277,11 @@ def test_the_script_knows_the_contract_that_it_cannot_import() -> None:
         "termination": str(installer.TERMINATION),
         "reason": installer.REASON,
         "never": installer.NEVER,
+        "unavailable": installer.UNAVAILABLE,
     } == {
         "folder": contract.DEPENDENCIES_PATH,
         "termination": contract.TERMINATION_PATH,
         "reason": contract.DEPENDENCIES_FAILED,
         "never": contract.EXIT_RECIPE,
+        "unavailable": contract.EXIT_UNAVAILABLE,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,6 +122,10 @@ QUESTIONS: dict[str, tuple[FineTuneJob, tuple[str | None, bool] | None]] = {
     "whether it is closed": (ftj(status(SUCCEEDED, mlflow=RUN)), ("r1", False)),
     "nothing once it is": (ftj(status(SUCCEEDED, CLOSED, mlflow=RUN)), None),
     "nothing before its model is known, since it has no run": (WAITS, None),
+    "nothing either while such a job is suspended": (
+        ftj(model={"base": "models:/m@champion"}, suspend=True),
+        None,
+    ),
     "the run of a job whose model is known": (
         ftj(status(pinned=Pinned(base="models:/m/3")), model={"base": "models:/m/3"}),
         (None, False),
@@ -172,6 +177,27 @@ async def test_a_server_that_is_away_is_not_waited_for_by_every_job(asked: Asked
     assert len(asked.questions) == 1
     world.clock, asked.answer = 5.0, Mlflow(run=Run("r2", "e1", "RUNNING"))
     assert await world.poller.poll(other) == asked.answer
+
+
+ELSEWHERE: dict[str, Json] = {
+    "another registry": {"registryUri": "http://10.255.255.1:1"},
+    "another login": {"secretRef": {"name": "mlflow"}},
+}
+
+
+@pytest.mark.parametrize("tracking", ELSEWHERE.values(), ids=ELSEWHERE)
+async def test_a_failure_of_one_says_nothing_of_those_who_ask_another_registry_or_with_another_login(
+    asked: Asked, tracking: Json
+) -> None:
+    world = World(StandIn(secret(MLFLOW_TRACKING_TOKEN="t")))
+    problem = Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow at http://10.255.255.1:1 cannot be reached")
+    asked.answer = Mlflow(problem=problem)
+    odd = ftj(tracking=tracking)
+    assert await world.poller.poll(odd) == asked.answer
+    assert await world.poller.poll(dataclasses.replace(odd, uid="u2")) == asked.answer
+    assert len(asked.questions) == 1
+    asked.answer = tracked()
+    assert await world.poller.poll(dataclasses.replace(ftj(), uid="u3")) == tracked()
 
 
 def test_a_tracking_error_carries_its_problem() -> None:

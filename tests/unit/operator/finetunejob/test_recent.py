@@ -37,7 +37,7 @@ async def test_a_question_is_asked_again_when_it_is_another_or_old() -> None:
 
 async def test_a_question_of_several_jobs_is_asked_once_also_at_the_same_time() -> None:
     now, asked = [0.0], []
-    shared = Shared[int](lambda: now[0], dataclasses.replace(SETTINGS, poll_seconds=5.0))
+    shared = Shared[int](lambda: now[0], 4.0)
 
     async def ask() -> int:
         asked.append(now[0])
@@ -53,7 +53,7 @@ async def test_a_question_of_several_jobs_is_asked_once_also_at_the_same_time() 
 
 async def test_answers_that_nobody_asks_for_any_more_are_not_kept() -> None:
     now = [0.0]
-    shared = Shared[int](lambda: now[0], dataclasses.replace(SETTINGS, poll_seconds=5.0))
+    shared = Shared[int](lambda: now[0], 4.0)
 
     async def ask() -> int:
         return 1
@@ -65,7 +65,7 @@ async def test_answers_that_nobody_asks_for_any_more_are_not_kept() -> None:
 
 
 async def test_an_error_is_not_kept() -> None:
-    shared = Shared[int](lambda: 0, SETTINGS)
+    shared = Shared[int](lambda: 0, 4.0)
 
     async def fails() -> int:
         raise ValueError("no")

@@ -175,6 +175,45 @@ async def test_the_jobs_of_another_namespace_and_another_server_do_not_wait_for_
     assert server.open == 6
 
 
+async def test_servers_that_hang_hold_few_connections_of_a_namespace_and_of_all(hang: Hang) -> None:
+    server, world = hang(), World()
+
+    async def open_after(*more: FineTuneJob) -> int:
+        for each in more:
+            await world.reader.read(each)
+        await settle()
+        return server.open
+
+    def on_hosts(number: int, namespace: str) -> list[FineTuneJob]:
+        return [
+            dataclasses.replace(
+                job(f"https://{index}.example.com/code", login={}),
+                uid=f"uid-{namespace}-{index}",
+                namespace=namespace,
+            )
+            for index in range(number)
+        ]
+
+    assert await open_after(*on_hosts(20, "greedy")) == 8
+    assert await open_after(*on_hosts(1, "other")) == 9
+    assert await open_after(*(each for index in range(10) for each in on_hosts(8, f"team-{index}"))) == 32
+    server.answers.set()
+    for _ in range(30):
+        await settle()
+    assert (server.open, server.asked) == (0, 101)
+
+
+async def test_an_address_that_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    found = await world.answer(job("https://[abc/x", login={}))
+    assert found
+    assert found.problem == Problem(
+        ConditionReason.GIT_ERROR,
+        "the repository https://[abc/x has no address that can be read: create the job with another spec.trainer.code.git.url",
+    )
+    assert caplog.text == ""
+
+
 async def test_a_server_that_did_not_answer_is_left_alone_for_a_while(hang: Hang) -> None:
     server, world = hang(AWAY), World()
     server.answers.set()

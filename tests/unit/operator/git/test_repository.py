@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import socket
 import ssl
+import threading
+import time
+import tracemalloc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
@@ -112,6 +117,9 @@ def test_a_login_is_sent_where_there_is_one(world: World) -> None:
 
 SECRET = "what only the operator may see"
 NO_SERVER = (ConditionReason.GIT_ERROR, "answers, but not as a Git server: check the address")
+# The beginning of a list of version 0, and a ref in it.
+LISTING = b"001e# service=git-upload-pack\n0000"
+REF = b"0031" + b"a" * 40 + b" ref\n"
 ANSWERS: dict[str, tuple[Answer, tuple[str, str]]] = {
     "another address": (
         Answer(301, SECRET, {"Location": "https://127.0.0.1:1/elsewhere"}),
@@ -129,8 +137,16 @@ ANSWERS: dict[str, tuple[Answer, tuple[str, str]]] = {
         (ConditionReason.GIT_ERROR, "answers, but not as a Git server: check the address (HTTP 418)"),
     ),
     "too busy": (Answer(503, SECRET), (ConditionReason.GIT_UNREACHABLE, "cannot be reached: HTTP 503")),
-    "too much": (
-        Answer(200, b"0" * (32 * 2**20 + 1)),
+    "separators alone": (Answer(200, b"0000" * 100), NO_SERVER),
+    "packets of one letter": (Answer(200, b"0006ab" * 500_000), NO_SERVER),
+    "too many refs": (
+        Answer(200, LISTING + REF * (32 * 2**20 // len(REF) + 1)),
+        (ConditionReason.GIT_UNREACHABLE, "cannot be reached: its answer is larger than 33554432 bytes"),
+    ),
+    "too many refs, compressed": (
+        Answer(
+            200, gzip.compress(LISTING + REF * (32 * 2**20 // len(REF) + 1), 1), {"Content-Encoding": "gzip"}
+        ),
         (ConditionReason.GIT_UNREACHABLE, "cannot be reached: its answer is larger than 33554432 bytes"),
     ),
 }
@@ -141,6 +157,116 @@ def test_no_text_of_an_answer_is_told(world: World, answer: Answer, expected: tu
     world.server.answers["/code.git/info/refs"] = answer
     assert problem(world, "code", login=ME) == expected
     assert [path for path, _ in world.server.asked] == ["/code.git/info/refs"]
+
+
+VERSION_2 = Answer(200, LISTING + b"000eversion 2\n" + b"0000")
+TOO_MUCH = (ConditionReason.GIT_UNREACHABLE, "cannot be reached: its answer is larger than 1048576 bytes")
+FLOODS: dict[str, tuple[str, Answer, tuple[str, str]]] = {
+    "refs of version 0": (
+        "info/refs",
+        Answer(200, gzip.compress(LISTING + REF * 200_000, 1), {"Content-Encoding": "gzip"}),
+        (ConditionReason.REVISION_NOT_FOUND, f"has no branch or tag main: {REMEDY}"),
+    ),
+    "packets of one letter": (
+        "info/refs",
+        Answer(200, gzip.compress(b"0006ab" * 5_000_000, 1), {"Content-Encoding": "gzip"}),
+        NO_SERVER,
+    ),
+    "capabilities": (
+        "info/refs",
+        Answer(
+            200,
+            gzip.compress(LISTING + b"000eversion 2\n" + b"0006ab" * 5_000_000, 1),
+            {"Content-Encoding": "gzip"},
+        ),
+        (ConditionReason.REVISION_NOT_FOUND, f"has no branch or tag main: {REMEDY}"),
+    ),
+    "packets of version 2": ("git-upload-pack", Answer(200, b"0006ab" * 5_000_000), NO_SERVER),
+    "refs of version 2": ("git-upload-pack", Answer(200, REF * 200_000), TOO_MUCH),
+    "packets of nothing": ("git-upload-pack", Answer(200, b"0004" * 500_000), NO_SERVER),
+}
+
+
+@pytest.mark.parametrize(("path", "answer", "expected"), FLOODS.values(), ids=FLOODS)
+async def test_a_flood_takes_neither_the_memory_nor_the_loop(
+    world: World, monkeypatch: pytest.MonkeyPatch, path: str, answer: Answer, expected: tuple[str, str]
+) -> None:
+    # With the memory traced, all takes longer.
+    monkeypatch.setattr(bounded, "SECONDS", 60.0)
+    world.server.answers |= {
+        "/code.git/info/refs": VERSION_2,
+        "/code.git/git-upload-pack": Answer(200, b"0000"),
+        f"/code.git/{path}": answer,
+    }
+    longest = 0.0
+
+    async def tick() -> None:
+        nonlocal longest
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0)
+            longest = max(longest, time.monotonic() - began)
+
+    beside = asyncio.create_task(tick())
+    tracemalloc.start()
+    try:
+        with pytest.raises(ExternalError) as failed:
+            await Repository(world.server.url("code")).resolve("main")
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        beside.cancel()
+    found = failed.value.problem
+    assert (
+        found.reason,
+        found.message.removeprefix(f"the repository {world.server.url('code')} "),
+    ) == expected
+    assert most < 10 * 2**20
+    assert longest < 1
+
+
+@contextmanager
+def silent_after(world: World, beginning: bytes) -> Iterator[str]:
+    """A server with TLS that begins an answer, and then neither goes on nor closes the connection; yields its address."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(world.server.authority, world.server.authority.with_name("key.pem"))
+    over = threading.Event()
+
+    def answer(listener: socket.socket) -> None:
+        with context.wrap_socket(listener.accept()[0], server_side=True) as connection:
+            connection.recv(65536)
+            connection.sendall(beginning)
+            over.wait(30)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        try:
+            yield f"https://127.0.0.1:{listener.getsockname()[1]}/code.git"
+        finally:
+            over.set()
+            thread.join()
+
+
+BEGUN: dict[str, tuple[bytes, ConditionReason]] = {
+    "a refusal": (b"404 Not Found", ConditionReason.GIT_FORBIDDEN),
+    "a page": (b"200 OK", ConditionReason.GIT_ERROR),
+}
+
+
+@pytest.mark.parametrize(("head", "reason"), BEGUN.values(), ids=BEGUN)
+async def test_a_server_cannot_draw_out_the_end_of_a_connection(
+    world: World, head: bytes, reason: ConditionReason
+) -> None:
+    beginning = b"HTTP/1.1 " + head + b"\r\nContent-Length: 1000000\r\n\r\n" + b"<html>" * 100
+    with silent_after(world, beginning) as url:
+        with pytest.raises(ExternalError) as failed:
+            await Repository(url).resolve("main")
+        for _ in range(5):
+            await asyncio.sleep(0)
+        # The loop's own pipe alone.
+        assert len(asyncio.get_running_loop()._selector.get_map()) == 1  # type: ignore[attr-defined]
+    assert failed.value.problem.reason == reason
 
 
 def unreachable(url: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from finetune_crds.training import Method, SoftPrompt
-from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.outcome import PodFailure, RecipeRefusedError
 from finetune_trainer.tokenizer import load_tokenizer
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import adapt
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from finetune_trainer.train.model.network import Network
     from finetune_trainer.train.runtime.distributed import World
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]
@@ -275,6 +276,48 @@ def test_an_adapter_of_an_output_layer_with_new_tokens_is_refused(base_model: Pa
         )
 
 
+def test_new_tokens_beside_a_bias_of_the_output_layer_need_it_whole(
+    base_model: Path, tmp_path: Path, world: World
+) -> None:
+    """Those of Phi and GPT-J, which have a bias for each token."""
+    from transformers import AutoConfig, AutoTokenizer, PhiConfig, PhiForCausalLM
+
+    like = AutoConfig.from_pretrained(base_model)
+    config = PhiConfig(
+        vocab_size=like.vocab_size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        bos_token_id=like.bos_token_id,
+        eos_token_id=like.eos_token_id,
+        pad_token_id=like.pad_token_id,
+    )
+    torch.manual_seed(0)
+    base = tmp_path / "base"
+    model = PhiForCausalLM(config)
+    torch.nn.init.normal_(model.lm_head.bias)
+    model.save_pretrained(base)
+    AutoTokenizer.from_pretrained(base_model).save_pretrained(base)
+
+    def built(method: dict[str, Any]) -> Network:
+        recipe = networks.recipe(base, method=method)
+        model = recipe.model.model_copy(update={"new_tokens": ["<a>", "<b>"]})
+        return networks.build(recipe.model_copy(update={"model": model}), base, world)
+
+    with pytest.raises(PodFailure) as refused:
+        built({"type": "LoRA", "export": "Merged"})
+    assert refused.value.message == (
+        "model.newTokens cannot be trained beside an adapter in lm_head, which has a bias that an adapter has no rows for: name it "
+        "in method.lora.modulesToSave, or set method.type Full"
+    )
+    for method in (
+        {"type": "LoRA", "export": "Merged", "lora": {"modulesToSave": ["lm_head"]}},
+        {"type": "Full"},
+    ):
+        assert built(method).head.vocabulary == like.vocab_size + 2
+
+
 def low_rank(**lora: Any) -> Method:
     return Method.model_validate({"type": "LoRA", "lora": lora})
 
@@ -305,3 +348,30 @@ def test_a_tied_layer_that_peft_would_untie_is_refused() -> None:
         "method.lora.modulesToSave names one of bert.embeddings.word_embeddings and cls.predictions.decoder, which share a weight "
         "that peft does not train for both of them: remove it, or set method.type Full"
     )
+
+
+# What docs/finetunejob/parameters.md says of target_parameters. The warnings are of patterns that peft makes itself.
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("kind", "sizes", "adapted"),
+    [
+        ("mixtral", {"num_local_experts": 2}, {"self_attn", "experts", "gate"}),
+        (
+            "qwen3_moe",
+            {"num_experts": 2, "moe_intermediate_size": 32, "head_dim": 16},
+            {"self_attn", "experts", "gate"},
+        ),
+        ("gpt_oss", {"num_local_experts": 2, "head_dim": 16}, {"self_attn"}),
+    ],
+)
+def test_the_default_adapts_the_experts_of_some_models(
+    kind: str, sizes: dict[str, int], adapted: set[str]
+) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape, **heads, **sizes))
+    network = adapt.adapt(model, low_rank(), "org/base")
+    names = [name.split(".") for name, weight in network.named_parameters() if weight.requires_grad]
+    assert {part for name in names for part in name} & {"self_attn", "experts", "gate", "router"} == adapted

@@ -15,7 +15,7 @@ from finetune_trainer import artifacts
 from finetune_trainer.outcome import PodFailure
 from finetune_trainer.tokenizer import load_tokenizer
 from finetune_trainer.train import build
-from finetune_trainer.train.checkpoint.shards import trained_state
+from finetune_trainer.train.delivery import export
 from finetune_trainer.train.model import continued, merge
 from support import networks
 from support.model_files import with_biases
@@ -65,6 +65,7 @@ CASES: dict[str, tuple[str, Json, Json]] = {
         {"scaling": "RankStabilized", "dropout": 0.1},
     ),
     "DoRA": ("DoRA", {"use_dora": True}, {}),
+    "QLoRA": ("QLoRA", {}, {}),
     "whole layers": (
         "LoRA",
         {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
@@ -100,7 +101,7 @@ def test_it_begins_as_it_ended(
         }
         tokenizer = load_tokenizer(known.model, base_model)
         network = build.network(known, base_model, tokenizer, world, tmp_path / "teacher", going_on=fetched)
-        state = {name: value.full_tensor() for name, value in trained_state(network.model).items()}
+        state = export.gather(network.model, base_model, known, world)
     network.model.save_pretrained(tmp_path / "again", state_dict=state, save_embedding_layers=False)
     before, after = (
         peft.utils.load_peft_weights(str(folder), device="cpu") for folder in (adapter, tmp_path / "again")

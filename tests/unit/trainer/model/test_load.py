@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from finetune_trainer.outcome import PodFailure, RecipeRefusedError
 from support import networks
-from support.model_files import KINDS, READ_BY_RANK_0, saved, whole_weights
+from support.model_files import (
+    KINDS,
+    READ_BY_RANK_0,
+    apart,
+    as_pickle,
+    corrected,
+    saved,
+    twice,
+    whole_weights,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from finetune_trainer.train.runtime.distributed import World
 
@@ -51,6 +61,72 @@ def test_weights_are_those_of_from_pretrained(
     buffers = dict(network.base.named_buffers())
     torch.testing.assert_close(buffers, dict(expected.named_buffers()), rtol=0, atol=0)
     assert any("inv_freq" in name for name in buffers)
+
+
+def test_a_buffer_that_the_files_lack_has_the_value_of_the_models_code(
+    base_model: Path, tmp_path: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = corrected(base_model, tmp_path / "base", None)
+    network = networks.build(networks.recipe(base), base, world)
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    assert torch.equal(network.base.get_buffer(name), torch.zeros(4))
+    assert (
+        f"model.base: its files have no {name}: it begins as in the model's code\n" in capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    "method", [{"type": "Full"}, {"type": "LoRA", "lora": {"targetModules": ["o_proj"]}}]
+)
+def test_what_transformers_keeps_in_fp32_is_not_rounded(
+    base_model: Path, tmp_path: Path, world: World, method: dict[str, Any]
+) -> None:
+    """Also not when it is exported."""
+    from finetune_trainer.train.delivery import export
+
+    correction = 1 + 2.0**-20
+    base = corrected(base_model, tmp_path / "base", correction)
+    recipe = networks.recipe(base, method=method, precision="BF16")
+    network = networks.build(recipe, base, world)
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    assert torch.equal(network.base.get_buffer(name), torch.full((4,), correction))
+    if method["type"] == "Full":
+        state = export.gather(network.model, base, recipe, world)
+        assert torch.equal(state[name], torch.full((4,), correction))
+        assert {value.dtype for of, value in state.items() if of != name} == {torch.bfloat16}
+
+
+# What the files of a base hold that its config ties, and whether it stays tied.
+ENDS: dict[str, tuple[Callable[..., Path], dict[str, str], bool]] = {
+    "one weight twice": (twice, {}, True),
+    "two weights": (apart, {}, False),
+    "two weights by other names": (apart, {"embedding": "embed_tokens.weight"}, False),
+}
+
+
+@pytest.mark.parametrize(("save", "options", "tied"), ENDS.values(), ids=ENDS)
+def test_ends_are_tied_if_the_files_have_the_same(
+    *,
+    save: Callable[..., Path],
+    options: dict[str, str],
+    tied: bool,
+    base_model: Path,
+    tmp_path: Path,
+    world: World,
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = save(base_model, tmp_path / "base", **options)
+    network = networks.build(networks.recipe(folder), folder, world)
+    expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    torch.testing.assert_close(
+        whole_weights(network),
+        {name: weight.detach() for name, weight in expected.named_parameters()},
+        rtol=0,
+        atol=0,
+    )
+    # What is exported says so too.
+    assert (network.tied, network.base.config.tie_word_embeddings) == (tied, tied)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +192,13 @@ def a_piece_is_missing(base: Path, folder: Path) -> None:
     max(folder.glob("model-*.safetensors")).unlink()
 
 
+def a_pickle_that_is_not_tied(base: Path, folder: Path) -> None:
+    as_pickle(base, folder)
+    weights = torch.load(folder / "pytorch_model.bin")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].flip(0)
+    torch.save(weights, folder / "pytorch_model.bin")
+
+
 def no_weights(base: Path, folder: Path) -> None:
     saved(base, folder)
     (folder / "model.safetensors").unlink()
@@ -131,6 +214,15 @@ def vocabulary_of_another(base: Path, folder: Path) -> None:
     saved(base, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 100}))
+
+
+def stored_by(quantization: dict[str, object]) -> Callable[[Path, Path], None]:
+    def store(base: Path, folder: Path) -> None:
+        saved(base, folder)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+
+    return store
 
 
 @pytest.mark.parametrize(
@@ -153,10 +245,36 @@ def vocabulary_of_another(base: Path, folder: Path) -> None:
             "model.base BASE cannot be loaded: Error no file named model.safetensors, or pytorch_model.bin, found in",
         ),
         (
+            a_pickle_that_is_not_tied,
+            "ModelNotLoadable",
+            "model.base BASE cannot be loaded: its files have a lm_head.weight of its own, which its config.json ties to another "
+            "weight: set tie_word_embeddings to false there",
+        ),
+        (
             config_of_another,
             "ModelNotLoadable",
             "model.base BASE cannot be loaded: model.layers.0.mlp.down_proj.weight has the shape [32, 64] in "
             "model.safetensors, and [32, 96] by config.json",
+        ),
+        (
+            stored_by({"quant_method": "fp8", "weight_block_size": [128, 128]}),
+            "ModelNotLoadable",
+            "model.base BASE is stored quantised (fp8), and such weights cannot be trained: name",
+        ),
+        (
+            stored_by({"quant_method": "gptq", "bits": 4, "group_size": 128}),
+            "ModelNotLoadable",
+            "model.base BASE is stored quantised (gptq), and such weights cannot be trained: name",
+        ),
+        (
+            stored_by({"quant_method": "mxfp4"}),
+            "ModelNotLoadable",
+            "model.base BASE is stored quantised (mxfp4), and such weights cannot be trained: name",
+        ),
+        (
+            stored_by({"quant_method": "bitsandbytes", "load_in_4bit": True}),
+            "ModelNotLoadable",
+            "model.base BASE is stored quantised (bitsandbytes), and such weights cannot be trained: name",
         ),
         (
             vocabulary_of_another,

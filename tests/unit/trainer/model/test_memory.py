@@ -285,14 +285,16 @@ def need(recompute: str, **training: Any) -> float:
     return memory.estimate(shape, recipe, shards=1, row_tokens=2048, recompute=recompute).total / 0.92 + 1
 
 
-# Which model, where it is trained, of how much memory in GiB, and what is chosen.
-CHUNKS: dict[str, tuple[str, World, float, tuple[str, int]]] = {
-    "trained on a GPU": ("8B Full", ON_A_GPU, 80, ("None", chunks.LARGE)),
-    "beside low-rank layers": ("8B whole", ON_A_GPU, 80, ("None", chunks.LARGE)),
+# Which model and precision, where it is trained, of how much memory in GiB, and what is chosen.
+CHUNKS: dict[str, tuple[str, str, World, float, tuple[str, int]]] = {
+    "trained on a GPU": ("8B Full", "BF16", ON_A_GPU, 80, ("None", chunks.LARGE)),
+    "beside low-rank layers": ("8B whole", "BF16", ON_A_GPU, 80, ("None", chunks.LARGE)),
     # Recomputation costs more time than small chunks.
-    "less recomputation comes first": ("8B Full", ON_A_GPU, 40, ("None", chunks.SMALL)),
-    "frozen": ("8B LoRA", ON_A_GPU, 80, ("None", chunks.SMALL)),
-    "on CPUs": ("8B Full", World(0, 16, 0, 8, torch.device("cpu")), 80, ("None", chunks.SMALL)),
+    "less recomputation comes first": ("8B Full", "BF16", ON_A_GPU, 40, ("None", chunks.SMALL)),
+    "frozen": ("8B LoRA", "BF16", ON_A_GPU, 80, ("None", chunks.SMALL)),
+    "on CPUs": ("8B Full", "BF16", World(0, 16, 0, 8, torch.device("cpu")), 80, ("None", chunks.SMALL)),
+    "sums that FP16 cannot hold": ("8B Full", "FP16", ON_A_GPU, 80, ("None", chunks.SMALL)),
+    "too little to spare": ("8B Full", "BF16", ON_A_GPU, 45, ("None", chunks.SMALL)),
 }
 
 
@@ -300,10 +302,10 @@ CHUNKS: dict[str, tuple[str, World, float, tuple[str, int]]] = {
 def test_chunks_are_large_where_the_output_layer_is_trained_and_they_fit(
     monkeypatch: pytest.MonkeyPatch, shapes: dict[str, Shape], case: str
 ) -> None:
-    name, world, limit, expected = CHUNKS[case]
+    name, precision, world, limit, expected = CHUNKS[case]
     monkeypatch.setattr(memory, "available", lambda _world: limit * 2**30)
     monkeypatch.setattr(Shape, "of", lambda *_network, **_options: shapes[name])
-    recipe = networks.recipe(BASE, precision="BF16", perDeviceBatchSize=1, activationCheckpointing="Auto")
+    recipe = networks.recipe(BASE, precision=precision, perDeviceBatchSize=1, activationCheckpointing="Auto")
     choice = memory.decide(Network(small(), Sft()), recipe, world, 4096, None)
     assert (choice.kind, choice.chunk_numbers) == expected
     assert choice.estimate.total <= choice.limit

@@ -18,7 +18,7 @@ from finetune_trainer.outcome import PodFailure
 from finetune_trainer.train.model import merge, standalone
 from finetune_trainer.train.model.standalone import Standalone
 from support import networks
-from support.model_files import with_biases
+from support.model_files import corrected, with_biases
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -141,6 +141,10 @@ def test_an_adapter_that_cannot_be_merged_is_refused(base_model: Path, tmp_path:
     absent = adapted(base_model, tmp_path / "absent", torch.float32, {})
     config = absent / "adapter_config.json"
     config.write_text(config.read_text().replace('"q_proj"', '"k_proj"'))
+    packed = adapted(base_model, tmp_path / "packed", torch.float32, {})
+    config = packed / "base" / "config.json"
+    quantised = {**json.loads(config.read_text()), "quantization_config": {"quant_method": "mxfp4"}}
+    config.write_text(json.dumps(quantised))
     with networks.alone() as world:
         assert refused(tmp_path / "prompt", tmp_path / "1", world) == (
             "objective.distillation.teacher /prompt is a PROMPT_TUNING adapter, which cannot be merged into its base: "
@@ -156,6 +160,9 @@ def test_an_adapter_that_cannot_be_merged_is_refused(base_model: Path, tmp_path:
         assert refused(absent, tmp_path / "4", world).startswith(
             "objective.distillation.teacher /absent cannot be loaded: the adapter does not fit its base: Found missing "
             "adapter keys while loading the checkpoint: "
+        )
+        assert refused(packed, tmp_path / "5", world).startswith(
+            "/packed/base, the base of objective.distillation.teacher /packed, is stored quantised (mxfp4), and "
         )
 
 
@@ -337,6 +344,18 @@ def _in_fp32(weights: dict[str, torch.Tensor]) -> None:
 def _without_prefix(weights: dict[str, torch.Tensor]) -> None:
     for name in list(weights):
         weights[name.removeprefix("model.")] = weights.pop(name)
+
+
+@pytest.mark.parametrize("correction", [None, 1 + 2.0**-20])
+def test_corrections_of_routers_are_copied_as_transformers_saves_them(
+    correction: float | None, base_model: Path, tmp_path: Path
+) -> None:
+    base = corrected(base_model, tmp_path / "base", correction)
+    merge.copy(base, networks.recipe(base).model, tmp_path / "copied")
+    AutoModelForCausalLM.from_pretrained(base, dtype="auto").save_pretrained(tmp_path / "saved")
+    found, expected = (stored_in(tmp_path / way) for way in ("copied", "saved"))
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0)
+    assert found[1] == expected[1]
 
 
 @pytest.mark.parametrize("case", COPIES)

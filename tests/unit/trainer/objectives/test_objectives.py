@@ -30,6 +30,8 @@ from finetune_trainer.train.objectives.simpo import Simpo
 from support import networks
 from support.losses import (
     BETA,
+    PRECISIONS,
+    TOLERANCES,
     VOCABULARY,
     batch_of,
     check,
@@ -132,17 +134,20 @@ def trl_kto(policy: Any, reference: Any, split: Split) -> tuple[torch.Tensor, di
 
 # The other way round, the estimate of the divergence is negative, and 0 is taken.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("precision", PRECISIONS, ids=str)
 @pytest.mark.parametrize(("policy_seed", "reference_seed", "diverges"), [(0, 1, True), (1, 0, False)])
-def test_kto_is_the_loss_of_trl(*, policy_seed: int, reference_seed: int, diverges: bool) -> None:
+def test_kto_is_the_loss_of_trl(
+    *, policy_seed: int, reference_seed: int, diverges: bool, precision: torch.dtype
+) -> None:
     split = networks.random_split(documents=2, examples=JUDGED, vocabulary=VOCABULARY)
     with networks.alone() as world:
-        network = Network(isolated(model(seed=reference_seed)), Kto(KTO))
+        network = Network(isolated(model(seed=reference_seed)).to(precision), Kto(KTO))
         values = reference_of(network, [batch_of(split)], world, JUDGED)
     split = dataclasses.replace(split, reference=values)
     objective = Kto(KTO)
-    found = learned_from(objective, isolated(model(seed=policy_seed)), batch_of(split))
-    theirs = model(seed=policy_seed).train()
-    loss, metrics = trl_kto(theirs, model(seed=reference_seed).eval(), split)
+    found = learned_from(objective, isolated(model(seed=policy_seed)).to(precision), batch_of(split))
+    theirs = model(seed=policy_seed).to(precision).train()
+    loss, metrics = trl_kto(theirs, model(seed=reference_seed).to(precision).eval(), split)
     check(found, loss, theirs)
     expected = {
         contract.METRIC_REWARD_DESIRABLE: metrics["rewards/chosen"][0],
@@ -150,7 +155,7 @@ def test_kto_is_the_loss_of_trl(*, policy_seed: int, reference_seed: int, diverg
         contract.METRIC_REWARD_MARGIN: metrics["rewards/margins"][0],
         contract.METRIC_KL: metrics["kl"][0],
     }
-    assert objective.means(found[2].tolist(), JUDGED) == pytest.approx(expected, rel=1e-4)
+    assert objective.means(found[2].tolist(), JUDGED) == pytest.approx(expected, rel=TOLERANCES[precision])
     assert set(expected) == set(objective.metrics)
     assert (metrics["kl"][0] > 0) is diverges
 

@@ -20,6 +20,7 @@ from finetune_trainer.train.objectives.simpo import Simpo
 from support import networks
 from support.losses import (
     BETA,
+    PRECISIONS,
     TOLERANCES,
     VOCABULARY,
     batch_of,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from finetune_trainer.train.data.dataset import Split
 
 PAIRS, GAMMA = 3, 0.4
-PRECISIONS = (torch.float32, torch.bfloat16)
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore::{kind}")
     for kind in ("DeprecationWarning", "FutureWarning", "UserWarning")

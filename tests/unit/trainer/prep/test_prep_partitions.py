@@ -21,80 +21,19 @@ if TYPE_CHECKING:
 
 TASK = "write a letter to a friend whom you have not seen for many years"
 FRENCH = "Comment faire si je ne peux plus lire mes messages et que j'ai tout perdu ?"
-WORDS = [
-    *(
-        "account",
-        "answer",
-        "before",
-        "bring",
-        "building",
-        "carry",
-        "change",
-        "clear",
-        "copy",
-        "country",
-        "doctor",
-        "early",
-    ),
-    *(
-        "every",
-        "figure",
-        "follow",
-        "ground",
-        "happen",
-        "heavy",
-        "history",
-        "island",
-        "kitchen",
-        "language",
-        "letter",
-    ),
-    *(
-        "listen",
-        "machine",
-        "measure",
-        "minute",
-        "morning",
-        "mountain",
-        "nothing",
-        "notice",
-        "number",
-        "office",
-        "open",
-    ),
-    *(
-        "paper",
-        "pattern",
-        "people",
-        "picture",
-        "plant",
-        "problem",
-        "question",
-        "reach",
-        "reason",
-        "river",
-        "school",
-    ),
-    *(
-        "second",
-        "sentence",
-        "simple",
-        "station",
-        "street",
-        "surface",
-        "table",
-        "travel",
-        "village",
-        "water",
-        "winter",
-    ),
-]
+VOCABULARY = (
+    "account answer before bring building carry change clear copy country doctor early every figure "
+    "follow ground happen heavy history island kitchen language letter listen machine measure minute "
+    "morning mountain nothing notice number office open paper pattern people picture plant problem "
+    "question reach reason river school second sentence simple station street surface table travel "
+    "village water winter"
+)
 
 
 def corpus() -> list[Json]:
     """Rows of which each step drops some. Of the texts, two each have one `id`, which is the key of the split; `topic` is the stratum."""
     chance = random.Random(7)  # noqa: S311 - the seed makes the rows the same each time
-    texts = [" ".join(chance.choices(WORDS, k=20)) for _ in range(40)]
+    texts = [" ".join(chance.choices(VOCABULARY.split(), k=20)) for _ in range(40)]
 
     def row(text: str, number: int, end: str = "com", topic: int | None = None) -> Json:
         return {
@@ -113,7 +52,7 @@ def corpus() -> list[Json]:
         *(row(f"{text.rsplit(' ', 1)[0]} other", number) for number, text in enumerate(texts[:10])),
         *(row(FRENCH, number) for number in range(40, 50)),
         *(row(f"Please {TASK}", number) for number in range(50, 55)),
-        *(row(" ".join(chance.choices(WORDS, k=200)), number) for number in range(60, 65)),
+        *(row(" ".join(chance.choices(VOCABULARY.split(), k=200)), number) for number in range(60, 65)),
     ]
 
 

@@ -244,6 +244,14 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
         for method in ("QLoRA", "DoRA")
     ),
     ({"method": {"type": "LoRA", "lora": {"init": "PiSSA"}}}, []),
+    ({"method": {"type": "LoRA", "lora": {"init": "PiSSA", "rank": 512}}}, []),
+    ({"method": {"type": "LoRA", "lora": {"rank": 1024}}}, []),
+    (
+        {"method": {"type": "LoRA", "lora": {"init": "PiSSA", "rank": 513}}},
+        [
+            "method.lora.rank is at most 512 with init: PiSSA, whose registered adapter has twice the rank: lower it"
+        ],
+    ),
     ({"model.newTokens": ["<a>"], "method": {"type": "Full"}}, []),
     ({"model.newTokens": ["<a>"], "method": {"type": "QLoRA", "export": "Merged"}}, []),
     (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 
@@ -31,6 +33,12 @@ def of_gpu(sampler: Sampler) -> dict[str, float]:
 def test_memory_and_utilisation(reads: list[torch.device]) -> None:
     assert of_gpu(Sampler(GPU)) == {"gpu_memory_bytes": 40.0, "gpu_percent": 75.0}
     assert reads == [GPU]
+
+
+def test_the_library_that_torch_reads_the_utilisation_with_is_installed() -> None:
+    """On a CPU too: it says there that it finds no driver."""
+    pynvml = importlib.import_module("pynvml")
+    assert callable(pynvml.nvmlDeviceGetUtilizationRates)
 
 
 def test_a_utilisation_that_cannot_be_read_is_said_once(

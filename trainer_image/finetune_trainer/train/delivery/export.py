@@ -17,13 +17,12 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from finetune_trainer import origin
 from finetune_trainer.train.checkpoint.shards import trained_state
 from finetune_trainer.train.delivery import signature
 from finetune_trainer.train.delivery.lineage import model_card
-from finetune_trainer.train.model import merge, pissa, standalone
+from finetune_trainer.train.model import load, merge, pissa, rows, standalone
 from finetune_trainer.train.model.network import base_of
 from finetune_trainer.train.model.new_tokens import NewTokens
 
@@ -48,7 +47,8 @@ _REQUIREMENTS = ("torch", "transformers", "accelerate", "safetensors")
 def gather(model: nn.Module, source: Path, recipe: Recipe, world: World) -> dict[str, torch.Tensor]:
     """The trained weights on the host of rank 0; empty on the others. A collective call.
 
-    Weights of full training have the type that the base is stored in, adapters stay in fp32. The weights are gathered one
+    Weights of full training have the type that the base is stored in, but for those that transformers keeps in fp32; adapters stay in
+    fp32. The weights are gathered one
     at a time, and each rank casts its shard before that, so that rank 0 holds one copy of the model, in that type.
 
     DCP's HuggingFaceStorageWriter with consolidate_safetensors_files cannot be used: the ranks of other pods share no
@@ -64,12 +64,13 @@ def gather(model: nn.Module, source: Path, recipe: Recipe, world: World) -> dict
     dtype = _dtype_of(source, recipe) if recipe.method.type == "Full" else torch.float32
     # NB: save_pretrained recognises tied weights by shared memory, which gathered weights do not have.
     tied = base_of(model).all_tied_weights_keys
+    keeps = load.kept_in_fp32(base_of(model), dtype)
     gathered: dict[str, torch.Tensor] = {}
     for name, shard in trained_state(model).items():
         if name in tied:
             continue
-        stored = shard.to(dtype) if shard.is_floating_point() else shard
-        unsharded = stored.full_tensor() if isinstance(stored, DTensor) else stored
+        stored = shard.to(dtype) if shard.is_floating_point() and not keeps(name) else shard
+        unsharded = rows.whole(stored)
         if world.leads:
             gathered[name] = unsharded.cpu()
     return gathered

@@ -80,6 +80,8 @@ def _lora_config(model: PreTrainedModel, method: Method, new: NewTokens) -> Any:
         # peft does with the output layer as with the embedding.
         ends, whole = ends[:1], ends[:1] if whole else []
     rest = [end for end in ends if end not in whole]
+    if new.ids:
+        _check_bias_beside_new_tokens(model, rest)
     return peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
@@ -112,6 +114,20 @@ def _check_targets_beside_new_tokens(wanted: list[str], ends: list[str]) -> None
                 f"method.lora.targetModules {target} is the output layer, which gets rows for model.newTokens: name it in "
                 "method.lora.modulesToSave instead"
             )
+
+
+def _check_bias_beside_new_tokens(model: PreTrainedModel, with_rows: list[str]) -> None:
+    """Check the ends that get rows for new tokens: peft adds rows to a weight, and the logit of a token is its row and its bias."""
+    head = model.get_output_embeddings()
+    if getattr(head, "bias", None) is None:
+        return
+    shared = {id(model.get_submodule(name).weight) for name in with_rows}
+    if id(head.weight) in shared:
+        name = next(name for name, module in model.named_modules() if module is head)
+        raise RecipeRefusedError(
+            f"model.newTokens cannot be trained beside an adapter in {name}, which has a bias that an adapter has no rows for: name "
+            "it in method.lora.modulesToSave, or set method.type Full"
+        )
 
 
 def _whole_layers(model: PreTrainedModel, method: Method) -> list[str]:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     """The logits of some hidden states [tokens, width], fp32 [tokens, vocabulary]."""
 
 # Logits of a chunk: 128 MB in fp32, and 1 GB where memory allows it and the output layer is trained, since each chunk adds a
-# gradient of the whole layer to the sum.
+# gradient of the whole layer to the sum; not in FP16 (`memory.decide`).
 SMALL, LARGE = 32 * 2**20, 256 * 2**20
-# What the largest gradient of a chunk's logits is scaled to in fp16: as large as the sum over a chunk in the output layer allows.
+# What the largest gradient of a chunk's logits is scaled to in fp16: as large as the sum over a small chunk in the output layer allows.
 _LARGEST_GRADIENT = 4.0
 
 

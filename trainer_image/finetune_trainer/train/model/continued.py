@@ -28,7 +28,7 @@ _KNOWN = frozenset(
     }
 )  # fmt: skip
 # Initial values that leave the weights of the base as they are; others have changed them.
-_INITIAL = (True, False, "gaussian")
+INITIAL = (True, False, "gaussian")
 # Those of peft, by the fields of a method.
 _BIASES: dict[str, Literal["All", "LoraOnly"]] = {"all": "All", "lora_only": "LoraOnly"}
 
@@ -86,7 +86,7 @@ def _more(config: Any) -> list[str]:
     ]
     named = isinstance(config.target_modules, list | set) and config.target_modules
     found += [] if named else ["target_modules that are a pattern"]
-    found += [] if config.init_lora_weights in _INITIAL else ["init_lora_weights"]
+    found += [] if config.init_lora_weights in INITIAL else ["init_lora_weights"]
     return found + ([] if config.lora_alpha == int(config.lora_alpha) else ["lora_alpha"])
 
 

@@ -12,11 +12,11 @@ import torch
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
 from finetune_crds.training import SOFT_PROMPTS, Quantization
 from finetune_trainer.outcome import RecipeRefusedError
-from finetune_trainer.train.model import attention, precision
+from finetune_trainer.train.model import attention, dropout, precision, stored
 from finetune_trainer.train.model.new_tokens import NO_TOKENS, NewTokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from transformers import PreTrainedModel
 
@@ -47,9 +47,10 @@ def skeleton(recipe: Recipe, source: Path, world: World, field: str = "model.bas
     """The base model with its parameters on the meta device.
 
     Parameters that are trained are fp32, or as training.optimizer.weights says; frozen ones have the precision they compute in.
+    With an objective that compares answers it has no dropout.
 
     Raises:
-        RecipeRefusedError: it cannot be loaded, or its context is shorter than training.maxLength.
+        RecipeRefusedError: it cannot be loaded, is stored quantised, or its context is shorter than training.maxLength.
     """
     from transformers import AutoConfig
 
@@ -57,11 +58,25 @@ def skeleton(recipe: Recipe, source: Path, world: World, field: str = "model.bas
     soft = recipe.method.type in SOFT_PROMPTS
     with load_errors(recipe.model, field):
         config = AutoConfig.from_pretrained(str(source), trust_remote_code=recipe.model.trust_remote_code)
+        check_not_quantised(config, f"{field} {recipe.model.base}")
         _check_context(config, recipe, field)
         model = empty(config, precision.base(recipe), trust=recipe.model.trust_remote_code)
+        if _has_both_ends(model, source):
+            config.tie_word_embeddings = False
+            model = empty(config, precision.base(recipe), trust=recipe.model.trust_remote_code)
     isolated = attention.isolate(model, card=world.card, half=half, soft_prompt=soft)
     _check_documents(model, recipe, field, apart=isolated or attention.masks_documents(model))
+    if recipe.objective.type in COLUMNS_OF_OBJECTIVE:
+        dropout.remove(model)
     return model
+
+
+def _has_both_ends(model: PreTrainedModel, source: Path) -> bool:
+    """Whether files have different values for weights that a model ties by its config: transformers then does not tie them."""
+    if not model.all_tied_weights_keys or not stored.readable(source):
+        return False
+    parts = stored.layout(model, stored.tensors(source)).parts
+    return any(not stored.equal(parts[name], parts[other]) for name, other in stored.tied_twice(model, parts))
 
 
 def empty(config: Any, dtype: torch.dtype, *, trust: bool) -> PreTrainedModel:
@@ -73,7 +88,22 @@ def empty(config: Any, dtype: torch.dtype, *, trust: bool) -> PreTrainedModel:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust)
     # NB: parameters that are created on the meta device are not tied.
     model.tie_weights()
+    keeps = kept_in_fp32(model, dtype)
+    for name, buffer in model.named_buffers():
+        if keeps(name):
+            buffer.data = buffer.data.float()
     return model
+
+
+def kept_in_fp32(model: PreTrainedModel, dtype: torch.dtype) -> Callable[[str], bool]:
+    """Which names transformers keeps in fp32 where the rest of a model is of a type: above all, corrections of routers."""
+    from transformers.core_model_loading import build_glob_alternation
+
+    plan = model._get_dtype_plan(dtype)  # noqa: SLF001 - as from_pretrained does
+    if not plan:
+        return lambda _name: False
+    pattern, *_ = build_glob_alternation(list(plan))
+    return lambda name: pattern.search(name) is not None
 
 
 def unsharded(spec: Model, source: Path, device: str | None = None) -> PreTrainedModel:
@@ -100,7 +130,7 @@ def unsharded(spec: Model, source: Path, device: str | None = None) -> PreTraine
 def quantised(
     recipe: Recipe, source: Path, world: World, like: PreTrainedModel, new: NewTokens = NO_TOKENS
 ) -> PreTrainedModel:
-    """The base model in four bits, unsharded on each rank's device.
+    """The base model in four bits, unsharded on each rank's device; without dropout, as `skeleton` is.
 
     Args:
         recipe: one with method QLoRA.
@@ -126,6 +156,8 @@ def quantised(
         )
     for module in model.modules():
         keep_packing(module)
+    if recipe.objective.type in COLUMNS_OF_OBJECTIVE:
+        dropout.remove(model)
     new.enlarge(model)
     return model.requires_grad_(False)
 
@@ -147,6 +179,29 @@ def keep_packing(module: Any) -> None:
     """Keep bitsandbytes from repacking a layer's weights in the first evaluation, which fails for some shapes."""
     if hasattr(module, "support_avx512bf16_for_cpu"):
         module.support_avx512bf16_for_cpu = False
+
+
+def check_not_quantised(config: Any, what: str) -> None:
+    """Refuse weights that a quantizer has packed: they have no gradients, and an adapter cannot be added to them.
+
+    NB: transformers loads some of them without a word (MXFP4 in BF16, bitsandbytes in four bits), and what is exported
+    then has a configuration that does not fit its weights.
+
+    Args:
+        config: of transformers.
+        what: the model, for the error message.
+
+    Raises:
+        RecipeRefusedError: the configuration names a quantizer.
+    """
+    found = getattr(config, "quantization_config", None)
+    if found is not None:
+        by = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
+        raise RecipeRefusedError(
+            f"{what} is stored quantised ({getattr(by, 'value', by) or 'by an unnamed method'}), and such "
+            "weights cannot be trained: name the same model in BF16; a QLoRA makes four bits of it by itself",
+            reason="ModelNotLoadable",
+        )
 
 
 def _check_context(config: Any, recipe: Recipe, field: str) -> None:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 KINDS: tuple[Recomputation, ...] = ("None", "Selective", "Full")
 # Share of a device's memory that allocators, collectives and fragments leave to us.
 _USABLE = 0.92
+# Share of the limit below which chunks become large: the estimate is within 15% of what a step takes, and what runs in small chunks
+# must not fill the card for a gain of time.
+_ROOM_FOR_LARGE = 0.9
 _GIB = 2**30
 # Two codes of a byte, and an fp32 scale of each for 256 of them.
 _EIGHT_BITS = 2 * (1 + 4 / 256)
@@ -241,8 +244,8 @@ def decide(
 ) -> Choice:
     """Choose the activation checkpointing and the chunks of the loss.
 
-    The former is the recipe's, or for Auto the least that fits, or else the most there is. Chunks are large where that fits too, on a
-    GPU and with the output layer trained: a frozen one has no gradient to add up, and a CPU no time to win.
+    The former is the recipe's, or for Auto the least that fits, or else the most there is. Chunks are large where that fits too, with
+    room to spare, on a GPU and with the output layer trained: a frozen one has no gradient to add up, and a CPU no time to win.
     """
     shape = Shape.of(network, teacher, quantised=recipe.method.type == "QLoRA", ranks=world.size)
     asked = recipe.training.activation_checkpointing
@@ -255,9 +258,10 @@ def decide(
         if found.total <= limit or kind == kinds[-1]:
             break
     chunk_numbers = chunks.SMALL
-    if world.card is not None and shape.head:
+    # NB: in FP16 the gradient of the output layer is a sum over a chunk that FP16 must hold, and the scale of the loss comes after it.
+    if world.card is not None and shape.head and recipe.training.precision != "FP16":
         larger = needed(recompute=kind, chunk_numbers=chunks.LARGE)
-        if larger.total <= limit:
+        if larger.total <= _ROOM_FOR_LARGE * limit:
             found, chunk_numbers = larger, chunks.LARGE
     return Choice(kind, chunk_numbers, found, limit, shape, staged(shape, recipe, shards=shards))
 

@@ -11,7 +11,7 @@ import torch
 from finetune_trainer import artifacts, origin
 from finetune_trainer.cache import Cache
 from finetune_trainer.outcome import RecipeRefusedError
-from finetune_trainer.train.model import load, stored
+from finetune_trainer.train.model import continued, load, stored
 from finetune_trainer.train.model.new_tokens import NO_TOKENS, NewTokens
 from finetune_trainer.train.model.standalone import Standalone, save
 
@@ -90,9 +90,11 @@ def into(
         new: tokens that the adapter was trained with, and the base does not have.
 
     Raises:
-        RecipeRefusedError: one of them cannot be loaded, or the adapter is virtual tokens, which no weights hold.
+        RecipeRefusedError: one of them cannot be loaded, the base is stored quantised, or the adapter is virtual tokens,
+            which no weights hold.
     """
     import peft
+    from transformers import AutoConfig
 
     with load.load_errors(spec, field):
         config = peft.PeftConfig.from_pretrained(str(adapter))
@@ -102,6 +104,10 @@ def into(
                 f"name the base, {config.base_model_name_or_path}",
                 reason="ModelNotLoadable",
             )
+        stored_as = AutoConfig.from_pretrained(str(base), trust_remote_code=spec.trust_remote_code)
+        load.check_not_quantised(
+            stored_as, f"{config.base_model_name_or_path}, the base of {field} {spec.base},"
+        )
         if _needs_all(config, base):
             model = load.unsharded(spec, base)
             new.enlarge(model)
@@ -150,9 +156,7 @@ def _needs_all(config: Any, base: Path) -> bool:
     """
     import peft
 
-    # Those that leave the weights of the base as they are.
-    initial = (True, False, "gaussian")
-    low_rank = isinstance(config, peft.LoraConfig) and config.init_lora_weights in initial
+    low_rank = isinstance(config, peft.LoraConfig) and config.init_lora_weights in continued.INITIAL
     return not low_rank or not stored.readable(base)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from finetune_trainer.train.model.rows import set_rows
+from finetune_trainer.train.model.rows import set_rows, whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -119,13 +119,12 @@ def names_of_ends(model: PreTrainedModel) -> list[str]:
 def start(model: torch.nn.Module) -> None:
     """Give the trained rows of new tokens the values that the base has for them; a collective call."""
     from peft.tuners.trainable_tokens import TrainableTokensLayer
-    from torch.distributed.tensor import DTensor
 
     for layer in model.modules():
         if isinstance(layer, TrainableTokensLayer) and layer.tied_adapter is None:
             weight: Any = layer.base_layer.weight
-            whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
+            all_rows = whole(weight).detach()
             for adapter, ids in layer.token_indices.items():
-                rows = whole.detach()[ids]
+                rows = all_rows[ids]
                 set_rows(layer.trainable_tokens_delta[adapter], rows.float())
                 layer.trainable_tokens_original[adapter].copy_(rows)

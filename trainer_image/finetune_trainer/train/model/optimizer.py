@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from finetune_crds.optimizer import DEFAULT_MOMENTUM
-from finetune_trainer.train.model import precision
+from finetune_trainer.train.model import precision, rows
 from finetune_trainer.train.model.compact_adamw import CompactAdamW
 from finetune_trainer.train.model.loss_scale import LossScale
 from finetune_trainer.train.model.muon import Muon, matrices
@@ -62,7 +61,7 @@ class Optimizer:
         if self.loss_scale is not None:
             self.loss_scale.unscale([weight.grad for weight in self._parameters if weight.grad is not None])
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        norm = rows.whole(norm)
         finite = torch.isfinite(norm)
         for part in self.parts:
             for group in part.param_groups:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.train.model import rows
@@ -104,7 +103,7 @@ def begin(model: nn.Module, world: World, resume: Callable[[nn.Module], None] | 
         resume(model)
     for layer in layers:
         for low_rank in _of(layer):
-            rows.set_rows(low_rank.weight, _whole(low_rank.initial))
+            rows.set_rows(low_rank.weight, rows.whole(low_rank.initial))
         _subtract(layer)
     split = "by their singular values" if resume is None else "as in the checkpoint"
     world.say(f"PiSSA: {len(layers)} weights are split {split} ({time.monotonic() - began:.1f} s)")
@@ -152,7 +151,7 @@ def _decompose(layers: list[Any], world: World) -> None:
     own: torch.Tensor | None = None
     for rank, layer in enumerate(layers):
         # NB: a collective of all ranks; only one of them keeps the weight.
-        weight = _whole(layer.get_base_layer().weight)
+        weight = rows.whole(layer.get_base_layer().weight.detach())
         if rank == world.rank:
             own = weight.t() if layer.fan_in_fan_out else weight
         del weight
@@ -192,16 +191,12 @@ def _subtract(layer: Any) -> None:
 
     In fp64, and rounded once: the order of sums, which depends on how many rows a rank has, is no longer seen.
     """
-    first, second = (_whole(low_rank.initial).double() for low_rank in _of(layer))
+    first, second = (rows.whole(low_rank.initial).double() for low_rank in _of(layer))
     if layer.fan_in_fan_out:
         first, second = second.t(), first.t()
     held, at = rows.local_rows(layer.get_base_layer().weight)
     with torch.no_grad():
         held.copy_(held.double() - layer.scaling[_ADAPTER] * (second[at] @ first))
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def _short(name: str) -> str:

@@ -1,4 +1,4 @@
-"""This rank's rows of parameters."""
+"""This rank's rows of parameters, and all of them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ def set_rows(parameter: torch.Tensor, value: Any) -> None:
     if held.numel():
         with torch.no_grad():
             held.copy_(value[at])
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor, sharded or not; a collective call."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def local_rows(parameter: torch.Tensor) -> tuple[torch.Tensor, slice]:

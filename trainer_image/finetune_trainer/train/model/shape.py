@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from finetune_trainer.train.model import muon, pissa
+from finetune_trainer.train.model.new_tokens import at_ends
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -64,7 +65,7 @@ class Shape:
         config = network.base.config.get_text_config()
         frozen = [weight for weight in network.base.parameters() if not weight.requires_grad]
         embedding, tied = network.base.get_input_embeddings(), network.tied
-        first = _ends(network) if tied else list(embedding.parameters())
+        first = at_ends(network.base) if tied else list(embedding.parameters())
         last = [] if tied else list(network.head.parameters())
         return cls(
             parameters=sum(weight.numel() for weight in network.parameters()),
@@ -90,12 +91,6 @@ class Shape:
         )
 
 
-def _ends(network: Network) -> list[nn.Parameter]:
-    """The parameters of the embedding and the output layer; tied ones once."""
-    both = (*network.base.get_input_embeddings().parameters(), *network.head.parameters())
-    return list({id(weight): weight for weight in both}.values())
-
-
 def _numbers(weights: Iterable[nn.Parameter], *, trained: bool = False) -> int:
     """The numbers in some parameters, or in those of them that are trained."""
     return sum(weight.numel() for weight in weights if weight.requires_grad or not trained)
@@ -105,7 +100,7 @@ def _held_of_teacher(teacher: Network, ranks: int) -> int:
     """The numbers of a teacher that a rank holds: its shard, and what is gathered of two layers or of the output layer."""
     parameters = _numbers(teacher.parameters())
     layers: int = teacher.base.config.get_text_config().num_hidden_layers
-    a_layer = (parameters - _numbers(_ends(teacher))) // max(1, layers)
+    a_layer = (parameters - _numbers(at_ends(teacher.base))) // max(1, layers)
     return parameters // ranks + 2 * a_layer + _numbers(teacher.head.parameters())
 
 

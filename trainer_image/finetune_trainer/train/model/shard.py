@@ -147,7 +147,8 @@ def _save_expensive_operations() -> Any:
 def compile_layers(network: Network, backend: str | Callable[..., Any] = "inductor") -> None:
     """Compile each decoder layer separately: the layers are alike, so they share one compilation.
 
-    Call this after sharding: only the forward pass is compiled, without FSDP's hooks that gather and free weights.
+    Call this after sharding: only the forward pass is compiled, without FSDP's hooks that gather and free weights. The first layer gets
+    embeddings that need a gradient also where nothing of them is trained, as its successors do: it would have graphs of its own.
 
     Args:
         network: the network.
@@ -161,8 +162,15 @@ def compile_layers(network: Network, backend: str | Callable[..., Any] = "induct
             "training.compile needs a C++ compiler, and the image has none: set it to false, or trainer.image to one "
             "that has g++"
         )
+    embedding = network.base.get_input_embeddings()
+    if not any(weight.requires_grad for weight in embedding.parameters()):
+        embedding.register_forward_hook(_needing_a_gradient)
     for layer in decoder_layers(network):
         layer.forward = torch.compile(layer.forward, backend=backend)
+
+
+def _needing_a_gradient(_embedding: nn.Module, _ids: object, words: torch.Tensor) -> torch.Tensor:
+    return words.requires_grad_() if torch.is_grad_enabled() else words
 
 
 def only_last_reduces(network: nn.Module, *, last: bool) -> None:

@@ -82,6 +82,7 @@ class Standalone:
             if id(weight) in ends and name in self._parts
         }
         new.enlarge(self.model)
+        self._initialise_buffers(spec)
         self._check()
         # The names of the parameters without values, which those that are tied share.
         self._names = WeakTensorKeyDictionary()
@@ -92,17 +93,30 @@ class Standalone:
 
     def _tie(self) -> None:
         """Tie weights that the files have twice: transformers compares them only if they are loaded."""
-        for name, other in self.model.all_tied_weights_keys.items():
-            one, same = self._parts.get(name), self._parts.get(other)
-            if one is None or same is None or one is same:
-                continue
-            if torch.equal(one[:], same[:]):
+        for name, other in stored.tied_twice(self.model, self._parts):
+            if stored.equal(self._parts[name], self._parts[other]):
                 module, _, key = name.rpartition(".")
                 setattr(self.model.get_submodule(module), key, self.model.get_parameter(other))
 
+    def _initialise_buffers(self, spec: Model) -> None:
+        """Give buffers that the files lack the values of the model's code, as transformers does."""
+        stored_too = self.model.state_dict()
+        missing = [
+            name for name, _ in self.model.named_buffers() if name in stored_too and name not in self._parts
+        ]
+        if not missing:
+            return
+        made = load.empty(self.model.config, self.model.dtype, trust=spec.trust_remote_code)
+        for name in missing:
+            module, _, key = name.rpartition(".")
+            setattr(self.model.get_submodule(module), key, made.get_buffer(name).to(stored_too[name].dtype))
+
     def _check(self) -> None:
+        buffers = {name for name, _ in self.model.named_buffers()}
         for name, tensor in self.model.state_dict().items():
             part = self._parts.get(name)
+            if part is None and name in buffers:
+                continue
             if part is None or list(part.shape) != list(tensor.shape):
                 raise ValueError(f"its files have no {name} of the shape {list(tensor.shape)}")
 

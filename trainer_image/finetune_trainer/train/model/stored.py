@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from transformers import PreTrainedModel
     from transformers.core_model_loading import WeightConverter
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+# Rows of two tensors that are compared at once.
+_AT_ONCE = 8192
 
 
 class Part(Protocol):
@@ -62,9 +64,8 @@ class Stored:
 
 
 def readable(source: Path) -> bool:
-    """Whether slices of a model's files are its weights: neither pickles, nor numbers that a quantizer packed."""
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    return bool(_files(source)) and "quantization_config" not in config
+    """Whether slices of a model's files can be read, which those of a pickle cannot."""
+    return bool(_files(source))
 
 
 def tensors(source: Path) -> dict[str, Stored]:
@@ -154,6 +155,22 @@ def layout(model: PreTrainedModel, there: Mapping[str, Part]) -> Layout:
             if name not in found.parts and same in found.parts:
                 found.parts[name] = found.parts[same]
     return found
+
+
+def tied_twice(model: PreTrainedModel, parts: Mapping[str, Part]) -> Iterator[tuple[str, str]]:
+    """Yield the names of weights that a model ties, and of which files have both."""
+    for name, other in model.all_tied_weights_keys.items():
+        one, same = parts.get(name), parts.get(other)
+        if one is not None and same is not None and one is not same:
+            yield name, other
+
+
+def equal(one: Part, other: Part) -> bool:
+    """Whether two tensors of files are the same, of which a block of rows is in memory at a time."""
+    if list(one.shape) != list(other.shape):
+        return False
+    blocks = (slice(begin, begin + _AT_ONCE) for begin in range(0, one.shape[0], _AT_ONCE))
+    return all(torch.equal(one[block], other[block]) for block in blocks)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from finetune_crds.training import SoftPrompt
 from finetune_trainer.train.model import adapt, continued, new_tokens, rows, stored
@@ -93,7 +92,7 @@ def read_weights(
     """Read a model's weights into its parameters; each rank reads the rows that it holds.
 
     Where the files name the weights differently, or hold each expert by itself, a rank reads what its rows are made of. Rank 0 loads
-    all of a pickle, of which no rows can be read, and of weights that a quantizer of transformers has packed, and broadcasts them.
+    all of a pickle, of which no rows can be read, and broadcasts them.
 
     Raises:
         RecipeRefusedError: files are missing, damaged, or of another model.
@@ -104,11 +103,12 @@ def read_weights(
         with load_errors(spec, field):
             if not stored.readable(source):
                 return False
-            _read_parts(wanted, _parts(wanted, spec, source))
+            for name in _read_parts(wanted, _parts(wanted, spec, source)):
+                world.say(f"{field}: its files have no {name}: it begins as in the model's code")
             return True
 
     if not world.agree(try_to_read):
-        world.say(f"{field}: its weights are in pickles, or quantised; rank 0 loads all of them")
+        world.say(f"{field}: its weights are in pickles; rank 0 loads all of them")
         _broadcast(wanted, spec, source, world, field)
 
 
@@ -122,6 +122,11 @@ class _Wanted:
 
     tensors: list[torch.Tensor] = field(default_factory=list)
     new: NewTokens = NO_TOKENS
+
+    @property
+    def is_buffer(self) -> bool:
+        """Whether it has a value from the model's code, as a skeleton's buffers do."""
+        return not isinstance(self.tensors[0], nn.Parameter)
 
     @property
     def shape(self) -> list[int]:
@@ -167,11 +172,16 @@ def _parts(wanted: Collection[str], spec: Model, source: Path) -> dict[str, stor
     return stored.layout(empty(config, torch.float32, trust=trust), there).parts
 
 
-def _read_parts(wanted: dict[str, _Wanted], there: dict[str, stored.Part]) -> None:
-    """Read each rank's rows; DCP's HuggingFaceStorageReader is no faster (docs/design/speed.md)."""
-    missing = next((name for name in wanted if name not in there), None)
-    if missing is not None:
-        raise ValueError(f"its files have no {missing} of the shape {wanted[missing].shape}")
+def _read_parts(wanted: dict[str, _Wanted], there: dict[str, stored.Part]) -> list[str]:
+    """Read each rank's rows; DCP's HuggingFaceStorageReader is no faster (docs/design/speed.md).
+
+    Returns:
+        The buffers that the files lack, which transformers leaves as they are too.
+    """
+    missing = [name for name in wanted if name not in there]
+    for name in missing:
+        if not wanted[name].is_buffer:
+            raise ValueError(f"its files have no {name} of the shape {wanted[name].shape}")
     for name, part in there.items():
         if name not in wanted:
             continue
@@ -182,6 +192,7 @@ def _read_parts(wanted: dict[str, _Wanted], there: dict[str, stored.Part]) -> No
             where = part.path.name if isinstance(part, stored.Stored) else "its files"
             raise ValueError(f"{name} has the shape {shape} in {where}, and {to.shape} by config.json")
         to.set(whole)
+    return missing
 
 
 def _broadcast(wanted: dict[str, _Wanted], spec: Model, source: Path, world: World, field: str) -> None:
@@ -190,7 +201,15 @@ def _broadcast(wanted: dict[str, _Wanted], spec: Model, source: Path, world: Wor
         if not world.leads:
             return {}
         with load_errors(spec, field):
-            state = dict(unsharded(spec, source).state_dict())
+            model = unsharded(spec, source)
+            own = next((name for name, _ in model.named_parameters() if name not in wanted), None)
+            if own is not None:
+                # NB: transformers does not tie weights of which files have different values.
+                raise ValueError(
+                    f"its files have a {own} of its own, which its config.json ties to another weight: set tie_word_embeddings to "
+                    "false there"
+                )
+            state = dict(model.state_dict())
             found = {name: to.whole(state[name])[:] for name, to in wanted.items() if name in state}
             for name, to in wanted.items():
                 if name not in found or list(found[name].shape) != to.shape:
@@ -222,6 +241,6 @@ def _set_magnitudes(model: nn.Module) -> None:
 def _initialise_prompt(model: nn.Module, words: torch.Tensor) -> None:
     prompt = next(parameter for name, parameter in model.named_parameters() if "prompt_encoder." in name)
     embedding = base_of(model).get_input_embeddings().weight
-    whole_embedding = embedding.full_tensor() if isinstance(embedding, DTensor) else embedding
-    chosen = whole_embedding.detach()[words.to(whole_embedding.device)].float()
+    whole_embedding = rows.whole(embedding).detach()
+    chosen = whole_embedding[words.to(whole_embedding.device)].float()
     rows.set_rows(prompt, chosen)

@@ -7,7 +7,7 @@ import os
 from finetune_crds.contract import ENV_RECIPE, RECIPE_PATH
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
 from finetune_crds.recipe import Recipe
-from finetune_crds.training import LOW_RANK, PISSA_NEEDS, SOFT_PROMPTS, Training
+from finetune_crds.training import LARGEST_OF_PISSA, LOW_RANK, PISSA_NEEDS, PISSA_RANK, SOFT_PROMPTS, Training
 from finetune_trainer.columns import misfits, of_table
 from finetune_trainer.outcome import RecipeRefusedError
 
@@ -41,6 +41,10 @@ def refusals(recipe: Recipe) -> list[str]:
         (
             method.lora is not None and method.lora.init == "PiSSA" and low_rank and method.type != "LoRA",
             f"method.{PISSA_NEEDS}",
+        ),
+        (
+            method.lora is not None and method.lora.init == "PiSSA" and method.lora.rank > LARGEST_OF_PISSA,
+            f"method.lora.{PISSA_RANK}",
         ),
         (
             recipe.model.adapter == "Continue" and (not low_rank or method.lora is not None),

@@ -91,6 +91,38 @@ def test_mistakes(parts: Json, expected: list[str]) -> None:
     assert [*mistakes.of_training(spec(**parts))] == expected
 
 
+def mounted(mounts: Any, volumes: Any) -> Json:
+    return {
+        "podTemplate": {
+            "spec": {"containers": [{"name": "trainer", "volumeMounts": mounts}], "volumes": volumes}
+        }
+    }
+
+
+NO_TEMPLATES: dict[str, Json] = {
+    "mounts that are no list": mounted(5, []),
+    "mounts that are a text": mounted("/models", []),
+    "a volume whose name is a list": mounted([{"name": "x", "mountPath": "/x"}], [{"name": ["x"]}]),
+    "a mount whose name is a map": mounted([{"name": {"a": "b"}, "mountPath": "/models"}], [{"name": "x"}]),
+    "a mount without a path": mounted([{"name": "x"}], [{"name": "x"}]),
+    "a mount at a number": mounted([{"name": "x", "mountPath": 5}], [{"name": "x"}]),
+    "a mount and a volume without names": mounted([{"mountPath": "/models"}], [{}]),
+}
+OUTPUTS: dict[str, tuple[Json, list[str]]] = {
+    "no output": ({}, []),
+    "a store": ({"output": {"uri": "s3://models/tiny"}}, []),
+    "a folder": ({"output": {"uri": "/models/tiny"}}, [LOST]),
+}
+
+
+@pytest.mark.parametrize(("output", "expected"), OUTPUTS.values(), ids=OUTPUTS)
+@pytest.mark.parametrize("template", NO_TEMPLATES.values(), ids=NO_TEMPLATES)
+def test_what_is_no_pod_template_is_left_for_the_api_server_to_refuse(
+    template: Json, output: Json, expected: list[str]
+) -> None:
+    assert [*mistakes.of_training(spec(**template, **output))] == expected
+
+
 OF_EVALUATION: dict[str, tuple[Json | None, list[str]]] = {
     "no evaluation": (None, []),
     "none": ({}, []),

@@ -280,7 +280,11 @@ ENDS: dict[str, tuple[int, str, str, tuple[str, str]]] = {
         ("False", ConditionReason.DEPENDENCIES_FAILED),
     ),
     "a commit that is gone": (64, "CheckoutFailed", "Failed", ("False", ConditionReason.CHECKOUT_FAILED)),
-    "an index that is away": (1, "DependenciesFailed", "Starting", ("False", ConditionReason.RESTARTING)),
+    "an index that is away": (69, "DependenciesFailed", "Starting", ("False", ConditionReason.RESTARTING)),
+    "what another attempt may change": (
+        *(1, "DependenciesFailed", "Starting"),
+        ("False", ConditionReason.RESTARTING),
+    ),
 }
 
 
@@ -302,11 +306,25 @@ def test_a_failure_names_the_pod_and_the_requirement(
 
 # Exit code, reason, runPolicy; then the reason of Failed, or the attempt, the restarts and the seconds until it may start.
 POLICIES: dict[str, tuple[int, str, Json, tuple[Any, ...]]] = {
-    "an index that is away": (1, "DependenciesFailed", {}, (None, 2, 0, 10)),
-    "a server of Git that refuses the login": (1, "CheckoutFailed", {}, (None, 2, 0, 10)),
-    "no restarts are left": (1, "DependenciesFailed", {"maxRestarts": 0}, (None, 2, 0, 10)),
-    "another code is to be retried": (1, "CheckoutFailed", {"retryableExitCodes": [137]}, (None, 2, 0, 10)),
-    "the code of a command is fatal": (1, "DependenciesFailed", {"fatalExitCodes": [1]}, (None, 2, 0, 10)),
+    "an index that is away": (69, "DependenciesFailed", {}, (None, 2, 0, 10)),
+    "a server of Git that refuses the login": (69, "CheckoutFailed", {}, (None, 2, 0, 10)),
+    "an index that is away, where no restarts are left": (
+        *(69, "DependenciesFailed", {"maxRestarts": 0}),
+        (None, 2, 0, 10),
+    ),
+    "69 is fatal for a command": (69, "CheckoutFailed", {"fatalExitCodes": [69]}, (None, 2, 0, 10)),
+    "what another attempt may change": (1, "DependenciesFailed", {}, (None, 2, 1, None)),
+    "code that cannot be fetched": (1, "CheckoutFailed", {}, (None, 2, 1, None)),
+    "no restarts are left": (
+        *(1, "DependenciesFailed", {"maxRestarts": 0}),
+        (ConditionReason.MAX_RESTARTS_REACHED, 1, 0, None),
+    ),
+    "no restarts are left for code": (
+        *(1, "CheckoutFailed", {"maxRestarts": 0}),
+        (ConditionReason.MAX_RESTARTS_REACHED, 1, 0, None),
+    ),
+    "another code is to be retried": (1, "CheckoutFailed", {"retryableExitCodes": [137]}, (None, 2, 1, None)),
+    "the code of a command is fatal": (1, "DependenciesFailed", {"fatalExitCodes": [1]}, (None, 2, 1, None)),
     "64 is not fatal for a command": (
         *(64, "CheckoutFailed", {"fatalExitCodes": [42]}),
         (ConditionReason.CHECKOUT_FAILED, 1, 0, None),
@@ -335,7 +353,7 @@ def test_codes_of_runpolicy_are_those_of_the_command(
 def test_a_command_and_containers_of_ones_own_cannot_say_that_their_failure_does_not_count() -> None:
     told = TerminationMessage(error=PodError(reason="DependenciesFailed", message="me too"))
     given = ftj(running(), trainer=trainer(dependencies=["trl"]))
-    for found in (ended(JOB, 0, 1, told), failed(1, "DependenciesFailed", container="mine")):
+    for found in (ended(JOB, 0, 69, told), failed(69, "DependenciesFailed", container="mine")):
         decision = conclude(given, observed(child(JOB, "Failed"), pods=[found]), settings=SETTINGS)
         assert (decision.status.attempt, decision.status.restarts) == (2, 1)
 
@@ -345,14 +363,14 @@ def test_who_waits_for_an_index_is_told_at_each_attempt_and_waits_longer() -> No
     for number in range(1, 9):
         name = f"tune-train-{number}"
         given = ftj(current, trainer=trainer(dependencies=["trl"]))
-        seen = observed(child(name, "Failed", lived=now), pods=[failed(1, "DependenciesFailed", name)])
+        seen = observed(child(name, "Failed", lived=now), pods=[failed(69, "DependenciesFailed", name)])
         now += 400
         after = conclude(given, seen, at=later(now), settings=SETTINGS).status
         assert after.restart_time
         waits.append((after.restart_time - later(now)).total_seconds())
         [change] = changes(current.conditions, after.conditions)
         sentence = (
-            f"attempt {number} could not begin and does not count; pod {name}-0-abcde ended with exit code 1: init container "
+            f"attempt {number} could not begin and does not count; pod {name}-0-abcde ended with exit code 69: init container "
             f"dependencies: the index has no trl>=99; at {after.restart_time:%H:%M:%S} UTC, attempt {number + 1} starts your "
             "command again"
         )

@@ -12,9 +12,10 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus, Pinned
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.decide.pin import to_look_up
-from finetune_operator.finetunejob.model import Decision, FineTuneJob, Holder
+from finetune_operator.finetunejob.model import Decision, FineTuneJob, Holder, Mlflow
 from finetune_operator.finetunejob.resolve import pinned
 from worlds.memory.decisions import (
+    ACCEPTED,
     ADMITTED,
     FAILED,
     NO_MLFLOW,
@@ -39,7 +40,7 @@ AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow server http://mlflow:
 
 def job(known: FineTuneJobStatus | None = None, **parts: Any) -> FineTuneJob:
     """A job whose base is an alias, as it is read."""
-    found = ftj(known or status(ADMITTED), **{"model": BASE, **parts})
+    found = ftj(known or status(ACCEPTED, ADMITTED), **{"model": BASE, **parts})
     assert found.spec
     return FineTuneJob(**{**vars(found), "spec": pinned(found.spec, found.status.pinned)})
 
@@ -47,10 +48,11 @@ def job(known: FineTuneJobStatus | None = None, **parts: Any) -> FineTuneJob:
 LOOKED_UP: dict[str, tuple[FineTuneJob, set[str]]] = {
     "a base": (job(), {"base"}),
     "both": (job(objective=TEACHER), {"base", "teacher"}),
-    "a teacher": (ftj(status(ADMITTED), objective=TEACHER), {"teacher"}),
+    "a teacher": (ftj(status(ACCEPTED, ADMITTED), objective=TEACHER), {"teacher"}),
     "a version": (job(model={"base": "models:/support/3"}), set()),
-    "a base that is known": (job(status(ADMITTED, pinned=Pinned(base="models:/support/3"))), set()),
+    "a base that is known": (job(status(ACCEPTED, ADMITTED, pinned=Pinned(base="models:/support/3"))), set()),
     "suspended": (job(suspend=True), set()),
+    "one that was not accepted": (job(status(ADMITTED)), set()),
     "one that an earlier operator started": (job(running()), set()),
     "one that failed": (job(status(FAILED)), set()),
 }
@@ -150,3 +152,17 @@ def test_a_job_that_is_resumed_waits_for_its_model() -> None:
     assert (decision.status.phase, decision.status.suspend_time) == ("Pending", None)
     assert said(decision, ConditionType.SUSPENDED) == ("False", ConditionReason.RESUMED, "the job goes on")
     assert said(decision, ConditionType.READY) == ("False", *waits)
+
+
+def test_a_suspended_job_has_no_run_before_its_model_is_known() -> None:
+    no_run = observed(mlflow=Mlflow())
+    decision = conclude(job(suspend=True), no_run, settings=SETTINGS)
+    assert (decision.status.phase, decision.actions) == ("Suspended", ())
+    known = status(ACCEPTED, ADMITTED, pinned=Pinned(base="models:/support/3"))
+    assert len(conclude(job(known, suspend=True), no_run, settings=SETTINGS).actions) == 1
+
+
+def test_a_job_that_was_just_accepted_waits_for_the_next_pass() -> None:
+    decision = decided(job(status(ADMITTED)))
+    assert (applied(decision), decision.actions, decision.status.start_time) == ([], (), None)
+    assert (said(decision, ConditionType.MODELS_FOUND), decision.requeue_seconds) == (None, 0.1)

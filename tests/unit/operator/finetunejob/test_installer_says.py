@@ -1,0 +1,417 @@
+"""What pip and git say of packages that cannot be installed, and what is told of it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from finetune_operator.finetunejob import installer
+
+VERSION = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+
+RETRY = (
+    "WARNING: Retrying (Retry(total=4, connect=None, read=None, redirect=None, status=None)) after connection broken by "
+    "'RemoteDisconnected('Remote end closed connection without response')': /simple/tiny/\n"
+)
+NO_VERSION = (
+    "ERROR: Could not find a version that satisfies the requirement tiny>=99 (from versions: 1.0)\n"
+    "ERROR: No matching distribution found for tiny>=99\n"
+)
+NO_ANSWER = "the package index does not answer: check PIP_INDEX_URL, and that the pods may reach it ({})"
+UNKNOWN_VERSION = (
+    64,
+    f"the package index has no tiny>=99 for {VERSION}: correct the requirement, or name another index in PIP_INDEX_URL or "
+    "PIP_EXTRA_INDEX_URL",
+)
+TRACEBACK = (
+    "Collecting tiny\nERROR: Exception:\nTraceback (most recent call last):\n"
+    '  File "/usr/lib/python3/dist-packages/pip/_vendor/urllib3/response.py", line 443, in _error_catcher\n    yield\n'
+)
+
+UNBUILT = (
+    f"a package has no wheel for {VERSION} and cannot be built in this image: require another version of it "
+    "(subprocess-exited-with-error)"
+)
+
+# What pip 23 and 26 say, and what is told.
+OUTPUTS: dict[str, tuple[str, tuple[int, str]]] = {
+    "a login that is refused for a file of an index": (
+        "WARNING: 401 Error, Credentials not correct for https://index/tiny.whl\n"
+        "  ERROR: HTTP error 401 while getting https://index/tiny.whl (from https://index/simple/tiny/)\n",
+        (
+            69,
+            "the package index refuses the login: check PIP_INDEX_URL and PIP_EXTRA_INDEX_URL (HTTP error 401 while getting "
+            "https://index/tiny.whl (from https://index/simple/tiny/))",
+        ),
+    ),
+    "a package that cannot be built, beside an index that refuses the login": (
+        "WARNING: 401 Error, Credentials not correct for https://other/simple/tiny/\n"
+        "Could not fetch URL https://third/simple/tiny/: There was a problem confirming the ssl certificate: self-signed - skipping\n"
+        "Collecting tiny\n  error: subprocess-exited-with-error\n",
+        (64, UNBUILT),
+    ),
+    "an index that is away for a moment": (
+        "ERROR: HTTP error 503 while getting https://me:secret@index/tiny.whl\n",
+        (
+            69,
+            "the package index does not answer: check PIP_INDEX_URL, and that the pods may reach it (HTTP error 503 while "
+            "getting https://index/tiny.whl)",
+        ),
+    ),
+    "a package that cannot be built": (
+        "  error: subprocess-exited-with-error\nERROR: Failed to build 'tiny' when getting requirements\n",
+        (64, UNBUILT),
+    ),
+    "a full node after a package was built": (
+        "  Getting requirements to build wheel: started\n  Getting requirements to build wheel: finished with status 'done'\n"
+        "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n",
+        (1, "the node has no space left for the packages"),
+    ),
+    "a repository that does not answer": (
+        "  fatal: unable to access 'https://git.example.com/a.git/': Could not resolve host: git.example.com\n"
+        "  error: subprocess-exited-with-error\n",
+        (
+            69,
+            "the server of a requirement does not answer: check its address, and that the pods may reach it (unable to access "
+            "'https://git.example.com/a.git/': Could not resolve host: git.example.com)",
+        ),
+    ),
+    "a full node": (
+        "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n",
+        (1, "the node has no space left for the packages"),
+    ),
+    "a version that no index has, after an answer that was late": (
+        RETRY + NO_VERSION,
+        UNKNOWN_VERSION,
+    ),
+    "an index that stops amid a package, by pip 23": (
+        TRACEBACK
+        + "pip._vendor.urllib3.exceptions.ReadTimeoutError: HTTPSConnectionPool(host='index', port=443): Read timed out.\n",
+        (
+            69,
+            NO_ANSWER.format(
+                "ReadTimeoutError: HTTPSConnectionPool(host='index', port=443): Read timed out."
+            ),
+        ),
+    ),
+    "an index that stops amid a package, by pip 26": (
+        "  WARNING: Connection interrupted while downloading.\nerror: incomplete-download\n\n"
+        "\N{MULTIPLICATION SIGN} Download failed after 6 attempts because not enough bytes were received (2.0 kB/100 kB)\n"
+        "╰─> URL: https://index/tiny.whl\n\nnote: This is an issue with network connectivity, not pip.\n",
+        (
+            69,
+            NO_ANSWER.format(
+                "Download failed after 6 attempts because not enough bytes were received (2.0 kB/100 kB)"
+            ),
+        ),
+    ),
+    "anything else": (
+        "Collecting tiny\nERROR: pip is confused\nnotice\n",
+        (1, "pip failed: ERROR: pip is confused"),
+    ),
+    "an error of pip's own": (
+        "ERROR: pip's dependency resolver does not take into account all packages\n"
+        + TRACEBACK
+        + "OSError: [Errno 5] Input/output error\n\n",
+        (1, "pip failed: OSError: [Errno 5] Input/output error"),
+    ),
+    "an error in the form of pip 26": (
+        "error: legacy-install\n\n\N{MULTIPLICATION SIGN} Encountered error while trying to install tiny.\n╰─> tiny\n\nhint: See above.\n",
+        (1, "pip failed: \N{MULTIPLICATION SIGN} Encountered error while trying to install tiny."),
+    ),
+    "an end without an error": (
+        "Collecting tiny\nSegmentation fault\n\n",
+        (1, "pip failed: Segmentation fault"),
+    ),
+    "nothing": ("\n", (1, "pip failed: it says nothing")),
+}
+
+
+@pytest.mark.parametrize(("output", "expected"), OUTPUTS.values(), ids=OUTPUTS)
+def test_what_pip_says(output: str, expected: tuple[int, str]) -> None:
+    found = installer.explained(output)
+    assert (found.code, str(found)) == expected
+
+
+# What pip's log says of pages, after which pip says that no version is there; and what is told.
+NOT_FOUND = (
+    "ERROR: Could not find a version that satisfies the requirement tiny (from versions: none)\n"
+    "ERROR: No matching distribution found for tiny\n"
+)
+PAGE = "2026-11-23T23:15:00,921 Could not fetch URL https://me:****@index/simple/{}/: {} - skipping\n"
+UNANSWERED = "HTTPSConnectionPool(host='index', port=443): Max retries exceeded with url: /simple/tiny/"
+NO_PACKAGE = (64, UNKNOWN_VERSION[1].replace(">=99", ""))
+LOGS: dict[str, tuple[str, tuple[int, str]]] = {
+    "nothing": ("", NO_PACKAGE),
+    "a package that is not there": (
+        PAGE.format("tiny", "404 Client Error: Not Found for url: https://index/simple/tiny/"),
+        NO_PACKAGE,
+    ),
+    "an index without an answer": (
+        PAGE.format("tiny", UNANSWERED),
+        (69, NO_ANSWER.format(f"Could not fetch URL https://index/simple/tiny/: {UNANSWERED}")),
+    ),
+    "an index that is busy": (
+        PAGE.format("tiny", "429 Client Error: Too Many Requests for url: https://index/simple/tiny/"),
+        (
+            69,
+            NO_ANSWER.format(
+                "Could not fetch URL https://index/simple/tiny/: 429 Client Error: Too Many Requests for url: "
+                "https://index/simple/tiny/"
+            ),
+        ),
+    ),
+    "a login that is refused": (
+        PAGE.format("tiny", "403 Client Error: Forbidden for url: https://index/simple/tiny/"),
+        (
+            69,
+            "the package index refuses the login: check PIP_INDEX_URL and PIP_EXTRA_INDEX_URL (403 Client Error: Forbidden for "
+            "url: https://index/simple/tiny/)",
+        ),
+    ),
+    "an index that answers again": (
+        PAGE.format("datasets", UNANSWERED) + "2026-11-23T23:15:01,000 Collecting datasets\n",
+        NO_PACKAGE,
+    ),
+}
+
+
+@pytest.mark.parametrize(("log", "expected"), LOGS.values(), ids=LOGS)
+def test_a_package_is_missing_only_where_every_index_says_so(log: str, expected: tuple[int, str]) -> None:
+    found = installer.explained(NOT_FOUND, log)
+    assert (found.code, str(found)) == expected
+
+
+# The error of an address, as pip ends with it, and what is told.
+ADDRESS = "https://host/tiny-1.0-py3-none-any.whl"
+FETCHED = f"Collecting tiny@ {ADDRESS}\n"
+UNTRUSTED = (
+    "a server shows a certificate that the image does not trust: mount that of its authority, and name the file in PIP_CERT, "
+    "and in GIT_SSL_CAINFO for git ({})"
+)
+ADDRESSES: dict[str, tuple[str, tuple[int, str]]] = {
+    "nothing is there": (
+        f"{FETCHED}  ERROR: HTTP error 404 while getting {ADDRESS}\n"
+        f"ERROR: Could not install requirement tiny@ {ADDRESS} from {ADDRESS} because of HTTP error 404 Client Error: Not Found "
+        f"for url: {ADDRESS} for URL {ADDRESS}\n",
+        (64, f"nothing is at the address of a requirement: correct it ({ADDRESS})"),
+    ),
+    "an index that lists what it does not have": (
+        f"Collecting tiny\n  ERROR: HTTP error 404 while getting {ADDRESS} (from https://index/simple/tiny/)\n"
+        f"ERROR: Could not install requirement tiny from {ADDRESS} because of HTTP error 404 Client Error: Not Found\n",
+        (
+            1,
+            f"pip failed: ERROR: Could not install requirement tiny from {ADDRESS} because of HTTP error 404 Client Error: "
+            "Not Found",
+        ),
+    ),
+    "an address that needs a login, or is not there": (
+        f"{FETCHED}  ERROR: HTTP error 403 while getting {ADDRESS}\n",
+        (
+            1,
+            "the address of a requirement is not there, or needs a login: correct it, or name the package of an index "
+            f"({ADDRESS})",
+        ),
+    ),
+    "another platform": (
+        "ERROR: tiny-1.0-cp27-cp27m-win32.whl is not a supported wheel on this platform.\n",
+        (
+            64,
+            f"a wheel is not for {VERSION} on the platform of the image: name one that is (tiny-1.0-cp27-cp27m-win32.whl)",
+        ),
+    ),
+    "another Python": (
+        f"{FETCHED}  Downloading {ADDRESS} (780 bytes)\n"
+        "ERROR: Package 'tiny' requires a different Python: 3.11.7 not in '>=3.99'\n",
+        (
+            64,
+            "a package is not for the Python of the image: require another version of it, or use another image (Package "
+            "'tiny' requires a different Python: 3.11.7 not in '>=3.99')",
+        ),
+    ),
+    "a file that is not there": (
+        "Processing /nowhere/tiny.whl\nERROR: Could not install packages due to an OSError: [Errno 2] No such file or directory: "
+        "'/nowhere/tiny.whl'\n\n",
+        (
+            64,
+            "a file of a requirement is not in the pod: correct its address, or mount it ('/nowhere/tiny.whl')",
+        ),
+    ),
+    "a folder that is no package": (
+        "ERROR: tiny@ file:///code from file:///code does not appear to be a Python project: neither 'setup.py' nor "
+        "'pyproject.toml' found.\n",
+        (
+            64,
+            "what is at the address of a requirement is no package: correct it (tiny@ file:///code from file:///code does not "
+            "appear to be a Python project: neither 'setup.py' nor 'pyproject.toml' found.)",
+        ),
+    ),
+    "another file than was pinned": (
+        f"ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE. If you have updated the package versions, "
+        f"please update the hashes.\n    tiny@ {ADDRESS}#sha256=00 from {ADDRESS}#sha256=00:\n        Expected sha256 00\n"
+        "             Got        46\n",
+        (
+            64,
+            "what is at the address of a requirement has another digest than the requirement: correct it (tiny@ "
+            f"{ADDRESS}#sha256=00 from {ADDRESS}#sha256=00:)",
+        ),
+    ),
+    "another file than the index says, which may be a part of it": (
+        f"ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.\n    tiny from {ADDRESS}#sha256=00:\n"
+        "        Expected sha256 00\n             Got        46\n",
+        (1, "pip failed: ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE."),
+    ),
+    "a certificate that nobody trusts, by pip 23": (
+        f"{FETCHED}ERROR: Could not install packages due to an OSError: HTTPSConnectionPool(host='host', port=443): Max retries "
+        "exceeded with url: /tiny.whl (Caused by SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] "
+        "certificate verify failed: self-signed certificate (_ssl.c:1006)')))\n",
+        (1, UNTRUSTED.format("certificate verify failed: self-signed certificate (_ssl.c:1006)')))")),
+    ),
+    "a certificate that nobody trusts, by pip 26": (
+        f"error: ssl-verification-failed\n\n\N{MULTIPLICATION SIGN} Failed to establish a secure connection to host while fetching "
+        f"{ADDRESS}\n╰─> [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate (_ssl.c:1006)\n",
+        (1, UNTRUSTED.format("certificate verify failed: self-signed certificate (_ssl.c:1006)")),
+    ),
+    "a server that closes the connection, by pip 26": (
+        f"error: connection-failed\n\n\N{MULTIPLICATION SIGN} Failed to connect to host while fetching {ADDRESS}\n"
+        "╰─> the connection was closed without a reply from the server.\n\nhint: Are you connected to the Internet?\n",
+        (69, NO_ANSWER.format(f"Failed to connect to host while fetching {ADDRESS}")),
+    ),
+    "a server that is late, by pip 26": (
+        f"error: connection-timeout\n\n\N{MULTIPLICATION SIGN} Unable to fetch {ADDRESS}\n╰─> host didn't respond within 15 seconds\n",
+        (69, NO_ANSWER.format(f"Unable to fetch {ADDRESS}")),
+    ),
+}
+
+
+@pytest.mark.parametrize(("output", "expected"), ADDRESSES.values(), ids=ADDRESSES)
+def test_what_pip_says_of_an_address(output: str, expected: tuple[int, str]) -> None:
+    found = installer.explained(output)
+    assert (found.code, str(found)) == expected
+
+
+CLONE = "git clone --filter=blob:none --quiet https://host/a.git /tmp/pip-install-3fpt0oav/tiny_481a"
+ENDS = {
+    "pip 23": (
+        "error: subprocess-exited-with-error\n\n\N{MULTIPLICATION SIGN} {} did not run successfully.\n│ exit code: 128\n"
+        "╰─> See above for output.\n\nnote: This error originates from a subprocess, and is likely not a problem with pip.\n"
+    ),
+    "pip 26": "ERROR: Failed to build 'tiny' when {}\n",
+}
+NO_REPOSITORY = (
+    "the repository of a requirement does not exist, or needs a login that git does not have: correct its address, or "
+    "name the package of an index ({})"
+)
+NO_REVISION = (
+    "the repository of a requirement has no such branch, tag or commit: correct the requirement ({})"
+)
+NO_SERVER = (
+    "the server of a requirement does not answer: check its address, and that the pods may reach it ({})"
+)
+AT = "unable to access 'https://host/a.git/': "
+
+# What git says, the command of git that fails, and what is told.
+REPOSITORIES: dict[str, tuple[str, str, tuple[int, str]]] = {
+    "a mistyped one": (
+        "fatal: repository 'https://host/a.git/' not found",
+        CLONE,
+        (1, NO_REPOSITORY.format("repository 'https://host/a.git/' not found")),
+    ),
+    "one that needs a login, with a terminal or without": (
+        "fatal: could not read Username for 'https://host': No such device or address",
+        CLONE,
+        (1, NO_REPOSITORY.format("could not read Username for 'https://host': No such device or address")),
+    ),
+    "one that is forbidden": (
+        f"fatal: {AT}The requested URL returned error: 403",
+        CLONE,
+        (1, NO_REPOSITORY.format(f"{AT}The requested URL returned error: 403")),
+    ),
+    "a folder that is none": (
+        "fatal: '/nowhere/a.git' does not appear to be a git repository\n  fatal: Could not read from remote repository.",
+        CLONE,
+        (1, NO_REPOSITORY.format("'/nowhere/a.git' does not appear to be a git repository")),
+    ),
+    "a login that is refused": (
+        "fatal: Authentication failed for 'https://host/a.git/'",
+        CLONE,
+        (
+            69,
+            "the server of a requirement refuses the login of git: correct it (Authentication failed for 'https://host/a.git/')",
+        ),
+    ),
+    "a mistyped tag": (
+        "error: pathspec 'nope' did not match any file(s) known to git",
+        "git checkout -q nope",
+        (64, NO_REVISION.format("pathspec 'nope' did not match any file(s) known to git")),
+    ),
+    "a commit that is not there": (
+        "fatal: remote error: upload-pack: not our ref ffff",
+        "git fetch -q https://host/a.git ffff",
+        (64, NO_REVISION.format("not our ref ffff")),
+    ),
+    "a certificate that nobody trusts": (
+        f"fatal: {AT}server certificate verification failed. CAfile: none CRLfile: none",
+        CLONE,
+        (1, UNTRUSTED.format("certificate verification failed. CAfile: none CRLfile: none")),
+    ),
+    "a server that cannot be reached": (
+        f"fatal: {AT}Failed to connect to host port 443 after 0 ms: Couldn't connect to server",
+        CLONE,
+        (
+            69,
+            NO_SERVER.format(
+                f"{AT}Failed to connect to host port 443 after 0 ms: Couldn't connect to server"
+            ),
+        ),
+    ),
+    "a server without an answer": (
+        f"fatal: {AT}Empty reply from server",
+        CLONE,
+        (69, NO_SERVER.format(f"{AT}Empty reply from server")),
+    ),
+    "a server that is busy": (
+        f"fatal: {AT}The requested URL returned error: 429",
+        CLONE,
+        (69, NO_SERVER.format(f"{AT}The requested URL returned error: 429")),
+    ),
+    "a proxy without an answer": (
+        f"fatal: {AT}CONNECT tunnel failed, response 501",
+        CLONE,
+        (69, NO_SERVER.format(f"{AT}CONNECT tunnel failed, response 501")),
+    ),
+    "a connection that breaks": (
+        "error: RPC failed; curl 56 GnuTLS recv error (-54): Error in the pull function.\n  fatal: early EOF",
+        CLONE,
+        (69, NO_SERVER.format("RPC failed; curl 56 GnuTLS recv error (-54): Error in the pull function.")),
+    ),
+    "anything else": (
+        f"fatal: {AT}Unsupported proxy syntax",
+        CLONE,
+        (
+            1,
+            f"the repository of a requirement cannot be fetched: correct the requirement ({AT}Unsupported proxy syntax)",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize(("said", "command", "expected"), REPOSITORIES.values(), ids=REPOSITORIES)
+def test_what_git_says_of_a_repository(said: str, command: str, end: str, expected: tuple[int, str]) -> None:
+    output = f"Collecting tiny@ git+https://host/a.git\n  {said}\n  error: subprocess-exited-with-error\n\n  {end.format(command)}"
+    found = installer.explained(output)
+    assert (found.code, str(found)) == expected
+
+
+def test_an_image_without_git() -> None:
+    output = (
+        "  ERROR: Error [Errno 2] No such file or directory: 'git' while executing command git version\n"
+        "ERROR: Cannot find command 'git' - do you have 'git' installed and in your PATH?\n"
+    )
+    found = installer.explained(output)
+    assert (found.code, str(found)) == (
+        64,
+        "the image has no git, which a requirement needs: use an image that has it, or name the package of an index",
+    )
