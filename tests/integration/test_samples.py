@@ -26,12 +26,12 @@ from worlds.processes.world import World
 
 Json = dict[str, Any]
 SAMPLES = sample_files()
-# The samples whose jobs wait for something else than their pods in an installation without defaults.
+# The samples whose jobs wait for something else than their pods in a namespace without Secrets, of an installation without defaults.
 WAITS = {
     "support-intents": "DatabricksNotConfigured",
     "spark-databricks": "DatabricksNotConfigured",
     "support-qwen": "DatabricksNotConfigured",
-    "volumes-of-unity-catalog": "DatabricksNotConfigured",
+    "volumes-of-unity-catalog": "CredentialsMissing",
     "support-chat": "StorageNotConfigured",
 }
 KINDS = {kind.KIND: kind for kind in (FineTuneJob, ModelPromotion)}
@@ -85,12 +85,13 @@ def test_the_operator_starts_the_jobs_that_need_gpus(world: World, shared_operat
 
 
 def started(world: World, name: str) -> str:
-    """Why a job was accepted or not, once its first child Job has pods or waits in a queue, or once it is not accepted."""
+    """Why a job was accepted, once its first child Job has pods or waits in a queue, or why it is not accepted or not tracked."""
 
     def reason() -> str | None:
-        accepted = world.condition(name, "Accepted")
-        if accepted.get("status") == "False":
-            return str(accepted["reason"])
+        accepted, tracked = (world.condition(name, kind) for kind in ("Accepted", "Tracked"))
+        for condition in (accepted, tracked):
+            if condition.get("status") == "False":
+                return str(condition["reason"])
         children = world.api.list("Job", world.namespace, f"finetune.dev/job={name}")
         begun = [child for child in children if child["spec"].get("suspend") or child["status"].get("active")]
         return str(accepted["reason"]) if accepted and begun else None
