@@ -350,28 +350,51 @@ def test_a_tied_layer_that_peft_would_untie_is_refused() -> None:
     )
 
 
-# What docs/finetunejob/parameters.md says of target_parameters. The warnings are of patterns that peft makes itself.
-@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern:RuntimeWarning")
-@pytest.mark.parametrize(
-    ("kind", "sizes", "adapted"),
-    [
-        ("mixtral", {"num_local_experts": 2}, {"self_attn", "experts", "gate"}),
-        (
-            "qwen3_moe",
-            {"num_experts": 2, "moe_intermediate_size": 32, "head_dim": 16},
-            {"self_attn", "experts", "gate"},
-        ),
-        ("gpt_oss", {"num_local_experts": 2, "head_dim": 16}, {"self_attn"}),
-    ],
-)
-def test_the_default_adapts_the_experts_of_some_models(
-    kind: str, sizes: dict[str, int], adapted: set[str]
-) -> None:
+EXPERTS = {
+    "mixtral": {"num_local_experts": 2},
+    "qwen3_moe": {"num_experts": 2, "moe_intermediate_size": 32, "head_dim": 16},
+    "gpt_oss": {"num_local_experts": 2, "head_dim": 16},
+}
+
+
+def of_experts(kind: str) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape, **heads, **sizes))
-    network = adapt.adapt(model, low_rank(), "org/base")
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape, **heads, **EXPERTS[kind]))
+
+
+# What docs/finetunejob/parameters.md says of target_parameters. The warnings are of patterns that peft makes itself.
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("kind", "adapted"),
+    [
+        ("mixtral", {"self_attn", "experts", "gate"}),
+        ("qwen3_moe", {"self_attn", "experts", "gate"}),
+        ("gpt_oss", {"self_attn"}),
+    ],
+)
+def test_the_default_adapts_the_experts_of_some_models(kind: str, adapted: set[str]) -> None:
+    network = adapt.adapt(of_experts(kind), low_rank(), "org/base")
     names = [name.split(".") for name, weight in network.named_parameters() if weight.requires_grad]
     assert {part for name in names for part in name} & {"self_attn", "experts", "gate", "router"} == adapted
+
+
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern:RuntimeWarning")
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize(
+    ("method", "change"),
+    [
+        (Method.model_validate({"type": "LoRA", "lora": {"dropout": 0.1}}), "set method.lora.dropout to 0"),
+        (Method.model_validate({"type": "DoRA", "lora": {"dropout": 0}}), "set method.type to LoRA"),
+    ],
+    ids=["dropout", "DoRA"],
+)
+def test_what_experts_cannot_be_adapted_with_is_refused(kind: str, method: Method, change: str) -> None:
+    with pytest.raises(RecipeRefusedError) as refused:
+        adapt.adapt(of_experts(kind), method, "org/base")
+    assert str(refused.value) == (
+        "method.lora.targetModules includes the experts of the model, which peft adapts with LoRA and without dropout only: "
+        f"{change}, or name the layers of its attention there"
+    )

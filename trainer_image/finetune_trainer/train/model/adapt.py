@@ -47,7 +47,10 @@ def adapt(model: PreTrainedModel, method: Method, base: str, new: NewTokens = NO
     else:
         config = _lora_config(model, method, new)
     names = names_of_ends(model)
-    adapted = peft.get_peft_model(model, config)
+    try:
+        adapted = peft.get_peft_model(model, config)
+    except ValueError as error:
+        raise RecipeRefusedError(_why_not(method, str(error))) from error
     _check_biases(adapted, method)
     if method.lora is not None and method.lora.init == "PiSSA":
         pissa.choose(adapted)
@@ -59,6 +62,18 @@ def adapt(model: PreTrainedModel, method: Method, base: str, new: NewTokens = NO
     # An adapter needs its base: record the name in the recipe, not a folder of this pod.
     adapted.peft_config["default"].base_model_name_or_path = base
     return adapted
+
+
+def _why_not(method: Method, error: str) -> str:
+    """What to change where peft cannot adapt a model."""
+    if "ParamWrapper" not in error:
+        return f"peft cannot adapt the model by method {method.type}: {error}"
+    # peft adapts the experts of a model that keeps them in one tensor by another class, which can do less.
+    change = "set method.type to LoRA" if method.type == "DoRA" else "set method.lora.dropout to 0"
+    return (
+        f"method.lora.targetModules includes the experts of the model, which peft adapts with LoRA and without dropout only: {change}, "
+        "or name the layers of its attention there"
+    )
 
 
 def _lora_config(model: PreTrainedModel, method: Method, new: NewTokens) -> Any:
