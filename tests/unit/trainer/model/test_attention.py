@@ -236,6 +236,36 @@ def test_what_cannot_be_isolated_keeps_its_own_attention(
     assert (model.config._attn_implementation == name) == expected
 
 
+# GPT-2 has a name of its own for the dropout of its attention; `resid_pdrop` is not of its weights.
+@pytest.mark.parametrize(
+    ("kind", "changes", "expected"),
+    [
+        ("llama", {**HEAD_OF_8, "attention_dropout": 0.1}, False),
+        ("gpt2", {"n_layer": 1, "n_head": 4, "attn_pdrop": 0.1}, False),
+        ("gpt2", {"n_layer": 1, "n_head": 4, "attn_pdrop": 0.0, "resid_pdrop": 0.1}, True),
+    ],
+)
+@pytest.mark.parametrize("objective", ["SFT", "DPO"])
+def test_the_kernel_of_gpus_is_for_models_that_train_without_dropout_of_attention(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    *,
+    kind: str,
+    changes: dict[str, Any],
+    expected: bool,
+    objective: str,
+) -> None:
+    """DPO takes the dropout out of the base."""
+    monkeypatch.setattr(attention, "varlen_attention", object)
+    tiny(kind, changes).save_pretrained(tmp_path)
+    recipe = networks.recipe(tmp_path, objective={"type": objective}, precision="BF16")
+    with networks.alone() as world:
+        on_card = dataclasses.replace(world, card=Card("H100", 80 * 2**30, (9, 0)))
+        model = load.skeleton(recipe, tmp_path, on_card)
+    chosen = model.config._attn_implementation == attention.NAME_ON_GPU
+    assert chosen == (expected or objective == "DPO")
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "objective", "packing", "sentence"),
     [

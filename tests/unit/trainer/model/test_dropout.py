@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig, OPTConfig
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    LlamaConfig,
+    OPTConfig,
+)
 
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
 from finetune_trainer.train.data import pack
+from finetune_trainer.train.model import dropout
 from finetune_trainer.train.objectives.answers import reference_of
 from support import networks
 
@@ -121,3 +130,45 @@ def test_adapters_drop_out_what_the_recipe_says(
                 weight.add_(torch.ones_like(weight), alpha=0.1)
     first, second = losses(network, batch_of(network, "SimPO", world))
     assert (first == second) == (dropout == 0.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        ("gpt2", "attn_pdrop"),
+        ("gpt_bigcode", "attn_pdrop"),
+        ("gpt_neox", "attention_dropout"),
+        ("opt", "attention_dropout"),
+        ("llama", "attention_dropout"),
+        ("phi", "attention_dropout"),
+        ("qwen3", "attention_dropout"),
+        ("granite", "attention_dropout"),
+        ("stablelm", "attention_dropout"),
+    ],
+)
+@pytest.mark.parametrize("share", [0.0, 0.25])
+def test_dropout_of_attention_is_what_a_model_asks_an_attention_for(
+    monkeypatch: pytest.MonkeyPatch, kind: str, field: str, share: float
+) -> None:
+    asked = []
+
+    def attention(
+        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _mask: Any, **options: Any
+    ) -> tuple[torch.Tensor, None]:
+        asked.append(options.get("dropout", 0.0))
+        return query.transpose(1, 2).contiguous(), None
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, "asked", attention)
+    config = AutoConfig.for_model(kind)
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 64}
+    mlp = {"intermediate_size": 64, "ffn_dim": 64, "word_embed_proj_dim": 32, "num_key_value_heads": 4}
+    heads = {"head_dim": 8, "pad_token_id": 0}
+    given = {name: value for name, value in {**sizes, **mlp, **heads}.items() if hasattr(config, name)}
+    # All other dropout is on.
+    others = {name: 0.5 for name in ("resid_pdrop", "dropout", "hidden_dropout") if hasattr(config, name)}
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(kind, **given, **others, **{field: share}), attn_implementation="asked"
+    )
+    model.train()(input_ids=torch.ones(1, 5, dtype=torch.long))
+    assert asked == [share]
+    assert dropout.in_attention(model) == (share > 0)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
+from finetune_trainer.train.model.dropout import in_attention
+
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
@@ -40,7 +42,7 @@ def isolate(model: PreTrainedModel, *, card: Card | None, half: bool, soft_promp
 
     Args:
         model: the model, also on the meta device.
-        card: the GPU that it runs on, or is planned for; None for a CPU.
+        card: the GPU that it runs on, or is planned for; None for a CPU. The kernel of GPUs has no dropout.
         half: whether it computes in bf16 or fp16, the only types of the variable-length kernels on GPUs.
         soft_prompt: whether virtual tokens precede the documents, which would not attend to them.
     """
@@ -48,7 +50,7 @@ def isolate(model: PreTrainedModel, *, card: Card | None, half: bool, soft_promp
     odd = ("attn_logit_softcapping", "attn_temperature_tuning", "v_head_dim" if card else "")
     # NB: models with attention sinks or soft caps do not support SDPA.
     plain = model._supports_sdpa and not any(getattr(config, name, None) for name in odd)  # noqa: SLF001
-    kernel = card is None or (half and _can(card, config))
+    kernel = card is None or (half and _can(card, config) and not in_attention(model))
     chosen = plain and kernel and not soft_prompt and _attends_alone(model)
     if chosen:
         model.set_attn_implementation(register(gpu=card is not None))
@@ -84,11 +86,10 @@ def _groups_heads() -> bool:
 
 
 def _can(card: Card, config: Any) -> bool:
-    """Whether the kernel supports this GPU and model: no dropout, and a head size of at most 256."""
+    """Whether the kernel supports this GPU and the model's head size, which is at most 256."""
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     recent = card.capability >= (8, 0)
-    drops = bool(getattr(config, "attention_dropout", None))
-    return varlen_attention() is not None and recent and head <= 256 and not drops
+    return varlen_attention() is not None and recent and head <= 256
 
 
 def isolated_attention(

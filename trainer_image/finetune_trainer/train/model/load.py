@@ -64,10 +64,11 @@ def skeleton(recipe: Recipe, source: Path, world: World, field: str = "model.bas
         if _has_both_ends(model, source):
             config.tie_word_embeddings = False
             model = empty(config, precision.base(recipe), trust=recipe.model.trust_remote_code)
+    if recipe.objective.type in COLUMNS_OF_OBJECTIVE:
+        # NB: before the choice of attention, which depends on it.
+        dropout.remove(model)
     isolated = attention.isolate(model, card=world.card, half=half, soft_prompt=soft)
     _check_documents(model, recipe, field, apart=isolated or attention.masks_documents(model))
-    if recipe.objective.type in COLUMNS_OF_OBJECTIVE:
-        dropout.remove(model)
     return model
 
 
