@@ -25,6 +25,7 @@ from finetune_trainer.train.checkpoint.shards import (
     Reader,
     Writer,
     first_failure,
+    of_frozen,
     stager,
     trained_state,
     training_state,
@@ -221,7 +222,7 @@ class Checkpointer:
         there = {
             name.removeprefix(prefix): tuple(entry.size)
             for name, entry in stored.items()
-            if name.startswith(prefix)
+            if name.startswith(prefix) and not of_frozen(name)
         }
         here = {name: tuple(weight.shape) for name, weight in weights.items()}
         for name in sorted(there.keys() | here.keys()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 # The frozen base of an adapter is not part of a checkpoint.
 TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True, strict=False)
+# What bitsandbytes saves beside a weight in four bits (bitsandbytes.functional.QuantState).
+_QUANTISED = re.compile(
+    r"\.weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.bitsandbytes__\w+)$"
+)
 
 
 class _Files(FileSystem):
@@ -123,7 +128,12 @@ def trained_state(model: nn.Module) -> dict[str, torch.Tensor]:
         name for name, weight in model.named_parameters(remove_duplicate=False) if not weight.requires_grad
     }
     state: dict[str, torch.Tensor] = get_model_state_dict(model, options=TRAINED_ONLY)
-    return {name: value for name, value in state.items() if name not in frozen}
+    return {name: value for name, value in state.items() if name not in frozen and not of_frozen(name)}
+
+
+def of_frozen(name: str) -> bool:
+    """Whether an entry belongs to a frozen weight in four bits; older checkpoints have such entries."""
+    return _QUANTISED.search(name) is not None
 
 
 def training_state(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
