@@ -128,7 +128,7 @@ generate: venv ## Write the CRD manifests, the reference pages and the chart's R
 	@$(GENERATE) $(GENERATED)
 	@$(README)
 
-# A dead link or anchor is an error. The colours and the traceback of the builder hide what it says of one.
+# A dead link or anchor is an error. The colors and the traceback of the builder hide what it says of one.
 BUILD_DOCS := $(BIN)/zensical build --strict --clean 2>&1 | sed -e 's/\x1b\[[0-9;]*m//g' -e '/^Traceback/,$$d'
 
 .PHONY: docs

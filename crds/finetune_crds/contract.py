@@ -155,7 +155,7 @@ TAG_SOURCE_VERSION = "finetune_source_version"  # trainer: its version or commit
 TAG_DATA_ROWS = "finetune_data_rows"  # trainer, on the run: rows of each split, as JSON
 TAG_DATA_TOKENS = "finetune_data_tokens"  # trainer, on the run: tokens of each split, as JSON
 TAG_DATA_DROPPED = "finetune_data_dropped"  # trainer, on the run: rows that each step dropped, as JSON
-# trainer, on the run and on the version: what a loss of evaluation is comparable on. Digest of the tokenised validation
+# trainer, on the run and on the version: what a loss of evaluation is comparable on. Digest of the tokenized validation
 # split, independent of the order of its examples; for any other objective than SFT also of that and of its reference or
 # teacher
 TAG_EVAL_DATA = "finetune_eval_data"

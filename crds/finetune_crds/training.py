@@ -333,7 +333,7 @@ class Training(ApiModel):
     compile: bool = False
     """Compile each layer with torch.compile."""
     seed: NonNegative = 42
-    """Seed of data order, dropout and adapter initialisation."""
+    """Seed of data order, dropout and adapter initialization."""
     eval_every_steps: Positive | None = None
     """Steps between evaluations. Default: evaluate at the start and the end only."""
     log_every_steps: Positive = 10

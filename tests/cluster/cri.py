@@ -15,7 +15,7 @@ _VERSION = "/runtime.v1.RuntimeService/Version"
 def serves(socket: str) -> bool:
     """Ask for the version, as a kubelet does at its start.
 
-    NB: containerd answers its own clients before its CRI is initialised ("server is not initialized yet"), and a kubelet that
+    NB: containerd answers its own clients before its CRI is initialized ("server is not initialized yet"), and a kubelet that
     comes in between ends.
     """
     with grpc.insecure_channel(f"unix://{socket}") as channel:

@@ -286,7 +286,7 @@ class Documents:
 
     def given(self, prompts: Iterable[str]) -> Iterator[list[int]]:
         """Yield the token ids of prompts that are texts."""
-        # NB: prompt and answer are tokenised separately: the prompt gets the same tokens as at inference.
+        # NB: prompt and answer are tokenized separately: the prompt gets the same tokens as at inference.
         return (self._without_end(ids) for ids in encoded(self.tokenizer, prompts, special=True))
 
     def _replies(self, responses: Iterable[str]) -> Iterator[list[int]]:

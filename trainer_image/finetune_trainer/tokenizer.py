@@ -159,7 +159,7 @@ def check_same_vocabulary(
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """What tokenises texts: a model's tokenizer without its chat template."""
+    """What tokenizes texts: a model's tokenizer without its chat template."""
 
     backend_tokenizer: Tokenizer
     eos_token_id: int

@@ -32,7 +32,7 @@ def make(number: int, folder: Path) -> None:
 
 def _varied(found: list[corpus.Row], number: int) -> Iterator[dict[str, object]]:
     for place in range(number):
-        # NB: neighbours of one module share their words, and a tokenizer that has just seen a word is faster: no real corpus is
+        # NB: neighbors of one module share their words, and a tokenizer that has just seen a word is faster: no real corpus is
         # in such an order.
         at = place * _STRIDE % number
         # The tenth of ten repeats the first of them.

@@ -1,7 +1,7 @@
 """The model that the demo fine-tunes: a BPE tokenizer and a small Llama, made from the corpus's own text.
 
 `python base_model.py CORPUS URL [--steps 110]` trains a byte-level tokenizer on the corpus, then the model on the
-answers as plain text for so many steps, so that it knows the language and not yet the task; 0 leaves it initialised.
+answers as plain text for so many steps, so that it knows the language and not yet the task; 0 leaves it initialized.
 Both are saved as transformers saves them, to a folder or to s3://bucket/folder. The same corpus gives the same model on
 machines of the same kind; 110 steps take half a minute on two cores.
 """

@@ -86,8 +86,8 @@ def test_every_condition_and_reason_is_there() -> None:
     assert [name for name in ConditionReason if f"`{name}`" not in page] == []
 
 
-class Colour(StrEnum):
-    """A colour."""
+class Color(StrEnum):
+    """A color."""
 
     RED = "Red"
     """Like blood."""
@@ -95,7 +95,7 @@ class Colour(StrEnum):
 
 
 def test_docstrings_of_members() -> None:
-    assert attribute_docs(Colour) == {"Red": "Like blood."}
+    assert attribute_docs(Color) == {"Red": "Like blood."}
 
 
 def test_every_sample_is_there_as_it_stands() -> None:

@@ -57,7 +57,7 @@ def of_answers(
     return found
 
 
-def normalised(answer: str) -> str:
+def normalized(answer: str) -> str:
     """Return an answer in lower case, without ASCII punctuation, the articles a, an and the, and extra white space.
 
     Source: `normalize_answer` of the official evaluation script of SQuAD 1.1 and 2.0 (Rajpurkar et al., arXiv:1606.05250,
@@ -67,9 +67,9 @@ def normalised(answer: str) -> str:
 
 
 def exact_match(answers: Sequence[str], references: Sequence[str]) -> tuple[float]:
-    """Return the share of answers that are their references, once both are `normalised`."""
+    """Return the share of answers that are their references, once both are `normalized`."""
     pairs = zip(answers, references, strict=True)
-    return (sum(normalised(answer) == normalised(reference) for answer, reference in pairs) / len(answers),)
+    return (sum(normalized(answer) == normalized(reference) for answer, reference in pairs) / len(answers),)
 
 
 def accuracy(answers: Sequence[str], references: Sequence[str]) -> tuple[float]:

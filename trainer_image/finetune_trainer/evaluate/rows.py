@@ -74,7 +74,7 @@ class Rows:
 
 
 def load(recipe: Recipe, spec: Evaluation, tokenizer: PreTrainedTokenizerBase) -> Rows:
-    """Read and tokenise the rows of an evaluation; those that training.overlong drops are not part of them.
+    """Read and tokenize the rows of an evaluation; those that training.overlong drops are not part of them.
 
     Args:
         recipe: one with data.splits and data.columns.

@@ -50,7 +50,7 @@ _PHONE = re.compile(
     rf"{_ENDS}"
     # Any other after a word that says what it is.
     rf"|(?i:\b{_LABEL})\b\.?(?: (?:no|number|nr|nummer)\b\.?)?[:= ]{{1,3}}"
-    rf"(?P<labelled>\(?0\d?(?:[ ./-]{{0,3}}\(?\d\)?){{5,13}}){_ENDS}"
+    rf"(?P<labeled>\(?0\d?(?:[ ./-]{{0,3}}\(?\d\)?){{5,13}}){_ENDS}"
 )
 
 # Of the networks that issue cards, with the lengths of each.

@@ -72,7 +72,7 @@ def network(
     Raises:
         RecipeRefusedError: a model cannot be loaded or adapted, or does not fit into memory.
     """
-    quantised = recipe.method.type == "QLoRA"
+    quantized = recipe.method.type == "QLoRA"
     base = (going_on.adapter_of if going_on else None) or recipe.model.base
     model = world.agree(lambda: load.skeleton(recipe, source, world))
     new = NewTokens.of(recipe.model, tokenizer)
@@ -88,8 +88,8 @@ def network(
     choice = world.agree(lambda: memory.choose(made, recipe, world, row_tokens(recipe), learner))
     on_plan(choice.plan)
 
-    if quantised:
-        stored = world.agree(lambda: load.quantised(recipe, source, world, model, new))
+    if quantized:
+        stored = world.agree(lambda: load.quantized(recipe, source, world, model, new))
         adapted = adapt.adapt(stored, recipe.method, base, new)
         made = Network(adapted, made.objective, recipe.training.neftune_alpha)
     made.head.chunk_numbers = choice.chunk_numbers
@@ -119,9 +119,9 @@ def wrap(network: Network, recipe: Recipe, recompute: str, over: DeviceMesh) -> 
         recompute: None, Selective or Full.
         over: the ranks.
     """
-    training, quantised = recipe.training, recipe.method.type == "QLoRA"
+    training, quantized = recipe.training, recipe.method.type == "QLoRA"
     shard.recompute_activations(network.model, recompute, compiled=training.compile)
-    shard.shard(network, over, training.precision, replicate_frozen=quantised)
+    shard.shard(network, over, training.precision, replicate_frozen=quantized)
     pissa.keep(network.model)
 
 

@@ -169,7 +169,7 @@ def of(recipe: Recipe, source: Path, card: Card) -> Plan:
         # NB: weights on the meta device and the buffers of a skeleton are not fake.
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         if recipe.method.type == "QLoRA":
-            network = _quantised(recipe, source, world, fake)
+            network = _quantized(recipe, source, world, fake)
         network.head.chunk_numbers = choice.chunk_numbers
         return Plan(measured(network, recipe, over, choice.kind, fake), choice, world)
 
@@ -198,7 +198,7 @@ def _grown(recipe: Recipe, model: PreTrainedModel) -> NewTokens:
     return new
 
 
-def _quantised(recipe: Recipe, source: Path, world: World, fake: FakeTensorMode) -> Network:
+def _quantized(recipe: Recipe, source: Path, world: World, fake: FakeTensorMode) -> Network:
     """A network whose base is in four bits, which bitsandbytes makes of fake weights."""
     from bitsandbytes.functional import quantize_4bit
     from bitsandbytes.nn.modules import Linear4bit

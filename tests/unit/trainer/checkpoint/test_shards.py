@@ -29,7 +29,7 @@ def test_the_state_has_the_trained_weights_alone(base_model: Path, method: str) 
         assert trained_state(network).keys() == trained
 
 
-def test_a_checkpoint_that_has_what_a_frozen_base_was_quantised_with_is_read(
+def test_a_checkpoint_that_has_what_a_frozen_base_was_quantized_with_is_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def with_more(*arguments: Any) -> dict[str, Any]:

@@ -381,7 +381,7 @@ def test_reading_takes_no_more_memory_for_a_larger_corpus(kind: str, tmp_path: P
 
 
 @pytest.mark.usefixtures("small_steps")
-def test_tokenising_takes_no_more_memory_than_the_bookkeeping_for_a_larger_corpus(
+def test_tokenizing_takes_no_more_memory_than_the_bookkeeping_for_a_larger_corpus(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     documents = Documents(tokenizer, PROMPT_RESPONSE, answers_only=True)

@@ -240,7 +240,7 @@ def test_packed_examples_do_not_see_each_other(base_model: Path) -> None:
         loss.backward()
         return loss.item(), model.model.layers[0].self_attn.q_proj.weight.grad.clone()
 
-    # Without padding or neighbours, a row at a time.
+    # Without padding or neighbors, a row at a time.
     each = [gradients([[example]]) for example in range(5)]
     alone, alone_gradient = gradients([[0], [1], [2], [3], [4]])
     assert alone == pytest.approx(sum(loss for loss, _ in each), rel=1e-6)

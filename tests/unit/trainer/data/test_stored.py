@@ -1,4 +1,4 @@
-"""Tokenised splits that a later attempt finds beside the checkpoints."""
+"""Tokenized splits that a later attempt finds beside the checkpoints."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def stored(pod: Pod) -> Pod:
     return pod.but({"checkpoint": {"uri": str(pod.folder / "checkpoints")}})
 
 
-def test_a_second_attempt_tokenises_nothing(
+def test_a_second_attempt_tokenizes_nothing(
     stored: Pod, world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = loaded(stored, world, "first")
     assert "earlier attempt" not in capsys.readouterr().out
 
     def again(*_args: Any) -> bool:
-        raise AssertionError("a split is tokenised again")
+        raise AssertionError("a split is tokenized again")
 
     monkeypatch.setattr(dataset, "tokenize", again)
     second = loaded(stored, world, "second", version=first.splits.version)
@@ -85,7 +85,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("damage", "reason"), DAMAGE.values(), ids=DAMAGE)
-def test_what_is_not_whole_is_tokenised_and_stored_again(
+def test_what_is_not_whole_is_tokenized_and_stored_again(
     stored: Pod, world: World, capsys: pytest.CaptureFixture[str], damage: Any, reason: str
 ) -> None:
     first = loaded(stored, world, "first")
@@ -94,7 +94,7 @@ def test_what_is_not_whole_is_tokenised_and_stored_again(
     capsys.readouterr()
     assert arrays(loaded(stored, world, "second")) == arrays(first)
     said = capsys.readouterr().out
-    wanted = f"the stored tokens of split train cannot be read, so it is tokenised: {reason}"
+    wanted = f"the stored tokens of split train cannot be read, so it is tokenized: {reason}"
     assert (wanted in said) is bool(reason), said
     loaded(stored, world, "third")
     assert "train: the tokens of an earlier attempt" in capsys.readouterr().out

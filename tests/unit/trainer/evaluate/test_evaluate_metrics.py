@@ -44,7 +44,7 @@ def test_only_what_is_wanted_is_measured() -> None:
 def test_an_exact_match_does_not_see_case_punctuation_and_articles() -> None:
     answers = ["paris.", "A red  house", "an \n Paris", "in Rome"]
     assert metrics.exact_match(answers, REFERENCES) == (0.75,)
-    assert metrics.normalised("The cat, an ANIMAL's  theory") == "cat animals theory"
+    assert metrics.normalized("The cat, an ANIMAL's  theory") == "cat animals theory"
 
 
 def test_accuracy_sees_all_but_the_white_space_around_an_answer() -> None:

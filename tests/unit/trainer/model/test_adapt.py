@@ -308,8 +308,8 @@ def test_new_tokens_beside_a_bias_of_the_output_layer_need_it_whole(
     with pytest.raises(PodFailure) as refused:
         built({"type": "LoRA", "export": "Merged"})
     assert refused.value.message == (
-        "model.newTokens cannot be trained beside an adapter in lm_head, which has a bias that an adapter has no rows for: name it "
-        "in method.lora.modulesToSave, or set method.type Full"
+        "model.newTokens cannot be trained while lm_head is frozen, since its bias gets no rows for them: name lm_head in "
+        "method.lora.modulesToSave, or set method.type Full"
     )
     for method in (
         {"type": "LoRA", "export": "Merged", "lora": {"modulesToSave": ["lm_head"]}},

@@ -130,7 +130,7 @@ def test_packed_experts_take_the_steps_of_matrices_in_parts_as_small(monkeypatch
     )
 
 
-def test_rounding_goes_to_a_neighbour_as_often_as_it_is_near() -> None:
+def test_rounding_goes_to_a_neighbor_as_often_as_it_is_near() -> None:
     torch.manual_seed(0)
     noise = torch.Generator().manual_seed(0)
     draws = 4096

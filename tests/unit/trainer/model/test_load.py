@@ -129,6 +129,21 @@ def test_ends_are_tied_if_the_files_have_the_same(
     assert (network.tied, network.base.config.tie_word_embeddings) == (tied, tied)
 
 
+@pytest.mark.parametrize(("save", "options", "tied"), ENDS.values(), ids=ENDS)
+def test_the_config_of_a_base_in_four_bits_says_whether_its_ends_are_tied(
+    *,
+    save: Callable[..., Path],
+    options: dict[str, str],
+    tied: bool,
+    base_model: Path,
+    tmp_path: Path,
+    world: World,
+) -> None:
+    folder = save(base_model, tmp_path / "base", **options)
+    network = networks.build(networks.recipe(folder, method={"type": "QLoRA"}), folder, world)
+    assert (network.tied, network.base.config.tie_word_embeddings) == (tied, tied)
+
+
 @pytest.mark.parametrize(
     ("method", "precision", "kept", "frozen", "trained"),
     [
@@ -259,22 +274,22 @@ def stored_by(quantization: dict[str, object]) -> Callable[[Path, Path], None]:
         (
             stored_by({"quant_method": "fp8", "weight_block_size": [128, 128]}),
             "ModelNotLoadable",
-            "model.base BASE is stored quantised (fp8), and such weights cannot be trained: name",
+            "model.base BASE is stored quantized (fp8), and such weights cannot be trained: name",
         ),
         (
             stored_by({"quant_method": "gptq", "bits": 4, "group_size": 128}),
             "ModelNotLoadable",
-            "model.base BASE is stored quantised (gptq), and such weights cannot be trained: name",
+            "model.base BASE is stored quantized (gptq), and such weights cannot be trained: name",
         ),
         (
             stored_by({"quant_method": "mxfp4"}),
             "ModelNotLoadable",
-            "model.base BASE is stored quantised (mxfp4), and such weights cannot be trained: name",
+            "model.base BASE is stored quantized (mxfp4), and such weights cannot be trained: name",
         ),
         (
             stored_by({"quant_method": "bitsandbytes", "load_in_4bit": True}),
             "ModelNotLoadable",
-            "model.base BASE is stored quantised (bitsandbytes), and such weights cannot be trained: name",
+            "model.base BASE is stored quantized (bitsandbytes), and such weights cannot be trained: name",
         ),
         (
             vocabulary_of_another,

@@ -128,7 +128,7 @@ def test_the_optimizer_is_as_large_as_estimated(
     recipe = networks.recipe(base, precision="BF16", optimizer=spec, method=method)
     with networks.alone() as world:
         network = networks.build(recipe, base, world)
-        shape = Shape.of(network, None, quantised=False)
+        shape = Shape.of(network, None, quantized=False)
         found = memory.estimate(shape, recipe, shards=1, row_tokens=64, recompute="None")
         parts = optimizers(network, recipe.training)
         for weight in trained(network):
@@ -219,7 +219,7 @@ def test_activations_are_estimated_within_a_factor_of_two(
     batch = pack.collate(networks.of_documents([3] * 256, [4] * 256), [[0], [1]], pad_id=0)
     network(batch)[0].backward()
     measured = kept_by_a_forward_pass(network, batch)
-    shape = Shape.of(network, None, quantised=False)
+    shape = Shape.of(network, None, quantized=False)
     found = memory.activations(shape, 2 * 256, 2 if precision == "BF16" else 4, recompute)
     assert measured / 2 < found < measured * 2
 
@@ -281,7 +281,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, recipe: Recipe, limit: float, world:
 
 def need(recompute: str, **training: Any) -> float:
     recipe = networks.recipe(BASE, **training)
-    shape = Shape.of(Network(small(), Sft()), None, quantised=False)
+    shape = Shape.of(Network(small(), Sft()), None, quantized=False)
     return memory.estimate(shape, recipe, shards=1, row_tokens=2048, recompute=recompute).total / 0.92 + 1
 
 
@@ -414,7 +414,7 @@ def test_replicas_are_told_of_sharding(monkeypatch: pytest.MonkeyPatch) -> None:
     """DDP holds everything on each rank; FSDP over the same ranks would fit."""
     many = World(0, 64, 0, 8, torch.device("cpu"))
     recipe = networks.recipe(BASE, strategy="DDP", perDeviceBatchSize=1, activationCheckpointing="Full")
-    shape = Shape.of(Network(small(), Sft()), None, quantised=False)
+    shape = Shape.of(Network(small(), Sft()), None, quantized=False)
     limit = memory.estimate(shape, recipe, shards=64, row_tokens=2048, recompute="Full").total / 0.92 + 1
     with pytest.raises(RecipeRefusedError, match=r"what would fit: distributed\.strategy FSDP;"):
         chosen(monkeypatch, recipe, limit, many)

@@ -143,8 +143,8 @@ def test_an_adapter_that_cannot_be_merged_is_refused(base_model: Path, tmp_path:
     config.write_text(config.read_text().replace('"q_proj"', '"k_proj"'))
     packed = adapted(base_model, tmp_path / "packed", torch.float32, {})
     config = packed / "base" / "config.json"
-    quantised = {**json.loads(config.read_text()), "quantization_config": {"quant_method": "mxfp4"}}
-    config.write_text(json.dumps(quantised))
+    quantized = {**json.loads(config.read_text()), "quantization_config": {"quant_method": "mxfp4"}}
+    config.write_text(json.dumps(quantized))
     with networks.alone() as world:
         assert refused(tmp_path / "prompt", tmp_path / "1", world) == (
             "objective.distillation.teacher /prompt is a PROMPT_TUNING adapter, which cannot be merged into its base: "
@@ -162,7 +162,7 @@ def test_an_adapter_that_cannot_be_merged_is_refused(base_model: Path, tmp_path:
             "adapter keys while loading the checkpoint: "
         )
         assert refused(packed, tmp_path / "5", world).startswith(
-            "/packed/base, the base of objective.distillation.teacher /packed, is stored quantised (mxfp4), and "
+            "/packed/base, the base of objective.distillation.teacher /packed, is stored quantized (mxfp4), and "
         )
 
 

@@ -62,9 +62,9 @@ def test_a_tied_output_layer_is_a_part_of_the_embedding() -> None:
 def test_a_four_bit_base_is_counted_as_it_is_stored(base_model: Path) -> None:
     recipe = networks.recipe(base_model, method={"type": "QLoRA"})
     with networks.alone() as world:
-        model = load.quantised(recipe, base_model, world, like=load.skeleton(recipe, base_model, world))
+        model = load.quantized(recipe, base_model, world, like=load.skeleton(recipe, base_model, world))
     adapted = adapt.adapt(model, recipe.method, "base")
-    shape = Shape.of(Network(adapted, Sft()), None, quantised=True)
+    shape = Shape.of(Network(adapted, Sft()), None, quantized=True)
     linear = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64)
     rest = model.get_input_embeddings().weight.numel() + 5 * 32
     assert (shape.whole, shape.whole_bytes) == (linear // 2 + rest, linear // 2 + 4 * rest)

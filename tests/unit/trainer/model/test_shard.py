@@ -109,11 +109,11 @@ def test_biases_and_norms_do_not_decay(one_layer: Path, world: World) -> None:
 
 
 @pytest.mark.parametrize("method", ["LoRA", "PromptTuning"])
-def test_what_is_frozen_is_not_optimised(one_layer: Path, world: World, method: str) -> None:
+def test_what_is_frozen_is_not_optimized(one_layer: Path, world: World, method: str) -> None:
     recipe = networks.recipe(one_layer, method={"type": method}, packing=method == "LoRA")
     network = networks.build(recipe, one_layer, world)
     (adamw,) = optimizers(network, recipe.training)
-    optimised = {id(weight) for group in adamw.param_groups for weight in group["params"]}
-    names = {name for name, weight in network.named_parameters() if id(weight) in optimised}
+    optimized = {id(weight) for group in adamw.param_groups for weight in group["params"]}
+    names = {name for name, weight in network.named_parameters() if id(weight) in optimized}
     part = "lora_" if method == "LoRA" else "prompt_encoder"
     assert names == {name for name, _ in network.named_parameters() if part in name}

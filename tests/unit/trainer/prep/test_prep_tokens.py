@@ -142,7 +142,7 @@ def test_executors_in_other_pods_get_the_tokenizer(
     assert [(row["input_ids"], row["loss_mask"]) for row in made.collect()] == [document]
 
 
-def test_workers_tokenise_texts_without_transformers(tokenizer_folder: Path) -> None:
+def test_workers_tokenize_texts_without_transformers(tokenizer_folder: Path) -> None:
     tokenizer = load_tokenizer(MODEL, tokenizer_folder)
     load = tokenizers.of_texts(tokenizer)
     assert load is not None

@@ -126,7 +126,7 @@ class Checkpointer:
 
         Args:
             progress: of the checkpoint, or of step 0.
-            examples: digest of the tokenised training split.
+            examples: digest of the tokenized training split.
             eval_data: what losses of evaluation are comparable on.
             max_steps: steps of the plan.
 

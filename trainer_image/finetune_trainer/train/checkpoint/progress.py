@@ -42,7 +42,7 @@ class Progress:
     good_steps: int = 0
     """Steps since it changed."""
     examples: str = ""
-    """Digest of the tokenised training split; empty in checkpoints of earlier releases."""
+    """Digest of the tokenized training split; empty in checkpoints of earlier releases."""
     eval_data: str | None = None
     """What losses of evaluation are comparable on."""
     resumed_from: str = ""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # The frozen base of an adapter is not part of a checkpoint.
 TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True, strict=False)
 # What bitsandbytes saves beside a weight in four bits (bitsandbytes.functional.QuantState).
-_QUANTISED = re.compile(
+_QUANTIZED = re.compile(
     r"\.weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.bitsandbytes__\w+)$"
 )
 
@@ -133,7 +133,7 @@ def trained_state(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def of_frozen(name: str) -> bool:
     """Whether an entry belongs to a frozen weight in four bits; older checkpoints have such entries."""
-    return _QUANTISED.search(name) is not None
+    return _QUANTIZED.search(name) is not None
 
 
 def training_state(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The data of a run: its splits at one version, tokenised once in each pod of the first attempt, and the plan of its steps."""
+"""The data of a run: its splits at one version, tokenized once in each pod of the first attempt, and the plan of its steps."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def load(
     version: int | None,
     on_counts: Callable[[Mapping[str, float]], None],
 ) -> Corpus:
-    """Read and tokenise the splits of a recipe; all ranks call this together.
+    """Read and tokenize the splits of a recipe; all ranks call this together.
 
     Args:
         recipe: one with data.splits.
@@ -78,7 +78,7 @@ def load(
         world: the ranks.
         folder: where the ranks of a pod share the tokens.
         version: version of the Delta table that an earlier attempt read; None: the newest, or the recipe's.
-        on_counts: called with the counts of each tokenised split, by MLflow name, on the ranks that tokenise.
+        on_counts: called with the counts of each tokenized split, by MLflow name, on the ranks that tokenize.
 
     Raises:
         DataError: data is missing or broken, its columns are not known, or evaluation is configured without a validation

@@ -1,4 +1,4 @@
-"""Tokenises splits into memory-mapped arrays on disk, in an order that depends only on the examples."""
+"""Tokenizes splits into memory-mapped arrays on disk, in an order that depends only on the examples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CHUNK_TOKENS = 1 << 17
 
 @dataclass(frozen=True)
 class Split:
-    """Tokenised examples, concatenated; an example has one document, or two.
+    """Tokenized examples, concatenated; an example has one document, or two.
 
     The two of a preference are its prompt with the chosen and with the rejected answer. Those of an unpaired one are its
     prompt with its own answer, and with that of the next example (of the first, for the last one).
@@ -73,7 +73,7 @@ class Split:
 
 
 def tokenize(splits: Splits, name: str, encoder: Encoder, folder: Path, *, prepared: bool = False) -> bool:
-    """Read and tokenise a split into `folder`, for `Split.load`; False, and no folder, without such a split.
+    """Read and tokenize a split into `folder`, for `Split.load`; False, and no folder, without such a split.
 
     prepared: the table has the token ids, see `read.has_token_ids`.
 

@@ -37,7 +37,7 @@ _METRIC_SUFFIXES = {
 
 @dataclass(frozen=True)
 class Encoded:
-    """One tokenised example.
+    """One tokenized example.
 
     tokens: token ids of its documents, concatenated, int32 [tokens].
     loss_mask: whether the token is a target of the loss, bool [tokens].

@@ -1,4 +1,4 @@
-"""Tokenised splits beside the checkpoints of a job: a later attempt reads them instead of tokenising again."""
+"""Tokenized splits beside the checkpoints of a job: a later attempt reads them instead of tokenizing again."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _LAYOUT = 1
 
 
 class StoredTokens:
-    """The tokenised splits of a job, by a digest of what decides on them.
+    """The tokenized splits of a job, by a digest of what decides on them.
 
-    A storage failure never stops an attempt: it tokenises.
+    A storage failure never stops an attempt: it tokenizes.
 
     Args:
         folder: the folder of the job's checkpoints.
@@ -58,7 +58,7 @@ class StoredTokens:
             if reason is None:
                 raise
             print(
-                f"the stored tokens of split {name} cannot be read, so it is tokenised: {reason}", flush=True
+                f"the stored tokens of split {name} cannot be read, so it is tokenized: {reason}", flush=True
             )
             return False
 

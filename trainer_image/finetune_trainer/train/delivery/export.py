@@ -62,7 +62,7 @@ def gather(model: nn.Module, source: Path, recipe: Recipe, world: World) -> dict
         world: the ranks.
     """
     dtype = _dtype_of(source, recipe) if recipe.method.type == "Full" else torch.float32
-    # NB: save_pretrained recognises tied weights by shared memory, which gathered weights do not have.
+    # NB: save_pretrained recognizes tied weights by shared memory, which gathered weights do not have.
     tied = base_of(model).all_tied_weights_keys
     keeps = load.kept_in_fp32(base_of(model), dtype)
     gathered: dict[str, torch.Tensor] = {}

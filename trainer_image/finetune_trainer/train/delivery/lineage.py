@@ -34,7 +34,7 @@ class Counts:
 
     @classmethod
     def of(cls, split: Split) -> Counts:
-        """Count a tokenised split."""
+        """Count a tokenized split."""
         return cls(len(split), int(split.offsets[-1]))
 
 
@@ -58,7 +58,7 @@ class Lineage:
 def eval_data(recipe: Recipe, validation: Split | None) -> str | None:
     """Return an identifier of the evaluation: losses with the same one are comparable. None without a validation split.
 
-    It is the digest of the tokenised split; for other objectives than SFT also of the reference or the teacher, if there is one,
+    It is the digest of the tokenized split; for other objectives than SFT also of the reference or the teacher, if there is one,
     and of the parameters of the loss; for KTO also of what shares examples out to passes, each of which estimates a divergence.
     Evaluations have neither label smoothing nor noise.
     """

@@ -140,8 +140,8 @@ def _check_bias_beside_new_tokens(model: PreTrainedModel, with_rows: list[str]) 
     if id(head.weight) in shared:
         name = next(name for name, module in model.named_modules() if module is head)
         raise RecipeRefusedError(
-            f"model.newTokens cannot be trained beside an adapter in {name}, which has a bias that an adapter has no rows for: name "
-            "it in method.lora.modulesToSave, or set method.type Full"
+            f"model.newTokens cannot be trained while {name} is frozen, since its bias gets no rows for them: name {name} in "
+            "method.lora.modulesToSave, or set method.type Full"
         )
 
 
@@ -224,7 +224,7 @@ def initial(name: str, shape: torch.Size, seed: int) -> torch.Tensor:
 
 
 def prompt_tokens(prompt: SoftPrompt, tokenizer: PreTrainedTokenizerBase, seed: int) -> torch.Tensor:
-    """Return the tokens whose embeddings initialise prompt tuning, int64 [virtual tokens].
+    """Return the tokens whose embeddings initialize prompt tuning, int64 [virtual tokens].
 
     They are those of initText, repeated; without it, a sample of the vocabulary, by the seed (Lester et al.,
     arXiv:2104.08691, section 3.2, find both better than random values).

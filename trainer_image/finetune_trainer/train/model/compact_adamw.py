@@ -26,7 +26,7 @@ _AT_ONCE = 4 * 2**20
 class CompactAdamW(torch.optim.Optimizer):
     """AdamW (Loshchilov and Hutter, arXiv:1711.05101) that computes in fp32, and keeps less.
 
-    The quantisation is that of bitsandbytes: 8-bit codes, and an fp32 scale for each block of 256 numbers (Dettmers et al.,
+    The quantization is that of bitsandbytes: 8-bit codes, and an fp32 scale for each block of 256 numbers (Dettmers et al.,
     arXiv:2110.02861). A block never leaves its row: ranks hold whole blocks however many there are, so that a checkpoint of 8-bit
     moments is read by another number of ranks as it is. bitsandbytes' own optimizer does not know sharded tensors; that of torchao
     decides by the size of a shard which moments have 8 bits. Moments of small tensors, and of those whose rows are no multiple of 64,
@@ -103,7 +103,7 @@ class CompactAdamW(torch.optim.Optimizer):
             noise = torch.Generator(values.device)
             noise.manual_seed(seeds.mixed(self._seed, self.number, at, rows.start or 0))
         for part in _parts(values):
-            # NB: what is not a number must not reach the quantisation, which looks numbers up.
+            # NB: what is not a number must not reach the quantization, which looks numbers up.
             gradient = torch.where(taken, gradients[part].float(), 0.0)
             mean = moments[0].read(part).lerp(gradient, 1 - group["betas"][0])
             square = moments[1].read(part).lerp(gradient.square_(), 1 - group["betas"][1])

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def remove(model: nn.Module) -> None:
     """Set each probability of dropout in a model to 0, in training too; its config keeps what it says.
 
-    Losses that compare answers are about differences of log-probabilities, and the reference's are computed without dropout: with it,
-    the policy would not begin as its reference. The mode of the modules cannot say this, since their activation checkpointing depends
+    Losses that compare answers are about differences of log-probabilities, and dropout differs between the two answers. References are
+    computed without it: with it, the policy of DPO and KTO would not begin as its reference. The mode of the modules cannot say this, since their activation checkpointing depends
     on it.
 
     Args:

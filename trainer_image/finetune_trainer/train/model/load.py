@@ -50,7 +50,7 @@ def skeleton(recipe: Recipe, source: Path, world: World, field: str = "model.bas
     With an objective that compares answers it has no dropout.
 
     Raises:
-        RecipeRefusedError: it cannot be loaded, is stored quantised, or its context is shorter than training.maxLength.
+        RecipeRefusedError: it cannot be loaded, is stored quantized, or its context is shorter than training.maxLength.
     """
     from transformers import AutoConfig
 
@@ -58,10 +58,10 @@ def skeleton(recipe: Recipe, source: Path, world: World, field: str = "model.bas
     soft = recipe.method.type in SOFT_PROMPTS
     with load_errors(recipe.model, field):
         config = AutoConfig.from_pretrained(str(source), trust_remote_code=recipe.model.trust_remote_code)
-        check_not_quantised(config, f"{field} {recipe.model.base}")
+        check_not_quantized(config, f"{field} {recipe.model.base}")
         _check_context(config, recipe, field)
         model = empty(config, precision.base(recipe), trust=recipe.model.trust_remote_code)
-        if _has_both_ends(model, source):
+        if _ends_differ(model, source):
             config.tie_word_embeddings = False
             model = empty(config, precision.base(recipe), trust=recipe.model.trust_remote_code)
     if recipe.objective.type in COLUMNS_OF_OBJECTIVE:
@@ -72,7 +72,7 @@ def skeleton(recipe: Recipe, source: Path, world: World, field: str = "model.bas
     return model
 
 
-def _has_both_ends(model: PreTrainedModel, source: Path) -> bool:
+def _ends_differ(model: PreTrainedModel, source: Path) -> bool:
     """Whether files have different values for weights that a model ties by its config: transformers then does not tie them."""
     if not model.all_tied_weights_keys or not stored.readable(source):
         return False
@@ -89,6 +89,7 @@ def empty(config: Any, dtype: torch.dtype, *, trust: bool) -> PreTrainedModel:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust)
     # NB: parameters that are created on the meta device are not tied.
     model.tie_weights()
+    # Buffers alone: FSDP casts parameters for the passes, whatever type they have.
     keeps = kept_in_fp32(model, dtype)
     for name, buffer in model.named_buffers():
         if keeps(name):
@@ -128,7 +129,7 @@ def unsharded(spec: Model, source: Path, device: str | None = None) -> PreTraine
     )
 
 
-def quantised(
+def quantized(
     recipe: Recipe, source: Path, world: World, like: PreTrainedModel, new: NewTokens = NO_TOKENS
 ) -> PreTrainedModel:
     """The base model in four bits, unsharded on each rank's device; without dropout, as `skeleton` is.
@@ -155,6 +156,8 @@ def quantised(
             device_map={"": world.device},
             quantization_config=config,
         )
+    # NB: it may say otherwise than the files.
+    model.config.tie_word_embeddings = like.config.tie_word_embeddings
     for module in model.modules():
         keep_packing(module)
     if recipe.objective.type in COLUMNS_OF_OBJECTIVE:
@@ -182,7 +185,7 @@ def keep_packing(module: Any) -> None:
         module.support_avx512bf16_for_cpu = False
 
 
-def check_not_quantised(config: Any, what: str) -> None:
+def check_not_quantized(config: Any, what: str) -> None:
     """Refuse weights that a quantizer has packed: they have no gradients, and an adapter cannot be added to them.
 
     NB: transformers loads some of them without a word (MXFP4 in BF16, bitsandbytes in four bits), and what is exported
@@ -199,7 +202,7 @@ def check_not_quantised(config: Any, what: str) -> None:
     if found is not None:
         by = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
         raise RecipeRefusedError(
-            f"{what} is stored quantised ({getattr(by, 'value', by) or 'by an unnamed method'}), and such "
+            f"{what} is stored quantized ({getattr(by, 'value', by) or 'by an unnamed method'}), and such "
             "weights cannot be trained: name the same model in BF16; a QLoRA makes four bits of it by itself",
             reason="ModelNotLoadable",
         )

@@ -247,7 +247,7 @@ def decide(
     The former is the recipe's, or for Auto the least that fits, or else the most there is. Chunks are large where that fits too, with
     room to spare, on a GPU and with the output layer trained: a frozen one has no gradient to add up, and a CPU no time to win.
     """
-    shape = Shape.of(network, teacher, quantised=recipe.method.type == "QLoRA", ranks=world.size)
+    shape = Shape.of(network, teacher, quantized=recipe.method.type == "QLoRA", ranks=world.size)
     asked = recipe.training.activation_checkpointing
     kinds = KINDS if asked == "Auto" else (asked,)
     shards = _shards(recipe, world)

@@ -90,7 +90,7 @@ def into(
         new: tokens that the adapter was trained with, and the base does not have.
 
     Raises:
-        RecipeRefusedError: one of them cannot be loaded, the base is stored quantised, or the adapter is virtual tokens,
+        RecipeRefusedError: one of them cannot be loaded, the base is stored quantized, or the adapter is virtual tokens,
             which no weights hold.
     """
     import peft
@@ -105,7 +105,7 @@ def into(
                 reason="ModelNotLoadable",
             )
         stored_as = AutoConfig.from_pretrained(str(base), trust_remote_code=spec.trust_remote_code)
-        load.check_not_quantised(
+        load.check_not_quantized(
             stored_as, f"{config.base_model_name_or_path}, the base of {field} {spec.base},"
         )
         if _needs_all(config, base):

@@ -53,13 +53,13 @@ class Shape:
     """Numbers of what layers of PiSSA began as, in fp32."""
 
     @classmethod
-    def of(cls, network: Network, teacher: Network | None, *, quantised: bool, ranks: int = 1) -> Shape:
+    def of(cls, network: Network, teacher: Network | None, *, quantized: bool, ranks: int = 1) -> Shape:
         """Return the sizes of a network before sharding, also on the meta device.
 
         Args:
             network: the network to train.
             teacher: of a distillation.
-            quantised: whether frozen weights are in four bits, and unsharded on each rank.
+            quantized: whether frozen weights are in four bits, and unsharded on each rank.
             ranks: over which the teacher is sharded.
         """
         config = network.base.config.get_text_config()
@@ -70,8 +70,8 @@ class Shape:
         return cls(
             parameters=sum(weight.numel() for weight in network.parameters()),
             trained=sum(weight.numel() for weight in network.parameters() if weight.requires_grad),
-            whole=sum(weight.numel() for weight in frozen) if quantised else 0,
-            whole_bytes=_stored_bytes(network) if quantised else 0,
+            whole=sum(weight.numel() for weight in frozen) if quantized else 0,
+            whole_bytes=_stored_bytes(network) if quantized else 0,
             teacher=0 if teacher is None else _held_of_teacher(teacher, ranks),
             layers=config.num_hidden_layers,
             width=config.hidden_size,
@@ -105,10 +105,10 @@ def _held_of_teacher(teacher: Network, ranks: int) -> int:
 
 
 def _stored_bytes(network: Network) -> float:
-    """Return the bytes of a frozen base in four bits; on the meta device, after quantisation.
+    """Return the bytes of a frozen base in four bits; on the meta device, after quantization.
 
-    Four bits a number and an fp32 constant every 64, which double quantisation makes less (Dettmers et al.,
-    arXiv:2305.14314, section 3); the embedding and the output layer are not quantised.
+    Four bits a number and an fp32 constant every 64, which double quantization makes less (Dettmers et al.,
+    arXiv:2305.14314, section 3); the embedding and the output layer are not quantized.
     """
     products = {id(module.weight) for module in network.base.modules() if isinstance(module, nn.Linear)} - {
         id(weight) for weight in network.head.parameters()

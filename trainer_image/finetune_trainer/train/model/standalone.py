@@ -82,7 +82,7 @@ class Standalone:
             if id(weight) in ends and name in self._parts
         }
         new.enlarge(self.model)
-        self._initialise_buffers(spec)
+        self._initialize_buffers(spec)
         self._check()
         # The names of the parameters without values, which those that are tied share.
         self._names = WeakTensorKeyDictionary()
@@ -98,7 +98,7 @@ class Standalone:
                 module, _, key = name.rpartition(".")
                 setattr(self.model.get_submodule(module), key, self.model.get_parameter(other))
 
-    def _initialise_buffers(self, spec: Model) -> None:
+    def _initialize_buffers(self, spec: Model) -> None:
         """Give buffers that the files lack the values of the model's code, as transformers does."""
         stored_too = self.model.state_dict()
         missing = [

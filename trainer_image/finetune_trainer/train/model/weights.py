@@ -64,7 +64,7 @@ def fill(
         words = adapt.prompt_tokens(
             recipe.method.soft_prompt or SoftPrompt(), tokenizer, recipe.training.seed
         )
-        _initialise_prompt(model, words)
+        _initialize_prompt(model, words)
 
 
 def _read_adapter(model: nn.Module, recipe: Recipe, adapter: Path) -> None:
@@ -226,7 +226,7 @@ def _broadcast(wanted: dict[str, _Wanted], spec: Model, source: Path, world: Wor
 
 
 def _set_magnitudes(model: nn.Module) -> None:
-    """Initialise DoRA's magnitudes with the norms of the base's rows (Liu et al., arXiv:2402.09353, equation 2).
+    """Initialize DoRA's magnitudes with the norms of the base's rows (Liu et al., arXiv:2402.09353, equation 2).
 
     A rank holds the same rows of both.
     """
@@ -238,7 +238,7 @@ def _set_magnitudes(model: nn.Module) -> None:
                 rows.local_rows(magnitude)[0].copy_(rows.local_rows(base)[0].float().norm(dim=1))
 
 
-def _initialise_prompt(model: nn.Module, words: torch.Tensor) -> None:
+def _initialize_prompt(model: nn.Module, words: torch.Tensor) -> None:
     prompt = next(parameter for name, parameter in model.named_parameters() if "prompt_encoder." in name)
     embedding = base_of(model).get_input_embeddings().weight
     whole_embedding = rows.whole(embedding).detach()

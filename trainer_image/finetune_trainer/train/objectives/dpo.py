@@ -1,4 +1,4 @@
-"""Direct preference optimisation (Rafailov et al., arXiv:2305.18290), and identity preference optimisation."""
+"""Direct preference optimization (Rafailov et al., arXiv:2305.18290), and identity preference optimization."""
 
 from __future__ import annotations
 

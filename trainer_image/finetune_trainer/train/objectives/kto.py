@@ -1,4 +1,4 @@
-"""Kahneman-Tversky optimisation of unpaired preferences (Ethayarajh et al., arXiv:2402.01306)."""
+"""Kahneman-Tversky optimization of unpaired preferences (Ethayarajh et al., arXiv:2402.01306)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Odds ratio preference optimisation (Hong et al., arXiv:2403.07691)."""
+"""Odds ratio preference optimization (Hong et al., arXiv:2403.07691)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simple preference optimisation (Meng et al., arXiv:2405.14734)."""
+"""Simple preference optimization (Meng et al., arXiv:2405.14734)."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class World:
 
     @property
     def leads_pod(self) -> bool:
-        """Whether this is the first rank of its pod: only that rank downloads and tokenises."""
+        """Whether this is the first rank of its pod: only that rank downloads and tokenizes."""
         return self.local_rank == 0
 
     def say(self, line: str) -> None:
