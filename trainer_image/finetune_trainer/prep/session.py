@@ -168,10 +168,10 @@ def failures(spark: SparkSession) -> int | None:
 
     None where Spark cannot be asked.
 
-    NB: neither sign is enough. Kubernetes tells Spark seconds later that an executor is lost, while the stages that miss its results
-    fail at once; and an executor that is lost between two stages fails no task.
+    NB: neither sign is enough. The stages that miss the results of an executor fail before Kubernetes tells Spark that it is lost, and an
+    executor that is lost between two stages fails no task.
     """
-    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
     found = context(spark)
     if found is None:
@@ -179,14 +179,21 @@ def failures(spark: SparkSession) -> int | None:
     try:
         # What the store knows comes over this bus.
         found._jsc.sc().listenerBus().waitUntilEmpty(_PATIENCE_MILLISECONDS)  # noqa: SLF001 - Spark has no other way
-    except Py4JJavaError:
+        return _lost_executors(found) + _failed_tasks_and_stages(found)
+    except Py4JError:
         return None
-    return _lost_executors(found) + _failed_tasks_and_stages(found)
 
 
 def _lost_executors(context: SparkContext) -> int:
-    known = context._jsc.sc().statusStore().executorList(False)  # noqa: SLF001 - Spark has no other way
-    return sum(not known.apply(position).isActive() for position in range(known.size()))
+    """The number of executors that Spark has had, and gives no more tasks.
+
+    NB: the store alone has them seconds late. Spark disables an executor that is disconnected, and others make its results anew, but tells
+    the store when Kubernetes has told the reason: after 30 seconds, where Spark misses the deletion of a pod.
+    """
+    spark = context._jsc.sc()  # noqa: SLF001 - Spark has no other way
+    known = spark.statusStore().executorList(False)
+    names = {known.apply(position).id() for position in range(known.size())} - {"driver"}
+    return sum(not spark.schedulerBackend().isExecutorActive(name) for name in names)
 
 
 def _failed_tasks_and_stages(context: SparkContext) -> int:
