@@ -31,11 +31,11 @@ _NO_PAGE = re.compile(r"(Could not fetch URL (?!.*: (?:404|410) Client Error).*?
 _ANSWERED = re.compile(r"\s(?:Collecting|Downloading) ")
 # What pip shows before it asks again, and of pages that another index may have: it tells of the end in other words or in the log.
 _NOT_THE_END = re.compile(r"Retrying \(Retry\(|Could not fetch URL |Credentials not correct for ")
-# git's words for a server that may answer later.
+# git's words for a server that may answer later. NB: the trainer's checkout has the same, and can import nothing of this file.
 _AWAY = (
-    r"Could not resolve|Failed to connect to|Empty reply from server|Connection (?:timed out|reset|refused)|Operation too slow|"
-    r"RPC failed; curl|early EOF|[Rr]ecv error|non-properly terminated|unexpected disconnect|error: (?:429|5\d\d)|HTTP (?:429|5\d\d)|"
-    r"(?:response|HTTP code) 5\d\d"
+    r"Could not resolve|Failed (?:to )?connect to|Empty reply from server|Connection (?:timed out|reset|refused)|"
+    r"Operation too slow|RPC failed; curl|early EOF|[Rr]ecv error|non-properly terminated|unexpected disconnect|"
+    r"error: (?:429|5\d\d)\b|HTTP (?:429|5\d\d)\b|(?:response|HTTP code) 5\d\d\b"
 )
 # An error that pip did not expect: a traceback follows.
 _UNEXPECTED = "ERROR: Exception:"
@@ -169,7 +169,7 @@ _MEANINGS = (
         "name the package of an index ({})",
     ),
     _Meaning(
-        rf"(?:fatal|error): (.*(?:{_AWAY}).*)|(Could not resolve host.*)",
+        rf"(?:fatal|error|ssh): (.*(?:{_AWAY}).*)|(Could not resolve host.*)",
         UNAVAILABLE,
         "the server of a requirement does not answer: check its address, and that the pods may reach it ({})",
     ),
