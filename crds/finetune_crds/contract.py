@@ -19,7 +19,8 @@ from finetune_crds.status_parts import Commit, Digest, EvaluationSets, Recomputa
 EXIT_OK = 0
 EXIT_RECIPE = 64
 EXIT_DATA = 65
-# Of the init containers of a command of your own alone: a server did not answer, or refused the login. It does not count.
+# Of the init containers of a command of your own alone: a server did not answer, or refused the login. Such an attempt does not
+# count against runPolicy.maxRestarts.
 EXIT_UNAVAILABLE = 69
 EXIT_PREEMPTED = 75
 

@@ -156,8 +156,8 @@ class RunPolicy(ApiModel):
     """What happens when a run fails, takes too long or ends."""
 
     max_restarts: NonNegative = 3
-    """How often the whole gang restarts after a failure. Preemption and node loss do not count, nor do code and packages that cannot be
-    fetched."""
+    """How often the whole gang restarts after a failure. Preemption and node loss do not count, nor do attempts that cannot begin
+    because a server of code or packages does not answer or refuses the login (exit code 69)."""
     retryable_exit_codes: ExitCodes = Field(default_factory=list)
     """If set, only these exit codes cause a restart."""
     fatal_exit_codes: ExitCodes = [64, 65]

@@ -54,7 +54,7 @@ async def fetch(
 
     Raises:
         UnansweredError: the server cannot be reached, takes longer, or sends more.
-        Exception: what `take` raises, which may be no ValueError.
+        Exception: what `take` raises, which must not be a ValueError: that would read as a failed request.
     """
     limit = aiohttp.ClientTimeout(total=SECONDS)
     sent = dict(headers)

@@ -20,10 +20,11 @@ from finetune_trainer import outcome
 _SLOW_BYTES, _SLOW_SECONDS = 1000, 60
 _NOT_SENT = re.compile(r"not our ref|unadvertised object|reference is not a tree|couldn't find remote ref")
 _NO_LOGIN = re.compile(r"Authentication failed|could not read (Username|Password)|error: 40[13]\b")
+# NB: the operator's installer of packages has the same, and neither can import the other.
 _AWAY = re.compile(
-    r"Could not resolve|Failed to connect|Empty reply from server|Connection (timed out|reset|refused)|Operation too slow|"
-    r"RPC failed; curl|early EOF|[Rr]ecv error|non-properly terminated|unexpected disconnect|"
-    r"error: (429|5\d\d)\b|HTTP (429|5\d\d)\b|(response|HTTP code) 5\d\d\b"
+    r"Could not resolve|Failed (?:to )?connect to|Empty reply from server|Connection (?:timed out|reset|refused)|"
+    r"Operation too slow|RPC failed; curl|early EOF|[Rr]ecv error|non-properly terminated|unexpected disconnect|"
+    r"error: (?:429|5\d\d)\b|HTTP (?:429|5\d\d)\b|(?:response|HTTP code) 5\d\d\b"
 )
 _LONGEST = 300
 # Seconds before a server that does not answer is asked again: about six minutes.

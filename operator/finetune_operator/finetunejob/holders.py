@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,7 @@ from finetune_crds.finetunejob import Tracking
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.decide.pin import to_look_up
 from finetune_operator.finetunejob.model import FineTuneJob, Holder
-from finetune_operator.finetunejob.polling import RunPoller, asked
+from finetune_operator.finetunejob.polling import RunPoller
 from finetune_operator.finetunejob.recent import SHARE, Shared
 from finetune_operator.registry.base import RegisteredModel
 from finetune_operator.registry.tracked import Tracked
@@ -74,26 +73,16 @@ class HolderReader:
     async def _read(self, ftj: FineTuneJob, model: str) -> RegisteredModel | Problem | None:
         try:
             tracked = await self.poller.tracked(ftj)
+            if tracked is None:
+                return None
+            look_up = partial(_look_up, tracked, model)
+            return await self.poller.ask(ftj, tracked, tracked.server.registry_uri, look_up)
         except ExternalError as error:
             return error.problem
-        if tracked is None:
-            return None
-        place = asked(ftj, tracked)
-        away = self.poller.outages.of(place)
-        if away:
-            return away
-        found = await asyncio.to_thread(_look_up, tracked, model)
-        if isinstance(found, Problem):
-            self.poller.outages.note(place, found)
-        return found
 
 
-def _look_up(tracked: Tracked, model: str) -> RegisteredModel | Problem | None:
-    try:
-        return tracked.registry().model(model)
-    except ExternalError as error:
-        tracked.refused(error)
-        return error.problem
+def _look_up(tracked: Tracked, model: str) -> RegisteredModel | None:
+    return tracked.registry().model(model)
 
 
 def _holder(found: RegisteredModel | Problem | None, aliased: Aliased) -> Holder:

@@ -12,8 +12,10 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 INSTALL, RUN = "install", "run"
 FOLDER = Path(os.environ.get("FINETUNE_DEPENDENCIES_PATH", "/var/run/finetune/dependencies"))
@@ -29,124 +31,155 @@ _NO_PAGE = re.compile(r"(Could not fetch URL (?!.*: (?:404|410) Client Error).*?
 _ANSWERED = re.compile(r"\s(?:Collecting|Downloading) ")
 # What pip shows before it asks again, and of pages that another index may have: it tells of the end in other words or in the log.
 _NOT_THE_END = re.compile(r"Retrying \(Retry\(|Could not fetch URL |Credentials not correct for ")
-# git's words for a server that may answer later.
+# git's words for a server that may answer later. NB: the trainer's checkout has the same, and can import nothing of this file.
 _AWAY = (
-    r"Could not resolve|Failed to connect to|Empty reply from server|Connection (?:timed out|reset|refused)|Operation too slow|"
-    r"RPC failed; curl|early EOF|[Rr]ecv error|non-properly terminated|unexpected disconnect|error: (?:429|5\d\d)|HTTP (?:429|5\d\d)|"
-    r"(?:response|HTTP code) 5\d\d"
+    r"Could not resolve|Failed (?:to )?connect to|Empty reply from server|Connection (?:timed out|reset|refused)|"
+    r"Operation too slow|RPC failed; curl|early EOF|[Rr]ecv error|non-properly terminated|unexpected disconnect|"
+    r"error: (?:429|5\d\d)\b|HTTP (?:429|5\d\d)\b|(?:response|HTTP code) 5\d\d\b"
 )
 # An error that pip did not expect: a traceback follows.
 _UNEXPECTED = "ERROR: Exception:"
 _PASSWORD = re.compile(r"//[^/@\s]*@")
 _LONGEST = 400
-# What pip says, in the order in which it counts, and what that means: the exit code and a sentence with what was found.
+
+
+class _Meaning(NamedTuple):
+    """What pip says, and what that means.
+
+    Attributes:
+        sentence: with what was found in its braces.
+        own: whether it has to be said of an address that a requirement names, not of what an index lists.
+    """
+
+    pattern: str
+    code: int
+    sentence: str
+    own: bool = False
+
+
+# In the order in which they count.
 # NB: where an index refuses a page or does not answer, pip says "No matching distribution", and why in its log alone.
 _MEANINGS = (
-    (
+    _Meaning(
         r"No module named pip$",
         NEVER,
         "the image has no pip: use an image that has it, or one that has the packages already",
     ),
-    (
+    _Meaning(
         r"Cannot find command 'git'",
         NEVER,
         "the image has no git, which a requirement needs: use an image that has it, or name the package of an index",
     ),
-    (
+    _Meaning(
         r"certificate verif(?:y|ication) failed.*|SSL certificate problem.*",
         AGAIN,
         "a server shows a certificate that the image does not trust: mount that of its authority, and name the file in PIP_CERT, "
         "and in GIT_SSL_CAINFO for git ({})",
     ),
-    # NB: of a file that an index lists, pip adds the page: the index may have the file later.
-    (
+    _Meaning(
         r"HTTP error (?:404|410) while getting (\S+)$",
         NEVER,
         "nothing is at the address of a requirement: correct it ({})",
+        own=True,
     ),
-    (
+    _Meaning(
         r"HTTP error 40[13] while getting (\S+)$",
         AGAIN,
         "the address of a requirement is not there, or needs a login: correct it, or name the package of an index ({})",
+        own=True,
     ),
-    (
+    _Meaning(
+        r"HTTPS?ConnectionPool\(.*Max retries exceeded.*|ReadTimeoutError.*|HTTP error (?:429|5\d\d) while getting \S+$|"
+        r"(?:Failed to connect to|Failed to establish a secure connection to) .* while fetching .*|Unable to fetch .*|"
+        r"(Download failed after .*)\n.*URL: .*",
+        UNAVAILABLE,
+        "the server of a requirement does not answer: check its address, and that the pods may reach it ({})",
+        own=True,
+    ),
+    # A mirror may be behind.
+    _Meaning(
+        r"HTTP error (?:404|410) while getting (\S+).*",
+        AGAIN,
+        "the package index lists a file that it does not have: it may have it later, or require another version ({})",
+    ),
+    _Meaning(
         r"(?:401|403) (?:Client )?Error.*|HTTP error 40[13].*",
         UNAVAILABLE,
         "the package index refuses the login: check PIP_INDEX_URL and PIP_EXTRA_INDEX_URL ({})",
     ),
-    (
+    _Meaning(
         r"Could not fetch URL .*|Max retries exceeded.*|HTTP error (?:429|5\d\d).*|ReadTimeoutError.*|Download failed after .*|"
         r"(?:Failed to connect to|Failed to establish a secure connection to) .* while fetching .*|Unable to fetch .*",
         UNAVAILABLE,
         "the package index does not answer: check PIP_INDEX_URL, and that the pods may reach it ({})",
     ),
-    (
+    _Meaning(
         r"(?<=No matching distribution found for )[^\n(]+",
         NEVER,
         f"the package index has no {{}} for Python {_VERSION}: correct the requirement, or name another index in "
         "PIP_INDEX_URL or PIP_EXTRA_INDEX_URL",
     ),
-    (
+    _Meaning(
         r"Cannot install .*|ResolutionImpossible.*",
         NEVER,
         "the requirements contradict each other, or ask for another torch than the image has: correct them ({})",
     ),
-    (
+    _Meaning(
         r"(\S+) is not a supported wheel on this platform",
         NEVER,
         f"a wheel is not for Python {_VERSION} on the platform of the image: name one that is ({{}})",
     ),
-    (
+    _Meaning(
         r"Package .* requires a different Python.*",
         NEVER,
         "a package is not for the Python of the image: require another version of it, or use another image ({})",
     ),
-    (
+    _Meaning(
         r"ERROR: Could not install packages due to an OSError: \[Errno 2\] No such file or directory: (.*)",
         NEVER,
         "a file of a requirement is not in the pod: correct its address, or mount it ({})",
     ),
-    (
+    _Meaning(
         r"(?<=ERROR: ).* does not appear to be a Python project.*",
         NEVER,
         "what is at the address of a requirement is no package: correct it ({})",
     ),
     # NB: a digest of the index is of a package alone, and that of a part of the file differs too.
-    (
+    _Meaning(
         r"DO NOT MATCH THE HASHES[^\n]*\n +([^\n]+ ?@ .*)",
         NEVER,
         "what is at the address of a requirement has another digest than the requirement: correct it ({})",
     ),
-    (r"No space left on device", AGAIN, "the node has no space left for the packages"),
-    (
+    _Meaning(r"No space left on device", AGAIN, "the node has no space left for the packages"),
+    _Meaning(
         r"pathspec .* did not match.*|not our ref .*|unadvertised object.*|couldn't find remote ref.*|reference is not a tree.*",
         NEVER,
         "the repository of a requirement has no such branch, tag or commit: correct the requirement ({})",
     ),
-    (
+    _Meaning(
         r"(?<=fatal: )Authentication failed.*",
         UNAVAILABLE,
         "the server of a requirement refuses the login of git: correct it ({})",
     ),
-    (
+    _Meaning(
         r"(?<=fatal: )(?:repository .* not found|could not read (?:Username|Password).*|.* does not appear to be a git repository|"
         r"unable to access .* error: 40[13])",
         AGAIN,
         "the repository of a requirement does not exist, or needs a login that git does not have: correct its address, or "
         "name the package of an index ({})",
     ),
-    (
-        rf"(?:fatal|error): (.*(?:{_AWAY}).*)|(Could not resolve host.*)",
+    _Meaning(
+        rf"(?:fatal|error|ssh): (.*(?:{_AWAY}).*)|(Could not resolve host.*)",
         UNAVAILABLE,
         "the server of a requirement does not answer: check its address, and that the pods may reach it ({})",
     ),
-    (
+    _Meaning(
         r"(?<=fatal: )unable to access .*|git (?:clone|fetch|checkout|submodule) .* did not run successfully|"
         r"Failed to build .* when git .*",
         AGAIN,
         "the repository of a requirement cannot be fetched: correct the requirement ({})",
     ),
-    (
+    _Meaning(
         r"Failed to build .*|Failed building wheel .*|subprocess-exited-with-error",
         NEVER,
         f"a package has no wheel for Python {_VERSION} and cannot be built in this image: require another version of it ({{}})",
@@ -186,7 +219,7 @@ def install(requirements: list[str], folder: Path = FOLDER) -> None:
         why = f"pip was ended by signal {-code}: the container may need a higher limit of memory"
         raise Failure(AGAIN, f"{why} ({_short(_last_words(output))})")
     if code:
-        raise explained(output, log.read_text("utf-8", "replace") if log.is_file() else "")
+        raise explained(output, log.read_text("utf-8", "replace") if log.is_file() else "", requirements)
 
 
 def _torch(requirements: list[str]) -> str:
@@ -198,14 +231,43 @@ def _torch(requirements: list[str]) -> str:
         return ""
 
 
-def explained(output: str, log: str = "") -> Failure:
+def explained(output: str, log: str = "", requirements: Sequence[str] = ()) -> Failure:
     """What pip's output and its log amount to."""
-    said = [*_missing_pages(log), *(line for line in output.splitlines() if not _NOT_THE_END.search(line))]
-    for pattern, code, sentence in _MEANINGS:
-        found = re.search(pattern, "\n".join(said), re.MULTILINE)
-        if found:
-            return Failure(code, sentence.format(_short(found[found.lastindex or 0])))
+    lines = [*_missing_pages(log), *(line for line in output.splitlines() if not _NOT_THE_END.search(line))]
+    said, addresses = "\n".join(lines), _addresses(requirements)
+    for meaning in _MEANINGS:
+        for found in re.finditer(meaning.pattern, said, re.MULTILINE):
+            if not meaning.own or _is_of(found[0], addresses):
+                return Failure(meaning.code, meaning.sentence.format(_short(found[found.lastindex or 0])))
     return Failure(AGAIN, f"pip failed: {_short(_last_words(output))}")
+
+
+def _addresses(requirements: Sequence[str]) -> list[str]:
+    """The addresses of files that requirements name, as `_bare` has them."""
+    found = (re.search(r"@\s*(https?://\S+)", requirement) for requirement in requirements)
+    return [_bare(item[1]) for item in found if item]
+
+
+def _bare(url: str) -> str:
+    """An address without a login, which pip hides, and without a fragment, which it leaves out in places."""
+    return _PASSWORD.sub("//", url).partition("#")[0]
+
+
+def _is_of(said: str, addresses: Sequence[str]) -> bool:
+    """Whether what pip says is of one of the addresses: it names the address, or the server with the path, or the server alone."""
+    if {_bare(url) for url in re.findall(r"https?://\S+", said)} & {*addresses}:
+        return True
+    pool = re.search(r"host='([^']*)', port=(\d+)\)(?:.*? with url: (\S+))?", said)
+    return pool is not None and any(pool.groups("") in _targets(url) for url in addresses)
+
+
+def _targets(url: str) -> list[tuple[str, str, str]]:
+    """The host, the port and the path of an address, as urllib3 names them with the path and without it."""
+    scheme, _, rest = url.partition("://")
+    server, slash, path = rest.partition("/")
+    host, _, port = server.lower().partition(":")
+    port = port or {"http": "80", "https": "443"}[scheme]
+    return [(host, port, slash + path), (host, port, "")]
 
 
 def _missing_pages(log: str) -> list[str]:

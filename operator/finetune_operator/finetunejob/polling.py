@@ -9,13 +9,14 @@ from functools import partial
 from typing import NamedTuple
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.finetunejob import Tracking
+from finetune_crds.finetunejob import Register, Tracking
 from finetune_operator import names, secrets
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob.decide.pin import is_unpinned
 from finetune_operator.finetunejob.model import FineTuneJob, Mlflow
-from finetune_operator.finetunejob.recent import Results, recent
+from finetune_operator.finetunejob.recent import Answer, Results, recent
 from finetune_operator.kube import Kube
+from finetune_operator.registry.base import RegisteredVersion
 from finetune_operator.registry.outages import Outages
 from finetune_operator.registry.tracked import Tracked, open_tracked
 from finetune_operator.settings import Settings
@@ -29,23 +30,27 @@ class _Query(NamedTuple):
     want_version: bool
 
 
-class Asked(NamedTuple):
-    """Whom a job's questions go to: the servers, and the Secret as namespace/name, empty for the installation's login.
+class Place(NamedTuple):
+    """Who answers a question: a server by its address, or a workspace by its address and the Secret of the job's login.
 
-    NB: an outage is known of all three together. A registry that only one job names says nothing of the server of the others.
+    NB: a login to Databricks may go by another server, which only the Secret names.
     """
 
-    server: str
-    registry: str
-    reader: str
+    address: str
+    reader: str = ""
 
 
-def asked(ftj: FineTuneJob, tracked: Tracked) -> Asked:
-    """Whom the questions of a job go to."""
-    server = tracked.server
+def place(ftj: FineTuneJob, tracked: Tracked, uri: str) -> Place:
+    """Who answers a question of a job.
+
+    Args:
+        uri: of the tracking server or of the registry; a workspace is both.
+    """
+    if tracked.workspace is None:
+        return Place(canonical(uri))
     reference = ftj.spec.tracking.secret_ref if ftj.spec else None
     reader = f"{ftj.namespace}/{reference.name}" if reference else ""
-    return Asked(canonical(server.uri), canonical(server.registry_uri), reader)
+    return Place(canonical(tracked.server.uri), reader)
 
 
 @dataclass
@@ -54,7 +59,7 @@ class RunPoller:
 
     Attributes:
         clock: monotonic seconds.
-        outages: by `Asked`. NB: not for threads; the event loop alone looks at them.
+        outages: by `Place`. NB: not for threads; the event loop alone looks at them.
     """
 
     kube: Kube
@@ -95,21 +100,46 @@ class RunPoller:
         secret = await secrets.read(self.kube, ftj.namespace, tracking.secret_ref, secrets.TRACKING)
         return await asyncio.to_thread(open_tracked, self.settings, tracking, secret)
 
+    async def ask(
+        self, ftj: FineTuneJob, tracked: Tracked, uri: str, question: Callable[[], Answer]
+    ) -> Answer:
+        """The answer to a question of a job, which is not asked while no response is expected from the server.
+
+        Args:
+            uri: of the tracking server or of the registry, whichever is asked.
+            question: may block.
+
+        Raises:
+            ExternalError: the server cannot be reached, or refuses.
+        """
+        there = place(ftj, tracked, uri)
+        away = self.outages.of(there)
+        if away:
+            raise ExternalError(away)
+        try:
+            return await asyncio.to_thread(_answer, tracked, question)
+        except ExternalError as error:
+            self.outages.note(there, error.problem)
+            raise
+
     async def _read(self, ftj: FineTuneJob, query: _Query) -> Mlflow | None:
         try:
             tracked = await self.tracked(ftj)
+            if tracked is None or ftj.spec is None:
+                return None
+            server, wanted = tracked.server, ftj.spec.register_
+            experiment = names.experiment(
+                ftj.namespace, ftj.spec.tracking, on_databricks=tracked.workspace is not None
+            )
+            find_run = partial(server.find_run, ftj.uid, experiment, query.run_id)
+            run = await self.ask(ftj, tracked, server.uri, find_run)
+            version = None
+            if run and query.want_version and wanted:
+                find_version = partial(_version, tracked, wanted, run.run_id)
+                version = await self.ask(ftj, tracked, server.registry_uri, find_version)
         except ExternalError as error:
             return Mlflow(problem=error.problem)
-        if tracked is None:
-            return None
-        place = asked(ftj, tracked)
-        away = self.outages.of(place)
-        if away:
-            return Mlflow(problem=away)
-        answer = await asyncio.to_thread(_read, tracked, ftj, query.want_version)
-        if answer.problem:
-            self.outages.note(place, answer.problem)
-        return answer
+        return Mlflow(run=run, version=version, server=server.uri)
 
 
 def _query(ftj: FineTuneJob) -> _Query | None:
@@ -127,19 +157,13 @@ def _query(ftj: FineTuneJob) -> _Query | None:
     return _Query(run_id, unregistered and ftj.spec.register_ is not None)
 
 
-def _read(tracked: Tracked, ftj: FineTuneJob, want_version: bool) -> Mlflow:
-    known = ftj.status.run_id
-    if ftj.spec is None:
-        return Mlflow()
-    on_databricks = tracked.workspace is not None
-    experiment = names.experiment(ftj.namespace, ftj.spec.tracking, on_databricks=on_databricks)
+def _answer(tracked: Tracked, question: Callable[[], Answer]) -> Answer:
     try:
-        run = tracked.server.find_run(ftj.uid, experiment, known)
-        version = None
-        if run and want_version and ftj.spec.register_:
-            wanted = ftj.spec.register_
-            version = tracked.registry().find_version(wanted.model, run.run_id, wanted.aliases)
-        return Mlflow(run=run, version=version, server=tracked.server.uri)
+        return question()
     except ExternalError as error:
         tracked.refused(error)
-        return Mlflow(problem=error.problem)
+        raise
+
+
+def _version(tracked: Tracked, wanted: Register, run_id: str) -> RegisteredVersion | None:
+    return tracked.registry().find_version(wanted.model, run_id, wanted.aliases)

@@ -17,10 +17,9 @@ from finetune_operator.git.refs import Advertisement, Listing, Ref
 
 _SERVICE = "git-upload-pack"
 _VERSION_2 = {"Git-Protocol": "version=2"}
-# Servers of version 0 send all their refs: those of the largest public repositories are some MB.
+# Servers of version 0 send all their refs: those of the largest public repositories are some MB. Servers of version 2 are told
+# which prefixes are wanted, but may send the others too.
 _MOST_BYTES = 32 * 2**20
-# Servers of version 2 are told which refs are wanted.
-_MOST_FILTERED_BYTES = 2**20
 _HEADS, _TAGS = "refs/heads/", "refs/tags/"
 _BRANCH = re.compile(r"refs/heads/[A-Za-z0-9._/+@-]{1,253}")
 _SHORT_COMMIT = re.compile(r"[0-9a-fA-F]{7,39}")
@@ -63,13 +62,13 @@ class Repository:
         names = _candidates(revision)
         first, listing = Advertisement(names), Listing(names)
         try:
-            await self._ask(f"/info/refs?service={_SERVICE}", first.take, _MOST_BYTES)
+            await self._ask(f"/info/refs?service={_SERVICE}", first.take)
             first.end()
             if not first.version_2:
                 return first.found
             arguments = ["peel", "symrefs", *(f"ref-prefix {name}" for name in names)]
             body = packets.request(["command=ls-refs"], arguments)
-            await self._ask(f"/{_SERVICE}", listing.take, _MOST_FILTERED_BYTES, body)
+            await self._ask(f"/{_SERVICE}", listing.take, body)
             listing.end()
         except packets.PacketError:
             raise self._problem(
@@ -77,14 +76,14 @@ class Repository:
             ) from None
         return listing.found
 
-    async def _ask(self, path: str, take: Take, most_bytes: int, body: bytes | None = None) -> None:
+    async def _ask(self, path: str, take: Take, body: bytes | None = None) -> None:
         headers = dict(_VERSION_2)
         if body is not None:
             headers["Content-Type"] = f"application/x-{_SERVICE}-request"
         url = self.url.rstrip("/") + path
         try:
             status = await fetch(
-                url, headers=headers, login=self.login, body=body, most_bytes=most_bytes, take=take
+                url, headers=headers, login=self.login, body=body, most_bytes=_MOST_BYTES, take=take
             )
         except UnansweredError as error:
             raise self._problem(ConditionReason.GIT_UNREACHABLE, f"cannot be reached: {error}") from None

@@ -73,6 +73,15 @@ class Host:
         from mlflow.utils.rest_utils import MlflowHostCreds
 
         known = self.credentials
+        if not _SENDABLE.fullmatch(known.token):
+            # NB: the client would say that the server cannot be reached.
+            raise ExternalError(
+                Problem(
+                    ConditionReason.CREDENTIALS_UNREADABLE,
+                    f"the token for MLflow at {self.uri} has a line break or a character that cannot be sent: correct "
+                    "MLFLOW_TRACKING_TOKEN in the Secret in spec.tracking.secretRef",
+                )
+            )
         return MlflowHostCreds(
             self.uri.rstrip("/"),
             username=known.username or None,
@@ -143,6 +152,8 @@ def _problem(uri: str, text: str, code: str) -> Problem:
     return Problem(reason, f"MLflow at {uri} answered: {why}")
 
 
+# What a header takes.
+_SENDABLE = re.compile(r"[^\r\n\u0100-\U0010ffff]*")
 # How MLflow's client reports the HTTP status of a response, also after its retries.
 _STATUS = re.compile(r"(?:failed with error code|too many) (\d{3})\b")
 # The useful part of urllib3's nested errors.

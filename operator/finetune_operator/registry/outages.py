@@ -1,4 +1,4 @@
-"""Servers that lately did not answer: the time-out of one resource is enough for all resources of a server."""
+"""Servers that lately did not answer: the time-out of one resource is enough for all that have the same key for the server."""
 
 from __future__ import annotations
 

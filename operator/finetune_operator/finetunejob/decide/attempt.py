@@ -37,6 +37,9 @@ def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, fail
             message=f"no pod is left to explain it: {failed.get('message', '')}",
             attempt=number,
         )
+    step = own_code.failed(failure, mine, draft.spec.trainer)
+    if step and failure.reason == pods.UNEXPLAINED:
+        failure = failure.model_copy(update={"reason": step.value})
     before = draft.status.last_failure
     saved = draft.status.checkpoint.step if draft.status.checkpoint else None
     draft.update(last_failure=failure.model_copy(update={"checkpoint_step": saved}))
@@ -53,7 +56,6 @@ def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, fail
     sentence = failure.message or ""
     if where:
         sentence = f"{where} ended with exit code {failure.exit_code}: {sentence}"
-    step = own_code.failed(failure, mine)
     if step and failure.exit_code == contract.EXIT_UNAVAILABLE:
         # NB: however long the pods waited for a server, nothing was trained.
         backoff.delay(draft, backoff.Attempt(seconds=0))

@@ -31,8 +31,8 @@ _STEPS = {
     names.DEPENDENCIES_CONTAINER: "installs the packages of trainer.dependencies",
 }
 _REASONS = {
-    contract.CHECKOUT_FAILED: ConditionReason.CHECKOUT_FAILED,
-    contract.DEPENDENCIES_FAILED: ConditionReason.DEPENDENCIES_FAILED,
+    names.CHECKOUT_CONTAINER: ConditionReason.CHECKOUT_FAILED,
+    names.DEPENDENCIES_CONTAINER: ConditionReason.DEPENDENCIES_FAILED,
 }
 
 
@@ -68,7 +68,7 @@ def step(alive: Sequence[Json]) -> str:
     return ""
 
 
-def failed(failure: LastFailure, mine: Sequence[Json]) -> ConditionReason | None:
+def failed(failure: LastFailure, mine: Sequence[Json], trainer: Trainer) -> ConditionReason | None:
     """Which step failed, where the failure of an attempt is that of one.
 
     Its exit code is 64 where no attempt can succeed, and 69 where a server did not answer or refused the login.
@@ -76,10 +76,13 @@ def failed(failure: LastFailure, mine: Sequence[Json]) -> ConditionReason | None
     Args:
         mine: the pods of the attempt.
     """
-    # NB: a command, and an init container of the pod template, may end with the same words.
+    # NB: the container says so, not the reason in its message: one that is killed leaves none, and a command, or an init container
+    # of the pod template, may end with the same words.
     ended = pods.exits(mine, names.TRAINER_CONTAINER)
-    in_step = any(item.pod == failure.pod and item.container in _STEPS for item in ended)
-    return _REASONS.get(failure.reason or "") if in_step else None
+    container = next((item.container for item in ended if item.pod == failure.pod), None)
+    has_code = trainer.code is not None and trainer.code.git is not None
+    steps = {names.CHECKOUT_CONTAINER: has_code, names.DEPENDENCIES_CONTAINER: bool(trainer.dependencies)}
+    return _REASONS[container] if container and steps.get(container) else None
 
 
 def _with_init(pod: Json, container: Json) -> Json:

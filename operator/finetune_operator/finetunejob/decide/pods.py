@@ -10,6 +10,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.contract import TerminationMessage
 from finetune_crds.status import LastFailure
+from finetune_operator import names
 from finetune_operator.finetunejob import children
 
 REASON_OF_EXIT = {
@@ -17,6 +18,15 @@ REASON_OF_EXIT = {
     contract.EXIT_DATA: ConditionReason.DATA_WRONG,
 }
 """Why a job fails whose pod, driver or run ends with a code that no other attempt changes."""
+
+UNEXPLAINED = "Error"
+"""The kubelet's reason for a container that ended with a code other than 0, where it knows no other."""
+
+# The init containers of the operator, which have the limits of a main container.
+_SHARING = {
+    names.TRAINER_CONTAINER: (names.CHECKOUT_CONTAINER, names.DEPENDENCIES_CONTAINER),
+    names.EVALUATE_CONTAINER: (names.FETCH_CONTAINER,),
+}
 
 
 @dataclass(frozen=True)
@@ -105,7 +115,7 @@ def _exit(pod: Json, container: str) -> Exit | None:
             node=_node(pod),
             node_rank=children.node_rank(pod),
             code=int(terminated.get("exitCode", 0)),
-            reason=terminated.get("reason") or "Error",
+            reason=terminated.get("reason") or UNEXPLAINED,
             finished_at=terminated.get("finishedAt") or "",
             text=terminated.get("message") or "",
             evicted=evicted,
@@ -138,8 +148,8 @@ def _terminated(status: Json, container: str) -> tuple[str, Json] | None:
             return name, terminated
     for name, terminated in ended:
         if status.get("phase") == "Failed" and terminated.get("exitCode"):
-            message = _of_init_container(name, terminated.get("message") or "failed")
-            return name, terminated | {"message": message}
+            text = terminated.get("message")
+            return name, terminated | {"message": _of_init_container(name, text) if text else ""}
     return None
 
 
@@ -161,7 +171,7 @@ def last_failure(
         use_less: how the container uses less memory, as a part of a sentence; empty where nobody knows.
     """
     failed = [item for item in exits(pods, container) if item.code != 0]
-    return _failure(failed[-1], attempt, 1, use_less) if failed else None
+    return _failure(failed[-1], container, attempt, 1, use_less) if failed else None
 
 
 def first_failure(
@@ -185,10 +195,10 @@ def first_failure(
         if item.message and item.message.error and item.message.error.reason != "PeerLost"
     ]
     cause = (own_errors or [item for item in failed if item not in explained] or explained)[0]
-    return _failure(cause, attempt, ranks_per_node, use_less)
+    return _failure(cause, container, attempt, ranks_per_node, use_less)
 
 
-def _failure(cause: Exit, attempt: int, ranks_per_node: int, use_less: str) -> LastFailure:
+def _failure(cause: Exit, container: str, attempt: int, ranks_per_node: int, use_less: str) -> LastFailure:
     error = cause.message.error if cause.message else None
     rank = error.rank if error and error.rank is not None else None
     if rank is None and cause.node_rank is not None and ranks_per_node == 1:
@@ -199,20 +209,26 @@ def _failure(cause: Exit, attempt: int, ranks_per_node: int, use_less: str) -> L
         rank=rank,
         exit_code=cause.code,
         reason=error.reason if error else _reason(cause),
-        message=(error.message if error else _tail(cause.text)) or _default_message(cause, use_less),
+        message=(error.message if error else _tail(cause.text))
+        or _default_message(cause, container, use_less),
         attempt=attempt,
     )
 
 
 def _reason(ended: Exit) -> str:
-    return "Evicted" if ended.evicted and ended.reason == "Error" else ended.reason
+    return "Evicted" if ended.evicted and ended.reason == UNEXPLAINED else ended.reason
 
 
-def _default_message(ended: Exit, use_less: str) -> str:
+def _default_message(ended: Exit, container: str, use_less: str) -> str:
+    subject, log = "the container", ended.pod
+    remedy = f"raise the limit or {use_less}" if use_less else "raise the limit"
+    if ended.container not in (None, container):
+        subject, log = f"init container {ended.container}", f"{ended.pod} -c {ended.container}"
+        shares = ended.container in _SHARING.get(container, ())
+        remedy = f"raise that of the container {container}, which it shares" if shares else "raise the limit"
     if ended.reason == "OOMKilled":
-        also = f" or {use_less}" if use_less else ""
-        return f"the container used more memory than its limit: raise the limit{also}"
-    return f"the container ended with exit code {ended.code} and no message: see kubectl logs {ended.pod}"
+        return f"{subject} used more memory than its limit: {remedy}"
+    return f"{subject} ended with exit code {ended.code} and no message: see kubectl logs {log}"
 
 
 def _tail(text: str, lines: int = 8, limit: int = 1000) -> str:

@@ -11,13 +11,14 @@ import pytest
 from finetune_crds.contract import PrepResult, TerminationMessage, TrainResult
 from finetune_crds.status import SplitCounts
 from finetune_operator.controller.store import KINDS
-from finetune_operator.finetunejob import apply, polling
+from finetune_operator.finetunejob import apply
 from finetune_operator.finetunejob.children import job_ended
-from finetune_operator.finetunejob.model import Mlflow, SetAlias
+from finetune_operator.finetunejob.model import SetAlias
 from finetune_operator.kube import KubeError
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.registry.base import RegisteredVersion
+from finetune_operator.registry.mlflow import MlflowRegistry
 from finetune_operator.registry.tracked import Tracked
 from worlds.memory.decisions import NODES, SETTINGS, SOURCE, UID, child, ended, pod
 from worlds.memory.parts import parts
@@ -96,8 +97,11 @@ class World:
 
     # MLflow.
 
-    def ask(self, server: Tracked, *_: object) -> Mlflow:
-        return Mlflow(run=self.runs[0] if self.runs else None, version=self.version)
+    def find_run(self, *_: object) -> Run | None:
+        return self.runs[0] if self.runs else None
+
+    def find_version(self, *_: object) -> RegisteredVersion | None:
+        return self.version
 
     def ensure_run(self, *_: object) -> Run:
         with self.writes.one("ensure run"):
@@ -258,7 +262,8 @@ ENDS = {
 async def test_the_operator_may_end_at_every_write(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def told(*, before: int | None = None, after: int | None = None) -> World:
         there = World(Writes(kill_before=before, kill_after=after))
-        monkeypatch.setattr(polling, "_read", there.ask)
+        monkeypatch.setattr(Server, "find_run", there.find_run)
+        monkeypatch.setattr(MlflowRegistry, "find_version", there.find_version)
         monkeypatch.setattr(Server, "ensure_run", there.ensure_run)
         monkeypatch.setattr(Server, "finish_run", there.finish_run)
         monkeypatch.setattr(apply.FineTuneJobApplier, "_set_alias", there.set_alias)

@@ -16,7 +16,7 @@ from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.holders import HolderReader
 from finetune_operator.finetunejob.model import FineTuneJob, Holder
-from finetune_operator.finetunejob.polling import RunPoller, asked
+from finetune_operator.finetunejob.polling import RunPoller, place
 from finetune_operator.kube import KubeError
 from finetune_operator.registry.outages import Outages
 from finetune_operator.settings import Settings
@@ -173,8 +173,11 @@ async def test_a_registry_that_is_away_is_left_alone_and_says_nothing_of_the_ser
     of_odd, of_usual = [await poller.tracked(each) for each in (odd, usual)]
     assert of_odd
     assert of_usual
-    assert poller.outages.of(asked(odd, of_odd)) == found["base"].problem
-    assert poller.outages.of(asked(usual, of_usual)) is None
+    away, fine = [
+        place(job, known, known.server.registry_uri) for job, known in ((odd, of_odd), (usual, of_usual))
+    ]
+    assert poller.outages.of(away) == found["base"].problem
+    assert poller.outages.of(fine) is None
     # Another model of the same registry: nobody asks in vain again.
     again = await reader.read(
         ftj(

@@ -248,6 +248,38 @@ def test_a_requirement_with_an_address_that_is_wrong(
     assert ended.message.startswith(f"{START}{told}")
 
 
+def test_an_address_on_a_server_that_is_away(tmp_path: Path, packages: Path) -> None:
+    ended = install(
+        tmp_path,
+        packages,
+        f"tiny @ http://127.0.0.1:{free_port()}/tiny-1.0-py3-none-any.whl",
+        PIP_RETRIES="0",
+    )
+    assert (ended.code, ended.reason) == (69, "DependenciesFailed")
+    assert ended.message.startswith(
+        f"{START}the server of a requirement does not answer: check its address, "
+    )
+
+
+def test_an_index_that_lists_metadata_which_it_does_not_have(tmp_path: Path, packages: Path) -> None:
+    name = "tiny-9.0-py3-none-any.whl"
+    page = f'<a href="/{name}" data-core-metadata="true" data-dist-info-metadata="true">{name}</a>'
+
+    def respond(request: Request) -> Answer:
+        listed = request.target == "/simple/tiny/"
+        return Answer(200, page, {"Content-Type": "text/html"}) if listed else Answer(404)
+
+    with serving(respond) as address:
+        index = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": f"{address}/simple"}
+        ended = install(tmp_path, packages, "tiny==9", **index)
+    assert ended == Ended(
+        1,
+        "DependenciesFailed",
+        f"{START}the package index lists a file that it does not have: it may have it later, or require another version "
+        f"({address}/{name}.metadata)",
+    )
+
+
 def test_a_repository_on_a_server_that_is_away(tmp_path: Path, packages: Path) -> None:
     ended = install(tmp_path, packages, f"tiny @ git+https://127.0.0.1:{free_port()}/a.git")
     assert (ended.code, ended.reason) == (69, "DependenciesFailed")

@@ -190,6 +190,11 @@ UNTRUSTED = (
     "a server shows a certificate that the image does not trust: mount that of its authority, and name the file in PIP_CERT, "
     "and in GIT_SSL_CAINFO for git ({})"
 )
+NO_SERVER = (
+    "the server of a requirement does not answer: check its address, and that the pods may reach it ({})"
+)
+POOL = "HTTPSConnectionPool(host='host', port=443)"
+TARGET = "/tiny-1.0-py3-none-any.whl"
 ADDRESSES: dict[str, tuple[str, tuple[int, str]]] = {
     "nothing is there": (
         f"{FETCHED}  ERROR: HTTP error 404 while getting {ADDRESS}\n"
@@ -202,8 +207,90 @@ ADDRESSES: dict[str, tuple[str, tuple[int, str]]] = {
         f"ERROR: Could not install requirement tiny from {ADDRESS} because of HTTP error 404 Client Error: Not Found\n",
         (
             1,
-            f"pip failed: ERROR: Could not install requirement tiny from {ADDRESS} because of HTTP error 404 Client Error: "
-            "Not Found",
+            f"the package index lists a file that it does not have: it may have it later, or require another version ({ADDRESS})",
+        ),
+    ),
+    "an index without the metadata that it lists": (
+        f"Collecting tiny\n  ERROR: HTTP error 404 while getting {ADDRESS}.metadata\n"
+        f"ERROR: 404 Client Error: Not Found for url: {ADDRESS}.metadata\n",
+        (
+            1,
+            "the package index lists a file that it does not have: it may have it later, or require another version "
+            f"({ADDRESS}.metadata)",
+        ),
+    ),
+    "an index that refuses the login for the metadata": (
+        f"Collecting tiny\n  ERROR: HTTP error 403 while getting {ADDRESS}.metadata\n"
+        f"ERROR: 403 Client Error: Forbidden for url: {ADDRESS}.metadata\n",
+        (
+            69,
+            "the package index refuses the login: check PIP_INDEX_URL and PIP_EXTRA_INDEX_URL (HTTP error 403 while getting "
+            f"{ADDRESS}.metadata)",
+        ),
+    ),
+    "an index on the server of an address that is late": (
+        f"Collecting other\nERROR: Could not install packages due to an OSError: {POOL}: Max retries exceeded with url: /other.whl "
+        f'(Caused by ReadTimeoutError("{POOL}: Read timed out. (read timeout=15)"))\n',
+        (
+            69,
+            NO_ANSWER.format(
+                f'Max retries exceeded with url: /other.whl (Caused by ReadTimeoutError("{POOL}: Read timed out. (read timeout=15)"))'
+            ),
+        ),
+    ),
+    "an index that is busy, beside an address": (
+        "Collecting tiny\nERROR: Could not install packages due to an OSError: HTTPSConnectionPool(host='host', port=443): Max "
+        "retries exceeded with url: /other.whl.metadata (Caused by ResponseError('too many 502 error responses'))\n",
+        (
+            69,
+            NO_ANSWER.format(
+                "Max retries exceeded with url: /other.whl.metadata (Caused by ResponseError('too many 502 error responses'))"
+            ),
+        ),
+    ),
+    "a server that is busy, by pip 23": (
+        f"{FETCHED}  ERROR: HTTP error 502 while getting {ADDRESS}\n"
+        f"ERROR: Could not install requirement tiny@ {ADDRESS} from {ADDRESS} because of HTTP error 502 Server Error: Bad Gateway\n",
+        (69, NO_SERVER.format(f"HTTP error 502 while getting {ADDRESS}")),
+    ),
+    "a server that is busy, by pip 26": (
+        f"{FETCHED}ERROR: Could not install packages due to an OSError: {POOL}: Max retries exceeded with url: {TARGET} (Caused by "
+        "ResponseError('too many 502 error responses'))\n",
+        (
+            69,
+            NO_SERVER.format(
+                f"{POOL}: Max retries exceeded with url: {TARGET} (Caused by ResponseError('too many 502 error responses'))"
+            ),
+        ),
+    ),
+    "a mistyped server, by pip 23": (
+        f"{FETCHED}ERROR: Could not install packages due to an OSError: {POOL}: Max retries exceeded with url: {TARGET} (Caused by "
+        "NewConnectionError('Failed to establish a new connection: [Errno -2] Name or service not known'))\n",
+        (
+            69,
+            NO_SERVER.format(
+                f"{POOL}: Max retries exceeded with url: {TARGET} (Caused by NewConnectionError('Failed to establish a new "
+                "connection: [Errno -2] Name or service not known'))"
+            ),
+        ),
+    ),
+    "a mistyped server, by pip 26": (
+        f"{FETCHED}error: connection-failed\n\n\N{MULTIPLICATION SIGN} Failed to connect to host while fetching {ADDRESS}\n"
+        "╰─> Failed to resolve IP address for 'host' ([Errno -2] Name or service not known)\n",
+        (69, NO_SERVER.format(f"Failed to connect to host while fetching {ADDRESS}")),
+    ),
+    "a server that stops amid a package, by pip 23": (
+        f"{TRACEBACK}pip._vendor.urllib3.exceptions.ReadTimeoutError: {POOL}: Read timed out.\n",
+        (69, NO_SERVER.format(f"ReadTimeoutError: {POOL}: Read timed out.")),
+    ),
+    "a server that stops amid a package, by pip 26": (
+        "error: incomplete-download\n\n\N{MULTIPLICATION SIGN} Download failed after 6 attempts because not enough bytes were "
+        f"received (0 bytes/100 bytes)\n╰─> URL: {ADDRESS}\n",
+        (
+            69,
+            NO_SERVER.format(
+                "Download failed after 6 attempts because not enough bytes were received (0 bytes/100 bytes)"
+            ),
         ),
     ),
     "an address that needs a login, or is not there": (
@@ -276,142 +363,32 @@ ADDRESSES: dict[str, tuple[str, tuple[int, str]]] = {
     "a server that closes the connection, by pip 26": (
         f"error: connection-failed\n\n\N{MULTIPLICATION SIGN} Failed to connect to host while fetching {ADDRESS}\n"
         "╰─> the connection was closed without a reply from the server.\n\nhint: Are you connected to the Internet?\n",
-        (69, NO_ANSWER.format(f"Failed to connect to host while fetching {ADDRESS}")),
+        (69, NO_SERVER.format(f"Failed to connect to host while fetching {ADDRESS}")),
     ),
     "a server that is late, by pip 26": (
         f"error: connection-timeout\n\n\N{MULTIPLICATION SIGN} Unable to fetch {ADDRESS}\n╰─> host didn't respond within 15 seconds\n",
-        (69, NO_ANSWER.format(f"Unable to fetch {ADDRESS}")),
+        (69, NO_SERVER.format(f"Unable to fetch {ADDRESS}")),
     ),
 }
 
 
 @pytest.mark.parametrize(("output", "expected"), ADDRESSES.values(), ids=ADDRESSES)
 def test_what_pip_says_of_an_address(output: str, expected: tuple[int, str]) -> None:
-    found = installer.explained(output)
+    given = ["datasets>=3", f"tiny[all] @ {ADDRESS}#sha256=00 ; python_version > '3'"]
+    found = installer.explained(output, requirements=given)
     assert (found.code, str(found)) == expected
 
 
-CLONE = "git clone --filter=blob:none --quiet https://host/a.git /tmp/pip-install-3fpt0oav/tiny_481a"
-ENDS = {
-    "pip 23": (
-        "error: subprocess-exited-with-error\n\n\N{MULTIPLICATION SIGN} {} did not run successfully.\n│ exit code: 128\n"
-        "╰─> See above for output.\n\nnote: This error originates from a subprocess, and is likely not a problem with pip.\n"
-    ),
-    "pip 26": "ERROR: Failed to build 'tiny' when {}\n",
-}
-NO_REPOSITORY = (
-    "the repository of a requirement does not exist, or needs a login that git does not have: correct its address, or "
-    "name the package of an index ({})"
-)
-NO_REVISION = (
-    "the repository of a requirement has no such branch, tag or commit: correct the requirement ({})"
-)
-NO_SERVER = (
-    "the server of a requirement does not answer: check its address, and that the pods may reach it ({})"
-)
-AT = "unable to access 'https://host/a.git/': "
-
-# What git says, the command of git that fails, and what is told.
-REPOSITORIES: dict[str, tuple[str, str, tuple[int, str]]] = {
-    "a mistyped one": (
-        "fatal: repository 'https://host/a.git/' not found",
-        CLONE,
-        (1, NO_REPOSITORY.format("repository 'https://host/a.git/' not found")),
-    ),
-    "one that needs a login, with a terminal or without": (
-        "fatal: could not read Username for 'https://host': No such device or address",
-        CLONE,
-        (1, NO_REPOSITORY.format("could not read Username for 'https://host': No such device or address")),
-    ),
-    "one that is forbidden": (
-        f"fatal: {AT}The requested URL returned error: 403",
-        CLONE,
-        (1, NO_REPOSITORY.format(f"{AT}The requested URL returned error: 403")),
-    ),
-    "a folder that is none": (
-        "fatal: '/nowhere/a.git' does not appear to be a git repository\n  fatal: Could not read from remote repository.",
-        CLONE,
-        (1, NO_REPOSITORY.format("'/nowhere/a.git' does not appear to be a git repository")),
-    ),
-    "a login that is refused": (
-        "fatal: Authentication failed for 'https://host/a.git/'",
-        CLONE,
-        (
+def test_an_address_with_a_port_and_a_name() -> None:
+    given = ["tiny @ http://me@host:8080/a%20b/tiny.whl?x=1"]
+    refused = "HTTPConnectionPool(host='host', port={}): Max retries exceeded with url: /a%20b/tiny.whl?x=1 (Caused by {})"
+    for port, told in (("8080", NO_SERVER), ("80", NO_ANSWER)):
+        said = refused.format(port, "NewConnectionError('Connection refused')")
+        found = installer.explained(f"ERROR: {said}\n", requirements=given)
+        assert (found.code, str(found)) == (
             69,
-            "the server of a requirement refuses the login of git: correct it (Authentication failed for 'https://host/a.git/')",
-        ),
-    ),
-    "a mistyped tag": (
-        "error: pathspec 'nope' did not match any file(s) known to git",
-        "git checkout -q nope",
-        (64, NO_REVISION.format("pathspec 'nope' did not match any file(s) known to git")),
-    ),
-    "a commit that is not there": (
-        "fatal: remote error: upload-pack: not our ref ffff",
-        "git fetch -q https://host/a.git ffff",
-        (64, NO_REVISION.format("not our ref ffff")),
-    ),
-    "a certificate that nobody trusts": (
-        f"fatal: {AT}server certificate verification failed. CAfile: none CRLfile: none",
-        CLONE,
-        (1, UNTRUSTED.format("certificate verification failed. CAfile: none CRLfile: none")),
-    ),
-    "a server that cannot be reached": (
-        f"fatal: {AT}Failed to connect to host port 443 after 0 ms: Couldn't connect to server",
-        CLONE,
-        (
-            69,
-            NO_SERVER.format(
-                f"{AT}Failed to connect to host port 443 after 0 ms: Couldn't connect to server"
-            ),
-        ),
-    ),
-    "a server without an answer": (
-        f"fatal: {AT}Empty reply from server",
-        CLONE,
-        (69, NO_SERVER.format(f"{AT}Empty reply from server")),
-    ),
-    "a server that is busy": (
-        f"fatal: {AT}The requested URL returned error: 429",
-        CLONE,
-        (69, NO_SERVER.format(f"{AT}The requested URL returned error: 429")),
-    ),
-    "a proxy without an answer": (
-        f"fatal: {AT}CONNECT tunnel failed, response 501",
-        CLONE,
-        (69, NO_SERVER.format(f"{AT}CONNECT tunnel failed, response 501")),
-    ),
-    "a connection that breaks": (
-        "error: RPC failed; curl 56 GnuTLS recv error (-54): Error in the pull function.\n  fatal: early EOF",
-        CLONE,
-        (69, NO_SERVER.format("RPC failed; curl 56 GnuTLS recv error (-54): Error in the pull function.")),
-    ),
-    "anything else": (
-        f"fatal: {AT}Unsupported proxy syntax",
-        CLONE,
-        (
-            1,
-            f"the repository of a requirement cannot be fetched: correct the requirement ({AT}Unsupported proxy syntax)",
-        ),
-    ),
-}
-
-
-@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
-@pytest.mark.parametrize(("said", "command", "expected"), REPOSITORIES.values(), ids=REPOSITORIES)
-def test_what_git_says_of_a_repository(said: str, command: str, end: str, expected: tuple[int, str]) -> None:
-    output = f"Collecting tiny@ git+https://host/a.git\n  {said}\n  error: subprocess-exited-with-error\n\n  {end.format(command)}"
-    found = installer.explained(output)
-    assert (found.code, str(found)) == expected
-
-
-def test_an_image_without_git() -> None:
-    output = (
-        "  ERROR: Error [Errno 2] No such file or directory: 'git' while executing command git version\n"
-        "ERROR: Cannot find command 'git' - do you have 'git' installed and in your PATH?\n"
-    )
-    found = installer.explained(output)
-    assert (found.code, str(found)) == (
-        64,
-        "the image has no git, which a requirement needs: use an image that has it, or name the package of an index",
-    )
+            told.format(said[said.index("Max") if told is NO_ANSWER else 0 :]),
+        )
+    gone = "http://****@host:8080/a%20b/tiny.whl?x=1"
+    found = installer.explained(f"  ERROR: HTTP error 404 while getting {gone}\n", requirements=given)
+    assert found.code == 64

@@ -13,16 +13,17 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import MlflowStatus, Pinned
 from finetune_operator.defaults import Defaults
 from finetune_operator.errors import ExternalError, Problem
-from finetune_operator.finetunejob import polling as module
 from finetune_operator.finetunejob.model import FineTuneJob, Mlflow
 from finetune_operator.finetunejob.observe import read_finetunejob
-from finetune_operator.finetunejob.polling import RunPoller
+from finetune_operator.finetunejob.polling import RunPoller, place
 from finetune_operator.kube import KubeError
 from finetune_operator.mlflow.host import Credentials
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
+from finetune_operator.registry.mlflow import MlflowRegistry
 from finetune_operator.registry.tracked import Tracked
 from finetune_operator.settings import Settings
+from standins.databricks import Workspace
 from standins.kube import StandIn
 from worlds.memory.decisions import (
     FAILED,
@@ -90,21 +91,47 @@ async def test_an_api_server_that_is_away_is_no_word_of_mlflow() -> None:
 
 @dataclass
 class Asked:
-    """Takes the place of the calls to MLflow, which test_tracking drives."""
+    """Takes the place of the calls to MLflow, which test_tracking drives.
 
-    answer: Mlflow
+    Attributes:
+        problems: of an address, and of a token.
+        questions: the address, the id of the run, and whether the version was asked for too.
+        registries: the addresses that a version was asked of.
+    """
+
+    problems: dict[str, Problem] = field(default_factory=dict)
+    run: Run | None = field(default_factory=lambda: tracked().run)
     questions: list[tuple[str, str | None, bool]] = field(default_factory=list)
+    registries: list[str] = field(default_factory=list)
 
-    def __call__(self, tracked: Tracked, ftj: FineTuneJob, want_version: bool) -> Mlflow:
-        known = ftj.status.mlflow.run_id if ftj.status.mlflow else None
-        self.questions.append((tracked.server.uri, known, want_version))
-        return self.answer
+    def find_run(self, server: Server, _uid: str, _experiment: str, run_id: str | None = None) -> Run | None:
+        self.questions.append((server.uri, run_id, False))
+        self._check(server.uri, server.credentials)
+        return self.run
+
+    def find_version(self, registry: MlflowRegistry, *_: object) -> None:
+        self.questions[-1] = (*self.questions[-1][:2], True)
+        self.registries.append(registry.registry_uri)
+        self._check(registry.registry_uri, registry.credentials)
+
+    def _check(self, uri: str, login: Credentials) -> None:
+        problem = self.problems.get(uri) or self.problems.get(login.token)
+        if problem:
+            raise ExternalError(problem)
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    found = Asked(tracked())
-    monkeypatch.setattr(module, "_read", found)
+    found = Asked()
+
+    def find_run(server: Server, *given: Any) -> Run | None:
+        return found.find_run(server, *given)
+
+    def find_version(registry: MlflowRegistry, *given: Any) -> None:
+        found.find_version(registry, *given)
+
+    monkeypatch.setattr(Server, "find_run", find_run)
+    monkeypatch.setattr(MlflowRegistry, "find_version", find_version)
     return found
 
 
@@ -162,9 +189,13 @@ async def test_nothing_is_kept_of_a_job_that_is_over(asked: Asked) -> None:
     assert world.poller._results == {}
 
 
+URI = "http://mlflow:5000"
+AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "away")
+
+
 async def test_a_server_that_is_away_is_not_waited_for_by_every_job(asked: Asked) -> None:
     world = World()
-    asked.answer = Mlflow(problem=Problem(ConditionReason.MLFLOW_UNREACHABLE, "away"))
+    asked.problems[URI] = AWAY
     other = read_finetunejob(
         {
             "metadata": {"name": "other", "namespace": "team", "uid": "u2", "resourceVersion": "1"},
@@ -172,32 +203,87 @@ async def test_a_server_that_is_away_is_not_waited_for_by_every_job(asked: Asked
         },
         Defaults(),
     )
-    assert await world.poller.poll(ftj()) == asked.answer
-    assert await world.poller.poll(other) == asked.answer
+    assert await world.poller.poll(ftj()) == Mlflow(problem=AWAY)
+    assert await world.poller.poll(other) == Mlflow(problem=AWAY)
     assert len(asked.questions) == 1
-    world.clock, asked.answer = 5.0, Mlflow(run=Run("r2", "e1", "RUNNING"))
-    assert await world.poller.poll(other) == asked.answer
+    world.clock, asked.problems, asked.run = 5.0, {}, Run("r2", "e1", "RUNNING")
+    assert await world.poller.poll(other) == Mlflow(run=asked.run)
 
 
-ELSEWHERE: dict[str, Json] = {
-    "another registry": {"registryUri": "http://10.255.255.1:1"},
-    "another login": {"secretRef": {"name": "mlflow"}},
-}
+def of_team(number: int, **tracking: Any) -> FineTuneJob:
+    """A job of a namespace of its own, with a Secret of its own."""
+    found = ftj(tracking={"secretRef": {"name": "mlflow"}} | tracking)
+    return dataclasses.replace(found, uid=f"u{number}", namespace=f"team-{number}")
 
 
-@pytest.mark.parametrize("tracking", ELSEWHERE.values(), ids=ELSEWHERE)
-async def test_a_failure_of_one_says_nothing_of_those_who_ask_another_registry_or_with_another_login(
-    asked: Asked, tracking: Json
-) -> None:
-    world = World(StandIn(secret(MLFLOW_TRACKING_TOKEN="t")))
-    problem = Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow at http://10.255.255.1:1 cannot be reached")
-    asked.answer = Mlflow(problem=problem)
-    odd = ftj(tracking=tracking)
-    assert await world.poller.poll(odd) == asked.answer
-    assert await world.poller.poll(dataclasses.replace(odd, uid="u2")) == asked.answer
-    assert len(asked.questions) == 1
-    asked.answer = tracked()
-    assert await world.poller.poll(dataclasses.replace(ftj(), uid="u3")) == tracked()
+def two_teams() -> World:
+    world = World()
+    for number in (1, 2):
+        held = secret(MLFLOW_TRACKING_TOKEN=f"token-{number}")
+        held["metadata"]["namespace"] = f"team-{number}"
+        world.kube.keep(held)
+    return world
+
+
+async def test_a_server_that_is_away_is_asked_once_whatever_the_secret(asked: Asked) -> None:
+    world = two_teams()
+    asked.problems[URI] = AWAY
+    for job in (of_team(1), of_team(2), of_team(2, uri=f"{URI}/"), ftj()):
+        assert await world.poller.poll(job) == Mlflow(problem=AWAY)
+        world.poller.forget(job)
+    assert asked.questions == [(URI, None, False)]
+
+
+async def test_a_login_that_is_refused_is_that_of_one_secret(asked: Asked) -> None:
+    world = two_teams()
+    refused = Problem(ConditionReason.MLFLOW_FORBIDDEN, "no")
+    asked.problems["token-1"] = refused
+    assert await world.poller.poll(of_team(1)) == Mlflow(problem=refused)
+    assert await world.poller.poll(of_team(2)) == tracked()
+    assert len(asked.questions) == 2
+
+
+async def test_a_token_that_cannot_be_sent_is_that_of_one_secret() -> None:
+    settings = dataclasses.replace(SETTINGS, tracking_uri="http://127.0.0.1:1")
+    world = World(StandIn(secret(MLFLOW_TRACKING_TOKEN="to\nken")), settings)
+    told = await world.poller.poll(with_secret())
+    assert told
+    assert told.problem
+    assert told.problem.reason == ConditionReason.CREDENTIALS_UNREADABLE
+    other = await world.poller.poll(dataclasses.replace(ftj(), uid="u2"))
+    assert other
+    assert other.problem
+    assert other.problem.reason == ConditionReason.MLFLOW_UNREACHABLE
+
+
+async def test_a_registry_that_is_away_is_asked_once_and_says_nothing_of_the_server(asked: Asked) -> None:
+    world, registry = World(), "http://10.255.255.1:1"
+    asked.problems[registry] = away = dataclasses.replace(AWAY, message=f"MLflow at {registry}")
+    trained = status(PREPARED, TRAINED, mlflow=RUN)
+    odd = ftj(trained, register={"model": "m"}, tracking={"registryUri": registry})
+    assert await world.poller.poll(odd) == Mlflow(problem=away)
+    assert await world.poller.poll(dataclasses.replace(odd, uid="u2")) == Mlflow(problem=away)
+    usual = ftj(trained, register={"model": "m"})
+    assert await world.poller.poll(dataclasses.replace(usual, uid="u3")) == tracked()
+    assert asked.registries == [registry, URI]
+
+
+async def test_logins_of_one_workspace_are_told_apart(databricks: Workspace) -> None:
+    # A login may go to a server that only one Secret names.
+    world, uris = World(), {"uri": "databricks"}
+    for number in (1, 2):
+        held = secret(**databricks.secret)
+        held["metadata"]["namespace"] = f"team-{number}"
+        world.kube.keep(held)
+    places = []
+    for number in (1, 2):
+        job = of_team(number, **uris)
+        found = await world.poller.tracked(job)
+        assert found
+        places.append([place(job, found, uri) for uri in (found.server.uri, found.server.registry_uri)])
+    (one, registry), (other, _) = places
+    assert one == registry
+    assert one != other
 
 
 def test_a_tracking_error_carries_its_problem() -> None:

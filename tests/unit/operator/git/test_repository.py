@@ -160,7 +160,6 @@ def test_no_text_of_an_answer_is_told(world: World, answer: Answer, expected: tu
 
 
 VERSION_2 = Answer(200, LISTING + b"000eversion 2\n" + b"0000")
-TOO_MUCH = (ConditionReason.GIT_UNREACHABLE, "cannot be reached: its answer is larger than 1048576 bytes")
 FLOODS: dict[str, tuple[str, Answer, tuple[str, str]]] = {
     "refs of version 0": (
         "info/refs",
@@ -182,7 +181,11 @@ FLOODS: dict[str, tuple[str, Answer, tuple[str, str]]] = {
         (ConditionReason.REVISION_NOT_FOUND, f"has no branch or tag main: {REMEDY}"),
     ),
     "packets of version 2": ("git-upload-pack", Answer(200, b"0006ab" * 5_000_000), NO_SERVER),
-    "refs of version 2": ("git-upload-pack", Answer(200, REF * 200_000), TOO_MUCH),
+    "refs of version 2": (
+        "git-upload-pack",
+        Answer(200, REF * 200_000),
+        (ConditionReason.REVISION_NOT_FOUND, f"has no branch or tag main: {REMEDY}"),
+    ),
     "packets of nothing": ("git-upload-pack", Answer(200, b"0004" * 500_000), NO_SERVER),
 }
 
@@ -223,6 +226,19 @@ async def test_a_flood_takes_neither_the_memory_nor_the_loop(
     ) == expected
     assert most < 10 * 2**20
     assert longest < 1
+
+
+async def test_a_branch_is_found_among_all_those_that_its_name_begins(world: World) -> None:
+    # `release` is a prefix of each, and a server may show refs that match no prefix.
+    others = (f"{'a' * 40} refs/heads/release/{number}\n" for number in range(200_000))
+    lines = [line.encode() for line in (*others, f"{world.second} refs/heads/release\n")]
+    listing = b"".join(b"%04x%b" % (len(line) + 4, line) for line in lines) + b"0000"
+    world.server.answers |= {
+        "/code.git/info/refs": VERSION_2,
+        "/code.git/git-upload-pack": Answer(200, gzip.compress(listing, 1), {"Content-Encoding": "gzip"}),
+    }
+    found = await Repository(world.server.url("code")).resolve("release")
+    assert found == Resolved(world.second, "release")
 
 
 @contextmanager

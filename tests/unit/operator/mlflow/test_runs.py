@@ -71,6 +71,15 @@ def problem(uri: str, credentials: Credentials | None = None) -> tuple[Condition
     return raised.value.problem.reason, raised.value.problem.message
 
 
+@pytest.mark.parametrize("token", ["to\nken", "to\rken", "to\u2019ken"])
+def test_a_token_that_no_header_takes_is_no_word_of_the_server(token: str) -> None:
+    assert problem("http://127.0.0.1:1", Credentials(token=token)) == (
+        ConditionReason.CREDENTIALS_UNREADABLE,
+        "the token for MLflow at http://127.0.0.1:1 has a line break or a character that cannot be sent: correct "
+        "MLFLOW_TRACKING_TOKEN in the Secret in spec.tracking.secretRef",
+    )
+
+
 NO_ACCESS = "MLflow at {uri} refuses access: check the Secret in spec.tracking.secretRef ({why})"
 NO_MLFLOW = (
     "{uri} answers, but not as an MLflow server: check the address, and whether a login page or a proxy "

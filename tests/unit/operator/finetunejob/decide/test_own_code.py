@@ -9,21 +9,16 @@ import pytest
 
 from finetune_crds.code import CodeStatus
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.contract import PodError, TerminationMessage
-from finetune_operator.controller.events import EventTarget, changes, event
 from finetune_operator.finetunejob import installer
 from finetune_operator.finetunejob.decide import own_code
 from finetune_operator.settings import Settings
 from worlds.memory.decisions import (
     ACCEPTED,
     ADMITTED,
-    NOW,
     PREPARED,
     child,
     conclude,
-    ended,
     ftj,
-    later,
     observed,
     pod,
     running,
@@ -259,129 +254,3 @@ def test_what_a_pod_does_before_it_starts_is_told(name: str, expected: str) -> N
         ConditionReason.STARTING,
         f"attempt 1: 0 of 2 pods are ready{expected}",
     )
-
-
-def failed(code: int, reason: str, job: str = JOB, container: str = "dependencies") -> Json:
-    """A pod whose packages cannot be installed."""
-    error = TerminationMessage(error=PodError(reason=reason, message="the index has no trl>=99"))
-    ended = {"exitCode": code, "message": error.dump(), "finishedAt": "2026-08-01T12:00:10Z"}
-    status = {
-        "phase": "Failed",
-        "initContainerStatuses": [{"name": container, "state": {"terminated": ended}}],
-    }
-    return pod(job, 0) | {"status": status}
-
-
-ENDS: dict[str, tuple[int, str, str, tuple[str, str]]] = {
-    "what no attempt changes": (
-        64,
-        "DependenciesFailed",
-        "Failed",
-        ("False", ConditionReason.DEPENDENCIES_FAILED),
-    ),
-    "a commit that is gone": (64, "CheckoutFailed", "Failed", ("False", ConditionReason.CHECKOUT_FAILED)),
-    "an index that is away": (69, "DependenciesFailed", "Starting", ("False", ConditionReason.RESTARTING)),
-    "what another attempt may change": (
-        *(1, "DependenciesFailed", "Starting"),
-        ("False", ConditionReason.RESTARTING),
-    ),
-}
-
-
-@pytest.mark.parametrize(("code", "reason", "phase", "expected"), ENDS.values(), ids=ENDS)
-def test_a_failure_names_the_pod_and_the_requirement(
-    code: int, reason: str, phase: str, expected: tuple[str, str]
-) -> None:
-    given = ftj(running(), trainer=trainer(dependencies=["trl>=99"]))
-    decision = conclude(given, observed(child(JOB, "Failed"), pods=[failed(code, reason)]), settings=SETTINGS)
-    told = f"pod tune-train-1-0-abcde ended with exit code {code}: init container dependencies: the index has no trl>=99"
-    ready = said(decision, ConditionType.READY)
-    assert ready
-    assert (decision.status.phase, ready[:2]) == (phase, expected)
-    assert told in ready[2]
-    failure = decision.status.last_failure
-    assert failure is not None
-    assert (failure.reason, failure.exit_code) == (reason, code)
-
-
-# Exit code, reason, runPolicy; then the reason of Failed, or the attempt, the restarts and the seconds until it may start.
-POLICIES: dict[str, tuple[int, str, Json, tuple[Any, ...]]] = {
-    "an index that is away": (69, "DependenciesFailed", {}, (None, 2, 0, 10)),
-    "a server of Git that refuses the login": (69, "CheckoutFailed", {}, (None, 2, 0, 10)),
-    "an index that is away, where no restarts are left": (
-        *(69, "DependenciesFailed", {"maxRestarts": 0}),
-        (None, 2, 0, 10),
-    ),
-    "69 is fatal for a command": (69, "CheckoutFailed", {"fatalExitCodes": [69]}, (None, 2, 0, 10)),
-    "what another attempt may change": (1, "DependenciesFailed", {}, (None, 2, 1, None)),
-    "code that cannot be fetched": (1, "CheckoutFailed", {}, (None, 2, 1, None)),
-    "no restarts are left": (
-        *(1, "DependenciesFailed", {"maxRestarts": 0}),
-        (ConditionReason.MAX_RESTARTS_REACHED, 1, 0, None),
-    ),
-    "no restarts are left for code": (
-        *(1, "CheckoutFailed", {"maxRestarts": 0}),
-        (ConditionReason.MAX_RESTARTS_REACHED, 1, 0, None),
-    ),
-    "another code is to be retried": (1, "CheckoutFailed", {"retryableExitCodes": [137]}, (None, 2, 1, None)),
-    "the code of a command is fatal": (1, "DependenciesFailed", {"fatalExitCodes": [1]}, (None, 2, 1, None)),
-    "64 is not fatal for a command": (
-        *(64, "CheckoutFailed", {"fatalExitCodes": [42]}),
-        (ConditionReason.CHECKOUT_FAILED, 1, 0, None),
-    ),
-    "64 is to be retried for a command": (
-        *(64, "DependenciesFailed", {"fatalExitCodes": [], "retryableExitCodes": [64]}),
-        (ConditionReason.DEPENDENCIES_FAILED, 1, 0, None),
-    ),
-    "an end without a reason": (137, "OOMKilled", {"retryableExitCodes": [137]}, (None, 2, 1, None)),
-}
-
-
-@pytest.mark.parametrize(("code", "reason", "policy", "expected"), POLICIES.values(), ids=POLICIES)
-def test_codes_of_runpolicy_are_those_of_the_command(
-    code: int, reason: str, policy: Json, expected: tuple[Any, ...]
-) -> None:
-    container = "checkout" if reason == "CheckoutFailed" else "dependencies"
-    given = ftj(running(), trainer=trainer(dependencies=["trl"]), runPolicy=policy)
-    seen = observed(child(JOB, "Failed", lived=400), pods=[failed(code, reason, container=container)])
-    decision = conclude(given, seen, settings=SETTINGS)
-    end, at = said(decision, ConditionType.FAILED), decision.status.restart_time
-    waits = (at - NOW).total_seconds() if at else None
-    assert (end[1] if end else None, decision.status.attempt, decision.status.restarts, waits) == expected
-
-
-def test_a_command_and_containers_of_ones_own_cannot_say_that_their_failure_does_not_count() -> None:
-    told = TerminationMessage(error=PodError(reason="DependenciesFailed", message="me too"))
-    given = ftj(running(), trainer=trainer(dependencies=["trl"]))
-    for found in (ended(JOB, 0, 69, told), failed(69, "DependenciesFailed", container="mine")):
-        decision = conclude(given, observed(child(JOB, "Failed"), pods=[found]), settings=SETTINGS)
-        assert (decision.status.attempt, decision.status.restarts) == (2, 1)
-
-
-def test_who_waits_for_an_index_is_told_at_each_attempt_and_waits_longer() -> None:
-    current, now, waits = running(), 0.0, []
-    for number in range(1, 9):
-        name = f"tune-train-{number}"
-        given = ftj(current, trainer=trainer(dependencies=["trl"]))
-        seen = observed(child(name, "Failed", lived=now), pods=[failed(69, "DependenciesFailed", name)])
-        now += 400
-        after = conclude(given, seen, at=later(now), settings=SETTINGS).status
-        assert after.restart_time
-        waits.append((after.restart_time - later(now)).total_seconds())
-        [change] = changes(current.conditions, after.conditions)
-        sentence = (
-            f"attempt {number} could not begin and does not count; pod {name}-0-abcde ended with exit code 69: init container "
-            f"dependencies: the index has no trl>=99; at {after.restart_time:%H:%M:%S} UTC, attempt {number + 1} starts your "
-            "command again"
-        )
-        told = event(EventTarget("FineTuneJob", "tune", "team", "u"), change, later(now))
-        assert (told["type"], told["reason"], told["message"]) == ("Warning", "Restarting", sentence)
-        now = (after.restart_time - NOW).total_seconds()
-        begun = conclude(ftj(after, trainer=trainer(dependencies=["trl"])), observed(), at=after.restart_time)
-        current = begun.status
-        starting = said(begun, ConditionType.TRAINED)
-        assert starting
-        assert starting[1] == ConditionReason.STARTING
-        assert starting[2].endswith("init container dependencies: the index has no trl>=99")
-    assert waits == [10, 20, 40, 80, 160, 300, 300, 300]
-    assert (current.restarts, current.attempt) == (0, 9)

@@ -34,8 +34,9 @@ def lost(index: int, reason: str, message: str, **more: Any) -> Json:
     return pod(JOB, index, "Failed", reason=reason, message=message, startTime="", **more)
 
 
-def waiting_for_init(code: int, message: str) -> Json:
-    init = {"name": "fetch", "state": {"terminated": {"exitCode": code, "message": message}}}
+def waiting_for_init(code: int, message: str, reason: str = "Error", name: str = "fetch") -> Json:
+    terminated = {"exitCode": code, "message": message, "reason": reason}
+    init = {"name": name, "state": {"terminated": terminated}}
     main = {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}
     return pod(JOB, 0, "Failed", containerStatuses=[main], initContainerStatuses=[init])
 
@@ -100,6 +101,30 @@ FAILURES: dict[str, tuple[list[Json], tuple[Any, ...] | None]] = {
     "an init container failed, and says why": (
         [waiting_for_init(65, error("NoVersion", "there is no version 4").dump())],
         ("tune-train-1-0-abcde", None, 65, "NoVersion", "init container fetch: there is no version 4"),
+    ),
+    "an init container of the operator had no memory": (
+        [waiting_for_init(137, "", "OOMKilled", "checkout")],
+        (
+            "tune-train-1-0-abcde",
+            None,
+            137,
+            "OOMKilled",
+            "init container checkout used more memory than its limit: raise that of the container trainer, which it shares",
+        ),
+    ),
+    "one of your own had no memory": (
+        [waiting_for_init(137, "", "OOMKilled", "mine")],
+        (
+            *("tune-train-1-0-abcde", None, 137, "OOMKilled"),
+            "init container mine used more memory than its limit: raise the limit",
+        ),
+    ),
+    "an init container says nothing": (
+        [waiting_for_init(3, "")],
+        (
+            *("tune-train-1-0-abcde", None, 3, "Error"),
+            "init container fetch ended with exit code 3 and no message: see kubectl logs tune-train-1-0-abcde -c fetch",
+        ),
     ),
     "an init container failed": (
         [waiting_for_init(3, "no such bucket")],
