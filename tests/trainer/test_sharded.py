@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from datetime import timedelta
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,9 @@ def meshes(world: World, folder: Path) -> None:
     assert shapes == {"FSDP": (4,), "HSDP": (2, 2), "DDP": (4, 1)}
     # Ranks 0 and 1 are one pod, and shard between them.
     assert shard.mesh("HSDP", world).mesh.tolist() == [[0, 1], [2, 3]]
+    for strategy in ("HSDP", "DDP"):
+        for group in shard.mesh(strategy, world, timeout_seconds=77).get_all_groups():
+            assert group._get_backend(world.device).options._timeout == timedelta(seconds=77)
 
 
 def test_ranks_are_replicas_times_shards(tmp_path: Path) -> None:

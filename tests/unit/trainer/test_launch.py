@@ -143,4 +143,4 @@ VARIABLES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 def test_what_people_set_for_libraries_stays(given: dict[str, str], expected: dict[str, str]) -> None:
     environment = dict(given)
     launch.set_defaults(environment, 4)
-    assert environment == {**expected, "TOKENIZERS_PARALLELISM": "true"}
+    assert environment == {**expected, "TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN"}

@@ -93,7 +93,8 @@ def network(
         adapted = adapt.adapt(stored, recipe.method, base, new)
         made = Network(adapted, made.objective, recipe.training.neftune_alpha)
     made.head.chunk_numbers = choice.chunk_numbers
-    wrap(made, recipe, choice.kind, shard.mesh(recipe.distributed.strategy, world))
+    over = shard.mesh(recipe.distributed.strategy, world, recipe.distributed.collective_timeout_seconds)
+    wrap(made, recipe, choice.kind, over)
     weights.fill(adapted, recipe, source, world, tokenizer, adapter=going_on.adapter if going_on else None)
     if teacher is not None:
         teacher.fill(world)

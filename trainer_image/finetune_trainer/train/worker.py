@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
+import torch.distributed as dist
 from transformers.utils import logging as transformers_logging
 
 from finetune_crds import continuation, contract
@@ -53,9 +55,15 @@ def main() -> int:
     """Train as one rank, and leave the outcome for the launcher."""
     quiet_libraries()
     rank = int(os.environ["RANK"])
-    return outcome.run(
+    code = outcome.run(
         work, report=lambda code, message: scratch.write_outcome(scratch.path(), rank, code, message)
     )
+    if dist.is_initialized():
+        # NB: after an error on GPUs, the end of the interpreter would wait for the groups that `joined` leaves.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def quiet_libraries() -> None:
@@ -86,10 +94,31 @@ def work() -> TerminationMessage | None:
             with tracker, system_metrics(recipe, world, tracker):
                 return Run(recipe, world, tracker, preemption, started).train()
         except BaseException as error:
-            if is_loss_of_peer(error):
-                sentence = "another rank ended during a collective: the log of the rank that failed first has the cause"
-                raise outcome.TrainingError(scratch.PEER_LOST, sentence, rank=world.rank) from error
-            raise
+            told = explained(error, world.rank)
+            if told is error:
+                raise
+            raise told from error
+
+
+def explained(error: BaseException, rank: int) -> BaseException:
+    """What a rank says of an error: of memory that a GPU lacks, what to change; of the loss of another rank, that it is no cause."""
+    if isinstance(error, torch.OutOfMemoryError):
+        sentence = (
+            f"rank {rank} needs more memory than its GPU has: lower training.perDeviceBatchSize or training.maxLength, or set "
+            f"training.activationCheckpointing to Full ({_first_line(error)})"
+        )
+        return outcome.TrainingError("OutOfMemory", sentence, rank=rank)
+    if is_loss_of_peer(error):
+        sentence = (
+            f"a collective failed, as it does where another rank ended ({_first_line(error)}): the log of the rank that failed "
+            "first has the cause"
+        )
+        return outcome.TrainingError(scratch.PEER_LOST, sentence, rank=rank)
+    return error
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
 
 
 @contextmanager

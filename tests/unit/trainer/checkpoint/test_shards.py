@@ -49,3 +49,8 @@ def test_a_checkpoint_that_has_what_a_frozen_base_was_quantized_with_is_read(
         again = Run(tmp_path, world)
         assert again.resume().step == 1
         assert same(again.state(), run.state())
+
+
+def test_writing_waits_for_no_stream_of_a_gpu(tmp_path: Path) -> None:
+    """As torch's own staging: what it writes is on the host."""
+    assert shards.Writer(str(tmp_path)).per_thread_copy_ahead == 0

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException
@@ -36,7 +37,6 @@ from finetune_trainer.train.model import pissa
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import torch
     from torch import nn
 
     from finetune_crds.recipe import Recipe
@@ -275,7 +275,7 @@ class Checkpointer:
         else:
             # NB: the next steps change the tensors in place, so the save writes a copy.
             staged = None if state is None else self._stager.stage(state)
-            self._in_flight = _in_thread(lambda: self._write(progress, staged))
+            self._in_flight = _in_thread(lambda: self._write(progress, staged), self._world.device)
 
     def drain(self) -> None:
         """Wait until the save in flight, if any, is published or has failed."""
@@ -365,11 +365,14 @@ class Checkpointer:
                     self._checkpoints.remove(step)
 
 
-def _in_thread(work: Callable[[], None]) -> Future[None]:
+def _in_thread(work: Callable[[], None], device: torch.device) -> Future[None]:
     done: Future[None] = Future()
 
     def run() -> None:
         try:
+            if device.type == "cuda":
+                # NB: a thread begins with the first GPU, where each rank would have memory of its own.
+                torch.cuda.set_device(device)
             work()
         except BaseException as error:  # noqa: BLE001 - drain() raises it
             done.set_exception(error)

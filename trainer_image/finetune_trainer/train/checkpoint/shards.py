@@ -50,7 +50,9 @@ class Writer(FsspecWriter):
     """Raises storage errors as OSError: the errors of some clients cannot be pickled for the other ranks."""
 
     def __init__(self, uri: str) -> None:
-        super().__init__(uri, **storage.options(uri))
+        # NB: to copy ahead, torch waits for the stream of the thread every few megabytes: on the first GPU that is the one that trains. What
+        # an asynchronous save writes is on the host already.
+        super().__init__(uri, per_thread_copy_ahead=0, **storage.options(uri))
         self.fs = _Files()
         self.fs.init_path(uri)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from finetune_trainer.outcome import RecipeRefusedError
@@ -21,16 +23,26 @@ if TYPE_CHECKING:
     from finetune_trainer.train.runtime.distributed import World
 
 
-def mesh(strategy: str, world: World) -> DeviceMesh:
+def mesh(strategy: str, world: World, timeout_seconds: int | None = None) -> DeviceMesh:
     """Make the device mesh of the ranks, replicas times shards.
 
     FSDP shards over all ranks, HSDP over the ranks of a pod; with DDP every rank has all parameters.
+
+    Args:
+        strategy: of the recipe.
+        world: the ranks.
+        timeout_seconds: of each collective; None: that of torch.
     """
     kind = world.device.type
     if strategy == "FSDP":
         return init_device_mesh(kind, (world.size,), mesh_dim_names=("shard",))
     shards = world.local_size if strategy == "HSDP" else 1
-    return init_device_mesh(kind, (world.size // shards, shards), mesh_dim_names=("replicate", "shard"))
+    made = init_device_mesh(kind, (world.size // shards, shards), mesh_dim_names=("replicate", "shard"))
+    if timeout_seconds is not None:
+        # NB: the groups of a mesh with two dimensions have torch's own time-out, whatever that of the world is.
+        for group in made.get_all_groups():
+            _set_pg_timeout(timedelta(seconds=timeout_seconds), group)
+    return made
 
 
 def shard(network: Network, over: DeviceMesh, precision: str, *, replicate_frozen: bool = False) -> Network:

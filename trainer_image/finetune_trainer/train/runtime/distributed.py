@@ -129,7 +129,7 @@ def is_loss_of_peer(error: BaseException) -> bool:
 
 @contextmanager
 def joined(*, timeout_seconds: int, preemption: Preemption | None = None) -> Iterator[World]:
-    """Join the process group of the launcher's environment, and leave it at the end.
+    """Join the process group of the launcher's environment, and leave it at the end, but for an error on GPUs.
 
     Collectives on host tensors use gloo, on CUDA tensors NCCL, with `timeout_seconds` each. Decisions (`agree`) have
     no such timeout: a rank may work for hours before one. The end of a rank is detected at once in any case.
@@ -144,11 +144,15 @@ def joined(*, timeout_seconds: int, preemption: Preemption | None = None) -> Ite
         timeout=timedelta(seconds=timeout_seconds),
         device_id=device if cuda else None,
     )
+    ended = False
     try:
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
         host = dist.new_group(backend="gloo", timeout=_PATIENCE)
         rank, size = dist.get_rank(), dist.get_world_size()
         yield World(rank, size, local_rank, local_size, device, preemption, host, Card.of(device))
+        ended = True
     finally:
-        if dist.is_initialized():
+        # NB: groups of NCCL are destroyed by all ranks together. After an error, the others may wait in a collective for this one, which
+        # would wait for them before it tells what happened (pytorch/torchtitan#1342).
+        if dist.is_initialized() and (ended or not cuda):
             dist.destroy_process_group()
