@@ -49,7 +49,7 @@ def learned(network: Any, batch: pack.Batch) -> tuple[float, list[torch.Tensor]]
 
 def two_batches() -> list[pack.Batch]:
     split = networks.random_split(examples=12)
-    return [pack.collate(split, rows, pad_id=0, width=64) for rows in ([[0, 1]], [[2, 3]])]
+    return [pack.collate(split, rows, pad_id=0, width=64, compiled=True) for rows in ([[0, 1]], [[2, 3]])]
 
 
 @pytest.mark.filterwarnings("ignore")

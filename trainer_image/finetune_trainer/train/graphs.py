@@ -123,7 +123,7 @@ def _batches(recipe: Recipe) -> Iterator[pack.Batch]:
             reference=np.zeros((examples, 2), np.float32) if documents == 2 else None,
             labels=np.arange(examples) % 2 == 0 if documents == 2 else None,
         )
-        yield pack.collate(split, [list(range(examples))], pad_id=0, width=row_tokens(recipe))
+        yield pack.collate(split, [list(range(examples))], pad_id=0, width=row_tokens(recipe), compiled=True)
 
 
 def _let_attention_run_on_cpus() -> None:

@@ -36,9 +36,10 @@ WIDTHS: dict[str, tuple[World, dict[str, Any], int | None]] = {
 
 
 @pytest.mark.parametrize("case", WIDTHS)
-def test_rows_have_one_width_where_shapes_cost(case: str) -> None:
+def test_rows_have_one_width_where_widths_cost(case: str) -> None:
     ranks, training, width = WIDTHS[case]
-    assert Collator.of(networks.recipe(Path("/base"), **training), ranks, 7) == Collator(ranks, 7, width)
+    found = Collator.of(networks.recipe(Path("/base"), **training), ranks, 7)
+    assert found == Collator(ranks, 7, width, compiled=case == "compiled")
 
 
 def plan_of(split: Split) -> pack.Plan:

@@ -70,8 +70,10 @@ def test_a_batch_can_be_of_a_given_width() -> None:
     batch = pack.collate(split, [[0], [1]], pad_id=1, width=5)
     assert batch.input_ids.tolist() == [[5, 6, 7, 1, 1], [9, 10, 1, 1, 1]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1], [0, 1, 0, 1, 2]]
+    assert (batch.cu_seqlens.tolist(), batch.max_seqlen) == ([0, 3, 5, 7, 10], 3)
     # Shapes that stay: empty documents up to the next power of two, and the longest there can be.
-    assert (batch.cu_seqlens.tolist(), batch.max_seqlen) == ([0, 3, 5, 7, 10, 10, 10, 10], 5)
+    compiled = pack.collate(split, [[0], [1]], pad_id=1, width=5, compiled=True)
+    assert (compiled.cu_seqlens.tolist(), compiled.max_seqlen) == ([0, 3, 5, 7, 10, 10, 10, 10], 5)
     with pytest.raises(ValueError, match="a sequence of 3 tokens does not fit a width of 2"):
         pack.collate(split, [[0]], pad_id=1, width=2)
 
@@ -91,7 +93,7 @@ def test_a_pair_is_two_documents_of_one_example() -> None:
     batch = pack.collate(split, [[1], [0]], pad_id=1, width=6)
     assert batch.input_ids.tolist() == [[9, 10, 9, 11, 12, 1], [5, 6, 7, 5, 8, 1]]
     assert batch.owners.tolist() == [[0, 0, 1, 1, 1, 0], [2, 2, 2, 3, 3, 0]]
-    assert batch.cu_seqlens.tolist() == [0, 2, 5, 6, 9, 11, 12, 12]
+    assert batch.cu_seqlens.tolist() == [0, 2, 5, 6, 9, 11, 12]
     assert batch.examples.tolist() == [1, 0]
 
 
@@ -142,7 +144,7 @@ def test_a_batch_is_what_a_loop_over_its_tokens_makes(
         targets += [pack.IGNORED] * padding
         owners += [0] * padding
         documents += [len(ids)] if padding else []
-    batch = pack.collate(split, rows, pad_id=1, width=width)
+    batch = pack.collate(split, rows, pad_id=1, width=width, compiled=True)
     assert batch.input_ids.flatten().tolist() == ids
     assert batch.position_ids.flatten().tolist() == positions
     assert batch.targets.flatten().tolist() == targets

@@ -33,24 +33,28 @@ class Collator:
     world: which rank this is.
     pad_id: the padding token.
     width: tokens per row; None: the longest row of the batch.
+    compiled: whether layers are compiled for the shapes of a batch.
     """
 
     world: World
     pad_id: int
     width: int | None
+    compiled: bool = False
 
     @classmethod
     def of(cls, recipe: Recipe, world: World, pad_id: int) -> Collator:
         """Return the collator of a recipe: rows have one width where compiled layers or a GPU's allocator need it."""
         training = recipe.training
         fixed = training.compile or (training.packing and world.card is not None)
-        return cls(world, pad_id, row_tokens(recipe) if fixed else None)
+        return cls(world, pad_id, row_tokens(recipe) if fixed else None, training.compile)
 
     def batches(self, examples: Examples, batch_size: int) -> Iterator[pack.Batch]:
         """Yield this rank's batches, on the host; every rank gets the same number."""
         ranks = self.world.size
         for rows in pack.shares(examples.sequences, rank=self.world.rank, ranks=ranks, batch_size=batch_size):
-            yield pack.collate(examples.split, rows, pad_id=self.pad_id, width=self.width)
+            yield pack.collate(
+                examples.split, rows, pad_id=self.pad_id, width=self.width, compiled=self.compiled
+            )
 
 
 class Feed:

@@ -179,12 +179,25 @@ def shares(
         yield rows[mine : min(mine + batch_size, begin + ranks * batch_size)]
 
 
-def collate(split: Split, rows: Sequence[Sequence[int]], *, pad_id: int, width: int | None = None) -> Batch:
+def collate(
+    split: Split,
+    rows: Sequence[Sequence[int]],
+    *,
+    pad_id: int,
+    width: int | None = None,
+    compiled: bool = False,
+) -> Batch:
     """Collate some sequences, padded on the right to `width` tokens, or to the longest.
 
-    Without sequences, the batch is one row of padding, so that the rank takes part in the collectives. With a `width`,
-    shapes rarely change between batches, which avoids recompilation: `cu_seqlens` ends in empty documents, and `max_seqlen` is
-    the width.
+    Without sequences, the batch is one row of padding, so that the rank takes part in the collectives.
+
+    Args:
+        split: has the examples.
+        rows: numbers of examples, by sequence.
+        pad_id: the padding token.
+        width: tokens per row; None: the longest sequence.
+        compiled: change shapes rarely between batches, for layers that are compiled for each: `cu_seqlens` ends in empty documents, and
+            `max_seqlen` is the width. Attention takes longer for both.
 
     Raises:
         ValueError: a sequence has more than `width` tokens.
@@ -196,7 +209,6 @@ def collate(split: Split, rows: Sequence[Sequence[int]], *, pad_id: int, width: 
     height = max(len(rows), 1)
     row_of = np.repeat(np.arange(len(rows)), np.array([len(row) * split.documents for row in rows], np.int64))
     filled = np.bincount(row_of, weights=sizes, minlength=height).astype(np.int64)
-    fixed = width is not None
     width = max(1, int(filled.max())) if width is None else width
     if filled.max() > width:
         raise ValueError(f"a sequence of {filled.max()} tokens does not fit a width of {width}")
@@ -222,7 +234,7 @@ def collate(split: Split, rows: Sequence[Sequence[int]], *, pad_id: int, width: 
     owners[places] = np.repeat(np.arange(len(sizes)), sizes)
     cu_seqlens = np.append(np.flatnonzero(positions == 0), height * width).astype(np.int32)
     max_seqlen = int(np.diff(cu_seqlens).max())
-    if fixed:
+    if compiled:
         max_seqlen = width
         empty = (1 << (len(cu_seqlens) - 1).bit_length()) - len(cu_seqlens)
         cu_seqlens = np.append(cu_seqlens, np.full(empty, height * width, np.int32))
