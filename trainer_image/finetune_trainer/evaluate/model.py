@@ -13,10 +13,11 @@ from finetune_trainer import artifacts
 from finetune_trainer.cache import Cache
 from finetune_trainer.train import build
 from finetune_trainer.train.delivery import export
-from finetune_trainer.train.model import load, merge
+from finetune_trainer.train.model import load, merge, precision
 from finetune_trainer.train.model.network import Network
 from finetune_trainer.train.model.new_tokens import NO_TOKENS, NewTokens
 from finetune_trainer.train.objectives.sft import Sft
+from finetune_trainer.train.runtime.device import Card
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,7 +109,8 @@ def _weights(
 ) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    card = Card.of(device)
+    dtype = precision.of_inference(card.capability if card else None)
     with load.load_errors(spec, field):
         model: Any = AutoModelForCausalLM.from_pretrained(
             str(source.base),

@@ -266,6 +266,26 @@ def test_the_kernel_of_gpus_is_for_models_that_train_without_dropout_of_attentio
     assert chosen == (expected or objective == "DPO")
 
 
+# Gemma 4 has layers with heads of two sizes.
+@pytest.mark.parametrize(
+    ("kind", "changes", "expected"),
+    [
+        ("llama", {"hidden_size": 48}, False),
+        ("llama", {"hidden_size": 64}, True),
+        ("llama", {"head_dim": 264}, False),
+        ("gemma4_text", {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96}, False),
+        ("mamba", {}, False),
+    ],
+)
+def test_the_kernel_of_gpus_is_for_heads_that_it_takes(
+    monkeypatch: pytest.MonkeyPatch, kind: str, changes: dict[str, Any], *, expected: bool
+) -> None:
+    monkeypatch.setattr(attention, "varlen_attention", object)
+    model = load.empty(tiny(kind, changes), torch.bfloat16, trust=False)
+    card = Card("H100", 80 * 2**30, (9, 0))
+    assert attention.isolate(model, card=card, half=True, soft_prompt=False) == expected
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "objective", "packing", "sentence"),
     [

@@ -126,6 +126,7 @@ def test_flops_are_about_what_torch_counts() -> None:
         ("NVIDIA L40S", 362e12),
         ("NVIDIA B200", 2250e12),
         ("NVIDIA GeForce RTX 2080", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
     ],
 )
 def test_peaks_are_found_by_the_name_of_the_device(

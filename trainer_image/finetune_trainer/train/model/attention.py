@@ -50,8 +50,9 @@ def isolate(model: PreTrainedModel, *, card: Card | None, half: bool, soft_promp
     odd = ("attn_logit_softcapping", "attn_temperature_tuning", "v_head_dim" if card else "")
     # NB: models with attention sinks or soft caps do not support SDPA.
     plain = model._supports_sdpa and not any(getattr(config, name, None) for name in odd)  # noqa: SLF001
-    kernel = card is None or (half and _can(card, config) and not in_attention(model))
-    chosen = plain and kernel and not soft_prompt and _attends_alone(model)
+    chosen = plain and not soft_prompt and _attends_alone(model)
+    if chosen and card is not None:
+        chosen = half and _can(card, model) and not in_attention(model)
     if chosen:
         model.set_attn_implementation(register(gpu=card is not None))
     return chosen
@@ -85,11 +86,22 @@ def _groups_heads() -> bool:
     return "enable_gqa" in inspect.signature(varlen_attention()).parameters
 
 
-def _can(card: Card, config: Any) -> bool:
-    """Whether the kernel supports this GPU and the model's head size, which is at most 256."""
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+def _can(card: Card, model: PreTrainedModel) -> bool:
+    """Whether the kernel supports this GPU and the sizes of the model's heads: multiples of 8, of at most 256 (flash-attention 2)."""
     recent = card.capability >= (8, 0)
-    return varlen_attention() is not None and recent and head <= 256
+    return (
+        varlen_attention() is not None
+        and recent
+        and all(size <= 256 and size % 8 == 0 for size in _head_sizes(model))
+    )
+
+
+def _head_sizes(model: PreTrainedModel) -> set[int]:
+    """The sizes of the heads, which may differ between layers."""
+    layers = (module for module in model.modules() if "Attention" in type(module).__name__)
+    found = {size for layer in layers if isinstance(size := getattr(layer, "head_dim", None), int)}
+    config = model.config.get_text_config()
+    return found or {config.hidden_size // config.num_attention_heads}
 
 
 def isolated_attention(

@@ -6,11 +6,37 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from finetune_trainer.outcome import RecipeRefusedError
+
 if TYPE_CHECKING:
     from finetune_crds.recipe import Recipe
     from finetune_crds.training import Training
+    from finetune_trainer.train.runtime.device import Card
 
 _COMPUTE = {"BF16": torch.bfloat16, "FP16": torch.float16, "FP32": torch.float32}
+
+# The compute capability from which GPUs have instructions for BF16.
+_BF16 = (8, 0)
+
+
+def check(recipe: Recipe, card: Card | None) -> None:
+    """Check that a GPU computes in the precision of a recipe: an older one emulates BF16, and attention needs memory for all scores.
+
+    Raises:
+        RecipeRefusedError: it does not.
+    """
+    if recipe.training.precision == "BF16" and card is not None and card.capability < _BF16:
+        raise RecipeRefusedError(
+            f"training.precision BF16, the default, needs a GPU of compute capability {_BF16[0]}.{_BF16[1]} or higher, and {card.name} "
+            f"has {card.capability[0]}.{card.capability[1]}: set training.precision to FP16, or ask for another GPU"
+        )
+
+
+def of_inference(capability: tuple[int, int] | None) -> torch.dtype:
+    """Return what a model answers in on a GPU of a compute capability; None: on a CPU."""
+    if capability is None:
+        return torch.float32
+    return torch.bfloat16 if capability >= _BF16 else torch.float16
 
 
 def compute(precision: str) -> torch.dtype:

@@ -22,10 +22,12 @@ _PEAKS = {
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Return the peak of the GPU in dense bf16, in FLOP/s; None where it is unknown."""
+    """Return the peak of the GPU in dense bf16, in FLOP/s; None where it is unknown, as for a slice of a GPU."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
+    if "MIG" in name:
+        return None
     return next((peak for part, peak in _PEAKS.items() if part in name), None)
 
 

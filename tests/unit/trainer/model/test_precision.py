@@ -1,0 +1,59 @@
+"""A GPU computes in the precision that it has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.train.model import load, precision
+from finetune_trainer.train.runtime.device import Card
+from support import networks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+T4, A100 = Card("Tesla T4", 15 * 2**30, (7, 5)), Card("NVIDIA A100", 80 * 2**30, (8, 0))
+
+
+@pytest.mark.parametrize(
+    ("card", "of", "refused"),
+    [
+        (T4, "BF16", True),
+        (T4, "FP16", False),
+        (T4, "FP32", False),
+        (A100, "BF16", False),
+        (None, "BF16", False),
+    ],
+)
+def test_a_precision_that_a_gpu_lacks_is_refused(
+    base_model: Path, card: Card | None, of: str, *, refused: bool
+) -> None:
+    recipe = networks.recipe(base_model, precision=of)
+    if not refused:
+        precision.check(recipe, card)
+        return
+    with pytest.raises(RecipeRefusedError) as told:
+        precision.check(recipe, card)
+    assert str(told.value) == (
+        "training.precision BF16, the default, needs a GPU of compute capability 8.0 or higher, and Tesla T4 has 7.5: set "
+        "training.precision to FP16, or ask for another GPU"
+    )
+
+
+def test_it_is_refused_before_anything_is_loaded(base_model: Path) -> None:
+    with networks.alone() as world, pytest.raises(RecipeRefusedError, match="compute capability"):
+        load.skeleton(networks.recipe(base_model, precision="BF16"), base_model, replace(world, card=T4))
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [(None, torch.float32), ((7, 0), torch.float16), ((8, 0), torch.bfloat16), ((12, 0), torch.bfloat16)],
+)
+def test_an_evaluation_computes_in_what_its_gpu_has(
+    capability: tuple[int, int] | None, dtype: torch.dtype
+) -> None:
+    assert precision.of_inference(capability) == dtype
