@@ -234,10 +234,8 @@ def test_from_a_registered_model_by_two_objectives_to_a_model_that_answers(
             "model": {"base": "models:/first@candidate", "adapter": "Continue"},
             "method": {"type": "LoRA", "export": "Merged"},
             "objective": {"type": "DPO", "dpo": {"beta": 0.5}},
-            "data": {
-                "columns": {"type": "Preference"},
-                "splits": {"type": "Delta", "path": str(models.preferences)},
-            },
+            # Its columns are found in the schema.
+            "data": {"splits": {"type": "Delta", "path": str(models.preferences)}},
             "training.learningRate": 0.005,
             "training.maxSteps": 4,
             "register": {"model": "preferred"},
