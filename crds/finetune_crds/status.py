@@ -137,7 +137,7 @@ class Resolved(ApiModel):
     queue_name: str | None = None
     """Kueue queue of the installation, for a job that names none."""
     learning_rate: float | None = None
-    """Peak learning rate."""
+    """Peak learning rate of the built-in trainer."""
 
 
 class JobUids(ApiModel):

@@ -103,7 +103,7 @@ def resolved(spec: FineTuneJobSpec, *, namespace: str, name: str, defaults: Defa
         checkpoint=_checkpoint(spec, defaults),
         model=(spec.register_.model or name) if spec.register_ else None,
         queue_name=defaults.queue_name,
-        learning_rate=_learning_rate(spec),
+        learning_rate=None if spec.trainer.command else _learning_rate(spec),
     )
 
 

@@ -115,7 +115,8 @@ def _follow(draft: Draft, number: int, child: Json, mine: list[Json]) -> None:
     ready = draft.status.nodes.ready if draft.status.nodes else 0
     if ready == nodes:
         reason = ConditionReason.TRAINING
-        message = f"attempt {number} runs on {nodes} pods; kubectl logs job/{name} shows its progress"
+        gang = "1 pod" if nodes == 1 else f"{nodes} pods"
+        message = f"attempt {number} runs on {gang}; kubectl logs job/{name} shows its progress"
     else:
         reason = ConditionReason.STARTING
         earlier = attempts.cause_of(draft, number - 1)

@@ -148,9 +148,9 @@ OWN: dict[str, tuple[Json, Json]] = {
     ),
     "a learning rate": ({"training": {"learningRate": 1e-3}}, {"learningRate": 1e-3}),
     "all weights": ({"method": {"type": "Full"}}, {"learningRate": 2e-5}),
-    "a command, which writes checkpoints of its own": (
+    "a command, which has checkpoints and a learning rate of its own": (
         {"trainer": {"command": ["torchrun", "mine.py"]}},
-        {"checkpoint": None},
+        {"checkpoint": None, "learningRate": None},
     ),
     "nothing to register": ({"register": None}, {"model": None}),
 }

@@ -141,6 +141,14 @@ def test_an_attempt_is_followed(pods: list[Json], ready: int, reason: str, messa
     assert (applied(decision), decision.requeue_seconds) == ([], 5.0)
 
 
+def test_a_gang_of_one_is_one_pod() -> None:
+    of_one = ftj(running(), distributed={"nodes": 1})
+    decision = conclude(of_one, observed(child(JOB), pods=[pod(JOB, 0)]))
+    assert said(decision, ConditionType.TRAINED)[2] == (
+        "attempt 1 runs on 1 pod; kubectl logs job/tune-train-1 shows its progress"
+    )
+
+
 def test_an_attempt_ends_with_what_rank_0_reports() -> None:
     before = running(
         progress=Progress(step=95, max_steps=100, percent=95, summary="95%", loss=2.25, eta="9s")
