@@ -144,9 +144,8 @@ def test_an_attempt_is_followed(pods: list[Json], ready: int, reason: str, messa
 def test_a_gang_of_one_is_one_pod() -> None:
     of_one = ftj(running(), distributed={"nodes": 1})
     decision = conclude(of_one, observed(child(JOB), pods=[pod(JOB, 0)]))
-    assert said(decision, ConditionType.TRAINED)[2] == (
-        "attempt 1 runs on 1 pod; kubectl logs job/tune-train-1 shows its progress"
-    )
+    message = "attempt 1 runs on 1 pod; kubectl logs job/tune-train-1 shows its progress"
+    assert said(decision, ConditionType.TRAINED) == ("False", ConditionReason.TRAINING, message)
 
 
 def test_an_attempt_ends_with_what_rank_0_reports() -> None:
