@@ -113,6 +113,11 @@ def run(
     return code
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, or else its type."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def describe(error: BaseException) -> tuple[int, TerminationMessage]:
     """Return the exit code and the termination message of an exception."""
     rank = step = None

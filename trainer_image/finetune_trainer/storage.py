@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
+from finetune_trainer.outcome import first_line
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -194,7 +196,7 @@ def failure(error: BaseException) -> str | None:
         if isinstance(found, OSError):
             return found.strerror or _told(found)
         if type(found).__module__.split(".")[0] in _CLIENTS:
-            return _first_line(found)
+            return first_line(found)[:300]
     return None
 
 
@@ -274,9 +276,5 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _told(error: OSError) -> str:
     # NB: of what is not there, some clients say the name alone.
-    line = _first_line(error)
+    line = first_line(error)[:300]
     return f"{line} does not exist" if isinstance(error, FileNotFoundError) and " " not in line else line
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from finetune_trainer import chat_templates
-from finetune_trainer.outcome import DataError, RecipeRefusedError
+from finetune_trainer.outcome import DataError, RecipeRefusedError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -47,7 +47,7 @@ def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
         if not any(file for names in _VOCABULARIES for file in folder.glob(names)):
             raise _not_found(model) from error
         raise RecipeRefusedError(
-            f"the tokenizer of model.base {model.base} cannot be loaded: {str(error).strip().splitlines()[0]}",
+            f"the tokenizer of model.base {model.base} cannot be loaded: {first_line(error)}",
             reason="TokenizerNotLoadable",
         ) from error
     if set(tokenizer.get_vocab()) - set(tokenizer.get_added_vocab()) <= _ALWAYS_THERE:

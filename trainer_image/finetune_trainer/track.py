@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
+from finetune_trainer import outcome
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
@@ -307,7 +309,7 @@ def _dataset(address: str, version: int | None, *, name: str, digest: str) -> Me
 
 def first_line(error: Exception) -> str:
     """Return the first line of an error message, without the queries of addresses."""
-    return _unsigned(next(iter(str(error).strip().splitlines()), type(error).__name__))[:300]
+    return _unsigned(outcome.first_line(error))[:300]
 
 
 def _unsigned(text: str) -> str:

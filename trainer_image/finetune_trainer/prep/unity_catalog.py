@@ -35,7 +35,7 @@ from databricks.sdk.service.catalog import (
 
 from finetune_crds.catalog import DATABRICKS_PREFIX, TOKEN_KEY
 from finetune_crds.databricks import SECRET_KEYS
-from finetune_trainer.outcome import DataError, TrainingError
+from finetune_trainer.outcome import DataError, TrainingError, first_line
 from finetune_trainer.prep.place import OWN_SCHEME, Place
 
 if TYPE_CHECKING:
@@ -278,4 +278,4 @@ def _place(location: str, given: AwsCredentials | None, asked: _Asked) -> Place:
 
 def _line(error: Exception) -> str:
     """Return the first line of what a server or the SDK says."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:_MOST_CHARS]
+    return first_line(error)[:_MOST_CHARS]

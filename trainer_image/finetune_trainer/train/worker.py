@@ -105,20 +105,16 @@ def explained(error: BaseException, rank: int) -> BaseException:
     if isinstance(error, torch.OutOfMemoryError):
         sentence = (
             f"rank {rank} needs more memory than its GPU has: lower training.perDeviceBatchSize or training.maxLength, or set "
-            f"training.activationCheckpointing to Full ({_first_line(error)})"
+            f"training.activationCheckpointing to Full ({outcome.first_line(error)[:300]})"
         )
         return outcome.TrainingError("OutOfMemory", sentence, rank=rank)
     if is_loss_of_peer(error):
         sentence = (
-            f"a collective failed, as it does where another rank ended ({_first_line(error)}): the log of the rank that failed "
+            f"a collective failed, as it does where another rank ended ({outcome.first_line(error)[:300]}): the log of the rank that failed "
             "first has the cause"
         )
         return outcome.TrainingError(scratch.PEER_LOST, sentence, rank=rank)
     return error
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from transformers import (
 
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model import dropout
+from finetune_trainer.train.model.attention import drops
 from finetune_trainer.train.objectives.answers import reference_of
 from support import networks
 
@@ -171,4 +171,4 @@ def test_dropout_of_attention_is_what_a_model_asks_an_attention_for(
     )
     model.train()(input_ids=torch.ones(1, 5, dtype=torch.long))
     assert asked == [share]
-    assert dropout.in_attention(model) == (share > 0)
+    assert drops(model) == (share > 0)

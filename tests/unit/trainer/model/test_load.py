@@ -26,9 +26,26 @@ from support.model_files import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from transformers import PreTrainedModel
+
+    from finetune_trainer.train.model.network import Network
     from finetune_trainer.train.runtime.distributed import World
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]
+
+
+def of_transformers(network: Network, folder: Path) -> PreTrainedModel:
+    """What transformers reads, once the network is checked to have its weights to the bit."""
+    from transformers import AutoModelForCausalLM
+
+    expected: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    torch.testing.assert_close(
+        whole_weights(network),
+        {name: weight.detach() for name, weight in expected.named_parameters()},
+        rtol=0,
+        atol=0,
+    )
+    return expected
 
 
 @pytest.fixture
@@ -41,19 +58,11 @@ def world() -> Iterator[World]:
 def test_weights_are_those_of_from_pretrained(
     kind: str, base_model: Path, tmp_path: Path, world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from transformers import AutoModelForCausalLM
-
     save, options = KINDS[kind]
     folder = save(base_model, tmp_path / "base", **options)
     assert ("several" in kind) == (folder / "model.safetensors.index.json").exists()
     network = networks.build(networks.recipe(folder), folder, world)
-    expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    torch.testing.assert_close(
-        whole_weights(network),
-        {name: weight.detach() for name, weight in expected.named_parameters()},
-        rtol=0,
-        atol=0,
-    )
+    expected = of_transformers(network, folder)
     tied = network.base.get_input_embeddings().weight is network.base.get_output_embeddings().weight
     assert tied == ("untied" not in kind)
     assert ("rank 0 loads all of them" in capsys.readouterr().out) == (kind in READ_BY_RANK_0)
@@ -116,18 +125,10 @@ def test_ends_are_tied_if_the_files_have_the_same(
     tmp_path: Path,
     world: World,
 ) -> None:
-    from transformers import AutoModelForCausalLM
-
     folder = save(base_model, tmp_path / "base", **options)
     network = networks.build(networks.recipe(folder, method={"type": method}), folder, world)
     if method == "Full":
-        expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        torch.testing.assert_close(
-            whole_weights(network),
-            {name: weight.detach() for name, weight in expected.named_parameters()},
-            rtol=0,
-            atol=0,
-        )
+        of_transformers(network, folder)
     # What is exported says so too.
     assert (network.tied, network.base.config.tie_word_embeddings) == (tied, tied)
 

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from finetune_trainer import storage
-from finetune_trainer.outcome import PodFailure, RecipeRefusedError, TrainingError
+from finetune_trainer.outcome import PodFailure, RecipeRefusedError, TrainingError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -116,9 +116,8 @@ def unreadable(uri: str, cause: BaseException, remedy: str, *, shared: bool) -> 
         )
     if reason is not None and not isinstance(cause, FileNotFoundError):
         return TrainingError("CheckpointUnreadable", f"the checkpoint {uri} cannot be read: {reason}")
-    first_line = next(iter(str(cause).strip().splitlines()), type(cause).__name__)[:300]
     return RecipeRefusedError(
-        f"the checkpoint {uri} is damaged ({first_line}): {remedy}",
+        f"the checkpoint {uri} is damaged ({first_line(cause)[:300]}): {remedy}",
         reason="CheckpointDamaged",
     )
 

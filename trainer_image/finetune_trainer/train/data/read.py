@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from finetune_trainer import storage
 from finetune_trainer.columns import Column, Kind
 from finetune_trainer.documents import ENCODING
-from finetune_trainer.outcome import DataError, TrainingError
+from finetune_trainer.outcome import DataError, TrainingError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
@@ -200,11 +200,11 @@ def _delta_table(splits: Splits) -> Any:
         if isinstance(error, DeltaError) and "Json error" in str(error):
             raise DataError(
                 "CorruptData",
-                f"the log of the Delta table {splits.path} cannot be read ({_first_line(error)}): restore the table",
+                f"the log of the Delta table {splits.path} cannot be read ({first_line(error)}): restore the table",
             ) from error
         if storage.is_object_store(path):
             raise TrainingError(
-                "DataUnreadable", f"the Delta table {splits.path} cannot be read: {_first_line(error)[:300]}"
+                "DataUnreadable", f"the Delta table {splits.path} cannot be read: {first_line(error)[:300]}"
             ) from error
         raise
 
@@ -232,7 +232,7 @@ def _delta_dataset(splits: Splits) -> Any:
     except DeltaProtocolError as error:
         raise DataError(
             "UnsupportedTable",
-            f"the Delta table {splits.path} has features that cannot be read here ({_first_line(error)}): write it "
+            f"the Delta table {splits.path} has features that cannot be read here ({first_line(error)}): write it "
             "without them",
         ) from error
 
@@ -334,7 +334,7 @@ def _objects(lines: BinaryIO, where: str) -> Iterator[dict[str, Any]]:
     except (ValueError, TypeError, RecursionError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
             "CorruptData",
-            f"line {max(number, 1)} of {where} cannot be read ({_first_line(error)}): correct it, or write the file "
+            f"line {max(number, 1)} of {where} cannot be read ({first_line(error)}): correct it, or write the file "
             "again",
         ) from error
 
@@ -355,7 +355,7 @@ def _corruption_named(
         # NB: Arrow raises OSError both for corrupt pages and for failed reads.
         if isinstance(error, OSError):
             read_through()
-        raise DataError("CorruptData", f"{where} cannot be read ({_first_line(error)}): {remedy}") from error
+        raise DataError("CorruptData", f"{where} cannot be read ({first_line(error)}): {remedy}") from error
 
 
 def _read_through(opened: Any) -> None:
@@ -394,7 +394,3 @@ def _column_type(column: str, where: str, kind: str, label: str | None) -> DataE
     if column == label:
         wanted = "labels are booleans, 1 and 0, or the texts true and false"
     return DataError("ColumnType", f"column {column} of {where} holds {kind}: {wanted}")
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -48,8 +48,8 @@ def gather(model: nn.Module, source: Path, recipe: Recipe, world: World) -> dict
     """The trained weights on the host of rank 0; empty on the others. A collective call.
 
     Weights of full training have the type that the base is stored in, but for those that transformers keeps in fp32; adapters stay in
-    fp32. The weights are gathered one
-    at a time, and each rank casts its shard before that, so that rank 0 holds one copy of the model, in that type.
+    fp32. The weights are gathered one at a time, and each rank casts its shard before that, so that rank 0 holds one copy of the
+    model, in that type.
 
     DCP's HuggingFaceStorageWriter with consolidate_safetensors_files cannot be used: the ranks of other pods share no
     folder with rank 0, and its files have the modules' names, while `save_pretrained` restores the names in the base's

@@ -33,7 +33,7 @@ class Registry:
         run_id: the run.
         way: register.upload, by which the files get to the store of the server.
         connect: makes the client of a call.
-        patience_seconds: how long an unreachable MLflow is waited for.
+        patience_seconds: how long to wait for an MLflow that cannot be reached.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Registry:
     def _find_version(self, mlflow: MlflowClient, model: str) -> str | None:
         # NB: Unity Catalog filters only by name, so compare the run here.
         versions = _all(lambda token: mlflow.search_model_versions(f"name='{model}'", page_token=token))
-        # NB: in Unity Catalog a version stays behind whose files an earlier attempt did not upload to the end.
+        # NB: an earlier attempt that ended during its upload leaves an incomplete version in Unity Catalog.
         complete = (found for found in versions if found.status == "READY")
         return next((str(found.version) for found in complete if found.run_id == self._run_id), None)
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
-
-from finetune_trainer.train.model.dropout import in_attention
+from torch.nn.modules.dropout import _DropoutNd
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
     from transformers import PreTrainedModel
 
@@ -52,7 +53,7 @@ def isolate(model: PreTrainedModel, *, card: Card | None, half: bool, soft_promp
     plain = model._supports_sdpa and not any(getattr(config, name, None) for name in odd)  # noqa: SLF001
     chosen = plain and not soft_prompt and _attends_alone(model)
     if chosen and card is not None:
-        chosen = half and _can(card, model) and not in_attention(model)
+        chosen = half and _can(card, model) and not drops(model)
     if chosen:
         model.set_attn_implementation(register(gpu=card is not None))
     return chosen
@@ -98,10 +99,26 @@ def _can(card: Card, model: PreTrainedModel) -> bool:
 
 def _head_sizes(model: PreTrainedModel) -> set[int]:
     """The sizes of the heads, which may differ between layers."""
-    layers = (module for module in model.modules() if "Attention" in type(module).__name__)
-    found = {size for layer in layers if isinstance(size := getattr(layer, "head_dim", None), int)}
+    found = {size for layer in _layers(model) if isinstance(size := getattr(layer, "head_dim", None), int)}
     config = model.config.get_text_config()
     return found or {config.hidden_size // config.num_attention_heads}
+
+
+def drops(model: nn.Module) -> bool:
+    """Whether the model drops out weights of its attention in training, by whatever name its config has for that."""
+    for layer in _layers(model):
+        for name, value in {**vars(layer), **dict(layer.named_children())}.items():
+            # `attention_dropout`, `attn_dropout`; `dropout` in OPT. The others, such as `resid_dropout`, are of what attention gives.
+            if name == "dropout" or ("drop" in name and "att" in name):
+                share = value.p if isinstance(value, _DropoutNd) else value
+                if isinstance(share, float) and share > 0:
+                    return True
+    return False
+
+
+def _layers(model: nn.Module) -> Iterator[nn.Module]:
+    """The attention layers, by how transformers names their classes."""
+    return (module for module in model.modules() if "Attention" in type(module).__name__)
 
 
 def isolated_attention(

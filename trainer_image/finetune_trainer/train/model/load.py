@@ -11,7 +11,7 @@ import torch
 
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
 from finetune_crds.training import SOFT_PROMPTS, Quantization
-from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.outcome import RecipeRefusedError, first_line
 from finetune_trainer.train.model import attention, dropout, precision, stored
 from finetune_trainer.train.model.new_tokens import NO_TOKENS, NewTokens
 
@@ -37,9 +37,8 @@ def load_errors(model: Model, field: str = "model.base") -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise RecipeRefusedError(
-            f"{field} {model.base} cannot be loaded: {first_line}", reason="ModelNotLoadable"
+            f"{field} {model.base} cannot be loaded: {first_line(error)}", reason="ModelNotLoadable"
         ) from error
 
 
