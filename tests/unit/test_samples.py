@@ -141,6 +141,14 @@ def test_the_sample_that_carries_a_run_on_may() -> None:
     assert continuation.differences(continuation.settings(first), second) == []
 
 
+def test_the_chain_prefers_among_the_very_texts_that_it_trained_on() -> None:
+    parts = yaml.safe_load_all((SAMPLES / "chain.yaml").read_text(encoding="utf-8"))
+    first, second = (part["spec"]["data"] for part in parts if part["kind"] == "FineTuneJob")
+    # NB: an answer without the space before it is other tokens. Preferences among those make the answers of the first job unlikely.
+    assert first["prepare"]["responseTemplate"] == f"{{{second['columns']['chosen']}}}"
+    assert second["prepare"]["promptTemplate"] == first["prepare"]["promptTemplate"]
+
+
 def bodies(kind: str) -> list[Json]:
     """All objects of a kind among the samples."""
     parts = [part for path in sample_files() for part in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
