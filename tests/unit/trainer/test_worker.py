@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from finetune_trainer.outcome import TrainingError
+from finetune_trainer.outcome import PodFailure, TrainingError
+from finetune_trainer.track import Tracker
 from finetune_trainer.train import worker
 from finetune_trainer.train.runtime import scratch
+from finetune_trainer.train.runtime.device import Card
+from finetune_trainer.train.runtime.preemption import Preemption
 from support import networks
 
 if TYPE_CHECKING:
@@ -72,3 +76,15 @@ def test_what_a_gpu_says_is_told(error: Exception, reason: str, sentence: str) -
 def test_other_errors_are_told_as_they_are() -> None:
     error = ValueError("something else")
     assert worker.explained(error, rank=3) is error
+
+
+def test_a_precision_that_a_gpu_lacks_is_refused_before_the_base_is_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(scratch.ENV_SCRATCH, str(tmp_path))
+    recipe = networks.recipe(tmp_path / "missing", precision="BF16")
+    with networks.alone() as world:
+        old = replace(world, card=Card("Tesla T4", 15 * 2**30, (7, 5)))
+        run = worker.Run(recipe, old, Tracker(None), Preemption(), started=0)
+        with pytest.raises(PodFailure, match="compute capability"):
+            run.train()

@@ -31,7 +31,7 @@ from finetune_trainer.train.delivery import export, lineage, output, signature, 
 from finetune_trainer.train.delivery.deliver import deliver
 from finetune_trainer.train.evaluator import Evaluator
 from finetune_trainer.train.loop import Loop
-from finetune_trainer.train.model import continued, merge
+from finetune_trainer.train.model import continued, merge, precision
 from finetune_trainer.train.model.optimizer import Optimizer
 from finetune_trainer.train.model.schedule import Schedule
 from finetune_trainer.train.reporter import Reporter
@@ -151,6 +151,8 @@ class Run:
     def train(self) -> TerminationMessage | None:
         """Load, train, evaluate, export and register; only rank 0 returns a result."""
         world = self.world
+        # Before anything is fetched.
+        world.agree(lambda: precision.check(self.recipe, world.card))
         world.agree(lambda: self._check_delivery() if world.leads else None)
         fetched = merge.fetch(
             self.recipe.model, scratch.path() / "base", world, named=export.names_base(self.recipe)

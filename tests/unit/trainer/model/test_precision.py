@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from finetune_trainer.outcome import RecipeRefusedError
-from finetune_trainer.train.model import load, precision
+from finetune_trainer.train.model import precision
 from finetune_trainer.train.runtime.device import Card
 from support import networks
 
@@ -42,11 +41,6 @@ def test_a_precision_that_a_gpu_lacks_is_refused(
         "training.precision BF16, the default, needs a GPU of compute capability 8.0 or higher, and Tesla T4 has 7.5: set "
         "training.precision to FP16, or ask for another GPU"
     )
-
-
-def test_it_is_refused_before_anything_is_loaded(base_model: Path) -> None:
-    with networks.alone() as world, pytest.raises(RecipeRefusedError, match="compute capability"):
-        load.skeleton(networks.recipe(base_model, precision="BF16"), base_model, replace(world, card=T4))
 
 
 @pytest.mark.parametrize(

@@ -49,12 +49,10 @@ def skeleton(recipe: Recipe, source: Path, world: World, field: str = "model.bas
     With an objective that compares answers it has no dropout.
 
     Raises:
-        RecipeRefusedError: it cannot be loaded, is stored quantized, its context is shorter than training.maxLength, or the GPU does not
-            compute in training.precision.
+        RecipeRefusedError: it cannot be loaded, is stored quantized, or its context is shorter than training.maxLength.
     """
     from transformers import AutoConfig
 
-    precision.check(recipe, world.card)
     half = recipe.training.precision != "FP32"
     soft = recipe.method.type in SOFT_PROMPTS
     with load_errors(recipe.model, field):
