@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
 from finetune_crds.base import ApiModel, Rule, Uri, rules
 from finetune_crds.env import LocalReference
-
-if TYPE_CHECKING:
-    from finetune_crds.data import Data
-    from finetune_crds.source import OneSource
 
 CatalogType = Literal["UnityCatalog", "Databricks", "Hive"]
 TOKEN_KEY = "UNITY_CATALOG_TOKEN"  # noqa: S105 - the key of a Secret, not its value
@@ -105,38 +100,6 @@ class Catalog(ApiModel):
     def is_unity(self) -> bool:
         """Whether it is Unity Catalog, which gives credentials for each table."""
         return self.type != "Hive"
-
-
-def tables(data: Data) -> Iterator[tuple[str, str]]:
-    """The tables that a preparation reads by their names, each after the field that names it, such as data.source.table."""
-    parts: list[tuple[str, OneSource]] = [("data.source", data.source)] if data.source else []
-    mixed = data.source.sources or [] if data.source else []
-    wanted = data.prepare.decontaminate if data.prepare else None
-    named = [
-        *parts,
-        *((f"data.source.sources[{part.name}]", part) for part in mixed),
-        *(
-            (f"data.prepare.decontaminate.sources[{part.name}]", part)
-            for part in (wanted.sources if wanted else [])
-        ),
-    ]
-    return ((f"{field}.table", part.table) for field, part in named if part.table)
-
-
-def misnamed(data: Data) -> Iterator[str]:
-    """The tables whose names are none of the catalog, a sentence for each that begins with the field."""
-    catalog = data.prepare.catalog if data.prepare else None
-    if catalog is None:
-        return
-    levels = ("catalog", "schema", "table") if catalog.is_unity else ("database", "table")
-    where = "Unity Catalog" if catalog.is_unity else "a Hive metastore"
-    for field, table in tables(data):
-        names = table.split(".")
-        if len(names) != len(levels) or not all(names):
-            yield (
-                f"{field} {table} must be {'.'.join(levels)} in {where}, the catalog of the job or of its installation: create a "
-                "job with that name of the table, or with data.prepare.catalog"
-            )
 
 
 def _fits(part: str) -> str:

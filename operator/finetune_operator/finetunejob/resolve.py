@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from finetune_crds import catalog
+from finetune_crds import tables
 from finetune_crds.base import Json
 from finetune_crds.catalog import Catalog
 from finetune_crds.checkpoint import Checkpoint
@@ -112,7 +112,7 @@ def _catalog(spec: FineTuneJobSpec, defaults: Defaults) -> Catalog | None:
     data, prepare = spec.data, spec.prepare
     if data is None or prepare is None or prepare.catalog:
         return prepare.catalog if prepare else None
-    wanted = prepare.spark.mode != "Databricks" and any(catalog.tables(data))
+    wanted = prepare.spark.mode != "Databricks" and any(tables.named(data))
     return defaults.catalog if wanted else None
 
 

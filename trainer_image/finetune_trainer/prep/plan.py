@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from finetune_crds import catalog
+from finetune_crds import tables
 from finetune_crds.data import PROMPTED_OR, Columns
 from finetune_trainer import turns
 from finetune_trainer.columns import misfits, missing_weights
@@ -174,7 +174,7 @@ def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
             any(part.table and part.type not in ("Delta", "Parquet") for part in [*parts, *_sets(prepare)]),
             "the table of a source needs type Delta or Parquet: use path for other files",
         ),
-        *((True, sentence) for sentence in catalog.misnamed(recipe.data)),
+        *((True, sentence) for sentence in tables.misnamed(recipe.data)),
         (
             mode != "Local" and any(part.type == "Hub" for part in parts),
             "data.source.type Hub needs data.prepare.spark.mode Local: the data set is downloaded into the prep pod, "

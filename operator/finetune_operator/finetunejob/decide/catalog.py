@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from finetune_crds import catalog
+from finetune_crds import tables
 from finetune_crds.base import Json
-from finetune_crds.catalog import Catalog
+from finetune_crds.catalog import DATABRICKS_PREFIX, TOKEN_KEY, Catalog
 from finetune_crds.databricks import SECRET_KEYS
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator.finetunejob.decide.workspace import federated
@@ -15,7 +15,7 @@ from finetune_operator.settings import Settings
 
 def mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
     """The names of tables that are none of the catalog, once the defaults of the installation count."""
-    return (f"spec.{sentence}" for sentence in (catalog.misnamed(spec.data) if spec.data else ()))
+    return (f"spec.{sentence}" for sentence in (tables.misnamed(spec.data) if spec.data else ()))
 
 
 def missing(spec: FineTuneJobSpec) -> str | None:
@@ -23,7 +23,7 @@ def missing(spec: FineTuneJobSpec) -> str | None:
     data, prepare = spec.data, spec.prepare
     if data is None or prepare is None or prepare.catalog or prepare.spark.mode == "Databricks":
         return None
-    field, table = next(catalog.tables(data), ("", ""))
+    field, table = next(tables.named(data), ("", ""))
     if not table:
         return None
     return (
@@ -72,10 +72,10 @@ def _env(found: Catalog) -> Iterator[Json]:
     """Variables from the Secret of a catalog."""
     server = found.unity_catalog and found.unity_catalog.secret_ref
     if server:
-        key = {"name": server.name, "key": catalog.TOKEN_KEY, "optional": server.optional}
-        yield {"name": catalog.TOKEN_KEY, "valueFrom": {"secretKeyRef": key}}
+        key = {"name": server.name, "key": TOKEN_KEY, "optional": server.optional}
+        yield {"name": TOKEN_KEY, "valueFrom": {"secretKeyRef": key}}
     workspace = found.databricks and found.databricks.secret_ref
     if workspace:
         for name in SECRET_KEYS:
             key = {"name": workspace.name, "key": name, "optional": True}
-            yield {"name": f"{catalog.DATABRICKS_PREFIX}{name}", "valueFrom": {"secretKeyRef": key}}
+            yield {"name": f"{DATABRICKS_PREFIX}{name}", "valueFrom": {"secretKeyRef": key}}
