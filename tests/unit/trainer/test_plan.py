@@ -99,6 +99,7 @@ CASES: list[tuple[str, str, int, dict[str, Any]]] = [
     ("Full", "Full", 1, {}),
     ("LoRA", "Selective", 1, {}),
     ("QLoRA", "Full", 2, {}),
+    ("QLoRA", "Selective", 2, {}),
     ("Full", "Full", 2, {"optimizer": {"type": "AdamW8bit"}}),
     # Gradients of earlier passes are a fifth, and are summed up in fp32 between replicas.
     ("Full", "Selective", 1, ACCUMULATES),

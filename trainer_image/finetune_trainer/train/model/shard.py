@@ -130,18 +130,14 @@ def _save_expensive_operations() -> Any:
     """Return a policy for one layer; it counts operations, so that forward and recomputation agree."""
     from torch.utils.checkpoint import CheckpointPolicy
 
-    products = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
-    attention = {
-        getattr(torch.ops.aten, name).default
-        for name in (
-            "_scaled_dot_product_flash_attention",
-            "_scaled_dot_product_efficient_attention",
-            "_scaled_dot_product_cudnn_attention",
-            "_scaled_dot_product_flash_attention_for_cpu",
-        )
-    }
-    if hasattr(torch.ops, "torch_attn") and hasattr(torch.ops.torch_attn, "_varlen_attn"):
-        attention.add(torch.ops.torch_attn._varlen_attn.default)  # noqa: SLF001 - how torch names it
+    products = _operations("aten", "mm", "addmm", "bmm", "_grouped_mm") | _operations("bitsandbytes", "gemm_4bit")
+    attention = _operations(
+        "aten",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+    ) | _operations("torch_attn", "_varlen_attn")
     seen = {False: 0, True: 0}
 
     def policy(context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
@@ -154,6 +150,12 @@ def _save_expensive_operations() -> Any:
         return CheckpointPolicy.PREFER_RECOMPUTE
 
     return policy
+
+
+def _operations(library: str, *names: str) -> set[Any]:
+    """Operations of a library, without those that it registers when something else imports it."""
+    found = getattr(torch.ops, library)
+    return {getattr(found, name).default for name in names if hasattr(found, name)}
 
 
 def compile_layers(network: Network, backend: str | Callable[..., Any] = "inductor") -> None:
