@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 PEFT_WARNINGS = (
     "ignore:`is_gradient_checkpointing`:FutureWarning",
     "ignore:.*_check_is_size will be removed:FutureWarning",
+    "ignore:The following (rank|alpha)_pattern keys did not match:RuntimeWarning",
 )
 _RANKS_A_POD = 2
 

@@ -116,6 +116,23 @@ def test_the_estimate_is_about_what_is_planned(
     assert made.choice.estimate.total == pytest.approx(made.step.total, rel=0.15)
 
 
+@pytest.mark.parametrize(("method", "recompute"), [("Full", "None"), ("LoRA", "None"), ("LoRA", "Selective")])
+def test_the_estimate_knows_the_experts_of_a_token(config: Path, method: str, recompute: str) -> None:
+    mixture = {
+        **json.loads((config / "config.json").read_text("utf-8")),
+        "model_type": "mixtral",
+        "architectures": ["MixtralForCausalLM"],
+        "num_hidden_layers": 8,
+        "intermediate_size": 2 * WIDTH,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    }
+    (config / "config.json").write_text(json.dumps(mixture), encoding="utf-8")
+    made = plan.of(recipe(config, method={"type": method}, activationCheckpointing=recompute), config, H100)
+    assert made.choice.estimate.total == pytest.approx(made.step.total, rel=0.07)
+    assert made.choice.estimate.activations == pytest.approx(made.step.peak["activations"], rel=0.1)
+
+
 def test_a_plan_has_what_layers_of_pissa_began_as(config: Path) -> None:
     """In fp32, shared out as the layers are: beside frozen weights in bf16, and adapters of rank 16 in fp32."""
     method = {"type": "LoRA", "lora": {"init": "PiSSA"}}

@@ -73,6 +73,8 @@ def quiet_libraries() -> None:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     # peft reads a property that transformers deprecates.
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+    # It sets the rank of experts by the names of their parameters, and looks for layers with these names.
+    warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
     # NB: a library that can import `kernels` downloads compiled kernels from the Hub in the middle of a run. None in
     # sys.modules makes the import fail.
     sys.modules["kernels"] = None  # type: ignore[assignment]

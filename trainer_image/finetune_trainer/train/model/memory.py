@@ -43,6 +43,8 @@ _SMALLER: tuple[dict[str, str], ...] = ({"type": "AdamW8bit"}, {"type": "AdamW8b
 _ATTENTION_WIDTHS = {"None": 12.0, "Selective": 5.0, "Full": 1.0}
 _FEED_FORWARD_WIDTHS = {"None": 4.0, "Selective": 1.0, "Full": 0.0}
 _OF_ADAPTERS = {"None": 0.0, "Selective": 1.0, "Full": 0.0}
+# Of a token that is copied to experts, a width of each copy: what they get, what they return, and that by the router's weight.
+_COPIED_WIDTHS = {"None": 3.0, "Selective": 0.0, "Full": 0.0}
 # Bytes for each logit of a chunk: the logit, its log-probability and its gradient, all fp32. FP16 scales a copy of the gradient, and a
 # distillation has the teacher's too and their divergence. tests/unit/trainer/model/test_memory.py counts them.
 _LOGIT, _LOGIT_IN_FP16, _LOGIT_WITH_TEACHER = 12, 16, 24
@@ -163,7 +165,10 @@ def activations(shape: Shape, tokens: int, compute: int, recompute: str) -> floa
     more = _OF_ADAPTERS[recompute] if shape.trained < shape.parameters else 0.0
     widths = (_ATTENTION_WIDTHS[recompute] + more) * shape.width
     widths += (_FEED_FORWARD_WIDTHS[recompute] + more) * shape.feed_forward
-    return shape.layers * tokens * compute * widths
+    widths += _COPIED_WIDTHS[recompute] * shape.copies * shape.width
+    # NB: peft adds the product of an adapter of experts to all their weights, in each forward pass.
+    adapted = shape.adapted_experts if recompute == "None" else 0
+    return compute * (shape.layers * tokens * widths + adapted)
 
 
 def _of_a_logit(recipe: Recipe) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from finetune_trainer.train.model import muon, pissa
+from finetune_trainer.train.model import experts, muon, pissa
 from finetune_trainer.train.model.new_tokens import at_ends
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Shape:
     layers: int
     width: int
     feed_forward: int
+    """Numbers of a token between the products of a feed-forward layer."""
     embedding: int
     """Parameters of the embedding; with those of an output layer that is tied to it."""
     embedding_trained: int = 0
@@ -51,6 +52,10 @@ class Shape:
     """Trained parameters in matrices of the layers, which Muon takes."""
     initial: int = 0
     """Numbers of what layers of PiSSA began as, in fp32."""
+    copies: int = 0
+    """Experts of a layer that get a copy of a token."""
+    adapted_experts: int = 0
+    """Parameters of experts to which a forward pass adds the product of an adapter."""
 
     @classmethod
     def of(cls, network: Network, teacher: Network | None, *, quantized: bool, ranks: int = 1) -> Shape:
@@ -62,7 +67,10 @@ class Shape:
             quantized: whether frozen weights are in four bits, and unsharded on each rank.
             ranks: over which the teacher is sharded.
         """
+        from peft.tuners.lora.layer import ParamWrapper
+
         config = network.base.config.get_text_config()
+        sizes = config.to_dict()
         frozen = [weight for weight in network.base.parameters() if not weight.requires_grad]
         embedding, tied = network.base.get_input_embeddings(), network.tied
         first = at_ends(network.base) if tied else list(embedding.parameters())
@@ -75,7 +83,7 @@ class Shape:
             teacher=0 if teacher is None else _held_of_teacher(teacher, ranks),
             layers=config.num_hidden_layers,
             width=config.hidden_size,
-            feed_forward=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+            feed_forward=experts.width(sizes),
             embedding=_numbers(first),
             embedding_trained=_numbers(first, trained=True),
             output=_numbers(last),
@@ -88,6 +96,10 @@ class Shape:
             vocabulary=network.head.vocabulary,
             matrices=sum(weight.numel() for weight in muon.matrices(network)),
             initial=pissa.size(network.model),
+            copies=experts.of_a_token(sizes),
+            adapted_experts=sum(
+                module.get_param().numel() for module in network.modules() if isinstance(module, ParamWrapper)
+            ),
         )
 
 

@@ -130,7 +130,8 @@ def _save_expensive_operations() -> Any:
     """Return a policy for one layer; it counts operations, so that forward and recomputation agree."""
     from torch.utils.checkpoint import CheckpointPolicy
 
-    products = _operations("aten", "mm", "addmm", "bmm", "_grouped_mm") | _operations("bitsandbytes", "gemm_4bit")
+    products = _operations("aten", "mm", "addmm", "bmm", "_grouped_mm")
+    products |= _operations("bitsandbytes", "gemm_4bit")
     attention = _operations(
         "aten",
         "_scaled_dot_product_flash_attention",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune_trainer import artifacts
 from finetune_trainer.cache import Cache
+from finetune_trainer.train.model import experts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,11 +46,8 @@ def _estimate(path: Path) -> int | None:
         heads, inner = int(config["num_attention_heads"]), int(config["intermediate_size"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    experts = max(
-        int(config.get(name) or 1) for name in ("num_local_experts", "num_experts", "n_routed_experts")
-    )
     attention = 4 * width * max(width, heads * int(config.get("head_dim") or 0))
-    return 2 * words * width + layers * (attention + 3 * width * inner * experts)
+    return 2 * words * width + layers * (attention + 3 * width * inner * max(1, experts.of_a_layer(config)))
 
 
 def _count(model: Model, folder: Path) -> int:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from finetune_trainer.train.model import experts
+
 if TYPE_CHECKING:
     from finetune_trainer.train.model.network import Network
 
@@ -45,12 +47,10 @@ class Flops:
             {id(weight) for weight in end.parameters()}
             for end in (network.base.get_input_embeddings(), network.head)
         )
-        experts = _share_of_experts(network)
+        used = _share_of_experts(network)
         # A layer that is trained whole beside an adapter is also there as it was, and computes nothing.
         self._a_token = sum(
-            (6.0 if weight.requires_grad else 4.0)
-            * numbers(weight)
-            * (experts if ".experts." in name else 1.0)
+            (6.0 if weight.requires_grad else 4.0) * numbers(weight) * (used if ".experts." in name else 1.0)
             for name, weight in network.base.named_parameters()
             if ".original_module." not in name and id(weight) not in embedding - head
         )
@@ -67,10 +67,10 @@ class Flops:
 
 
 def _share_of_experts(network: Network) -> float:
-    config = network.base.config.get_text_config()
-    names = ("num_local_experts", "num_experts", "n_routed_experts")
-    experts = next((found for name in names if (found := getattr(config, name, None))), None)
-    return config.num_experts_per_tok / experts if experts else 1.0
+    config = network.base.config.get_text_config().to_dict()
+    there = experts.of_a_layer(config)
+    # NB: what a config has no number for counts as used.
+    return (experts.of_a_token(config) or there) / there if there else 1.0
 
 
 def numbers(weight: torch.Tensor) -> int:

@@ -1,0 +1,40 @@
+"""How many experts a model has, and how many a token uses, by the names that configs of transformers give the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_OF_A_LAYER = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_OF_A_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k", "moe_top_k")
+# The size of the experts that every token uses: as one, or of each of several.
+_SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size")
+_EACH_SHARED = ("n_shared_experts", "moe_num_shared_experts")
+
+Config = Mapping[str, Any]
+
+
+def of_a_layer(config: Config) -> int:
+    """Return the number of experts of a layer; 0 where the model has none."""
+    return _first(config, _OF_A_LAYER)
+
+
+def of_a_token(config: Config) -> int:
+    """Return how many of the experts of a layer a token is sent to; 0 where the model has none."""
+    return _first(config, _OF_A_TOKEN) if of_a_layer(config) else 0
+
+
+def width(config: Config) -> int:
+    """Return the numbers that a token has between the products of a feed-forward layer, in all experts that it uses."""
+    inner = _first(config, ("intermediate_size",)) or 4 * int(config["hidden_size"])
+    used = of_a_token(config)
+    if not used:
+        return inner
+    one = _first(config, ("moe_intermediate_size",)) or inner
+    return (used + _first(config, _EACH_SHARED)) * one + _first(config, _SHARED)
+
+
+def _first(config: Config, names: tuple[str, ...]) -> int:
+    found = next((config[name] for name in names if config.get(name)), 0)
+    # Some configs have a number for each layer.
+    return max(found) if isinstance(found, list | tuple) else int(found)
