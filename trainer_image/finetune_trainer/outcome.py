@@ -129,8 +129,7 @@ def describe(error: BaseException) -> tuple[int, TerminationMessage]:
     elif isinstance(error, KeyboardInterrupt):
         code, reason, sentence = 128 + signal.SIGINT, "Interrupted", "interrupted from the terminal"
     else:
-        first_line = next(iter(str(error).strip().splitlines()), "")
-        code, reason = EXIT_FAILED, type(error).__name__
-        sentence = f"{reason}: {first_line}" if first_line else reason
+        code, reason, said = EXIT_FAILED, type(error).__name__, first_line(error)
+        sentence = said if said == reason else f"{reason}: {said}"
     pod_error = PodError(reason=reason[:64], message=sentence[:_MESSAGE_MAX_CHARS], rank=rank)
     return code, TerminationMessage(error=pod_error, checkpoint_step=step)

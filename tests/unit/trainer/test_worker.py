@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
-import torch.distributed as dist
 
 from finetune_trainer.outcome import PodFailure, TrainingError
 from finetune_trainer.track import Tracker
@@ -48,34 +46,6 @@ def test_a_rank_that_failed_ends_though_it_is_in_groups(
     assert written is not None
     assert written.message.error is not None
     assert written.message.error.message == "it broke"
-
-
-@pytest.mark.parametrize(
-    ("error", "reason", "sentence"),
-    [
-        (
-            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"),
-            "OutOfMemory",
-            "rank 3 needs more memory than its GPU has: lower training.perDeviceBatchSize or training.maxLength, or set "
-            "training.activationCheckpointing to Full (CUDA out of memory. Tried to allocate 2.00 GiB.)",
-        ),
-        (
-            dist.DistBackendError("NCCL error in: a link is down\nmore"),
-            "PeerLost",
-            "a collective failed, as it does where another rank ended (NCCL error in: a link is down): the log of the rank that "
-            "failed first has the cause",
-        ),
-    ],
-)
-def test_what_a_gpu_says_is_told(error: Exception, reason: str, sentence: str) -> None:
-    failure = worker.explained(error, rank=3)
-    assert isinstance(failure, TrainingError)
-    assert (failure.reason, failure.message, failure.rank) == (reason, sentence, 3)
-
-
-def test_other_errors_are_told_as_they_are() -> None:
-    error = ValueError("something else")
-    assert worker.explained(error, rank=3) is error
 
 
 def test_a_precision_that_a_gpu_lacks_is_refused_before_the_base_is_fetched(

@@ -76,7 +76,7 @@ def set_defaults(environment: MutableMapping[str, str], threads: int) -> None:
     """Set the variables that libraries of the ranks read, where people have not set them."""
     environment.setdefault("OMP_NUM_THREADS", str(threads))
     environment.setdefault("TOKENIZERS_PARALLELISM", "true")
-    # What NCCL says of a link that fails is in no exception.
+    # What NCCL says of a link that fails while ranks compute is in no exception.
     environment.setdefault("NCCL_DEBUG", "WARN")
     if "PYTORCH_CUDA_ALLOC_CONF" not in environment:
         # Buffers of different sizes come and go: blocks that can grow leave fewer holes between them.

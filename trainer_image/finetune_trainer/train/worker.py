@@ -6,12 +6,12 @@ import logging
 import os
 import sys
 import time
+import traceback
 import warnings
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed as dist
 from transformers.utils import logging as transformers_logging
 
@@ -36,7 +36,8 @@ from finetune_trainer.train.model.optimizer import Optimizer
 from finetune_trainer.train.model.schedule import Schedule
 from finetune_trainer.train.reporter import Reporter
 from finetune_trainer.train.runtime import device, scratch, system
-from finetune_trainer.train.runtime.distributed import World, is_loss_of_peer, joined
+from finetune_trainer.train.runtime.distributed import World, joined
+from finetune_trainer.train.runtime.explain import explained
 from finetune_trainer.train.runtime.preemption import Preemption, on_sigterm
 from finetune_trainer.train.runtime.recipe import load_recipe
 
@@ -99,24 +100,9 @@ def work() -> TerminationMessage | None:
             told = explained(error, world.rank)
             if told is error:
                 raise
+            # `outcome.run` prints none of an error that has a sentence.
+            traceback.print_exc()
             raise told from error
-
-
-def explained(error: BaseException, rank: int) -> BaseException:
-    """What a rank says of an error: of memory that a GPU lacks, what to change; of the loss of another rank, that it is no cause."""
-    if isinstance(error, torch.OutOfMemoryError):
-        sentence = (
-            f"rank {rank} needs more memory than its GPU has: lower training.perDeviceBatchSize or training.maxLength, or set "
-            f"training.activationCheckpointing to Full ({outcome.first_line(error)[:300]})"
-        )
-        return outcome.TrainingError("OutOfMemory", sentence, rank=rank)
-    if is_loss_of_peer(error):
-        sentence = (
-            f"a collective failed, as it does where another rank ended ({outcome.first_line(error)[:300]}): the log of the rank that failed "
-            "first has the cause"
-        )
-        return outcome.TrainingError(scratch.PEER_LOST, sentence, rank=rank)
-    return error
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def mesh(strategy: str, world: World, timeout_seconds: int | None = None) -> Dev
     Args:
         strategy: of the recipe.
         world: the ranks.
-        timeout_seconds: of each collective; None: that of torch.
+        timeout_seconds: of each collective with HSDP and DDP; None: that of torch. FSDP has the group of the world, and its time-out.
     """
     kind = world.device.type
     if strategy == "FSDP":

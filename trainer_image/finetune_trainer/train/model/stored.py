@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from finetune_trainer.outcome import first_line
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
@@ -228,8 +230,9 @@ class _Conversion:
         try:
             made = mapping.convert(self.target, model=self.model, config=self.model.config)
         except (RuntimeError, IndexError) as error:
-            first = str(error).strip().splitlines()[0]
-            raise ValueError(f"{self.target} cannot be made of what its files hold: {first}") from error
+            raise ValueError(
+                f"{self.target} cannot be made of what its files hold: {first_line(error)}"
+            ) from error
         return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
 
 

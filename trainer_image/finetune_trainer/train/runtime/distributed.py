@@ -15,6 +15,7 @@ import torch.distributed as dist
 from finetune_crds.contract import EXIT_PREEMPTED
 from finetune_trainer.outcome import PodFailure, PreemptedError, describe
 from finetune_trainer.train.runtime.device import Card
+from finetune_trainer.train.runtime.explain import explained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,7 +68,7 @@ class World:
             with self.preemption.interrupting() if self.preemption else nullcontext():
                 result = step()
         except Exception as error:  # noqa: BLE001 - raised again below, on every rank
-            code, described = describe(error)
+            code, described = describe(explained(error, self.rank))
             assert described.error is not None  # noqa: S101 - describe() always sets it
             failure = (code, described.error.reason, described.error.message)
             if not isinstance(error, PodFailure):
@@ -118,13 +119,6 @@ class World:
         greatest = torch.tensor(value, dtype=torch.float64)
         dist.all_reduce(greatest, dist.ReduceOp.MAX)
         return float(greatest)
-
-
-def is_loss_of_peer(error: BaseException) -> bool:
-    """Whether a collective failed because another rank ended: a consequence, never the cause."""
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and ("gloo" in str(error) or "NCCL" in str(error))
-    )
 
 
 @contextmanager

@@ -1,0 +1,63 @@
+"""Errors of GPUs and of collectives say what to do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from finetune_trainer.outcome import PodFailure, TrainingError
+from finetune_trainer.train.runtime.explain import explained
+from support import networks
+
+OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+NEEDS_MEMORY = (
+    "rank {} needs more memory than its GPU has: lower training.perDeviceBatchSize or training.maxLength, or set "
+    "training.activationCheckpointing to Full, unless it is (CUDA out of memory. Tried to allocate 2.00 GiB.)"
+)
+# As torch puts NCCL's words together.
+NO_ROUTE = dist.DistBackendError(
+    "NCCL error in: NCCLUtils.cpp:94, unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.3\n"
+    "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error. \n"
+    "Last error:\n"
+    "socketStartConnect: Connect to 10.1.2.3<41523> failed : No route to host\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "sentence"),
+    [
+        (OUT_OF_MEMORY, "OutOfMemory", NEEDS_MEMORY.format(3)),
+        (
+            NO_ROUTE,
+            "PeerLost",
+            "a collective failed, as it does where another rank ended (NCCL error in: NCCLUtils.cpp:94, unhandled system error (run "
+            "with NCCL_DEBUG=INFO for details), NCCL version 2.27.3 ... socketStartConnect: Connect to 10.1.2.3<41523> failed : No "
+            "route to host): the log of the rank that failed first has the cause",
+        ),
+        (
+            RuntimeError("gloo: connection closed by peer"),
+            "PeerLost",
+            "a collective failed, as it does where another rank ended (gloo: connection closed by peer): the log of the rank that "
+            "failed first has the cause",
+        ),
+    ],
+)
+def test_what_a_gpu_and_a_collective_say_is_told(error: Exception, reason: str, sentence: str) -> None:
+    failure = explained(error, rank=3)
+    assert isinstance(failure, TrainingError)
+    assert (failure.reason, failure.message, failure.rank) == (reason, sentence, 3)
+
+
+def test_other_errors_are_told_as_they_are() -> None:
+    error = ValueError("something else")
+    assert explained(error, rank=3) is error
+
+
+def test_memory_that_is_short_in_a_common_step_is_told_alike() -> None:
+    def fails() -> None:
+        raise OUT_OF_MEMORY
+
+    with networks.alone() as world, pytest.raises(PodFailure) as told:
+        world.agree(fails)
+    assert (told.value.reason, told.value.message) == ("OutOfMemory", NEEDS_MEMORY.format(0))
