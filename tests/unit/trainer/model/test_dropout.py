@@ -15,11 +15,15 @@ from transformers import (
     AutoTokenizer,
     GPT2Config,
     LlamaConfig,
+    MixtralConfig,
     OPTConfig,
+    PhimoeConfig,
 )
 
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
+from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.train.data import pack
+from finetune_trainer.train.model import load
 from finetune_trainer.train.model.attention import drops
 from finetune_trainer.train.objectives.answers import reference_of
 from support import networks
@@ -38,11 +42,14 @@ pytestmark = [
 ]
 EXAMPLES = 4
 HALF = {"attention_dropout": 0.5}
-# Dropout in modules of its own, in numbers of the layers, and in those of attention alone.
+SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+MIXTURE = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
+# Dropout in modules of its own, in numbers of the layers, and in those of attention alone; noise of routers.
 CONFIGS: dict[str, Any] = {
     "GPT-2": GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=128),
     "OPT": OPTConfig(hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4, **HALF),
     "Llama": LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, **HALF),
+    "Mixtral": MixtralConfig(**MIXTURE, router_jitter_noise=0.1),
 }  # fmt: skip
 
 
@@ -112,6 +119,17 @@ def test_only_sft_drops_out_what_the_base_says(
     assert (
         network.base.config.to_diff_dict() == AutoModelForCausalLM.from_pretrained(base).config.to_diff_dict()
     )
+
+
+def test_a_model_that_chooses_experts_at_random_is_refused(world: World, tmp_path: Path) -> None:
+    PhimoeConfig(**MIXTURE).save_pretrained(tmp_path)
+    with pytest.raises(RecipeRefusedError) as refused:
+        load.skeleton(networks.recipe(tmp_path, objective={"type": "DPO"}), tmp_path, world)
+    assert refused.value.message == (
+        "model.base is a phimoe, which chooses experts at random while it is trained, so that its answers cannot be compared: choose "
+        "another model, or objective SFT"
+    )
+    load.skeleton(networks.recipe(tmp_path), tmp_path, world)
 
 
 @pytest.mark.parametrize(("method", "dropout"), [("LoRA", 0.5), ("QLoRA", 0.0)])

@@ -8,6 +8,7 @@ import pytest
 from transformers import (
     DeepseekV3Config,
     Ernie4_5_MoeConfig,
+    GPT2Config,
     HunYuanMoEV1Config,
     LlamaConfig,
     MixtralConfig,
@@ -25,6 +26,7 @@ SMALL = {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 2, "nu
     ("config", "found"),
     [
         (LlamaConfig(**SMALL), (0, 0, 64)),
+        (GPT2Config(n_embd=16), (0, 0, 4 * 16)),
         (MixtralConfig(**SMALL, num_local_experts=8, num_experts_per_tok=2), (8, 2, 2 * 64)),
         (
             Qwen3MoeConfig(**SMALL, num_experts=8, num_experts_per_tok=4, moe_intermediate_size=8),
@@ -61,5 +63,5 @@ SMALL = {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 2, "nu
     ids=lambda value: type(value).__name__ if not isinstance(value, tuple) else "",
 )
 def test_experts_are_counted(config: Any, found: tuple[int, int, int]) -> None:
-    sizes = config.to_dict()
+    sizes = experts.fields(config)
     assert (experts.of_a_layer(sizes), experts.of_a_token(sizes), experts.width(sizes)) == found

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 _OF_A_LAYER = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _OF_A_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k", "moe_top_k")
@@ -11,7 +14,13 @@ _OF_A_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k", "moe
 _SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size")
 _EACH_SHARED = ("n_shared_experts", "moe_num_shared_experts")
 
-Config = Mapping[str, Any]
+Config = Callable[[str], Any]
+"""Gives the value of a field, or None: `get` of a config.json, or `fields` of a config of transformers."""
+
+
+def fields(config: PreTrainedConfig) -> Config:
+    """The fields of a config, by the names that transformers gives them for all models."""
+    return lambda name: getattr(config, name, None)
 
 
 def of_a_layer(config: Config) -> int:
@@ -26,7 +35,7 @@ def of_a_token(config: Config) -> int:
 
 def width(config: Config) -> int:
     """Return the numbers that a token has between the products of a feed-forward layer, in all experts that it uses."""
-    inner = _first(config, ("intermediate_size",)) or 4 * int(config["hidden_size"])
+    inner = _first(config, ("intermediate_size",)) or 4 * int(config("hidden_size"))
     used = of_a_token(config)
     if not used:
         return inner
@@ -35,6 +44,6 @@ def width(config: Config) -> int:
 
 
 def _first(config: Config, names: tuple[str, ...]) -> int:
-    found = next((config[name] for name in names if config.get(name)), 0)
+    found = next((value for name in names if (value := config(name))), 0)
     # Some configs have a number for each layer.
     return max(found) if isinstance(found, list | tuple) else int(found)

@@ -49,7 +49,8 @@ def skeleton(recipe: Recipe, source: Path, world: World, field: str = "model.bas
     With an objective that compares answers it has no dropout.
 
     Raises:
-        RecipeRefusedError: it cannot be loaded, is stored quantized, or its context is shorter than training.maxLength.
+        RecipeRefusedError: it cannot be loaded, is stored quantized, its context is shorter than training.maxLength, or it is random where
+            answers are compared.
     """
     from transformers import AutoConfig
 
@@ -65,7 +66,7 @@ def skeleton(recipe: Recipe, source: Path, world: World, field: str = "model.bas
             model = empty(config, precision.base(recipe), trust=recipe.model.trust_remote_code)
     if recipe.objective.type in COLUMNS_OF_OBJECTIVE:
         # NB: before the choice of attention, which depends on it.
-        dropout.remove(model)
+        dropout.remove(model, field)
     isolated = attention.isolate(model, card=world.card, half=half, soft_prompt=soft)
     _check_documents(model, recipe, field, apart=isolated or attention.masks_documents(model))
     return model

@@ -70,7 +70,7 @@ class Shape:
         from peft.tuners.lora.layer import ParamWrapper
 
         config = network.base.config.get_text_config()
-        sizes = config.to_dict()
+        sizes = experts.fields(config)
         frozen = [weight for weight in network.base.parameters() if not weight.requires_grad]
         embedding, tied = network.base.get_input_embeddings(), network.tied
         first = at_ends(network.base) if tied else list(embedding.parameters())

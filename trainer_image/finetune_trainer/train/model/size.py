@@ -47,7 +47,9 @@ def _estimate(path: Path) -> int | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     attention = 4 * width * max(width, heads * int(config.get("head_dim") or 0))
-    return 2 * words * width + layers * (attention + 3 * width * inner * max(1, experts.of_a_layer(config)))
+    return 2 * words * width + layers * (
+        attention + 3 * width * inner * max(1, experts.of_a_layer(config.get))
+    )
 
 
 def _count(model: Model, folder: Path) -> int:

@@ -67,7 +67,7 @@ class Flops:
 
 
 def _share_of_experts(network: Network) -> float:
-    config = network.base.config.get_text_config().to_dict()
+    config = experts.fields(network.base.config.get_text_config())
     there = experts.of_a_layer(config)
     # NB: what a config has no number for counts as used.
     return (experts.of_a_token(config) or there) / there if there else 1.0
