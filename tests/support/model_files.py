@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,20 @@ def saved(
         model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
     model.save_pretrained(folder, max_shard_size=pieces)
     load_tokenizer(networks.recipe(base).model, base).save_pretrained(folder)
+    return folder
+
+
+def too_large_for_fp16(base: Path, folder: Path, factor: float) -> Path:
+    """A base of which some weights are numbers of FP16, whose products are none."""
+    from transformers import AutoModelForCausalLM
+
+    saved(base, folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    mlp = model.model.layers[0].mlp
+    for layer in (mlp.up_proj, mlp.down_proj):
+        layer.weight.data.mul_(factor)
+        assert layer.weight.isfinite().all() == math.isfinite(factor)
+    model.save_pretrained(folder)
     return folder
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from finetune_trainer.train.objectives.answers import reference_of
 from finetune_trainer.train.objectives.distillation import TeacherStates
 from finetune_trainer.train.objectives.sft import Sft
 from support import networks
-from support.model_files import saved
+from support.model_files import too_large_for_fp16
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,20 +40,6 @@ def test_a_model_that_makes_its_logits_in_an_unknown_way_is_refused(
         f"model.base {base_model} is a llama, which makes its logits in a way that is not known here (they differ by "
         "50%): choose another model, or train it with your own script"
     )
-
-
-def too_large_for_fp16(base: Path, folder: Path, factor: float) -> Path:
-    """A base of which some weights are numbers of FP16, whose products are none."""
-    from transformers import AutoModelForCausalLM
-
-    saved(base, folder)
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    mlp = model.model.layers[0].mlp
-    for layer in (mlp.up_proj, mlp.down_proj):
-        layer.weight.data.mul_(factor)
-        assert layer.weight.isfinite().all() == math.isfinite(factor)
-    model.save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.parametrize("broken", [False, True])

@@ -18,7 +18,9 @@ from finetune_trainer.outcome import RecipeRefusedError, TrainingError
 from finetune_trainer.tokenizer import load_tokenizer, pad_id
 from finetune_trainer.track import Tracker
 from finetune_trainer.train.data import corpus
+from finetune_trainer.train.model import precision
 from finetune_trainer.train.model.new_tokens import NewTokens
+from finetune_trainer.train.runtime.device import Card
 from finetune_trainer.train.worker import quiet_libraries
 
 if TYPE_CHECKING:
@@ -66,7 +68,9 @@ def run(recipe: Recipe, uri: str) -> EvaluationResult:
         tokenizer = load_tokenizer(model.spec_of(recipe, uri), version.tokenizer)
         found = rows.load(recipe, spec, tokenizer)
         print(f"{spec.split.lower()}: {found.summary}; {len(found):,} rows are evaluated", flush=True)
-        evaluated = _Evaluated(spec, found, tokenizer, model.device_of(recipe))
+        device = model.device_of(recipe)
+        dtype = precision.of_inference(Card.of(device), recipe.training.precision)
+        evaluated = _Evaluated(spec, found, tokenizer, device, dtype)
         trained = evaluated.measured(version, model.spec_of(recipe, uri), model.VERSION)
         base = _Measured({})
         if spec.base_model:
@@ -93,6 +97,7 @@ class _Evaluated:
     rows: Rows
     tokenizer: PreTrainedTokenizerBase
     device: torch.device
+    dtype: torch.dtype
 
     @property
     def listed(self) -> list[Question]:
@@ -122,7 +127,7 @@ class _Evaluated:
     def _measured(self, source: Source, spec: Model, name: str) -> _Measured:
         numbers, wanted, batch_size = {}, self.spec.measured, self.spec.batch_size
         new = NewTokens.of(spec, self.tokenizer)
-        with model.loaded(source, spec, name, self.device, new) as network:
+        with model.loaded(source, spec, name, self.device, new, dtype=self.dtype) as network:
             if "Loss" in wanted or "Perplexity" in wanted:
                 padding = pad_id(self.tokenizer)
                 found = loss.mean(

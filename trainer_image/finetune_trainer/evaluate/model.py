@@ -13,11 +13,10 @@ from finetune_trainer import artifacts
 from finetune_trainer.cache import Cache
 from finetune_trainer.train import build
 from finetune_trainer.train.delivery import export
-from finetune_trainer.train.model import load, merge, precision
+from finetune_trainer.train.model import load, merge
 from finetune_trainer.train.model.network import Network
 from finetune_trainer.train.model.new_tokens import NO_TOKENS, NewTokens
 from finetune_trainer.train.objectives.sft import Sft
-from finetune_trainer.train.runtime.device import Card
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +31,10 @@ if TYPE_CHECKING:
 VERSION, BASE = "the version", "model.base"
 """How sentences name the two models."""
 _REMEDY = "evaluate it with a command of your own, evaluation.command"
+_OVERFLOW = (
+    "ask in evaluation.podTemplate for a GPU of compute capability 8.0 or higher, which computes in BF16, or train with "
+    "training.precision FP32"
+)
 
 
 def device_of(recipe: Recipe) -> torch.device:
@@ -77,9 +80,15 @@ def fetch_base(recipe: Recipe, version: Source, to: Path) -> Source:
 
 @contextmanager
 def loaded(
-    source: Source, spec: Model, field: str, device: torch.device, new: NewTokens = NO_TOKENS
+    source: Source,
+    spec: Model,
+    field: str,
+    device: torch.device,
+    new: NewTokens = NO_TOKENS,
+    *,
+    dtype: torch.dtype = torch.float32,
 ) -> Iterator[Network]:
-    """A model in bf16 on a GPU, or in fp32 on CPUs, with its adapter on it; out of memory at the end.
+    """A model with its adapter on it; out of memory at the end.
 
     Args:
         source: its folders.
@@ -87,13 +96,15 @@ def loaded(
         field: how sentences name it.
         device: where it computes.
         new: tokens of the rows that it gets rows for, as it did before its first step.
+        dtype: what it computes in.
 
     Raises:
         RecipeRefusedError: it cannot be loaded, or makes its logits in a way that is not known here.
     """
-    made = Network(_weights(source, spec, field, device, new), Sft()).eval()
+    made = Network(_weights(source, spec, field, device, new, dtype=dtype), Sft()).eval()
+    overflow = _OVERFLOW if dtype == torch.float16 else None
     try:
-        build.check_way_to_logits(made, device, spec.base, field=field, remedy=_REMEDY)
+        build.check_way_to_logits(made, device, spec.base, field=field, overflow=overflow, remedy=_REMEDY)
         yield made
     finally:
         made.model = torch.nn.Identity()
@@ -105,12 +116,10 @@ def loaded(
 
 
 def _weights(
-    source: Source, spec: Model, field: str, device: torch.device, new: NewTokens
+    source: Source, spec: Model, field: str, device: torch.device, new: NewTokens, *, dtype: torch.dtype
 ) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
-    card = Card.of(device)
-    dtype = precision.of_inference(card.capability if card else None)
     with load.load_errors(spec, field):
         model: Any = AutoModelForCausalLM.from_pretrained(
             str(source.base),

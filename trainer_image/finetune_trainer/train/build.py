@@ -103,7 +103,7 @@ def network(
         world.device,
         recipe.model.base,
         agreed=world.greatest,
-        in_fp16=recipe.training.precision == "FP16",
+        overflow=_overflow(recipe),
     )
     pissa.begin(adapted, world, resume)
     if recipe.training.compile:
@@ -136,13 +136,17 @@ def _far_from_own_logits(
     return (ours - own).abs().max() / own.abs().max(), own.new_zeros(0)
 
 
+def _overflow(recipe: Recipe) -> str | None:
+    return "set training.precision to BF16 or FP32" if recipe.training.precision == "FP16" else None
+
+
 def check_way_to_logits(
     network: Network,
     device: torch.device,
     base: str,
     *,
     agreed: Callable[[float], float] = float,
-    in_fp16: bool = False,
+    overflow: str | None = None,
     field: str = "model.base",
     remedy: str = "choose another model, or train it with your own script",
 ) -> None:
@@ -155,7 +159,7 @@ def check_way_to_logits(
         device: where it computes.
         base: its address, for errors.
         agreed: the greatest of a number over all ranks.
-        in_fp16: whether it computes in FP16, in which a model that was trained in BF16 may overflow.
+        overflow: what to do where it computes in FP16, in which a model that was trained in BF16 may overflow; None: it does not.
         field: the recipe's field that names it, for errors.
         remedy: what to do where they differ.
 
@@ -169,10 +173,10 @@ def check_way_to_logits(
     with network.no_grad_forward(_far_from_own_logits):
         difference, _ = network(batch)
     worst = agreed(difference.item())
-    if math.isnan(worst) and in_fp16:
+    if math.isnan(worst) and overflow is not None:
         raise RecipeRefusedError(
-            f"{field} {base} computes logits that are not numbers: it overflows in FP16, unless its weights are broken: set "
-            "training.precision to BF16 or FP32",
+            f"{field} {base} computes logits that are not numbers: it overflows in FP16, unless its weights are broken: "
+            f"{overflow}",
             reason="ModelOverflows",
         )
     if math.isnan(worst):
@@ -258,7 +262,7 @@ class _Teacher:
             world.device,
             self.recipe.model.base,
             agreed=world.greatest,
-            in_fp16=self.recipe.training.precision == "FP16",
+            overflow=_overflow(self.recipe),
             field=_TEACHER,
             remedy="choose another teacher",
         )

@@ -19,6 +19,7 @@ from finetune_trainer.train.model.new_tokens import NewTokens
 from support import networks
 from support.cells import WARNINGS
 from support.evaluations import save_adapter
+from support.model_files import too_large_for_fp16
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in WARNINGS]
 CPU = torch.device("cpu")
@@ -128,3 +129,20 @@ def test_the_device_is_that_of_the_pod_unless_the_training_is_on_cpus(base_model
     on_cpus = made.model_copy(update={"distributed": made.distributed.model_copy(update={"device": "CPU"})})
     assert model.device_of(on_cpus) == CPU
     assert model.device_of(made).type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_a_model_that_overflows_in_fp16_is_told_from_a_broken_one(base_model: Path, tmp_path: Path) -> None:
+    """A GPU without BF16 evaluates in FP16 what was trained in BF16."""
+    base = too_large_for_fp16(base_model, tmp_path / "base", 1e5)
+    spec, source = networks.recipe(base).model, artifacts.fetch(str(base), tmp_path)
+    refusal = pytest.raises(RecipeRefusedError)
+    with refusal as refused, model.loaded(source, spec, model.VERSION, CPU, dtype=torch.float16):
+        pass
+    assert (refused.value.reason, refused.value.message) == (
+        "ModelOverflows",
+        f"the version {base} computes logits that are not numbers: it overflows in FP16, unless its weights are broken: ask in "
+        "evaluation.podTemplate for a GPU of compute capability 8.0 or higher, which computes in BF16, or train with "
+        "training.precision FP32",
+    )
+    with model.loaded(source, spec, model.VERSION, CPU):
+        pass

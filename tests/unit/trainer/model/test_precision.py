@@ -44,10 +44,17 @@ def test_a_precision_that_a_gpu_lacks_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype"),
-    [(None, torch.float32), ((7, 0), torch.float16), ((8, 0), torch.bfloat16), ((12, 0), torch.bfloat16)],
+    ("card", "trained_in", "dtype"),
+    [
+        (None, "BF16", torch.float32),
+        (T4, "BF16", torch.float16),
+        (T4, "FP16", torch.float16),
+        (T4, "FP32", torch.float32),
+        (A100, "BF16", torch.bfloat16),
+        (A100, "FP32", torch.bfloat16),
+    ],
 )
-def test_an_evaluation_computes_in_what_its_gpu_has(
-    capability: tuple[int, int] | None, dtype: torch.dtype
+def test_an_evaluation_computes_in_what_its_gpu_has_and_the_model_can(
+    card: Card | None, trained_in: str, dtype: torch.dtype
 ) -> None:
-    assert precision.of_inference(capability) == dtype
+    assert precision.of_inference(card, trained_in) == dtype

@@ -32,11 +32,16 @@ def check(recipe: Recipe, card: Card | None) -> None:
         )
 
 
-def of_inference(capability: tuple[int, int] | None) -> torch.dtype:
-    """Return what a model answers in on a GPU of a compute capability; None: on a CPU."""
-    if capability is None:
-        return torch.float32
-    return torch.bfloat16 if capability >= _BF16 else torch.float16
+def of_inference(card: Card | None, trained_in: str) -> torch.dtype:
+    """Return what a model answers in on a GPU; without one, or where it was trained in FP32 for lack of BF16, in FP32.
+
+    Args:
+        card: the GPU; None: a CPU.
+        trained_in: the precision of the training.
+    """
+    if card is not None and card.capability >= _BF16:
+        return torch.bfloat16
+    return torch.float32 if card is None or trained_in == "FP32" else torch.float16
 
 
 def compute(precision: str) -> torch.dtype:
