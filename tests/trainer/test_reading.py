@@ -32,7 +32,7 @@ def measure(world, folder):
             peak[0] = max(peak[0], anonymous())
     watcher = threading.Thread(target=watch)
     watcher.start()
-    weights.materialise(network, world.device)
+    weights.materialize(network, world.device)
     weights.read_weights(model, recipe.model, Path(folder), world)
     done.set()
     watcher.join()

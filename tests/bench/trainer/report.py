@@ -111,13 +111,13 @@ class Result:
 
     def mfu(self, name: str) -> float | None:
         """Share of the GPUs' peak that a contender's useful tokens make, by 6N + 12 L H S with S = maxLength."""
-        return self._utilisation(name, self.shape.operations(MAX_LENGTH))
+        return self._utilization(name, self.shape.operations(MAX_LENGTH))
 
     def mfu_needed(self, name: str) -> float | None:
         """The same by what is needed: S the mean length of a row, and no gradients of frozen weights."""
-        return self._utilisation(name, self.shape.operations_needed(float(self.rows["mean"])))
+        return self._utilization(name, self.shape.operations_needed(float(self.rows["mean"])))
 
-    def _utilisation(self, name: str, operations: float) -> float | None:
+    def _utilization(self, name: str, operations: float) -> float | None:
         speed, most = self.speed(name), peak(self.gpu)
         return None if speed is None or most is None else speed * operations / (most * self.processes)
 

@@ -166,7 +166,7 @@ def test_a_plan_is_what_torch_tracks_in_a_real_step(
     with networks.alone() as world:
         network = Network(adapt.adapt(load.skeleton(asked, config, world), asked.method, "base"), Plain())
         build.wrap(network, asked, recompute, shard.mesh("FSDP", world))
-        weights.materialise(network, world.device)
+        weights.materialize(network, world.device)
         for weight in network.parameters():
             assert isinstance(weight, DTensor)
             torch.nn.init.normal_(weight.to_local(), std=0.02)

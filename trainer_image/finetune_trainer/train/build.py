@@ -255,7 +255,7 @@ class _Teacher:
             RecipeRefusedError: files are missing or damaged, or its logits are not numbers, or made in a way that is not known.
         """
         shard.shard(self.network, shard.mesh("FSDP", world), self.recipe.training.precision)
-        weights.materialise(self.network, world.device)
+        weights.materialize(self.network, world.device)
         weights.read_weights(self.network.model, self.recipe.model, self.source, world, field=_TEACHER)
         check_way_to_logits(
             self.network,

@@ -66,7 +66,7 @@ def count(recipe: Recipe, source: Path, card: Card) -> tuple[int, int]:
     adapted = adapt.adapt(model, small.method, small.model.base)
     network = Network(adapted, build.objective(small, None), small.training.neftune_alpha)
     shard.recompute_activations(network.model, small.training.activation_checkpointing, compiled=True)
-    weights.materialise(network, world.device)
+    weights.materialize(network, world.device)
     for weight in network.parameters():
         nn.init.normal_(weight, std=0.02)
     kinds = {(type(layer), getattr(layer, "attention_type", None)) for layer in decoder_layers(network)}

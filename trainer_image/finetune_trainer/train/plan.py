@@ -252,7 +252,7 @@ def measured(
         compact_adamw.code_values(signed=False)
     with fake:
         build.wrap(network, recipe, recompute, over)
-        weights.materialise(network, _DEVICE)
+        weights.materialize(network, _DEVICE)
         optimizer = Optimizer(network, recipe.training, 1)
         batches = [_fake(batch, fake) for batch in full_batches(recipe)]
         account = accounting.Accounting(_DEVICE)

@@ -55,7 +55,7 @@ class Report:
     tokens_per_second: float
     seconds_remaining: float
     mfu: float | None
-    """Model FLOP/s utilisation, a share; None where the peak of the chip is unknown."""
+    """Model FLOP/s utilization, a share; None where the peak of the chip is unknown."""
     memory: float
     """Peak of the rank that uses most, in bytes."""
 

@@ -14,7 +14,7 @@ GPU = torch.device("cuda", 0)
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
-    """A GPU of 100 bytes, 40 of them used, whose utilisation is 75% until a test says otherwise; the reads of it."""
+    """A GPU of 100 bytes, 40 of them used, whose utilization is 75% until a test says otherwise; the reads of it."""
     found: list[torch.device] = []
 
     def utilization(device: torch.device) -> int:
@@ -30,18 +30,18 @@ def of_gpu(sampler: Sampler) -> dict[str, float]:
     return {name: value for name, value in sampler.sample().items() if name.startswith("gpu_")}
 
 
-def test_memory_and_utilisation(reads: list[torch.device]) -> None:
+def test_memory_and_utilization(reads: list[torch.device]) -> None:
     assert of_gpu(Sampler(GPU)) == {"gpu_memory_bytes": 40.0, "gpu_percent": 75.0}
     assert reads == [GPU]
 
 
-def test_the_library_that_torch_reads_the_utilisation_with_is_installed() -> None:
+def test_the_library_that_torch_reads_the_utilization_with_is_installed() -> None:
     """On a CPU too: it says there that it finds no driver."""
     pynvml = importlib.import_module("pynvml")
     assert callable(pynvml.nvmlDeviceGetUtilizationRates)
 
 
-def test_a_utilisation_that_cannot_be_read_is_said_once(
+def test_a_utilization_that_cannot_be_read_is_said_once(
     reads: list[torch.device], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refused(device: torch.device) -> int:

@@ -47,7 +47,7 @@ def fill(
     Raises:
         RecipeRefusedError: files are missing, damaged, or of another model.
     """
-    materialise(model, world.device)
+    materialize(model, world.device)
     if recipe.method.type != "QLoRA":
         read_weights(model, recipe.model, source, world, new=NewTokens.of(recipe.model, tokenizer))
     if recipe.model.new_tokens:
@@ -73,7 +73,7 @@ def _read_adapter(model: nn.Module, recipe: Recipe, adapter: Path) -> None:
             rows.set_rows(parameter, values)
 
 
-def materialise(model: nn.Module, device: torch.device) -> None:
+def materialize(model: nn.Module, device: torch.device) -> None:
     """Allocate tensors of the meta device on the device, and move the others there."""
     model._apply(  # noqa: SLF001 - as nn.Module.to_empty does, which would empty the buffers too
         lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
