@@ -74,7 +74,13 @@ class _Place:
 
 
 def fetch(
-    uri: str, to: Path, *, revision: str | None = None, cache: Cache | None = None, field: str = _FIELD
+    uri: str,
+    to: Path,
+    *,
+    revision: str | None = None,
+    cache: Cache | None = None,
+    field: str = _FIELD,
+    without_weights: bool = False,
 ) -> Source:
     """Fetch a model into the pod, with the base of an adapter, and return its folders.
 
@@ -84,6 +90,7 @@ def fetch(
         revision: Git revision of a Hub model.
         cache: where what is downloaded is kept, and taken from.
         field: the recipe's field that names it, for what is wrong with it.
+        without_weights: fetch the other files alone; the base of an adapter is then not compared with its digest.
 
     Raises:
         RecipeRefusedError: the model does not exist, access is denied, or the base of an adapter cannot be found.
@@ -91,8 +98,10 @@ def fetch(
     """
     place = _Place(to, cache)
     with _naming(_FIELD, field):
-        found = _fetch(uri, place, revision, without_weights=False)
-        base = found if found.base is not None else _base_of(found, uri, place, without_weights=False)
+        found = _fetch(uri, place, revision, without_weights=without_weights)
+        base = (
+            found if found.base is not None else _base_of(found, uri, place, without_weights=without_weights)
+        )
     assert base.base is not None  # noqa: S101 - or it would have been refused
     tokenizer = found.tokenizer or base.tokenizer or base.base
     return Source(base.base, tokenizer, found.adapter, found.of.uri if found.of else None, base.origin)
@@ -103,12 +112,7 @@ def fetch_config(uri: str, to: Path, *, revision: str | None = None, cache: Cach
 
     Args and errors are those of `fetch`. Of an adapter it is the config of its base.
     """
-    place = _Place(to, cache)
-    found = _fetch(uri, place, revision, without_weights=True)
-    if found.base is None:
-        found = _base_of(found, uri, place, without_weights=True)
-    assert found.base is not None  # noqa: S101 - or it would have been refused
-    return found.base
+    return fetch(uri, to, revision=revision, cache=cache, without_weights=True).base
 
 
 def fetch_tokenizer(uri: str, to: Path, *, revision: str | None = None, cache: Cache | None = None) -> Path:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
-from finetune_trainer import origin
+from finetune_trainer import artifacts, origin
 from finetune_trainer.origin import Origin
 from finetune_trainer.outcome import PodFailure
 from finetune_trainer.train.model import merge, standalone
@@ -125,6 +125,26 @@ def refused(adapter: Path, folder: Path, world: World) -> str:
         merge.fetch(networks.recipe(adapter).model, folder, world, "objective.distillation.teacher")
     assert failure.value.reason == "ModelNotLoadable"
     return failure.value.message.replace(str(adapter.parent), "")
+
+
+def test_a_base_that_is_stored_quantized_is_refused_before_its_weights_are_fetched(
+    monkeypatch: pytest.MonkeyPatch, base_model: Path, tmp_path: Path
+) -> None:
+    config = json.loads((base_model / "config.json").read_text("utf-8"))
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
+    fetch = artifacts.fetch
+
+    def small(*given: Any, without_weights: bool, **how: Any) -> artifacts.Source:
+        assert without_weights
+        return fetch(*given, without_weights=without_weights, **how)
+
+    monkeypatch.setattr(artifacts, "fetch", small)
+    with networks.alone() as world, pytest.raises(PodFailure) as refused:
+        merge.fetch(networks.recipe(base).model, tmp_path, world, field="the teacher")
+    assert (refused.value.exit_code, refused.value.reason) == (64, "ModelNotLoadable")
+    assert refused.value.message.startswith(f"the teacher {base} is stored quantized (fp8), ")
 
 
 def test_an_adapter_that_cannot_be_merged_is_refused(base_model: Path, tmp_path: Path) -> None:

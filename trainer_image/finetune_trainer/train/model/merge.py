@@ -41,9 +41,10 @@ def fetch(
     """
 
     def alone() -> artifacts.Source:
-        source = artifacts.fetch(
-            spec.base, to / "fetched", revision=spec.revision, cache=Cache.of(spec), field=field
-        )
+        how: dict[str, Any] = {"revision": spec.revision, "cache": Cache.of(spec), "field": field}
+        # Before the weights are fetched, which may be hundreds of GB.
+        _check_base(spec, artifacts.fetch(spec.base, to / "config", **how, without_weights=True), field)
+        source = artifacts.fetch(spec.base, to / "fetched", **how)
         if spec.adapter == "Continue":
             if source.adapter is None:
                 raise RecipeRefusedError(
@@ -69,6 +70,18 @@ def fetch(
     return world.agree_in_pod(known)
 
 
+def _check_base(spec: Model, source: artifacts.Source, field: str) -> None:
+    """Check by its config that the weights of a model can be trained, or those of the base of an adapter."""
+    from transformers import AutoConfig
+
+    what = f"{field} {spec.base}"
+    if source.adapter is not None:
+        what = f"{source.adapter_of or source.base}, the base of {what},"
+    with load.load_errors(spec, field):
+        config = AutoConfig.from_pretrained(str(source.base), trust_remote_code=spec.trust_remote_code)
+        load.check_not_quantized(config, what)
+
+
 def into(
     base: Path, adapter: Path, spec: Model, to: Path, field: str = "model.base", *, new: NewTokens = NO_TOKENS
 ) -> None:
@@ -90,11 +103,9 @@ def into(
         new: tokens that the adapter was trained with, and the base does not have.
 
     Raises:
-        RecipeRefusedError: one of them cannot be loaded, the base is stored quantized, or the adapter is virtual tokens,
-            which no weights hold.
+        RecipeRefusedError: one of them cannot be loaded, or the adapter is virtual tokens, which no weights hold.
     """
     import peft
-    from transformers import AutoConfig
 
     with load.load_errors(spec, field):
         config = peft.PeftConfig.from_pretrained(str(adapter))
@@ -104,10 +115,6 @@ def into(
                 f"name the base, {config.base_model_name_or_path}",
                 reason="ModelNotLoadable",
             )
-        stored_as = AutoConfig.from_pretrained(str(base), trust_remote_code=spec.trust_remote_code)
-        load.check_not_quantized(
-            stored_as, f"{config.base_model_name_or_path}, the base of {field} {spec.base},"
-        )
         if _needs_all(config, base):
             model = load.unsharded(spec, base)
             new.enlarge(model)
