@@ -1,9 +1,11 @@
-"""Small wheels, made without a build."""
+"""Small packages, made without a build."""
 
 from __future__ import annotations
 
+import io
+import tarfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
@@ -34,3 +36,15 @@ def wheel(
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
         for path, text in {**files, f"{info}/RECORD": record}.items():
             archive.writestr(path, text)
+
+
+def sdist(name: str, version: str, files: Mapping[str, str]) -> bytes:
+    """A source distribution with files, which a build is to make a wheel of."""
+    held = io.BytesIO()
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    with tarfile.open(fileobj=held, mode="w:gz") as archive:
+        for path, text in {"PKG-INFO": metadata, **files}.items():
+            item = tarfile.TarInfo(f"{name}-{version}/{path}")
+            item.size = len(text.encode())
+            archive.addfile(item, io.BytesIO(text.encode()))
+    return held.getvalue()

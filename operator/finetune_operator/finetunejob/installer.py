@@ -28,7 +28,13 @@ _VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 _ELSEWHERE = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER")
 # In pip's log: a page that an index did not give, other than one that it does not have; and that an index answered.
 _NO_PAGE = re.compile(r"(Could not fetch URL (?!.*: (?:404|410) Client Error).*?)(?: - skipping)?$")
-_ANSWERED = re.compile(r"\s(?:Collecting|Downloading) ")
+_ANSWERED = re.compile(r"\s(?:Collecting|Downloading|Processing) ")
+# In pip's log: the time before each line, a command that begins, and one that failed.
+_TIME = re.compile(r"^\d{4}-\S+ ")
+_BEGINS = re.compile(r"\s*Running command (.+)$")
+_FAILED = re.compile(r"\s*ERROR: (?:\[present-rich\] )?(.+) exited with -?\d+$")
+# The command that is pip itself: it installs what a build needs.
+_NEEDED = re.compile(r"install(?:ing)? \w+ dependencies")
 # What pip shows before it asks again, and of pages that another index may have: it tells of the end in other words or in the log.
 _NOT_THE_END = re.compile(r"Retrying \(Retry\(|Could not fetch URL |Credentials not correct for ")
 # git's words for a server that may answer later. NB: the trainer's checkout has the same, and can import nothing of this file.
@@ -213,8 +219,9 @@ def install(requirements: list[str], folder: Path = FOLDER) -> None:
     constraints.write_text(_torch(requirements), encoding="utf-8")
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input"]
     log = folder / "pip.log"
-    options = ["--log", str(log), "--no-cache-dir", "--constraint", str(constraints)]
-    code, output = _run([*pip, "install", *options, "--", *requirements])
+    options = ["--no-cache-dir", "--constraint", str(constraints)]
+    # NB: a variable, so that the pip which installs what a build needs writes to it too.
+    code, output = _run([*pip, "install", *options, "--", *requirements], PIP_LOG=str(log))
     if code < 0:
         why = f"pip was ended by signal {-code}: the container may need a higher limit of memory"
         raise Failure(AGAIN, f"{why} ({_short(_last_words(output))})")
@@ -233,8 +240,10 @@ def _torch(requirements: list[str]) -> str:
 
 def explained(output: str, log: str = "", requirements: Sequence[str] = ()) -> Failure:
     """What pip's output and its log amount to."""
-    lines = [*_missing_pages(log), *(line for line in output.splitlines() if not _NOT_THE_END.search(line))]
-    said, addresses = "\n".join(lines), _addresses(requirements)
+    command, words = _failed_command(log)
+    lines = [*output.splitlines(), *(words if _NEEDED.search(command) else ())]
+    final = (line for line in lines if not _NOT_THE_END.search(line))
+    said, addresses = "\n".join([*_missing_pages(log), *final]), _addresses(requirements)
     for meaning in _MEANINGS:
         for found in re.finditer(meaning.pattern, said, re.MULTILINE):
             if not meaning.own or _is_of(found[0], addresses):
@@ -282,6 +291,18 @@ def _missing_pages(log: str) -> list[str]:
     return pages
 
 
+def _failed_command(log: str) -> tuple[str, list[str]]:
+    """The command that failed last, as pip names it, and what it said, which pip writes to its log alone."""
+    lines = [_TIME.sub("", line) for line in log.splitlines()]
+    for end in range(len(lines) - 1, -1, -1):
+        failed = _FAILED.match(lines[end])
+        for start in range(end - 1, -1, -1) if failed else ():
+            begins = _BEGINS.match(lines[start])
+            if begins and begins[1] == failed[1]:
+                return begins[1], lines[start + 1 : end]
+    return "", []
+
+
 def _last_words(output: str) -> str:
     """The line in which pip says why it ends: its last error, the last line of a traceback, or else the last line."""
     lines = [line for line in output.splitlines() if line.strip()]
@@ -317,9 +338,10 @@ def _packages(folder: Path) -> Path:
     return folder / "lib" / f"python{_VERSION}" / "site-packages"
 
 
-def _run(command: list[str]) -> tuple[int, str]:
-    """Run a program; its exit code, and its output, which is shown too."""
+def _run(command: list[str], **more: str) -> tuple[int, str]:
+    """Run a program, with more variables; its exit code, and its output, which is shown too."""
     environment = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
+    environment.update(more)
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
     ) as process:

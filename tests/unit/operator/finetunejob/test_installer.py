@@ -19,7 +19,7 @@ from finetune_operator.finetunejob import installer
 from standins.git import GitServer, git_server
 from support.http_server import Answer, Request, serving
 from support.ports import free_port
-from support.wheels import wheel
+from support.wheels import sdist, wheel
 
 
 @pytest.fixture
@@ -278,6 +278,50 @@ def test_an_index_that_lists_metadata_which_it_does_not_have(tmp_path: Path, pac
         f"{START}the package index lists a file that it does not have: it may have it later, or require another version "
         f"({address}/{name}.metadata)",
     )
+
+
+NO_INDEX = (
+    f"{START}the package index does not answer: check PIP_INDEX_URL, and that the pods may reach it ({{}}"
+)
+NEEDS = '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+TOOLS = "setuptools-99.0-py3-none-any.whl"
+LISTED = Answer(200, f'<a href="/{TOOLS}">{TOOLS}</a>', {"Content-Type": "text/html"})
+# What an index answers of the page and of the file of setuptools, which a build needs, and what is told.
+TOOLS_OF_A_BUILD: dict[str, tuple[Answer, Answer, tuple[int, str]]] = {
+    "no page for a moment": (
+        Answer(503),
+        Answer(503),
+        (69, NO_INDEX.format("Could not fetch URL http://127.0.0.1:PORT/simple/setuptools/: ")),
+    ),
+    "no file for a moment": (
+        LISTED,
+        Answer(503),
+        (69, NO_INDEX.format("Max retries exceeded with url: /setuptools-99.0-")),
+    ),
+    "none at all": (
+        Answer(404),
+        Answer(404),
+        (64, f"{START}the package index has no setuptools for {VERSION}: correct the requirement, or "),
+    ),
+}
+
+
+@pytest.mark.parametrize(("page", "file", "expected"), TOOLS_OF_A_BUILD.values(), ids=TOOLS_OF_A_BUILD)
+def test_an_index_without_what_a_build_needs(
+    tmp_path: Path, packages: Path, page: Answer, file: Answer, expected: tuple[int, str]
+) -> None:
+    name = "built-1.0.tar.gz"
+    answers = {
+        "/simple/built/": Answer(200, f'<a href="/{name}">{name}</a>', {"Content-Type": "text/html"}),
+        f"/{name}": Answer(200, sdist("built", "1.0", {"pyproject.toml": NEEDS})),
+        "/simple/setuptools/": page,
+        f"/{TOOLS}": file,
+    }
+    with serving(lambda request: answers.get(request.target, Answer(404))) as address:
+        index = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": f"{address}/simple", "PIP_RETRIES": "0"}
+        ended = install(tmp_path, packages, "built", **index)
+    told = ended.message.replace(address, "http://127.0.0.1:PORT")
+    assert (ended.code, told[: len(expected[1])]) == expected
 
 
 def test_a_repository_on_a_server_that_is_away(tmp_path: Path, packages: Path) -> None:

@@ -174,6 +174,11 @@ LOGS: dict[str, tuple[str, tuple[int, str]]] = {
         PAGE.format("datasets", UNANSWERED) + "2026-11-23T23:15:01,000 Collecting datasets\n",
         NO_PACKAGE,
     ),
+    "a package that a folder has": (
+        PAGE.format("datasets", UNANSWERED)
+        + "2026-11-23T23:15:01,000 Processing /wheels/datasets-3.0-py3-none-any.whl\n",
+        NO_PACKAGE,
+    ),
 }
 
 
