@@ -45,6 +45,7 @@ _AWAY = (
 )
 # An error that pip did not expect: a traceback follows.
 _UNEXPECTED = "ERROR: Exception:"
+_REFUSED = "the package index refuses the login: check PIP_INDEX_URL and PIP_EXTRA_INDEX_URL ({})"
 _PASSWORD = re.compile(r"//[^/@\s]*@")
 _LONGEST = 400
 
@@ -109,16 +110,24 @@ _MEANINGS = (
         "the package index lists a file that it does not have: it may have it later, or require another version ({})",
     ),
     _Meaning(
-        r"(?:401|403) (?:Client )?Error.*|HTTP error 40[13].*",
-        UNAVAILABLE,
-        "the package index refuses the login: check PIP_INDEX_URL and PIP_EXTRA_INDEX_URL ({})",
-    ),
-    _Meaning(
-        r"Could not fetch URL .*|Max retries exceeded.*|HTTP error (?:429|5\d\d).*|ReadTimeoutError.*|Download failed after .*|"
-        r"(?:Failed to connect to|Failed to establish a secure connection to) .* while fetching .*|Unable to fetch .*",
+        r"Could not fetch URL (?!\S+: 40[13] Client Error).*|Max retries exceeded.*|HTTP error (?:429|5\d\d).*|ReadTimeoutError.*|"
+        r"Download failed after .*|(?:Failed to connect to|Failed to establish a secure connection to) .* while fetching .*|Unable to fetch .*",
         UNAVAILABLE,
         "the package index does not answer: check PIP_INDEX_URL, and that the pods may reach it ({})",
     ),
+    # NB: pip shows a login as me:****@, and some indexes without one also refuse what they do not have.
+    _Meaning(
+        r"Could not fetch URL https?://[^/@\s]+@\S+: (40[13] Client Error.*)|HTTP error 40[13].*",
+        UNAVAILABLE,
+        _REFUSED,
+    ),
+    _Meaning(
+        r"Could not fetch URL (\S+: 40[13] Client Error.*)",
+        AGAIN,
+        "a package index without a login refuses a page, which it may also do for what it does not have: correct the requirement, "
+        "or put a login into PIP_INDEX_URL or PIP_EXTRA_INDEX_URL ({})",
+    ),
+    _Meaning(r"(?:401|403) (?:Client )?Error.*", UNAVAILABLE, _REFUSED),
     _Meaning(
         r"(?<=No matching distribution found for )[^\n(]+",
         NEVER,

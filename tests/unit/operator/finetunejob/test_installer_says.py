@@ -140,6 +140,11 @@ NOT_FOUND = (
     "ERROR: No matching distribution found for tiny\n"
 )
 PAGE = "2026-11-23T23:15:00,921 Could not fetch URL https://me:****@index/simple/{}/: {} - skipping\n"
+ANONYMOUS = "2026-11-23T23:15:00,920 Could not fetch URL https://extra/simple/tiny/: {} - skipping\n"
+REFUSES_A_PAGE = (
+    "a package index without a login refuses a page, which it may also do for what it does not have: correct the requirement, or "
+    "put a login into PIP_INDEX_URL or PIP_EXTRA_INDEX_URL ({})"
+)
 UNANSWERED = "HTTPSConnectionPool(host='index', port=443): Max retries exceeded with url: /simple/tiny/"
 NO_PACKAGE = (64, UNKNOWN_VERSION[1].replace(">=99", ""))
 LOGS: dict[str, tuple[str, tuple[int, str]]] = {
@@ -169,6 +174,29 @@ LOGS: dict[str, tuple[str, tuple[int, str]]] = {
             "the package index refuses the login: check PIP_INDEX_URL and PIP_EXTRA_INDEX_URL (403 Client Error: Forbidden for "
             "url: https://index/simple/tiny/)",
         ),
+    ),
+    "an index that refuses without a login, which some do for what they do not have": (
+        ANONYMOUS.format("403 Client Error: Forbidden for url: https://extra/simple/tiny/"),
+        (
+            1,
+            REFUSES_A_PAGE.format(
+                "https://extra/simple/tiny/: 403 Client Error: Forbidden for url: https://extra/simple/tiny/"
+            ),
+        ),
+    ),
+    "such an index beside one whose login is refused": (
+        ANONYMOUS.format("403 Client Error: Forbidden for url: https://extra/simple/tiny/")
+        + PAGE.format("tiny", "401 Client Error: Unauthorized for url: https://index/simple/tiny/"),
+        (
+            69,
+            "the package index refuses the login: check PIP_INDEX_URL and PIP_EXTRA_INDEX_URL (401 Client Error: Unauthorized "
+            "for url: https://index/simple/tiny/)",
+        ),
+    ),
+    "such an index beside one without an answer": (
+        ANONYMOUS.format("403 Client Error: Forbidden for url: https://extra/simple/tiny/")
+        + PAGE.format("tiny", UNANSWERED),
+        (69, NO_ANSWER.format(f"Could not fetch URL https://index/simple/tiny/: {UNANSWERED}")),
     ),
     "an index that answers again": (
         PAGE.format("datasets", UNANSWERED) + "2026-11-23T23:15:01,000 Collecting datasets\n",
