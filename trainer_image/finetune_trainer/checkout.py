@@ -24,7 +24,9 @@ _NO_LOGIN = re.compile(r"Authentication failed|could not read (Username|Password
 _AWAY = re.compile(
     r"Could not resolve|Failed (?:to )?connect to|Empty reply from server|Connection (?:timed out|reset|refused)|"
     r"Operation too slow|RPC failed; curl|early EOF|[Rr]ecv error|non-properly terminated|unexpected disconnect|"
-    r"error: (?:429|5\d\d)\b|HTTP (?:429|5\d\d)\b|(?:response|HTTP code) 5\d\d\b"
+    r"SSL_ERROR_SYSCALL|unexpected eof|[Ee]rror in the pull function|was not closed cleanly|SSL connection timeout|"
+    r"Broken pipe|Resolving timed out|CONNECT aborted|"
+    r"error: (?:408|429|5\d\d)\b|HTTP (?:429|5\d\d)\b|(?:response|HTTP code) 5\d\d\b"
 )
 _LONGEST = 300
 # Seconds before a server that does not answer is asked again: about six minutes.

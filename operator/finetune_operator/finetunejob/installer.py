@@ -41,7 +41,9 @@ _NOT_THE_END = re.compile(r"Retrying \(Retry\(|Could not fetch URL |Credentials 
 _AWAY = (
     r"Could not resolve|Failed (?:to )?connect to|Empty reply from server|Connection (?:timed out|reset|refused)|"
     r"Operation too slow|RPC failed; curl|early EOF|[Rr]ecv error|non-properly terminated|unexpected disconnect|"
-    r"error: (?:429|5\d\d)\b|HTTP (?:429|5\d\d)\b|(?:response|HTTP code) 5\d\d\b"
+    r"SSL_ERROR_SYSCALL|unexpected eof|[Ee]rror in the pull function|was not closed cleanly|SSL connection timeout|"
+    r"Broken pipe|Resolving timed out|CONNECT aborted|"
+    r"error: (?:408|429|5\d\d)\b|HTTP (?:429|5\d\d)\b|(?:response|HTTP code) 5\d\d\b"
 )
 # An error that pip did not expect: a traceback follows.
 _UNEXPECTED = "ERROR: Exception:"
@@ -115,6 +117,13 @@ _MEANINGS = (
         UNAVAILABLE,
         "the package index does not answer: check PIP_INDEX_URL, and that the pods may reach it ({})",
     ),
+    # NB: not a line of the traceback before it.
+    _Meaning(
+        r"^\S*ProtocolError: .*Connection broken: .*",
+        UNAVAILABLE,
+        "a server broke off a download: check PIP_INDEX_URL and the addresses of requirements, and that the pods may reach them ({})",
+    ),
+    _Meaning(r"Wheel (\S+) located at .* is invalid", AGAIN, "what a server sent is no whole wheel ({})"),
     # NB: pip shows a login as me:****@, and some indexes without one also refuse what they do not have.
     _Meaning(
         r"Could not fetch URL https?://[^/@\s]+@\S+: (40[13] Client Error.*)|HTTP error 40[13].*",

@@ -106,6 +106,23 @@ OUTPUTS: dict[str, tuple[str, tuple[int, str]]] = {
             ),
         ),
     ),
+    "an index that breaks off a package": (
+        "Collecting tiny\nERROR: Exception:\nTraceback (most recent call last):\n"
+        '    raise ProtocolError(f"Connection broken: {e!r}", e) from e\n'
+        "pip._vendor.urllib3.exceptions.ProtocolError: (\"Connection broken: ConnectionResetError(104, 'Connection reset by peer')\", "
+        "ConnectionResetError(104, 'Connection reset by peer'))\n",
+        (
+            69,
+            "a server broke off a download: check PIP_INDEX_URL and the addresses of requirements, and that the pods may reach them "
+            "(pip._vendor.urllib3.exceptions.ProtocolError: (\"Connection broken: ConnectionResetError(104, 'Connection reset by "
+            "peer')\", ConnectionResetError(104, 'Connection reset by peer')))",
+        ),
+    ),
+    "a wheel of which a part came": (
+        "Collecting tiny\n  Downloading https://index/tiny-1.0-py3-none-any.whl (1 kB)\n"
+        "ERROR: Wheel 'tiny' located at /tmp/pip-unpack-xkkxjnud/tiny-1.0-py3-none-any.whl is invalid.\n",
+        (1, "what a server sent is no whole wheel ('tiny')"),
+    ),
     "anything else": (
         "Collecting tiny\nERROR: pip is confused\nnotice\n",
         (1, "pip failed: ERROR: pip is confused"),
