@@ -58,12 +58,14 @@ class _Meaning(NamedTuple):
     Attributes:
         sentence: with what was found in its braces.
         own: whether it has to be said of an address that a requirement names, not of what an index lists.
+        of_build: whether a build may say it too.
     """
 
     pattern: str
     code: int
     sentence: str
     own: bool = False
+    of_build: bool = False
 
 
 # In the order in which they count.
@@ -144,7 +146,7 @@ _MEANINGS = (
         "PIP_INDEX_URL or PIP_EXTRA_INDEX_URL",
     ),
     _Meaning(
-        r"Cannot install .*|ResolutionImpossible.*",
+        r"Cannot install .* because .*|ResolutionImpossible.*",
         NEVER,
         "the requirements contradict each other, or ask for another torch than the image has: correct them ({})",
     ),
@@ -174,7 +176,7 @@ _MEANINGS = (
         NEVER,
         "what is at the address of a requirement has another digest than the requirement: correct it ({})",
     ),
-    _Meaning(r"No space left on device", AGAIN, "the node has no space left for the packages"),
+    _Meaning(r"No space left on device", AGAIN, "the node has no space left for the packages", of_build=True),
     _Meaning(
         r"pathspec .* did not match.*|not our ref .*|unadvertised object.*|couldn't find remote ref.*|reference is not a tree.*",
         NEVER,
@@ -203,12 +205,22 @@ _MEANINGS = (
         AGAIN,
         "the repository of a requirement cannot be fetched: correct the requirement ({})",
     ),
+    # NB: the container that installs has the limits of the container trainer.
     _Meaning(
-        r"Failed to build .*|Failed building wheel .*|subprocess-exited-with-error",
-        NEVER,
-        f"a package has no wheel for Python {_VERSION} and cannot be built in this image: require another version of it ({{}})",
+        r"\S.*Killed signal terminated program.*",
+        AGAIN,
+        "a compiler was killed: raise the memory limit of the container trainer ({})",
+        of_build=True,
+    ),
+    _Meaning(
+        r"\S.*URLError: <urlopen error .*(?:timed out|refused|name resolution|not known).*",
+        AGAIN,
+        "a build could not download what it needs ({})",
+        of_build=True,
     ),
 )
+# What pip says of a build that fails, where that says nothing of the above.
+_UNBUILT = re.compile(r"Failed to build .*|Failed building wheel .*|subprocess-exited-with-error")
 
 
 class Failure(Exception):  # noqa: N818 - an outcome of the pod
@@ -242,9 +254,17 @@ def install(requirements: list[str], folder: Path = FOLDER) -> None:
     code, output = _run([*pip, "install", *options, "--", *requirements], PIP_LOG=str(log))
     if code < 0:
         why = f"pip was ended by signal {-code}: the container may need a higher limit of memory"
-        raise Failure(AGAIN, f"{why} ({_short(_last_words(output))})")
+        raise Failure(AGAIN, f"{why} ({_short(_last_words(output.splitlines()))})")
     if code:
-        raise explained(output, log.read_text("utf-8", "replace") if log.is_file() else "", requirements)
+        written = log.read_text("utf-8", "replace") if log.is_file() else ""
+        _show(*_failed_command(written), output)
+        raise explained(output, written, requirements)
+
+
+def _show(command: str, words: Sequence[str], output: str) -> None:
+    """Show what a build said. NB: where pip has a log, it writes that to the log alone, and says "See above"."""
+    if words and not _NEEDED.search(command) and words[-1].strip() not in output:
+        print(f"{command} failed, and said:", *words, sep="\n", flush=True)
 
 
 def _torch(requirements: list[str]) -> str:
@@ -262,11 +282,17 @@ def explained(output: str, log: str = "", requirements: Sequence[str] = ()) -> F
     lines = [*output.splitlines(), *(words if _NEEDED.search(command) else ())]
     final = (line for line in lines if not _NOT_THE_END.search(line))
     said, addresses = "\n".join([*_missing_pages(log), *final]), _addresses(requirements)
+    with_build = "\n".join([said, *words])
     for meaning in _MEANINGS:
-        for found in re.finditer(meaning.pattern, said, re.MULTILINE):
+        for found in re.finditer(meaning.pattern, with_build if meaning.of_build else said, re.MULTILINE):
             if not meaning.own or _is_of(found[0], addresses):
                 return Failure(meaning.code, meaning.sentence.format(_short(found[found.lastindex or 0])))
-    return Failure(AGAIN, f"pip failed: {_short(_last_words(output))}")
+    unbuilt = _UNBUILT.search(said)
+    if unbuilt:
+        why = f"a package has no wheel for Python {_VERSION} and cannot be built in this image: require another version of it"
+        built = [line.strip() for line in words if line.strip()]
+        return Failure(NEVER, f"{why} ({_short(_last_words(built) if built else unbuilt[0])})")
+    return Failure(AGAIN, f"pip failed: {_short(_last_words(output.splitlines()))}")
 
 
 def _addresses(requirements: Sequence[str]) -> list[str]:
@@ -310,20 +336,22 @@ def _missing_pages(log: str) -> list[str]:
 
 
 def _failed_command(log: str) -> tuple[str, list[str]]:
-    """The command that failed last, as pip names it, and what it said, which pip writes to its log alone."""
+    """The command that failed, as pip names it, and what it said; of two, one in the other, the inner one."""
     lines = [_TIME.sub("", line) for line in log.splitlines()]
-    for end in range(len(lines) - 1, -1, -1):
-        failed = _FAILED.match(lines[end])
-        for start in range(end - 1, -1, -1) if failed else ():
-            begins = _BEGINS.match(lines[start])
-            if begins and begins[1] == failed[1]:
-                return begins[1], lines[start + 1 : end]
-    return "", []
+    begun: dict[str, int] = {}
+    command, start, end = "", -1, 0
+    for number, line in enumerate(lines):
+        begins, failed = _BEGINS.match(line), _FAILED.match(line)
+        if begins:
+            begun[begins[1]] = number
+        elif failed and begun.get(failed[1], -1) > start:
+            command, start, end = failed[1], begun[failed[1]], number
+    return command, lines[start + 1 : end]
 
 
-def _last_words(output: str) -> str:
+def _last_words(output: Sequence[str]) -> str:
     """The line in which pip says why it ends: its last error, the last line of a traceback, or else the last line."""
-    lines = [line for line in output.splitlines() if line.strip()]
+    lines = [line for line in output if line.strip()]
     errors = [line for line in lines if line.startswith(("ERROR:", "\N{MULTIPLICATION SIGN} "))]
     if errors and errors[-1].strip() != _UNEXPECTED:
         return errors[-1]

@@ -324,6 +324,61 @@ def test_an_index_without_what_a_build_needs(
     assert (ended.code, told[: len(expected[1])]) == expected
 
 
+BACKEND = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+UNBUILT = f"a package has no wheel for {VERSION} and cannot be built in this image: require another version of it ({{}})"
+PYTHON = "Cannot install on Python version 3.12.1; only versions >=3.7,<3.10 are supported."
+NO_SPACE = "cc1: fatal error: /tmp/a.s: No space left on device"
+KILLED = "gcc: fatal error: Killed signal terminated program cc1plus"
+# The statement of a build that fails, and what is told.
+BUILDS: dict[str, tuple[str, tuple[int, str]]] = {
+    "a compiler that is killed": (
+        f"sys.exit('{KILLED}\\ncompilation terminated.')",
+        (1, f"a compiler was killed: raise the memory limit of the container trainer ({KILLED})"),
+    ),
+    "a download that fails": (
+        "urllib.request.urlopen('http://127.0.0.1:1/x')",
+        (
+            1,
+            "a build could not download what it needs (urllib.error.URLError: <urlopen error [Errno 111] Connection refused>)",
+        ),
+    ),
+    "a full node": (f"sys.exit('{NO_SPACE}')", (1, "the node has no space left for the packages")),
+    "another Python": (f"raise RuntimeError('{PYTHON}')", (64, UNBUILT.format(f"RuntimeError: {PYTHON}"))),
+    # What a build says of a server is not of the index.
+    "a page that is refused": (
+        "sys.exit('403 Client Error: Forbidden for url: https://host/a')",
+        (64, UNBUILT.format("403 Client Error: Forbidden for url: https://host/a")),
+    ),
+}
+
+
+@pytest.mark.parametrize(("statement", "expected"), BUILDS.values(), ids=BUILDS)
+def test_a_build_that_fails(
+    tmp_path: Path, packages: Path, statement: str, expected: tuple[int, str]
+) -> None:
+    backend = f"import sys, urllib.request\ndef build_wheel(*_):\n    {statement}\n"
+    files = {"pyproject.toml": BACKEND, "backend.py": backend}
+    (packages / "built-1.0.tar.gz").write_bytes(sdist("built", "1.0", files))
+    ended = install(tmp_path, packages, "built")
+    assert ended == Ended(expected[0], "DependenciesFailed", f"{START}{expected[1]}")
+
+
+def test_what_a_build_said_is_shown(tmp_path: Path, packages: Path) -> None:
+    files = {
+        "pyproject.toml": BACKEND,
+        "backend.py": "def build_wheel(*_):\n    raise SystemExit('a reason')\n",
+    }
+    (packages / "built-1.0.tar.gz").write_bytes(sdist("built", "1.0", files))
+    ended = subprocess.run(
+        [sys.executable, installer.__file__, installer.INSTALL, "built"],
+        env=environment(tmp_path, packages), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.stdout.splitlines()[-2:] == [
+        "Preparing metadata (pyproject.toml) failed, and said:",
+        "  a reason",
+    ]
+
+
 def test_a_repository_on_a_server_that_is_away(tmp_path: Path, packages: Path) -> None:
     ended = install(tmp_path, packages, f"tiny @ git+https://127.0.0.1:{free_port()}/a.git")
     assert (ended.code, ended.reason) == (69, "DependenciesFailed")

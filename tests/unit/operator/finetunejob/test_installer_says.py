@@ -123,6 +123,19 @@ OUTPUTS: dict[str, tuple[str, tuple[int, str]]] = {
         "ERROR: Wheel 'tiny' located at /tmp/pip-unpack-xkkxjnud/tiny-1.0-py3-none-any.whl is invalid.\n",
         (1, "what a server sent is no whole wheel ('tiny')"),
     ),
+    "requirements that contradict each other": (
+        "ERROR: Cannot install a==1.0 and b==1.0 because these package versions have conflicting dependencies.\n",
+        (
+            64,
+            "the requirements contradict each other, or ask for another torch than the image has: correct them (Cannot install "
+            "a==1.0 and b==1.0 because these package versions have conflicting dependencies.)",
+        ),
+    ),
+    "a build that is not for the Python of the image": (
+        "  RuntimeError: Cannot install on Python version 3.12.1; only versions >=3.7,<3.10 are supported.\n"
+        "  error: subprocess-exited-with-error\n",
+        (64, UNBUILT),
+    ),
     "anything else": (
         "Collecting tiny\nERROR: pip is confused\nnotice\n",
         (1, "pip failed: ERROR: pip is confused"),
@@ -149,6 +162,47 @@ OUTPUTS: dict[str, tuple[str, tuple[int, str]]] = {
 def test_what_pip_says(output: str, expected: tuple[int, str]) -> None:
     found = installer.explained(output)
     assert (found.code, str(found)) == expected
+
+
+# What pip's log says of a build that fails, and what is told beside its output.
+BUILD = "Preparing metadata (pyproject.toml)"
+FAILS = "  error: subprocess-exited-with-error\nerror: metadata-generation-failed\n"
+AT = "2026-11-23T23:15:00,921 "
+BUILDS: dict[str, tuple[str, str]] = {
+    "by pip 23.2": (
+        f"{AT}  Running command {BUILD}\n{AT}  OSError: bad\n{AT}  ERROR: [present-rich] {BUILD} exited with 1\n"
+        f"{AT}  [bold magenta]full command[/]: python3\n{AT}ERROR: [present-rich] {BUILD} exited with 1\n",
+        "OSError: bad",
+    ),
+    "by pip 26": (
+        f"{AT}  Running command {BUILD}\n{AT}  OSError: bad\n\n{AT}  ERROR: {BUILD} exited with -9\n{AT}ERROR: failed\n",
+        "OSError: bad",
+    ),
+    "of what another build needs": (
+        f"{AT}  Running command installing build dependencies for a\n{AT}  Running command {BUILD}\n{AT}    OSError: bad\n"
+        f"{AT}  ERROR: {BUILD} exited with 1\n{AT}  ERROR: installing build dependencies for a exited with 1\n",
+        "OSError: bad",
+    ),
+    "after one that did not": (
+        f"{AT}  Running command {BUILD}\n{AT}  good\n{AT}  Running command {BUILD}\n{AT}  OSError: bad\n"
+        f"{AT}  ERROR: {BUILD} exited with 1\n",
+        "OSError: bad",
+    ),
+    "without a word": (
+        f"{AT}  Running command {BUILD}\n{AT}  ERROR: {BUILD} exited with 1\n",
+        "subprocess-exited-with-error",
+    ),
+    "in the words of a later pip": (
+        f"{AT}  Running {BUILD}\n{AT}  OSError: bad\n{AT}{BUILD} failed\n",
+        "subprocess-exited-with-error",
+    ),
+}
+
+
+@pytest.mark.parametrize(("log", "why"), BUILDS.values(), ids=BUILDS)
+def test_a_build_that_fails_is_told_in_its_own_words(log: str, why: str) -> None:
+    found = installer.explained(FAILS, log)
+    assert (found.code, str(found)) == (64, UNBUILT.replace("subprocess-exited-with-error", why))
 
 
 # What pip's log says of pages, after which pip says that no version is there; and what is told.
