@@ -30,6 +30,10 @@ class PacketError(Exception):
     """What came is no response of a Git server."""
 
 
+class RefusedError(PacketError):
+    """The server says that it failed. NB: its words may be anything, and are not told."""
+
+
 @dataclass
 class Packets:
     """Takes a response apart, a part at a time, so that a long one is never held as a whole."""

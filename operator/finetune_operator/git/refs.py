@@ -12,11 +12,12 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from finetune_operator.git.packets import PacketError, Packets
+from finetune_operator.git.packets import PacketError, Packets, RefusedError
 
 _SERVICE_LINE = b"# service="
 _VERSION_2 = b"version 2"
 _PEELED = b"^{}"
+_ERROR = b"ERR "
 _COMMIT = re.compile(rb"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
@@ -53,6 +54,7 @@ class Advertisement:
         """Judge a part; returns whether the rest is needed. The capabilities of a server of version 2 are not.
 
         Raises:
+            RefusedError: the server says that it failed.
             PacketError: it is no response of a Git server.
         """
         for line in self._packets.feed(part):
@@ -75,6 +77,7 @@ class Advertisement:
             raise PacketError("no list of refs")
 
     def _judge(self, line: bytes) -> None:
+        _check(line)
         # NB: not every server of version 2 names the service before it.
         if self._lines <= 1 and line == _VERSION_2:
             self.version_2 = True
@@ -124,6 +127,7 @@ class Listing:
         """Judge a part; returns whether the rest is needed.
 
         Raises:
+            RefusedError: the server says that it failed.
             PacketError: it is no response of a Git server.
         """
         for line in self._packets.feed(part):
@@ -139,6 +143,7 @@ class Listing:
         self._packets.end()
 
     def _judge(self, line: bytes) -> None:
+        _check(line)
         commit, separated, rest = line.partition(b" ")
         if not separated:
             raise PacketError("no ref")
@@ -151,6 +156,12 @@ class Listing:
                 peeled if _COMMIT.fullmatch(peeled.encode()) else "",
                 known.get("symref-target", ""),
             )
+
+
+def _check(line: bytes) -> None:
+    """Raise what a line says that stands in place of others, with the HTTP status 200."""
+    if line.startswith(_ERROR):
+        raise RefusedError("an error of the server")
 
 
 def _symbolic(capabilities: str) -> Mapping[str, str]:

@@ -70,6 +70,10 @@ class Repository:
             body = packets.request(["command=ls-refs"], arguments)
             await self._ask(f"/{_SERVICE}", listing.take, body)
             listing.end()
+        except packets.RefusedError:
+            raise self._problem(
+                ConditionReason.GIT_UNREACHABLE, "answers with an error of its own: it is asked again"
+            ) from None
         except packets.PacketError:
             raise self._problem(
                 ConditionReason.GIT_ERROR, "answers, but not as a Git server: check the address"

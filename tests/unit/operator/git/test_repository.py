@@ -120,6 +120,8 @@ NO_SERVER = (ConditionReason.GIT_ERROR, "answers, but not as a Git server: check
 # The beginning of a list of version 0, and a ref in it.
 LISTING = b"001e# service=git-upload-pack\n0000"
 REF = b"0031" + b"a" * 40 + b" ref\n"
+ERROR = b"%04x%b" % (len(SECRET) + 9, f"ERR {SECRET}\n".encode())
+FAILED = (ConditionReason.GIT_UNREACHABLE, "answers with an error of its own: it is asked again")
 ANSWERS: dict[str, tuple[Answer, tuple[str, str]]] = {
     "another address": (
         Answer(301, SECRET, {"Location": "https://127.0.0.1:1/elsewhere"}),
@@ -139,6 +141,8 @@ ANSWERS: dict[str, tuple[Answer, tuple[str, str]]] = {
     "too busy": (Answer(503, SECRET), (ConditionReason.GIT_UNREACHABLE, "cannot be reached: HTTP 503")),
     "separators alone": (Answer(200, b"0000" * 100), NO_SERVER),
     "packets of one letter": (Answer(200, b"0006ab" * 500_000), NO_SERVER),
+    "an error, as the server says it": (Answer(200, ERROR), FAILED),
+    "an error behind the name of the service": (Answer(200, LISTING + ERROR), FAILED),
     "too many refs": (
         Answer(200, LISTING + REF * (32 * 2**20 // len(REF) + 1)),
         (ConditionReason.GIT_UNREACHABLE, "cannot be reached: its answer is larger than 33554432 bytes"),
@@ -160,6 +164,16 @@ def test_no_text_of_an_answer_is_told(world: World, answer: Answer, expected: tu
 
 
 VERSION_2 = Answer(200, LISTING + b"000eversion 2\n" + b"0000")
+
+
+def test_an_error_in_place_of_refs_is_no_branch_that_is_missing(world: World) -> None:
+    world.server.answers |= {
+        "/code.git/info/refs": VERSION_2,
+        "/code.git/git-upload-pack": Answer(200, ERROR),
+    }
+    assert problem(world, "code") == FAILED
+
+
 FLOODS: dict[str, tuple[str, Answer, tuple[str, str]]] = {
     "refs of version 0": (
         "info/refs",
