@@ -117,12 +117,7 @@ class RevisionReader:
         self.wake(ftj.key)
 
     async def _resolve(self, namespace: str, repository: Repository, revision: str) -> CodeFound:
-        try:
-            server = _Server(namespace, urlsplit(repository.url).netloc.lower())
-        except ValueError:
-            remedy = "create the job with another spec.trainer.code.git.url"
-            message = f"the repository {repository.url} has no address that can be read: {remedy}"
-            return CodeFound(problem=Problem(ConditionReason.GIT_ERROR, message))
+        server = _Server(namespace, urlsplit(repository.url).netloc.lower())
         # NB: who waits for a server holds no turn that the jobs of another server or namespace need.
         async with (
             self._turns.setdefault(server, asyncio.Semaphore(_AT_ONCE)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
 
@@ -37,13 +38,24 @@ _REASONS = {
 
 
 def mistakes(trainer: Trainer) -> Iterator[str]:
-    """What is wrong with requirements, beyond what the schema can tell."""
+    """What is wrong with requirements and with the address of the code, beyond what the schema can tell."""
+    if trainer.code and trainer.code.git and not _is_address(trainer.code.git.url):
+        yield f"spec.trainer.code.git.url {trainer.code.git.url} is no address: create the job with another"
     for text in trainer.dependencies:
         try:
             Requirement(text)
         except InvalidRequirement as error:
             why = str(error).splitlines()[0]
             yield f"spec.trainer.dependencies has {text!r}, which is no requirement ({why}): create the job with another"
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        # NB: reading the port judges it.
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def files(trainer: Trainer) -> dict[str, str]:

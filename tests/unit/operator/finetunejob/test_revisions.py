@@ -203,17 +203,6 @@ async def test_servers_that_hang_hold_few_connections_of_a_namespace_and_of_all(
     assert (server.open, server.asked) == (0, 101)
 
 
-async def test_an_address_that_is_none(caplog: pytest.LogCaptureFixture) -> None:
-    world = World()
-    found = await world.answer(job("https://[abc/x", login={}))
-    assert found
-    assert found.problem == Problem(
-        ConditionReason.GIT_ERROR,
-        "the repository https://[abc/x has no address that can be read: create the job with another spec.trainer.code.git.url",
-    )
-    assert caplog.text == ""
-
-
 async def test_a_server_that_did_not_answer_is_left_alone_for_a_while(hang: Hang) -> None:
     server, world = hang(AWAY), World()
     server.answers.set()

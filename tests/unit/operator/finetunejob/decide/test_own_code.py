@@ -228,6 +228,30 @@ def test_requirements_that_are_none(given: list[str], expected: list[str]) -> No
     assert [text[: len(start)] for text, start in zip(wrong, expected, strict=True)] == expected
 
 
+NO_ADDRESS = "spec.trainer.code.git.url {} is no address: create the job with another"
+ADDRESSES: dict[str, tuple[str, list[str]]] = {
+    "one with a port": ("https://host:8443/a.git", []),
+    "one of IPv6": ("https://[::1]:8443/a.git", []),
+    "a bracket": ("https://[abc/a.git", [NO_ADDRESS.format("https://[abc/a.git")]),
+    "no host": ("https://:8443/a.git", [NO_ADDRESS.format("https://:8443/a.git")]),
+    "a port that is no number": ("https://host:abc/a.git", [NO_ADDRESS.format("https://host:abc/a.git")]),
+    "a port that is too large": ("https://host:99999/a.git", [NO_ADDRESS.format("https://host:99999/a.git")]),
+}
+
+
+@pytest.mark.parametrize(("url", "expected"), ADDRESSES.values(), ids=ADDRESSES)
+def test_addresses_that_are_none(url: str, expected: list[str]) -> None:
+    given = spec(trainer=trainer(code={"git": {"url": url}})).trainer
+    assert [*own_code.mistakes(given)] == expected
+
+
+def test_a_job_with_an_address_that_is_none_is_stalled() -> None:
+    url = "https://host:abc/a.git"
+    decision = conclude(ftj(trainer=trainer(code={"git": {"url": url}})), observed(), settings=SETTINGS)
+    found = said(decision, ConditionType.STALLED)
+    assert found == ("True", ConditionReason.INVALID_SPEC, NO_ADDRESS.format(url))
+
+
 JOB = "tune-train-1"
 
 
