@@ -73,15 +73,19 @@ class Host:
         from mlflow.utils.rest_utils import MlflowHostCreds
 
         known = self.credentials
+        # NB: the client would say that the server cannot be reached, and the operator would ask it for no job of any namespace.
         if not _SENDABLE.fullmatch(known.token):
-            # NB: the client would say that the server cannot be reached.
-            raise ExternalError(
-                Problem(
-                    ConditionReason.CREDENTIALS_UNREADABLE,
-                    f"the token for MLflow at {self.uri} has a line break or a character that cannot be sent: correct "
-                    "MLFLOW_TRACKING_TOKEN in the Secret in spec.tracking.secretRef",
-                )
+            message = (
+                f"the token for MLflow at {self.uri} has a line break or a character that cannot be sent, or is too long: correct "
+                "MLFLOW_TRACKING_TOKEN in the Secret in spec.tracking.secretRef"
             )
+            raise ExternalError(Problem(ConditionReason.CREDENTIALS_UNREADABLE, message))
+        if len(known.username) + len(known.password) > _LONGEST:
+            message = (
+                f"the username and the password for MLflow at {self.uri} are too long: correct MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD in the Secret in spec.tracking.secretRef"
+            )
+            raise ExternalError(Problem(ConditionReason.CREDENTIALS_UNREADABLE, message))
         return MlflowHostCreds(
             self.uri.rstrip("/"),
             username=known.username or None,
@@ -152,8 +156,9 @@ def _problem(uri: str, text: str, code: str) -> Problem:
     return Problem(reason, f"MLflow at {uri} answered: {why}")
 
 
-# What a header takes.
-_SENDABLE = re.compile(r"[^\r\n\u0100-\U0010ffff]*")
+# What a header takes, and servers: they close the connection where one is too long.
+_LONGEST = 8192
+_SENDABLE = re.compile(rf"[^\r\n\u0100-\U0010ffff]{{0,{_LONGEST}}}")
 # How MLflow's client reports the HTTP status of a response, also after its retries.
 _STATUS = re.compile(r"(?:failed with error code|too many) (\d{3})\b")
 # The useful part of urllib3's nested errors.

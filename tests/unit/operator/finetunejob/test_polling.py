@@ -243,9 +243,10 @@ async def test_a_login_that_is_refused_is_that_of_one_secret(asked: Asked) -> No
     assert len(asked.questions) == 2
 
 
-async def test_a_token_that_cannot_be_sent_is_that_of_one_secret() -> None:
+@pytest.mark.parametrize("token", ["to\nken", "t" * 2**20], ids=["a line break", "too long"])
+async def test_a_token_that_cannot_be_sent_is_that_of_one_secret(token: str) -> None:
     settings = dataclasses.replace(SETTINGS, tracking_uri="http://127.0.0.1:1")
-    world = World(StandIn(secret(MLFLOW_TRACKING_TOKEN="to\nken")), settings)
+    world = World(StandIn(secret(MLFLOW_TRACKING_TOKEN=token)), settings)
     told = await world.poller.poll(with_secret())
     assert told
     assert told.problem

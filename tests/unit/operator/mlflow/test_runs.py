@@ -71,12 +71,36 @@ def problem(uri: str, credentials: Credentials | None = None) -> tuple[Condition
     return raised.value.problem.reason, raised.value.problem.message
 
 
-@pytest.mark.parametrize("token", ["to\nken", "to\rken", "to\u2019ken"])
+@pytest.mark.parametrize(
+    "token", ["to\nken", "to\rken", "to\u2019ken", "t" * 8193], ids=["\\n", "\\r", "a quote", "too long"]
+)
 def test_a_token_that_no_header_takes_is_no_word_of_the_server(token: str) -> None:
     assert problem("http://127.0.0.1:1", Credentials(token=token)) == (
         ConditionReason.CREDENTIALS_UNREADABLE,
-        "the token for MLflow at http://127.0.0.1:1 has a line break or a character that cannot be sent: correct "
+        "the token for MLflow at http://127.0.0.1:1 has a line break or a character that cannot be sent, or is too long: correct "
         "MLFLOW_TRACKING_TOKEN in the Secret in spec.tracking.secretRef",
+    )
+
+
+LONG: dict[str, tuple[Credentials, ConditionReason]] = {
+    "a long password": (Credentials("me", "p" * 8191), ConditionReason.CREDENTIALS_UNREADABLE),
+    "a long name": (Credentials("m" * 8192, "p"), ConditionReason.CREDENTIALS_UNREADABLE),
+    "a password that is sent": (Credentials("me", "p" * 8190), ConditionReason.MLFLOW_UNREACHABLE),
+    "a token that is sent": (Credentials(token="t" * 8192), ConditionReason.MLFLOW_UNREACHABLE),
+}
+
+
+@pytest.mark.parametrize(("login", "reason"), LONG.values(), ids=LONG)
+def test_a_login_that_is_too_long_is_no_word_of_the_server(
+    login: Credentials, reason: ConditionReason
+) -> None:
+    assert problem("http://127.0.0.1:1", login)[0] == reason
+
+
+def test_which_keys_of_a_secret_are_too_long() -> None:
+    assert problem("http://127.0.0.1:1", Credentials("me", "p" * 2**20))[1] == (
+        "the username and the password for MLflow at http://127.0.0.1:1 are too long: correct MLFLOW_TRACKING_USERNAME and "
+        "MLFLOW_TRACKING_PASSWORD in the Secret in spec.tracking.secretRef"
     )
 
 
