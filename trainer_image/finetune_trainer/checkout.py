@@ -118,16 +118,18 @@ def _failure(url: str, errors: str) -> CheckoutError:
     refused = _NO_LOGIN.search(errors)
     if refused or "not found" in errors:
         # NB: many servers also ask for a login where there is no such repository, which no login changes.
-        kind = (
-            RefusedError
-            if refused and os.environ.get(contract.ENV_GIT_PASSWORD, "").strip()
-            else CheckoutError
-        )
+        password = _password()
+        kind = RefusedError if refused and password else CheckoutError
+        remedy = "check the Secret in" if password else "name a Secret with a login in"
         return kind(
-            f"the repository {url} does not exist, or needs another login: check the Secret in spec.trainer.code.git.secretRef "
-            f"({line})"
+            f"the repository {url} does not exist, or needs another login: {remedy} spec.trainer.code.git.secretRef ({line})"
         )
     return CheckoutError(f"the repository {url} cannot be fetched: {line}")
+
+
+def _password() -> str:
+    """Of the login; empty for none."""
+    return os.environ.get(contract.ENV_GIT_PASSWORD, "").strip()
 
 
 def _open(folder: Path) -> None:
@@ -151,7 +153,7 @@ def _settings(url: str) -> dict[str, str]:
         "advice.detachedHead": "false",
         "init.defaultBranch": "main",
     }
-    password = os.environ.get(contract.ENV_GIT_PASSWORD, "").strip()
+    password = _password()
     if password:
         name = os.environ.get(contract.ENV_GIT_USERNAME, "").strip() or "git"
         login = base64.b64encode(f"{name}:{password}".encode()).decode()

@@ -116,21 +116,25 @@ def test_a_commit_that_is_gone(world: World, tmp_path: Path) -> None:
     )
 
 
-NO_LOGIN = "the repository URL does not exist, or needs another login: check the Secret in spec.trainer.code.git.secretRef (fatal: "
-LOGINS: dict[str, tuple[str | None, str, int]] = {
-    "one that is refused": ("wrong", "code", 69),
-    "none, for a repository that needs one": (None, "code", 1),
-    "one, for a repository that is mistyped": (LOGIN, "typo", 1),
+NO_LOGIN = (
+    "the repository URL does not exist, or needs another login: {} spec.trainer.code.git.secretRef (fatal: "
+)
+CHECK, NAME = NO_LOGIN.format("check the Secret in"), NO_LOGIN.format("name a Secret with a login in")
+LOGINS: dict[str, tuple[str | None, str, int, str]] = {
+    "one that is refused": ("wrong", "code", 69, CHECK),
+    "none, for a repository that needs one": (None, "code", 1, NAME),
+    "one, for a repository that is mistyped": (LOGIN, "typo", 1, CHECK),
 }
 
 
-@pytest.mark.parametrize(("password", "name", "code"), LOGINS.values(), ids=LOGINS)
+@pytest.mark.parametrize("case", LOGINS.values(), ids=LOGINS)
 def test_a_login_that_opens_nothing(
-    world: World, tmp_path: Path, password: str | None, name: str, code: int
+    world: World, tmp_path: Path, case: tuple[str | None, str, int, str]
 ) -> None:
+    password, name, code, told = case
     ended = run(world, tmp_path / "code", world.newest, password=password, name=name)
     assert (ended.code, ended.reason) == (code, "CheckoutFailed")
-    assert ended.message.startswith(NO_LOGIN)
+    assert ended.message.startswith(told)
 
 
 def test_a_server_that_stays_away(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
