@@ -61,7 +61,7 @@ async def run(settings: Settings) -> None:
         # NB: a call of MLflow's or Databricks' client blocks its thread; a slow server must not delay the other workers.
         threads = 2 * settings.workers
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads, "client"))
-        # MLflow keeps ten connections by default, and makes and drops one for each call beyond them.
+        # NB: no connection is kept (mlflow.connections); this only spares the log a warning for each call beyond ten.
         os.environ.setdefault("MLFLOW_HTTP_POOL_MAXSIZE", str(threads))
         operator = Operator.of(kube, settings)
         _measure(operator.queues)
