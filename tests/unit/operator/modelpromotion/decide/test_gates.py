@@ -56,6 +56,18 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
         None,
         ("Passed", "2.5", "<= 2.5", None, "loss is 2.5, as it must be <= 2.5"),
     ),
+    "below the least": (
+        metric(min=2.5),
+        version("2", loss=2.25),
+        None,
+        ("Failed", "2.25", ">= 2.5", None, "loss is 2.25, but it must be >= 2.5"),
+    ),
+    "the least itself": (
+        metric(min=2.5),
+        version("2", loss=2.5),
+        None,
+        ("Passed", "2.5", ">= 2.5", None, "loss is 2.5, as it must be >= 2.5"),
+    ),
     "outside of both bounds": (
         metric(min=1, max=2),
         version("2", loss=3),
