@@ -85,6 +85,7 @@ def test_the_weights_with_the_least_evaluation_loss_are_registered(
     (config,) = pod.folder.glob("artifacts/models/*/artifacts/model/config.json")
     registered = AutoModelForCausalLM.from_pretrained(config.parent)
     assert validation_loss(registered, pod) == pytest.approx(eval_loss_of(outcome), rel=1e-5)
+    assert ": the weights after step 6 of 12, which have" in (config.parent / "README.md").read_text()
 
     # The next attempt, after the end, finds the same weights again.
     again = pod.run_here(capsys)
