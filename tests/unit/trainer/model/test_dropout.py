@@ -132,14 +132,13 @@ def test_a_model_that_chooses_experts_at_random_is_refused(world: World, tmp_pat
     load.skeleton(networks.recipe(tmp_path), tmp_path, world)
 
 
-@pytest.mark.parametrize(("method", "dropout"), [("LoRA", 0.5), ("QLoRA", 0.0)])
+@pytest.mark.parametrize(("method", "dropout"), [("LoRA", 0.5), ("LoRA", None), ("QLoRA", 0.0)])
 def test_adapters_drop_out_what_the_recipe_says(
-    method: str, dropout: float, base_model: Path, tmp_path: Path, world: World
+    method: str, dropout: float | None, base_model: Path, tmp_path: Path, world: World
 ) -> None:
     base = save("Llama", base_model, tmp_path / "base")
-    recipe = networks.recipe(
-        base, method={"type": method, "lora": {"dropout": dropout}}, objective={"type": "SimPO"}
-    )
+    lora = None if dropout is None else {"dropout": dropout}
+    recipe = networks.recipe(base, method={"type": method, "lora": lora}, objective={"type": "SimPO"})
     network = networks.build(recipe, base, world)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -147,7 +146,7 @@ def test_adapters_drop_out_what_the_recipe_says(
             if "lora_B" in name:
                 weight.add_(torch.ones_like(weight), alpha=0.1)
     first, second = losses(network, batch_of(network, "SimPO", world))
-    assert (first == second) == (dropout == 0.0)
+    assert (first == second) == (not dropout)
 
 
 @pytest.mark.parametrize(
