@@ -107,7 +107,7 @@ def test_the_objective_is_back_after_the_check(base_model: Path, method: str) ->
         assert isinstance(networks.build(recipe, base_model, world).objective, Sft)
 
 
-OBJECTIVES: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
+OBJECTIVES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "SFT": ({"type": "SFT"}, {"label_smoothing": 0.0}),
     "smoothed SFT": ({"type": "SFT", "labelSmoothing": 0.1}, {"label_smoothing": 0.1}),
     "DPO": ({"type": "DPO"}, {"beta": 0.1, "label_smoothing": 0.0}),
@@ -116,14 +116,24 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
         {"beta": 0.3, "label_smoothing": 0.2},
     ),
     "IPO": ({"type": "DPO", "dpo": {"loss": "IPO", "beta": 0.3}}, {"beta": 0.3}),
+    "KTO": ({"type": "KTO"}, {"beta": 0.1, "weights": (1.0, 1.0)}),
+    "weighted KTO": (
+        {"type": "KTO", "kto": {"beta": 0.3, "desirableWeight": 2, "undesirableWeight": 3}},
+        {"beta": 0.3, "weights": (2.0, 3.0)},
+    ),
     "ORPO": ({"type": "ORPO"}, {"weight": 0.1}),
-    "SimPO": ({"type": "SimPO", "simpo": {"gamma": 0.7}}, {"beta": 2.0, "gamma": 0.7}),
+    "weighted ORPO": ({"type": "ORPO", "orpo": {"weight": 0.3}}, {"weight": 0.3}),
+    "SimPO": ({"type": "SimPO"}, {"beta": 2.0, "gamma": 0.5}),
+    "SimPO with a margin": (
+        {"type": "SimPO", "simpo": {"beta": 3, "gamma": 0.7}},
+        {"beta": 3.0, "gamma": 0.7},
+    ),
 }
 
 
 @pytest.mark.parametrize(("objective", "expected"), OBJECTIVES.values(), ids=OBJECTIVES)
 def test_an_objective_has_the_parameters_of_the_recipe(
-    base_model: Path, objective: dict[str, Any], expected: dict[str, float]
+    base_model: Path, objective: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     assert vars(build.objective(networks.recipe(base_model, objective=objective), None)) == expected
 
