@@ -138,6 +138,20 @@ def test_an_objective_has_the_parameters_of_the_recipe(
     assert vars(build.objective(networks.recipe(base_model, objective=objective), None)) == expected
 
 
+@pytest.mark.parametrize("alpha", [None, 5.0])
+@pytest.mark.parametrize("method", ["LoRA", "QLoRA"])
+def test_embeddings_get_the_noise_of_the_recipe(base_model: Path, method: str, alpha: float | None) -> None:
+    recipe = networks.recipe(base_model, method={"type": method}, neftuneAlpha=alpha)
+    batch = pack.collate(networks.random_split(examples=2), [[0, 1]], pad_id=0)
+    losses = []
+    with networks.alone() as world:
+        network = networks.build(recipe, base_model, world).train()
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            losses.append(network(batch)[0].item())
+    assert (network.neftune_alpha, losses[0] == losses[1]) == (alpha, alpha is None)
+
+
 def test_the_output_layer_learns_after_passes_without_gradients(base_model: Path) -> None:
     """The reference and evaluations must leave the root's weights sharded, or nothing trains and keeps them."""
     recipe = networks.recipe(base_model, objective={"type": "DPO"}, learningRate=1e-2)
