@@ -8,6 +8,7 @@ import pytest
 from transformers import (
     DeepseekV3Config,
     Ernie4_5_MoeConfig,
+    Gemma4TextConfig,
     GPT2Config,
     HunYuanMoEV1Config,
     LlamaConfig,
@@ -57,6 +58,10 @@ SMALL = {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 2, "nu
                 **SMALL, moe_num_experts=8, moe_k=4, moe_intermediate_size=8, moe_num_shared_experts=1
             ),
             (8, 4, 5 * 8),
+        ),
+        (
+            Gemma4TextConfig(**SMALL, num_experts=8, top_k_experts=4, moe_intermediate_size=8),
+            (8, 4, 4 * 8),
         ),
         (HunYuanMoEV1Config(**SMALL, num_experts=8, moe_topk=[2, 4]), (8, 4, 4 * 64)),
     ],

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 _OF_A_LAYER = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_OF_A_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k", "moe_top_k")
+_OF_A_TOKEN = ("num_experts_per_tok", "top_k_experts")
 # The size of the experts that every token uses: as one, or of each of several.
 _SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size")
 _EACH_SHARED = ("n_shared_experts", "moe_num_shared_experts")
