@@ -15,7 +15,7 @@ def named(data: Data) -> Iterator[tuple[str, str]]:
     parts: list[tuple[str, OneSource]] = [("data.source", data.source)] if data.source else []
     mixed = data.source.sources or [] if data.source else []
     wanted = data.prepare.decontaminate if data.prepare else None
-    named = [
+    read = [
         *parts,
         *((f"data.source.sources[{part.name}]", part) for part in mixed),
         *(
@@ -23,7 +23,7 @@ def named(data: Data) -> Iterator[tuple[str, str]]:
             for part in (wanted.sources if wanted else [])
         ),
     ]
-    return ((f"{field}.table", part.table) for field, part in named if part.table)
+    return ((f"{field}.table", part.table) for field, part in read if part.table)
 
 
 def misnamed(data: Data) -> Iterator[str]:

@@ -53,19 +53,13 @@ _LONGEST = 400
 
 
 class _Meaning(NamedTuple):
-    """What pip says, and what that means.
-
-    Attributes:
-        sentence: with what was found in its braces.
-        own: whether it has to be said of an address that a requirement names, not of what an index lists.
-        of_build: whether a build may say it too.
-    """
+    """What pip says, and what that means."""
 
     pattern: str
     code: int
-    sentence: str
-    own: bool = False
-    of_build: bool = False
+    sentence: str  # with what was found in its braces
+    own: bool = False  # to be said of an address that a requirement names, not of what an index lists
+    of_build: bool = False  # a build may say it too
 
 
 # In the order in which they count.
@@ -125,7 +119,11 @@ _MEANINGS = (
         UNAVAILABLE,
         "a server broke off a download: check PIP_INDEX_URL and the addresses of requirements, and that the pods may reach them ({})",
     ),
-    _Meaning(r"Wheel (\S+) located at .* is invalid", AGAIN, "what a server sent is no whole wheel ({})"),
+    _Meaning(
+        r"Wheel (\S+) located at .* is invalid",
+        AGAIN,
+        "a wheel is damaged or was cut off: put a whole one in its place ({})",
+    ),
     # NB: pip shows a login as me:****@, and some indexes without one also refuse what they do not have.
     _Meaning(
         r"Could not fetch URL https?://[^/@\s]+@\S+: (40[13] Client Error.*)|HTTP error 40[13].*",
@@ -207,15 +205,15 @@ _MEANINGS = (
     ),
     # NB: the container that installs has the limits of the container trainer.
     _Meaning(
-        r"\S.*Killed signal terminated program.*",
+        r"\S.*(?:Killed signal terminated program|unable to execute command: Killed|signal: 9, SIGKILL).*|exit code: -9$",
         AGAIN,
-        "a compiler was killed: raise the memory limit of the container trainer ({})",
+        "a build was killed: raise the memory limit of the container trainer ({})",
         of_build=True,
     ),
     _Meaning(
-        r"\S.*URLError: <urlopen error .*(?:timed out|refused|name resolution|not known).*",
+        r"\S.*(?:URLError: <urlopen error |HTTPError: HTTP Error (?:429|5\d\d)).*",
         AGAIN,
-        "a build could not download what it needs ({})",
+        "a build could not download what it needs: let the pods reach it, or require a version that has a wheel ({})",
         of_build=True,
     ),
 )
@@ -257,14 +255,11 @@ def install(requirements: list[str], folder: Path = FOLDER) -> None:
         raise Failure(AGAIN, f"{why} ({_short(_last_words(output.splitlines()))})")
     if code:
         written = log.read_text("utf-8", "replace") if log.is_file() else ""
-        _show(*_failed_command(written), output)
+        command, words = _failed_command(written)
+        # NB: where pip has a log, it writes what a build says to the log alone, and says "See above".
+        if words and not _NEEDED.search(command) and words[-1].strip() not in output:
+            print(f"{command} failed, and said:", *words, sep="\n", flush=True)
         raise explained(output, written, requirements)
-
-
-def _show(command: str, words: Sequence[str], output: str) -> None:
-    """Show what a build said. NB: where pip has a log, it writes that to the log alone, and says "See above"."""
-    if words and not _NEEDED.search(command) and words[-1].strip() not in output:
-        print(f"{command} failed, and said:", *words, sep="\n", flush=True)
 
 
 def _torch(requirements: list[str]) -> str:
@@ -281,7 +276,8 @@ def explained(output: str, log: str = "", requirements: Sequence[str] = ()) -> F
     command, words = _failed_command(log)
     lines = [*output.splitlines(), *(words if _NEEDED.search(command) else ())]
     final = (line for line in lines if not _NOT_THE_END.search(line))
-    said, addresses = "\n".join([*_missing_pages(log), *final]), _addresses(requirements)
+    said = "\n".join([*_missing_pages(log), *final])
+    addresses = [_bare(url) for text in requirements for url in re.findall(r"@\s*(https?://\S+)", text)[:1]]
     with_build = "\n".join([said, *words])
     for meaning in _MEANINGS:
         for found in re.finditer(meaning.pattern, with_build if meaning.of_build else said, re.MULTILINE):
@@ -290,15 +286,8 @@ def explained(output: str, log: str = "", requirements: Sequence[str] = ()) -> F
     unbuilt = _UNBUILT.search(said)
     if unbuilt:
         why = f"a package has no wheel for Python {_VERSION} and cannot be built in this image: require another version of it"
-        built = [line.strip() for line in words if line.strip()]
-        return Failure(NEVER, f"{why} ({_short(_last_words(built) if built else unbuilt[0])})")
+        return Failure(NEVER, f"{why} ({_short(_last_words(words) if words else unbuilt[0])})")
     return Failure(AGAIN, f"pip failed: {_short(_last_words(output.splitlines()))}")
-
-
-def _addresses(requirements: Sequence[str]) -> list[str]:
-    """The addresses of files that requirements name, as `_bare` has them."""
-    found = (re.search(r"@\s*(https?://\S+)", requirement) for requirement in requirements)
-    return [_bare(item[1]) for item in found if item]
 
 
 def _bare(url: str) -> str:
@@ -346,14 +335,14 @@ def _failed_command(log: str) -> tuple[str, list[str]]:
             begun[begins[1]] = number
         elif failed and begun.get(failed[1], -1) > start:
             command, start, end = failed[1], begun[failed[1]], number
-    return command, lines[start + 1 : end]
+    return command, [line for line in lines[start + 1 : end] if line.strip()]
 
 
 def _last_words(output: Sequence[str]) -> str:
     """The line in which pip says why it ends: its last error, the last line of a traceback, or else the last line."""
-    lines = [line for line in output if line.strip()]
+    lines = [line.strip() for line in output if line.strip()]
     errors = [line for line in lines if line.startswith(("ERROR:", "\N{MULTIPLICATION SIGN} "))]
-    if errors and errors[-1].strip() != _UNEXPECTED:
+    if errors and errors[-1] != _UNEXPECTED:
         return errors[-1]
     return lines[-1] if lines else "it says nothing"
 

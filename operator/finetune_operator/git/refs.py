@@ -159,7 +159,7 @@ class Listing:
 
 
 def _check(line: bytes) -> None:
-    """Raise what a line says that stands in place of others, with the HTTP status 200."""
+    """Raise an error that the server reports in place of refs, with the HTTP status 200."""
     if line.startswith(_ERROR):
         raise RefusedError("an error of the server")
 

@@ -72,7 +72,8 @@ class Repository:
             listing.end()
         except packets.RefusedError:
             raise self._problem(
-                ConditionReason.GIT_UNREACHABLE, "answers with an error of its own: it is asked again"
+                ConditionReason.GIT_ERROR,
+                "answers with an error of its own, and is asked again: read the log of the server, or check the address",
             ) from None
         except packets.PacketError:
             raise self._problem(

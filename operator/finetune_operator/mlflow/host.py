@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,7 +81,7 @@ class Host:
                 "MLFLOW_TRACKING_TOKEN in the Secret in spec.tracking.secretRef"
             )
             raise ExternalError(Problem(ConditionReason.CREDENTIALS_UNREADABLE, message))
-        if len(known.username) + len(known.password) > _LONGEST:
+        if len(b64encode(f"{known.username}:{known.password}".encode())) > _LONGEST:
             message = (
                 f"the username and the password for MLflow at {self.uri} are too long: correct MLFLOW_TRACKING_USERNAME and "
                 "MLFLOW_TRACKING_PASSWORD in the Secret in spec.tracking.secretRef"

@@ -86,7 +86,7 @@ def loaded(
     device: torch.device,
     new: NewTokens = NO_TOKENS,
     *,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype,
 ) -> Iterator[Network]:
     """A model with its adapter on it; out of memory at the end.
 

@@ -52,8 +52,9 @@ def mistakes(trainer: Trainer) -> Iterator[str]:
 def _is_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        # NB: reading the port judges it.
-        return bool(parts.hostname) and parts.port != 0
+        host = parts.hostname or ""
+        # NB: both judge what they read.
+        return bool(host.encode("idna")) and parts.port != 0
     except ValueError:
         return False
 

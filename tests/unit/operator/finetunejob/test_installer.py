@@ -329,18 +329,29 @@ UNBUILT = f"a package has no wheel for {VERSION} and cannot be built in this ima
 PYTHON = "Cannot install on Python version 3.12.1; only versions >=3.7,<3.10 are supported."
 NO_SPACE = "cc1: fatal error: /tmp/a.s: No space left on device"
 KILLED = "gcc: fatal error: Killed signal terminated program cc1plus"
+NO_DOWNLOAD = (
+    "a build could not download what it needs: let the pods reach it, or require a version that has a wheel"
+)
 # The statement of a build that fails, and what is told.
 BUILDS: dict[str, tuple[str, tuple[int, str]]] = {
     "a compiler that is killed": (
         f"sys.exit('{KILLED}\\ncompilation terminated.')",
-        (1, f"a compiler was killed: raise the memory limit of the container trainer ({KILLED})"),
+        (1, f"a build was killed: raise the memory limit of the container trainer ({KILLED})"),
     ),
     "a download that fails": (
         "urllib.request.urlopen('http://127.0.0.1:1/x')",
         (
             1,
-            "a build could not download what it needs (urllib.error.URLError: <urlopen error [Errno 111] Connection refused>)",
+            f"{NO_DOWNLOAD} (urllib.error.URLError: <urlopen error [Errno 111] Connection refused>)",
         ),
+    ),
+    "a build that is killed": (
+        "import os; os.kill(os.getpid(), 9)",
+        (1, "a build was killed: raise the memory limit of the container trainer (exit code: -9)"),
+    ),
+    "a server that is busy": (
+        "raise urllib.error.HTTPError('http://host/a', 503, 'Unavailable', {}, None)",
+        (1, f"{NO_DOWNLOAD} (urllib.error.HTTPError: HTTP Error 503: Unavailable)"),
     ),
     "a full node": (f"sys.exit('{NO_SPACE}')", (1, "the node has no space left for the packages")),
     "another Python": (f"raise RuntimeError('{PYTHON}')", (64, UNBUILT.format(f"RuntimeError: {PYTHON}"))),
@@ -366,7 +377,7 @@ def test_a_build_that_fails(
 def test_what_a_build_said_is_shown(tmp_path: Path, packages: Path) -> None:
     files = {
         "pyproject.toml": BACKEND,
-        "backend.py": "def build_wheel(*_):\n    raise SystemExit('a reason')\n",
+        "backend.py": "def build_wheel(*_):\n    raise SystemExit('a reason\\n\\n')\n",
     }
     (packages / "built-1.0.tar.gz").write_bytes(sdist("built", "1.0", files))
     ended = subprocess.run(

@@ -121,7 +121,7 @@ OUTPUTS: dict[str, tuple[str, tuple[int, str]]] = {
     "a wheel of which a part came": (
         "Collecting tiny\n  Downloading https://index/tiny-1.0-py3-none-any.whl (1 kB)\n"
         "ERROR: Wheel 'tiny' located at /tmp/pip-unpack-xkkxjnud/tiny-1.0-py3-none-any.whl is invalid.\n",
-        (1, "what a server sent is no whole wheel ('tiny')"),
+        (1, "a wheel is damaged or was cut off: put a whole one in its place ('tiny')"),
     ),
     "requirements that contradict each other": (
         "ERROR: Cannot install a==1.0 and b==1.0 because these package versions have conflicting dependencies.\n",
@@ -175,7 +175,7 @@ BUILDS: dict[str, tuple[str, str]] = {
         "OSError: bad",
     ),
     "by pip 26": (
-        f"{AT}  Running command {BUILD}\n{AT}  OSError: bad\n\n{AT}  ERROR: {BUILD} exited with -9\n{AT}ERROR: failed\n",
+        f"{AT}  Running command {BUILD}\n{AT}  OSError: bad\n\n{AT}  ERROR: {BUILD} exited with -6\n{AT}ERROR: failed\n",
         "OSError: bad",
     ),
     "of what another build needs": (

@@ -121,7 +121,10 @@ NO_SERVER = (ConditionReason.GIT_ERROR, "answers, but not as a Git server: check
 LISTING = b"001e# service=git-upload-pack\n0000"
 REF = b"0031" + b"a" * 40 + b" ref\n"
 ERROR = b"%04x%b" % (len(SECRET) + 9, f"ERR {SECRET}\n".encode())
-FAILED = (ConditionReason.GIT_UNREACHABLE, "answers with an error of its own: it is asked again")
+FAILED = (
+    ConditionReason.GIT_ERROR,
+    "answers with an error of its own, and is asked again: read the log of the server, or check the address",
+)
 ANSWERS: dict[str, tuple[Answer, tuple[str, str]]] = {
     "another address": (
         Answer(301, SECRET, {"Location": "https://127.0.0.1:1/elsewhere"}),

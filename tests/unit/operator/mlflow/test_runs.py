@@ -83,9 +83,9 @@ def test_a_token_that_no_header_takes_is_no_word_of_the_server(token: str) -> No
 
 
 LONG: dict[str, tuple[Credentials, ConditionReason]] = {
-    "a long password": (Credentials("me", "p" * 8191), ConditionReason.CREDENTIALS_UNREADABLE),
-    "a long name": (Credentials("m" * 8192, "p"), ConditionReason.CREDENTIALS_UNREADABLE),
-    "a password that is sent": (Credentials("me", "p" * 8190), ConditionReason.MLFLOW_UNREACHABLE),
+    "a long password": (Credentials("me", "p" * 6142), ConditionReason.CREDENTIALS_UNREADABLE),
+    "a long name": (Credentials("m" * 6144, "p"), ConditionReason.CREDENTIALS_UNREADABLE),
+    "a password that is sent": (Credentials("me", "p" * 6141), ConditionReason.MLFLOW_UNREACHABLE),
     "a token that is sent": (Credentials(token="t" * 8192), ConditionReason.MLFLOW_UNREACHABLE),
 }
 

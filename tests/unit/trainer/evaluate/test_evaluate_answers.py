@@ -42,7 +42,13 @@ def network(talker: Path) -> Iterator[Network]:
 
 
 def loaded(folder: Path, base: Path) -> Any:
-    return model.loaded(fetch(str(folder), base / "unused"), networks.recipe(base).model, "the version", CPU)
+    return model.loaded(
+        fetch(str(folder), base / "unused"),
+        networks.recipe(base).model,
+        "the version",
+        CPU,
+        dtype=torch.float32,
+    )
 
 
 def asked(base: Path, prompts: list[str]) -> tuple[list[Question], Ending]:

@@ -23,6 +23,7 @@ from support.model_files import too_large_for_fp16
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in WARNINGS]
 CPU = torch.device("cpu")
+FP32 = torch.float32
 
 
 def plain_loss(network: Any, split: Split) -> float:
@@ -47,7 +48,7 @@ def test_the_loss_is_that_of_transformers(base_model: Path, tmp_path: Path, kind
     auto = AutoPeftModelForCausalLM if kind else AutoModelForCausalLM
     split = networks.random_split(examples=7)
     source = artifacts.fetch(str(folder), tmp_path / "unused")
-    with model.loaded(source, networks.recipe(base_model).model, "the version", CPU) as network:
+    with model.loaded(source, networks.recipe(base_model).model, "the version", CPU, dtype=FP32) as network:
         found = [loss.mean(network, split, batch_size=size, pad_id=0, device=CPU) for size in (1, 3)]
     expected = plain_loss(auto.from_pretrained(folder).eval(), split)
     assert found == pytest.approx([expected] * 2, rel=1e-5)
@@ -57,11 +58,11 @@ def test_the_loss_is_that_of_transformers(base_model: Path, tmp_path: Path, kind
 def test_the_base_has_rows_for_new_tokens(base_model: Path, tmp_path: Path, kind: str) -> None:
     folder = save_adapter(base_model, tmp_path / "adapter", kind) if kind else base_model
     source, spec = artifacts.fetch(str(folder), tmp_path / "unused"), networks.recipe(base_model).model
-    with model.loaded(source, spec, model.BASE, CPU) as network:
+    with model.loaded(source, spec, model.BASE, CPU, dtype=FP32) as network:
         known = network.head.vocabulary
         expected = network.base(torch.tensor([[5, 7]])).logits
     new = NewTokens((known, known + 1))
-    with model.loaded(source, spec, model.BASE, CPU, new) as network:
+    with model.loaded(source, spec, model.BASE, CPU, new, dtype=FP32) as network:
         found = network.base(torch.tensor([[5, 7, known + 1]])).logits
     assert found.shape[-1] == known + 2
     torch.testing.assert_close(found[:, :2, :known], expected, rtol=1e-5, atol=1e-5)
@@ -71,7 +72,7 @@ def test_a_model_leaves_the_memory(base_model: Path, tmp_path: Path) -> None:
     import weakref
 
     with model.loaded(
-        artifacts.fetch(str(base_model), tmp_path), networks.recipe(base_model).model, "it", CPU
+        artifacts.fetch(str(base_model), tmp_path), networks.recipe(base_model).model, "it", CPU, dtype=FP32
     ) as network:
         weights = weakref.ref(next(network.model.parameters()))
         assert weights() is not None
@@ -119,7 +120,7 @@ def test_a_version_without_weights_is_named(base_model: Path, tmp_path: Path) ->
     source = Source(tmp_path, base_model)
     refusal = pytest.raises(RecipeRefusedError, match=r"^the version models:/a/1 cannot be loaded: ")
     spec = model.spec_of(recipe(base_model), "models:/a/1")
-    with refusal as refused, model.loaded(source, spec, model.VERSION, CPU):
+    with refusal as refused, model.loaded(source, spec, model.VERSION, CPU, dtype=FP32):
         pass
     assert refused.value.exit_code == 64
 
@@ -144,5 +145,5 @@ def test_a_model_that_overflows_in_fp16_is_told_from_a_broken_one(base_model: Pa
         "evaluation.podTemplate for a GPU of compute capability 8.0 or higher, which computes in BF16, or train with "
         "training.precision FP32",
     )
-    with model.loaded(source, spec, model.VERSION, CPU):
+    with model.loaded(source, spec, model.VERSION, CPU, dtype=FP32):
         pass

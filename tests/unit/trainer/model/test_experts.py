@@ -11,6 +11,7 @@ from transformers import (
     Gemma4TextConfig,
     GPT2Config,
     HunYuanMoEV1Config,
+    Llama4TextConfig,
     LlamaConfig,
     MixtralConfig,
     Qwen2MoeConfig,
@@ -61,9 +62,10 @@ SMALL = {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 2, "nu
         ),
         (
             Gemma4TextConfig(**SMALL, num_experts=8, top_k_experts=4, moe_intermediate_size=8),
-            (8, 4, 4 * 8),
+            (8, 4, 4 * 8 + 64),
         ),
-        (HunYuanMoEV1Config(**SMALL, num_experts=8, moe_topk=[2, 4]), (8, 4, 4 * 64)),
+        (Llama4TextConfig(**SMALL, num_local_experts=8, num_experts_per_tok=1), (8, 1, 2 * 64)),
+        (HunYuanMoEV1Config(**SMALL, num_experts=8, moe_topk=[2, 4]), (8, 4, 5 * 64)),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, tuple) else "",
 )

@@ -12,8 +12,9 @@ from support import networks
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
 NEEDS_MEMORY = (
-    "rank {} needs more memory than its GPU has: lower training.perDeviceBatchSize or training.maxLength, or set "
-    "training.activationCheckpointing to Full, unless it is (CUDA out of memory. Tried to allocate 2.00 GiB.)"
+    "rank {} needs more memory than its GPU has: set training.activationCheckpointing to Full where it is not, lower "
+    "training.perDeviceBatchSize or training.maxLength, or, where the weights alone do not fit, take more GPUs with FSDP, or "
+    "method QLoRA (CUDA out of memory. Tried to allocate 2.00 GiB.)"
 )
 # As torch puts NCCL's words together.
 NO_ROUTE = dist.DistBackendError(

@@ -17,7 +17,7 @@ _RANDOM = ("drop", "jitter")
 _RANDOM_CHOICE = ("phimoe",)
 
 
-def remove(model: PreTrainedModel, field: str = "model.base") -> None:
+def remove(model: PreTrainedModel, what: str = "model.base") -> None:
     """Set each probability of dropout in a model to 0, in training too, and noise of its routers; its config keeps what it says.
 
     Losses that compare answers are about differences of log-probabilities, and dropout differs between the two answers. References are
@@ -26,14 +26,14 @@ def remove(model: PreTrainedModel, field: str = "model.base") -> None:
 
     Args:
         model: of transformers, without an adapter, whose dropout is the recipe's.
-        field: the recipe's field that names it, for errors.
+        what: how errors name it.
 
     Raises:
         RecipeRefusedError: what is random in it cannot be taken out.
     """
     if model.config.model_type in _RANDOM_CHOICE:
         raise RecipeRefusedError(
-            f"{field} is a {model.config.model_type}, which chooses experts at random while it is trained, so that its answers cannot "
+            f"{what} is a {model.config.model_type}, which chooses experts at random while it is trained, so that its answers cannot "
             "be compared: choose another model, or objective SFT"
         )
     for module in model.modules():

@@ -12,7 +12,9 @@ _OF_A_LAYER = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_
 _OF_A_TOKEN = ("num_experts_per_tok", "top_k_experts")
 # The size of the experts that every token uses: as one, or of each of several.
 _SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size")
-_EACH_SHARED = ("n_shared_experts", "moe_num_shared_experts")
+_EACH_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+# Models with a layer of intermediate_size beside the experts.
+_BESIDE = ("gemma4_text", "hunyuan_v1_moe", "llama4_text")
 
 Config = Callable[[str], Any]
 """Gives the value of a field, or None: `get` of a config.json, or `fields` of a config of transformers."""
@@ -40,7 +42,8 @@ def width(config: Config) -> int:
     if not used:
         return inner
     one = _first(config, ("moe_intermediate_size",)) or inner
-    return (used + _first(config, _EACH_SHARED)) * one + _first(config, _SHARED)
+    beside = inner if config("model_type") in _BESIDE else 0
+    return (used + _first(config, _EACH_SHARED)) * one + _first(config, _SHARED) + beside
 
 
 def _first(config: Config, names: tuple[str, ...]) -> int:

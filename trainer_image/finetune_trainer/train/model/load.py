@@ -66,7 +66,7 @@ def skeleton(recipe: Recipe, source: Path, world: World, field: str = "model.bas
             model = empty(config, precision.base(recipe), trust=recipe.model.trust_remote_code)
     if recipe.objective.type in COLUMNS_OF_OBJECTIVE:
         # NB: before the choice of attention, which depends on it.
-        dropout.remove(model, field)
+        dropout.remove(model, f"{field} {recipe.model.base}")
     isolated = attention.isolate(model, card=world.card, half=half, soft_prompt=soft)
     _check_documents(model, recipe, field, apart=isolated or attention.masks_documents(model))
     return model

@@ -15,8 +15,9 @@ def explained(error: BaseException, rank: int) -> BaseException:
     """What a rank says of an error: of memory that a GPU lacks, what to change; of the loss of another rank, that it is no cause."""
     if isinstance(error, torch.OutOfMemoryError):
         sentence = (
-            f"rank {rank} needs more memory than its GPU has: lower training.perDeviceBatchSize or training.maxLength, or set "
-            f"training.activationCheckpointing to Full, unless it is ({first_line(error)[:_LONGEST]})"
+            f"rank {rank} needs more memory than its GPU has: set training.activationCheckpointing to Full where it is not, lower "
+            "training.perDeviceBatchSize or training.maxLength, or, where the weights alone do not fit, take more GPUs with FSDP, or "
+            f"method QLoRA ({first_line(error)[:_LONGEST]})"
         )
         return TrainingError("OutOfMemory", sentence, rank=rank)
     if is_loss_of_peer(error):

@@ -235,6 +235,7 @@ ADDRESSES: dict[str, tuple[str, list[str]]] = {
     "a bracket": ("https://[abc/a.git", [NO_ADDRESS.format("https://[abc/a.git")]),
     "no host": ("https://:8443/a.git", [NO_ADDRESS.format("https://:8443/a.git")]),
     "a port that is no number": ("https://host:abc/a.git", [NO_ADDRESS.format("https://host:abc/a.git")]),
+    "a host without a part": ("https://a..b/a.git", [NO_ADDRESS.format("https://a..b/a.git")]),
     "a port that is too large": ("https://host:99999/a.git", [NO_ADDRESS.format("https://host:99999/a.git")]),
 }
 
