@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MEASURE = """
-import json, resource, sys, warnings
+import json, sys, warnings
 from pathlib import Path
 
 import peft, torch, transformers.models.llama.modeling_llama
 
-from finetune_trainer.train.model import merge, standalone
+from finetune_trainer.train.model import merge, speed, standalone
 from support import networks
 
 warnings.simplefilter("ignore")
@@ -28,7 +28,7 @@ spec = networks.recipe(folder / "base").model
 torch.randn(512, 512) @ torch.randn(512, 512)
 
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return speed.peak_memory(torch.device("cpu")) / 2**20
 
 before = peak()
 if way == "copied":

@@ -130,7 +130,7 @@ def test_the_estimate_knows_the_experts_of_a_token(config: Path, method: str, re
     (config / "config.json").write_text(json.dumps(mixture), encoding="utf-8")
     made = plan.of(recipe(config, method={"type": method}, activationCheckpointing=recompute), config, H100)
     assert made.choice.estimate.total == pytest.approx(made.step.total, rel=0.07)
-    assert made.choice.estimate.activations == pytest.approx(made.step.peak["activations"], rel=0.1)
+    assert made.choice.estimate.activations == pytest.approx(made.step.peak["activations"], rel=0.05)
 
 
 def test_a_plan_has_what_layers_of_pissa_began_as(config: Path) -> None:

@@ -39,10 +39,11 @@ _SMALLER: tuple[dict[str, str], ...] = ({"type": "AdamW8bit"}, {"type": "AdamW8b
 # (as Korthikanti et al., arXiv:2205.05198, table 2, count them). Measured as what a Llama's forward pass leaves
 # allocated (tests/unit/trainer/model/test_memory.py does it again): None 11 widths in fp32 and 13 in bf16, where norms work
 # in fp32, and 4 of the feed-forward layer's; Selective 5 and 1. With adapters, whose products are matrix products too, a planned
-# Llama 3.1 8B keeps 6 and 2.
+# Llama 3.1 8B keeps 6 and 2; None 4 widths less, since the weights of norms are frozen, whose gradients need fp32 numbers.
 _ATTENTION_WIDTHS = {"None": 12.0, "Selective": 5.0, "Full": 1.0}
 _FEED_FORWARD_WIDTHS = {"None": 4.0, "Selective": 1.0, "Full": 0.0}
-_OF_ADAPTERS = {"None": 0.0, "Selective": 1.0, "Full": 0.0}
+_ATTENTION_OF_ADAPTERS = {"None": -4.0, "Selective": 1.0, "Full": 0.0}
+_FEED_FORWARD_OF_ADAPTERS = {"None": 0.0, "Selective": 1.0, "Full": 0.0}
 # Of a token that is copied to experts, a width of each copy: what they get, what they return, and that by the router's weight.
 _COPIED_WIDTHS = {"None": 3.0, "Selective": 0.0, "Full": 0.0}
 # Bytes for each logit of a chunk: the logit, its log-probability and its gradient, all fp32. FP16 scales a copy of the gradient, and a
@@ -162,9 +163,11 @@ def activations(shape: Shape, tokens: int, compute: int, recompute: str) -> floa
         compute: bytes of a number.
         recompute: None, Selective or Full.
     """
-    more = _OF_ADAPTERS[recompute] if shape.trained < shape.parameters else 0.0
-    widths = (_ATTENTION_WIDTHS[recompute] + more) * shape.width
-    widths += (_FEED_FORWARD_WIDTHS[recompute] + more) * shape.feed_forward
+    attention, feed_forward = _ATTENTION_WIDTHS[recompute], _FEED_FORWARD_WIDTHS[recompute]
+    if shape.trained < shape.parameters:
+        attention += _ATTENTION_OF_ADAPTERS[recompute]
+        feed_forward += _FEED_FORWARD_OF_ADAPTERS[recompute]
+    widths = attention * shape.width + feed_forward * shape.feed_forward
     widths += _COPIED_WIDTHS[recompute] * shape.copies * shape.width
     # NB: peft adds the product of an adapter of experts to all their weights, in each forward pass.
     adapted = shape.adapted_experts if recompute == "None" else 0
