@@ -89,6 +89,8 @@ def _run(
         # NB: without the packages of this repository: a script has no more than its image gives it.
         **({"PYTHONPATH": str(packages)} if packages else {}),
         "PYTHONWARNINGS": "ignore",
+        # NB: torchrun leaves its logs there.
+        "TMPDIR": str(folder),
         **dict.fromkeys(("MASTER_ADDR", "PET_MASTER_ADDR"), "127.0.0.1"),
         **dict.fromkeys(("MASTER_PORT", "PET_MASTER_PORT"), port),
         "GLOO_SOCKET_IFNAME": "lo",

@@ -47,6 +47,8 @@ def environment(folder: Path, packages: Path, **more: str) -> dict[str, str]:
     here = {
         "FINETUNE_DEPENDENCIES_PATH": str(folder / "installed"),
         "FINETUNE_TERMINATION_PATH": str(folder / "said"),
+        # NB: torchrun leaves its logs there.
+        "TMPDIR": str(folder),
     }
     given = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(packages), "PIP_USER": "1", "PYTHONWARNINGS": ""}
     return {**os.environ, **here, **given, **more}
