@@ -13,6 +13,8 @@ UV_VERSION := 0.13.9
 TORCH_VERSION := 2.13.0
 export FINETUNE_CACHE ?= $(HOME)/.cache/finetune-operator
 export PYTHONPATH := tests
+# Tests start hundreds of processes: without bytecode on disk, each one compiles torch and MLflow again.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
