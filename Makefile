@@ -82,6 +82,11 @@ long-tests: venv compiler $(LM_EVAL)/.installed ## Run the long tests without th
 	$(call timed,programs,$(BIN)/python -m cluster programs --only kube)
 	$(call timed,long tests,$(BIN)/python -m pytest tests/long --capture=no --verbose --durations 25 --timeout 14400 $(PYTEST))
 
+# NB: it records which tests cover each mutant anew, since tests move.
+.PHONY: mutants
+mutants: venv jars compiler ## Measure the power of the unit and trainer tests: MUTANTS='--only lived'
+	$(call timed,mutants,$(BIN)/python -m long.mutants measure $(MUTANTS))
+
 .PHONY: bench-trainer
 bench-trainer: venv ## Measure the trainer beside a padded script and TRL
 	$(call timed,benchmark of the trainer,$(BIN)/python -m bench.trainer $(BENCH))
