@@ -66,7 +66,7 @@ test-trainer: venv compiler ## Run the trainer's heavy tests: many ranks, compil
 
 .PHONY: test-integration
 test-integration: venv jars ## Run the operator against a real API server and MLflow server
-	$(call timed,programs,$(BIN)/python -m cluster programs --only kube helm registry argocd kstatus)
+	$(call timed,programs,$(BIN)/python -m cluster programs --only kube helm argocd kstatus)
 	$(call timed,integration tests,$(BIN)/python -m pytest tests/integration $(call PARALLEL,4) $(PYTEST))
 
 .PHONY: test-e2e

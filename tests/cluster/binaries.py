@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,11 +22,10 @@ from support.cache import cache
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-KUBERNETES = "v1.34.4"
+KUBERNETES = "v1.37.2"
 MODULE = PACKAGE / "go"
 ARGOCD = "github.com/argoproj/argo-cd/v3"
 ARGOCD_MODULE = PACKAGE / "go-argocd"
-KSTATUS_MODULE = PACKAGE / "go-kstatus"
 KUBE_NAMES = (
     "etcd",
     "kube-apiserver",
@@ -34,37 +34,40 @@ KUBE_NAMES = (
     "kube-proxy",
     "kubelet",
     "kubectl",
+    "coredns",
+    "registry",
+)
+GO = (1, 26)
+# One set for all, so that programs have compiled packages in common. Nothing reads debugging information here.
+FLAGS = (
+    "-trimpath",
+    "-buildvcs=false",
+    "-gcflags=all=-dwarf=false",
+    f"-ldflags=-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES}",
 )
 
 
 @dataclass(frozen=True)
 class Program:
-    """One Go program: a package of a module of ours, or one installed by `path@version`.
+    """One Go program: a package of a module of ours, or of a module that it requires.
 
-    `beside` names folders of `beside_module` that are kept beside it.
+    `links` are other names to call it by. `beside` names folders of `beside_module` that are kept beside it.
     """
 
     name: str
     package: str
     title: str
-    minutes: str
+    minutes: int = 1
     links: tuple[str, ...] = ()
-    flags: str = "-s -w"
     module: Path = MODULE
     beside_module: str = ""
     beside: tuple[str, ...] = ()
 
-    @property
-    def own(self) -> bool:
-        """Whether it comes from a module in this folder."""
-        return self.package.startswith("./")
-
     def digest(self) -> str:
         """What it is built from, in sixteen letters."""
-        content = hashlib.sha256(f"{self.package} {self.flags} {os.uname().machine}".encode())
-        if self.own:
-            for file in sorted([*self.module.glob("go.*"), *(self.module / self.package).glob("*.go")]):
-                content.update(file.name.encode() + b"\0" + file.read_bytes())
+        content = hashlib.sha256(f"{self.package} {FLAGS} {os.uname().machine}".encode())
+        for file in sorted([*self.module.glob("go.*"), *(self.module / self.package).glob("*.go")]):
+            content.update(file.name.encode() + b"\0" + file.read_bytes())
         return content.hexdigest()[:16]
 
     @property
@@ -81,66 +84,36 @@ class Program:
 PROGRAMS = {
     program.name: program
     for program in (
-        Program(
-            "kube",
-            "./",
-            "etcd 3.6 and Kubernetes 1.34",
-            "4 min",
-            KUBE_NAMES,
-            f"-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES}",
-        ),
-        Program("helm", "helm.sh/helm/v3/cmd/helm@v3.19.0", "helm 3.19", "3 min"),
-        Program(
-            "helm-docs", "github.com/norwoodj/helm-docs/cmd/helm-docs@v1.14.2", "helm-docs 1.14", "1 min"
-        ),
-        Program("coredns", "github.com/coredns/coredns@v1.12.4", "CoreDNS 1.12", "3 min"),
-        Program(
-            "registry",
-            "github.com/distribution/distribution/v3/cmd/registry@v3.0.0",
-            "the registry, distribution 3.0",
-            "1 min",
-        ),
-        Program("pause", "./pause", "the pause program", "seconds"),
-        Program("versitygw", "github.com/versity/versitygw/cmd/versitygw@v1.8.0", "versitygw 1.8", "2 min"),
-        Program(
-            "fake-gcs-server",
-            "github.com/fsouza/fake-gcs-server@v1.56.1",
-            "fake-gcs-server 1.56",
-            "1 min",
-        ),
+        Program("kube", "./kube", "etcd 3.7, Kubernetes 1.37, CoreDNS 1.15 and a registry", 4, KUBE_NAMES),
+        Program("helm", "helm.sh/helm/v3/cmd/helm", "helm 3.22"),
+        Program("helm-docs", "github.com/norwoodj/helm-docs/cmd/helm-docs", "helm-docs 1.14"),
+        Program("pause", "./pause", "the pause program"),
+        Program("versitygw", "./versitygw", "versitygw 1.8"),
+        Program("fake-gcs-server", "github.com/fsouza/fake-gcs-server", "fake-gcs-server 1.56"),
+        Program("kstatus", "./kstatus", "kstatus of cli-utils 0.37"),
         Program(
             "argocd",
-            "./",
+            "./argocd",
             "Argo CD 3.2",
-            "4 min",
+            4,
             ("argocd-application-controller", "argocd-repo-server"),
             module=ARGOCD_MODULE,
             beside_module=ARGOCD,
             beside=("manifests/crds", "manifests/base/config"),
         ),
-        Program("kstatus", "./", "kstatus of cli-utils 0.37", "1 min", module=KSTATUS_MODULE),
     )
 }
 
 
 def ensure(*names: str) -> dict[str, Path]:
     """Build what is missing of these programs; return the path of each."""
-    wanted = [PROGRAMS[name] for name in names]
-    missing = [program for program in wanted if not program.path.exists()]
-    if missing:
-        with _locked(cache() / "bin"):
-            go = go_command()
-            for number, program in enumerate(missing, 1):
-                if not program.path.exists():
-                    say(
-                        f"[{number}/{len(missing)}] building {program.title} (about {program.minutes} the first time)"
-                    )
-                    started = time.monotonic()
-                    _build(go, program)
-                    say(
-                        f"[{number}/{len(missing)}] built {program.title} in {time.monotonic() - started:.0f} s"
-                    )
-    return {program.name: program.path for program in wanted}
+    programs = [PROGRAMS[name] for name in names]
+    for module in dict.fromkeys(program.module for program in programs if not program.path.exists()):
+        with _locked(cache() / "bin" / f".{module.name}.lock"):
+            missing = [each for each in programs if each.module == module and not each.path.exists()]
+            if missing:
+                _build(go_command(), module, missing)
+    return {program.name: program.path for program in programs}
 
 
 def path(name: str) -> Path:
@@ -162,39 +135,51 @@ def go_command() -> str:
     """
     go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin:/usr/lib/go/bin")
     if go is None:
-        raise ClusterError("Go is not installed: install Go 1.24 or newer and put it on PATH")
+        raise ClusterError("Go is not installed: install Go 1.26 or newer and put it on PATH")
     version = subprocess.run(
         [go, "env", "GOVERSION"], capture_output=True, text=True, check=True, cwd=MODULE
     ).stdout
     found = re.match(r"go(\d+)\.(\d+)", version)
-    if found is None or (int(found[1]), int(found[2])) < (1, 24):
-        raise ClusterError(f"Go 1.24 or newer is needed to build Kubernetes 1.34, this is {version.strip()}")
+    if found is None or (int(found[1]), int(found[2])) < GO:
+        raise ClusterError(f"Go 1.26 or newer is needed to build Kubernetes 1.37, this is {version.strip()}")
     return go
 
 
-def _build(go: str, program: Program) -> None:
-    building = program.folder.with_name(program.folder.name + ".new")
-    shutil.rmtree(building, ignore_errors=True)
-    building.mkdir(parents=True)
-    options = ["-trimpath", "-buildvcs=false", "-ldflags", program.flags]
-    environment = {**os.environ, "CGO_ENABLED": "0"}
-    if program.own:
-        argv = [go, "build", *options, "-mod=readonly", "-o", str(building / program.name), program.package]
-    else:
-        argv = [go, "install", *options, program.package]
-        environment["GOBIN"] = str(building)
-    done = subprocess.run(
-        argv, env=environment, cwd=program.module, check=False, capture_output=True, text=True
-    )
-    if done.returncode != 0:
-        shutil.rmtree(building, ignore_errors=True)
-        raise ClusterError(f"{program.title} does not build:\n{done.stderr.strip()[-3000:]}")
+def _build(go: str, module: Path, programs: list[Program]) -> None:
+    """Build programs of one module together: a package that several have in common is compiled once."""
+    titles = ", ".join(program.title for program in programs)
+    say(f"building {titles} (about {max(program.minutes for program in programs)} min the first time)")
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="building-", dir=cache() / "bin") as folder:
+        packages = [program.package for program in programs]
+        # NB: a list of packages is written to a folder only if its name ends with a slash.
+        done = subprocess.run(
+            [go, "build", "-mod=readonly", *FLAGS, "-o", f"{folder}/", *packages],
+            env={**os.environ, "CGO_ENABLED": "0"},
+            cwd=module,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode != 0:
+            raise ClusterError(f"{titles}: go build failed:\n{done.stderr.strip()[-3000:]}")
+        for program in programs:
+            _keep(go, program, Path(folder) / program.name)
+    say(f"built in {time.monotonic() - began:.0f} s")
+
+
+def _keep(go: str, program: Program, built: Path) -> None:
+    """Put a program that was built into its folder."""
+    folder = program.folder.with_name(program.folder.name + ".new")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    built.rename(folder / program.name)
     for link in program.links:
-        (building / link).symlink_to(program.name)
+        (folder / link).symlink_to(program.name)
     if program.beside:
-        _keep_beside(_module_folder(go, program), program.beside, building)
+        _keep_beside(_module_folder(go, program), program.beside, folder)
     shutil.rmtree(program.folder, ignore_errors=True)
-    building.rename(program.folder)
+    folder.rename(program.folder)
 
 
 def _module_folder(go: str, program: Program) -> Path:
@@ -213,9 +198,9 @@ def _keep_beside(source: Path, folders: tuple[str, ...], building: Path) -> None
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
+def _locked(file: Path) -> Iterator[None]:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

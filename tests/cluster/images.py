@@ -95,12 +95,11 @@ def versitygw() -> str:
 
     In a pod:
 
-        args: ["--port", ":7070", "posix", "/data"]
+        args: ["--port", ":7070", "/data"]
         env: ROOT_ACCESS_KEY, ROOT_SECRET_KEY; /data an emptyDir or a claim
 
     Each bucket is a folder of /data, made by CreateBucket. Metadata goes into extended attributes (user.*): the
-    disk has them in emptyDir and in claims; an emptyDir in memory has them from Linux 6.6 on. Without them:
-    `posix --sidecar /meta /data`, /meta being writable too.
+    disk has them in emptyDir and in claims; an emptyDir in memory has them from Linux 6.6 on.
     """
     return builder.program("versitygw", binaries.ensure("versitygw")["versitygw"], ["/versitygw"])
 

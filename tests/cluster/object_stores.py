@@ -53,7 +53,7 @@ def s3(folder: Path) -> Iterator[Store]:
     }
     login = {"ROOT_ACCESS_KEY": env["AWS_ACCESS_KEY_ID"], "ROOT_SECRET_KEY": env["AWS_SECRET_ACCESS_KEY"]}
     program = binaries.ensure("versitygw")["versitygw"]
-    argv = [str(program), "--port", f"127.0.0.1:{port}", "--quiet", "posix", str(folder / "data")]
+    argv = [str(program), "--port", f"127.0.0.1:{port}", str(folder / "data")]
     with _running(Process("versitygw", argv, folder / "log", login), port):
         yield Store("s3://lake", env, env | {"AWS_SECRET_ACCESS_KEY": "another"})
 

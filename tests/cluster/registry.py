@@ -60,7 +60,7 @@ def configuration(address: str, folder: Path) -> dict[str, object]:
 
 def server(address: str, directory: Path, log: Path, images: Path | None = None) -> Process:
     """A registry, not started yet, with its configuration in `directory`; of all clusters' images, or of a folder's."""
-    program = binaries.ensure("registry")["registry"]
+    program = binaries.path("registry")
     file = directory / "registry.yaml"
     images = images or storage()
     file.write_text(json.dumps(configuration(address, images), indent=1) + "\n")

@@ -12,7 +12,7 @@ import yaml
 from cluster import binaries
 
 CHART = Path(__file__).parents[2] / "charts" / "finetune-operator"
-KUBE_VERSION = "1.34.0"
+KUBE_VERSION = "1.37.0"
 Json = dict[str, Any]
 
 

@@ -74,7 +74,7 @@ def test_argocd_takes_the_sample_and_the_chart_its_values(running_argocd: ArgoCD
         "--values",
         "-",
         "--kube-version",
-        "1.34",
+        "1.37",
     ]
     values = yaml.safe_dump(source["helm"]["valuesObject"])
     done = subprocess.run(render, input=values, capture_output=True, text=True, check=False)

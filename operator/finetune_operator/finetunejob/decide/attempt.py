@@ -13,7 +13,7 @@ from finetune_operator.finetunejob.decide import backoff, checkpoint, gang, own_
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.text import short
 
-# The message of kube-controller-manager names the rule of the podFailurePolicy (pkg/controller/job, 1.34).
+# The message of kube-controller-manager names the rule of the podFailurePolicy (pkg/controller/job, 1.37).
 _RULE = re.compile(r"rule at index (\d+)")
 # Characters of what is said of the attempt before, while the next one starts.
 _CAUSE = 200

@@ -1,4 +1,4 @@
-// Command kube is every binary of a Kubernetes cluster in one: it runs as whatever it is called by, or as its
+// Command kube is every program of a Kubernetes cluster in one: it runs as whatever it is called by, or as its
 // first argument says ("kube kubelet --config ...").
 package main
 
@@ -10,6 +10,15 @@ import (
 	"sort"
 	"strings"
 
+	"github.com/coredns/coredns/coremain"
+	_ "github.com/coredns/coredns/plugin/bind"
+	_ "github.com/coredns/coredns/plugin/errors"
+	_ "github.com/coredns/coredns/plugin/hosts"
+	_ "github.com/coredns/coredns/plugin/kubernetes"
+	_ "github.com/coredns/coredns/plugin/ready"
+	_ "github.com/coredns/coredns/plugin/template"
+	"github.com/distribution/distribution/v3/registry"
+	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem"
 	"github.com/spf13/cobra"
 	"go.etcd.io/etcd/server/v3/etcdmain"
 	"k8s.io/component-base/cli"
@@ -32,6 +41,7 @@ var commands = map[string]func() *cobra.Command{
 	"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
 	"kube-proxy":              proxy.NewProxyCommand,
 	"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
+	"registry":                func() *cobra.Command { return registry.RootCmd },
 }
 
 func main() {
@@ -43,6 +53,8 @@ func main() {
 	switch {
 	case name == "etcd":
 		etcdmain.Main(os.Args)
+	case name == "coredns":
+		coremain.Run()
 	case name == "kubectl":
 		if err := cli.RunNoErrOutput(cmd.NewDefaultKubectlCommand()); err != nil {
 			util.CheckErr(err)
@@ -50,7 +62,7 @@ func main() {
 	case commands[name] != nil:
 		os.Exit(cli.Run(commands[name]()))
 	default:
-		names := []string{"etcd", "kubectl"}
+		names := []string{"coredns", "etcd", "kubectl"}
 		for known := range commands {
 			names = append(names, known)
 		}
