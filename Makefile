@@ -24,10 +24,11 @@ SOURCES := crds operator trainer_image tests
 
 -include tests/lock.mk
 
-# $(call timed,what,command): a header, the command, and how long it took, also when it failed.
+# $(call timed,what,command): a header, the command, and how long it took. On failure, the command that repeats it.
 define timed
-@printf '\n== %s\n' '$(1)'; began=$$SECONDS; status=0; $(2) || status=$$?; \
+@printf '\n== %s\n' '$(1)'; rm -f $(FAILED_TESTS); began=$$SECONDS; status=0; $(2) || status=$$?; \
 printf '== %s: %s after %d s\n' '$(1)' "$$([ $$status = 0 ] && echo done || echo FAILED)" $$((SECONDS - began)); \
+[ $$status = 0 ] || printf '== repeat with: make %s%s\n' '$@' "$$(cat $(FAILED_TESTS) 2>/dev/null)"; \
 exit $$status
 endef
 
@@ -53,25 +54,29 @@ demo-down: ## Take the demo away and leave the machine as it was
 test: lint test-unit test-trainer test-integration test-e2e ## Run every tier of tests
 	@printf '\n== all tiers passed\n'
 
+# What the plugin support.repeat writes when tests fail.
+FAILED_TESTS = build/failed-tests/$@
+# $(call RUN_TESTS,folder): PYTEST adds options; tests or files that it names are run instead of the folder.
+RUN_TESTS = $(BIN)/python -m pytest $(1) -p support.repeat --failed-tests $(FAILED_TESTS) --durations 25
 # A file of tests stays in one worker.
-PARALLEL = --numprocesses $(1) --dist loadfile -p support.scheduling --durations 25
+PARALLEL = --numprocesses $(1) --dist loadfile -p support.scheduling
 
 .PHONY: test-unit
 test-unit: venv jars ## Run the unit tests: no root, no cluster
-	$(call timed,unit tests,$(BIN)/python -m pytest tests/unit $(call PARALLEL,2) $(PYTEST))
+	$(call timed,unit tests,$(call RUN_TESTS,tests/unit) $(call PARALLEL,2) $(PYTEST))
 
 .PHONY: test-trainer
 test-trainer: venv compiler ## Run the trainer's heavy tests: many ranks, compiled layers, whole runs
-	$(call timed,trainer tests,$(BIN)/python -m pytest tests/trainer $(call PARALLEL,2) $(PYTEST))
+	$(call timed,trainer tests,$(call RUN_TESTS,tests/trainer) $(call PARALLEL,2) $(PYTEST))
 
 .PHONY: test-integration
 test-integration: venv jars ## Run the operator against a real API server and MLflow server
 	$(call timed,programs,$(BIN)/python -m cluster programs --only kube helm argocd kstatus)
-	$(call timed,integration tests,$(BIN)/python -m pytest tests/integration $(call PARALLEL,4) $(PYTEST))
+	$(call timed,integration tests,$(call RUN_TESTS,tests/integration) $(call PARALLEL,4) $(PYTEST))
 
 .PHONY: test-e2e
 test-e2e: venv jars ## Run the chart and the images in a whole cluster
-	$(call timed,end-to-end tests,$(BIN)/python -m pytest tests/e2e --capture=no --verbose --durations 25 $(PYTEST))
+	$(call timed,end-to-end tests,$(call RUN_TESTS,tests/e2e) --capture=no --verbose $(PYTEST))
 
 .PHONY: test-long
 test-long: long-tests bench-prep bench-promotions bench-trainer ## Run what is long by nature, before a release: CI does not
@@ -80,7 +85,7 @@ test-long: long-tests bench-prep bench-promotions bench-trainer ## Run what is l
 .PHONY: long-tests
 long-tests: venv compiler $(LM_EVAL)/.installed ## Run the long tests without the benchmarks: kills, outages, random sequences, all methods
 	$(call timed,programs,$(BIN)/python -m cluster programs --only kube)
-	$(call timed,long tests,$(BIN)/python -m pytest tests/long --capture=no --verbose --durations 25 --timeout 14400 $(PYTEST))
+	$(call timed,long tests,$(call RUN_TESTS,tests/long) --capture=no --verbose --timeout 14400 $(PYTEST))
 
 # NB: it records which tests cover each mutant anew, since tests move.
 .PHONY: mutants

@@ -6,6 +6,7 @@ have few tests, so they came last and one worker ran them while the others had e
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -47,6 +48,11 @@ class Scheduling(LoadFileScheduling):
     def _split_scope(self, nodeid: str) -> str:
         scope = next((scope for scope in LONGEST if nodeid.startswith(scope)), None)
         return super()._split_scope(nodeid) if scope is None or nodeid.startswith(LAST) else scope
+
+
+def pytest_configure() -> None:
+    """Give each worker one thread: threads of OpenMP that wait for a core that another worker has burn CPU time."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
