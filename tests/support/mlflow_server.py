@@ -1,4 +1,4 @@
-"""A real MLflow server as a process, on a database whose tables exist already."""
+"""A real MLflow server, on a database whose tables exist already: as a process, or in this process."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import requests
 from filelock import FileLock
 
 from support.cache import cache
+from support.http_server import Answer, Request, serving
 from support.ports import free_port
 from support.process import Process
 from support.waiting import wait_for
@@ -44,6 +49,43 @@ def migrated_database() -> Path:
             subprocess.run(command, check=True, capture_output=True, env={**os.environ, **_QUIET})
             unfinished.rename(template)
     return template
+
+
+# The handlers of MLflow's server use the stores of the process.
+_STORES = threading.Lock()
+
+
+@contextmanager
+def serving_here(folder: Path) -> Iterator[Mlflow]:
+    """Serve runs and registered models with MLflow's handlers in this process, without the seconds of a process's start."""
+    with warnings.catch_warnings():
+        # NB: MLflow's modules warn about each other while they are imported.
+        warnings.simplefilter("ignore")
+        from mlflow.server import app, handlers
+        from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as Registry
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore as Tracking
+
+        database = f"sqlite:///{shutil.copyfile(migrated_database(), folder / 'mlflow.db')}"
+        stores = {
+            "_tracking_store": Tracking(database, "mlflow-artifacts:/"),
+            "_model_registry_store": Registry(database),
+        }
+    client = app.test_client()
+
+    def respond(request: Request) -> Answer:
+        headers = {"Content-Type": "application/json"}
+        with _STORES:
+            vars(handlers).update(stores)
+            answer = client.open(request.target, method=request.method, data=request.body, headers=headers)
+        return Answer(answer.status_code, answer.get_data())
+
+    try:
+        with serving(respond) as address:
+            yield Mlflow(folder, port=urlsplit(address).port or 0)
+    finally:
+        vars(handlers).update(dict.fromkeys(stores))
+        for store in stores.values():
+            store._dispose_engine()
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -14,6 +15,7 @@ from finetune_trainer import origin
 from finetune_trainer.artifacts import Source, fetch, fetch_config, fetch_tokenizer
 from finetune_trainer.origin import Origin
 from finetune_trainer.outcome import RecipeRefusedError, TrainingError
+from support.mlflow_server import migrated_database
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,7 +55,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Register:
     """Registers files and what MLflow's transformers flavor says of them, and returns the version's URI."""
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    uri = f"sqlite:///{shutil.copyfile(migrated_database(), tmp_path / 'mlflow.db')}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
 

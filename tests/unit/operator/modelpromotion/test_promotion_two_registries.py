@@ -8,8 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from finetune_operator.registry.mlflow import MlflowRegistry
-from support.mlflow_server import Mlflow
-from support.process import running
+from support.mlflow_server import Mlflow, serving_here
 from worlds.memory.promotions import MODEL, World, back_to
 
 # NB: MLflow's own imports warn.
@@ -20,10 +19,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Mlflow, Mlflow]]:
     """Two servers."""
     with ExitStack() as stack:
-        made = [Mlflow(tmp_path_factory.mktemp(f"mlflow-{number}")) for number in (1, 2)]
-        for server in made:
-            stack.enter_context(running(server))
-        yield made[0], made[1]
+        one, other = (
+            stack.enter_context(serving_here(tmp_path_factory.mktemp(f"mlflow-{number}")))
+            for number in (1, 2)
+        )
+        yield one, other
 
 
 def register(server: Mlflow, model: str, versions: int) -> MlflowRegistry:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from worlds.memory.promotion_sequences import LOOSE, SEQUENCES, SPECS, STRICT, Json, check
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(SPECS, SEQUENCES)
 @example(
     {"soakSeconds": 60},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from worlds.memory.decisions import NODES, SOURCE, SPLITS
 from worlds.memory.finetunejob_sequences import (
@@ -18,24 +18,24 @@ from worlds.memory.finetunejob_sequences import (
 )
 
 QUICK = settings(
+    max_examples=35,
     deadline=None,
-    derandomize=True,
     database=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example],
 )
 
 
-@settings(QUICK, max_examples=300)
-@given(parts=JOBS, story=STORIES)
-def test_whatever_happens(parts: Json, story: Story) -> None:
-    told(parts, story)
+# NB: hypothesis varies its first examples: a few from each of several seeds reach more states than many from one.
+@pytest.mark.parametrize("number", [7, 13, 22])
+def test_a_job_comes_to_its_end_whatever_happened(number: int) -> None:
+    @seed(number)
+    @QUICK
+    @given(parts=JOBS, story=STORIES)
+    def check(parts: Json, story: Story) -> None:
+        check_it_comes_to_its_end(told(parts, story))
 
-
-@settings(QUICK, max_examples=50)
-@given(parts=JOBS, story=STORIES)
-def test_a_job_comes_to_its_end_whatever_happened(parts: Json, story: Story) -> None:
-    check_it_comes_to_its_end(told(parts, story))
+    check()
 
 
 PARTS: Json = {
