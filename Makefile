@@ -63,6 +63,7 @@ PARALLEL = --numprocesses $(1) --dist loadfile -p support.scheduling
 
 .PHONY: test-unit
 test-unit: venv jars ## Run the unit tests: no root, no cluster
+	$(call timed,programs,$(BIN)/python -m cluster programs --only fake-gcs-server)
 	$(call timed,unit tests,$(call RUN_TESTS,tests/unit) $(call PARALLEL,2) $(PYTEST))
 
 .PHONY: test-trainer
