@@ -8,7 +8,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from cluster import backends, binaries, builder, images, local, readme, registry, supervisor, unpacked
+from cluster import backends, binaries, builder, images, local, readme, registry, snapshots, supervisor
 from cluster.binaries import say
 from cluster.paths import ClusterError, clusters
 from cluster.release.make import make
@@ -58,10 +58,7 @@ def _on_backend(options: argparse.Namespace) -> None:
     elif options.command == "kubeconfig":
         found = backend.status(options.name)
         if not found.get("kubeconfig"):
-            message = (
-                f"cluster {options.name} is not up: `make demo` brings it up, once its programs are built"
-            )
-            raise ClusterError(message)
+            raise ClusterError(f"cluster {options.name} is not up: `make demo` brings it up")
         print(found["kubeconfig"])
     elif options.command == "status":
         print(json.dumps(backend.status(options.name), indent=2))
@@ -82,7 +79,7 @@ def _short(image: images.Image) -> str:
 def _prune() -> None:
     if clusters().exists() and any(each.is_dir() for each in clusters().iterdir()):
         raise ClusterError("clusters use the images: take them down first")
-    for folder in (registry.storage(), unpacked.store(), builder.folder(), cache() / "build"):
+    for folder in (registry.storage(), snapshots.store(), builder.folder(), cache() / "build"):
         say(f"removing {folder}")
         shutil.rmtree(folder, ignore_errors=True)
 

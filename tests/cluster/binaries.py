@@ -1,4 +1,7 @@
-"""The programs a cluster is made of, built from Go modules once and kept by what they were built from."""
+"""The programs a cluster is made of, built from Go modules once and kept by what they were built from.
+
+`python -m cluster.binaries kube helm` builds them. It needs Python alone, so that it runs beside the installation of packages.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,12 @@ from cluster.paths import PACKAGE, ClusterError
 from support.cache import cache
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 KUBERNETES = "v1.37.2"
+# The oldest version that the operator supports: FINETUNE_KUBERNETES=1.31 runs it in place of the other.
+OLDEST = "v1.31.13"
+OLDEST_MODULE = PACKAGE / "go-oldest"
 MODULE = PACKAGE / "go"
 ARGOCD = "github.com/argoproj/argo-cd/v3"
 ARGOCD_MODULE = PACKAGE / "go-argocd"
@@ -35,7 +41,6 @@ KUBE_NAMES = (
     "kubelet",
     "kubectl",
     "coredns",
-    "registry",
 )
 GO = (1, 26)
 # One set for all, so that programs have compiled packages in common. Nothing reads debugging information here.
@@ -43,7 +48,6 @@ FLAGS = (
     "-trimpath",
     "-buildvcs=false",
     "-gcflags=all=-dwarf=false",
-    f"-ldflags=-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES}",
 )
 
 
@@ -60,15 +64,21 @@ class Program:
     minutes: int = 1
     links: tuple[str, ...] = ()
     module: Path = MODULE
+    version: str = KUBERNETES
     beside_module: str = ""
     beside: tuple[str, ...] = ()
 
     def digest(self) -> str:
         """What it is built from, in sixteen letters."""
-        content = hashlib.sha256(f"{self.package} {FLAGS} {os.uname().machine}".encode())
+        content = hashlib.sha256(f"{self.package} {self.flags} {os.uname().machine}".encode())
         for file in sorted([*self.module.glob("go.*"), *(self.module / self.package).glob("*.go")]):
             content.update(file.name.encode() + b"\0" + file.read_bytes())
         return content.hexdigest()[:16]
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The flags of `go build`."""
+        return (*FLAGS, f"-ldflags=-s -w -X k8s.io/component-base/version.gitVersion={self.version}")
 
     @property
     def folder(self) -> Path:
@@ -84,9 +94,19 @@ class Program:
 PROGRAMS = {
     program.name: program
     for program in (
-        Program("kube", "./kube", "etcd 3.7, Kubernetes 1.37, CoreDNS 1.15 and a registry", 4, KUBE_NAMES),
+        Program("kube", "./kube", "etcd 3.7, Kubernetes 1.37 and CoreDNS 1.15", 4, KUBE_NAMES),
+        Program(
+            "kube-oldest",
+            "./kube-oldest",
+            "etcd 3.5 and Kubernetes 1.31",
+            4,
+            ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl"),
+            module=OLDEST_MODULE,
+            version=OLDEST,
+        ),
         Program("helm", "helm.sh/helm/v3/cmd/helm", "helm 3.22"),
         Program("helm-docs", "github.com/norwoodj/helm-docs/cmd/helm-docs", "helm-docs 1.14"),
+        Program("registry", "./registry", "the registry, distribution 3.1"),
         Program("pause", "./pause", "the pause program"),
         Program("versitygw", "./versitygw", "versitygw 1.8"),
         Program("fake-gcs-server", "github.com/fsouza/fake-gcs-server", "fake-gcs-server 1.56"),
@@ -118,7 +138,9 @@ def ensure(*names: str) -> dict[str, Path]:
 
 def path(name: str) -> Path:
     """The path of a program by the name it is called by (kubectl, helm, etcd, ...), built if it is missing."""
-    owner = next((program.name for program in PROGRAMS.values() if name in program.links), name)
+    owners = [program.name for program in PROGRAMS.values() if name in program.links]
+    wants_oldest = os.environ.get("FINETUNE_KUBERNETES") == OLDEST[1:].rpartition(".")[0]
+    owner = (owners[-1] if wants_oldest else owners[0]) if owners else name
     return ensure(owner)[owner].parent / name
 
 
@@ -150,11 +172,13 @@ def _build(go: str, module: Path, programs: list[Program]) -> None:
     titles = ", ".join(program.title for program in programs)
     say(f"building {titles} (about {max(program.minutes for program in programs)} min the first time)")
     began = time.monotonic()
+    # NB: now, since sources may change while they are built.
+    folders = [program.folder for program in programs]
     with tempfile.TemporaryDirectory(prefix="building-", dir=cache() / "bin") as folder:
         packages = [program.package for program in programs]
         # NB: a list of packages is written to a folder only if its name ends with a slash.
         done = subprocess.run(
-            [go, "build", "-mod=readonly", *FLAGS, "-o", f"{folder}/", *packages],
+            [go, "build", "-mod=readonly", *programs[0].flags, "-o", f"{folder}/", *packages],
             env={**os.environ, "CGO_ENABLED": "0"},
             cwd=module,
             check=False,
@@ -163,14 +187,14 @@ def _build(go: str, module: Path, programs: list[Program]) -> None:
         )
         if done.returncode != 0:
             raise ClusterError(f"{titles}: go build failed:\n{done.stderr.strip()[-3000:]}")
-        for program in programs:
-            _keep(go, program, Path(folder) / program.name)
+        for program, kept in zip(programs, folders, strict=True):
+            _keep(go, program, Path(folder) / program.name, kept)
     say(f"built in {time.monotonic() - began:.0f} s")
 
 
-def _keep(go: str, program: Program, built: Path) -> None:
+def _keep(go: str, program: Program, built: Path, kept: Path) -> None:
     """Put a program that was built into its folder."""
-    folder = program.folder.with_name(program.folder.name + ".new")
+    folder = kept.with_name(f"{kept.name}.new")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     built.rename(folder / program.name)
@@ -178,8 +202,8 @@ def _keep(go: str, program: Program, built: Path) -> None:
         (folder / link).symlink_to(program.name)
     if program.beside:
         _keep_beside(_module_folder(go, program), program.beside, folder)
-    shutil.rmtree(program.folder, ignore_errors=True)
-    folder.rename(program.folder)
+    shutil.rmtree(kept, ignore_errors=True)
+    folder.rename(kept)
 
 
 def _module_folder(go: str, program: Program) -> Path:
@@ -207,3 +231,17 @@ def _locked(file: Path) -> Iterator[None]:
             say("waiting for another build on this machine to end")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def main(names: Sequence[str]) -> int:
+    """Build programs, all of them without names; return the exit status."""
+    try:
+        ensure(*(names or PROGRAMS))
+    except ClusterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -10,7 +10,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster import registry
+from cluster import image_store, snapshots
 from cluster.binaries import say
 from cluster.packages import SEARCHED
 from cluster.paths import ClusterError
@@ -70,30 +70,13 @@ def _tell_steps(name: str, command: list[str], environment: dict[str, str]) -> N
         raise ClusterError(f"the build of {name} failed ({building.returncode}):\n{''.join(last)}")
 
 
-def exists(image: str, tag: str) -> bool:
-    """Whether the store has `localhost/<image>:<tag>`."""
-    named = buildah("images", "--noheading", "--format", "{{.Name}}:{{.Tag}}").split()
-    return f"localhost/{image}:{tag}" in named
-
-
-def push(image: str, tag: str) -> str:
-    """Push `localhost/<image>:<tag>` to the registry all clusters share; return what pods call it."""
-    if not registry.has(image, tag):
-        with (
-            tempfile.TemporaryDirectory(prefix="registry-") as directory,
-            registry.serving(Path(directory)) as address,
-        ):
-            copy(image, tag, f"{address}/{image}:{tag}", tls=False)
-    return registry.reference(image, tag)
-
-
 def copy(image: str, tag: str, reference: str, *, tls: bool) -> str:
     """Push `localhost/<image>:<tag>` as `reference`; return its digest there."""
     with tempfile.NamedTemporaryFile("r", prefix="digest-") as digest:
         # NB: gzip, the default, takes twice as long as the rest of a push and pull.
         argv = ["push", f"--tls-verify={str(tls).lower()}", "--compression-format=zstd"]
         argv += ["--signature-policy", str(_policy()), "--digestfile", digest.name]
-        buildah(*argv, f"localhost/{image}:{tag}", f"docker://{reference}")
+        buildah(*argv, image_store.local_name(image, tag), f"docker://{reference}")
         return digest.read().strip()
 
 
@@ -113,7 +96,7 @@ def build(image: str, tag: str, dockerfile: str, context: Path, *options: str, a
     """Build `localhost/<image>:<tag>`."""
     buildah(
         *("bud", "--isolation", "chroot", "--network", "host", "--layers", "--pull-never"),
-        *("--file", dockerfile, "--tag", f"localhost/{image}:{tag}"),
+        *("--file", dockerfile, "--tag", image_store.local_name(image, tag)),
         *options,
         str(context),
         aloud=image if aloud else "",
@@ -121,10 +104,10 @@ def build(image: str, tag: str, dockerfile: str, context: Path, *options: str, a
 
 
 def program(image: str, static: Path, command: Sequence[str]) -> str:
-    """Build and push an image of one static program and nothing else; return what pods call it."""
+    """Build an image of one static program and nothing else; return what pods call it."""
     content = hashlib.sha256(static.read_bytes() + repr(command).encode())
     tag = content.hexdigest()[:16]
-    if not registry.has(image, tag):
+    if not image_store.has(image, tag):
         words = ", ".join(f'"{word}"' for word in command)
         with tempfile.TemporaryDirectory(prefix="image-") as directory:
             context = Path(directory)
@@ -135,5 +118,4 @@ def program(image: str, static: Path, command: Sequence[str]) -> str:
                 f"FROM scratch\nCOPY {image} /{image}\nUSER 65532:65532\nENTRYPOINT [{words}]\n"
             )
             build(image, tag, str(dockerfile), context)
-        push(image, tag)
-    return registry.reference(image, tag)
+    return snapshots.reference(image, tag)

@@ -1,6 +1,6 @@
 """The images that run in a cluster: what stands in for public ones, and the project's own.
 
-Every image is tagged by what it is made of, so what has not changed is neither built nor pushed again.
+Every image is tagged by what it is made of, so what has not changed is not built again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster import binaries, builder, machine, packages, registry
+from cluster import binaries, builder, image_store, machine, packages, snapshots
 from cluster.binaries import say
 from cluster.paths import REPOSITORY, ClusterError
 from support.cache import cache
@@ -118,7 +118,7 @@ def base() -> str:
         content.update(certificate.read_bytes())
     tag = content.hexdigest()[:16]
     packages.ensure(*packages.IMAGES)
-    if not builder.exists("python", tag):
+    if not image_store.has("python", tag):
         say("building the base image that stands in for python:3.11-slim (about 40 s the first time)")
         with tempfile.TemporaryDirectory(prefix="base-", dir=builder_tmp()) as directory:
             context = Path(directory)
@@ -129,12 +129,12 @@ def base() -> str:
 
 
 def base_reference() -> str:
-    """The base image, pushed: a Python to run scripts with."""
-    return builder.push("python", base())
+    """The base image: a Python to run scripts with."""
+    return snapshots.reference("python", base())
 
 
 def build(wanted: Sequence[Image]) -> dict[str, str]:
-    """Build images of the project, and push them; return their references by variable.
+    """Build images of the project; return their references by variable.
 
     Those of one Dockerfile are built one after the other, so that the second finds the stages that both have: two builds
     at a time would make each of them twice, and everything that stands on them.
@@ -145,7 +145,7 @@ def build(wanted: Sequence[Image]) -> dict[str, str]:
     with ThreadPoolExecutor(len(queues)) as pool:
         tagged = pool.map(lambda queue: [(image, _build(image, python)) for image in queue], queues)
         built = [pair for pairs in tagged for pair in pairs]
-    return {image.variable: _push(image, tag) for image, tag in built}
+    return {image.variable: snapshots.reference(image.name, tag) for image, tag in built}
 
 
 def _build(image: Image, python: str) -> str:
@@ -155,7 +155,7 @@ def _build(image: Image, python: str) -> str:
         raise ClusterError(f"there is no {image.dockerfile} to build {image.name} from")
     wheels = wheels_folder()
     tag = content_hash(REPOSITORY, image, wheels, python)
-    if registry.has(image.name, tag):
+    if image_store.has(image.name, tag):
         say(f"{image.name}: nothing has changed")
     else:
         ensure_built(image, tag, f"localhost/python:{python}", wheels)
@@ -164,7 +164,7 @@ def _build(image: Image, python: str) -> str:
 
 def ensure_built(image: Image, tag: str, base: str, wheels: Path | None) -> None:
     """Build `localhost/<name>:<tag>` on a base image, unless buildah has it."""
-    if builder.exists(image.name, tag):
+    if image_store.has(image.name, tag):
         return
     began = time.monotonic()
     say(f"building {image.name} from {image.dockerfile}")
@@ -177,16 +177,6 @@ def ensure_built(image: Image, tag: str, base: str, wheels: Path | None) -> None
         options += ["--volume", f"{here}:{there}:{mode}"]
     builder.build(image.name, tag, str(REPOSITORY / image.dockerfile), REPOSITORY, *options, aloud=True)
     say(f"{image.name}: built in {time.monotonic() - began:.0f} s")
-
-
-def _push(image: Image, tag: str) -> str:
-    """Push an image that was built, unless the registry has it; return its reference."""
-    if registry.has(image.name, tag):
-        return registry.reference(image.name, tag)
-    began = time.monotonic()
-    reference = builder.push(image.name, tag)
-    say(f"{image.name}: pushed in {time.monotonic() - began:.0f} s")
-    return reference
 
 
 def wheels_folder() -> Path | None:
@@ -239,11 +229,13 @@ def _files(context: Path, source: str) -> Iterable[Path]:
 def _volumes(wheels: Path | None) -> list[tuple[Path, str, str]]:
     """What a build sees of this machine: (here, there, mode)."""
     maven = cache() / "build" / "maven"
-    maven.mkdir(parents=True, exist_ok=True)
+    packages_cache = machine.uv_cache(os.environ)
+    for folder in (maven, packages_cache):
+        folder.mkdir(parents=True, exist_ok=True)
     found = [(here, there, "ro") for here, there in machine.mounts(cache() / "build")]
     if wheels is not None:
         found.append((wheels, "/wheels", "ro"))
-    return [*found, (maven, "/root/.m2/repository", "rw")]
+    return [*found, (maven, "/root/.m2/repository", "rw"), (packages_cache, "/root/.cache/uv", "rw")]
 
 
 def builder_tmp() -> Path:

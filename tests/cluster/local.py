@@ -12,7 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from cluster import binaries, cgroups, images, network, packages, plan, registry, supervisor, unpacked
+from cluster import binaries, cgroups, images, network, packages, plan, snapshots, supervisor
 from cluster.binaries import say
 from cluster.paths import PACKAGE, ClusterError, State, clusters
 from cluster.process import end, run, start_time
@@ -97,14 +97,13 @@ def ask(name: str, verb: str, target: str, timeout: float = 60) -> None:
 
 
 def prepare() -> None:
-    """Build the programs of a cluster beside the project's images, and unpack the images for the nodes."""
-    # containerd unpacks them.
+    """Build the programs of a cluster beside the project's images, and give nodes the images to begin with."""
     _install()
     with ThreadPoolExecutor(1) as aside:
         # The first time, the images' packages come over the network while the programs are built.
         building = aside.submit(_all_images)
         binaries.ensure(*_PROGRAMS, "versitygw")
-        unpacked.ensure([*building.result().values(), images.pause()])
+        snapshots.ensure([*building.result().values(), images.pause()])
 
 
 def _install() -> None:
@@ -113,12 +112,12 @@ def _install() -> None:
 
 
 def build_images(name: str, wanted: list[images.Image]) -> dict[str, str]:
-    """Build the project's images, and those that stand in for public ones, and pull them onto every node."""
+    """Build the project's images, and those that stand in for public ones, and give them to every node."""
     references = _all_images() if len(wanted) == len(images.PROJECT) else images.build(wanted)
     if is_up(State(name)):
-        pull(name, list(references.values()))
+        _give(name, list(references.values()))
     else:
-        say(f"cluster {name} is not up: its nodes will pull the images when pods ask for them")
+        snapshots.ensure([*references.values(), images.pause()])
     return references
 
 
@@ -129,22 +128,15 @@ def _all_images() -> dict[str, str]:
     }
 
 
-def pull(name: str, references: list[str]) -> None:
-    """Bring images onto every node, so that no pod waits for them."""
-    state = State(name)
-    settings, pid = plan.load(state.settings), _supervisor(state)
+def _give(name: str, references: list[str]) -> None:
+    """Give images to every node of a cluster that is up."""
+    settings, pid = plan.load(State(name).settings), _supervisor(State(name))
     if settings is None or not pid:
         raise ClusterError(f"cluster {name} is not up")
-    names = [settings.node_name(number) for number in range(1, settings.nodes + 1)]
-    with ThreadPoolExecutor(len(names)) as pool:
-        list(pool.map(lambda node: _pull(state, pid, node, references), names))
-
-
-def _pull(state: State, pid: int, node: str, references: list[str]) -> None:
-    mirrors = state.directory / "nodes" / node / "certs.d"
-    ctr = ["nsenter", "--target", str(pid), "--net", "--mount", "ctr", "--address", f"/run/{node}.sock"]
-    ctr += ["--namespace", "k8s.io", "images"]
-    registry.pull(ctr, mirrors, references, node)
+    for number in range(1, settings.nodes + 1):
+        socket = f"/run/{settings.node_name(number)}.sock"
+        enter = ["nsenter", "--target", str(pid), "--net", "--mount"]
+        snapshots.add([*enter, *snapshots.client(socket)], references)
 
 
 def _start(state: State, wanted: plan.Plan, pause: str) -> None:

@@ -8,8 +8,12 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cluster.process import run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 CERTIFICATES = Path("/usr/local/share/ca-certificates")
 BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
@@ -75,6 +79,13 @@ def uv_configuration(environment: dict[str, str]) -> str:
     if index:
         lines.append(f"index-url = {json.dumps(index)}")
     return "\n".join(lines) + "\n"
+
+
+def uv_cache(environment: Mapping[str, str]) -> Path:
+    """The folder where uv keeps the packages that it has fetched on this machine."""
+    configured = environment.get("UV_CACHE_DIR")
+    caches = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(configured) if configured else caches / "uv"
 
 
 def mounts(directory: Path) -> list[tuple[Path, str]]:

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from cluster import binaries, cgroups, network, registry, unpacked
+from cluster import binaries, cgroups, network, snapshots
 from cluster.controlplane import arguments
 from cluster.packages import cni_folder
-from cluster.plan import DOMAIN, REGISTRY_PORT
+from cluster.plan import DOMAIN
 from support.process import Process
 from support.waiting import wait_for
 
@@ -26,6 +26,7 @@ class Node:
 
     def __init__(self, plan: Plan, number: int, directory: Path, authority: Authority, pause: str) -> None:
         self.plan = plan
+        self.pause = pause
         self.name = plan.node_name(number)
         self.address = plan.node_address(number)
         self.cgroup = f"{plan.cgroup}/{self.name}"
@@ -37,7 +38,7 @@ class Node:
         logs = directory / "logs"
         self.containerd = Process(
             f"containerd-{self.name}",
-            ["containerd", "--config", str(self._containerd_configuration(directory, pause))],
+            ["containerd", "--config", str(self._containerd_configuration(directory))],
             logs / f"containerd-{self.name}.log",
         )
         self.kubelet = Process(
@@ -55,9 +56,10 @@ class Node:
         """Start the node; it is Ready some seconds later."""
         cgroups.create(self.cgroup)
         if not self.images.exists():
-            unpacked.seed(self.images)
+            snapshots.seed(self.images)
         self.containerd.start()
         wait_for(self.containerd.name, self._answers, 30, self.containerd)
+        snapshots.add(snapshots.client(self.socket), [self.pause])
         self.kubelet.start()
 
     def stop(self) -> None:
@@ -74,8 +76,7 @@ class Node:
     def _answers(self) -> bool:
         return subprocess.run([sys.executable, "-m", "cluster.cri", self.socket], check=False).returncode == 0
 
-    def _containerd_configuration(self, directory: Path, pause: str) -> Path:
-        mirrors = registry.mirrors(self.directory / "certs.d", f"{self.plan.address}:{REGISTRY_PORT}")
+    def _containerd_configuration(self, directory: Path) -> Path:
         networks = self.directory / "net.d"
         networks.mkdir(exist_ok=True)
         content = network.cni(self.plan, directory / "addresses")
@@ -86,10 +87,9 @@ class Node:
                 root=self.images,
                 state=f"/run/{self.name}",
                 socket=self.socket,
-                pause=pause,
+                pause=self.pause,
                 plugins=str(cni_folder()),
                 networks=networks,
-                mirrors=mirrors,
             )
         )
         return file
@@ -142,7 +142,7 @@ def rights() -> list[tuple[str, dict[str, Any]]]:
 
 
 def containerd_configuration(
-    *, root: Path, state: str, socket: str, pause: str, plugins: str, networks: Path, mirrors: Path
+    *, root: Path, state: str, socket: str, pause: str, plugins: str, networks: Path
 ) -> str:
     """The configuration file of containerd (version 2: understood by 1.6 and all that followed)."""
     return f"""\
@@ -167,8 +167,6 @@ SystemdCgroup = false
 [plugins."io.containerd.grpc.v1.cri".cni]
 bin_dir = "{plugins}"
 conf_dir = "{networks}"
-[plugins."io.containerd.grpc.v1.cri".registry]
-config_path = "{mirrors}"
 """
 
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 MOST_CLUSTERS = 63
 MOST_NODES = 9
 API_PORT = 6443
-REGISTRY_PORT = 5000
 DOMAIN = "cluster.local"
 HOST_NAME = "host.cluster.internal"
 
@@ -47,7 +46,7 @@ class Plan:
 
     @property
     def address(self) -> str:
-        """Where this machine reaches the API server and the registry."""
+        """Where this machine reaches the API server."""
         return f"10.241.{self.index}.2"
 
     @property

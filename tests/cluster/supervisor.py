@@ -17,7 +17,7 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from cluster import binaries, network, plan, registry
+from cluster import binaries, network, plan
 from cluster.controlplane import ControlPlane, arguments
 from cluster.node import Node
 from cluster.node import rights as node_rights
@@ -65,7 +65,7 @@ class Supervisor:
         self.plane = plane = self._control_plane()
         plane.start()
         self.kept += plane.processes
-        self._tell("starting the registry, CoreDNS, kube-proxy and the nodes")
+        self._tell("starting CoreDNS, kube-proxy and the nodes")
         self._start_services(plane)
         self.provisioner = Provisioner(plane.client, self.state.volumes)
         self.provisioner.install()
@@ -114,8 +114,6 @@ class Supervisor:
 
     def _start_services(self, plane: ControlPlane) -> None:
         authority, directory, logs = plane.authority, self.state.directory, self.state.logs
-        address = f"{self.plan.address}:{plan.REGISTRY_PORT}"
-        images = registry.server(address, directory, logs / "registry.log")
         viewer = authority.issue("services", "cluster-services", "system:masters")
         kubeconfig = authority.kubeconfig(directory / "services.kubeconfig", self.plan.server, viewer)
         corefile = directory / "Corefile"
@@ -128,7 +126,7 @@ class Supervisor:
             [str(binaries.path("kube-proxy")), *arguments(network.proxy_flags(self.plan, kubeconfig))],
             logs / "kube-proxy.log",
         )
-        for process in (images, names, proxy):
+        for process in (names, proxy):
             process.start()
             self.kept.append(process)
 

@@ -113,6 +113,37 @@ def test_go_modules_agree_on_the_version() -> None:
     argocd = (binaries.ARGOCD_MODULE / "go.mod").read_text()
     version = binaries.PROGRAMS["argocd"].title.removeprefix("Argo CD ")
     assert f"require {binaries.ARGOCD} v{version}." in argocd
-    staging = re.findall(r"^\t(k8s\.io/[a-z-]+) => \1 (\S+)$", module, re.MULTILINE)
-    assert len(staging) > 30
-    assert {version for _, version in staging} == {binaries.KUBERNETES.replace("v1.", "v0.")}
+
+
+@pytest.mark.parametrize(
+    ("module", "version"),
+    [(binaries.MODULE, binaries.KUBERNETES), (binaries.OLDEST_MODULE, binaries.OLDEST)],
+    ids=["newest", "oldest"],
+)
+def test_all_parts_of_kubernetes_have_one_version(module: Path, version: str) -> None:
+    text = (module / "go.mod").read_text()
+    assert f"\tk8s.io/kubernetes {version}\n" in text
+    parts = re.findall(r"^\t(k8s\.io/[a-z-]+) => \1 (\S+)$", text, re.MULTILINE)
+    assert len(parts) > 25
+    assert {each for _, each in parts} == {version.replace("v1.", "v0.")}
+
+
+@pytest.mark.parametrize(
+    ("asked", "program", "owner"),
+    [
+        ("", "kubectl", "kube"),
+        ("", "coredns", "kube"),
+        ("1.31", "kubectl", "kube-oldest"),
+        ("1.31", "etcd", "kube-oldest"),
+        ("1.31", "helm", "helm"),
+    ],
+)
+def test_the_environment_selects_the_oldest_kubernetes(
+    asked: str, program: str, owner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path))
+    monkeypatch.setenv("FINETUNE_KUBERNETES", asked)
+    path = binaries.PROGRAMS[owner].path
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert binaries.path(program) == path.parent / program

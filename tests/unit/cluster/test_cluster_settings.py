@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster import backends, kind, network, node, plan, registry, volumes
+from cluster import backends, kind, network, node, plan, volumes
 from cluster.certificates import alternative_name
 from cluster.controlplane import arguments, first_address
 from cluster.paths import ClusterError, State
@@ -46,7 +46,7 @@ def test_a_plan_is_kept_and_found_again(tmp_path: Path) -> None:
     assert plan.load(tmp_path / "none.json") is None
 
 
-def test_containerd_goes_to_the_clusters_registry_for_its_images(tmp_path: Path) -> None:
+def test_containerd_has_its_own_folders_and_pause_image() -> None:
     text = node.containerd_configuration(
         root=Path("/state/root"),
         state="/run/demo-1",
@@ -54,16 +54,12 @@ def test_containerd_goes_to_the_clusters_registry_for_its_images(tmp_path: Path)
         pause="registry.finetune.local/pause:1",
         plugins="/usr/lib/cni",
         networks=Path("/state/net.d"),
-        mirrors=Path("/state/certs.d"),
     )
-    cri = tomllib.loads(text)["plugins"]["io.containerd.grpc.v1.cri"]
+    configuration = tomllib.loads(text)
+    assert (configuration["root"], configuration["grpc"]["address"]) == ("/state/root", "/run/demo-1.sock")
+    cri = configuration["plugins"]["io.containerd.grpc.v1.cri"]
     assert cri["sandbox_image"] == "registry.finetune.local/pause:1"
-    assert cri["registry"]["config_path"] == "/state/certs.d"
     assert cri["restrict_oom_score_adj"] is True
-    file = registry.mirrors(tmp_path, "10.241.0.2:5000") / registry.NAME / "hosts.toml"
-    mirror = tomllib.loads(file.read_text())
-    assert mirror["server"] == "http://10.241.0.2:5000"
-    assert mirror["host"]["http://10.241.0.2:5000"]["capabilities"] == ["pull", "resolve"]
 
 
 def test_pods_find_names_where_the_kubelet_says() -> None:
