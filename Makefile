@@ -38,13 +38,45 @@ help: ## List the targets
 	@echo
 	@echo "  CLUSTER=local|kind|current chooses where demo and e2e run; the default is the first that can work."
 
+# What each tier and the demo run, built before any of their time begins.
+PROGRAMS_lint := helm-docs
+PROGRAMS_unit := fake-gcs-server
+PROGRAMS_trainer := versitygw fake-gcs-server
+PROGRAMS_integration := kube helm registry kstatus argocd
+PROGRAMS_oldest := kube-oldest $(filter-out kube,$(PROGRAMS_integration))
+PROGRAMS_e2e := kube helm pause versitygw registry argocd
+PROGRAMS_long := kube
+PROGRAMS_demo := kube helm pause versitygw
+
+.PHONY: programs
+programs: ## Build the programs of all tiers: etcd, Kubernetes, Helm, Argo CD, ...
+	@$(PYTHON) -m cluster.binaries
+
+programs-%:
+	$(call timed,programs,$(PYTHON) -m cluster.binaries $(PROGRAMS_$*))
+
 .PHONY: demo
-demo: room venv ## Bring up a cluster, fine-tune a model on it with one manifest, and show the result
-	@$(BIN)/python -m demo up
+demo: room ## Bring up a cluster, fine-tune a model on it with one manifest, and show the result
+	@began=$$SECONDS; \
+	$(PYTHON) -m cluster.binaries $(PROGRAMS_demo) & \
+	$(MAKE) --no-print-directory --silent venv && $(BIN)/python -m demo up --environment-seconds $$((SECONDS - began))
 
 .PHONY: room
 room:
 	@if $(PYTHON) -c '' 2>/dev/null; then $(PYTHON) -m demo.room; fi
+
+.PHONY: kubeconfig
+kubeconfig: ## Print the path of the demo's kubeconfig: export KUBECONFIG=$$(make kubeconfig)
+	@if [ -x $(BIN)/python ]; then $(BIN)/python -m cluster kubeconfig; \
+	else echo "the demo is not up: \`make demo\` brings it up" >&2; exit 1; fi
+
+.PHONY: cluster
+cluster: venv ## Control a cluster: ARGS='up --name demo', status, images, 'node crash demo-2', down
+	@$(BIN)/python -m cluster $(ARGS)
+
+.PHONY: prune
+prune: venv ## Remove the images that demo and tests built; programs and packages stay
+	@$(BIN)/python -m cluster prune
 
 .PHONY: demo-down
 demo-down: ## Take the demo away and leave the machine as it was
@@ -62,35 +94,36 @@ RUN_TESTS = $(BIN)/python -m pytest $(1) -p support.repeat --failed-tests $(FAIL
 PARALLEL = --numprocesses $(1) --dist loadfile -p support.scheduling
 
 .PHONY: test-unit
-test-unit: venv jars ## Run the unit tests: no root, no cluster
-	$(call timed,programs,$(BIN)/python -m cluster programs --only fake-gcs-server)
+test-unit: venv jars programs-unit ## Run the unit tests: no root, no cluster
 	$(call timed,unit tests,$(call RUN_TESTS,tests/unit) $(call PARALLEL,2) $(PYTEST))
 
 .PHONY: test-trainer
-test-trainer: venv compiler ## Run the trainer's heavy tests: many ranks, compiled layers, whole runs
+test-trainer: venv compiler programs-trainer ## Run the trainer's heavy tests: many ranks, compiled layers, whole runs
 	$(call timed,trainer tests,$(call RUN_TESTS,tests/trainer) $(call PARALLEL,2) $(PYTEST))
 
 .PHONY: test-integration
-test-integration: venv jars ## Run the operator against a real API server and MLflow server
-	$(call timed,programs,$(BIN)/python -m cluster programs --only kube helm argocd kstatus)
+test-integration: venv jars programs-integration ## Run the operator against a real API server and MLflow server
 	$(call timed,integration tests,$(call RUN_TESTS,tests/integration) $(call PARALLEL,4) $(PYTEST))
 
+.PHONY: test-integration-oldest
+test-integration-oldest: venv jars programs-oldest ## Run the integration tests on the oldest Kubernetes that is supported
+	$(call timed,integration tests on Kubernetes 1.31,FINETUNE_KUBERNETES=1.31 $(call RUN_TESTS,tests/integration) $(call PARALLEL,4) $(PYTEST))
+
 .PHONY: test-e2e
-test-e2e: venv jars ## Run the chart and the images in a whole cluster
+test-e2e: venv jars programs-e2e ## Run the chart and the images in a whole cluster
 	$(call timed,end-to-end tests,$(call RUN_TESTS,tests/e2e) --capture=no --verbose $(PYTEST))
 
 .PHONY: test-long
-test-long: long-tests bench-prep bench-promotions bench-trainer ## Run what is long by nature, before a release: CI does not
+test-long: long-tests test-integration-oldest bench-prep bench-promotions bench-trainer ## Run what is long by nature, before a release: CI does not
 
 # NB: the limit is for one test.
 .PHONY: long-tests
-long-tests: venv compiler $(LM_EVAL)/.installed ## Run the long tests without the benchmarks: kills, outages, random sequences, all methods
-	$(call timed,programs,$(BIN)/python -m cluster programs --only kube)
+long-tests: venv compiler programs-long $(LM_EVAL)/.installed ## Run the long tests without the benchmarks: kills, outages, random sequences, all methods
 	$(call timed,long tests,$(call RUN_TESTS,tests/long) --capture=no --verbose --timeout 14400 $(PYTEST))
 
 # NB: it records which tests cover each mutant anew, since tests move.
 .PHONY: mutants
-mutants: venv jars compiler ## Measure the power of the unit and trainer tests: MUTANTS='--only lived'
+mutants: venv jars compiler programs-unit programs-trainer ## Measure the power of the unit and trainer tests: MUTANTS='--only lived'
 	$(call timed,mutants,$(BIN)/python -m long.mutants measure $(MUTANTS))
 
 .PHONY: bench-trainer
@@ -116,8 +149,7 @@ $(LM_EVAL)/.installed: tests/long/trainer/lm_eval.txt | venv
 	@touch $@
 
 .PHONY: bench-promotions
-bench-promotions: venv ## Measure 500 promotions on one registry after a restart of the operator
-	$(call timed,programs,$(BIN)/python -m cluster programs --only kube)
+bench-promotions: venv programs-long ## Measure 500 promotions on one registry after a restart of the operator
 	$(call timed,benchmark of promotions,$(BIN)/python -m bench.promotions $(BENCH))
 
 .PHONY: bench-uploads
@@ -125,7 +157,7 @@ bench-uploads: venv ## Measure a model's way to the store of an MLflow server: t
 	$(call timed,benchmark of uploads,$(BIN)/python -m bench.uploads $(BENCH))
 
 .PHONY: lint
-lint: venv ## Check style, types, layers, generated files, and the documentation
+lint: venv programs-lint ## Check style, types, layers, generated files, and the documentation
 	$(call timed,ruff,$(BIN)/ruff check && $(BIN)/ruff format --check)
 	$(call timed,mypy,$(BIN)/mypy $(SOURCES))
 	$(call timed,layers,$(BIN)/lint-imports --no-cache)

@@ -28,11 +28,17 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="demo", description="Fine-tune a small model, and promote it.")
     parser.add_argument("verb", choices=["up", "down"])
     parser.add_argument("--name", default=NAME, help="name of the cluster (default: %(default)s)")
+    parser.add_argument(
+        "--environment-seconds",
+        type=float,
+        default=0,
+        help="how long the Python environment took, for the table of stages",
+    )
     options = parser.parse_args(arguments)
     try:
         with alone(options.name):
             if options.verb == "up":
-                up(options.name, Terminal())
+                up(options.name, terminal(options.environment_seconds))
             else:
                 down(options.name, Terminal())
     except DemoError as error:
@@ -45,6 +51,15 @@ def main(arguments: list[str]) -> int:
         )
         return 130
     return 0
+
+
+def terminal(environment_seconds: float) -> Terminal:
+    """A terminal for a demo whose first stage, the Python environment, is done."""
+    began = Terminal()
+    if environment_seconds >= 1:
+        began.began -= environment_seconds
+        began.stages.append(("the Python environment", environment_seconds))
+    return began
 
 
 @contextmanager
@@ -91,6 +106,9 @@ def up(name: str, terminal: Terminal) -> None:
     promotions.roll_back(installation, good)
     for line in promotions.summary(installation):
         terminal.say(line)
+    terminal.say("\nWhat each stage took")
+    for line in terminal.table():
+        terminal.say(f"  {line}")
     terminal.say(f"\nAll of it took {clock(terminal.elapsed())}. `make demo-down` takes it away again.")
 
 

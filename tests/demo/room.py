@@ -30,10 +30,7 @@ def refusal(total: int, free: int, *, built: bool, installed: bool) -> str | Non
     wanted = run * GB + FREE_SHARE * total
     if free >= wanted:
         return None
-    prune = (
-        "; or remove the images with `PYTHONPATH=tests .venv/bin/python -m cluster prune`, which every cluster that shares this "
-        "cache then builds again"
-    )
+    prune = "; or remove the images with `make prune`, which every cluster that shares this cache then builds again"
     return (
         f"the disk of {cache()} has {free / GB:.0f} GB free, and {'a later' if built else 'the first'} run on a local cluster "
         f"needs {wanted / GB:.0f} GB, {run} and two hundredths of the disk: on a full disk Kubernetes leaves pods Pending. Free "

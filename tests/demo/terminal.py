@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+WIDTH = 80
+
 
 @dataclass
 class Terminal:
@@ -19,7 +21,8 @@ class Terminal:
 
     out: TextIO = field(default_factory=lambda: sys.stdout)
     began: float = field(default_factory=time.monotonic)
-    stages: int = 0
+    stages: list[tuple[str, float]] = field(default_factory=list)
+    """The title and the seconds of each stage that is done."""
     _live: bool = False
 
     @property
@@ -46,20 +49,31 @@ class Terminal:
     @contextmanager
     def stage(self, title: str) -> Iterator[None]:
         """Say what begins, and how long it took."""
-        self.stages += 1
         began = time.monotonic()
-        self.say(f"[{clock(began - self.began)}] {self.stages}. {title}")
+        self.say(f"[{clock(began - self.began)}] {len(self.stages) + 1}. {title}")
         yield
-        self.detail(f"done in {time.monotonic() - began:.0f} s")
+        seconds = time.monotonic() - began
+        self.stages.append((title, seconds))
+        self.detail(f"done in {seconds:.0f} s")
 
     def elapsed(self) -> float:
         """Seconds since the start."""
         return time.monotonic() - self.began
 
+    def table(self) -> Iterator[str]:
+        """What each stage took, in lines."""
+        for number, (title, seconds) in enumerate(self.stages, 1):
+            yield f"{seconds:5.0f} s  {number:2}. {shortened(title)}"
+
     def _settle(self) -> None:
         if self._live:
             self.out.write("\n")
             self._live = False
+
+
+def shortened(text: str) -> str:
+    """A text that fits a line of a table."""
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."
 
 
 def clock(seconds: float) -> str:

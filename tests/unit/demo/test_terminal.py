@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from demo.__main__ import terminal as first_stage
 from demo.kubectl import DemoError, wait_until_complete
 from demo.terminal import Terminal, clock
 
@@ -28,6 +29,22 @@ def test_stages_are_numbered_and_timed() -> None:
     assert re.sub(r"\d:\d\d", "M:SS", out.getvalue()) == (
         "[M:SS] 1. first\n        something\n        done in 0 s\n[M:SS] 2. second\n        done in 0 s\n"
     )
+
+
+def test_the_table_has_the_seconds_of_each_stage() -> None:
+    title = "kubectl patch mprom champion --type merge -p " + "x" * 60
+    terminal = Terminal(io.StringIO(), stages=[("programs and images", 71.6), (title, 9.2)])
+    assert list(terminal.table()) == [
+        "   72 s   1. programs and images",
+        f"    9 s   2. {title[:77]}...",
+    ]
+
+
+def test_the_time_of_the_environment_is_the_first_stage() -> None:
+    began = first_stage(30)
+    assert began.stages == [("the Python environment", 30)]
+    assert 30 <= began.elapsed() < 40
+    assert first_stage(0).stages == []
 
 
 def test_lines_go_below_the_one_that_moves() -> None:

@@ -76,7 +76,11 @@ def _make(words: Words) -> Problems:
         if is_setting:
             if f"$({name})" not in MAKEFILE:
                 yield f"the Makefile reads no {name}"
-            yield from _options_of_benchmarks(value)
+            yield from (
+                _python(["-m", "cluster", *value.split()])
+                if name == "ARGS"
+                else _options_of_benchmarks(value)
+            )
         elif not re.search(rf"^{re.escape(word)}:", MAKEFILE, re.MULTILINE):
             yield f"make has no target {word}"
 
@@ -275,6 +279,7 @@ BROKEN = {
     "docker build -t a -f trainer_image/Dockerfile --target train .": "trainer_image/Dockerfile has no target train",
     "docker build -t a -f operator/Dockerfile --build-arg TORCH=1 .": "operator/Dockerfile has no argument TORCH=1",
     ".venv/bin/python -m cluster begin": "cluster has no command begin",
+    "make cluster ARGS='begin --name demo'": "cluster has no command begin",
     "export A=$(.venv/bin/python -m clusters up)": "there is no module ['clusters']",
     "kubeadm init": "nothing is known of the program in: kubeadm init",
 }
