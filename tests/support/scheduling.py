@@ -1,4 +1,4 @@
-"""A pytest plugin that hands test files to the workers: long ones first, and files that share a JVM to one worker.
+"""A pytest plugin that hands test files to the workers: long ones first, and those that run Spark to few workers.
 
 pytest-xdist's own order is by the number of tests in a file, which says nothing about its duration: files that run Spark
 have few tests, so they came last and one worker ran them while the others had ended.
@@ -7,17 +7,25 @@ have few tests, so they came last and one worker ran them while the others had e
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 LONGEST = (
-    "tests/unit/trainer/prep/",
-    "tests/unit/operator/modelpromotion/test_random_canaries.py",
+    "tests/unit/trainer/test_plan.py",
+    "tests/unit/trainer/model/test_memory.py",
+    "tests/unit/trainer/evaluate/",
+    "tests/unit/operator/finetunejob/test_installer.py",
+    "tests/unit/operator/finetunejob/test_finetunejob_faults.py",
     "tests/unit/operator/finetunejob/decide/test_random_jobs.py",
-    "tests/unit/demo/",
+    "tests/unit/operator/git/test_repository.py",
+    "tests/unit/operator/modelpromotion/",
+    # NB: a worker that has run Spark until then does not import what these need.
+    "tests/unit/trainer/",
     "tests/trainer/test_end_to_end.py",
     "tests/trainer/test_sharded.py",
     "tests/trainer/test_methods.py",
@@ -27,27 +35,43 @@ LONGEST = (
     "tests/integration/test_databricks_preparation.py",
     "tests/integration/test_promotion.py",
     "tests/integration/test_lifecycle.py",
+    "tests/integration/installed/",
     "tests/integration/test_bad_input.py",
     "tests/integration/test_installation.py",
     "tests/integration/test_registry.py",
 )
-"""Files, and folders whose files one worker runs, in the order in which they begin."""
+"""Files, and folders of files, in the order in which they begin; the others follow."""
 
-LAST = (
-    "tests/unit/trainer/prep/test_prep_submitted.py",
-    "tests/unit/trainer/prep/test_prep_errors.py",
-    "tests/unit/trainer/prep/test_prep_partitions.py",
-    "tests/unit/trainer/prep/test_prep_gs.py",
-)
-"""Files of folders in LONGEST that the first worker without work runs, also where it has to start a JVM of its own (10 s)."""
+TOGETHER = ("tests/integration/installed/",)
+"""Folders whose files one worker runs, one after the other."""
+
+SPARK = "tests/unit/trainer/prep/"
+"""Files that share a session of Spark, which takes a worker 10 s to start."""
 
 
 class Scheduling(LoadFileScheduling):
-    """Gives a worker a file at a time, or all files of a folder in LONGEST."""
+    """Gives a worker a file at a time, or a folder of TOGETHER; files that run Spark go to one worker while others are left."""
+
+    def __init__(self, config: pytest.Config, log: Producer) -> None:
+        super().__init__(config, log)
+        self._with_spark: set[WorkerController] = set()
 
     def _split_scope(self, nodeid: str) -> str:
-        scope = next((scope for scope in LONGEST if nodeid.startswith(scope)), None)
-        return super()._split_scope(nodeid) if scope is None or nodeid.startswith(LAST) else scope
+        folder = next((folder for folder in TOGETHER if nodeid.startswith(folder)), None)
+        return folder or super()._split_scope(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        prefers_spark = node in self._with_spark or not self._with_spark
+        file = choose(list(self.workqueue), prefers_spark=prefers_spark)
+        if file.startswith(SPARK):
+            self._with_spark.add(node)
+        self.workqueue.move_to_end(file, last=False)
+        super()._assign_work_unit(node)
+
+
+def choose(files: Sequence[str], *, prefers_spark: bool) -> str:
+    """Return the first file of the kind that a worker prefers, or else the first of all."""
+    return next((file for file in files if file.startswith(SPARK) == prefers_spark), files[0])
 
 
 def pytest_configure() -> None:
@@ -56,7 +80,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of LONGEST first, in its order, and those of LAST last; others keep theirs."""
+    """Put the tests of LONGEST first, in its order; others keep theirs."""
     items.sort(key=_rank)
 
 
@@ -67,6 +91,4 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Any:
 
 
 def _rank(item: pytest.Item) -> int:
-    if item.nodeid.startswith(LAST):
-        return len(LONGEST) + 1
     return next((rank for rank, scope in enumerate(LONGEST) if item.nodeid.startswith(scope)), len(LONGEST))
