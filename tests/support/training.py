@@ -52,8 +52,12 @@ __all__ = [
     "world",
 ]
 
-# Kernels that the compiler made are kept for the next run.
+# NB: torch reads these when it is imported. Two workers of pytest and their ranks share few cores: with a thread for each core, a
+# small product waits for threads that do not run.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Kernels that the compiler made are kept for the next run, and it starts no processes to make them.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache() / "inductor"))
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
 @pytest.fixture(scope="session")

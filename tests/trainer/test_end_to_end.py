@@ -41,7 +41,7 @@ def answer(mlflow: Mlflow, uri: str, prompt: str) -> str:
     """What a registered model says in a process of its own, loaded as anyone would."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _ANSWER, uri, prompt],
-        env={"PATH": "", "MLFLOW_TRACKING_URI": mlflow.uri, "HF_HUB_OFFLINE": "1"},
+        env={"PATH": "", "MLFLOW_TRACKING_URI": mlflow.uri, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,

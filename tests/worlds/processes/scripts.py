@@ -94,6 +94,8 @@ def _run(
         **dict.fromkeys(("MASTER_ADDR", "PET_MASTER_ADDR"), "127.0.0.1"),
         **dict.fromkeys(("MASTER_PORT", "PET_MASTER_PORT"), port),
         "GLOO_SOCKET_IFNAME": "lo",
+        # NB: the pods share the cores of this machine.
+        "OMP_NUM_THREADS": "1",
     }
     placed = {
         name: next(
