@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def test_a_gang_that_does_not_come_together_says_so(pod: Pod, node: int) -> None:
     port = free_port()
     lonely = pod.but({"distributed.rendezvousTimeoutSeconds": 1, "distributed.nodes": 2}).in_gang(node, port)
+    lonely.forked = True
     outcome = lonely.run()
     assert outcome.code == 1, outcome.output
     assert outcome.message is not None
