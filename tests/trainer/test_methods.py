@@ -10,7 +10,7 @@ from finetune_crds.objective import ObjectiveType
 from finetune_crds.training import MethodType
 from finetune_trainer.train.objectives import answers
 from support.cells import TABLE, WARNINGS, Cell, Models, check, exported, let_through, loss_of, pod_of
-from support.training import eval_loss_of
+from support.training import eval_loss_of, new_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,26 +83,32 @@ def test_a_registered_model_teaches(
     *,
     pod: Pod,
     models: Models,
-    trained: Trained,
     mlflow_of_test: Callable[[Trained | None], Mlflow],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The teacher is a version in MLflow."""
     from transformers import AutoModelForCausalLM
 
+    tracked = mlflow_of_test(None)
+    teaching = pod.but({"training.maxSteps": 20, "register": {"model": "teacher", "aliases": []}})
+    teaching.env |= tracked.env
+    assert teaching.run_here(capsys).code == 0
+    teacher = AutoModelForCausalLM.from_pretrained(exported(teaching, "model"))
+
     cell = Cell("LoRA", "Distillation")
-    spec = {"objective.distillation.teacher": "models:/tiny/1"}
+    spec = {"objective.distillation.teacher": "models:/teacher/1"}
     pod = pod_of(cell, pod, models).but({"register": None, **spec})
-    pod.env |= mlflow_of_test(trained).env
+    pod.folder = pod.folder / "student"
+    pod.folder.mkdir()
+    pod.env |= new_run(tracked.uri, pod.folder).env
     outcome = pod.run_here(capsys)
     assert outcome.code == 0, outcome
-    taught = AutoModelForCausalLM.from_pretrained(exported(trained.pod, "model"))
     base = AutoModelForCausalLM.from_pretrained(models.base)
     assert outcome.message is not None
     assert outcome.message.train is not None
     before = outcome.message.train.base_eval_loss
     assert before is not None
-    assert before == pytest.approx(loss_of(base, cell, pod, base, taught), rel=1e-4)
+    assert before == pytest.approx(loss_of(base, cell, pod, base, teacher), rel=1e-4)
     assert eval_loss_of(outcome) < before - 0.02
 
 
