@@ -42,11 +42,11 @@ help: ## List the targets
 PROGRAMS_lint := helm-docs
 PROGRAMS_unit := fake-gcs-server
 PROGRAMS_trainer := versitygw fake-gcs-server
-PROGRAMS_integration := kube helm registry kstatus argocd
-PROGRAMS_oldest := kube-oldest $(filter-out kube,$(PROGRAMS_integration))
-PROGRAMS_e2e := kube helm pause versitygw registry argocd
-PROGRAMS_long := kube
-PROGRAMS_demo := kube helm pause versitygw
+PROGRAMS_integration := kube kubectl helm registry kstatus argocd
+PROGRAMS_oldest := kube-oldest $(filter-out kube kubectl,$(PROGRAMS_integration))
+PROGRAMS_e2e := kube kubectl helm pause versitygw registry argocd
+PROGRAMS_long := kube kubectl
+PROGRAMS_demo := kube kubectl helm pause versitygw
 
 .PHONY: programs
 programs: ## Build the programs of all tiers: etcd, Kubernetes, Helm, Argo CD, ...

@@ -39,7 +39,6 @@ KUBE_NAMES = (
     "kube-scheduler",
     "kube-proxy",
     "kubelet",
-    "kubectl",
     "coredns",
 )
 GO = (1, 26)
@@ -95,6 +94,7 @@ PROGRAMS = {
     program.name: program
     for program in (
         Program("kube", "./kube", "etcd 3.7, Kubernetes 1.37 and CoreDNS 1.15", 4, KUBE_NAMES),
+        Program("kubectl", "./kubectl", "kubectl"),
         Program(
             "kube-oldest",
             "./kube-oldest",
@@ -138,9 +138,9 @@ def ensure(*names: str) -> dict[str, Path]:
 
 def path(name: str) -> Path:
     """The path of a program by the name it is called by (kubectl, helm, etcd, ...), built if it is missing."""
-    owners = [program.name for program in PROGRAMS.values() if name in program.links]
+    owners = [program.name for program in PROGRAMS.values() if name in (program.name, *program.links)]
     wants_oldest = os.environ.get("FINETUNE_KUBERNETES") == OLDEST[1:].rpartition(".")[0]
-    owner = (owners[-1] if wants_oldest else owners[0]) if owners else name
+    owner = owners[-1] if wants_oldest else owners[0]
     return ensure(owner)[owner].parent / name
 
 

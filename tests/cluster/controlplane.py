@@ -121,7 +121,7 @@ class ControlPlane:
         return self.client.get("/api/v1/namespaces/default/serviceaccounts/default") is not None
 
     def _process(self, name: str, flags: Mapping[str, str]) -> Process:
-        program = str(self.kubectl.parent / name)
+        program = str(binaries.path(name))
         log = self.directory / "logs" / f"{name}.log"
         return Process(name, [program, *arguments(flags)], log)
 

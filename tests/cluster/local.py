@@ -19,7 +19,7 @@ from cluster.process import end, run, start_time
 from support.cache import cache
 
 PATIENCE = 180
-_PROGRAMS = ("kube", "pause")
+_PROGRAMS = ("kube", "kubectl", "pause")
 
 
 def up(name: str, nodes: int = 2) -> Path:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 BAR = 24
 SECONDS_BETWEEN_LINES = 10
+SECONDS_BETWEEN_WARNINGS = 5
 ENDS = ("Succeeded", "Failed")
 # Conditions that are false for a while in every run.
 EXPECTED = {"Ready", "Prepared", "Trained", "Registered", "Succeeded", "Failed", "Suspended"}
@@ -42,18 +43,19 @@ def follow(
     """
     began = time.monotonic()
     shown: set[str] = set()
-    phase, shown_at = None, 0.0
+    phase, shown_at, warned_at = None, 0.0, 0.0
     while True:
         job = kubectl.get("finetunejob", name, "--namespace", namespace)
         if job is None:
             raise DemoError(f"the FineTuneJob {namespace}/{name} was deleted")
         seen(job)
-        for sentence in [*complaints(job), *_warnings(kubectl, name, namespace)]:
-            if sentence not in shown:
-                shown.add(sentence)
-                terminal.detail(f"! {sentence}")
-        elapsed = time.monotonic() - began
         before, phase = phase, job.get("status", {}).get("phase") or "Pending"
+        sentences = complaints(job)
+        if phase != before or time.monotonic() - warned_at > SECONDS_BETWEEN_WARNINGS:
+            sentences += _warnings(kubectl, name, namespace)
+            warned_at = time.monotonic()
+        _report(terminal, sentences, shown)
+        elapsed = time.monotonic() - began
         if terminal.interactive and phase not in ENDS:
             terminal.live(f"        {clock(elapsed)}  {line(job)}")
         elif phase != before or time.monotonic() - shown_at > SECONDS_BETWEEN_LINES:
@@ -119,6 +121,14 @@ def failure(job: Json) -> str:
         if key in last
     )
     return f"{job['metadata']['name']} failed: {why}{f' ({where})' if where else ''}"
+
+
+def _report(terminal: Terminal, sentences: list[str], shown: set[str]) -> None:
+    """Show each sentence that was not shown before."""
+    for sentence in sentences:
+        if sentence not in shown:
+            shown.add(sentence)
+            terminal.detail(f"! {sentence}")
 
 
 def _measures(progress: Json) -> Iterator[str]:

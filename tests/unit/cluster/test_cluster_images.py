@@ -102,7 +102,7 @@ def test_a_program_is_kept_by_what_it_is_built_from() -> None:
     digests = {program.digest() for program in binaries.PROGRAMS.values()}
     assert len(digests) == len(binaries.PROGRAMS)
     kube = binaries.PROGRAMS["kube"]
-    assert "kubectl" in kube.links
+    assert "etcd" in kube.links
     assert kube.path.parent.name == f"kube-{kube.digest()}"
 
 
@@ -131,7 +131,7 @@ def test_all_parts_of_kubernetes_have_one_version(module: Path, version: str) ->
 @pytest.mark.parametrize(
     ("asked", "program", "owner"),
     [
-        ("", "kubectl", "kube"),
+        ("", "kubectl", "kubectl"),
         ("", "coredns", "kube"),
         ("1.31", "kubectl", "kube-oldest"),
         ("1.31", "etcd", "kube-oldest"),

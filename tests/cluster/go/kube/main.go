@@ -23,8 +23,6 @@ import (
 	_ "k8s.io/component-base/logs/json/register"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	_ "k8s.io/component-base/metrics/prometheus/version"
-	"k8s.io/kubectl/pkg/cmd"
-	"k8s.io/kubectl/pkg/cmd/util"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
@@ -52,14 +50,10 @@ func main() {
 		etcdmain.Main(os.Args)
 	case name == "coredns":
 		coremain.Run()
-	case name == "kubectl":
-		if err := cli.RunNoErrOutput(cmd.NewDefaultKubectlCommand()); err != nil {
-			util.CheckErr(err)
-		}
 	case commands[name] != nil:
 		os.Exit(cli.Run(commands[name]()))
 	default:
-		names := []string{"coredns", "etcd", "kubectl"}
+		names := []string{"coredns", "etcd"}
 		for known := range commands {
 			names = append(names, known)
 		}
