@@ -12,7 +12,7 @@ from support.cache import cache
 GB = 10**9
 # What the Python packages take; what the first demo writes besides; and a later one, whose programs are in the cache, when the
 # packages of the images changed.
-PACKAGES_GB, FIRST_GB, LATER_GB = 4, 12, 5
+PACKAGES_GB, FIRST_GB, LATER_GB = 5, 10, 5
 # A kubelet that has less than one hundredth of the disk left puts a taint on its node, and pods stay Pending.
 FREE_SHARE = 0.02
 

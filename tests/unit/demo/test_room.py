@@ -15,12 +15,12 @@ from support.documents import ROOT, Page
 
 # Free GB of a disk of 100, whether images and packages are there, and the GB that are needed; None: there is room.
 DISKS: dict[str, tuple[int, bool, bool, int | None]] = {
-    "nothing there, too little": (31, False, False, 32),
-    "nothing there": (32, False, False, None),
-    "packages there, too little": (27, False, True, 28),
-    "packages there": (28, False, True, None),
-    "all there, too little": (14, True, True, 15),
-    "all there": (15, True, True, None),
+    "nothing there, too little": (16, False, False, 17),
+    "nothing there": (17, False, False, None),
+    "packages there, too little": (11, False, True, 12),
+    "packages there": (12, False, True, None),
+    "all there, too little": (6, True, True, 7),
+    "all there": (7, True, True, None),
 }
 
 
