@@ -336,10 +336,6 @@ NO_DOWNLOAD = (
 )
 # The statement of a build that fails, and what is told.
 BUILDS: dict[str, tuple[str, tuple[int, str]]] = {
-    "a compiler that is killed": (
-        f"sys.exit('{KILLED}\\ncompilation terminated.')",
-        (1, f"a build was killed: raise the memory limit of the container trainer ({KILLED})"),
-    ),
     "a download that fails": (
         "urllib.request.urlopen('http://127.0.0.1:1/x')",
         (
@@ -351,17 +347,6 @@ BUILDS: dict[str, tuple[str, tuple[int, str]]] = {
         "import os; os.kill(os.getpid(), 9)",
         (1, "a build was killed: raise the memory limit of the container trainer (exit code: -9)"),
     ),
-    "a server that is busy": (
-        "raise urllib.error.HTTPError('http://host/a', 503, 'Unavailable', {}, None)",
-        (1, f"{NO_DOWNLOAD} (urllib.error.HTTPError: HTTP Error 503: Unavailable)"),
-    ),
-    "a full node": (f"sys.exit('{NO_SPACE}')", (1, "the node has no space left for the packages")),
-    "another Python": (f"raise RuntimeError('{PYTHON}')", (64, UNBUILT.format(f"RuntimeError: {PYTHON}"))),
-    # What a build says of a server is not of the index.
-    "a page that is refused": (
-        "sys.exit('403 Client Error: Forbidden for url: https://host/a')",
-        (64, UNBUILT.format("403 Client Error: Forbidden for url: https://host/a")),
-    ),
 }
 
 
@@ -369,11 +354,63 @@ BUILDS: dict[str, tuple[str, tuple[int, str]]] = {
 def test_a_build_that_fails(
     tmp_path: Path, packages: Path, statement: str, expected: tuple[int, str]
 ) -> None:
-    backend = f"import sys, urllib.request\ndef build_wheel(*_):\n    {statement}\n"
-    files = {"pyproject.toml": BACKEND, "backend.py": backend}
-    (packages / "built-1.0.tar.gz").write_bytes(sdist("built", "1.0", files))
+    save_package(packages, statement)
     ended = install(tmp_path, packages, "built")
     assert ended == Ended(expected[0], "DependenciesFailed", f"{START}{expected[1]}")
+
+
+def save_package(folder: Path, statement: str) -> None:
+    """A source distribution whose build is a statement."""
+    backend = f"import sys, urllib.request\ndef build_wheel(*_):\n    {statement}\n"
+    files = {"pyproject.toml": BACKEND, "backend.py": backend}
+    (folder / "built-1.0.tar.gz").write_bytes(sdist("built", "1.0", files))
+
+
+BUILD_ERROR = "an error of the build"
+
+
+@pytest.fixture(scope="module")
+def failed_build(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """What pip shows and logs of a build that ends with BUILD_ERROR."""
+    folder = tmp_path_factory.mktemp("build")
+    save_package(folder, f"sys.exit({BUILD_ERROR!r})")
+    completed = subprocess.run(
+        [sys.executable, installer.__file__, installer.INSTALL, "built"],
+        env=environment(folder, folder), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    # Behind it is what the installer shows of the log.
+    output, shown, _ = completed.stdout.partition("Preparing metadata (pyproject.toml) failed, and said:")
+    log = (folder / "installed/pip.log").read_text("utf-8")
+    assert shown
+    assert BUILD_ERROR in log
+    return output, log
+
+
+# The error of a build that fails, and what is told.
+BUILD_ERRORS: dict[str, tuple[str, tuple[int, str]]] = {
+    "a compiler that is killed": (
+        f"{KILLED}\ncompilation terminated.",
+        (1, f"a build was killed: raise the memory limit of the container trainer ({KILLED})"),
+    ),
+    "a server that is busy": (
+        "urllib.error.HTTPError: HTTP Error 503: Unavailable",
+        (1, f"{NO_DOWNLOAD} (urllib.error.HTTPError: HTTP Error 503: Unavailable)"),
+    ),
+    "a full node": (NO_SPACE, (1, "the node has no space left for the packages")),
+    "another Python": (f"RuntimeError: {PYTHON}", (64, UNBUILT.format(f"RuntimeError: {PYTHON}"))),
+    # What a build says of a server is not of the index.
+    "a page that is refused": (
+        "403 Client Error: Forbidden for url: https://host/a",
+        (64, UNBUILT.format("403 Client Error: Forbidden for url: https://host/a")),
+    ),
+}
+
+
+@pytest.mark.parametrize(("error", "expected"), BUILD_ERRORS.values(), ids=BUILD_ERRORS)
+def test_an_error_of_a_build(failed_build: tuple[str, str], error: str, expected: tuple[int, str]) -> None:
+    output, log = (text.replace(BUILD_ERROR, error) for text in failed_build)
+    failure = installer.explained(output, log, ["built"])
+    assert (failure.code, str(failure)) == expected
 
 
 def test_what_a_build_said_is_shown(tmp_path: Path, packages: Path) -> None:

@@ -19,7 +19,7 @@ from finetune_trainer.train.model.new_tokens import NewTokens
 from support import networks
 from support.cells import WARNINGS
 from support.evaluations import save_adapter
-from support.model_files import too_large_for_fp16
+from support.model_files import saved, too_large_for_fp16
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in WARNINGS]
 CPU = torch.device("cpu")
@@ -93,10 +93,8 @@ def test_the_base_of_an_adapter_is_what_lies_under_it(base_model: Path, tmp_path
     )
 
 
-def test_the_base_of_a_whole_model_is_that_of_the_recipe(
-    base_model: Path, teacher: Path, tmp_path: Path
-) -> None:
-    version = artifacts.fetch(str(teacher), tmp_path / "unused")
+def test_the_base_of_a_whole_model_is_that_of_the_recipe(base_model: Path, tmp_path: Path) -> None:
+    version = artifacts.fetch(str(saved(base_model, tmp_path / "version")), tmp_path / "unused")
     assert model.fetch_base(recipe(base_model), version, tmp_path).base == base_model
 
 
