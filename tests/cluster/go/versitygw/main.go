@@ -32,7 +32,11 @@ func serve(ctx context.Context, port, folder string) error {
 	if err := (meta.XattrMeta{}).Test(folder); err != nil {
 		return err
 	}
-	store, err := posix.New(folder, meta.XattrMeta{}, posix.PosixOpts{Concurrency: 5000})
+	// NB: the threshold has no default: without it no object can be copied, and the files of a checkpoint get their names by copies.
+	store, err := posix.New(folder, meta.XattrMeta{}, posix.PosixOpts{
+		Concurrency:         5000,
+		CopyObjectThreshold: 5 << 30,
+	})
 	if err != nil {
 		return err
 	}
