@@ -128,8 +128,9 @@ def test_texts_have_a_loss_and_no_table(
 def test_columns_are_found_where_the_recipe_names_none(
     evaluate: Evaluate, base_model: Path, splits: Path
 ) -> None:
-    made = recipe(base_model, splits, {"metrics": ["Loss"], "generations": 0}, columns=None)
-    named = recipe(base_model, splits, {"metrics": ["Loss"], "generations": 0})
+    spec = {"metrics": ["Loss"], "generations": 0, "baseModel": False}
+    made = recipe(base_model, splits, spec, columns=None)
+    named = recipe(base_model, splits, spec)
     assert result_of(evaluate(made, base_model)) == result_of(evaluate(named, base_model))
 
 
