@@ -35,8 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case "choose":
                 save(LIST, Listing(choose(ROOT, listing.mutants), listing.measured))
             case "repair":
-                save(LIST, Listing(repair(ROOT, listing.mutants), listing.measured))
-                check(ROOT, listing.mutants)
+                repaired = repair(ROOT, listing.mutants)
+                save(LIST, Listing(repaired, listing.measured))
+                check(ROOT, repaired)
             case "record":
                 _record(listing.mutants, options.pytest)
             case _:

@@ -20,9 +20,10 @@ KILLED, LIVED, NOT_COVERED, EQUIVALENT, NOT_MEASURED = (
 _HEADER = """\
 # The mutants of `make mutants`: small faults in product code, and whether the tests notice them.
 #
-# A mutant is the operator (tests/long/mutants/operators.py) applied to the fragment in the function; `occurrence` counts
-# equal fragments of the function from 0. `make mutants` writes result, by and left_out. `reason` is written by hand: why
-# a mutant is equivalent, or why it may live. After a rename, `python -m long.mutants repair` finds the mutants again.
+# A mutant is the operator (tests/long/mutants/operators.py) applied to the fragment in the function. `occurrence` counts
+# equal fragments of the function from 0, and `place` those that differ in their names only. `make mutants` writes result,
+# by and left_out. `reason` is written by hand: why a mutant is equivalent, or why it may live. After a rename,
+# `python -m long.mutants repair` finds the mutants again.
 """
 
 
@@ -32,6 +33,8 @@ class Mutant:
 
     Attributes:
         function: `module:qualified name`.
+        place: its place among the fragments of the function that differ in their names only, where there are several:
+            what tells them apart after a rename.
         by: the test that killed it.
         left_out: how many of the tests that cover it did not run, because they take too long.
         reason: why it is equivalent, or why it may live.
@@ -42,6 +45,7 @@ class Mutant:
     operator: str
     fragment: str
     occurrence: int = 0
+    place: str = ""
     result: str = NOT_MEASURED
     by: str = ""
     left_out: int = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TypeGuard, cast
@@ -97,6 +97,12 @@ def list_candidates(function: Function) -> list[Candidate]:
                 Candidate(operator, text, occurrence, shape_of(operator, text), node, replacement)
             )
     return candidates
+
+
+def place_of(candidate: Candidate, candidates: Sequence[Candidate]) -> str:
+    """The place of a candidate among those of its function that have its operator and shape; empty for the only one."""
+    alike = [one for one in candidates if (one.operator, one.shape) == (candidate.operator, candidate.shape)]
+    return f"{alike.index(candidate) + 1} of {len(alike)}" if len(alike) > 1 else ""
 
 
 _Fault = tuple[str, str | Node, Node, Node]

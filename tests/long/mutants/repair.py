@@ -7,8 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from long.mutants.listing import Mutant
-from long.mutants.operators import Candidate, shape_of
+from long.mutants.operators import Candidate, place_of, shape_of
 from long.mutants.product import Module, list_modules, read_module
+
+_Match = tuple[str, Candidate]
+"""A function, and a fault that can be put into it."""
 
 
 class MissingMutantsError(Exception):
@@ -24,11 +27,7 @@ def find_candidate(module: Module, mutant: Mutant) -> Candidate:
     if mutant.name not in module.functions:
         raise MissingMutantsError(f"{mutant.id}: there is no function {mutant.function}")
     for candidate in module.candidates(mutant.name):
-        if (candidate.operator, candidate.fragment, candidate.occurrence) == (
-            mutant.operator,
-            mutant.fragment,
-            mutant.occurrence,
-        ):
+        if _is_same(candidate, mutant):
             return candidate
     raise MissingMutantsError(
         f"{mutant.id}: {mutant.function} has nothing to apply {mutant.operator} to that reads {mutant.fragment}"
@@ -57,7 +56,16 @@ def repair(root: Path, mutants: Sequence[Mutant]) -> list[Mutant]:
     keeps its shape: the same operators, constants and calls.
     """
     modules = {module: read_module(root, module) for module in list_modules(root)}
-    return [_repair(modules, mutant) if _problem(root, mutant) else mutant for mutant in mutants]
+    repaired = (_repair(modules, mutant) if _problem(root, mutant) else mutant for mutant in mutants)
+    return [_with_place(modules, mutant) for mutant in repaired]
+
+
+def _with_place(modules: dict[str, Module], mutant: Mutant) -> Mutant:
+    candidates = modules[mutant.module].candidates(mutant.name) if mutant.module in modules else []
+    for candidate in candidates:
+        if _is_same(candidate, mutant):
+            return replace(mutant, place=place_of(candidate, candidates))
+    return mutant
 
 
 def _problem(root: Path, mutant: Mutant) -> str:
@@ -72,16 +80,23 @@ def _problem(root: Path, mutant: Mutant) -> str:
 
 def _repair(modules: dict[str, Module], mutant: Mutant) -> Mutant:
     for places in (_same_function, _same_name, _same_fragment):
-        matches = list(places(modules, mutant))
-        if len(matches) == 1:
-            function, candidate = matches[0]
+        match = _pick(list(places(modules, mutant)), mutant)
+        if match is not None:
+            function, candidate = match
             return replace(
                 mutant, function=function, fragment=candidate.fragment, occurrence=candidate.occurrence
             )
     return mutant
 
 
-_Match = tuple[str, Candidate]
+def _pick(matches: Sequence[_Match], mutant: Mutant) -> _Match | None:
+    """The only match of the same fragment, or that of the mutant's place where one function has as many as there were."""
+    exact = [match for match in matches if match[1].fragment == mutant.fragment]
+    if len(exact) == 1:
+        return exact[0]
+    place, total = map(int, (mutant.place or "1 of 1").split(" of "))
+    is_one_function = len({function for function, _ in matches}) == 1
+    return matches[place - 1] if is_one_function and len(matches) == total else None
 
 
 def _same_function(modules: dict[str, Module], mutant: Mutant) -> Iterator[_Match]:
@@ -117,6 +132,14 @@ def _same_fragment(modules: dict[str, Module], mutant: Mutant) -> Iterator[_Matc
         for match in everywhere
         if match[0].partition(":")[0] == mutant.module and _has_shape(match[1], mutant)
     ]
+
+
+def _is_same(candidate: Candidate, mutant: Mutant) -> bool:
+    return (candidate.operator, candidate.fragment, candidate.occurrence) == (
+        mutant.operator,
+        mutant.fragment,
+        mutant.occurrence,
+    )
 
 
 def _has_shape(candidate: Candidate, mutant: Mutant) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from long.mutants.listing import Mutant
-from long.mutants.operators import Candidate
+from long.mutants.operators import Candidate, place_of
 from long.mutants.product import list_modules, read_module
 
 SEED = 22
@@ -53,7 +53,10 @@ def choose(root: Path, existing: Sequence[Mutant]) -> list[Mutant]:
         }
         for function in _shuffle(weights, f"{SEED} {part}")[: max(quota - counts[part], 0)]:
             fault = _choose_fault(candidates[function], f"{SEED} {function}")
-            mutants.append(Mutant(next(ids), function, fault.operator, fault.fragment, fault.occurrence))
+            place = place_of(fault, candidates[function])
+            mutants.append(
+                Mutant(next(ids), function, fault.operator, fault.fragment, fault.occurrence, place)
+            )
     return mutants
 
 

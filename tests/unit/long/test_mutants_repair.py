@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ RENAMED = {
         "pods.count or 1",
     ),
 }
+TWO = "def size({0}):\n    return ({0}.pods or 0) + ({0}.count or {1})\n"
 LOST = {
     "no module": ("pods", "", "m001: there is no module finetune_operator.gang"),
     "no function": ("gang", "def other(): pass\n", "m001: there is no function finetune_operator.gang:size"),
@@ -58,6 +60,17 @@ def test_a_mutant_is_found_after_a_rename_of(case: str, tmp_path: Path) -> None:
     (repaired,) = repair(tmp_path, [MUTANT])
     assert repaired == Mutant("m001", function, MUTANT.operator, fragment)
     check(tmp_path, [repaired])
+
+
+@pytest.mark.parametrize(("default", "fragment"), [(0, "pods.count or 0"), (1, "gang.count or 0")])
+def test_of_fragments_that_differ_in_names_the_one_in_its_place_is_found(
+    default: int, fragment: str, tmp_path: Path
+) -> None:
+    _write(tmp_path / "before", "gang", TWO.format("gang", 0))
+    (mutant,) = repair(tmp_path / "before", [replace(MUTANT, fragment="gang.count or 0")])
+    assert mutant.place == "2 of 2"
+    _write(tmp_path / "after", "gang", TWO.format("pods", default))
+    assert repair(tmp_path / "after", [mutant])[0].fragment == fragment
 
 
 @pytest.mark.parametrize("case", LOST)
