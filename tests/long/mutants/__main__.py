@@ -21,25 +21,26 @@ from long.mutants.run import Runner
 from long.mutants.sample import QUOTAS, choose, find_part
 from long.mutants.tree import copy_tree
 
-ROOT = Path(__file__).parents[3]
+_ROOT = Path(__file__).parents[3]
 LIST = Path(__file__).with_name("mutants.yaml")
-BUILD = ROOT / "build" / "mutants"
+BUILD = _ROOT / "build" / "mutants"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a step; 1 where a mutant that was killed lives now, 2 where mutants are missing."""
+    """Run a step; 1 where a mutant that was killed lives now, 2 where mutants are missing or tests fail without a fault."""
     options = _parse(arguments)
     listing = load(LIST)
     try:
         match options.step:
             case "choose":
-                save(LIST, Listing(choose(ROOT, listing.mutants), listing.measured))
+                save(LIST, Listing(choose(options.root, listing.mutants), listing.measured))
             case "repair":
-                repaired = repair(ROOT, listing.mutants)
+                repaired = repair(options.root, listing.mutants)
                 save(LIST, Listing(repaired, listing.measured))
-                check(ROOT, repaired)
+                check(options.root, repaired)
             case "record":
-                _record(listing.mutants, options.pytest)
+                _record(listing.mutants, options)
+                return _report_failed(read_coverage(BUILD / "recording", listing.mutants))
             case _:
                 return _measure(listing, options)
     except MissingMutantsError as error:
@@ -54,6 +55,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", choices=[LIVED, KILLED, NOT_COVERED], help="only mutants with this result")
     parser.add_argument("--part", default="", help="only mutants of modules whose name begins so")
     parser.add_argument("--id", nargs="*", default=[], help="only these mutants")
+    parser.add_argument(
+        "--root", type=Path, default=_ROOT, help="the checkout to measure (default: this one)"
+    )
+    parser.add_argument(
+        "--tests", nargs="*", default=[], help="record only these files or folders, in addition"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="how many mutants run at a time (default: 2)")
     parser.add_argument(
         "--prefix", type=shlex.split, default=[], help="a command that starts each pytest of a mutant"
@@ -62,27 +69,35 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _record(mutants: Sequence[Mutant], options: Sequence[str]) -> None:
-    check(ROOT, mutants)
-    record(copy_tree(ROOT, BUILD / "recorded"), mutants, BUILD / "recording", options)
+def _record(mutants: Sequence[Mutant], options: argparse.Namespace) -> None:
+    check(options.root, mutants)
+    tree = copy_tree(options.root, BUILD / "recorded")
+    record(tree, mutants, BUILD / "recording", options.pytest, options.tests)
+
+
+def _report_failed(coverage: Coverage) -> int:
+    for test in sorted(coverage.failed):
+        print(f"FAILED without a fault: {test}")
+    return 2 if coverage.failed else 0
 
 
 def _measure(listing: Listing, options: argparse.Namespace) -> int:
-    check(ROOT, listing.mutants)
+    check(options.root, listing.mutants)
     began = time.monotonic()
     if options.step == "measure":
-        _record(listing.mutants, options.pytest)
+        _record(listing.mutants, options)
     recorded = time.monotonic()
     selected = [mutant for mutant in listing.mutants if _is_selected(mutant, options)]
     coverage = read_coverage(BUILD / "recording", listing.mutants)
-    if coverage.failed:
-        print(f"== failed without a fault, so not run: {', '.join(sorted(coverage.failed))}", flush=True)
+    if _report_failed(coverage) and options.step == "measure":
+        print("nothing is measured by tests that fail: record them again (record --tests), then run")
+        return 2
     results = _run(selected, coverage, options)
     mutants = [results.get(mutant.id, mutant) for mutant in listing.mutants]
     measured = listing.measured
     if len(selected) == sum(mutant.result != EQUIVALENT for mutant in listing.mutants):
         measured = {
-            "commit": _git_head(),
+            "commit": _git_head(options.root),
             "date": datetime.now(UTC).date().isoformat(),
             "tests": len(coverage.seconds),
             "seconds": {"recording": round(recorded - began), "running": round(time.monotonic() - recorded)},
@@ -107,7 +122,7 @@ def _run(mutants: Sequence[Mutant], coverage: Coverage, options: argparse.Namesp
     runs.mkdir(parents=True, exist_ok=True)
     free: SimpleQueue[Runner] = SimpleQueue()
     for number in range(options.jobs):
-        free.put(Runner(copy_tree(ROOT, BUILD / f"tree-{number}"), runs, options.prefix))
+        free.put(Runner(copy_tree(options.root, BUILD / f"tree-{number}"), runs, options.prefix))
 
     def run(mutant: Mutant) -> Mutant:
         runner, began = free.get(), time.monotonic()
@@ -153,8 +168,8 @@ def _report_lost(before: Sequence[Mutant], results: dict[str, Mutant]) -> int:
     return 1 if lost else 0
 
 
-def _git_head() -> str:
-    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+def _git_head(root: Path) -> str:
+    command = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 

@@ -38,11 +38,19 @@ class Coverage:
     failed: frozenset[str]
 
 
-def record(tree: Tree, mutants: Iterable[Mutant], folder: Path, options: Sequence[str]) -> None:
-    """Run the tiers on a tree, with a probe in the function of each mutant."""
-    shutil.rmtree(folder, ignore_errors=True)
+def record(
+    tree: Tree, mutants: Iterable[Mutant], folder: Path, options: Sequence[str], tests: Sequence[str] = ()
+) -> None:
+    """Run the tiers on a tree, with a probe in the function of each mutant.
+
+    Args:
+        options: options of pytest.
+        tests: files or folders that run in place of the tiers; what they record is added to what is in the folder.
+    """
+    if not tests:
+        shutil.rmtree(folder, ignore_errors=True)
     for name in _FOLDERS:
-        (folder / name).mkdir(parents=True)
+        (folder / name).mkdir(parents=True, exist_ok=True)
     names: dict[str, dict[str, str]] = {}
     for mutant in mutants:
         names.setdefault(mutant.module, {})[mutant.id] = mutant.name
@@ -50,15 +58,13 @@ def record(tree: Tree, mutants: Iterable[Mutant], folder: Path, options: Sequenc
         source = source_path(tree.root, module).read_text(encoding="utf-8")
         tree.write(module, insert_probes(source, of_module, str(folder)))
     plugins = ("-p", "long.mutants.recording", "-p", "support.scheduling", "--dist", "loadfile")
-    for tier in TIERS:
+    for paths in [list(tests)] if tests else [[tier] for tier in TIERS]:
         began = time.monotonic()
-        command = [str(tree.python), "-m", "pytest", tier, *plugins, "--numprocesses", "2", "-q", *options]
+        command = [str(tree.python), "-m", "pytest", *paths, *plugins, "--numprocesses", "2", "-q", *options]
         environment = tree.environment | {FOLDER: str(folder)}
         done = subprocess.run(command, cwd=tree.root, env=environment, check=False)
-        print(
-            f"== {tier} with probes: {time.monotonic() - began:.0f} s, exit status {done.returncode}",
-            flush=True,
-        )
+        seconds = time.monotonic() - began
+        print(f"== {' '.join(paths)} with probes: {seconds:.0f} s, exit status {done.returncode}", flush=True)
 
 
 def read_coverage(folder: Path, mutants: Iterable[Mutant]) -> Coverage:
@@ -68,7 +74,7 @@ def read_coverage(folder: Path, mutants: Iterable[Mutant]) -> Coverage:
         for fixture, tests in json.loads(path.read_text(encoding="utf-8")).items():
             users.setdefault(fixture, set()).update(tests)
     results: dict[str, dict[str, Any]] = {}
-    for path in (folder / "tests").iterdir():
+    for path in sorted((folder / "tests").iterdir(), key=lambda path: path.stat().st_mtime_ns):
         results |= json.loads(path.read_text(encoding="utf-8"))
     passed = {test: result["seconds"] for test, result in results.items() if result["outcome"] == "passed"}
     covering = {}

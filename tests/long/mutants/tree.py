@@ -18,6 +18,8 @@ from pathlib import Path
 from long.mutants.product import PACKAGES, source_path
 
 _EDITABLE = "__editable__"
+_PACKAGE = Path(__file__).parent
+_NOT_COPIED = shutil.ignore_patterns("__pycache__")
 
 
 class Tree:
@@ -76,6 +78,8 @@ def copy_tree(source: Path, target: Path) -> Tree:
         if (source / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source / name, target / name)
+    # NB: an older commit has no plugins of its own for the recording.
+    shutil.copytree(_PACKAGE, target / "tests" / "long" / "mutants", dirs_exist_ok=True, ignore=_NOT_COPIED)
     # Tests of the documentation ask git which files there are.
     _git(target, "init", "--quiet")
     _git(target, "add", "--all")

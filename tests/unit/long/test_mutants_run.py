@@ -7,6 +7,8 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 import long.mutants
 from long.mutants.coverage import read_coverage, record
 from long.mutants.listing import KILLED, LIVED, NOT_COVERED, Listing, Mutant, load, save
@@ -73,12 +75,21 @@ MUTANTS = (
 )
 
 
-def test_tests_kill_the_mutants_that_they_notice(tmp_path: Path) -> None:
+def test_tests_kill_the_mutants_that_they_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Most of the time of each pytest would go into plugins that these tests do not use.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin")
     source, runs = tmp_path / "source", tmp_path / "runs"
     _write_product(source)
     runs.mkdir()
     tree = copy_tree(source, tmp_path / "tree")
-    record(copy_tree(source, tmp_path / "recorded"), MUTANTS, tmp_path / "recording", ["--numprocesses=0"])
+    record(
+        copy_tree(source, tmp_path / "recorded"),
+        MUTANTS,
+        tmp_path / "recording",
+        ["--numprocesses=0"],
+        ["tests/unit"],
+    )
     coverage = read_coverage(tmp_path / "recording", MUTANTS)
     assert coverage.tests == {
         "m001": frozenset({TOTAL}),
