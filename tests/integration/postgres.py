@@ -33,14 +33,14 @@ def postgres() -> Iterator[str]:
         command += ["--auth", "trust", "--no-sync", "--locale", "C.UTF-8", "--encoding", "UTF8"]
         subprocess.run(command, check=True, capture_output=True, cwd=folder, **as_user(user))
         start = [str(programs / "postgres"), "-D", str(folder / "data"), "-k", str(folder), "-h", "", "-F"]
-        server = Process("postgres", start, folder / "log", user=user)
+        server = Process("postgres", start, folder / "log", user=user, stop_signal=signal.SIGINT)
         server.start()
         try:
             wait_for("PostgreSQL accepts connections", lambda: _ready(programs, folder), 60, server)
             # NB: a plain postgresql:// means another driver to newer versions of SQLAlchemy.
             yield f"postgresql+psycopg2://mlflow@/postgres?host={folder}"
         finally:
-            server.stop(with_signal=signal.SIGINT)
+            server.stop()
     finally:
         shutil.rmtree(folder)
 

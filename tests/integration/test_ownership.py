@@ -13,7 +13,7 @@ from finetune_crds.contract import PrepResult, TerminationMessage
 from finetune_crds.status import SplitCounts
 from support.api import Api
 from support.mlflow_server import Mlflow
-from support.operator_process import operator_process
+from support.operator_process import forked_operator
 from support.process import running
 from support.waiting import wait_for
 from worlds.processes.jobs import PREPARED, TRAINED, job, splits_given
@@ -36,7 +36,7 @@ def elsewhere(api: Api) -> str:
 def world(api: Api, kubeconfig: Path, namespace: str, elsewhere: str, tmp_path: Path) -> Iterator[World]:
     """An operator that watches both namespaces, without MLflow."""
     log = tmp_path / "operator.log"
-    operator = operator_process(kubeconfig, log, {"FINETUNE_NAMESPACES": f"{namespace},{elsewhere}"})
+    operator = forked_operator(kubeconfig, log, {"FINETUNE_NAMESPACES": f"{namespace},{elsewhere}"})
     with running(operator):
         yield World(api, Mlflow(tmp_path), namespace)
     print(log.read_text(encoding="utf-8"))

@@ -14,7 +14,7 @@ import pytest
 from finetune_operator.registry.writer import lease_name
 from support.api import Api
 from support.mlflow_server import Mlflow
-from support.operator_process import metric, operator_process, watching
+from support.operator_process import forked_operator, metric, watching
 from support.process import Process, running
 from support.waiting import PATIENCE, wait_for
 from worlds.processes.registry import DATA, GATES, NO_WORSE, Registry
@@ -33,7 +33,7 @@ class Replicas:
 
     def start(self, name: str, mlflow: Mlflow) -> Process:
         log = self.folder / f"{name}.log"
-        process = operator_process(self.kubeconfig, log, watching(self.namespace, mlflow.uri))
+        process = forked_operator(self.kubeconfig, log, watching(self.namespace, mlflow.uri))
         self.stack.enter_context(running(process))
         return process
 
@@ -189,7 +189,7 @@ def test_deletion_with_the_alias_waits_for_a_registry_that_is_away(
 ) -> None:
     folder = tmp_path / "mlflow"
     folder.mkdir()
-    mlflow = Mlflow(folder)
+    mlflow = Mlflow(folder, forked=True)
     replicas.stack.enter_context(running(mlflow))
     registry = Registry(api, mlflow, namespace, "short-lived")
     version = registry.version(2.0)
@@ -215,8 +215,8 @@ def test_a_registry_that_refuses_its_own_name_is_said_and_waited_for(
 ) -> None:
     folder = tmp_path / "mlflow"
     folder.mkdir()
-    mlflow = Mlflow(folder, allowed_hosts="elsewhere.example.com")
-    open_to_all = Mlflow(folder, port=mlflow.port)
+    mlflow = Mlflow(folder, allowed_hosts="elsewhere.example.com", forked=True)
+    open_to_all = Mlflow(folder, port=mlflow.port, forked=True)
     replicas.stack.enter_context(running(mlflow))
     registry = Registry(api, mlflow, namespace, "hidden")
     registry.apply()

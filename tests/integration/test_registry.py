@@ -41,7 +41,7 @@ def mlflow(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield request.getfixturevalue("mlflow_server")
         return
     with postgres() as database:
-        server = Mlflow(tmp_path_factory.mktemp("mlflow-postgres"), database)
+        server = Mlflow(tmp_path_factory.mktemp("mlflow-postgres"), database, forked=True)
         with running(server):
             yield server
 

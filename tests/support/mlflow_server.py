@@ -21,6 +21,7 @@ import requests
 from filelock import FileLock
 
 from support.cache import cache
+from support.forked_process import UVICORN, ForkedProcess
 from support.http_server import Answer, Request, serving
 from support.ports import free_port
 from support.process import Process
@@ -102,6 +103,8 @@ class Mlflow:
     """Where it keeps artifacts, as MLflow's --artifacts-destination takes it; empty for a folder of its own."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """More variables, such as a login to the store of its artifacts."""
+    forked: bool = False
+    """Whether it starts as a fork (support.forked_process), for a test that starts servers of its own."""
     _process: Process | None = None
 
     @property
@@ -122,7 +125,7 @@ class Mlflow:
 
     def start(self) -> None:
         # NB: `mlflow server` imports MLflow twice, and leaves its uvicorn behind when it is killed: start uvicorn alone.
-        argv = [sys.executable, "-m", "uvicorn", "--host", "127.0.0.1", "--port", str(self.port)]
+        options = ["--host", "127.0.0.1", "--port", str(self.port), "mlflow.server.fastapi_app:app"]
         database = self.database or self._own_database()
         environment = {
             **_QUIET,
@@ -135,7 +138,11 @@ class Mlflow:
         }
         if self.allowed_hosts:
             environment["MLFLOW_SERVER_ALLOWED_HOSTS"] = self.allowed_hosts
-        self._process = Process("mlflow", [*argv, "mlflow.server.fastapi_app:app"], self.log, environment)
+        self._process = (
+            ForkedProcess("mlflow", [UVICORN, *options], self.log, environment)
+            if self.forked
+            else Process("mlflow", [sys.executable, "-m", "uvicorn", *options], self.log, environment)
+        )
         self._process.start()
         wait_for("MLflow answers", self._answers, 120, self._process)
 

@@ -13,6 +13,23 @@ from pathlib import Path
 from typing import Protocol, TypedDict, TypeVar
 
 
+class Child(Protocol):
+    """What a Process needs of its child, as `subprocess.Popen` has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
 @dataclass
 class Process:
     """A long-running program: started, stopped, killed and started again under one name.
@@ -26,20 +43,25 @@ class Process:
     environment: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
     """Who it runs as; None for whoever starts it."""
-    started: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    stop_signal: signal.Signals = signal.SIGTERM
+    """What `stop` asks with."""
+    started: Child | None = field(default=None, repr=False)
 
     def start(self) -> None:
         """Start it, its output going to the end of its log; nothing happens if it runs already."""
         if self.alive():
             return
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.started = self._start_child({**os.environ, **self.environment})
+
+    def _start_child(self, environment: Mapping[str, str]) -> Child:
         with self.log.open("ab") as log:
-            self.started = subprocess.Popen(
+            return subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", "--", *self.argv],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **self.environment},
+                env=environment,
                 start_new_session=True,
                 **as_user(self.user),
             )
@@ -59,11 +81,11 @@ class Process:
             self.started.kill()
             self.started.wait()
 
-    def stop(self, timeout: float = 20, *, with_signal: signal.Signals = signal.SIGTERM) -> None:
+    def stop(self, timeout: float = 20) -> None:
         """Ask it to end, and kill it if it has not ended after `timeout` seconds."""
         if self.started is None:
             return
-        self.started.send_signal(with_signal)
+        self.started.send_signal(self.stop_signal)
         try:
             self.started.wait(timeout)
         except subprocess.TimeoutExpired:

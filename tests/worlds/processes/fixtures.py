@@ -9,7 +9,7 @@ import pytest
 
 from support.api import Api
 from support.mlflow_server import Mlflow
-from support.operator_process import operator_process, watching
+from support.operator_process import forked_operator, watching
 from support.process import running
 from support.shared import shared
 from worlds.processes.operators import SharedOperator, new_namespace
@@ -99,7 +99,7 @@ def own_world(
     """A new namespace and a new operator, which the test may end."""
     log = tmp_path / "operator.log"
     environment = watching(namespace, mlflow_server.uri, resync_seconds=1)
-    operator = operator_process(kubeconfig, log, environment)
+    operator = forked_operator(kubeconfig, log, environment)
     with running(operator):
         yield OwnWorld(api, mlflow_server, namespace, operator)
     print(log.read_text(encoding="utf-8"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from support.api import Api
-from support.operator_process import operator_process
+from support.operator_process import forked_operator
 from support.process import Process
 
 _NAMESPACES = 8
@@ -59,5 +59,5 @@ class SharedOperator:
         self._started += 1
         settings: dict[str, Any] = {**self.settings, "FINETUNE_NAMESPACES": ",".join(self._unused)}
         log = self.folder / f"operator-{self._started}.log"
-        self._process = operator_process(self.kubeconfig, log, settings)
+        self._process = forked_operator(self.kubeconfig, log, settings)
         self._process.start()
