@@ -9,9 +9,10 @@ import pytest
 
 from finetune_crds import JobReference, Recipe
 from finetune_crds.finetunejob import FineTuneJobSpec
+from integration.schema import dry_run
 from support.api import Api
 from support.mlflow_server import Mlflow
-from support.operator_process import operator_process
+from support.operator_process import forked_operator
 from support.process import running
 from support.refusals import refused
 from worlds.processes.jobs import error, job, splits_given
@@ -45,10 +46,10 @@ AT_APPLY: dict[str, tuple[Json, str]] = {
 
 
 @pytest.mark.parametrize("mistake", AT_APPLY)
-def test_kubectl_apply_says(api: Api, namespace: str, mistake: str) -> None:
+def test_kubectl_apply_says(api: Api, mistake: str) -> None:
     body, sentence = AT_APPLY[mistake]
     with refused(sentence):
-        api.create({**body, "metadata": {**body["metadata"], "namespace": namespace}})
+        dry_run.create(api, body)
 
 
 def test_a_running_job_cannot_be_edited(world: World) -> None:
@@ -140,7 +141,7 @@ def test_a_wrong_queue_is_told_before_the_preparation_and_its_removal_counts(wor
 
 def test_registering_without_a_server(api: Api, kubeconfig: Path, namespace: str, tmp_path: Path) -> None:
     settings = {"FINETUNE_NAMESPACES": namespace, "FINETUNE_POLL_SECONDS": "1"}
-    with running(operator_process(kubeconfig, tmp_path / "operator.log", settings)):
+    with running(forked_operator(kubeconfig, tmp_path / "operator.log", settings)):
         world = World(api, Mlflow(tmp_path), namespace)
         world.submit(splits_given())
         found = world.wait_condition("tune", "Accepted", "MlflowNotConfigured")

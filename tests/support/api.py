@@ -67,6 +67,15 @@ class Api:
         made = self._of(body["kind"]).create(body=body, namespace=namespace, query_params=query)
         return dict(made.to_dict())
 
+    def warnings(self, body: Json) -> list[str]:
+        """Create an object in a strict dry run, and return what the API server warns of."""
+        query = [("fieldValidation", "Strict"), ("dryRun", "All")]
+        namespace = body["metadata"].get("namespace")
+        answer = self._of(body["kind"]).create(
+            body=body, namespace=namespace, query_params=query, serialize=False
+        )
+        return list(answer.headers.getlist("Warning"))
+
     def get(self, kind: str, namespace: str, name: str) -> Json | None:
         try:
             return dict(self._of(kind).get(name=name, namespace=namespace).to_dict())

@@ -1,4 +1,4 @@
-"""A job whose command brings its own model and data: what the API server takes and refuses, and how the operator follows it."""
+"""What the API server refuses and accepts of a job whose command brings its own model and data."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from integration.schema import dry_run
 from support.api import Api
 from support.refusals import refused
 from worlds.processes.jobs import job
@@ -26,11 +27,6 @@ def script(**spec: Any) -> Json:
     """A job with a command, and with neither model nor data."""
     trainer = {"command": ["torchrun", "train.py"], "parameters": PARAMETERS}
     return job(**({"model": None, "data": None, "register": None, "trainer": trainer} | spec))
-
-
-def placed(body: Json, namespace: str) -> Json:
-    """A job in a namespace."""
-    return {**body, "metadata": {**body["metadata"], "namespace": namespace}}
 
 
 EVALUATED: Json = {"register": {"model": "m"}, "evaluation": {"command": ["judge"]}}
@@ -77,13 +73,13 @@ REFUSED: dict[str, tuple[Json, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_the_schema_refuses(api: Api, namespace: str, case: str) -> None:
+def test_the_schema_refuses(api: Api, case: str) -> None:
     body, sentence = REFUSED[case]
     with refused(sentence):
-        api.create(placed(body, namespace))
+        dry_run.create(api, body)
 
 
-TAKEN: dict[str, Json] = {
+ACCEPTED: dict[str, Json] = {
     "neither model nor data": script(),
     "a model alone": script(model={"base": "org/base"}),
     "splits alone": script(data=SPLITS),
@@ -93,11 +89,9 @@ TAKEN: dict[str, Json] = {
 }
 
 
-@pytest.mark.parametrize("case", TAKEN)
-def test_the_schema_takes(api: Api, namespace: str, case: str) -> None:
-    api.create(placed(TAKEN[case], namespace))
-    kept = api.get("FineTuneJob", namespace, "tune") or {}
-    assert kept["spec"]["trainer"]["parameters"] == PARAMETERS
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_the_schema_accepts(api: Api, case: str) -> None:
+    assert dry_run.create(api, ACCEPTED[case])["spec"]["trainer"]["parameters"] == PARAMETERS
 
 
 CHANGES: dict[str, tuple[Json, str | None]] = {
@@ -116,11 +110,10 @@ CHANGES: dict[str, tuple[Json, str | None]] = {
 
 
 @pytest.mark.parametrize("case", CHANGES)
-def test_only_what_the_next_attempt_can_take_up_changes(api: Api, namespace: str, case: str) -> None:
+def test_only_what_the_next_attempt_can_take_up_changes(api: Api, case: str) -> None:
     change, sentence = CHANGES[case]
-    api.create(placed(script(), namespace))
     if sentence is None:
-        assert api.patch("FineTuneJob", namespace, "tune", {"spec": change})
+        assert dry_run.change(api, script(), change)
         return
     with refused(sentence):
-        api.patch("FineTuneJob", namespace, "tune", {"spec": change})
+        dry_run.change(api, script(), change)

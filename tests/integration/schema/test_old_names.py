@@ -9,6 +9,7 @@ import pytest
 from finetune_crds.base import RENAMED
 from finetune_crds.finetunejob import FineTuneJob
 from finetune_crds.modelpromotion import ModelPromotion
+from integration.schema import dry_run
 from support.api import Api
 from support.documents import Page
 from support.refusals import refused
@@ -94,10 +95,10 @@ OLD: dict[str, tuple[Json, str]] = {
 
 
 @pytest.mark.parametrize("case", OLD)
-def test_an_old_name_is_refused_with_the_new_one(api: Api, namespace: str, case: str) -> None:
+def test_an_old_name_is_refused_with_the_new_one(api: Api, case: str) -> None:
     body, sentence = OLD[case]
     with refused(sentence):
-        api.create({**body, "metadata": {**body["metadata"], "namespace": namespace}})
+        dry_run.create(api, body)
 
 
 def test_every_old_name_has_a_case() -> None:
@@ -200,12 +201,12 @@ AS_WRITTEN: dict[str, tuple[list[Json], str]] = {
 
 
 @pytest.mark.parametrize("case", AS_WRITTEN)
-def test_what_people_had_is_refused_as_the_upgrade_guide_says(api: Api, namespace: str, case: str) -> None:
+def test_what_people_had_is_refused_as_the_upgrade_guide_says(api: Api, case: str) -> None:
     bodies, sentence = AS_WRITTEN[case]
     for body in bodies:
         with refused(sentence):
             # As kubectl asks for it: fields that the API server does not know are refused.
-            api.create({**body, "metadata": {**body["metadata"], "namespace": namespace}}, strict=True)
+            dry_run.create(api, body, strict=True)
 
 
 def test_the_upgrade_guide_marks_what_is_refused_with_the_new_name() -> None:

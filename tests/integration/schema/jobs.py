@@ -1,0 +1,57 @@
+"""Parts of FineTuneJobs that several tables of cases share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worlds.processes.jobs import job
+
+Json = dict[str, Any]
+PREFERENCES: Json = {"type": "Preference", "prompt": "p", "chosen": "c", "rejected": "r"}
+UNPAIRED: Json = {"type": "Unpaired", "label": "thumb"}
+KTO: Json = {"type": "KTO"}
+DPO: Json = {"type": "DPO"}
+NO_PACKS: Json = {"packing": False}
+UNITY: Json = {"type": "UnityCatalog", "unityCatalog": {"uri": "http://unity:8080"}}
+AT_DATABRICKS: Json = {"uri": "databricks", "registryUri": "databricks-uc"}
+MODEL: Json = {"model": "main.llm.support"}
+IN_DBFS = "the training pods cannot reach DBFS: use a volume of Unity Catalog, or object storage"
+NO_LOGIN = (
+    "the training pods reach /Volumes of a Databricks workspace with the login of tracking: set tracking.uri to databricks, or "
+    "use the object storage behind it"
+)
+
+
+def prepared(columns: Json | None = None, **fields: Any) -> Json:
+    """spec.data with fields of prepare replaced."""
+    return {
+        "source": {"type": "Parquet", "path": "/data/corpus"},
+        "columns": columns or {"type": "Text"},
+        "prepare": {"output": "/data/splits", **fields},
+    }
+
+
+def registered(**parts: Any) -> Json:
+    """A job that registers in Unity Catalog."""
+    return job(**({"tracking": AT_DATABRICKS, "register": MODEL} | parts))
+
+
+def databricks_run(
+    databricks: Json | None = None,
+    *,
+    spark: Json | None = None,
+    source: Json | None = None,
+    base: str = "org/model",
+    **prepare: Any,
+) -> Json:
+    """A job whose preparation is a Databricks run; parts of it replaced."""
+    own = {"volume": "/Volumes/main/llm/work", **(databricks or {})}
+    data = {
+        "source": source or {"type": "Delta", "table": "main.llm.chats"},
+        "prepare": {
+            "output": "s3://lake/splits",
+            "spark": {"mode": "Databricks", "databricks": own, **(spark or {})},
+            **prepare,
+        },
+    }
+    return job(data=data, model={"base": base})

@@ -1,0 +1,321 @@
+"""What the API server refuses and accepts of a job around its training: pods, names, code, outputs, evaluations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from integration.schema import dry_run
+from integration.schema.jobs import AT_DATABRICKS, IN_DBFS, KTO, NO_LOGIN, NO_PACKS, prepared
+from support.api import Api
+from support.refusals import refused
+from worlds.processes.jobs import job
+
+Json = dict[str, Any]
+
+
+def code(**source: Any) -> Json:
+    """spec.trainer with the user's own code."""
+    return {"command": ["python"], "code": source}
+
+
+def evaluated(evaluation: Json, **spec: Any) -> Json:
+    """A job that registers a version and evaluates it."""
+    return job(evaluation=evaluation, **({"register": {}} | spec))
+
+
+OBJECT = "the name of an object must have lowercase letters"
+VARIABLE = "the name of an environment variable must have letters"
+
+
+REFUSED: dict[str, tuple[Json, str]] = {
+    "an output of a script": (
+        job(output={"uri": "gs://models/support"}, trainer={"command": ["torchrun", "a.py"]}),
+        "output needs the built-in loop",
+    ),
+    "an output in a store that cannot be written": (
+        job(output={"uri": "hdfs://models/support"}),
+        "uri is s3://bucket/folder, gs://bucket/folder",
+    ),
+    "an output without a folder": (job(output={"uri": "gs://models"}), "uri is s3://bucket/folder"),
+    "an output in a workspace without its login": (job(output={"uri": "/Volumes/main/llm/models"}), NO_LOGIN),
+    "an output in a workspace, and runs elsewhere": (
+        job(output={"uri": "/Volumes/main/llm/models"}, tracking={"uri": "http://mlflow:5000"}),
+        NO_LOGIN,
+    ),
+    "an output in DBFS": (job(output={"uri": "/dbfs/models"}, tracking=AT_DATABRICKS), IN_DBFS),
+    **{
+        f"an output {output} beside checkpoints {checkpoints}": (
+            job(output={"uri": output}, checkpoint={"uri": checkpoints}),
+            "one of output.uri and checkpoint.uri is in the other",
+        )
+        for output, checkpoints in (
+            ("s3://a/b", "s3://a/b"),
+            ("s3://a/b/", "s3://a/b"),
+            ("s3://a/b/c", "s3://a/b"),
+            ("/a", "/a/b/"),
+        )
+    },
+    "a way of upload of a script": (
+        job(register={"upload": "Direct"}, trainer={"command": ["torchrun", "a.py"]}),
+        "register.upload needs the built-in loop",
+    ),
+    "checkpoints in a store that cannot be written": (
+        job(checkpoint={"uri": "hdfs://a/b"}),
+        "uri is s3://bucket/folder, gs://bucket/folder",
+    ),
+    "nodes 0": (job(distributed={"nodes": 0}), "spec.distributed.nodes: Invalid value: 0"),
+    "an evaluation without a version": (
+        job(evaluation={}, register=None),
+        "evaluation needs register: it evaluates the registered version",
+    ),
+    "an evaluation of unpaired answers": (
+        evaluated({}, data=prepared(columns={"type": "Unpaired"}), objective=KTO),
+        "those of data.columns type Unpaired may be bad ones: remove evaluation, or set evaluation.command",
+    ),
+    "answers of texts": (
+        evaluated({"metrics": ["Loss", "Rouge"]}, data=prepared()),
+        "rows of data.columns type Text have no answers: choose evaluation.metrics Loss and Perplexity",
+    ),
+    "an evaluation without a test split": (
+        evaluated({}, data=prepared(splitRatios={"train": 0.9, "validation": 0.1, "test": 0})),
+        "set data.prepare.splitRatios.test above 0, or evaluation.split: Validation",
+    ),
+    "an evaluation without a validation split": (
+        evaluated(
+            {"split": "Validation"}, data=prepared(splitRatios={"train": 0.9, "validation": 0, "test": 0.1})
+        ),
+        "set data.prepare.splitRatios.validation above 0, or evaluation.split: Test",
+    ),
+    "an evaluation without files of the test split": (
+        evaluated({}, data={"splits": {"type": "Parquet", "train": "/x", "validation": "/y"}}),
+        "evaluation.split Test needs rows: set data.splits.test, or evaluation.split: Validation",
+    ),
+    "an evaluation without files of the validation split": (
+        evaluated({"split": "Validation"}, data={"splits": {"type": "Parquet", "train": "/x", "test": "/y"}}),
+        "evaluation.split Validation needs rows: set data.splits.validation, or evaluation.split: Test",
+    ),
+    "a command for virtual tokens": (
+        evaluated({"command": ["judge"]}, method={"type": "PromptTuning"}, training=NO_PACKS),
+        "evaluation.command reads a standalone model, and virtual tokens cannot be merged into one",
+    ),
+    **{
+        f"{field} of the built-in evaluation beside a command": (
+            evaluated({"command": ["judge"], field: value}),
+            "metrics, baseModel, limit, generations, maxNewTokens and batchSize are for the built-in evaluation: remove them beside "
+            "command",
+        )
+        for field, value in (
+            ("metrics", ["Loss"]),
+            ("baseModel", True),
+            ("limit", 9),
+            ("generations", 0),
+            ("maxNewTokens", 9),
+            ("batchSize", 9),
+        )
+    },
+    "reserved environment": (
+        job(trainer={"env": [{"name": "MASTER_ADDR", "value": "me"}]}),
+        "the operator sets MASTER_ADDR (rendezvous, MLflow run, recipe): remove it",
+    ),
+    "reserved environment in nccl": (
+        job(distributed={"nccl": {"WORLD_SIZE": "2"}}),
+        "the operator sets these variables itself",
+    ),
+    "name too long": (job("a" * 41), "metadata.name becomes part of host names: at most 40 characters"),
+    "name with a dot": (job("a.b"), "metadata.name becomes part of host names"),
+    "name that starts with a digit": (job("7b-sft"), "a letter first, no dots"),
+    "args without command": (job(trainer={"args": ["--fast"]}), "trainer.args needs trainer.command"),
+    "revision of a path": (
+        job(model={"base": "/models/base", "revision": "main"}),
+        "revision applies to Hub models only",
+    ),
+    "more processes than GPUs": (
+        job(distributed={"gpusPerNode": 4, "processesPerNode": 8}),
+        "processesPerNode is above gpusPerNode, and each process needs a GPU of its own: lower it, or remove it",
+    ),
+    "GPUs for the CPU": (
+        job(distributed={"gpusPerNode": 4, "device": "CPU"}),
+        "device: CPU uses no GPU: remove gpusPerNode",
+    ),
+    "a product without GPUs": (
+        job(distributed={"gpu": {"product": "A100"}}),
+        "gpu describes the GPUs of gpusPerNode: set that too",
+    ),
+    "a product of another maker": (
+        job(distributed={"gpusPerNode": 1, "gpu": {"resourceName": "amd.com/gpu", "product": "MI300X"}}),
+        "product is a label that NVIDIA's GPU feature discovery sets",
+    ),
+    "reserved alias": (
+        job(register={"model": "m", "aliases": ["v3"]}),
+        "MLflow reserves the aliases latest and v<number>: choose another",
+    ),
+    "code without command": (
+        job(trainer={"code": {"configMapRef": {"name": "c"}}}),
+        "trainer.code needs trainer.command",
+    ),
+    "code from two places": (
+        job(trainer=code(volume="code", git={"url": "https://host/owner/code"})),
+        "set one of configMapRef, volume and git",
+    ),
+    **{
+        f"a repository at {url}": (job(trainer=code(git={"url": url})), sentence)
+        for url, sentence in {
+            "ssh://git@host/owner/code": "the repository is fetched over HTTPS: write https://host/owner/repository",
+            "git@host:owner/code.git": "the repository is fetched over HTTPS: write https://host/owner/repository",
+            "https://me:token@host/owner/code": "the address holds a user or a password: put them into a Secret",
+            "https://host/owner/code?x=$(TOKEN)": "write the address as https://host/owner/repository, without ? and #",
+        }.items()
+    },
+    "a range of commits": (
+        job(trainer=code(git={"url": "https://host/owner/code", "revision": "a..b"})),
+        "write a branch, a tag, or a commit with all its digits",
+    ),
+    **{
+        f"the dependency {text}": (job(trainer={"command": ["python"], "dependencies": [text]}), sentence)
+        for text, sentence in {
+            "--index-url=https://host": "options of pip do not go here: set its variables, such as PIP_INDEX_URL",
+            "a @ https://me:token@host/a.whl": "the address holds a user or a password: publish the package in an index",
+            "https://host/a.whl": "write a requirement as pip takes it: a name with versions, such as datasets>=3",
+            "a>=1,$(TOKEN)": "write a requirement as pip takes it",
+            "a b": "write a requirement as pip takes it",
+        }.items()
+    },
+    "dependencies of the built-in loop": (
+        job(trainer={"dependencies": ["datasets>=3"]}),
+        "trainer.dependencies needs trainer.command: the built-in loop has what it needs",
+    ),
+    "a dependency twice": (
+        job(trainer={"command": ["python"], "dependencies": ["trl", "trl"]}),
+        'Duplicate value: "trl"',
+    ),
+    "a chat template of one's own that is not there": (
+        job(model={"base": "org/base", "chatTemplate": {"type": "Jinja"}}),
+        "chatTemplate.jinja needs type Jinja, and type Jinja needs jinja",
+    ),
+    **{
+        f"to resume from {what}": (
+            job(checkpoint={"uri": "/c", "resumeFrom": place}, trainer={"command": command}),
+            sentence,
+        )
+        for what, place, command, sentence in (
+            ("a job without a name", {"type": "Job"}, [], "name and type Job require each other"),
+            ("a place without one", {"type": "Uri"}, [], "uri and type Uri require each other"),
+            ("both", {"type": "Uri", "uri": "/c/a", "name": "a"}, [], "name and type Job require each other"),
+            (
+                "a relative path",
+                {"type": "Uri", "uri": "c/a"},
+                [],
+                "uri is s3://bucket/folder, gs://bucket/folder, abfss://",
+            ),
+            (
+                "a bucket",
+                {"type": "Uri", "uri": "s3://bucket"},
+                [],
+                "uri is s3://bucket/folder, gs://bucket/folder, abfss://",
+            ),
+            (
+                "a workspace",
+                {"type": "Uri", "uri": "/Volumes/a/b/c"},
+                [],
+                NO_LOGIN,
+            ),
+            ("DBFS", {"type": "Uri", "uri": "/dbfs/a"}, [], IN_DBFS),
+            (
+                "a script",
+                {"type": "Job", "name": "a"},
+                ["torchrun", "a.py"],
+                "checkpoint.resumeFrom needs the built-in loop",
+            ),
+            ("itself", {"type": "Job", "name": "tune"}, [], "checkpoint.resumeFrom names this job"),
+        )
+    },
+    **{
+        f"the name of {what}": (body, sentence)
+        for what, body, sentence in (
+            ("a Secret", job(tracking={"secretRef": {"name": " "}}), OBJECT),
+            ("a Secret in capitals", job(trainer={"envFrom": [{"secretRef": {"name": "Hub"}}]}), OBJECT),
+            ("a ConfigMap", job(trainer={"envFrom": [{"configMapRef": {"name": "-a"}}]}), OBJECT),
+            ("a ConfigMap of code", job(trainer=code(configMapRef={"name": "a_b"})), OBJECT),
+            ("a volume", job(trainer=code(volume="a.b")), "the name of a volume must have lowercase letters"),
+            ("a queue", job(runPolicy={"queueName": "a b"}), "the name of a queue becomes a label"),
+            ("a long queue", job(runPolicy={"queueName": "q" * 64}), "may not be more than 63"),
+            ("a variable", job(trainer={"env": [{"name": "1ST", "value": "a"}]}), VARIABLE),
+            ("two variables", job(trainer={"env": [{"name": "A=B", "value": "a"}]}), VARIABLE),
+            ("a prefix", job(trainer={"envFrom": [{"prefix": "a b", "secretRef": {"name": "s"}}]}), VARIABLE),
+            ("a variable of NCCL", job(distributed={"nccl": {"NCCL DEBUG": "INFO"}}), VARIABLE),
+            ("an image", job(trainer={"image": " "}), "the name of an image must not have spaces"),
+        )
+    },
+    "a variable from two places": (
+        job(trainer={"env": [{"name": "A", "value": "a", "valueFrom": {"fieldRef": {}}}]}),
+        "set value or valueFrom, not both",
+    ),
+    **{
+        f"{what} twice": (body, "Duplicate value")
+        for what, body in (
+            ("a variable", job(trainer={"env": [{"name": "A", "value": "a"}, {"name": "A", "value": "b"}]})),
+            ("a variable of the preparation", job(data=prepared(env=[{"name": "A", "value": "a"}] * 2))),
+            ("an alias", job(register={"model": "m", "aliases": ["a", "a"]})),
+            ("a column", job(data=prepared(notNull=["a", "a"]))),
+            ("a fatal exit code", job(runPolicy={"fatalExitCodes": [3, 3]})),
+            ("an exit code to retry", job(runPolicy={"retryableExitCodes": [3, 3]})),
+            ("a layer", job(method={"type": "LoRA", "lora": {"targetModules": ["q_proj", "q_proj"]}})),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_the_schema_refuses(api: Api, case: str) -> None:
+    body, sentence = REFUSED[case]
+    with refused(sentence):
+        dry_run.create(api, body)
+
+
+ACCEPTED: dict[str, Json] = {
+    "code of a repository, and packages": job(
+        trainer={
+            **code(git={"url": "https://host:8443/owner/code.git", "revision": "release/1.0"}),
+            "dependencies": [
+                "datasets >=3, <5",
+                "trl[peft,vllm]~=1.0; python_version < '3.13'",
+                "flash-attn",
+                "torch (==2.13.0+cu130)",
+                "code @ git+https://host/owner/code.git@v1",
+                "wheel @ file:///wheels/wheel-1.0-py3-none-any.whl ; sys_platform == 'linux'",
+            ],
+        }
+    ),
+    "models on a claim, on CPUs": job(
+        model={"base": "org/base", "cache": {"claimName": "models"}}, distributed={"device": "CPU"}
+    ),
+    "to resume from a job": job(checkpoint={"resumeFrom": {"type": "Job", "name": "another"}}),
+    "to resume from a place": job(
+        checkpoint={"uri": "/c", "resumeFrom": {"type": "Uri", "uri": "s3://bucket/c/a"}}
+    ),
+    "an evaluation of files": evaluated(
+        {"metrics": ["Loss", "Accuracy"], "limit": 100, "generations": 0},
+        data={"splits": {"type": "JSONLines", "train": "/x", "test": "/y"}},
+    ),
+    "a command without a test split": evaluated(
+        {"command": ["judge"], "parameters": {"task": "a"}},
+        data=prepared(splitRatios={"train": 0.9, "validation": 0.1, "test": 0}),
+    ),
+    "names of all kinds": job(
+        trainer={
+            **code(configMapRef={"name": "my.code-1"}),
+            "image": "registry.example.org:5000/team/trainer@sha256:0123",
+            "env": [{"name": "_A.b-1", "value": "a"}, {"name": ".B", "valueFrom": {"fieldRef": {}}}],
+            "envFrom": [{"prefix": "S3_", "secretRef": {"name": "0.s3.login"}}],
+        },
+        runPolicy={"queueName": "team-a.gpu"},
+        distributed={"nccl": {"NCCL_DEBUG": "INFO"}},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_the_schema_accepts(api: Api, case: str) -> None:
+    assert dry_run.create(api, ACCEPTED[case])

@@ -1,0 +1,374 @@
+"""What the API server refuses and accepts of a job's training: methods, objectives, optimizers, schedules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from integration.schema import dry_run
+from integration.schema.jobs import DPO, KTO, NO_PACKS, PREFERENCES, UNPAIRED, prepared
+from support.api import Api
+from support.refusals import refused
+from worlds.processes.jobs import job
+
+Json = dict[str, Any]
+OF_ANSWERS_AND_METHODS = "objectives DPO, KTO, ORPO, SimPO work with method Full, LoRA, QLoRA or DoRA"
+COLUMNS_OF: Json = {"DPO": PREFERENCES, "KTO": UNPAIRED, "ORPO": PREFERENCES}
+DISTILLATION: Json = {"type": "Distillation", "distillation": {"teacher": "/models/teacher"}}
+
+
+REFUSED: dict[str, tuple[Json, str]] = {
+    "unknown method": (job(method={"type": "Magic"}), 'spec.method.type: Unsupported value: "Magic"'),
+    "epochs and maxSteps": (
+        job(training={"epochs": 1, "maxSteps": 10}),
+        "set epochs or maxSteps, not both",
+    ),
+    "no answer to take the loss on": (
+        job(data=prepared(promptTemplate="{text}"), objective={"lossOn": "Answer"}),
+        "objective.lossOn Answer and LastAnswer need data.prepare.responseTemplate",
+    ),
+    "lora without LoRA": (job(method={"lora": {"rank": 8}}), "lora needs type LoRA, QLoRA or DoRA"),
+    "packing with virtual tokens": (
+        job(method={"type": "PromptTuning"}),
+        "virtual tokens are lost under packing and activation checkpointing: set training.packing: false",
+    ),
+    "activation checkpointing with virtual tokens": (
+        job(method={"type": "PrefixTuning"}, training=NO_PACKS | {"activationCheckpointing": "Auto"}),
+        "virtual tokens are lost under packing and activation checkpointing",
+    ),
+    "compiled layers with virtual tokens": (
+        job(method={"type": "PrefixTuning"}, training=NO_PACKS | {"compile": True}),
+        "virtual tokens do not work with compiled layers: set training.compile: false",
+    ),
+    "a prefix that starts from a text": (
+        job(method={"type": "PrefixTuning", "softPrompt": {"initText": "Answer:"}}, training=NO_PACKS),
+        "softPrompt.initText needs type PromptTuning",
+    ),
+    "a soft prompt for LoRA": (
+        job(method={"type": "LoRA", "softPrompt": {"virtualTokens": 8}}),
+        "softPrompt needs type PrefixTuning or PromptTuning",
+    ),
+    "quantization without QLoRA": (
+        job(method={"type": "LoRA", "quantization": {"type": "NF4"}}),
+        "quantization needs type QLoRA",
+    ),
+    "merging a soft prompt": (
+        job(method={"type": "PromptTuning", "export": "Merged"}, training=NO_PACKS),
+        "export: Merged needs type LoRA, QLoRA or DoRA",
+    ),
+    **{
+        f"{objective['type']} with {method}": (
+            job(
+                method={"type": method},
+                objective=objective,
+                training=NO_PACKS,
+                data=prepared(columns=COLUMNS_OF[objective["type"]])
+                if objective["type"] in COLUMNS_OF
+                else prepared(),
+            ),
+            sentence,
+        )
+        for objective, methods, sentence in (
+            (DPO, ("PrefixTuning", "PromptTuning"), OF_ANSWERS_AND_METHODS),
+            (KTO, ("PrefixTuning",), OF_ANSWERS_AND_METHODS),
+            ({"type": "ORPO"}, ("PromptTuning",), OF_ANSWERS_AND_METHODS),
+            (
+                DISTILLATION,
+                ("QLoRA", "PrefixTuning", "PromptTuning"),
+                "Distillation works with method Full, LoRA or DoRA",
+            ),
+        )
+        for method in methods
+    },
+    "DPO without preferences": (
+        job(objective=DPO),
+        "objective DPO, ORPO or SimPO needs data.columns of type Preference",
+    ),
+    "SimPO of judged answers": (
+        job(data=prepared(columns=UNPAIRED), objective={"type": "SimPO"}),
+        "objective DPO, ORPO or SimPO needs data.columns of type Preference",
+    ),
+    "the parameters of another objective": (
+        job(data=prepared(columns=PREFERENCES), objective=DPO | {"orpo": {}}),
+        "orpo needs type ORPO",
+    ),
+    "smoothed IPO": (
+        job(
+            data=prepared(columns=PREFERENCES),
+            objective=DPO | {"dpo": {"loss": "IPO", "labelSmoothing": 0.1}},
+        ),
+        "labelSmoothing needs loss: Sigmoid",
+    ),
+    "noise on virtual tokens": (
+        job(method={"type": "PromptTuning"}, training={"packing": False, "neftuneAlpha": 5}),
+        "training.neftuneAlpha works with method Full, LoRA, QLoRA or DoRA",
+    ),
+    "preferences without DPO": (
+        job(data=prepared(columns=PREFERENCES)),
+        "data.columns of type Preference needs objective.type DPO, ORPO or SimPO",
+    ),
+    "KTO without labels": (
+        job(data=prepared(columns=PREFERENCES), objective=KTO),
+        "objective KTO needs data.columns of type Unpaired",
+    ),
+    "labels without KTO": (
+        job(data=prepared(columns=UNPAIRED)),
+        "data.columns of type Unpaired needs objective.type KTO",
+    ),
+    "parameters of KTO without KTO": (job(objective={"kto": {"beta": 0.2}}), "kto needs type KTO"),
+    "a label of pairs": (
+        job(data=prepared(columns=PREFERENCES | {"label": "l"}), objective=DPO),
+        "label needs type Unpaired",
+    ),
+    "a template of judged answers": (
+        job(data=prepared(columns=UNPAIRED, promptTemplate="{p}", responseTemplate="{c}"), objective=KTO),
+        "prepare.responseTemplate cannot be used with columns of type Preference or Unpaired",
+    ),
+    "a teacher without Distillation": (
+        job(objective={"distillation": {"teacher": "/t"}}),
+        "distillation and type Distillation require each other",
+    ),
+    "no teacher": (
+        job(objective={"type": "Distillation"}),
+        "distillation and type Distillation require each other",
+    ),
+    "a loss on the answer for DPO": (
+        job(data=prepared(columns=PREFERENCES), objective=DPO | {"lossOn": "All"}),
+        "lossOn needs type SFT",
+    ),
+    "a loss on the answer of a text": (
+        job(data=prepared(), objective={"lossOn": "Answer"}),
+        "a text has no answer",
+    ),
+    "a loss on the last answer of a text": (
+        job(data=prepared(), objective={"lossOn": "LastAnswer"}),
+        "a text has no answer",
+    ),
+    "weights of messages beside a loss on all tokens": (
+        job(
+            data=prepared(columns={"type": "Messages", "messageWeight": "train"}), objective={"lossOn": "All"}
+        ),
+        "objective.lossOn All takes it on every token",
+    ),
+    "a template of both answers": (
+        job(
+            data=prepared(columns=PREFERENCES, promptTemplate="{p}", responseTemplate="{c}"),
+            objective=DPO,
+        ),
+        "prepare.responseTemplate cannot be used with columns of type Preference or Unpaired",
+    ),
+    "an adapter that goes on as a model": (
+        job(model={"base": "models:/m@a", "adapter": "Continue"}),
+        "model.adapter: Continue needs method LoRA, QLoRA or DoRA",
+    ),
+    "an adapter that goes on with other layers": (
+        job(
+            model={"base": "models:/m@a", "adapter": "Continue"}, method={"type": "LoRA", "lora": {"rank": 8}}
+        ),
+        "model.adapter: Continue keeps the rank, the scale and the layers of the adapter: remove method.lora",
+    ),
+    **{
+        f"PiSSA with {method}": (
+            job(method={"type": method, "lora": {"init": "PiSSA"}}),
+            "lora.init: PiSSA needs type LoRA: it changes the frozen weights, which QLoRA rounds to four bits and DoRA takes norms of",
+        )
+        for method in ("QLoRA", "DoRA")
+    },
+    "PiSSA of a rank whose double no adapter may have": (
+        job(method={"type": "LoRA", "lora": {"init": "PiSSA", "rank": 513}}),
+        "rank is at most 512 with init: PiSSA, whose registered adapter has twice the rank: lower it",
+    ),
+    "a layer that is adapted and trained whole": (
+        job(method={"type": "LoRA", "lora": {"targetModules": ["lm_head"], "modulesToSave": ["lm_head"]}}),
+        "a layer of modulesToSave is trained whole and has no adapter: remove it from targetModules",
+    ),
+    "new tokens in an adapter that goes on": (
+        job(
+            model={"base": "models:/m@a", "adapter": "Continue", "newTokens": ["<a>"]},
+            method={"type": "LoRA"},
+        ),
+        "adapter: Continue keeps the vocabulary that the adapter was trained with: remove newTokens, or set adapter: Merge",
+    ),
+    "new tokens in an adapter alone": (
+        job(model={"base": "org/base", "newTokens": ["<a>"]}, method={"type": "LoRA"}),
+        "model.newTokens with an adapter needs method.export: Merged, since the base has no rows for them",
+    ),
+    "new tokens under virtual ones": (
+        job(
+            model={"base": "org/base", "newTokens": ["<a>"]},
+            method={"type": "PromptTuning"},
+            training={"packing": False},
+        ),
+        "model.newTokens works with method Full, LoRA, QLoRA or DoRA: virtual tokens train no embedding",
+    ),
+    "new tokens that a teacher does not have": (
+        job(model={"base": "org/base", "newTokens": ["<a>"]}, objective=DISTILLATION),
+        "model.newTokens does not work with objective Distillation, whose teacher has no rows for them",
+    ),
+    "the best of no evaluations": (
+        job(training={"select": "Best"}),
+        "select: Best needs evaluations during training: set training.evalEverySteps",
+    ),
+    **{
+        f"a schedule with {what}": (job(training=training), sentence)
+        for what, training, sentence in (
+            (
+                "two lengths of its decay",
+                {"scheduler": "WSD", "decaySteps": 9, "decayRatio": 0.1},
+                "set decaySteps or decayRatio, not both",
+            ),
+            (
+                "steps of no decay",
+                {"scheduler": "Linear", "decaySteps": 9},
+                "decaySteps needs scheduler: WSD",
+            ),
+            ("a share of no decay", {"decayRatio": 0.1}, "decayRatio needs scheduler: WSD"),
+            (
+                "shares above 1",
+                {"scheduler": "WSD", "warmupRatio": 0.6, "decayRatio": 0.5},
+                "warmupRatio and decayRatio together are above 1: lower one of them",
+            ),
+            (
+                "more steps than the run",
+                {"scheduler": "WSD", "warmupSteps": 2, "decaySteps": 9, "maxSteps": 10},
+                "the warm-up and the decay are longer than maxSteps: lower decaySteps or warmupSteps",
+            ),
+            (
+                "a floor of nothing that decreases",
+                {"scheduler": "Constant", "minLearningRate": 0},
+                "minLearningRate needs a learning rate that decreases",
+            ),
+            (
+                "a floor at its peak",
+                {"learningRate": 1e-4, "minLearningRate": 1e-4},
+                "minLearningRate must be below learningRate: lower it",
+            ),
+        )
+    },
+    **{
+        f"{name} {value} of the optimizer": (
+            job(training={"optimizer": {name: value}}),
+            f"spec.training.optimizer.{name}",
+        )
+        for name, value in (("beta1", 1), ("beta2", -0.1), ("epsilon", 0))
+    },
+    "momentum of AdamW": (
+        job(training={"optimizer": {"momentum": 0.9}}),
+        "momentum needs type Muon",
+    ),
+    "Muon for bf16 weights": (
+        job(training={"optimizer": {"type": "Muon", "weights": "BF16"}}),
+        "weights: BF16 needs type AdamW or AdamW8bit",
+    ),
+    "bf16 weights that compute in fp32": (
+        job(training={"precision": "FP32", "optimizer": {"weights": "BF16"}}),
+        "optimizer.weights: BF16 needs precision: BF16",
+    ),
+    "bf16 weights of an adapter": (
+        job(method={"type": "LoRA"}, training={"optimizer": {"weights": "BF16"}}),
+        "optimizer.weights: BF16 needs method Full",
+    ),
+    "Muon for an adapter": (
+        job(method={"type": "LoRA"}, training={"optimizer": {"type": "Muon"}}),
+        "optimizer.type: Muon needs method Full: set AdamW or AdamW8bit",
+    ),
+    "label smoothing of targets for DPO": (
+        job(data=prepared(columns=PREFERENCES), objective=DPO | {"labelSmoothing": 0.1}),
+        "labelSmoothing needs type SFT: for DPO set dpo.labelSmoothing",
+    ),
+    "half of the pairs the wrong way round": (
+        job(data=prepared(columns=PREFERENCES), objective=DPO | {"dpo": {"labelSmoothing": 0.5}}),
+        "spec.objective.dpo.labelSmoothing",
+    ),
+    "stopping early without evaluations": (
+        job(training={"earlyStopping": {}}),
+        "earlyStopping needs evaluations during training: set training.evalEverySteps",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_the_schema_refuses(api: Api, case: str) -> None:
+    body, sentence = REFUSED[case]
+    with refused(sentence):
+        dry_run.create(api, body)
+
+
+ACCEPTED: dict[str, Json] = {
+    **{method: job(method={"type": method}) for method in ("Full", "LoRA", "QLoRA", "DoRA")},
+    **{
+        method: job(method={"type": method, "softPrompt": {"virtualTokens": 8}}, training=NO_PACKS)
+        for method in ("PrefixTuning", "PromptTuning")
+    },
+    "a prompt that starts from a text": job(
+        method={"type": "PromptTuning", "softPrompt": {"initText": "Answer:"}}, training=NO_PACKS
+    ),
+    "DPO": job(data=prepared(columns=PREFERENCES, promptTemplate="Q: {p}"), objective=DPO),
+    "IPO": job(data=prepared(columns=PREFERENCES), objective=DPO | {"dpo": {"loss": "IPO"}}),
+    "ORPO, with noise": job(
+        data=prepared(columns=PREFERENCES), objective={"type": "ORPO"}, training={"neftuneAlpha": 5}
+    ),
+    "SimPO": job(data=prepared(columns=PREFERENCES), objective={"type": "SimPO", "simpo": {"gamma": 0}}),
+    "KTO": job(
+        data=prepared(columns=UNPAIRED, promptTemplate="Q: {prompt}", minPromptChars=2, conversation={}),
+        objective=KTO | {"kto": {"beta": 0.2, "desirableWeight": 1.3}},
+        method={"type": "QLoRA"},
+    ),
+    "an answer in columns that are found": job(
+        data={"splits": {"type": "Delta", "path": "/x"}}, objective={"lossOn": "Answer"}
+    ),
+    "DPO with QLoRA": job(
+        data=prepared(columns=PREFERENCES), objective=DPO | {"dpo": {"beta": 0.2}}, method={"type": "QLoRA"}
+    ),
+    "Distillation with DoRA": job(objective=DISTILLATION, method={"type": "DoRA"}),
+    "the answer of a templated text": job(
+        data=prepared(promptTemplate="{title}", responseTemplate="{text}"), objective={"lossOn": "Answer"}
+    ),
+    "an adapter that goes on": job(
+        model={"base": "models:/m@a", "adapter": "Continue"}, method={"type": "DoRA"}
+    ),
+    "new tokens": job(model={"base": "org/base", "newTokens": ["<a>", "</a>"]}),
+    "new tokens in a merged adapter, with layers of its own": job(
+        model={"base": "org/base", "newTokens": ["<a>"]},
+        method={"type": "QLoRA", "export": "Merged", "lora": {"bias": "All", "modulesToSave": ["lm_head"]}},
+    ),
+    "the best of some": job(
+        training={"select": "Best", "evalEverySteps": 5, "earlyStopping": {"patience": 2}}
+    ),
+    "a schedule in all its parts": job(
+        training={
+            "scheduler": "WSD",
+            "warmupSteps": 2,
+            "decaySteps": 8,
+            "maxSteps": 10,
+            "learningRate": 1e-4,
+            "minLearningRate": 1e-5,
+            "optimizer": {"beta1": 0, "beta2": 0.95, "epsilon": 1e-6},
+        },
+        objective={"labelSmoothing": 0.1},
+    ),
+    "8 bits and bf16 weights": job(
+        training={"optimizer": {"type": "AdamW8bit", "weights": "BF16", "beta2": 0.95}, "precision": "BF16"}
+    ),
+    "8 bits for an adapter": job(
+        method={"type": "QLoRA"}, training={"optimizer": {"type": "AdamW8bit"}, "precision": "FP16"}
+    ),
+    "Muon": job(training={"optimizer": {"type": "Muon", "momentum": 0.9}, "precision": "FP16"}),
+    "shares of a schedule": job(
+        training={"scheduler": "WSD", "warmupRatio": 0.7, "decayRatio": 0.3, "minLearningRate": 1}
+    ),
+    "label smoothing of pairs": job(
+        data=prepared(columns=PREFERENCES), objective=DPO | {"dpo": {"labelSmoothing": 0.1}}
+    ),
+    "all of the speed": job(
+        training={"compile": True, "activationCheckpointing": "Auto"},
+        distributed={"strategy": "HSDP", "nodes": 2, "processesPerNode": 2},
+        tracking={"systemMetrics": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_the_schema_accepts(api: Api, case: str) -> None:
+    assert dry_run.create(api, ACCEPTED[case])
