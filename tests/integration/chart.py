@@ -7,9 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from cluster import binaries
+from support.manifests import parse
 
 CHART = Path(__file__).parents[2] / "charts" / "finetune-operator"
 KUBE_VERSION = "1.37.0"
@@ -40,9 +39,10 @@ def rendered(*values: str) -> str:
     return done.stdout
 
 
+@cache
 def parts(*values: str) -> list[Json]:
-    """The manifests, parsed."""
-    return [part for part in yaml.safe_load_all(rendered(*values)) if part]
+    """The manifests, parsed. NB: not to be changed."""
+    return parse(rendered(*values))
 
 
 def objects(*values: str) -> dict[tuple[str, str], Json]:

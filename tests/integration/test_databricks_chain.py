@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from standins.databricks import Workspace, running
 from support.waiting import wait_for
 from worlds.processes.jobs import TRAINED, splits_given
 from worlds.processes.world import World
+
+if TYPE_CHECKING:
+    # NB: imported by the fixture alone: the SDK of Databricks takes a second to import, in each worker.
+    from standins.databricks import Workspace
 
 SECRETS = {"databricks": "dapi-good", "databricks-trainer": "dapi-trainer"}
 TRACKING = {
@@ -24,6 +28,8 @@ SIGNATURE = {"inputs": '[{"type": "string"}]', "outputs": '[{"type": "string"}]'
 
 @pytest.fixture
 def workspace(world: World) -> Iterator[Workspace]:
+    from standins.databricks import running
+
     with running() as state:
         state.tracking.open()
         for name, token in SECRETS.items():

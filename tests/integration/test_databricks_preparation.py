@@ -5,24 +5,24 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import deltalake
-import pyarrow as pa
 import pytest
 import yaml
 
 from finetune_operator import names
-from standins.databricks import Workspace, running
 from support.jars import jars_folder
 from support.operator_process import operator_process, watching
 from support.process import running as running_process
-from support.small_tokenizer import save_tokenizer
 from support.waiting import wait_for
 from worlds.processes.jobs import job
 from worlds.processes.world import World
+
+if TYPE_CHECKING:
+    # NB: imported by the fixture alone: the SDK of Databricks takes a second to import, in each worker.
+    from standins.databricks import Workspace
 
 Json = dict[str, Any]
 REPOSITORY = Path(__file__).parents[2]
@@ -35,6 +35,9 @@ COMMIT = "0123456789012345678901234567890123456789"
 @pytest.fixture
 def workspace(tmp_path: Path, namespace: str, api: Any) -> Iterator[Workspace]:
     """A workspace with a volume, a table of questions and answers, a bucket, and a model in the cache of its clusters."""
+    from standins.databricks import Workspace, running
+    from support.small_tokenizer import save_tokenizer
+
     state = Workspace()
     state.files.volumes.add(VOLUME)
     state.jobs.jars = str(jars_folder())
@@ -45,8 +48,8 @@ def workspace(tmp_path: Path, namespace: str, api: Any) -> Iterator[Workspace]:
         "answer": [str(number + 1) for number in range(200)] + ["1", "nothing"],
     }
     table = tmp_path / "chats"
-    deltalake.write_deltalake(table, pa.table(corpus))
-    deltalake.write_deltalake(table, pa.table({"question": ["later"], "answer": ["row"]}), mode="append")
+    write_table(table, corpus)
+    write_table(table, {"question": ["later"], "answer": ["row"]})
     state.jobs.tables["support.chats"] = str(table)
     for name in ("models--tiny--base", "models--Qwen--Qwen3-0.6B"):
         model = tmp_path / "hub" / name
@@ -60,6 +63,14 @@ def workspace(tmp_path: Path, namespace: str, api: Any) -> Iterator[Workspace]:
         meta = {"name": "databricks", "namespace": namespace}
         api.create({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": data})
         yield state
+
+
+def write_table(folder: Path, columns: Mapping[str, object]) -> None:
+    """Append rows to a Delta table, which is created if it does not exist."""
+    import deltalake
+    import pyarrow as pa
+
+    deltalake.write_deltalake(folder, pa.table(columns), mode="append")
 
 
 @pytest.fixture
@@ -132,7 +143,9 @@ def test_from_a_table_to_training(prepared_world: World, workspace: Workspace, t
         "dedupe": 1,
     }
     assert sum(data["rows"].values()) == 200
-    written = deltalake.DeltaTable(str(tmp_path / "lake" / "splits")).to_pyarrow_table()
+    from deltalake import DeltaTable
+
+    written = DeltaTable(str(tmp_path / "lake" / "splits")).to_pyarrow_table()
     assert (written.num_rows, min(written["tokens"].to_pylist()) > 0) == (200, True)
     page = f"{workspace.uri}/?o=1234#job/0/run/{held}"
     assert status["databricksRun"] == {
@@ -154,7 +167,7 @@ def test_the_sample(prepared_world: World, workspace: Workspace, tmp_path: Path)
     workspace.files.volumes.add(databricks["volume"])
     workspace.jobs.environment = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     body["spec"]["data"]["source"]["table"] = "gold.conversations"
-    deltalake.write_deltalake(tmp_path / "gold", pa.Table.from_pylist(conversations()))
+    write_table(tmp_path / "gold", {"messages": conversations()})
     workspace.jobs.tables["gold.conversations"] = str(tmp_path / "gold")
     world.submit(body)
     run_id = wait_for("its id", lambda: world.status(name).get("databricksRun", {}).get("runId"), 60)
@@ -176,13 +189,13 @@ def test_the_sample(prepared_world: World, workspace: Workspace, tmp_path: Path)
     assert world.wait_pods(f"{name}-train-1", 1)
 
 
-def conversations() -> list[Json]:
-    """200 conversations, and one of them again."""
+def conversations() -> list[list[Json]]:
+    """The messages of 200 conversations, and of one of them again."""
     words = ("table", "report", "invoice", "router", "bicycle", "garden", "ticket", "engine")
     asked = [f"How do I return the {word} number {number}?" for word in words for number in range(25)]
     said = [(f"{text} It arrived broken.", f"Send the {text[20:-1]} back.") for text in asked]
     return [
-        {"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": other}]}
+        [{"role": "user", "content": one}, {"role": "assistant", "content": other}]
         for one, other in [*said, said[0]]
     ]
 

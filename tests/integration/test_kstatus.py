@@ -7,7 +7,6 @@ import subprocess
 from typing import Any
 
 from cluster import binaries
-from worlds.memory.verdicts import VERDICTS, bodies
 
 Json = dict[str, Any]
 
@@ -21,12 +20,16 @@ def kstatus(objects: list[Json]) -> list[Json]:
 
 
 async def test_kstatus_says_what_the_table_says() -> None:
+    from worlds.memory.verdicts import VERDICTS, bodies
+
     found = await bodies()
     said = {name: item["status"] for name, item in zip(found, kstatus([*found.values()]), strict=True)}
     assert said == {name: verdict.kstatus for name, verdict in VERDICTS.items()}
 
 
 async def test_kstatus_repeats_the_message_of_what_explains_it() -> None:
+    from worlds.memory.verdicts import bodies
+
     found = await bodies()
     silent = ("Resource is Ready", "Resource scheduled for deletion")
     said = zip(found.values(), kstatus([*found.values()]), strict=True)

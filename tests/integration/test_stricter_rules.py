@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import yaml
 from kubernetes.dynamic.exceptions import DynamicApiError, ResourceNotFoundError
 
 from support.api import Api
+from support.manifests import parse
 from support.refusals import refused
 from support.waiting import wait_for
 from worlds.processes.jobs import job
@@ -90,7 +90,7 @@ def older(api: Api) -> str:
     """A namespace with a job for each rule, all of them older than the rules."""
     namespace = new_namespace(api)
     # A copy of the CRD: other tests use the one that there is meanwhile.
-    crd = yaml.safe_load((CRDS / "finetune.dev_finetunejobs.yaml").read_text(encoding="utf-8"))
+    (crd,) = parse((CRDS / "finetune.dev_finetunejobs.yaml").read_text(encoding="utf-8"))
     crd["metadata"]["name"] = "olderjobs.finetune.dev"
     crd["spec"]["names"] = {
         "kind": "OlderJob",

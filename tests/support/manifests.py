@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import yaml
@@ -31,11 +32,16 @@ class DocumentError(ValueError):
     """A block of YAML is neither a manifest nor says which part of which kind it is."""
 
 
+def parse(text: str) -> list[Json]:
+    """The documents of a YAML text, without empty ones. libyaml reads them, in a tenth of the time that Python needs."""
+    return [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
+
+
+@cache
 def base(kind: str) -> Json:
-    """A sample of a kind."""
-    path = ROOT / "crds" / "samples" / f"{BASES[kind]}.yaml"
-    found: Json = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return found
+    """A sample of a kind. NB: not to be changed."""
+    (sample,) = parse((ROOT / "crds" / "samples" / f"{BASES[kind]}.yaml").read_text(encoding="utf-8"))
+    return sample
 
 
 def resources(block: Block) -> Iterator[Json]:
@@ -46,7 +52,7 @@ def resources(block: Block) -> Iterator[Json]:
     Raises:
         DocumentError: it is no manifest, and its title names no part.
     """
-    for part in yaml.safe_load_all(block.text) if block.title != VALUES else ():
+    for part in parse(block.text) if block.title != VALUES else ():
         is_manifest = isinstance(part, dict) and {"apiVersion", "kind", "metadata"} <= part.keys()
         if is_manifest and part["apiVersion"].startswith(f"{GROUP}/"):
             yield part

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from cluster.controlplane import ControlPlane
 from support.api import Api
+from support.manifests import parse
 from support.mlflow_server import Mlflow
 from support.process import running
 from support.waiting import wait_for
@@ -32,7 +31,9 @@ def control_plane(folder: Path) -> Iterator[dict[str, Any]]:
     """etcd, kube-apiserver and kube-controller-manager, with our CRDs."""
     with running(ControlPlane(folder)) as plane:
         api = Api(plane.kubeconfig)
-        crds = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in sorted(CRDS.glob("*.yaml"))]
+        crds = [
+            crd for file in sorted(CRDS.glob("*.yaml")) for crd in parse(file.read_text(encoding="utf-8"))
+        ]
         for crd in crds:
             api.create(crd)
         names = [crd["metadata"]["name"] for crd in crds]
