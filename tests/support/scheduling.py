@@ -37,7 +37,6 @@ LONGEST = (
     "tests/integration/test_lifecycle.py",
     "tests/integration/installed/",
     "tests/integration/test_bad_input.py",
-    "tests/integration/test_installation.py",
     "tests/integration/test_registry.py",
 )
 """Files, and folders of files, in the order in which they begin; the others follow."""

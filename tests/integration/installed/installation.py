@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import yaml
 
 from integration.chart import CHART, environment_of, helm
 from support.api import Api
-from support.operator_process import operator_process
+from support.operator_process import forked_operator
 from support.ports import free_port
 from support.process import Process
 from worlds.processes.servers import Plane
@@ -55,6 +56,11 @@ class Installation:
         self._helm("uninstall", self.release, "--ignore-not-found")
         self.stop()
 
+    def remove(self) -> None:
+        """Kill the operator, and uninstall the release."""
+        self.operator.kill()
+        self.uninstall()
+
     def notes(self) -> str:
         """What helm said of the newest installation, joined to one line."""
         return " ".join(self._helm("get", "notes", self.release).split())
@@ -90,7 +96,9 @@ class Installation:
         }
         environment = {**environment_of(deployment, SYSTEM), **short}
         kubeconfig = self._kubeconfig(pod["serviceAccountName"])
-        self._operator = operator_process(kubeconfig, self.folder / "operator.log", environment)
+        self._operator = forked_operator(kubeconfig, self.folder / "operator.log", environment)
+        # As the kubelet ends a pod.
+        self._operator.stop_signal = signal.SIGTERM
         self._operator.start()
 
     def _defaults(self, name: str) -> Path:

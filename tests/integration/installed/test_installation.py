@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.controlplane import ControlPlane
 from finetune_crds.__main__ import DIGEST
-from integration.installation import RELEASE, SYSTEM, Installation
+from integration.installed.installation import RELEASE, SYSTEM, Installation
 from support.api import Api
 from support.mlflow_server import Mlflow
 from support.operator_process import metric
-from support.process import running
 from support.waiting import wait_for
 from worlds.processes.jobs import TRAINED, job, splits_given
 from worlds.processes.operators import new_namespace
@@ -27,20 +25,13 @@ Json = dict[str, Any]
 CRDS = ("finetunejobs.finetune.dev", "modelpromotions.finetune.dev")
 
 
-@pytest.fixture(scope="module")
-def empty_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    """A control plane without our CRDs, which the chart brings."""
-    with running(ControlPlane(tmp_path_factory.mktemp("plane"))) as found:
-        yield Plane(found.kubeconfig, found.kubectl)
-
-
 @pytest.fixture
 def installation(empty_plane: Plane, tmp_path: Path) -> Iterator[Installation]:
     found = Installation(empty_plane, Api(empty_plane.kubeconfig), tmp_path)
     try:
         yield found
     finally:
-        found.uninstall()
+        found.remove()
     print(found.log())
 
 

@@ -12,12 +12,11 @@ import pytest
 import yaml
 
 from cluster import registry
-from cluster.controlplane import ControlPlane
 from cluster.release import chart
 from cluster.release.make import publish_chart
 from cluster.release.target import Target
 from integration.chart import helm
-from integration.installation import RELEASE, SYSTEM
+from integration.installed.installation import RELEASE, SYSTEM
 from support.api import Api
 from support.ports import free_port, listens
 from support.process import running
@@ -44,13 +43,6 @@ def published(target: Target, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return publish_chart(target, tmp_path_factory.mktemp("release"))
 
 
-@pytest.fixture(scope="module")
-def empty_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    """A control plane without our CRDs."""
-    with running(ControlPlane(tmp_path_factory.mktemp("plane"))) as found:
-        yield Plane(found.kubeconfig, found.kubectl)
-
-
 def images_of(deployment: Json) -> list[str]:
     """The images that a Deployment of the operator names: its own, and those of jobs."""
     container = deployment["spec"]["template"]["spec"]["containers"][0]
@@ -65,8 +57,9 @@ def test_the_chart_is_installed_from_the_registry(
     assert address == f"oci://{target.registry}/charts/finetune-operator:{VERSION}"
     assert digest.startswith("sha256:")
     source = (f"{target.charts}/finetune-operator", "--version", VERSION, "--plain-http")
-    where = ("--namespace", SYSTEM, "--create-namespace", "--kubeconfig", str(empty_plane.kubeconfig))
-    done = helm("install", RELEASE, *source, *where, "--set", "tracking.uri=https://mlflow.example.com")
+    where = ("--namespace", SYSTEM, "--kubeconfig", str(empty_plane.kubeconfig))
+    values = ("--create-namespace", "--set", "tracking.uri=https://mlflow.example.com")
+    done = helm("install", RELEASE, *source, *where, *values)
     assert done.returncode == 0, done.stderr
     # Every image has a registry, so there is nothing to warn of.
     assert "WARNING" not in done.stdout
@@ -75,6 +68,8 @@ def test_the_chart_is_installed_from_the_registry(
     assert images_of(deployment) == [
         target.image(name) for name in ("finetune-operator", "finetune-prep", "finetune-trainer")
     ]
+    done = helm("uninstall", RELEASE, *where)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_manifests_of_a_release_are_whole(

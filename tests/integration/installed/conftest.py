@@ -1,0 +1,21 @@
+"""The control plane that releases of the chart are installed on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from cluster.controlplane import ControlPlane
+from support.process import running
+from worlds.processes.servers import Plane
+
+
+@pytest.fixture(scope="session")
+def empty_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
+    """A control plane without our CRDs, which the chart brings.
+
+    NB: tests in this folder have it one after the other, in one worker; a release that was uninstalled leaves its CRDs.
+    """
+    with running(ControlPlane(tmp_path_factory.mktemp("plane"))) as plane:
+        yield Plane(plane.kubeconfig, plane.kubectl)
