@@ -69,6 +69,8 @@ def session(task: dict[str, Any]) -> Any:
         "spark.master": "local[2]",
         "spark.driver.memory": "1g",
         "spark.driver.host": "127.0.0.1",
+        # A run is over before the second compiler pays.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.driver.extraClassPath": f"{task['jars']}/*",
         "spark.local.dir": scratch,
         "spark.sql.warehouse.dir": f"{scratch}/warehouse",
