@@ -17,7 +17,7 @@ from cluster.certificates import Authority
 from cluster.client import Client
 from support.ports import free_port, listens
 from support.process import Process
-from support.waiting import wait_for
+from support.waiting import PATIENCE, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,7 +84,7 @@ class ControlPlane:
         """The configured processes, in the order in which they start."""
         return list(self._wanted)
 
-    def start(self, timeout: float = 60) -> None:
+    def start(self, timeout: float = PATIENCE) -> None:
         """Start the configured processes and wait until they are ready."""
         try:
             self.etcd.start()
@@ -101,7 +101,7 @@ class ControlPlane:
             self.stop()
             raise
 
-    def wait_ready(self, timeout: float = 60) -> None:
+    def wait_ready(self, timeout: float = PATIENCE) -> None:
         """Wait until the API server answers and has created its own objects (roles, namespaces)."""
         wait_for("the API server", self.client.ready, timeout, self.etcd, self.apiserver)
 
