@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -10,7 +10,8 @@ from finetune_crds.spark import Spark
 from finetune_trainer.prep import session
 from support.jars import jars_folder
 from support.small_tokenizer import save_tokenizer
-from unit.trainer.prep.recipes import INTERPRETED, QUICK, QUICK_JVM, Preparer, compiled
+from unit.trainer.prep.corpus import Asker, write_corpus
+from unit.trainer.prep.recipes import INTERPRETED, QUICK, QUICK_JVM, Preparer, compiled, prepared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,13 +28,20 @@ def jars() -> Path:
 
 @pytest.fixture(scope="session")
 def spark(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session as the prep pod starts it, but that it does not compile plans: see `compiled`."""
-    scratch = tmp_path_factory.mktemp("spark")
+    """A session as the prep pod starts it, but that it does not compile plans, see `compiled`, and `worker_daemon` forks its workers."""
+    scratch, settings = tmp_path_factory.mktemp("spark"), session.settings
+
+    def with_daemon(*arguments: Any, **named: Any) -> dict[str, str]:
+        return settings(*arguments, **named) | {
+            "spark.python.daemon.module": "unit.trainer.prep.worker_daemon"
+        }
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(session.ENV_JARS, str(jars))
         for name, value in QUICK_JVM.items():
             patch.setenv(name, value)
         patch.setattr("tempfile.tempdir", str(scratch))
+        patch.setattr(session, "settings", with_daemon)
         started = session.start(Spark(driver_memory="1Gi", conf=QUICK))
     for name, value in INTERPRETED.items():
         started.conf.set(name, value)
@@ -65,3 +73,30 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def prepare(spark: SparkSession, tokenizer_folder: Path, tmp_path: Path) -> Preparer:
     """Prepares rows of a test in the session of all tests."""
     return Preparer(spark, tokenizer_folder, tmp_path)
+
+
+@pytest.fixture
+def prepare_and_commit(prepare: Preparer) -> Preparer:
+    """The same, and the table is written as a preparation does."""
+    prepare.run = prepared
+    return prepare
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the small corpus."""
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return folder
+
+
+@pytest.fixture
+def ask(spark: SparkSession, corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> Asker:
+    return Asker(spark, corpus, tokenizer_folder, tmp_path / "table")
+
+
+@pytest.fixture
+def ask_and_commit(ask: Asker) -> Asker:
+    """Prepares the corpus, and writes the table as a preparation does."""
+    ask.run = prepared
+    return ask

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import json
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
+import pytest
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
 from finetune_crds.recipe import Recipe
-from finetune_trainer.prep import pipeline
+from finetune_trainer.documents import ENCODING
+from finetune_trainer.prep import output, pipeline
 from finetune_trainer.prep.plan import request
 from finetune_trainer.prep.progress import Progress
 from finetune_trainer.tokenizer import Loaded
@@ -21,7 +24,7 @@ from finetune_trainer.tokenizer import Loaded
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from finetune_crds.contract import PrepResult
     from finetune_trainer.prep.report import Facts
@@ -94,14 +97,35 @@ def prepared(
     return pipeline.prepare(spark, wanted, request(wanted), tokenizer, untold(), publish=publish)
 
 
+def prepare_quickly(
+    spark: SparkSession, wanted: Recipe, publish: Callable[[Facts], object] = lambda _: None
+) -> PrepResult:
+    """Prepare as `prepared` does, but write a new table without Spark.
+
+    Spark's commit takes more than half of the time of a small preparation; test_prep_output and test_prep_pipeline have it.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(output, "commit", commit_without_spark)
+        return prepared(spark, wanted, publish)
+
+
+def commit_without_spark(frame: DataFrame, _: Recipe, result: PrepResult) -> PrepResult:
+    """Write the rows as version 0 of a table, with what training reads of the commit."""
+    (encoding,) = {found for field in frame.schema if (found := field.metadata.get(ENCODING))}
+    properties = CommitProperties(custom_metadata={"userMetadata": json.dumps({ENCODING: encoding})})
+    write_deltalake(result.path, frame.toArrow(), mode="error", commit_properties=properties)
+    return result
+
+
 class Preparer:
     """Prepares rows, all of them for the training split.
 
-    shown: what the reports of the preparations show.
+    run: runs a preparation. shown: what the reports of the preparations show.
     """
 
     def __init__(self, spark: SparkSession, tokenizer: Path, folder: Path) -> None:
         self.folder = folder
+        self.run = prepare_quickly
         self.shown: list[Facts] = []
         self._spark, self._tokenizer = spark, tokenizer
         self._numbers = itertools.count()
@@ -124,7 +148,7 @@ class Preparer:
         # NB: Spark reads several small files as one partition.
         self._spark.conf.set(_LEAST_PARTITIONS, partitions)
         try:
-            return prepared(self._spark, wanted, self.shown.append)
+            return self.run(self._spark, wanted, self.shown.append)
         finally:
             self._spark.conf.unset(_LEAST_PARTITIONS)
 

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from finetune_trainer import outcome
-from unit.trainer.prep.recipes import prepared, recipe
+from unit.trainer.prep.recipes import prepare_quickly, recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,9 +52,13 @@ def prepare(
             (model / "chat_template.jinja").write_text(template)
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         source = {"type": "JSONLines", "path": str(tmp_path / "rows.jsonl")}
-        changes = {"source": source, "base": str(model), "splitRatios": ALL_TRAIN} | changes
+        changes = {
+            "source": source,
+            "base": str(model),
+            "splitRatios": ALL_TRAIN,
+        } | changes
         asked = recipe(output=str(tmp_path / "table"), **changes)
-        return prepared(spark, asked, shown.append)
+        return prepare_quickly(spark, asked, shown.append)
 
     return made
 
@@ -70,12 +74,8 @@ def test_a_prompt_and_its_answer_become_turns(prepare: Callable[..., PrepResult]
         ]
     ]
     assert {"prompt", "response", "text"} & {*table.column_names} == set()
-
-
-def test_turns_are_counted_as_the_chat_template_renders_them(prepare: Callable[..., PrepResult]) -> None:
-    made = prepare(PAIRS, conversation={})
-    # The tokenizer has a token for each byte, and some for parts of words.
-    assert 10 < made.tokens.train < len("What is the table?The answer.")
+    # Turns count as the chat template renders them. The tokenizer has a token for each byte, and some for parts of words.
+    assert 10 < made.tokens.train < len("Be brief.a: What is the table?The answer.")
 
 
 def test_a_conversation_that_the_chat_template_refuses_fails_the_preparation(

@@ -24,7 +24,7 @@ from finetune_trainer.prep import condition, databricks, output, session, tokens
 from finetune_trainer.prep.keep import keep
 from standins.databricks import Workspace, running
 from standins.databricks.files import FileRefusal
-from unit.trainer.prep.recipes import prepared, recipe
+from unit.trainer.prep.recipes import commit_without_spark, prepare_quickly, recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,7 +96,7 @@ def test_rows_and_counts_are_those_of_a_pod_and_the_same_without_a_jvm_and_witho
         tokens._written.cache_clear()
         bare = run(tmp_path / "bare", asked(corpus, tokenizer_folder, tmp_path / "bare-out"))
     assert f"the report stays in {tmp_path / 'bare'}: " in capsys.readouterr().out
-    local = prepared(spark, asked(corpus, tokenizer_folder, tmp_path / "local-out"))
+    local = prepare_quickly(spark, asked(corpus, tokenizer_folder, tmp_path / "local-out"))
     assert local.model_copy(update={"path": usual.path}) == usual
     assert bare.model_copy(update={"path": usual.path}) == usual
     first, second, third = (
@@ -131,19 +131,26 @@ def wanted(spark: SparkSession, corpus: Path, tokenizer_folder: Path, tmp_path: 
 
 @pytest.mark.parametrize("denied", ["", "PUT /api/2.0/fs/"], ids=["with its report", "without"])
 def test_a_run_of_the_workspace_has_the_report_and_the_step(
-    wanted: Recipe, workspace: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str], denied: str
+    wanted: Recipe,
+    workspace: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    denied: str,
 ) -> None:
+    monkeypatch.setattr(output, "commit", commit_without_spark)
     workspace.denied |= {denied} if denied else set()
     made = track.client("databricks")
     experiment = made.create_experiment("/Shared/team")
     run_id = made.create_run(experiment).info.run_id
-    run(tmp_path / "run", wanted, "--mlflow-run", run_id)
+    assert wanted.data.prepare
+    folder = Path(wanted.data.prepare.output).with_name("run")
+    run(folder, wanted, "--mlflow-run", run_id)
     found = workspace.tracking.open().get_run(run_id)
     assert found.data.tags[contract.TAG_PREPARATION].startswith("writing")
     place = f"/WorkspaceInternal/Mlflow/Artifacts/{experiment}/Runs/{run_id}/artifacts/preparation"
     logged = {name for name in PICTURES if has(workspace, f"{place}/{name}")}
     assert logged == (set() if denied else {*PICTURES})
-    assert {*PICTURES} <= {path.name for path in (tmp_path / "run").iterdir()}
+    assert {*PICTURES} <= {path.name for path in folder.iterdir()}
     said = capsys.readouterr().out
     assert ("preparation is not uploaded to the run's artifacts" in said, "the report stays" in said) == (
         bool(denied),

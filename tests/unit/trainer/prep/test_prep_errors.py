@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +9,11 @@ import pytest
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
 from finetune_trainer.outcome import PodFailure, describe
-from finetune_trainer.prep import errors, session
+from finetune_trainer.prep import errors
 from finetune_trainer.prep.plan import plan
-from unit.trainer.prep.recipes import QUICK_JVM, recipe
+from unit.trainer.prep.recipes import recipe
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
 S3A = "org.apache.hadoop.fs.s3a.UnknownStoreException"
@@ -136,44 +130,3 @@ def test_executors_in_pods_of_their_own_have_another_scratch_space(spark: SparkS
         "the scratch space of the pods of Spark is full: mount a larger volume whose name begins with spark-local-dir- in "
         "data.prepare.podTemplate, or raise data.prepare.spark.executors",
     )
-
-
-def namespace() -> list[str]:
-    """The command that runs another one where it may mount file systems: as any user where the kernel lets it, or as root."""
-    for command in (["unshare", "--user", "--map-root-user", "--mount"], ["unshare", "--mount"]):
-        mounts = [*command, "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/mnt"]
-        if subprocess.run(mounts, capture_output=True, check=False).returncode == 0:
-            return command
-    pytest.skip("nobody may mount a file system here, not in a namespace either")
-
-
-def test_a_disk_that_is_full_is_named_and_prepares_when_it_has_room(
-    jars: Path, tokenizer_folder: Path, tmp_path: Path
-) -> None:
-    done = subprocess.run(
-        [*namespace(), sys.executable, "-m", "unit.trainer.prep.full_disk", tmp_path, tokenizer_folder],
-        env=os.environ | QUICK_JVM | {session.ENV_JARS: str(jars)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()[-1].replace(str(tmp_path), "")
-    assert json.loads(said) == {
-        "table is full": [
-            1,
-            "DiskFull",
-            "the disk of data.prepare.output /table/table is full: make room there, or name a folder on a larger volume",
-        ],
-        "table was full": [],
-        "table has room": [0, 2000],
-        "scratch is full": [
-            1,
-            "DiskFull",
-            "the scratch space /scratch of the preparation is full: mount a larger volume there in data.prepare.podTemplate, or "
-            "raise the pod's limit of ephemeral-storage",
-        ],
-        "scratch was full": [],
-        "scratch has room": [0, 2000],
-    }

@@ -198,8 +198,9 @@ def ids_by_file(made: PrepResult) -> list[list[str]]:
 
 
 def test_a_table_of_several_files_has_the_same_rows(
-    prepare: Preparer, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prepare_and_commit: Preparer, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    prepare = prepare_and_commit
     one = prepare(ROWS, **STEPS)
     monkeypatch.setattr(output, "_TOKENS_A_FILE", one.tokens.train // 4 + 1)
     four, again = (prepare(ROWS, partitions=partitions, **STEPS) for partitions in (1, 4))

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
-from finetune_crds.contract import EXIT_DATA, EXIT_RECIPE, PodError, PrepResult, TerminationMessage
+from finetune_crds.contract import EXIT_DATA, PrepResult
 from finetune_crds.data import Columns
 from finetune_crds.training import ModelCache
 from finetune_trainer import outcome
 from finetune_trainer.cache import Cache
 from finetune_trainer.prep import output, pipeline
 from finetune_trainer.prep.report import Facts
-from finetune_trainer.prep.session import ENV_JARS
 from support.http_server import Answer, serving
-from support.waiting import wait_for
-from unit.trainer.prep.recipes import PAIR_TOKENS, QUICK, QUICK_JVM, prepared, recipe
+from unit.trainer.prep.recipes import PAIR_TOKENS, prepared, recipe
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -572,149 +565,3 @@ def test_the_tokenizer_comes_from_the_claim_of_the_recipe(
     with pipeline.fetched_tokenizer(asked.model_copy(update={"model": model})) as found:
         assert (found, used) == (tokenizer_folder, [Cache.of(model)])
     assert used != [None]
-
-
-@pytest.fixture
-def pod(jars: Path, tmp_path: Path) -> dict[str, str]:
-    """The environment of a prep pod whose recipe and termination message are in `tmp_path`."""
-    return (
-        os.environ
-        | QUICK_JVM
-        | {
-            ENV_JARS: str(jars),
-            "FINETUNE_RECIPE": str(tmp_path / "recipe.yaml"),
-            outcome.ENV_TERMINATION_PATH: str(tmp_path / "termination"),
-            "TMPDIR": str(tmp_path),
-        }
-    )
-
-
-def run(pod: dict[str, str], *options: Path | str) -> tuple[int, str, TerminationMessage | None]:
-    """Run finetune-prep, without options as the pod does: exit code, output, termination message."""
-    done = subprocess.run(
-        [Path(sys.executable).with_name("finetune-prep"), *options],
-        env=pod,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=280,
-    )
-    message = Path(pod[outcome.ENV_TERMINATION_PATH])
-    return (
-        done.returncode,
-        done.stdout,
-        TerminationMessage.parse(message.read_text() if message.exists() else None),
-    )
-
-
-def kill_while_writing(pod: dict[str, str], table: Path, scratch: Path, *options: Path | str) -> None:
-    """Run finetune-prep, and kill it with its JVM when the first file of the table is there."""
-    with (scratch / "log").open("wb") as log:
-        started = subprocess.Popen(
-            [Path(sys.executable).with_name("finetune-prep"), *options],
-            env=pod | {"TMPDIR": str(scratch)},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            wait_for(
-                "a file of the table",
-                lambda: started.poll() is not None or any(table.glob("part-*")),
-                pause=0.002,
-            )
-            assert started.poll() is None, (scratch / "log").read_text()
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(started.pid, signal.SIGKILL)
-            started.wait()
-
-
-def test_the_command_leaves_a_result_also_after_one_that_was_killed(
-    pod: dict[str, str],
-    corpus: Path,
-    tokenizer_folder: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    tmp_path: Path,
-) -> None:
-    source = {"type": "Delta", "path": str(corpus / "delta"), "version": 0}
-    asked = recipe(
-        source=source,
-        base=str(tokenizer_folder),
-        output=str(tmp_path / "table"),
-        spark={"driverMemory": "1Gi", "conf": QUICK},
-        **STEPS,
-    )
-    here = tmp_path / "here.yaml"
-    here.write_text(asked.to_yaml())
-    options = ("--recipe", here, "--report", tmp_path / "report")
-    kill_while_writing(pod, tmp_path / "table", tmp_path_factory.mktemp("killed"), *options)
-    assert not list((tmp_path / "table" / "_delta_log").glob("*.json"))
-    code, said, message = run(pod, *options)
-    assert (code, message is not None and message.prep is not None) == (0, True), said
-    assert message is not None
-    assert message.prep is not None
-    result = message.prep
-    assert result.to_json() == {
-        **counted(table_of(result)),
-        "path": str(tmp_path / "table"),
-        "version": 0,
-        "digest": result.digest,
-        "sourceVersion": 0,
-        "dropped": DROPPED,
-        "columns": {"type": "PromptResponse", "prompt": "question", "response": "answer"},
-    }
-    assert len(DeltaTable(result.path).history()) == 1
-    assert f"source {corpus / 'delta'} version 0\n" in said
-    table = said[said.index("step ") :].splitlines()
-    assert table[:7] == [
-        "step              dropped       left",
-        "source                           104",
-        "notNull                 1        103",
-        "minQuality             21         82",
-        "dedupe                  1         81",
-        "maxTokens               1         80",
-        "limit                  10         70",
-    ]
-    assert f"the report is in {tmp_path / 'report'}\n" in said
-    assert {path.name for path in (tmp_path / "report").iterdir()} == {
-        "report.html",
-        "funnel.png",
-        "tokens.png",
-    }
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["here.yaml", "report", "table", "termination"]
-
-
-REFUSED: list[tuple[str, str, str, str]] = [
-    ("no recipe", "", "InvalidRecipe", "the recipe {recipe} is wrong at the top: Input should be"),
-    (
-        "wrong recipe",
-        "job: {name: a, namespace: b, uid: c}\nmodel: {base: /m}\ndata: {columns: {type: Text, text: t}, source: {type: XML}}",
-        "InvalidRecipe",
-        "the recipe {recipe} is wrong at data.source.type: Input should be",
-    ),
-    (
-        "base model that does not exist",
-        recipe(base="/nowhere/model").to_yaml(),
-        "ModelNotFound",
-        "model.base /nowhere/model does not exist in the pod: mount the volume in podTemplate or correct the path",
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("text", "reason", "sentence"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
-)
-def test_the_command_refuses_a_wrong_recipe(
-    pod: dict[str, str], tmp_path: Path, text: str, reason: str, sentence: str
-) -> None:
-    (tmp_path / "recipe.yaml").write_text(text)
-    code, said, message = run(pod)
-    sentence = sentence.replace("{recipe}", str(tmp_path / "recipe.yaml"))
-    assert code == EXIT_RECIPE, said
-    assert message is not None
-    assert message.error is not None
-    assert message.error == PodError(reason=reason, message=message.error.message)
-    assert message.error.message.startswith(sentence)
-    assert said.splitlines()[-1] == f"{reason}: {message.error.message}"

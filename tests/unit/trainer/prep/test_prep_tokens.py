@@ -79,13 +79,13 @@ def test_token_ids_beside_the_rows(
 
 
 def test_training_reads_the_token_ids_of_the_table(
-    prepare: Preparer, tokenizer_folder: Path, tmp_path: Path
+    prepare_and_commit: Preparer, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     rows = [
         {"question": f"the question {number}? ", "answer": "the answer " * (1 + number % 5)}
         for number in range(40)
     ]
-    result = prepare(rows)
+    result = prepare_and_commit(rows)
     splits = Splits(type="Delta", path=result.path, version=result.version)
     tokenizer = load_tokenizer(MODEL, tokenizer_folder)
     documents = Documents(tokenizer, Columns(type="PromptResponse"), answers_only=True)
