@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import write_deltalake
 
-from unit.trainer.prep.recipes import prepare_quickly, recipe
+from unit.trainer.prep.recipes import WITHOUT_SAMPLES, prepare_quickly, recipe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,6 +74,7 @@ class Asker:
             "source": {"type": "Parquet", "path": str(self.corpus / "parquet")},
             "base": str(self.tokenizer),
             "output": str(self.output),
+            **WITHOUT_SAMPLES,
         } | changes
         return self.run(self.spark, recipe(**changes), self.shown.append)
 

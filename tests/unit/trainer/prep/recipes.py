@@ -37,6 +37,8 @@ QUICK_JVM = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"}
 PAIR_TOKENS = ("chosen_input_ids", "chosen_loss_mask", "rejected_input_ids", "rejected_loss_mask")
 # For rows by the dozen, the code that Spark makes of a plan takes longer to compile than the plan to run without.
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+# Each sample is an aggregate, which makes plans that take longer to compile.
+WITHOUT_SAMPLES: dict[str, Any] = {"reportSamples": 0}
 _LEAST_PARTITIONS = "spark.sql.files.minPartitionNum"
 Json = dict[str, Any]
 
@@ -143,6 +145,7 @@ class Preparer:
             "splitRatios": {"train": 1, "validation": 0, "test": 0},
             "output": str(self.folder / f"out-{number}"),
             "base": str(self._tokenizer),
+            **WITHOUT_SAMPLES,
         }
         wanted = recipe(**asked | changes)
         # NB: Spark reads several small files as one partition.

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from finetune_trainer import outcome
-from unit.trainer.prep.recipes import prepare_quickly, recipe
+from unit.trainer.prep.recipes import WITHOUT_SAMPLES, prepare_quickly, recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,6 +56,7 @@ def prepare(
             "source": source,
             "base": str(model),
             "splitRatios": ALL_TRAIN,
+            **WITHOUT_SAMPLES,
         } | changes
         asked = recipe(output=str(tmp_path / "table"), **changes)
         return prepare_quickly(spark, asked, shown.append)
@@ -92,7 +93,9 @@ def test_a_conversation_that_the_chat_template_refuses_fails_the_preparation(
 
 
 def test_or_is_dropped_and_counted_and_shown(prepare: Callable[..., PrepResult], shown: list[Facts]) -> None:
-    made = prepare(CHATS, template=USER_FIRST, columns=None, unrenderable="Drop", maxTokens=100)
+    made = prepare(
+        CHATS, template=USER_FIRST, columns=None, unrenderable="Drop", maxTokens=100, reportSamples=3
+    )
     assert (made.dropped, made.rows.train) == (
         {"notNull": 0, "dedupe": 0, "unrenderable": 1, "maxTokens": 0},
         2,

@@ -32,7 +32,12 @@ def asked(prepare: Preparer) -> dict[str, Any]:
     """A step of each kind, which drops one of the rows."""
     (prepare.folder / "tasks.jsonl").write_text(json.dumps({"task": TASK}) + "\n", encoding="utf-8")
     tasks = {"name": "tasks", "type": "JSONLines", "path": str(prepare.folder / "tasks.jsonl")}
-    return {"minChars": 30, "languages": ["en"], "decontaminate": {"sources": [tasks]}}
+    return {
+        "minChars": 30,
+        "languages": ["en"],
+        "decontaminate": {"sources": [tasks]},
+        "reportSamples": 3,
+    }
 
 
 def test_a_sample_of_each_step_that_drops(prepare: Preparer, asked: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from finetune_crds.contract import PrepResult
 from finetune_crds.source import MixedSource
 from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import mix
-from unit.trainer.prep.recipes import prepared, recipe
+from unit.trainer.prep.recipes import WITHOUT_SAMPLES, prepare_quickly, recipe
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,9 +46,14 @@ def sources(tmp_path: Path) -> list[Json]:
 def prepare(
     spark: SparkSession, tokenizer: Path, folder: Path, sources: list[Json], **changes: Any
 ) -> PrepResult:
-    changes = {"columns": None, "splitRatios": WHOLE, "output": str(folder / "out")} | changes
+    changes = {
+        "columns": None,
+        "splitRatios": WHOLE,
+        "output": str(folder / "out"),
+        **WITHOUT_SAMPLES,
+    } | changes
     asked = recipe(source={"type": "Mix", "sources": sources}, base=str(tokenizer), **changes)
-    return prepared(spark, asked)
+    return prepare_quickly(spark, asked)
 
 
 def table_of(result: PrepResult) -> list[Json]:

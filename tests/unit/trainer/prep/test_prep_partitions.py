@@ -72,8 +72,6 @@ def test_the_same_rows_on_1_4_and_16_partitions(
         "maxTokens": 400,
         "limit": 30,
         "splitRatios": ratios,
-        # Samples make plans that take longer to compile, and no other rows.
-        "reportSamples": 0,
     }
     rows = corpus()
     one = prepare(rows, **asked)
@@ -100,3 +98,4 @@ def test_the_same_rows_on_1_4_and_16_partitions(
             other = prepare(rows[:: 1 if partitions == 4 else -1], partitions=partitions, **asked)
         assert (table_of(other), other.dropped, other.redacted) == (table, one.dropped, one.redacted)
         assert other.evaluation_sets == one.evaluation_sets
+    assert [shown.samples for shown in prepare.shown] == [{}] * 3

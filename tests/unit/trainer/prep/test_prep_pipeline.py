@@ -1,4 +1,4 @@
-"""The preparation from source to table: what is written, found again, counted and refused."""
+"""The preparation from source to table: what is written, found again and counted."""
 
 from __future__ import annotations
 
@@ -6,112 +6,26 @@ import itertools
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake import DeltaTable
 
-from finetune_crds.contract import EXIT_DATA, PrepResult
+from finetune_crds.contract import PrepResult
 from finetune_crds.data import Columns
 from finetune_crds.training import ModelCache
 from finetune_trainer import outcome
 from finetune_trainer.cache import Cache
 from finetune_trainer.prep import output, pipeline
-from finetune_trainer.prep.report import Facts
-from support.http_server import Answer, serving
-from unit.trainer.prep.recipes import PAIR_TOKENS, prepared, recipe
+from unit.trainer.prep.corpus import DIRTY, DROPPED, ROWS, STEPS, counted
+from unit.trainer.prep.recipes import PAIR_TOKENS, recipe, table_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pathlib import Path
 
-    from finetune_crds.recipe import Recipe
-
-ROWS = [
-    {"question": f"What is in table {number}?", "answer": f"The answer is {number}.", "quality": number / 100}
-    for number in range(100)
-]
-# Besides: a duplicate but for case, a blank answer, an answer that is long, one without a score.
-DIRTY = [
-    ROWS[60] | {"question": "WHAT IS  in table 60?"},
-    ROWS[61] | {"answer": " "},
-    ROWS[62] | {"answer": "the answer is in the table, " * 30},
-    ROWS[63] | {"quality": None},
-]
-STEPS: dict[str, Any] = {
-    "minQuality": 0.2,
-    "promptTemplate": "Q: {question}\nA:",
-    "responseTemplate": " {answer}",
-    "maxTokens": 100,
-    "limit": 70,
-    "splitRatios": {"train": 0.8, "validation": 0.1, "test": 0.1},
-}
-DROPPED = {"notNull": 1, "minQuality": 21, "dedupe": 1, "maxTokens": 1, "limit": 10}
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The rows as Parquet in `parquet`, as JSON lines in `lines.jsonl`, and as a Delta table in `delta`.
-
-    `pairs.jsonl` has a preference whose chosen answer is a list of texts.
-
-    Version 0 of the table has the rows, version 1 none.
-    """
-    folder = tmp_path_factory.mktemp("corpus")
-    table = pa.Table.from_pylist(ROWS + DIRTY)
-    (folder / "parquet").mkdir()
-    pq.write_table(table, folder / "parquet" / "part-0.parquet")
-    (folder / "lines.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS + DIRTY))
-    pair = {"prompt": "why", "chosen": ["so"], "rejected": "no"}
-    (folder / "pairs.jsonl").write_text(json.dumps(pair) + "\n")
-    write_deltalake(folder / "delta", table)
-    write_deltalake(folder / "delta", table.slice(0, 0), mode="overwrite")
-    return folder
-
-
-def prepare(spark: SparkSession, asked: Recipe, shown: list[Facts] | None = None) -> PrepResult:
-    return prepared(spark, asked, (lambda _: None) if shown is None else shown.append)
-
-
-class Asker:
-    """Prepares the corpus with changes to a good recipe."""
-
-    def __init__(self, spark: SparkSession, corpus: Path, tokenizer: Path, output: Path) -> None:
-        self.spark, self.corpus, self.tokenizer, self.output = spark, corpus, tokenizer, output
-        self.shown: list[Facts] = []
-
-    def __call__(self, **changes: Any) -> PrepResult:
-        changes = {
-            "source": {"type": "Parquet", "path": str(self.corpus / "parquet")},
-            "base": str(self.tokenizer),
-            "output": str(self.output),
-        } | changes
-        return prepare(self.spark, recipe(**changes), self.shown)
-
-
-@pytest.fixture
-def ask(spark: SparkSession, corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> Asker:
-    return Asker(spark, corpus, tokenizer_folder, tmp_path / "table")
-
-
-def table_of(result: PrepResult) -> list[dict[str, Any]]:
-    """The rows of the table at the result's version, as a reader without a JVM sees them."""
-    rows = DeltaTable(result.path, version=result.version).to_pyarrow_table().to_pylist()
-    return sorted(rows, key=lambda row: row["id"])
-
-
-def counted(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """Rows and tokens of each split."""
-    made = {
-        "rows": {"train": 0, "validation": 0, "test": 0},
-        "tokens": {"train": 0, "validation": 0, "test": 0},
-    }
-    for row in rows:
-        made["rows"][row["split"]] += 1
-        made["tokens"][row["split"]] += row["tokens"]
-    return made
+    from unit.trainer.prep.corpus import Asker
 
 
 def test_the_table_holds_what_the_result_says(ask: Asker, corpus: Path, tmp_path: Path) -> None:
@@ -148,21 +62,44 @@ def test_near_duplicates_are_removed_and_counted(
     others = [{"question": long["question"], "answer": f"{long['answer']} {end}"} for end in ("than", "then")]
     pq.write_table(pa.Table.from_pylist([long, *others, *ROWS[:5]]), tmp_path / "corpus.parquet")
     source = {"type": "Parquet", "path": str(tmp_path / "corpus.parquet")}
-    result = ask(source=source, dedupe={"near": {}}, splitRatios={"train": 1, "validation": 0, "test": 0})
+    result = ask(
+        source=source,
+        dedupe={"near": {}},
+        splitRatios={"train": 1, "validation": 0, "test": 0},
+        reportSamples=3,
+    )
     assert result.dropped == {"notNull": 0, "dedupe": 0, "near": 2}
     assert len(table_of(result)) == result.rows.train == 6
     assert (
         "near duplicates: 3 examples, of which 1 stays; the largest cluster has 3\n"
         in capsys.readouterr().out
     )
+    (shown,) = ask.shown
+    assert shown.clusters == {3: 1}
+    pairs = [pair.split("\n\nlike:\n") for pair in shown.samples["near"]]
+    question = long["question"].lower()
+    assert [[text.split("\n")[0].lower() for text in pair] for pair in pairs] == [[question] * 2] * 2
 
 
-def test_a_pod_that_is_tried_again_finds_its_version(ask: Asker, capsys: pytest.CaptureFixture[str]) -> None:
-    first, again = ask(uid="one", **STEPS), ask(uid="one", **STEPS)
-    said = capsys.readouterr().out
+def test_a_pod_that_is_tried_again_finds_its_version(
+    ask_and_commit: Asker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first pod also meets what a killed one left before its commit."""
+    ask = ask_and_commit
+    (ask.output / "_delta_log").mkdir(parents=True)
+    (ask.output / "part-00000-0123-c000.snappy.parquet").write_bytes(b"half")
+    first = ask(uid="one", **STEPS)
+    capsys.readouterr()
+    assert ask(uid="one", **STEPS) == first
+    log = capsys.readouterr().out
+    assert f"{ask.output} version 0 was made by this job before: nothing is written twice\n" in log
+    # A pod that looked before the commit prepares the rows, and writes nothing.
+    with monkeypatch.context() as patch:
+        versions, looks = output.versions, itertools.count()
+        patch.setattr(output, "versions", lambda *where: [] if next(looks) == 0 else versions(*where))
+        assert ask(uid="one", **STEPS) == first
+    assert DeltaTable(ask.output).version() == 0
     other_recipe = ask(uid="one", **STEPS | {"limit": 50})
-    assert again == first
-    assert f"{ask.output} version 0 was made by this job before: nothing is written twice\n" in said
     assert [result.version for result in (first, other_recipe)] == [0, 1]
     table = DeltaTable(ask.output)
     assert table.version() == 1
@@ -171,18 +108,9 @@ def test_a_pod_that_is_tried_again_finds_its_version(ask: Asker, capsys: pytest.
     assert len(table.file_uris()) == 1
 
 
-def test_a_pod_that_looked_before_the_commit_of_another_writes_nothing(
-    ask: Asker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = ask(**STEPS)
-    versions, looks = output.versions, itertools.count()
-    monkeypatch.setattr(output, "versions", lambda *where: [] if next(looks) == 0 else versions(*where))
-    assert ask(**STEPS) == first
-    assert DeltaTable(ask.output).version() == 0
-
-
-def test_two_pods_at_once_write_one_version(ask: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_pods_at_once_write_one_version(ask_and_commit: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both prepare, and commit at the same moment; Delta may refuse one of them, which is then tried again."""
+    ask = ask_and_commit
     commit, both = output.commit, threading.Barrier(2, timeout=120)
 
     def together(*arguments: Any) -> PrepResult:
@@ -209,10 +137,6 @@ def test_two_pods_at_once_write_one_version(ask: Asker, monkeypatch: pytest.Monk
     [
         ({"type": "Text", "text": "question"}, ["id", "text", "input_ids", "loss_mask", "tokens", "split"]),
         (
-            {"type": "PromptResponse", "prompt": "question", "response": "answer"},
-            ["id", "prompt", "response", "input_ids", "loss_mask", "tokens", "split"],
-        ),
-        (
             {"type": "Messages", "messages": "chat"},
             ["id", "messages", "input_ids", "loss_mask", "tokens", "split"],
         ),
@@ -233,7 +157,7 @@ def test_columns_of_the_table(
         ("tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking", "weight")
     )
     turns = [chat | nothing for chat in chats]
-    values = {"text": "why", "prompt": "why", "response": "so", "messages": turns}
+    values = {"text": "why", "messages": turns}
     assert list(made) == expected
     assert [made[name] for name in expected if name in values] == [
         values[name] for name in expected if name in values
@@ -241,8 +165,9 @@ def test_columns_of_the_table(
 
 
 def test_columns_are_found_in_the_schema(
-    ask: Asker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ask_and_commit: Asker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    ask = ask_and_commit
     turn = pa.struct([("content", pa.string()), ("role", pa.string()), ("weight", pa.int64())])
     chats = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
     row = {"messages": chats, "prompt": "hi", "prompt_id": 1}
@@ -293,184 +218,6 @@ def test_preferences_come_through_every_step(ask: Asker, tmp_path: Path) -> None
     assert len(made) == 25
 
 
-# Changes to a good recipe, the reason and the sentence; {corpus} is the folder of the corpus.
-WRONG: list[tuple[str, dict[str, Any], str, str]] = [
-    (
-        "missing path",
-        {"source": {"type": "Parquet", "path": "{corpus}/nowhere"}},
-        "MissingSource",
-        "data.source.path {corpus}/nowhere does not exist: mount the volume or correct it",
-    ),
-    (
-        "a model without a tokenizer",
-        {"base": "{corpus}/empty"},
-        "TokenizerNotFound",
-        "model.base {corpus}/empty has no tokenizer: put the files of its tokenizer, such as tokenizer.json and "
-        "tokenizer_config.json, beside its config.json, or name a model that has them",
-    ),
-    (
-        "no files",
-        {"source": {"type": "Parquet", "path": "{corpus}/empty"}},
-        "EmptySource",
-        "data.source.path {corpus}/empty has no Parquet files",
-    ),
-    (
-        "no Delta table",
-        {"source": {"type": "Delta", "path": "{corpus}/parquet"}},
-        "MissingSource",
-        "data.source.path {corpus}/parquet is not a Delta table: correct it, or set another type",
-    ),
-    (
-        "a table without a catalog",
-        {"source": {"type": "Delta", "table": "main.sales.chats"}},
-        "MissingCatalog",
-        "data.source.table main.sales.chats needs a catalog: set data.prepare.catalog, or use path with the location of the "
-        "table",
-    ),
-    (
-        "missing version",
-        {"source": {"type": "Delta", "path": "{corpus}/delta", "version": 7}},
-        "MissingVersion",
-        "the Delta table {corpus}/delta has no version 7: its newest is 1",
-    ),
-    (
-        "source without rows",
-        {"source": {"type": "Delta", "path": "{corpus}/delta"}},
-        "NoRows",
-        "{corpus}/delta has no rows: check what was written to it",
-    ),
-    (
-        "missing columns",
-        {"notNull": ["license"], "splitRatios": {"key": "thread"}},
-        "MissingColumn",
-        "{corpus}/parquet has no column license and thread: it has answer, quality and question",
-    ),
-    (
-        "columns that are not known",
-        {"columns": None, "objective": {"type": "DPO"}},
-        "ColumnsUnknown",
-        "{corpus}/parquet does not have the columns prompt, chosen and rejected, which objective DPO needs: it has answer "
-        "(string), quality (double), question (string); name them in data.columns",
-    ),
-    (
-        "a template of a column that is not known",
-        {"columns": None, "promptTemplate": "{{quality}}"},
-        "ColumnsUnknown",
-        "{corpus}/parquet has no columns that are known to hold an example: the templates name quality (double); name "
-        "them in data.columns",
-    ),
-    (
-        "template with an unknown column and none named",
-        {"columns": None, "promptTemplate": "{{question}} {{context}}"},
-        "MissingColumn",
-        "{corpus}/parquet has no column context: it has answer, quality and question",
-    ),
-    (
-        "labels that are scores",
-        {
-            "columns": {
-                "type": "Unpaired",
-                "prompt": "question",
-                "completion": "answer",
-                "label": "quality",
-            },
-            "objective": {"type": "KTO"},
-        },
-        "WrongColumnType",
-        "column quality of {corpus}/parquet holds double: labels are booleans, 1 and 0, or the texts true and false",
-    ),
-    (
-        "preferences that are lists of texts",
-        {
-            "source": {"type": "JSONLines", "path": "{corpus}/pairs.jsonl"},
-            "columns": {"type": "Preference"},
-            "objective": {"type": "DPO"},
-        },
-        "WrongColumnType",
-        "column chosen of {corpus}/pairs.jsonl holds array<string>: prompts and answers are text, or lists of {role, content}",
-    ),
-    (
-        "template with an unknown column",
-        {"promptTemplate": "{{question}} {{context}}"},
-        "MissingColumn",
-        "{corpus}/parquet has no column context: it has answer, quality and question",
-    ),
-    (
-        "filter with an unknown column",
-        {"filter": "language = 'en'"},
-        "MissingColumn",
-        "data.prepare.filter `language = 'en'` names a column that {corpus}/parquet does not have: it has answer, "
-        "quality and question",
-    ),
-    (
-        "filter that fails on a row",
-        {"filter": "cast(question AS int) > 0"},
-        "FilterFailed",
-        "data.prepare.filter `cast(question AS int) > 0` fails on a row of {corpus}/parquet: ",
-    ),
-    (
-        "nothing passes the filters",
-        {"minQuality": 0.5, "filter": "quality < 0.5"},
-        "NoRowsLeft",
-        "none of the 104 rows of {corpus}/parquet is left: notNull dropped 1, minQuality dropped 51, filter dropped "
-        "52; loosen data.prepare",
-    ),
-    (
-        "nothing is short enough",
-        {"maxTokens": 1},
-        "NoRowsLeft",
-        "none of the 104 rows of {corpus}/parquet is left: notNull dropped 1, dedupe dropped 2, maxTokens dropped 101; "
-        "loosen data.prepare",
-    ),
-    (
-        "empty validation split",
-        {"limit": 1, "splitRatios": {"train": 0.9, "validation": 0.1, "test": 0}},
-        "EmptySplit",
-        "none of the 1 examples fell into the validation split, whose ratio is 0.1: prepare more examples or raise "
-        "data.prepare.splitRatios.validation",
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason", "sentence"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG]
-)
-def test_wrong_data(ask: Asker, changes: dict[str, Any], reason: str, sentence: str) -> None:
-    (ask.corpus / "empty").mkdir(exist_ok=True)
-    with pytest.raises(outcome.PodFailure) as failed:
-        ask(**_filled(changes, ask.corpus))
-    code, message = outcome.describe(failed.value)
-    expected = sentence.replace("{corpus}", str(ask.corpus))
-    assert message.error is not None
-    said = message.error.message
-    # What Spark has to say about a row comes behind the colon.
-    said = said[: len(expected)] if expected.endswith(": ") else said
-    assert (code, failed.value.reason, said) == (EXIT_DATA, reason, expected)
-    assert not ask.output.exists()
-
-
-def test_an_output_that_is_something_else_is_left_alone(ask: Asker, corpus: Path, tmp_path: Path) -> None:
-    theirs = tmp_path / "theirs"
-    said = CommitProperties(custom_metadata={"userMetadata": '{"job": "a job of theirs"}'})
-    write_deltalake(theirs, pa.table({"a": [1]}), commit_properties=said)
-    (tmp_path / "files").mkdir()
-    (tmp_path / "files/_SUCCESS").write_text("")
-    told = {}
-    for name in ("theirs", "files"):
-        with pytest.raises(outcome.DataError) as failed:
-            ask(output=str(tmp_path / name))
-        assert failed.value.reason == "OutputTaken"
-        told[name] = failed.value.message.replace(str(tmp_path), "")
-    assert told == {
-        "theirs": "data.prepare.output /theirs is a Delta table that no preparation wrote: name another folder",
-        "files": "data.prepare.output /files has files and is not a Delta table: name another folder, or empty it",
-    }
-    assert (DeltaTable(theirs).version(), [*(tmp_path / "files").iterdir()]) == (
-        0,
-        [tmp_path / "files/_SUCCESS"],
-    )
-
-
 def test_what_the_report_shows(ask: Asker) -> None:
     made = ask(**STEPS | {"limit": None, "reportSamples": 2})
     (shown,) = ask.shown
@@ -495,59 +242,10 @@ def test_what_the_report_shows(ask: Asker) -> None:
     )
 
 
-def test_a_report_of_near_duplicates(ask: Asker) -> None:
-    made = ask(**STEPS | {"dedupe": {"near": {"threshold": 0.3}}})
-    (shown,) = ask.shown
-    assert (made.dropped["near"], shown.clusters) == (1, {2: 1})
-    (pair,) = shown.samples["near"]
-    assert [text.split("\n")[0] for text in pair.split("\n\nlike:\n")] == ["what is in table 62?"] * 2
-
-
-def test_a_report_without_samples(ask: Asker) -> None:
-    ask(**STEPS | {"reportSamples": 0, "dedupe": {"near": {"threshold": 0.3}}})
-    assert ask.shown[0].samples == {}
-
-
 def test_a_corpus_of_which_nothing_is_left_has_a_report(ask: Asker) -> None:
     with pytest.raises(outcome.DataError):
-        ask(minQuality=2)
+        ask(minQuality=2, reportSamples=3)
     assert (ask.shown[0].dropped["minQuality"], len(ask.shown[0].samples["minQuality"])) == (103, 3)
-
-
-def test_what_a_killed_pod_left_is_no_hindrance(ask: Asker) -> None:
-    ask.output.mkdir()
-    (ask.output / "part-00000-0123-c000.snappy.parquet").write_bytes(b"half")
-    (ask.output / "_delta_log").mkdir()
-    assert ask(**STEPS).version == 0
-
-
-def test_credentials_that_the_store_refuses(spark: SparkSession, ask: Asker) -> None:
-    closed = b"<Error><Code>InvalidAccessKeyId</Code><Message>no</Message></Error>"
-    configuration = spark.sparkContext._jsc.hadoopConfiguration()
-    with serving(lambda _: Answer(403, closed, {"Content-Type": "application/xml"})) as address:
-        for name, value in {
-            "endpoint": address,
-            "path.style.access": "true",
-            "endpoint.region": "us-east-1",
-            "aws.credentials.provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
-            "access.key": "key",
-            "secret.key": "secret",
-        }.items():
-            configuration.set(f"fs.s3a.bucket.closed.{name}", value)
-        with pytest.raises(outcome.DataError) as failed:
-            ask(source={"type": "Parquet", "path": "s3://closed/corpus"})
-    assert (failed.value.reason, failed.value.message) == (
-        "AccessDenied",
-        "s3://closed/corpus is closed to the pod's credentials: grant them access, or correct them",
-    )
-
-
-def _filled(value: Any, corpus: Path) -> Any:
-    if isinstance(value, dict):
-        return {name: _filled(inner, corpus) for name, inner in value.items()}
-    if isinstance(value, str):
-        return value.replace("{corpus}", str(corpus)).replace("{{", "{").replace("}}", "}")
-    return value
 
 
 def test_the_tokenizer_comes_from_the_claim_of_the_recipe(

@@ -20,7 +20,7 @@ from finetune_crds.spark import Spark
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.prep import session, submitted
 from finetune_trainer.prep.executor import spark_home
-from unit.trainer.prep.recipes import QUICK, QUICK_JVM, prepared, recipe, table_of
+from unit.trainer.prep.recipes import QUICK, QUICK_JVM, prepare_quickly, recipe, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -191,18 +191,16 @@ def submit(
     return run
 
 
-def test_a_preparation_has_the_session_of_spark_submit_and_its_exit_code_is_the_drivers(
+def test_the_exit_code_of_spark_submit_is_the_drivers(
     submit: Callable[[], tuple[int, str, TerminationMessage]], tmp_path: Path
 ) -> None:
-    """The source is read, and the output looked up in Delta, before it fails."""
-    pq.write_table(pa.table({"question": ["What?"]}), tmp_path / "corpus.parquet")
-    code, said, message = submit()
+    (tmp_path / "recipe.yaml").write_text("")
+    code, _, message = submit()
     assert message.error
-    assert (code, message.error.reason) == (65, "MissingColumn")
-    assert "Spark 4.2.0 on 1 cores" in said
+    assert (code, message.error.reason) == (64, "InvalidRecipe")
 
 
-def test_rows_are_those_of_one_pod(
+def test_a_preparation_has_the_session_of_spark_submit_and_the_rows_of_one_pod(
     submit: Callable[[], tuple[int, str, TerminationMessage]],
     asked: Recipe,
     spark: SparkSession,
@@ -213,13 +211,14 @@ def test_rows_are_those_of_one_pod(
         "answer": [f"The answer is {number}." for number in range(40)] + ["so", "so"],
     }
     pq.write_table(pa.table(rows), tmp_path / "corpus.parquet")
-    code, _, message = submit()
+    code, log, message = submit()
+    assert "Spark 4.2.0 on 1 cores" in log
     assert message.prep
     assert (code, message.prep.dropped) == (0, {"notNull": 0, "dedupe": 1})
     prepare = asked.data.prepare
     assert prepare
     elsewhere = prepare.model_copy(update={"output": str(tmp_path / "local")})
-    local = prepared(
+    local = prepare_quickly(
         spark, asked.model_copy(update={"data": asked.data.model_copy(update={"prepare": elsewhere})})
     )
     assert table_of(local) == table_of(message.prep)

@@ -29,7 +29,7 @@ from finetune_trainer.prep.plan import plan
 from standins import databricks, s3
 from standins import unity_catalog as server
 from standins.databricks.tables import Tables
-from unit.trainer.prep.recipes import prepared, recipe, table_of
+from unit.trainer.prep.recipes import prepare_quickly, recipe, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -177,7 +177,7 @@ def test_the_sample(
     data["prepare"]["output"] = str(tmp_path / "out")
     body["spec"]["model"]["base"] = str(tokenizer_folder)
     reference = JobReference(name=body["metadata"]["name"], namespace="default", uid="uid-1")
-    made = prepared(spark, Recipe.of(reference, FineTuneJob.model_validate(body).spec))
+    made = prepare_quickly(spark, Recipe.of(reference, FineTuneJob.model_validate(body).spec))
     assert (made.source_version, len(table_of(made)), made.columns) == (
         0,
         200,
