@@ -16,7 +16,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_PRELOADED = ["torch", "transformers.models.llama.modeling_llama", "peft", "finetune_trainer.train.worker"]
+# NB: everything that a rank imports before its end; rank 0 would import MLflow for 6 s when it registers the model.
+_PRELOADED = [
+    "torch",
+    "transformers.models.llama.modeling_llama",
+    "transformers.integrations.bitsandbytes",
+    "peft",
+    "finetune_trainer.train.worker",
+    "deltalake",
+    "pyarrow.dataset",
+    "mlflow.transformers",
+    "mlflow.pyfunc",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "sqlalchemy.dialects.sqlite",
+    "alembic.command",
+]
 _SECONDS = 300
 
 
