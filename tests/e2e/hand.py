@@ -17,12 +17,12 @@ from deltalake import DeltaTable
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from demo.install import NAMESPACE, RELEASE, SCRIPTS, SYSTEM, Installation
+from demo.install import NAMESPACE, RELEASE, SYSTEM, Installation
 from demo.kubectl import Kubectl
+from demo.place import TESTS
 from support.waiting import wait_for
 
 JUDGE = Path(__file__).parent / "judge.py"
-ASK = SCRIPTS / "ask.py"
 _OF_ANOTHER_JOB = ("finetune.dev/uid", "finetune.dev/job", "finetune.dev/attempt")
 
 
@@ -83,16 +83,21 @@ class Hand:
 
     def loss_of(self, model_uri: str, table: str, version: int) -> float:
         """The loss of a registered model on the validation split of a table, without the trainer's code."""
-        return float(self._run(JUDGE, model_uri, table, str(version)).rpartition("LOSS ")[2])
+        return self.loss_and_answer_of(model_uri, table, version, "")[0]
 
-    def answer_of(self, model_uri: str, question: str) -> str:
-        """What a registered model answers on this machine."""
-        return self._run(ASK, model_uri, question).partition("ANSWER ")[2].strip()
+    def loss_and_answer_of(
+        self, model_uri: str, table: str, version: int, question: str
+    ) -> tuple[float, str]:
+        """The same, and what the model answers on this machine."""
+        said = self._run(JUDGE, model_uri, table, str(version), question)
+        loss, _, answer = said.rpartition("LOSS ")[2].partition("ANSWER ")
+        return float(loss), answer.strip()
 
     def _run(self, script: Path, *arguments: str) -> str:
         """What a script prints that loads a model from MLflow."""
         # NB: MLflow's client would fetch the files from the object store itself, at an address inside the cluster.
         settings = {
+            "PYTHONPATH": str(TESTS),
             "MLFLOW_TRACKING_URI": self.tracking_uri,
             "MLFLOW_ENABLE_PROXY_MULTIPART_DOWNLOAD": "false",
         }

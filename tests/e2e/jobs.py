@@ -9,13 +9,17 @@ from typing import Any
 
 import yaml
 
-from demo.follow import ENDS, follow, line
+from demo.follow import ENDS, complaints, failure, line
 from demo.install import NAMESPACE, SAMPLES, Installation
 from demo.kubectl import Json, Kubectl
+from demo.promotions import STUCK, current, why
+from support.api import Api
 from support.waiting import wait_for
 
 SPLITS = "s3://finetune/splits/docstrings"
 STEPS = 90
+_JOB_SECONDS = 1800
+_PAUSE = 0.3
 
 
 def quickstart(**training: Any) -> Json:
@@ -44,12 +48,15 @@ def sample(name: str) -> Json:
     return next(part for part in parts if part["kind"] == "FineTuneJob")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Jobs:
-    """The jobs that a test applied."""
+    """FineTuneJobs of the tier's cluster, and what their promotions say.
+
+    NB: what is looked at again and again is read without kubectl, each call of which costs a tenth of a second of a core.
+    """
 
     installation: Installation
-    names: list[str] = field(default_factory=list)
+    api: Api
 
     @property
     def kubectl(self) -> Kubectl:
@@ -57,21 +64,37 @@ class Jobs:
         return self.installation.place.kubectl
 
     def apply(self, *manifests: Json) -> str:
-        """Apply manifests, one of them a FineTuneJob; return its name."""
-        name = self.installation.apply_job(yaml.safe_dump_all(manifests))
-        self.names.append(name)
-        self.installation.terminal.say(f"\n        {name}")
+        """Apply manifests, one of them a FineTuneJob; return its name. One of that name, of a cluster that was kept, goes first."""
+        name = next(str(each["metadata"]["name"]) for each in manifests if each["kind"] == "FineTuneJob")
+        if self.api.get("FineTuneJob", NAMESPACE, name):
+            self.installation.delete("finetunejob", name)
+        self.installation.apply(yaml.safe_dump_all(manifests))
         return name
-
-    def follow(self, name: str, seen: Callable[[Json], None] = lambda _: None) -> Json:
-        """Follow a job to its success."""
-        return follow(self.kubectl, name, NAMESPACE, self.installation.terminal, timeout=1800, seen=seen)
 
     def get(self, name: str) -> Json:
         """The job as it is now."""
-        found = self.kubectl.get("finetunejob", name, "--namespace", NAMESPACE)
+        found = self.api.get("FineTuneJob", NAMESPACE, name)
         assert found is not None, f"{name} does not exist"
         return found
+
+    def follow(self, name: str, seen: Callable[[Json], None] = lambda _: None) -> Json:
+        """Follow a job to its success, and show each of its phases."""
+        shown: list[str] = []
+
+        def succeeded() -> Json | None:
+            job = self.get(name)
+            seen(job)
+            phase = job.get("status", {}).get("phase") or "Pending"
+            for text in [phase, *complaints(job)]:
+                if text not in shown:
+                    shown.append(text)
+                    self.installation.terminal.detail(f"{name}: {text}")
+            assert phase != "Failed", failure(job)
+            return job if phase == "Succeeded" else None
+
+        return wait_for(
+            f"{name} succeeds", succeeded, _JOB_SECONDS, instead=lambda: line(self.get(name)), pause=_PAUSE
+        )
 
     def until(self, name: str, what: str, check: Callable[[Json], Any], *, seconds: float = 300) -> Json:
         """The job as soon as `check` holds for its status; it must not end before."""
@@ -84,7 +107,9 @@ class Jobs:
             assert status.get("phase") not in ENDS, f"{name} ended before {what}: {status}"
             return None
 
-        return wait_for(f"{name}: {what}", reached, seconds, instead=lambda: line(self.get(name)), pause=1)
+        return wait_for(
+            f"{name}: {what}", reached, seconds, instead=lambda: line(self.get(name)), pause=_PAUSE
+        )
 
     def ended(self, name: str, *, seconds: float = 300) -> Json:
         """The status of a job that has succeeded or failed."""
@@ -93,25 +118,62 @@ class Jobs:
             status: Json = self.get(name).get("status", {})
             return status if status.get("phase") in ENDS else None
 
-        return wait_for(f"the end of {name}", ended, seconds, instead=lambda: line(self.get(name)), pause=1)
+        return wait_for(
+            f"the end of {name}", ended, seconds, instead=lambda: line(self.get(name)), pause=_PAUSE
+        )
+
+    def promotion(
+        self, name: str, reached: Callable[[Json], bool], *, stuck: tuple[str, ...] = STUCK
+    ) -> Json:
+        """The status of a ModelPromotion as soon as it is of the present spec and as expected.
+
+        Args:
+            name: its name.
+            reached: whether a status is as expected.
+            stuck: phases that end the wait, with a failure.
+        """
+
+        def expected() -> Json | None:
+            found = self.api.get("ModelPromotion", NAMESPACE, name)
+            assert found is not None, f"{name} does not exist"
+            if not current(found):
+                return None
+            status: Json = found["status"]
+            if reached(status):
+                return status
+            assert status.get("phase") not in stuck, f"{name} is {status['phase']}: {why(found)}"
+            return None
+
+        def instead() -> str:
+            return str(self.api.get("ModelPromotion", NAMESPACE, name))
+
+        return wait_for(f"the ModelPromotion {name}", expected, instead=instead, pause=_PAUSE)
+
+    def pods(self, name: str, component: str = "train") -> list[str]:
+        """The pods of a job that exist, of one component."""
+        label = f"finetune.dev/job={name},finetune.dev/component={component}"
+        return [pod["metadata"]["name"] for pod in self.api.list("Pod", NAMESPACE, label)]
 
     def children(self, name: str) -> list[str]:
         """What exists of a job besides itself: kind/name of each."""
-        kinds = "jobs,pods,services,configmaps"
-        label = f"finetune.dev/job={name}"
-        text = self.kubectl("get", kinds, "--namespace", NAMESPACE, "--selector", label, "--output", "name")
-        return text.split()
+        return [
+            f"{kind}/{child['metadata']['name']}"
+            for kind in ("Job", "Pod", "Service", "ConfigMap")
+            for child in self.api.list(kind, NAMESPACE, f"finetune.dev/job={name}")
+        ]
+
+    def suspend(self, name: str, *, value: bool) -> None:
+        """Suspend a job, or let it go on."""
+        self.installation.patch("finetunejob", name, {"suspend": value})
 
     def logs(self, name: str, attempt: int = 1) -> str:
         """What every training pod of an attempt printed."""
         label = f"finetune.dev/job={name},finetune.dev/component=train,finetune.dev/attempt={attempt}"
         return self.kubectl("logs", "--namespace", NAMESPACE, "--selector", label, "--tail=-1")
 
-    def remove(self) -> None:
-        """Delete what was applied, and wait until it is gone."""
-        if self.names:
-            where = ("--namespace", NAMESPACE, "--ignore-not-found", "--cascade=foreground")
-            self.kubectl("delete", "finetunejob", *self.names, *where, timeout=300)
+    def delete(self, name: str) -> None:
+        """Delete a job, and wait for nothing."""
+        self.kubectl("delete", "finetunejob", name, "--namespace", NAMESPACE, "--wait=false")
 
 
 @dataclass

@@ -1,7 +1,8 @@
-"""The loss of a registered model in plain transformers: `python judge.py models:/NAME@ALIAS TABLE VERSION`.
+"""The loss of a registered model in plain transformers: `python judge.py models:/NAME@ALIAS TABLE VERSION QUESTION`.
 
 It is the mean over the tokens of the answers of the validation split, each answer's end included, as anybody would
-compute it who has loaded the model by its alias. Prints it after the word LOSS.
+compute it who has loaded the model by its alias. Prints it after the word LOSS and, unless the question is empty, what the
+model answers to it after the word ANSWER.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import torch
 from deltalake import DeltaTable
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from demo.scripts import ask
+
 
 def main(arguments: list[str]) -> int:
     """Load the model and the split, and print the loss."""
-    uri, table, version = arguments
+    uri, table, version, question = arguments
     storage = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     rows = (
         DeltaTable(table, version=int(version), storage_options=storage)
@@ -26,6 +29,8 @@ def main(arguments: list[str]) -> int:
     )
     pipeline = mlflow.transformers.load_model(uri)
     print("LOSS", loss(pipeline.model.eval(), pipeline.tokenizer, rows), flush=True)
+    if question:
+        print("ANSWER", ask.answer(pipeline, question), flush=True)
     return 0
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 import yaml
 
-from demo.install import SAMPLES, Installation
+from demo.install import SAMPLES
 from demo.kubectl import Json
-from demo.promotions import at, follow
+from demo.promotions import at
 from e2e.hand import Hand
-from e2e.jobs import Jobs, condition
+from e2e.jobs import condition
+from e2e.stories import Stage
 
 MODEL = "docstring-kinds"
 PROMOTION = "chain-champion"
@@ -22,19 +22,18 @@ NUMBERS = {"eval_accuracy", "eval_f1"}
 
 @dataclass(frozen=True)
 class Chain:
-    """The parts of the sample in the cluster."""
+    """What became of the chain: the statuses of its jobs, and those of the promotion after each."""
 
-    installation: Installation
-    jobs: Jobs
+    waiting: Json
+    sft: Json
+    first: Json
+    dpo: Json
+    second: Json
 
-    def champion(self, version: str) -> Json:
-        """The promotion, once the alias is at a version."""
-        return follow(self.installation, PROMOTION, at("Promoted", version))
 
-
-@pytest.fixture(scope="module")
-def chain(jobs: Jobs, installation: Installation) -> Iterator[Chain]:
-    """The whole file, applied at once; the second job first, to see what it waits for."""
+def run_story(stage: Stage) -> Chain:
+    """Apply the whole file; the second job first, to see what it waits for."""
+    jobs = stage.jobs
     parts = {
         part["metadata"]["name"]: part
         for part in yaml.safe_load_all((SAMPLES / "chain.yaml").read_text("utf-8"))
@@ -45,14 +44,22 @@ def chain(jobs: Jobs, installation: Installation) -> Iterator[Chain]:
     waiting = jobs.until(
         "chain-dpo", "waits for its base", lambda status: condition(status, "ModelsFound"), seconds=60
     )
-    assert condition(waiting["status"], "Ready")["reason"] == "WaitingForModel"
     jobs.apply(parts["chain-sft"], parts[PROMOTION])
-    yield Chain(installation, jobs)
-    installation.delete("modelpromotion", PROMOTION)
+    return Chain(
+        waiting["status"],
+        jobs.follow("chain-sft")["status"],
+        jobs.promotion(PROMOTION, at("Promoted", "1")),
+        jobs.follow("chain-dpo")["status"],
+        jobs.promotion(PROMOTION, at("Promoted", "2")),
+    )
 
 
-def test_the_version_was_evaluated_before_its_alias_moved(chain: Chain, hand: Hand) -> None:
-    status = chain.jobs.follow("chain-sft")["status"]
+def test_the_second_job_waits_for_its_base(story: Chain) -> None:
+    assert condition(story.waiting, "Ready")["reason"] == "WaitingForModel"
+
+
+def test_the_version_was_evaluated_before_its_alias_moved(story: Chain, hand: Hand) -> None:
+    status = story.sft
     found, model = status["evaluation"], status["model"]
     assert (found["rows"], model["name"], model["version"]) == (100, MODEL, "1")
     numbers = {item["name"]: (item["value"], item["base"]) for item in found["metrics"]}
@@ -72,13 +79,13 @@ def test_the_version_was_evaluated_before_its_alias_moved(chain: Chain, hand: Ha
     assert [file.path for file in files] == ["evaluation/generations.json"]
 
 
-def test_the_gate_stands_on_the_accuracy(chain: Chain) -> None:
-    [verdict] = chain.champion("1")["status"]["gates"]["verdicts"]
+def test_the_gate_stands_on_the_accuracy(story: Chain) -> None:
+    [verdict] = story.first["gates"]["verdicts"]
     assert (verdict["name"], verdict["verdict"]) == ("accurate", "Passed")
 
 
-def test_preferences_are_learned_from_the_champion_on(chain: Chain, hand: Hand) -> None:
-    status = chain.jobs.follow("chain-dpo")["status"]
+def test_preferences_are_learned_from_the_champion_on(story: Chain, hand: Hand) -> None:
+    status = story.dpo
     assert status["pinned"] == {"base": f"models:/{MODEL}/1"}
     model = status["model"]
     assert (model["name"], model["version"]) == (MODEL, "2")
@@ -88,5 +95,5 @@ def test_preferences_are_learned_from_the_champion_on(chain: Chain, hand: Hand) 
     numbers = {item["name"]: (item["value"], item["base"]) for item in status["evaluation"]["metrics"]}
     # The base is the adapter of the first job merged into its own base: it knows the task.
     assert numbers["eval_accuracy"][1] >= 0.8
-    assert chain.champion("2")["status"]["gates"]["summary"] == "1/1"
+    assert story.second["gates"]["summary"] == "1/1"
     assert hand.aliases(MODEL) == {"candidate": "2", "champion": "2"}

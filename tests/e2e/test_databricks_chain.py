@@ -15,7 +15,7 @@ import yaml
 
 from demo.install import CORPUS, NAMESPACE, SAMPLES, Installation
 from demo.kubectl import Json
-from demo.promotions import at, follow
+from demo.promotions import at
 from e2e.conftest import CLUSTER
 from e2e.hand import Hand, reaching
 from e2e.jobs import Jobs, condition
@@ -25,7 +25,7 @@ from standins.databricks.endpoints import exported
 from support.waiting import wait_for
 
 MODEL, ENDPOINT = "ml.prod.support_qwen", "support-qwen"
-STAGING, CHAMPION = "support-qwen-staging", "support-qwen-champion"
+JOB, STAGING, CHAMPION = "support-qwen", "support-qwen-staging", "support-qwen-champion"
 # Spark's own catalog on this machine has no third level.
 TABLE = "gold.conversations"
 ROWS, STEPS = 400, 8
@@ -51,15 +51,12 @@ def place(installation: Installation, tmp_path: Path) -> Iterator[Place]:
 
 
 @pytest.fixture
-def jobs(place: Place, installation: Installation) -> Iterator[Jobs]:
-    """The sample's objects, which are gone before the workspace is."""
-    found = Jobs(installation)
-    yield found
-    names = (STAGING, CHAMPION)
-    installation.place.kubectl(
-        "delete", "mprom", *names, "--namespace", NAMESPACE, "--ignore-not-found", timeout=300
-    )
-    found.remove()
+def gone(place: Place, installation: Installation) -> Iterator[None]:
+    """The sample's objects are gone before the workspace is."""
+    yield
+    names = ("mprom/" + STAGING, "mprom/" + CHAMPION, "ftj/" + JOB)
+    where = ("--namespace", NAMESPACE, "--ignore-not-found", "--cascade=foreground")
+    installation.place.kubectl("delete", *names, *where, timeout=300)
 
 
 def conversations(hand: Hand) -> list[Json]:
@@ -93,36 +90,35 @@ def manifests(place: Place) -> list[Json]:
     return [job, staging, champion]
 
 
+@pytest.mark.usefixtures("gone")
 def test_from_a_table_to_an_endpoint_and_back(place: Place, jobs: Jobs, installation: Installation) -> None:
     workspace = place.workspace
     shares = workspace.endpoints.shares.setdefault(ENDPOINT, [])
     name = jobs.apply(*manifests(place))
-    follow(installation, CHAMPION, at("Promoted", "1"))
+    jobs.promotion(CHAMPION, at("Promoted", "1"))
     wait_for("the champion is served", lambda: shares == [{"1": 100}], 120)
 
     job = jobs.follow(name)
     check_lineage(job, workspace)
-    follow(installation, STAGING, at("Promoted", "2"))
-    follow(
-        installation,
+    jobs.promotion(STAGING, at("Promoted", "2"))
+    jobs.promotion(
         CHAMPION,
         lambda status: "version 1 has no eval_loss" in condition(status, "GatesPassed").get("message", ""),
     )
 
     evaluate_champion(workspace)
     wait_for("a part of the traffic", lambda: len(shares) == 2, 120)
-    follow(
-        installation,
+    jobs.promotion(
         CHAMPION,
         lambda status: "has no error_rate" in condition(status, "Served").get("message", ""),
     )
     workspace.endpoints.metrics[ENDPOINT] = exported(ENDPOINT, {"1": (950, 0, 0), "2": (50, 0, 0)})
     wait_for("all of the traffic", lambda: len(shares) == 4, 120)
-    follow(installation, CHAMPION, at("Promoted", "2"))
+    jobs.promotion(CHAMPION, at("Promoted", "2"))
     assert workspace.models[MODEL].aliases == {"staging": 2, "champion": 2}
 
     installation.patch("modelpromotion", CHAMPION, {"rollbackTo": {"type": "Previous"}})
-    status = follow(installation, CHAMPION, at("RolledBack", "1"))["status"]
+    status = jobs.promotion(CHAMPION, at("RolledBack", "1"))
     wait_for("the traffic is back", lambda: len(shares) == 5, 120)
     assert shares == [{"1": 100}, {"2": 5, "1": 95}, {"2": 25, "1": 75}, {"2": 100}, {"1": 100}]
     assert workspace.models[MODEL].aliases == {"staging": 2, "champion": 1}

@@ -42,9 +42,7 @@ def gitops(run: Run, installation: Installation, tmp_path: Path) -> Iterator[Git
             wait_for("the Application is gone", lambda: not found.application(), 120)
 
 
-def test_commits_train_approve_roll_back_and_prune(
-    gitops: GitOps, installation: Installation, run: Run, hand: Hand
-) -> None:
+def test_commits_train_approve_roll_back_and_prune(gitops: GitOps, jobs: Jobs, run: Run, hand: Hand) -> None:
     job = on_prepared_splits(JOB, maxSteps=10, evalEverySteps=10, logEverySteps=2)
     job["spec"]["register"] = {"model": MODEL, "aliases": []}
     candidate = promotion("candidate", source={"type": "FineTuneJob", "fineTuneJobRef": {"name": JOB}})
@@ -92,7 +90,7 @@ def test_commits_train_approve_roll_back_and_prune(
     assert (set(gitops.syncs_seen), gitops.operations()) == ({"Synced"}, 0)
 
     gitops.delete()
-    wait_for("nothing is left", lambda: not left(gitops, installation), 120)
+    wait_for("nothing is left", lambda: not left(gitops, jobs), 120)
     assert hand.aliases(MODEL) == {"candidate": "1", "staging": "1", "champion": "1"}
 
 
@@ -117,14 +115,12 @@ def at_most(loss: float) -> Json:
     return {"name": "loss", "type": "Metric", "metric": {"name": "eval_loss", "max": loss}}
 
 
-def left(gitops: GitOps, installation: Installation) -> list[str]:
+def left(gitops: GitOps, jobs: Jobs) -> list[str]:
     """What the Application's deletion has not taken away yet."""
-    promotions = installation.place.kubectl.items("modelpromotions", "--namespace", NAMESPACE)
-    names = [item["metadata"]["name"] for item in promotions]
-    job = installation.place.kubectl.get("finetunejob", JOB, "--namespace", NAMESPACE)
+    objects = [*jobs.api.list("ModelPromotion", NAMESPACE), *jobs.api.list("FineTuneJob", NAMESPACE)]
+    names = [item["metadata"]["name"] for item in objects]
     return [
         *(name for name in names if name.startswith(JOB)),
-        *([JOB] if job else []),
-        *Jobs(installation).children(JOB),
+        *jobs.children(JOB),
         *([gitops.name] if gitops.application() else []),
     ]

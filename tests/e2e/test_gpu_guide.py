@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 import s3fs
 
-from demo.install import NAMESPACE, SAMPLES, STORAGE, Installation
+from demo.install import NAMESPACE, SAMPLES, STORAGE
 from demo.kubectl import Json
-from e2e.hand import Hand
+from demo.promotions import at
+from e2e.hand import Hand, reaching
 from e2e.jobs import Jobs, Run
-from support.waiting import wait_for
+from e2e.stories import Stage
 
 NAME = "support-chat"
 CHATS = "corpora/chats"
@@ -23,9 +21,21 @@ SECONDS = 300
 WHERE = ("--namespace", NAMESPACE)
 
 
-@pytest.fixture(scope="module")
-def chats(run: Run, hand: Hand) -> None:
-    """Conversations in the place that the job reads, made from the quickstart's splits."""
+def run_story(stage: Stage) -> Json:
+    """Run the guide's commands: apply, then wait for the job's end; return the job."""
+    kubectl = stage.jobs.kubectl
+    run = stage.quickstart()
+    with reaching(stage.installation) as hand:
+        put_chats(run, hand)
+    kubectl("apply", *WHERE, "--kustomize", str(SAMPLES / "cpu"))
+    # What it waits for, and how it ends where it does not succeed, is shown meanwhile.
+    stage.jobs.follow(NAME)
+    kubectl("wait", "ftj", NAME, *WHERE, "--for=condition=Finished", f"--timeout={SECONDS}s")
+    return stage.jobs.get(NAME)
+
+
+def put_chats(run: Run, hand: Hand) -> None:
+    """Put conversations where the job reads them, made from the quickstart's splits."""
     data = run.status["data"]
     table = hand.table(data["path"], data["version"]).to_pyarrow_table(columns=["prompt", "response"])
     rows = table.slice(0, EXAMPLES).to_pylist()
@@ -44,23 +54,8 @@ def chats(run: Run, hand: Hand) -> None:
         pq.write_table(pa.table({"messages": messages}), file)
 
 
-@pytest.fixture(scope="module")
-def finished(chats: None, jobs: Jobs, installation: Installation) -> Iterator[Json]:
-    """The job as it is after the guide's commands: apply, then wait for its end."""
-    kubectl = jobs.kubectl
-    jobs.names.append(NAME)
-    try:
-        kubectl("apply", *WHERE, "--kustomize", str(SAMPLES / "cpu"))
-        # What it waits for, and how it ends where it does not succeed, is shown meanwhile.
-        jobs.follow(NAME)
-        kubectl("wait", "ftj", NAME, *WHERE, "--for=condition=Finished", f"--timeout={SECONDS}s")
-        yield jobs.get(NAME)
-    finally:
-        installation.delete("modelpromotion", NAME)
-
-
-def test_the_job_succeeds_with_what_the_installation_gives(finished: Json) -> None:
-    status = finished["status"]
+def test_the_job_succeeds_with_what_the_installation_gives(story: Json) -> None:
+    status = story["status"]
     assert (status["phase"], status["device"]["type"]) == ("Succeeded", "CPU")
     assert status["data"]["columns"] == {"type": "Messages", "messages": "messages"}
     resolved = status["resolved"]
@@ -72,33 +67,17 @@ def test_the_job_succeeds_with_what_the_installation_gives(finished: Json) -> No
         NAME,
     )
     # No part of it is in what was applied.
-    assert finished["spec"].keys() & {"envFrom", "checkpoint"} == set()
+    assert story["spec"].keys() & {"envFrom", "checkpoint"} == set()
 
 
-def test_its_version_is_registered_under_its_name(finished: Json, hand: Hand) -> None:
-    model = finished["status"]["model"]
+def test_its_version_is_registered_under_its_name(story: Json, hand: Hand) -> None:
+    model = story["status"]["model"]
     version = hand.mlflow.get_model_version_by_alias(NAME, "candidate")
     assert (model["name"], model["version"]) == (NAME, str(version.version))
-    assert version.run_id == finished["status"]["mlflow"]["runId"]
+    assert version.run_id == story["status"]["mlflow"]["runId"]
 
 
-def test_the_shortest_promotion_takes_it(finished: Json, jobs: Jobs, hand: Hand) -> None:
-    version = finished["status"]["model"]["version"]
-
-    def promoted() -> bool:
-        found = jobs.kubectl.get("modelpromotion", NAME, *WHERE) or {}
-        status = found.get("status", {})
-        return (status.get("phase"), status.get("model"), status.get("current")) == (
-            "Promoted",
-            NAME,
-            version,
-        )
-
-    wait_for(
-        f"champion is version {version}",
-        promoted,
-        SECONDS,
-        instead=lambda: jobs.kubectl("describe", "mprom", NAME, *WHERE, check=False),
-        pause=1,
-    )
+def test_the_shortest_promotion_takes_it(story: Json, jobs: Jobs, hand: Hand) -> None:
+    version = story["status"]["model"]["version"]
+    assert jobs.promotion(NAME, at("Promoted", version))["model"] == NAME
     assert hand.aliases(NAME) == {"candidate": version, "champion": version}

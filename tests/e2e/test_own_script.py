@@ -4,32 +4,49 @@ from __future__ import annotations
 
 import base64
 import re
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from demo.install import SAMPLES
 from demo.kubectl import Json
-from e2e.jobs import Jobs
+from e2e.stories import Stage
 from support import wheels
 
 WHEELHOUSE = "/wheelhouse"
 
 
-def test_a_script_without_model_and_data_trains_on_both_nodes(jobs: Jobs, tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class OwnScript:
+    """The job at its end, and what its pods printed."""
+
+    job: Json
+    logs: str
+
+
+def run_story(stage: Stage) -> OwnScript:
+    """Run the sample with a package of its own."""
     code, job = yaml.safe_load_all((SAMPLES / "own-script.yaml").read_text(encoding="utf-8"))
-    name = jobs.apply(*with_a_package(code, job, tmp_path))
-    job = jobs.follow(name)
-    logs = jobs.logs(name)
+    with tempfile.TemporaryDirectory() as folder:
+        name = stage.jobs.apply(*with_a_package(code, job, Path(folder)))
+    return OwnScript(stage.jobs.follow(name), stage.jobs.logs(name))
+
+
+def test_a_script_without_model_and_data_trains_on_both_nodes(story: OwnScript) -> None:
     # NB: two ranks that print at once may share a line.
-    assert sorted(re.findall(r"rank \d of \d on node \d of \d", logs)) == [
+    assert sorted(re.findall(r"rank \d of \d on node \d of \d", story.logs)) == [
         "rank 0 of 2 on node 0 of 2",
         "rank 1 of 2 on node 1 of 2",
     ]
-    assert sorted(re.findall(r"tiny 1\.0 on node \d", logs)) == ["tiny 1.0 on node 0", "tiny 1.0 on node 1"]
-    assert {"model", "data"} & set(job["spec"]) == set()
+    assert sorted(re.findall(r"tiny 1\.0 on node \d", story.logs)) == [
+        "tiny 1.0 on node 0",
+        "tiny 1.0 on node 1",
+    ]
+    assert {"model", "data"} & set(story.job["spec"]) == set()
     # The step and the number of steps are those that HF's Trainer logs to MLflow, and the parameters are numbers.
-    progress = job["status"]["progress"]
+    progress = story.job["status"]["progress"]
     assert (progress["step"], progress["maxSteps"], progress["summary"]) == (40, 40, "100%")
     assert progress["loss"] < 1.0
 

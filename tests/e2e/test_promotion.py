@@ -15,10 +15,9 @@ import yaml
 
 from demo.install import NAMESPACE, RELEASE, SYSTEM, Installation
 from demo.kubectl import Json
-from demo.promotions import at, current, follow
+from demo.promotions import at
 from e2e.hand import Hand
-from e2e.jobs import Run
-from support.waiting import wait_for
+from e2e.jobs import Jobs, Run, condition
 
 MODEL = "promoted"
 GOOD, WORSE, BETTER = 5.0, 5.9, 4.0
@@ -44,6 +43,7 @@ class Promotions:
     """The promotions that the module's tests applied, and the versions they are about."""
 
     installation: Installation
+    jobs: Jobs
     good: str
     worse: str
     better: str
@@ -61,17 +61,15 @@ class Promotions:
             for name, spec in specs.items()
         ]
         self.names += specs
-        self.installation.terminal.say(f"\n        {', '.join(specs)}")
         self.installation.apply(yaml.safe_dump_all(bodies))
 
     def patch(self, name: str, **spec: Any) -> None:
         """Change its spec as `kubectl patch --type merge` does."""
         self.installation.patch("modelpromotion", name, spec)
 
-    def reaches(self, name: str, reached: Callable[[Json], bool]) -> Json:
+    def reaches(self, name: str, reached: Callable[[Json], bool], **options: Any) -> Json:
         """Its status as soon as that holds."""
-        status: Json = follow(self.installation, name, reached)["status"]
-        return status
+        return self.jobs.promotion(name, reached, **options)
 
     def restart_operator(self) -> None:
         """End the operator at once, as a node that dies does, and wait for the next."""
@@ -87,10 +85,10 @@ class Promotions:
 
 
 @pytest.fixture(scope="module")
-def promotions(run: Run, installation: Installation, hand: Hand) -> Iterator[Promotions]:
+def promotions(run: Run, installation: Installation, jobs: Jobs, hand: Hand) -> Iterator[Promotions]:
     """Promotions of a good version; a worse and a better one were evaluated on the same data."""
     good, worse, better = hand.register(MODEL, run.status["mlflow"]["runId"], GOOD, WORSE, BETTER)
-    found = Promotions(installation, good, worse, better)
+    found = Promotions(installation, jobs, good, worse, better)
     try:
         found.apply(
             **{
@@ -116,10 +114,6 @@ def moves(status: Json) -> list[tuple[str | None, str | None, str]]:
 def after(count: int, reached: Callable[[Json], bool]) -> Callable[[Json], bool]:
     """The same once so many moves were made."""
     return lambda status: reached(status) and len(status["history"]) == count
-
-
-def condition(status: Json, kind: str) -> Json:
-    return next(item for item in status["conditions"] if item["type"] == kind)
 
 
 def test_a_worse_version_is_refused_with_both_numbers(promotions: Promotions) -> None:
@@ -199,16 +193,10 @@ def test_a_soak_and_a_rollback_go_on_over_a_restart_of_the_operator(
 def test_two_promotions_of_one_alias_do_not_fight(promotions: Promotions) -> None:
     good, worse = promotions.good, promotions.worse
     promotions.apply(rival={"alias": "shared", "source": {"type": "Version", "version": worse}})
-    kubectl = promotions.installation.place.kubectl
-
-    def refused() -> Json | None:
-        found = kubectl.get("modelpromotion", "rival", "--namespace", NAMESPACE) or {}
-        return found if current(found) and found["status"].get("phase") == "Conflict" else None
-
-    found = wait_for("the younger one is refused", refused, 60)
-    assert f"{NAMESPACE}/shared is older" in condition(found["status"], "Accepted")["message"]
+    found = promotions.reaches("rival", lambda status: status.get("phase") == "Conflict")
+    assert f"{NAMESPACE}/shared is older" in condition(found, "Accepted")["message"]
     assert promotions.reaches("shared", at("Promoted", good))
     # With the older one goes the alias; the younger one then has it.
     promotions.installation.delete("modelpromotion", "shared")
-    wait_for("the younger one has its turn", lambda: not refused(), 60)
-    assert moves(promotions.reaches("rival", at("Promoted", worse))) == [(None, worse, "Promoted")]
+    promoted = promotions.reaches("rival", at("Promoted", worse), stuck=())
+    assert moves(promoted) == [(None, worse, "Promoted")]

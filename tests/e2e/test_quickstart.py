@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
 
 from demo import results
 from demo.install import Installation
-from e2e.hand import Hand
+from e2e.hand import Hand, reaching
 from e2e.jobs import SPLITS, STEPS, Run
+from e2e.stories import Stage
 
 PHASES = ["Pending", "Preparing", "Starting", "Training", "Registering", "Succeeded"]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What the registered model is like, loaded by its alias."""
+
+    loss: float
+    answer: str
+    answer_in_pod: str
+
+
+def run_story(stage: Stage) -> Loaded:
+    """Run the quickstart, and load its model in a pod and on this machine."""
+    run = stage.quickstart()
+    answer_in_pod = results.ask(stage.installation, run.job)
+    model, data = run.status["model"], run.status["data"]
+    uri = f"models:/{model['name']}@candidate"
+    with reaching(stage.installation) as hand:
+        loss, answer = hand.loss_and_answer_of(uri, data["path"], data["version"], results.QUESTION)
+    return Loaded(loss, answer, answer_in_pod)
 
 
 def test_phases_come_in_order(run: Run) -> None:
@@ -56,17 +78,16 @@ def test_table_run_and_version_name_each_other(run: Run, hand: Hand) -> None:
     assert float(version.tags["eval_loss"]) == pytest.approx(model["evalLoss"], abs=1e-3)
 
 
-def test_registered_model_loads_by_its_alias_and_has_learned(run: Run, hand: Hand) -> None:
-    model, data = run.status["model"], run.status["data"]
-    loss = hand.loss_of(f"models:/{model['name']}@candidate", data["path"], data["version"])
+def test_registered_model_loads_by_its_alias_and_has_learned(run: Run, story: Loaded) -> None:
     # That of the base model is higher by far: see above.
-    assert loss == pytest.approx(model["evalLoss"], rel=0.02)
+    assert story.loss == pytest.approx(run.status["model"]["evalLoss"], rel=0.02)
 
 
-def test_registered_model_answers_in_a_pod(run: Run, hand: Hand, installation: Installation) -> None:
+def test_registered_model_answers_in_a_pod(run: Run, story: Loaded) -> None:
     """As the version does whose loss is judged above."""
-    answer = results.ask(installation, run.job)
-    assert answer == hand.answer_of(run.status["model"]["uri"], results.QUESTION)
+    assert story.answer_in_pod == story.answer
+    model = run.status["model"]
+    assert model["uri"] == f"models:/{model['name']}/{model['version']}"
 
 
 def test_nothing_but_the_job_says_how_it_went(run: Run, installation: Installation) -> None:

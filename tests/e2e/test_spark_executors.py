@@ -1,15 +1,20 @@
-"""Two Spark executors in pods of their own prepare a corpus, are suspended, start anew, lose one, and no row differs."""
+"""Two Spark executors in pods of their own prepare a corpus, are suspended, start anew, lose one, and no row differs.
+
+The job that trains on these rows is deleted meanwhile, and leaves nothing.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+from dataclasses import dataclass
 
 from demo.install import NAMESPACE
 from demo.kubectl import Json
-from e2e.hand import Hand
+from e2e.hand import Hand, reaching
 from e2e.jobs import Jobs, Run, condition, quickstart
+from e2e.stories import Stage
 from finetune_crds.contract import TAG_PREPARATION
 from support.waiting import wait_for
 
@@ -32,32 +37,66 @@ DRIVER: Json = {
 }
 
 
-def test_rows_are_those_of_one_pod_after_a_suspension_and_the_loss_of_an_executor(
-    jobs: Jobs, run: Run, hand: Hand
-) -> None:
+@dataclass(frozen=True)
+class Executors:
+    """What became of the job: its status with its table, and what existed of it when it was deleted in its training."""
+
+    prepared: Json
+    deleted: list[str]
+
+
+def run_story(stage: Stage) -> Executors:
+    """Prepare the corpus with a suspension and a loss of an executor on the way; delete the job as soon as it trains."""
+    jobs = stage.jobs
     job = quickstart()
     job["metadata"]["name"] = "on-executors"
     job["spec"]["data"]["prepare"] |= {"output": OUTPUT, "spark": SPARK, "podTemplate": DRIVER}
     del job["spec"]["register"]
+    job["spec"]["training"] |= {"maxSteps": 100_000, "logEverySteps": 1}
+    job["spec"]["distributed"]["processesPerNode"] = 1
     name = jobs.apply(job)
+    try:
+        status = prepare_on_executors(stage, name)
+        jobs.until(name, "training", lambda status: status.get("phase") == "Training")
+        children = jobs.children(name)
+    finally:
+        jobs.delete(name)
+    wait_for(
+        "nothing is left", lambda: not jobs.children(name), 150, instead=lambda: jobs.children(name), pause=1
+    )
+    return Executors(status, children)
 
-    jobs.until(name, "two executors", lambda status: "2 of 2 executors" in preparing(status), seconds=300)
-    suspend(jobs, name, value=True)
+
+def prepare_on_executors(stage: Stage, name: str) -> Json:
+    """Suspend the preparation, resume it, and lose one of its executors; return the job's status with its table."""
+    jobs = stage.jobs
+    jobs.until(name, "two executors", lambda status: "2 of 2 executors" in preparing(status))
+    jobs.suspend(name, value=True)
     jobs.until(
         name,
         "being suspended",
         lambda status: status.get("phase") == "Suspended" and not executors(jobs, name),
     )
-    suspend(jobs, name, value=False)
-    lose_executor(jobs, hand, name)
+    jobs.suspend(name, value=False)
+    lose_executor(stage, name)
 
-    status = jobs.until(name, "its table", prepared, seconds=600)["status"]
+    status: Json = jobs.until(name, "its table", prepared, seconds=600)["status"]
+    wait_for("no executor is left", lambda: not executors(jobs, name), 30)
+    return status
 
-    data, alone = status["data"], run.status["data"]
+
+def test_rows_are_those_of_one_pod_after_a_suspension_and_the_loss_of_an_executor(
+    story: Executors, run: Run, hand: Hand
+) -> None:
+    data, alone = story.prepared["data"], run.status["data"]
     same = ("rows", "tokens", "dropped")
     assert {field: data[field] for field in same} == {field: alone[field] for field in same}
     assert digest(hand, data) == digest(hand, alone)
-    assert executors(jobs, name) == []
+
+
+def test_a_job_deleted_while_it_trains_leaves_nothing(story: Executors) -> None:
+    # The story waits until none of these exists.
+    assert story.deleted
 
 
 def preparing(status: Json) -> str:
@@ -70,32 +109,28 @@ def prepared(status: Json) -> bool:
 
 def executors(jobs: Jobs, name: str) -> list[str]:
     """The executors of a job that exist."""
-    label = f"finetune.dev/job={name},finetune.dev/component=prep-executor"
-    text = jobs.kubectl("get", "pods", "--namespace", NAMESPACE, "--selector", label, "--output", "name")
-    return text.split()
+    return jobs.pods(name, "prep-executor")
 
 
-def lose_executor(jobs: Jobs, hand: Hand, name: str) -> None:
+def lose_executor(stage: Stage, name: str) -> None:
     """Delete an executor while the job shows a stage of its tokens at work, and wait for the one that replaces it."""
+    jobs = stage.jobs
     run_id = jobs.get(name)["status"]["mlflow"]["runId"]
+    with reaching(stage.installation) as hand:
 
-    def shown(pattern: str) -> bool:
-        """Whether the run shows that step of the preparation."""
-        tag = hand.mlflow.get_run(run_id).data.tags.get(TAG_PREPARATION, "")
-        return re.fullmatch(pattern, tag) is not None
+        def shown(pattern: str) -> bool:
+            """Whether the run shows that step of the preparation."""
+            tag = hand.mlflow.get_run(run_id).data.tags.get(TAG_PREPARATION, "")
+            return re.fullmatch(pattern, tag) is not None
 
-    # NB: until the new driver shows its first step, the run shows the last one of the driver before.
-    wait_for("the first step", lambda: len(executors(jobs, name)) == 2 and shown("reading.*"), 300)
-    wait_for("a stage at work", lambda: shown("tokens [1-9].*"), 300)
-    lost, kept = sorted(executors(jobs, name))
-    jobs.kubectl("delete", lost, "--namespace", NAMESPACE, "--grace-period=0", "--force", timeout=60)
-    assert shown("tokens .*"), "the stage was over before its executor was gone: give it more tasks"
+        # NB: until the new driver shows its first step, the run shows the last one of the driver before.
+        wait_for("the first step", lambda: len(executors(jobs, name)) == 2 and shown("reading.*"), 300)
+        wait_for("a stage at work", lambda: shown("tokens [1-9].*"), 300)
+        lost, kept = sorted(executors(jobs, name))
+        where = ("--namespace", NAMESPACE, "--grace-period=0", "--force")
+        jobs.kubectl("delete", "pod", lost, *where, timeout=60)
+        assert shown("tokens .*"), "the stage was over before its executor was gone: give it more tasks"
     wait_for("another executor", lambda: {*executors(jobs, name)} - {lost, kept}, 120)
-
-
-def suspend(jobs: Jobs, name: str, *, value: bool) -> None:
-    patch = json.dumps({"spec": {"suspend": value}})
-    jobs.kubectl("patch", "ftj", name, "--namespace", NAMESPACE, "--type", "merge", "--patch", patch)
 
 
 def digest(hand: Hand, data: Json) -> str:

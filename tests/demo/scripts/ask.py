@@ -12,6 +12,7 @@ import sys
 os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
 
 import mlflow
+from transformers import Pipeline
 from transformers.utils.logging import disable_progress_bar
 
 # In tokens. A model that was hardly trained would rather say nothing.
@@ -24,8 +25,13 @@ def main(arguments: list[str]) -> int:
     disable_progress_bar()
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     print(f"ask: loading {uri}", flush=True)
-    generate = mlflow.transformers.load_model(uri)
-    found = generate(
+    print("ANSWER", answer(mlflow.transformers.load_model(uri), question), flush=True)
+    return 0
+
+
+def answer(pipeline: Pipeline, question: str) -> str:
+    """What a model answers, always the same, in one line."""
+    generated = pipeline(
         prompt(question),
         min_new_tokens=SHORTEST_ANSWER,
         max_new_tokens=LONGEST_ANSWER,
@@ -33,8 +39,7 @@ def main(arguments: list[str]) -> int:
         repetition_penalty=1.2,
         return_full_text=False,
     )
-    print("ANSWER", " ".join(found[0]["generated_text"].split()), flush=True)
-    return 0
+    return " ".join(generated[0]["generated_text"].split())
 
 
 def prompt(question: str) -> str:
