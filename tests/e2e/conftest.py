@@ -73,7 +73,7 @@ def cluster() -> Iterator[Installation]:
     finally:
         if KEEP:
             terminal.say(
-                f"\nthe cluster {CLUSTER} stays; `python -m cluster down --name {CLUSTER}` removes it"
+                f"\nthe cluster {CLUSTER} stays; `make cluster ARGS='down --name {CLUSTER}'` removes it"
             )
         else:
             place.down(CLUSTER)
