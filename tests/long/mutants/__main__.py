@@ -8,26 +8,31 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import SimpleQueue
 
-from long.mutants.coverage import Coverage, read_coverage, record
+from long.mutants.coverage import Coverage, RecordingError, read_coverage, record
 from long.mutants.listing import EQUIVALENT, KILLED, LIVED, NOT_COVERED, Listing, Mutant, load, save
 from long.mutants.repair import MissingMutantsError, check, repair
-from long.mutants.run import Runner
+from long.mutants.run import RunError, Runner
 from long.mutants.sample import QUOTAS, choose, find_part
 from long.mutants.tree import copy_tree
 
 _ROOT = Path(__file__).parents[3]
 LIST = Path(__file__).with_name("mutants.yaml")
 BUILD = _ROOT / "build" / "mutants"
+_RECORDED = BUILD / "recording" / "commit"
+"""The file with the checkout and the commit that were recorded."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a step; 1 where a mutant that was killed lives now, 2 where mutants are missing or tests fail without a fault."""
+    """Run a step; return the exit status.
+
+    1: a mutant that was killed lives now. 2: mutants are missing, or tests fail without a fault.
+    """
     options = _parse(arguments)
     listing = load(LIST)
     try:
@@ -43,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _report_failed(read_coverage(BUILD / "recording", listing.mutants))
             case _:
                 return _measure(listing, options)
-    except MissingMutantsError as error:
+    except (MissingMutantsError, RecordingError, RunError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0
@@ -73,6 +78,7 @@ def _record(mutants: Sequence[Mutant], options: argparse.Namespace) -> None:
     check(options.root, mutants)
     tree = copy_tree(options.root, BUILD / "recorded")
     record(tree, mutants, BUILD / "recording", options.pytest, options.tests)
+    _RECORDED.write_text(_describe_checkout(options.root), encoding="utf-8")
 
 
 def _report_failed(coverage: Coverage) -> int:
@@ -86,6 +92,10 @@ def _measure(listing: Listing, options: argparse.Namespace) -> int:
     began = time.monotonic()
     if options.step == "measure":
         _record(listing.mutants, options)
+    elif not _RECORDED.exists() or _RECORDED.read_text(encoding="utf-8") != _describe_checkout(options.root):
+        raise RecordingError(
+            f"the tests of {_describe_checkout(options.root)} were not recorded: record them first"
+        )
     recorded = time.monotonic()
     selected = [mutant for mutant in listing.mutants if _is_selected(mutant, options)]
     coverage = read_coverage(BUILD / "recording", listing.mutants)
@@ -95,7 +105,8 @@ def _measure(listing: Listing, options: argparse.Namespace) -> int:
     results = _run(selected, coverage, options)
     mutants = [results.get(mutant.id, mutant) for mutant in listing.mutants]
     measured = listing.measured
-    if len(selected) == sum(mutant.result != EQUIVALENT for mutant in listing.mutants):
+    unmeasured = [mutant for mutant in selected if mutant.id not in results]
+    if len(results) == sum(mutant.result != EQUIVALENT for mutant in listing.mutants):
         measured = {
             "commit": _git_head(options.root),
             "date": datetime.now(UTC).date().isoformat(),
@@ -104,7 +115,11 @@ def _measure(listing: Listing, options: argparse.Namespace) -> int:
         }
     save(LIST, Listing(mutants, measured))
     print(summarize(mutants))
-    return _report_lost(listing.mutants, results)
+    for mutant in unmeasured:
+        print(
+            f"NOT MEASURED: {mutant.id} {mutant.function}: its killer fails without the fault, too; run it again"
+        )
+    return 2 if unmeasured else report_lost(listing.mutants, results)
 
 
 def _is_selected(mutant: Mutant, options: argparse.Namespace) -> bool:
@@ -117,7 +132,11 @@ def _is_selected(mutant: Mutant, options: argparse.Namespace) -> bool:
 
 
 def _run(mutants: Sequence[Mutant], coverage: Coverage, options: argparse.Namespace) -> dict[str, Mutant]:
-    """Run mutants, some at a time, each on a tree of its own; then the tests that killed them, without a fault."""
+    """Run mutants, some at a time, each on a tree of its own; then the tests that killed them, without a fault.
+
+    Returns:
+        The results by mutant. Mutants whose killer fails without a fault too have none.
+    """
     runs = BUILD / "runs"
     runs.mkdir(parents=True, exist_ok=True)
     free: SimpleQueue[Runner] = SimpleQueue()
@@ -137,11 +156,9 @@ def _run(mutants: Sequence[Mutant], coverage: Coverage, options: argparse.Namesp
 
     with ThreadPoolExecutor(options.jobs) as pool:
         results = {result.id: result for result in pool.map(run, mutants)}
-    killers = sorted({result.by for result in results.values()} & coverage.seconds.keys())
-    failure = free.get().first_failure("without-fault", killers, coverage) if killers else None
-    if failure is not None:
-        print(f"== NB: without a fault, too, {failure} fails: what it killed may live", flush=True)
-    return results
+    killers = {result.by for result in results.values()} & coverage.seconds.keys()
+    unreliable = free.get().unreliable_tests(killers, coverage)
+    return {name: result for name, result in results.items() if result.by not in unreliable}
 
 
 def summarize(mutants: Sequence[Mutant]) -> str:
@@ -155,7 +172,10 @@ def summarize(mutants: Sequence[Mutant]) -> str:
     return "\n".join(lines)
 
 
-def _report_lost(before: Sequence[Mutant], results: dict[str, Mutant]) -> int:
+def report_lost(before: Sequence[Mutant], results: Mapping[str, Mutant]) -> int:
+    """Print the mutants that tests killed before and do not kill now; 1 if there are any."""
+    if not any(mutant.result in (KILLED, LIVED, NOT_COVERED) for mutant in before):
+        print("there are no earlier results to compare with")
     lost = [
         results[mutant.id]
         for mutant in before
@@ -166,6 +186,10 @@ def _report_lost(before: Sequence[Mutant], results: dict[str, Mutant]) -> int:
             f"LOST: {mutant.id} {mutant.function} {mutant.operator} `{mutant.fragment}` is {mutant.result} now"
         )
     return 1 if lost else 0
+
+
+def _describe_checkout(root: Path) -> str:
+    return f"{root.resolve()} at {_git_head(root)}"
 
 
 def _git_head(root: Path) -> str:

@@ -26,7 +26,13 @@ _TESTS_OF = {
     "finetune_trainer": "tests/unit/trainer/",
 }
 """Where the tests of what runs at import are."""
+# All tests passed, or some failed.
+_RAN = (0, 1)
 _FOLDERS = ("current", "hits", "fixtures", "tests")
+
+
+class RecordingError(Exception):
+    """There is no whole recording of the tests."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,9 @@ def record(
     Args:
         options: options of pytest.
         tests: files or folders that run in place of the tiers; what they record is added to what is in the folder.
+
+    Raises:
+        RecordingError: pytest did not run to its end.
     """
     if not tests:
         shutil.rmtree(folder, ignore_errors=True)
@@ -65,6 +74,8 @@ def record(
         done = subprocess.run(command, cwd=tree.root, env=environment, check=False)
         seconds = time.monotonic() - began
         print(f"== {' '.join(paths)} with probes: {seconds:.0f} s, exit status {done.returncode}", flush=True)
+        if done.returncode not in _RAN:
+            raise RecordingError(f"{' '.join(paths)} ended with exit status {done.returncode}: see above")
 
 
 def read_coverage(folder: Path, mutants: Iterable[Mutant]) -> Coverage:
@@ -89,9 +100,14 @@ def read_coverage(folder: Path, mutants: Iterable[Mutant]) -> Coverage:
     return Coverage(covering, passed, failed)
 
 
-def order_tests(module: str, tests: Iterable[str], seconds: dict[str, float]) -> list[str]:
-    """The tests of a module in the order in which they run: those of its own files, then the shortest."""
-    return sorted(tests, key=lambda test: (not is_mirror(test, module), seconds[test], test))
+def order_tests(mutant: Mutant, tests: Iterable[str], seconds: dict[str, float]) -> list[str]:
+    """The tests of a mutant in the order in which they run.
+
+    The test that killed it before is the first, then those of the module's own files, then the shortest.
+    """
+    return sorted(
+        tests, key=lambda test: (test != mutant.by, not is_mirror(test, mutant.module), seconds[test], test)
+    )
 
 
 def is_mirror(test: str, module: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,10 +19,12 @@ LIMIT_SECONDS = 300.0
 """What the tests that run for a mutant took together, when they were recorded, at most."""
 TIME_LIMIT = "time limit"
 """What kills a mutant whose tests do not end."""
+EXIT_STATUS = "exit status"
+"""What kills a mutant whose tests crash pytest."""
 
 _FIRST_OTHERS = 40
 """So many tests of other files run before the rest: collecting many files takes longer than these tests."""
-_TIMED_OUT = (124, 137)
+_TIMED_OUT = 124
 _NO_TESTS = 5
 
 
@@ -44,20 +46,39 @@ class Runner:
     prefix: Sequence[str] = ()
 
     def measure(self, mutant: Mutant, coverage: Coverage) -> Mutant:
-        """Put the fault of a mutant into the tree, and run its tests; return the mutant with its result."""
-        covering = order_tests(mutant.module, coverage.tests[mutant.id], coverage.seconds)
+        """Put the fault of a mutant into the tree, and run its tests; return the mutant with its result.
+
+        Raises:
+            RunError: pytest fails in the same way without the fault, and no test does.
+        """
+        covering = order_tests(mutant, coverage.tests[mutant.id], coverage.seconds)
         tests = limit_tests(covering, coverage.seconds, LIMIT_SECONDS)
         unmeasured = replace(mutant, by="", left_out=0)
         if not tests:
             return replace(unmeasured, result=NOT_COVERED, left_out=len(covering))
         module = read_module(self.tree.root, mutant.module)
-        fault = find_candidate(module, mutant)
-        with self.tree.replace_source(mutant.module, fault.apply(module.source)):
-            for index, batch in enumerate(_batches(tests, mutant.module)):
+        fault = find_candidate(module, mutant).apply(module.source)
+        for index, batch in enumerate(_batches(tests, mutant)):
+            with self.tree.replace_source(mutant.module, fault):
                 killer = self.first_failure(f"{mutant.id}-{index}", batch, coverage)
-                if killer is not None:
-                    return replace(unmeasured, result=KILLED, by=killer)
+            if killer is not None:
+                self._check_killer(killer, f"{mutant.id}-{index}-without-fault", batch, coverage)
+                return replace(unmeasured, result=KILLED, by=killer)
         return replace(unmeasured, result=LIVED, left_out=len(covering) - len(tests))
+
+    def _check_killer(self, killer: str, name: str, batch: Sequence[str], coverage: Coverage) -> None:
+        """Check that what is no test, such as a time limit, kills only with the fault; tests are checked together later."""
+        if killer not in coverage.seconds and self.first_failure(name, batch, coverage) == killer:
+            raise RunError(f"{killer} without the fault, too: see {self.folder / name}.log")
+
+    def unreliable_tests(self, tests: Iterable[str], coverage: Coverage) -> set[str]:
+        """Run tests on the tree as it is, and return those that fail: what they killed may live."""
+        remaining, unreliable = sorted(tests), set[str]()
+        while remaining and (failure := self.first_failure("without-fault", remaining, coverage)):
+            # NB: a time limit or a crash is the fault of no single test.
+            unreliable |= {failure} & set(remaining) or set(remaining)
+            remaining = [test for test in remaining if test not in unreliable]
+        return unreliable
 
     def first_failure(self, name: str, tests: Sequence[str], coverage: Coverage) -> str | None:
         """Run some tests until one fails, and return its name.
@@ -86,12 +107,13 @@ class Runner:
             return None
         if done.returncode == _NO_TESTS:
             raise RunError(f"pytest collects none of {len(tests)} tests, such as {tests[0]}: see {log.name}")
-        if done.returncode in _TIMED_OUT:
-            return TIME_LIMIT
-        return result.read_text(encoding="utf-8") if result.exists() else "collection"
+        if result.exists():
+            return result.read_text(encoding="utf-8")
+        return TIME_LIMIT if done.returncode == _TIMED_OUT else f"{EXIT_STATUS} {done.returncode}"
 
 
-def _batches(tests: list[str], module: str) -> list[list[str]]:
-    own = [test for test in tests if is_mirror(test, module)]
-    others = tests[len(own) :]
-    return [batch for batch in (own, others[:_FIRST_OTHERS], others[_FIRST_OTHERS:]) if batch]
+def _batches(tests: list[str], mutant: Mutant) -> list[list[str]]:
+    before = [test for test in tests if test == mutant.by]
+    own = [test for test in tests if test != mutant.by and is_mirror(test, mutant.module)]
+    others = tests[len(before) + len(own) :]
+    return [batch for batch in (before, own, others[:_FIRST_OTHERS], others[_FIRST_OTHERS:]) if batch]

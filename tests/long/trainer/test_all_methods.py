@@ -10,10 +10,8 @@ import pytest
 from support.cells import TABLE, WARNINGS, Cell, Models, check
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from support.pods import Pod
-    from support.training import Mlflow, Trained
+    from support.training import Mlflow
 
 pytestmark = [
     *(pytest.mark.filterwarnings(warning) for warning in WARNINGS),
@@ -29,7 +27,7 @@ def test_what_is_trained_is_what_is_loaded_again(
     ranks: int,
     pod: Pod,
     models: Models,
-    mlflow_of_test: Callable[[Trained | None], Mlflow],
+    mlflow_of_test: Mlflow,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    check(replace(cell, ranks=ranks), pod, models, mlflow_of_test(None), capsys)
+    check(replace(cell, ranks=ranks), pod, models, mlflow_of_test, capsys)

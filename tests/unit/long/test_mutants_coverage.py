@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,9 +46,11 @@ def test_a_recording_names_the_tests_of_each_mutant(tmp_path: Path) -> None:
     )
 
 
-def test_tests_of_the_modules_own_file_come_first_and_then_the_shortest() -> None:
+def test_the_last_killer_comes_first_then_the_modules_own_file_and_then_the_shortest() -> None:
     slow, quick, near, plan = SECONDS
-    assert order_tests("finetune_trainer.prep.steps", SECONDS, SECONDS) == [quick, slow, plan, near]
+    mutant = Mutant("m001", "finetune_trainer.prep.steps:f", "add-one", "1")
+    assert order_tests(mutant, SECONDS, SECONDS) == [quick, slow, plan, near]
+    assert order_tests(replace(mutant, by=near), SECONDS, SECONDS) == [near, quick, slow, plan]
 
 
 def test_tests_that_exceed_the_limit_are_left_out() -> None:

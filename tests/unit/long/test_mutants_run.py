@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import long.mutants
+from long.mutants.__main__ import report_lost
 from long.mutants.coverage import read_coverage, record
 from long.mutants.listing import KILLED, LIVED, NOT_COVERED, Listing, Mutant, load, save
 from long.mutants.run import Runner
@@ -104,7 +105,24 @@ def test_tests_kill_the_mutants_that_they_notice(tmp_path: Path, monkeypatch: py
         replace(MUTANTS[2], result=NOT_COVERED),
         replace(MUTANTS[3], result=KILLED, by=FOREVER),
     ]
-    assert runner.first_failure("without-fault", [TOTAL, FOREVER], coverage) is None
+    assert runner.unreliable_tests([TOTAL, FOREVER], coverage) == set()
+    with tree.replace_source("finetune_operator.sizes", SIZES.replace("count + 1", "count")):
+        assert runner.unreliable_tests([TOTAL, FOREVER], coverage) == {FOREVER}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "status"),
+    [
+        (KILLED, LIVED, 1),
+        (KILLED, NOT_COVERED, 1),
+        (KILLED, KILLED, 0),
+        (LIVED, LIVED, 0),
+        (LIVED, KILLED, 0),
+    ],
+)
+def test_a_mutant_that_is_not_killed_any_more_is_a_failure(before: str, after: str, status: int) -> None:
+    mutant = replace(MUTANTS[0], result=before)
+    assert report_lost([mutant, MUTANTS[1]], {"m001": replace(mutant, result=after)}) == status
 
 
 def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -126,6 +144,5 @@ def _write_product(root: Path) -> None:
         package, root / "tests" / "long" / "mutants", ignore=shutil.ignore_patterns("__pycache__")
     )
     (root / "tests" / "support").mkdir()
-    (root / "tests" / "trainer").mkdir()
     shutil.copy2(scheduling.__file__, root / "tests" / "support")
     subprocess.run(["git", "init", "--quiet", str(root)], check=True)
