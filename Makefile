@@ -34,7 +34,7 @@ endef
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-24s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  CLUSTER=local|kind|current chooses where demo and e2e run; the default is the first that can work."
 
@@ -44,21 +44,22 @@ PROGRAMS_unit := fake-gcs-server
 PROGRAMS_trainer := versitygw fake-gcs-server
 PROGRAMS_integration := kube kubectl helm registry kstatus argocd
 PROGRAMS_oldest := kube-oldest $(filter-out kube kubectl,$(PROGRAMS_integration))
-PROGRAMS_e2e := kube kubectl helm pause versitygw registry argocd
+PROGRAMS_e2e := $(PROGRAMS_demo) registry argocd
 PROGRAMS_long := kube kubectl
-PROGRAMS_demo := kube kubectl helm pause versitygw
+# A cluster that is made elsewhere brings its own Kubernetes.
+PROGRAMS_demo := kubectl helm versitygw $(if $(filter local,$(or $(CLUSTER),$(if $(filter 0,$(shell id -u)),local))),kube pause)
 
 .PHONY: programs
 programs: ## Build the programs of all tiers: etcd, Kubernetes, Helm, Argo CD, ...
 	@$(PYTHON) -m cluster.binaries
 
 programs-%:
-	$(call timed,programs,$(PYTHON) -m cluster.binaries $(PROGRAMS_$*))
+	$(call timed,programs,$(PYTHON) -m cluster.binaries $(or $(PROGRAMS_$*),$(error there is no tier $*)))
 
 .PHONY: demo
 demo: room ## Bring up a cluster, fine-tune a model on it with one manifest, and show the result
 	@began=$$SECONDS; \
-	$(PYTHON) -m cluster.binaries $(PROGRAMS_demo) & \
+	$(PYTHON) -m cluster.binaries $(PROGRAMS_demo) & builder=$$!; trap 'kill $$builder 2>/dev/null || true' EXIT INT TERM; \
 	$(MAKE) --no-print-directory --silent venv && $(BIN)/python -m demo up --environment-seconds $$((SECONDS - began))
 
 .PHONY: room
@@ -75,8 +76,8 @@ cluster: venv ## Control a cluster: ARGS='up --name demo', status, images, 'node
 	@$(BIN)/python -m cluster $(ARGS)
 
 .PHONY: prune
-prune: venv ## Remove the images that demo and tests built; programs and packages stay
-	@$(BIN)/python -m cluster prune
+prune: ## Remove the images that demo and tests built, and programs that are not in use; packages stay
+	@if [ -x $(BIN)/python ]; then $(BIN)/python -m cluster prune; else echo "run \`make venv\` first" >&2; exit 1; fi
 
 .PHONY: demo-down
 demo-down: ## Take the demo away and leave the machine as it was
@@ -208,16 +209,16 @@ $(STAMP): tests/requirements.txt crds/pyproject.toml operator/pyproject.toml tra
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
 	  || { echo "Python 3.11 is needed and $(PYTHON) is none: install it, or say where it is with PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(call install,python3-venv,Python cannot make virtual environments)
-	@echo "== installing Python packages into $(VENV) (a few minutes the first time)"
+	@echo "== installing Python packages into $(VENV) (a few minutes the first time)" >&2
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	@echo "   1 of 4: uv $(UV_VERSION), which installs the rest"
+	@echo "   1 of 4: uv $(UV_VERSION), which installs the rest" >&2
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	@echo "   2 of 4: the $$(grep -c == tests/requirements.txt) packages of tests/requirements.txt"
+	@echo "   2 of 4: the $$(grep -c == tests/requirements.txt) packages of tests/requirements.txt" >&2
 	@$(UV) --requirement tests/requirements.txt
-	@echo "   3 of 4: torch $(TORCH_VERSION)"
+	@echo "   3 of 4: torch $(TORCH_VERSION)" >&2
 	@# Not from here: pyproject.toml tells uv to leave torch out of what it resolves.
 	@cd / && $(UV) $(TORCH) torch==$(TORCH_VERSION)
-	@echo "   4 of 4: the operator, the trainer and the API of this repository"
+	@echo "   4 of 4: the operator, the trainer and the API of this repository" >&2
 	@$(UV) --no-deps --editable crds --editable operator --editable trainer_image
 	@touch $@
 
@@ -233,7 +234,7 @@ compiler:
 
 # $(call install,package,why): from Debian when we may, otherwise say what is missing.
 define install
-{ if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then echo "== $(2): installing $(1)"; \
+{ if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then echo "== $(2): installing $(1)" >&2; \
 apt-get install --yes --quiet $(1) >/dev/null || { apt-get update --quiet >/dev/null; apt-get install --yes --quiet $(1) >/dev/null; }; \
 else echo "$(2): install it (Debian and Ubuntu: $(1))" >&2; exit 1; fi; }
 endef

@@ -17,7 +17,7 @@ lock: venv ## Resolve the Python dependencies anew
 	@$(LOCK_IMAGE) operator/pyproject.toml --output-file operator/requirements.txt
 	@$(LOCK_IMAGE) trainer_image/pyproject.toml --extra prep --output-file trainer_image/requirements-prep.txt
 	@$(LOCK_IMAGE) trainer_image/pyproject.toml --extra train --output-file trainer_image/requirements-train.txt
-	@$(BIN)/python -m cluster.locks
+	@$(BIN)/python -m cluster.common_requirements
 	@$(LOCK) tests/bench/prep/datatrove.in --output-file tests/bench/prep/datatrove.txt
 	@$(LOCK_IMAGE) tests/long/trainer/lm_eval.in --output-file tests/long/trainer/lm_eval.txt
 

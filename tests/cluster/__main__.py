@@ -1,10 +1,9 @@
-"""The command line: `python -m cluster up|down|status|kubeconfig|images|release|readme|programs|node|prune`."""
+"""The command line: `python -m cluster up|down|status|kubeconfig|images|release|readme|node|prune`."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -28,8 +27,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             supervisor.main(options.name, options.pause)
         elif options.command == "node":
             local.ask(options.name, options.verb, options.node)
-        elif options.command == "programs":
-            binaries.ensure(*(options.only or binaries.PROGRAMS))
         elif options.command == "release":
             target = Target.of(options.registry, options.version)
             print(make(target, options.base, options.cuda, options.platform))
@@ -79,9 +76,13 @@ def _short(image: images.Image) -> str:
 def _prune() -> None:
     if clusters().exists() and any(each.is_dir() for each in clusters().iterdir()):
         raise ClusterError("clusters use the images: take them down first")
-    for folder in (registry.storage(), snapshots.store(), builder.folder(), cache() / "build"):
-        say(f"removing {folder}")
-        shutil.rmtree(folder, ignore_errors=True)
+    with snapshots.lock():
+        for folder in (registry.storage(), snapshots.store(), builder.folder(), cache() / "build"):
+            if folder.exists():
+                say(f"removing {folder}")
+                # NB: under another name at once: what is half removed must not look complete.
+                local.remove(folder)
+    binaries.remove_unused()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -116,9 +117,9 @@ def _parser() -> argparse.ArgumentParser:
     release.add_argument("--platform", required=True, help="platform of the images, such as linux/amd64")
     written = commands.add_parser("readme", help="write the chart's README.md")
     written.add_argument("--check", action="store_true", help="write nothing, and fail if it is stale")
-    programs = commands.add_parser("programs", help="build the programs that clusters and tests run")
-    programs.add_argument("--only", nargs="+", choices=list(binaries.PROGRAMS), default=[])
-    commands.add_parser("prune", help="remove all images and what they were built from; programs stay")
+    commands.add_parser(
+        "prune", help="remove all images, what they were built from, and programs that are not used"
+    )
     return parser
 
 

@@ -10,11 +10,12 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,8 +43,10 @@ KUBE_NAMES = (
     "coredns",
 )
 GO = (1, 26)
-# One set for all, so that programs have compiled packages in common. Nothing reads debugging information here, and a
-# quarter of what compilers take is for inlining, which only the standard library is called often enough for.
+# The version of Kubernetes that the programs of a module report.
+VERSIONS = {MODULE: KUBERNETES, OLDEST_MODULE: OLDEST}
+# One set for all programs, so that they share compiled packages. Nothing reads debugging information here. Inlining costs a
+# quarter of the compile time: only the standard library keeps it.
 FLAGS = (
     "-trimpath",
     "-buildvcs=false",
@@ -65,21 +68,16 @@ class Program:
     minutes: int = 1
     links: tuple[str, ...] = ()
     module: Path = MODULE
-    version: str = KUBERNETES
     beside_module: str = ""
     beside: tuple[str, ...] = ()
 
     def digest(self) -> str:
         """What it is built from, in sixteen letters."""
-        content = hashlib.sha256(f"{self.package} {self.flags} {os.uname().machine}".encode())
+        kept = (self.package, self.links, self.beside_module, self.beside)
+        content = hashlib.sha256(f"{kept} {flags(self.module)} {os.uname().machine}".encode())
         for file in sorted([*self.module.glob("go.*"), *(self.module / self.package).glob("*.go")]):
             content.update(file.name.encode() + b"\0" + file.read_bytes())
         return content.hexdigest()[:16]
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """The flags of `go build`."""
-        return (*FLAGS, f"-ldflags=-s -w -X k8s.io/component-base/version.gitVersion={self.version}")
 
     @property
     def folder(self) -> Path:
@@ -90,6 +88,13 @@ class Program:
     def path(self) -> Path:
         """The program itself."""
         return self.folder / self.name
+
+
+def flags(module: Path) -> tuple[str, ...]:
+    """The flags of `go build` for the programs of a module."""
+    version = VERSIONS.get(module)
+    stamp = f" -X k8s.io/component-base/version.gitVersion={version}" if version else ""
+    return (*FLAGS, f"-ldflags=-s -w{stamp}")
 
 
 PROGRAMS = {
@@ -104,7 +109,6 @@ PROGRAMS = {
             4,
             ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl"),
             module=OLDEST_MODULE,
-            version=OLDEST,
         ),
         Program("helm", "helm.sh/helm/v3/cmd/helm", "helm 3.22"),
         Program("helm-docs", "github.com/norwoodj/helm-docs/cmd/helm-docs", "helm-docs 1.14"),
@@ -138,12 +142,41 @@ def ensure(*names: str) -> dict[str, Path]:
     return {program.name: program.path for program in programs}
 
 
+def check(*names: str) -> None:
+    """Check that what is missing of these programs can be built.
+
+    Raises:
+        ClusterError: Go is not installed, or too old.
+    """
+    if not all(PROGRAMS[name].path.exists() for name in names):
+        go_command()
+
+
 def path(name: str) -> Path:
-    """The path of a program by the name it is called by (kubectl, helm, etcd, ...), built if it is missing."""
-    owners = [program.name for program in PROGRAMS.values() if name in (program.name, *program.links)]
-    wants_oldest = os.environ.get("FINETUNE_KUBERNETES") == OLDEST[1:].rpartition(".")[0]
-    owner = owners[-1] if wants_oldest else owners[0]
+    """The path of a program by the name it is called by (kubectl, helm, etcd, ...), built if it is missing.
+
+    Raises:
+        ClusterError: FINETUNE_KUBERNETES asks for an unknown version, or for one that lacks this program.
+    """
+    owner = _owner(name, os.environ.get("FINETUNE_KUBERNETES", ""))
     return ensure(owner)[owner].parent / name
+
+
+def _owner(name: str, version: str) -> str:
+    """The program that `name` is a name of, in a version of Kubernetes; the newest if the version is empty."""
+    owners = {
+        program.module: program.name
+        for program in PROGRAMS.values()
+        if name in (program.name, *program.links)
+    }
+    oldest = OLDEST[1:].rpartition(".")[0]
+    if version not in ("", oldest):
+        raise ClusterError(
+            f"FINETUNE_KUBERNETES={version} is unknown: set it to {oldest}, or unset it for {KUBERNETES}"
+        )
+    if version and name in PROGRAMS["kube"].links and OLDEST_MODULE not in owners:
+        raise ClusterError(f"Kubernetes {version} is built without {name}: unset FINETUNE_KUBERNETES")
+    return owners[OLDEST_MODULE] if version and OLDEST_MODULE in owners else next(iter(owners.values()))
 
 
 def say(message: str) -> None:
@@ -180,7 +213,7 @@ def _build(go: str, module: Path, programs: list[Program]) -> None:
         packages = [program.package for program in programs]
         # NB: a list of packages is written to a folder only if its name ends with a slash.
         done = subprocess.run(
-            [go, "build", "-mod=readonly", *programs[0].flags, "-o", f"{folder}/", *packages],
+            [go, "build", "-mod=readonly", *flags(module), "-o", f"{folder}/", *packages],
             env={**os.environ, "CGO_ENABLED": "0"},
             cwd=module,
             check=False,
@@ -190,22 +223,35 @@ def _build(go: str, module: Path, programs: list[Program]) -> None:
         if done.returncode != 0:
             raise ClusterError(f"{titles}: go build failed:\n{done.stderr.strip()[-3000:]}")
         for program, kept in zip(programs, folders, strict=True):
-            _keep(go, program, Path(folder) / program.name, kept)
+            _install(go, program, Path(folder) / program.name, kept)
     say(f"built in {time.monotonic() - began:.0f} s")
 
 
-def _keep(go: str, program: Program, built: Path, kept: Path) -> None:
-    """Put a program that was built into its folder."""
-    folder = kept.with_name(f"{kept.name}.new")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    built.rename(folder / program.name)
+def _install(go: str, program: Program, binary: Path, folder: Path) -> None:
+    """Move a program that was built into its folder, which appears as a whole."""
+    incomplete = folder.with_name(f"{folder.name}.new")
+    shutil.rmtree(incomplete, ignore_errors=True)
+    incomplete.mkdir()
+    binary.rename(incomplete / program.name)
     for link in program.links:
-        (folder / link).symlink_to(program.name)
+        (incomplete / link).symlink_to(program.name)
     if program.beside:
-        _keep_beside(_module_folder(go, program), program.beside, folder)
-    shutil.rmtree(kept, ignore_errors=True)
-    folder.rename(kept)
+        _copy_beside(_module_folder(go, program), program.beside, incomplete)
+    shutil.rmtree(folder, ignore_errors=True)
+    incomplete.rename(folder)
+
+
+def remove_unused() -> None:
+    """Remove programs that no current source makes, and what builds that were killed have left."""
+    folder = cache() / "bin"
+    current = {program.folder for program in PROGRAMS.values()}
+    with ExitStack() as locks:
+        for module in dict.fromkeys(program.module for program in PROGRAMS.values()):
+            locks.enter_context(_locked(folder / f".{module.name}.lock"))
+        for path in folder.iterdir():
+            if path.is_dir() and path not in current:
+                say(f"removing {path}")
+                shutil.rmtree(path)
 
 
 def _module_folder(go: str, program: Program) -> Path:
@@ -215,7 +261,7 @@ def _module_folder(go: str, program: Program) -> Path:
     return Path(done.stdout.strip())
 
 
-def _keep_beside(source: Path, folders: tuple[str, ...], building: Path) -> None:
+def _copy_beside(source: Path, folders: tuple[str, ...], building: Path) -> None:
     # NB: folders of Go's module cache are read-only, and a copy of their modes could not be removed.
     for folder in folders:
         (building / folder).mkdir(parents=True)
@@ -237,13 +283,23 @@ def _locked(file: Path) -> Iterator[None]:
 
 def main(names: Sequence[str]) -> int:
     """Build programs, all of them without names; return the exit status."""
+    unknown = [name for name in names if name not in PROGRAMS]
+    if unknown:
+        print(
+            f"error: unknown programs: {', '.join(unknown)}; known are {', '.join(PROGRAMS)}", file=sys.stderr
+        )
+        return 1
     try:
         ensure(*(names or PROGRAMS))
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
 if __name__ == "__main__":
+    # As Ctrl-C does, so that `go build` ends too and leaves nothing behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main(sys.argv[1:]))

@@ -15,12 +15,10 @@ from cluster.binaries import say
 from cluster.packages import SEARCHED
 from cluster.paths import ClusterError
 from support.cache import cache
+from support.process import ASIDE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-# NB: storage drivers leave their folders mounted. In its own mount namespace these mounts end with the program.
-ASIDE = ("unshare", "--mount", "--propagation", "private")
 
 
 def folder() -> Path:
@@ -30,11 +28,11 @@ def folder() -> Path:
 
 def buildah(*argv: str, aloud: str = "") -> str:
     """Run buildah and return what it printed; or say, in the name of `aloud`, which step it is at."""
-    store = folder()
-    for each in ("root", "run", "tmp"):
-        (store / each).mkdir(parents=True, exist_ok=True)
-    options = ["--root", str(store / "root"), "--runroot", str(store / "run"), "--storage-driver", "overlay"]
-    environment = {**os.environ, "TMPDIR": str(store / "tmp"), "PATH": SEARCHED}
+    root, run, temporary = image_store.folder(), folder() / "run", folder() / "tmp"
+    for each in (root, run, temporary):
+        each.mkdir(parents=True, exist_ok=True)
+    options = ["--root", str(root), "--runroot", str(run), "--storage-driver", "overlay"]
+    environment = {**os.environ, "TMPDIR": str(temporary), "PATH": SEARCHED}
     if aloud:
         _tell_steps(aloud, [*ASIDE, "buildah", *options, *argv], environment)
         return ""

@@ -74,10 +74,10 @@ class ControlPlane:
         self.etcd = self._etcd()
         self.apiserver = self._apiserver(hosts, apiserver_flags or {})
         self.controllers = self._controllers(controllers_flags or {})
-        self.scheduler = self._scheduler()
+        self.scheduler = self._scheduler() if scheduler else None
         self._wanted = [self.etcd, self.apiserver]
         self._wanted += [self.controllers] if controllers else []
-        self._wanted += [self.scheduler] if scheduler else []
+        self._wanted += [self.scheduler] if self.scheduler else []
 
     @property
     def processes(self) -> list[Process]:

@@ -17,9 +17,14 @@ from support.cache import cache
 
 @dataclass(frozen=True)
 class StoredImage:
-    """An image: `layers` are folders with the files of each layer, the lowest first, as overlayfs has them."""
+    """An image.
 
-    digest: str
+    Attributes:
+        config_digest: of its configuration; the digest of its manifest differs.
+        layers: folders with the files of each layer, the lowest first, as overlayfs has them.
+    """
+
+    config_digest: str
     manifest: bytes
     config: bytes
     layers: tuple[Path, ...]
@@ -42,8 +47,12 @@ def local_name(image: str, tag: str) -> str:
 
 
 def has(image: str, tag: str) -> bool:
-    """Whether an image was built here."""
-    return _find(local_name(image, tag)) is not None
+    """Whether an image was built here and is complete."""
+    try:
+        read(image, tag)
+    except ClusterError:
+        return False
+    return True
 
 
 def read(image: str, tag: str) -> StoredImage:
@@ -58,16 +67,25 @@ def read(image: str, tag: str) -> StoredImage:
         raise ClusterError(f"there is no image {name} in {folder()}")
     digest = f"sha256:{record['id']}"
     files = folder() / "overlay-images" / record["id"]
-    config = (files / f"={b64encode(digest.encode()).decode()}").read_bytes()
     parents = {layer["id"]: layer.get("parent") for layer in _records("overlay-layers/layers.json")}
     layers: list[Path] = []
     layer = record["layer"]
-    while layer:
+    while layer in parents:
         layers.insert(0, folder() / "overlay" / layer / "diff")
         layer = parents[layer]
-    stored = StoredImage(digest, (files / "manifest").read_bytes(), config, tuple(layers))
-    if len(stored.layer_digests) != len(layers):
-        raise ClusterError(f"{name} has {len(layers)} layers in {folder()}, of {len(stored.layer_digests)}")
+    try:
+        config = (files / f"={b64encode(digest.encode()).decode()}").read_bytes()
+        stored = StoredImage(digest, (files / "manifest").read_bytes(), config, tuple(layers))
+    except FileNotFoundError as error:
+        raise ClusterError(
+            f"{name} is incomplete: {error.filename} is missing; `make prune` removes all images"
+        ) from error
+    present = sum(layer.is_dir() for layer in layers)
+    if present != len(stored.layer_digests):
+        raise ClusterError(
+            f"{name} is incomplete: {present} of {len(stored.layer_digests)} layers are in {folder()}; `make prune` removes "
+            "all images"
+        )
     return stored
 
 

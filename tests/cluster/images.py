@@ -22,6 +22,7 @@ from cluster import binaries, builder, image_store, machine, packages, snapshots
 from cluster.binaries import say
 from cluster.paths import REPOSITORY, ClusterError
 from support.cache import cache
+from support.process import ASIDE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -36,12 +37,11 @@ BASE_PACKAGES = (
     "tzdata",
     "netbase",
 )
-# Where builds have this machine's cache of uv. NB: in the place of a cache that a Dockerfile mounts, either may win.
+# Builds mount this machine's uv cache here. NB: not at /root/.cache/uv, where a cache mount of the Dockerfile may hide it.
 UV_CACHE = "/uv-cache"
 SKIPPED = {"__pycache__", ".venv", ".git", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
 
-# Makes Debian's Python behave like that of python:3.11-slim: the names of its programs, pip without its warning, and apt
-# that does not wait for the disk.
+# Makes Debian's Python behave like that of python:3.11-slim: the names of its programs, and pip without its warning.
 BASE_HOOK = """\
 set -e
 mkdir -p "$1/usr/local/bin"
@@ -50,11 +50,13 @@ for name in python python3 pip pip3; do
     *) ln -sf /usr/bin/pip3 "$1/usr/local/bin/$name";; esac
 done
 rm -f "$1"/usr/lib/python3*/EXTERNALLY-MANAGED
-echo force-unsafe-io > "$1"/etc/dpkg/dpkg.cfg.d/docker-apt-speedup
 chroot "$1" update-ca-certificates >/dev/null 2>&1
 rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/*.bin
 find "$1"/usr/share/doc "$1"/usr/share/man -type f ! -name copyright -delete
 """
+
+# NB: mmdebstrap keeps the options of dpkg in the image: apt does not wait for the disk there either.
+BOOTSTRAP_OPTIONS = ("--variant=minbase", "--dpkgopt=force-unsafe-io")
 
 BASE_DOCKERFILE = """\
 FROM scratch
@@ -116,7 +118,9 @@ def base() -> str:
         machine.certificates(),
     )
     content = hashlib.sha256(
-        repr((CODENAME, BASE_PACKAGES, BASE_HOOK, BASE_DOCKERFILE, sources, settings)).encode()
+        repr(
+            (CODENAME, BASE_PACKAGES, BOOTSTRAP_OPTIONS, BASE_HOOK, BASE_DOCKERFILE, sources, settings)
+        ).encode()
     )
     for certificate in trusted:
         content.update(certificate.read_bytes())
@@ -258,8 +262,7 @@ def _bootstrap(context: Path, sources: list[str], settings: str, trusted: list[P
     argv = [
         "mmdebstrap",
         "--mode=root",
-        "--variant=minbase",
-        "--dpkgopt=force-unsafe-io",
+        *BOOTSTRAP_OPTIONS,
         f"--include={','.join(BASE_PACKAGES)}",
     ]
     argv += [f"--aptopt={context / 'apt.conf'}"] if settings else []
@@ -271,8 +274,6 @@ def _bootstrap(context: Path, sources: list[str], settings: str, trusted: list[P
         argv.append(f"--customize-hook=copy-in {authorities} /usr/local/share")
     argv += [f"--customize-hook={hook}", CODENAME, str(context / "base.tar"), *sources]
     environment = {**os.environ, "PATH": packages.SEARCHED}
-    done = subprocess.run(
-        [*builder.ASIDE, *argv], env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*ASIDE, *argv], env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ClusterError(f"mmdebstrap failed ({done.returncode}):\n{done.stderr.strip()[-3000:]}")

@@ -65,7 +65,8 @@ def status(name: str) -> dict[str, object]:
     """What there is of the cluster."""
     _need_tools()
     up = name in run("kind", "get", "clusters").split()
-    return {"name": name, "up": up, "kubeconfig": str(State(name).kubeconfig), "backend": "kind"}
+    found: dict[str, object] = {"name": name, "up": up, "backend": "kind"}
+    return found | ({"kubeconfig": str(State(name).kubeconfig)} if up else {})
 
 
 def prepare() -> None:

@@ -18,7 +18,8 @@ from cluster.paths import PACKAGE, ClusterError, State, clusters
 from cluster.process import end, run, start_time
 from support.cache import cache
 
-PATIENCE = 180
+# Longer than the waits of the supervisor together (support.waiting.PATIENCE for each of its steps), whose errors say more.
+_UP_TIMEOUT_SECONDS = 600
 _PROGRAMS = ("kube", "kubectl", "pause")
 
 
@@ -99,6 +100,7 @@ def ask(name: str, verb: str, target: str, timeout: float = 60) -> None:
 def prepare() -> None:
     """Build the programs of a cluster beside the project's images, and give nodes the images to begin with."""
     _install()
+    binaries.check(*_PROGRAMS, "versitygw")
     with ThreadPoolExecutor(1) as aside:
         # The first time, the images' packages come over the network while the programs are built.
         building = aside.submit(_all_images)
@@ -117,7 +119,7 @@ def build_images(name: str, wanted: list[images.Image]) -> dict[str, str]:
     if is_up(State(name)):
         _give(name, list(references.values()))
     else:
-        snapshots.ensure([*references.values(), images.pause()])
+        snapshots.ensure({*snapshots.references(), *references.values(), images.pause()})
     return references
 
 
@@ -173,7 +175,7 @@ def _start(state: State, wanted: plan.Plan, pause: str) -> None:
 def _follow(state: State, began: float) -> None:
     """Say what the supervisor does until it is ready."""
     shown = 0
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + _UP_TIMEOUT_SECONDS
     while True:
         steps = _steps(state)
         for step in steps[shown:]:
@@ -186,7 +188,7 @@ def _follow(state: State, began: float) -> None:
         if not _supervisor(state):
             raise ClusterError(f"the supervisor has ended: see {state.logs / 'supervisor.log'}")
         if time.monotonic() > deadline:
-            raise ClusterError(f"not ready after {PATIENCE} seconds: the logs are in {state.logs}")
+            raise ClusterError(f"not ready after {_UP_TIMEOUT_SECONDS} seconds: the logs are in {state.logs}")
         time.sleep(0.1)
 
 
@@ -202,13 +204,13 @@ def _down(state: State) -> None:
         network.disconnect(settings)
         cgroups.kill(settings.cgroup)
         cgroups.remove(settings.cgroup)
-    _remove(state.directory)
+    remove(state.directory)
     with _locked("clusters.lock"):
         if not any(each.is_dir() for each in clusters().iterdir()):
             _unmake_shadowed()
 
 
-def _remove(directory: Path) -> None:
+def remove(directory: Path) -> None:
     """Remove a folder, and the rest of an earlier removal. The name is free at once, the space when removal is complete."""
     removed = cache() / "removed"
     removed.mkdir(exist_ok=True)

@@ -56,7 +56,7 @@ class Node:
         """Start the node; it is Ready some seconds later."""
         cgroups.create(self.cgroup)
         if not self.images.exists():
-            snapshots.seed(self.images)
+            snapshots.copy_to_node(self.images)
         self.containerd.start()
         wait_for(self.containerd.name, self._answers, 30, self.containerd)
         snapshots.add(snapshots.client(self.socket), [self.pause])

@@ -43,7 +43,7 @@ def configuration(address: str, folder: Path) -> dict[str, object]:
 
 
 def server(address: str, directory: Path, log: Path, images: Path | None = None) -> Process:
-    """A registry, not started yet, with its configuration in `directory`; of the folder above, or of another."""
+    """A registry, not started yet, with its configuration in `directory`; of `storage()` unless `images` names a folder."""
     program = binaries.path("registry")
     file = directory / "registry.yaml"
     images = images or storage()

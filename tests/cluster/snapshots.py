@@ -26,7 +26,7 @@ from cluster.packages import SEARCHED
 from cluster.paths import ClusterError
 from cluster.process import run
 from support.cache import cache
-from support.process import Process
+from support.process import ASIDE, Process
 from support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -60,24 +60,33 @@ def store() -> Path:
 
 def ensure(references: Iterable[str]) -> None:
     """Make the folder for these images and no others, unless it is there."""
-    content = json.dumps([str(image_store.folder()), *sorted(references)])
-    with _lock():
-        record = store() / "images.json"
+    images = {each: _read(each) for each in sorted(references)}
+    content = json.dumps({each: [str(layer) for layer in image.layers] for each, image in images.items()})
+    with lock():
+        record = _record()
         if record.exists() and record.read_text() == content:
             return
+        # NB: a removal that is interrupted must not leave a folder that looks complete.
+        record.unlink(missing_ok=True)
         shutil.rmtree(store(), ignore_errors=True)
         with (
             tempfile.TemporaryDirectory(prefix="snapshots-") as directory,
             _containerd(Path(directory)) as ctr,
         ):
-            add(ctr, references)
+            add(ctr, images)
         record.write_text(content)
 
 
-def seed(root: Path) -> None:
+def references() -> list[str]:
+    """The images that nodes begin with."""
+    record = _record()
+    return list(json.loads(record.read_text())) if record.exists() else []
+
+
+def copy_to_node(root: Path) -> None:
     """Make the folder of a node's containerd, with all images; nothing if there are none."""
-    with _lock():
-        if store().exists():
+    with lock():
+        if _record().exists():
             shutil.copytree(store(), root, symlinks=True)
 
 
@@ -91,18 +100,22 @@ def add(ctr: Sequence[str], references: Iterable[str]) -> None:
     present = run(*ctr, "images", "list", "--quiet").split()
     for each in references:
         if each not in present:
-            image, _, tag = each.removeprefix(f"{HOST}/").partition(":")
-            _add(ctr, each, image_store.read(image, tag))
+            _add(ctr, each, _read(each))
+
+
+def _read(name: str) -> StoredImage:
+    image, _, tag = name.removeprefix(f"{HOST}/").partition(":")
+    return image_store.read(image, tag)
 
 
 def _add(ctr: Sequence[str], name: str, image: StoredImage) -> None:
     top = _add_layers(ctr, image)
     with tempfile.NamedTemporaryFile(prefix="image-", suffix=".tar") as file:
-        file.write(archive(name, image))
+        file.write(build_archive(name, image))
         file.flush()
         run(*ctr, "images", "import", "--no-unpack", file.name)
     # As unpacking does: the image keeps its snapshots.
-    run(*ctr, "content", "label", image.digest, f"containerd.io/gc.ref.snapshot.overlayfs={top}")
+    run(*ctr, "content", "label", image.config_digest, f"containerd.io/gc.ref.snapshot.overlayfs={top}")
 
 
 def _add_layers(ctr: Sequence[str], image: StoredImage) -> str:
@@ -110,7 +123,7 @@ def _add_layers(ctr: Sequence[str], image: StoredImage) -> str:
     present = {line.split()[0] for line in run(*ctr, "snapshots", "list").splitlines()}
     parent = ""
     for digest, layer in zip(image.layer_digests, image.layers, strict=True):
-        name = chain(parent, digest)
+        name = chain_id(parent, digest)
         if name not in present:
             key = f"link-{secrets.token_hex(8)}"
             run(*ctr, "snapshots", "prepare", key, *([parent] if parent else []))
@@ -122,7 +135,7 @@ def _add_layers(ctr: Sequence[str], image: StoredImage) -> str:
     return parent
 
 
-def chain(parent: str, digest: str) -> str:
+def chain_id(parent: str, digest: str) -> str:
     """The name of a layer's snapshot on that of its parent: the chain ID of the OCI image specification."""
     return f"sha256:{hashlib.sha256(f'{parent} {digest}'.encode()).hexdigest()}" if parent else digest
 
@@ -135,20 +148,20 @@ def snapshot_folder(mount: str) -> Path:
     return Path(found[1])
 
 
-def archive(name: str, image: StoredImage) -> bytes:
+def build_archive(name: str, image: StoredImage) -> bytes:
     """An OCI archive of an image's manifest and configuration, without its layers."""
-    digest = f"sha256:{hashlib.sha256(image.manifest).hexdigest()}"
+    manifest_digest = f"sha256:{hashlib.sha256(image.manifest).hexdigest()}"
     manifest = {
         "mediaType": json.loads(image.manifest)["mediaType"],
-        "digest": digest,
+        "digest": manifest_digest,
         "size": len(image.manifest),
         "annotations": {"io.containerd.image.name": name},
     }
     files = {
         "oci-layout": b'{"imageLayoutVersion": "1.0.0"}',
         "index.json": json.dumps({"schemaVersion": 2, "manifests": [manifest]}).encode(),
-        f"blobs/{digest.replace(':', '/')}": image.manifest,
-        f"blobs/{image.digest.replace(':', '/')}": image.config,
+        f"blobs/{manifest_digest.replace(':', '/')}": image.manifest,
+        f"blobs/{image.config_digest.replace(':', '/')}": image.config,
     }
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as tar:
@@ -166,17 +179,23 @@ def _containerd(directory: Path) -> Iterator[list[str]]:
     file = directory / "containerd.toml"
     file.write_text(CONTAINERD.format(root=store(), state=directory / "state", socket=socket))
     # NB: it leaves its folders mounted. In its own mount namespace these mounts end with it.
-    command = ["unshare", "--mount", "--propagation", "private", "containerd", "--config", str(file)]
+    command = [*ASIDE, "containerd", "--config", str(file)]
     process = Process("containerd", command, directory / "containerd.log", {"PATH": SEARCHED})
     ctr = client(str(socket))
     process.start()
     try:
-        wait_for("containerd", lambda: run(*ctr, "version", check=False) != "", 30, process)
+        wait_for("containerd", lambda: "Server:" in run(*ctr, "version", check=False), 30, process)
         yield ctr
     finally:
         process.stop()
 
 
-def _lock() -> FileLock:
+def _record() -> Path:
+    """The file with the images of the store and their layers, which is there once the store is complete."""
+    return store() / "images.json"
+
+
+def lock() -> FileLock:
+    """The lock for the store, within a process and between processes."""
     cache().mkdir(parents=True, exist_ok=True)
     return FileLock(cache() / "snapshots.lock")

@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     try:
         with alone(options.name):
             if options.verb == "up":
-                up(options.name, terminal(options.environment_seconds))
+                up(options.name, create_terminal(options.environment_seconds))
             else:
                 down(options.name, Terminal())
     except DemoError as error:
@@ -53,13 +53,13 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def terminal(environment_seconds: float) -> Terminal:
+def create_terminal(environment_seconds: float) -> Terminal:
     """A terminal for a demo whose first stage, the Python environment, is done."""
-    began = Terminal()
+    terminal = Terminal()
     if environment_seconds >= 1:
-        began.began -= environment_seconds
-        began.stages.append(("the Python environment", environment_seconds))
-    return began
+        terminal.began -= environment_seconds
+        terminal.stages.append(("the Python environment", environment_seconds))
+    return terminal
 
 
 @contextmanager

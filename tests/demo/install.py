@@ -227,11 +227,11 @@ class Installation:
                 raise DemoError(f"the pod {namespace}/{name} has crashed {restarts} times:\n{log[-2000:]}")
 
     def _not_ready(self) -> str | None:
-        # NB: one call for all: kubectl takes a tenth of a second to start, of processors that are needed elsewhere.
+        # NB: one call for both kinds: kubectl takes a tenth of a second to start, of processors that are needed elsewhere.
         present = [
             each
-            for each in self.place.kubectl.items("deployments,pods", "--all-namespaces")
-            if each["metadata"]["namespace"] in (SYSTEM, NAMESPACE)
+            for namespace in (SYSTEM, NAMESPACE)
+            for each in self.place.kubectl.items("deployments,pods", "--namespace", namespace)
         ]
         waiting = [each for each in present if each["kind"] == "Deployment" and not _is_ready(each)]
         if not waiting:

@@ -40,14 +40,14 @@ def up(name: str, terminal: Terminal) -> Place:
     Raises:
         DemoError: one of them is not available, for the reason that the cluster package printed.
     """
-    with terminal.stage("programs and images: etcd, Kubernetes, Helm; operator, preparation, trainer"):
+    with terminal.stage("prepare the programs and images of the cluster"):
         try:
             backends.BACKENDS[backends.choose()[0]].prepare()
         except (ClusterError, WaitError) as error:
             raise DemoError(str(error)) from error
     with terminal.stage("Kubernetes: a control plane and two nodes"):
         kubectl = Kubectl(binaries.path("kubectl"), Path(_cluster("up", name).split()[-1]))
-    with terminal.stage("the images of the product on both nodes"):
+    with terminal.stage("the images of the product"):
         images = dict(line.split("=", 1) for line in _cluster("images", name).splitlines() if "=" in line)
     return Place(
         name=name,

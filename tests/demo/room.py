@@ -1,4 +1,7 @@
-"""Room on the disk for a demo: `python -m demo.room`, before anything is installed. It needs Python alone."""
+"""Whether this machine has the disk and the Go that a demo needs: `python -m demo.room`, before anything is installed.
+
+It needs Python alone.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from cluster import binaries
+from cluster.paths import ClusterError
 from support.cache import cache
 
 GB = 10**9
@@ -53,7 +58,15 @@ def is_local() -> bool:
     return wanted == "local" or (not wanted and os.geteuid() == 0 and Path("/etc/debian_version").exists())
 
 
+def main() -> str | None:
+    """Return the error to end with."""
+    try:
+        binaries.check("kubectl", "helm", "versitygw")
+    except ClusterError as error:
+        return f"error: {error}"
+    refused = check() if is_local() else None
+    return refused and f"error: {refused}"
+
+
 if __name__ == "__main__":
-    said = check() if is_local() else None
-    if said:
-        sys.exit(f"error: {said}")
+    sys.exit(main())

@@ -63,7 +63,7 @@ class Terminal:
     def table(self) -> Iterator[str]:
         """What each stage took, in lines."""
         for number, (title, seconds) in enumerate(self.stages, 1):
-            yield f"{seconds:5.0f} s  {number:2}. {shortened(title)}"
+            yield f"{seconds:5.0f} s  {number:2}. {shorten(title)}"
 
     def _settle(self) -> None:
         if self._live:
@@ -71,7 +71,7 @@ class Terminal:
             self._live = False
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """A text that fits a line of a table."""
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."
 

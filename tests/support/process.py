@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypedDict, TypeVar
 
+# What programs of containers are started with: they leave their folders mounted. In a mount namespace of their own these
+# mounts end with them.
+ASIDE = ("unshare", "--mount", "--propagation", "private")
+
 
 class Child(Protocol):
     """What a Process needs of its child, as `subprocess.Popen` has it."""

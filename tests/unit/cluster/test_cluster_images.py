@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster import binaries, images, machine
+from cluster import images, machine
+from cluster.paths import REPOSITORY
 
 DOCKERFILE = """\
 ARG BASE_IMAGE=python:3.11-slim
@@ -98,52 +99,8 @@ def test_uv_takes_the_index_of_this_machine() -> None:
     )
 
 
-def test_a_program_is_kept_by_what_it_is_built_from() -> None:
-    digests = {program.digest() for program in binaries.PROGRAMS.values()}
-    assert len(digests) == len(binaries.PROGRAMS)
-    kube = binaries.PROGRAMS["kube"]
-    assert "etcd" in kube.links
-    assert kube.path.parent.name == f"kube-{kube.digest()}"
-
-
-def test_go_modules_agree_on_the_version() -> None:
-    module = (binaries.MODULE / "go.mod").read_text()
-    assert f"k8s.io/kubernetes {binaries.KUBERNETES}" in module
-    assert f"\ngo {binaries.GO[0]}.{binaries.GO[1]}.0\n" in module
-    argocd = (binaries.ARGOCD_MODULE / "go.mod").read_text()
-    version = binaries.PROGRAMS["argocd"].title.removeprefix("Argo CD ")
-    assert f"require {binaries.ARGOCD} v{version}." in argocd
-
-
-@pytest.mark.parametrize(
-    ("module", "version"),
-    [(binaries.MODULE, binaries.KUBERNETES), (binaries.OLDEST_MODULE, binaries.OLDEST)],
-    ids=["newest", "oldest"],
-)
-def test_all_parts_of_kubernetes_have_one_version(module: Path, version: str) -> None:
-    text = (module / "go.mod").read_text()
-    assert f"\tk8s.io/kubernetes {version}\n" in text
-    parts = re.findall(r"^\t(k8s\.io/[a-z-]+) => \1 (\S+)$", text, re.MULTILINE)
-    assert len(parts) > 25
-    assert {each for _, each in parts} == {version.replace("v1.", "v0.")}
-
-
-@pytest.mark.parametrize(
-    ("asked", "program", "owner"),
-    [
-        ("", "kubectl", "kubectl"),
-        ("", "coredns", "kube"),
-        ("1.31", "kubectl", "kube-oldest"),
-        ("1.31", "etcd", "kube-oldest"),
-        ("1.31", "helm", "helm"),
-    ],
-)
-def test_the_environment_selects_the_oldest_kubernetes(
-    asked: str, program: str, owner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path))
-    monkeypatch.setenv("FINETUNE_KUBERNETES", asked)
-    path = binaries.PROGRAMS[owner].path
-    path.parent.mkdir(parents=True)
-    path.touch()
-    assert binaries.path(program) == path.parent / program
+def test_images_and_environment_have_one_version_of_uv() -> None:
+    files = ("Makefile", "operator/Dockerfile", "trainer_image/Dockerfile")
+    pattern = r"(?:UV_VERSION := |ARG UV=uv==)(\S+)"
+    versions = {file: re.findall(pattern, (REPOSITORY / file).read_text()) for file in files}
+    assert versions == dict.fromkeys(files, versions["Makefile"])

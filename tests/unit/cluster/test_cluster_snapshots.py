@@ -33,6 +33,8 @@ def keep_image(name: str, digests: list[str]) -> bytes:
     record = [{"id": "0e"}, {"id": "1f", "names": [name], "layer": "b"}]
     (folder / "overlay-images" / "images.json").write_text(json.dumps(record))
     (folder / "overlay-layers").mkdir()
+    for layer in "ab":
+        (folder / "overlay" / layer / "diff").mkdir(parents=True)
     layers = [{"id": "a"}, {"id": "other"}, {"id": "b", "parent": "a"}]
     (folder / "overlay-layers" / "layers.json").write_text(json.dumps(layers))
     return config
@@ -48,16 +50,23 @@ def test_an_image_is_read_with_its_layers_from_the_lowest() -> None:
         image_store.read("prep", "2")
 
 
-def test_an_image_without_all_of_its_layers_is_refused() -> None:
-    keep_image("localhost/prep:1", ["sha256:1", "sha256:2", "sha256:3"])
-    with pytest.raises(ClusterError, match=r"2 layers .* of 3"):
+@pytest.mark.parametrize(
+    ("missing", "sentence"),
+    [("overlay/b/diff", r"incomplete: 1 of 2 layers"), ("overlay-images/1f/manifest", "manifest is missing")],
+)
+def test_an_image_that_was_removed_in_part_is_built_again(missing: str, sentence: str) -> None:
+    keep_image("localhost/prep:1", ["sha256:1", "sha256:2"])
+    path = image_store.folder() / missing
+    path.rmdir() if path.is_dir() else path.unlink()
+    assert not image_store.has("prep", "1")
+    with pytest.raises(ClusterError, match=sentence):
         image_store.read("prep", "1")
 
 
 def test_snapshots_have_the_names_that_unpacking_gives_them() -> None:
-    assert snapshots.chain("", "sha256:1") == "sha256:1"
+    assert snapshots.chain_id("", "sha256:1") == "sha256:1"
     second = hashlib.sha256(b"sha256:1 sha256:2").hexdigest()
-    assert snapshots.chain("sha256:1", "sha256:2") == f"sha256:{second}"
+    assert snapshots.chain_id("sha256:1", "sha256:2") == f"sha256:{second}"
 
 
 @pytest.mark.parametrize(
@@ -74,7 +83,7 @@ def test_the_folder_of_a_snapshot_is_the_one_that_is_written_to(mount: str) -> N
 def test_an_archive_has_manifest_and_configuration() -> None:
     config = keep_image("localhost/prep:1", ["sha256:1", "sha256:2"])
     name = snapshots.reference("prep", "1")
-    content = snapshots.archive(name, image_store.read("prep", "1"))
+    content = snapshots.build_archive(name, image_store.read("prep", "1"))
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         files = {entry.name: (tar.extractfile(entry) or io.BytesIO()).read() for entry in tar}
     digest = hashlib.sha256(MANIFEST).hexdigest()
@@ -92,12 +101,16 @@ def test_an_archive_has_manifest_and_configuration() -> None:
 def test_a_node_begins_with_links_to_layers_and_a_database_of_its_own(tmp_path: Path) -> None:
     layer, node = tmp_path / "layer", tmp_path / "nodes" / "one"
     layer.mkdir()
-    snapshots.seed(node)
+    snapshots.copy_to_node(node)
     assert not node.exists()
     (snapshots.store() / "snapshots" / "1").mkdir(parents=True)
     (snapshots.store() / "snapshots" / "1" / "fs").symlink_to(layer)
     (snapshots.store() / "meta.db").write_text("old")
-    snapshots.seed(node)
+    # It is complete once it has the record of its images.
+    snapshots.copy_to_node(node)
+    assert not node.exists()
+    (snapshots.store() / "images.json").write_text("{}")
+    snapshots.copy_to_node(node)
     (node / "meta.db").write_text("new")
     assert (snapshots.store() / "meta.db").read_text() == "old"
     assert (node / "snapshots" / "1" / "fs").readlink() == layer

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from demo.__main__ import terminal as first_stage
+from demo.__main__ import create_terminal as first_stage
 from demo.kubectl import DemoError, wait_until_complete
 from demo.terminal import Terminal, clock
 

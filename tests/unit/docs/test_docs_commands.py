@@ -81,7 +81,11 @@ def _make(words: Words) -> Problems:
                 if name == "ARGS"
                 else _options_of_benchmarks(value)
             )
-        elif not re.search(rf"^{re.escape(word)}:", MAKEFILE, re.MULTILINE):
+        elif not re.search(
+            rf"^(?:{re.escape(word)}:|{re.escape(word.replace('programs-', 'PROGRAMS_'))} :=)",
+            MAKEFILE,
+            re.MULTILINE,
+        ):
             yield f"make has no target {word}"
 
 

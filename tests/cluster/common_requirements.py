@@ -1,4 +1,4 @@
-"""The packages that both images of the trainer need, cut from their lock files: `python -m cluster.locks`."""
+"""The packages that both images of the trainer need, cut from their lock files: `python -m cluster.common_requirements`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEADER = """\
 """
 
 
-def packages(lock: str) -> dict[str, str]:
+def parse_lock(lock: str) -> dict[str, str]:
     """The packages of a lock file, each with its hashes, by `name==version` and the condition for it."""
     entries = re.split(
         r"^(?=[a-z0-9])", re.sub(r"^ *#.*\n", "", lock, flags=re.MULTILINE), flags=re.MULTILINE
@@ -22,11 +22,13 @@ def packages(lock: str) -> dict[str, str]:
     return {entry.splitlines()[0].rstrip("\\ "): entry for entry in entries if entry.strip()}
 
 
-def common() -> str:
+def render_common() -> str:
     """The lock file of the packages that both images need at the same version, under the same condition."""
-    prep, train = (packages((FOLDER / f"requirements-{name}.txt").read_text()) for name in ("prep", "train"))
+    prep, train = (
+        parse_lock((FOLDER / f"requirements-{name}.txt").read_text()) for name in ("prep", "train")
+    )
     return HEADER + "".join(entry for name, entry in prep.items() if train.get(name) == entry)
 
 
 if __name__ == "__main__":
-    COMMON.write_text(common())
+    COMMON.write_text(render_common())
