@@ -88,7 +88,7 @@ class Hand:
     def loss_and_answer_of(
         self, model_uri: str, table: str, version: int, question: str
     ) -> tuple[float, str]:
-        """The same, and what the model answers on this machine."""
+        """The loss as `loss_of` takes it, and what the model answers to a question on this machine."""
         said = self._run(JUDGE, model_uri, table, str(version), question)
         loss, _, answer = said.rpartition("LOSS ")[2].partition("ANSWER ")
         return float(loss), answer.strip()

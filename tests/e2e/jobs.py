@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from threading import Event
 from typing import Any
 
 import yaml
@@ -57,6 +58,8 @@ class Jobs:
 
     installation: Installation
     api: Api
+    cancelled: Event = field(default_factory=Event, repr=False)
+    """Set at the end of the tier: what still follows a job fails."""
 
     @property
     def kubectl(self) -> Kubectl:
@@ -73,9 +76,10 @@ class Jobs:
 
     def get(self, name: str) -> Json:
         """The job as it is now."""
-        found = self.api.get("FineTuneJob", NAMESPACE, name)
-        assert found is not None, f"{name} does not exist"
-        return found
+        assert not self.cancelled.is_set(), f"the tests ended while {name} was followed"
+        job = self.api.get("FineTuneJob", NAMESPACE, name)
+        assert job is not None, f"{name} does not exist"
+        return job
 
     def follow(self, name: str, seen: Callable[[Json], None] = lambda _: None) -> Json:
         """Follow a job to its success, and show each of its phases."""

@@ -19,6 +19,7 @@ from e2e.jobs import STEPS, Jobs, Run, quickstart
 
 # NB: each job starts up to four ranks, and the machine has two cores.
 _MAX_STORIES = 2
+_LIMIT_SECONDS = 2400
 
 
 @dataclass
@@ -60,12 +61,13 @@ class Stories:
         self._results = {module: self._pool.submit(self._run, module) for module in modules}
 
     def result(self, module: ModuleType) -> Any:
-        """Wait for a story's end; return what it returned, or raise what it raised."""
-        return self._results[module].result()
+        """Wait for a story's end; return what it returned, or raise what it raised, at last TimeoutError."""
+        return self._results[module].result(_LIMIT_SECONDS)
 
     def cancel(self) -> None:
-        """Start no further story."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Start no further story, and end those that run at their next look at the cluster."""
+        self.stage.jobs.cancelled.set()
+        self._pool.shutdown(cancel_futures=True)
 
     def _run(self, module: ModuleType) -> Any:
         name = module.__name__.rpartition(".")[2].removeprefix("test_")

@@ -27,6 +27,8 @@ def run_story(stage: Stage) -> Json:
     run = stage.quickstart()
     with reaching(stage.installation) as hand:
         put_chats(run, hand)
+    # Those of a cluster that was kept.
+    kubectl("delete", "ftj,mprom", NAME, *WHERE, "--ignore-not-found")
     kubectl("apply", *WHERE, "--kustomize", str(SAMPLES / "cpu"))
     # What it waits for, and how it ends where it does not succeed, is shown meanwhile.
     stage.jobs.follow(NAME)

@@ -24,12 +24,14 @@ MANIFESTS = "application/vnd.oci.image.manifest.v1+json"
 
 @pytest.fixture
 def target(tmp_path: Path) -> Iterator[Target]:
-    """A folder of the registry that all clusters of this machine share, and that goes with the test."""
+    """A folder of the registry in the cache. Manifests go with the test; layers stay, since they take minutes to push."""
+    repositories = registry.storage() / "docker/registry/v2/repositories" / FOLDER
     try:
         with registry.serving(tmp_path) as address:
             yield Target.of(f"http://{address}/{FOLDER}", VERSION)
     finally:
-        shutil.rmtree(registry.storage() / "docker/registry/v2/repositories" / FOLDER, ignore_errors=True)
+        for manifests in repositories.rglob("_manifests"):
+            shutil.rmtree(manifests)
         shutil.rmtree(make.FOLDER / VERSION, ignore_errors=True)
 
 

@@ -50,9 +50,12 @@ def resources(block: Block) -> Iterator[Json]:
     The block's title says which part it is, such as `FineTuneJob spec.data`; one called Values is the chart's.
 
     Raises:
-        DocumentError: it is no manifest, and its title names no part.
+        DocumentError: it is empty, or no manifest, and its title names no part.
     """
-    for part in parse(block.text) if block.title != VALUES else ():
+    documents = parse(block.text)
+    if not documents:
+        raise DocumentError(f"{block} has no document")
+    for part in documents if block.title != VALUES else ():
         is_manifest = isinstance(part, dict) and {"apiVersion", "kind", "metadata"} <= part.keys()
         if is_manifest and part["apiVersion"].startswith(f"{GROUP}/"):
             yield part

@@ -53,7 +53,7 @@ def migrated_database() -> Path:
 
 
 # The handlers of MLflow's server use the stores of the process.
-_STORES = threading.Lock()
+_STORES_LOCK = threading.Lock()
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def serving_here(folder: Path) -> Iterator[Mlflow]:
 
     def respond(request: Request) -> Answer:
         headers = {"Content-Type": "application/json"}
-        with _STORES:
+        with _STORES_LOCK:
             vars(handlers).update(stores)
             answer = client.open(request.target, method=request.method, data=request.body, headers=headers)
         return Answer(answer.status_code, answer.get_data())
@@ -84,7 +84,8 @@ def serving_here(folder: Path) -> Iterator[Mlflow]:
         with serving(respond) as address:
             yield Mlflow(folder, port=urlsplit(address).port or 0)
     finally:
-        vars(handlers).update(dict.fromkeys(stores))
+        with _STORES_LOCK:
+            vars(handlers).update(dict.fromkeys(stores))
         for store in stores.values():
             store._dispose_engine()
 

@@ -22,14 +22,22 @@ def operator_process(kubeconfig: Path, log: Path, environment: Mapping[str, str]
     return Process("operator", command, log, _environment(kubeconfig, environment))
 
 
-def forked_operator(kubeconfig: Path, log: Path, settings: Mapping[str, str]) -> Process:
-    """The same as a fork, which starts sooner, and is killed at its end, since kopf takes five seconds to end.
+def forked_operator(
+    kubeconfig: Path,
+    log: Path,
+    settings: Mapping[str, str],
+    *,
+    stop_signal: signal.Signals = signal.SIGKILL,
+) -> Process:
+    """The operator as a fork, which starts sooner; not started yet.
 
-    It takes settings alone, which nothing reads while it is imported.
+    Args:
+        settings: added to its environment. They must not contain variables that are read while the operator is imported.
+        stop_signal: what `stop` sends. Default: SIGKILL, since kopf takes five seconds to end.
     """
     environment = _environment(kubeconfig, settings)
     function = f"{__name__}:{run_forked.__name__}"
-    return ForkedProcess("operator", [function], log, environment, stop_signal=signal.SIGKILL)
+    return ForkedProcess("operator", [function], log, environment, stop_signal=stop_signal)
 
 
 def run_forked() -> int:

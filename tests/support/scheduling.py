@@ -24,7 +24,7 @@ LONGEST = (
     "tests/unit/operator/finetunejob/decide/test_random_jobs.py",
     "tests/unit/operator/git/test_repository.py",
     "tests/unit/operator/modelpromotion/",
-    # NB: a worker that has run Spark until then does not import what these need.
+    # These import torch: they start on the worker that does not run Spark.
     "tests/unit/trainer/",
     "tests/trainer/test_end_to_end.py",
     "tests/trainer/test_sharded.py",

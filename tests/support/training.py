@@ -25,7 +25,7 @@ from support.pods import (
 from support.ports import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from finetune_crds.contract import PodError
     from finetune_trainer.train.data.dataset import Split
@@ -164,8 +164,7 @@ def new_mlflow(folder: Path, template: Path) -> Mlflow:
     """MLflow with one run, all of it in `folder`."""
     database = folder / "mlflow.db"
     database.write_bytes(template.read_bytes())
-    uri = f"sqlite:///{database}"
-    return new_run(uri, folder)
+    return new_run(f"sqlite:///{database}", folder)
 
 
 def new_run(uri: str, folder: Path) -> Mlflow:
@@ -184,17 +183,11 @@ def mlflow(tmp_path: Path, mlflow_template: Path) -> Mlflow:
 
 
 @pytest.fixture
-def mlflow_of_test(
-    tmp_path: Path, mlflow_template: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Trained | None], Mlflow]:
-    """MLflow for the pod and for this process: a new one, or that of a run before."""
-
-    def make(before: Trained | None) -> Mlflow:
-        made = new_run(before.mlflow.uri, tmp_path) if before else new_mlflow(tmp_path, mlflow_template)
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", made.uri)
-        return made
-
-    return make
+def mlflow_of_test(tmp_path: Path, mlflow_template: Path, monkeypatch: pytest.MonkeyPatch) -> Mlflow:
+    """MLflow with one run, for the pod and for this process."""
+    made = new_mlflow(tmp_path, mlflow_template)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", made.uri)
+    return made
 
 
 @pytest.fixture

@@ -15,10 +15,8 @@ from support.cells import PROMPT, WARNINGS, Models
 from support.training import error_of, eval_loss_of, new_run, validation_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from support.pods import Outcome, Pod
-    from support.training import Mlflow, Trained
+    from support.training import Mlflow
 
 pytestmark = [
     *(pytest.mark.filterwarnings(warning) for warning in WARNINGS),
@@ -210,7 +208,7 @@ def test_an_adapter_is_trained_further_on_two_ranks(
 def test_from_a_registered_model_by_two_objectives_to_a_model_that_answers(
     pod: Pod,
     models: Models,
-    mlflow_of_test: Callable[[Trained | None], Mlflow],
+    mlflow_of_test: Mlflow,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """SFT trains an adapter of a registered model, DPO trains it further, and what is registered last is one model."""
@@ -218,7 +216,7 @@ def test_from_a_registered_model_by_two_objectives_to_a_model_that_answers(
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    tracked = mlflow_of_test(None)
+    tracked = mlflow_of_test
     client = tracked.client()
     client.create_registered_model("plain")
     client.create_model_version("plain", source=models.base.as_uri())

@@ -13,10 +13,8 @@ from support.cells import TABLE, WARNINGS, Cell, Models, check, exported, let_th
 from support.training import eval_loss_of, new_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from support.pods import Pod
-    from support.training import Mlflow, Trained
+    from support.training import Mlflow
 
 pytestmark = [
     *(pytest.mark.filterwarnings(warning) for warning in WARNINGS),
@@ -43,10 +41,10 @@ def test_what_is_trained_is_what_is_loaded_again(
     cell: Cell,
     pod: Pod,
     models: Models,
-    mlflow_of_test: Callable[[Trained | None], Mlflow],
+    mlflow_of_test: Mlflow,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    check(cell, pod, models, mlflow_of_test(None), capsys)
+    check(cell, pod, models, mlflow_of_test, capsys)
 
 
 def test_a_second_attempt_does_not_compute_the_reference_again(
@@ -83,13 +81,13 @@ def test_a_registered_model_teaches(
     *,
     pod: Pod,
     models: Models,
-    mlflow_of_test: Callable[[Trained | None], Mlflow],
+    mlflow_of_test: Mlflow,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The teacher is a version in MLflow."""
     from transformers import AutoModelForCausalLM
 
-    tracked = mlflow_of_test(None)
+    tracked = mlflow_of_test
     teaching = pod.but({"training.maxSteps": 20, "register": {"model": "teacher", "aliases": []}})
     teaching.env |= tracked.env
     assert teaching.run_here(capsys).code == 0

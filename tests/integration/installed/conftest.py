@@ -12,8 +12,8 @@ from worlds.processes.servers import Plane
 
 
 @pytest.fixture(scope="session")
-def empty_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    """A control plane without our CRDs, which the chart brings.
+def installation_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
+    """A control plane that starts without our CRDs, which the chart brings.
 
     NB: tests in this folder have it one after the other, in one worker; a release that was uninstalled leaves its CRDs.
     """

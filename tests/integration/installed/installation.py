@@ -57,8 +57,9 @@ class Installation:
         self.stop()
 
     def remove(self) -> None:
-        """Kill the operator, and uninstall the release."""
-        self.operator.kill()
+        """Kill the operator, if it was started, and uninstall the release."""
+        if self._operator:
+            self._operator.kill()
         self.uninstall()
 
     def notes(self) -> str:
@@ -78,8 +79,8 @@ class Installation:
             return False
 
     def log(self) -> str:
-        """What the operator has printed since the first install."""
-        return self.operator.log.read_text(encoding="utf-8")
+        """What the operator has printed since the first install; nothing if it was not started."""
+        return self._operator.log.read_text(encoding="utf-8") if self._operator else ""
 
     def _start(self) -> None:
         name = RELEASE if RELEASE in self.release else f"{self.release}-{RELEASE}"
@@ -96,9 +97,9 @@ class Installation:
         }
         environment = {**environment_of(deployment, SYSTEM), **short}
         kubeconfig = self._kubeconfig(pod["serviceAccountName"])
-        self._operator = forked_operator(kubeconfig, self.folder / "operator.log", environment)
+        log = self.folder / "operator.log"
         # As the kubelet ends a pod.
-        self._operator.stop_signal = signal.SIGTERM
+        self._operator = forked_operator(kubeconfig, log, environment, stop_signal=signal.SIGTERM)
         self._operator.start()
 
     def _defaults(self, name: str) -> Path:

@@ -51,32 +51,33 @@ def images_of(deployment: Json) -> list[str]:
 
 
 def test_the_chart_is_installed_from_the_registry(
-    target: Target, published: tuple[Path, str], empty_plane: Plane
+    target: Target, published: tuple[Path, str], installation_plane: Plane
 ) -> None:
     address, _, digest = published[1].partition("@")
     assert address == f"oci://{target.registry}/charts/finetune-operator:{VERSION}"
     assert digest.startswith("sha256:")
     source = (f"{target.charts}/finetune-operator", "--version", VERSION, "--plain-http")
-    where = ("--namespace", SYSTEM, "--kubeconfig", str(empty_plane.kubeconfig))
+    where = ("--namespace", SYSTEM, "--kubeconfig", str(installation_plane.kubeconfig))
     values = ("--create-namespace", "--set", "tracking.uri=https://mlflow.example.com")
-    done = helm("install", RELEASE, *source, *where, *values)
-    assert done.returncode == 0, done.stderr
+    installed = helm("install", RELEASE, *source, *where, *values)
+    try:
+        deployment = Api(installation_plane.kubeconfig).get("Deployment", SYSTEM, RELEASE)
+    finally:
+        uninstalled = helm("uninstall", RELEASE, *where)
+    assert (installed.returncode, uninstalled.returncode) == (0, 0), installed.stderr + uninstalled.stderr
     # Every image has a registry, so there is nothing to warn of.
-    assert "WARNING" not in done.stdout
-    deployment = Api(empty_plane.kubeconfig).get("Deployment", SYSTEM, RELEASE)
+    assert "WARNING" not in installed.stdout
     assert deployment is not None
     assert images_of(deployment) == [
         target.image(name) for name in ("finetune-operator", "finetune-prep", "finetune-trainer")
     ]
-    done = helm("uninstall", RELEASE, *where)
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_manifests_of_a_release_are_whole(
-    target: Target, published: tuple[Path, str], empty_plane: Plane
+    target: Target, published: tuple[Path, str], installation_plane: Plane
 ) -> None:
     text = chart.manifests(published[0])
-    kubectl = [str(empty_plane.kubectl), "--kubeconfig", str(empty_plane.kubeconfig)]
+    kubectl = [str(installation_plane.kubectl), "--kubeconfig", str(installation_plane.kubeconfig)]
     # NB: a dry run creates no namespace for what follows.
     subprocess.run([*kubectl, "create", "namespace", SYSTEM], capture_output=True, check=False)
     apply = [

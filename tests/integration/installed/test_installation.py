@@ -26,8 +26,8 @@ CRDS = ("finetunejobs.finetune.dev", "modelpromotions.finetune.dev")
 
 
 @pytest.fixture
-def installation(empty_plane: Plane, tmp_path: Path) -> Iterator[Installation]:
-    found = Installation(empty_plane, Api(empty_plane.kubeconfig), tmp_path)
+def installation(installation_plane: Plane, tmp_path: Path) -> Iterator[Installation]:
+    found = Installation(installation_plane, Api(installation_plane.kubeconfig), tmp_path)
     try:
         yield found
     finally:

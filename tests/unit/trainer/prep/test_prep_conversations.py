@@ -18,7 +18,7 @@ from finetune_trainer.tokenizer import load_tokenizer
 from finetune_trainer.train.data import read
 from finetune_trainer.train.data.encode import Encoder
 from support.tool_templates import HERMES, TEMPLATES
-from unit.trainer.prep.recipes import PAIR_TOKENS, Preparer, recipe, table_of
+from unit.trainer.prep.recipes import PAIR_TOKENS, Preparer, prepared, recipe, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,7 +180,9 @@ def test_calls_and_answers_are_learned_and_neither_results_nor_answers_of_weight
 
 
 def test_the_table_has_structures_as_json_text(preparing: Callable[[str], Preparer]) -> None:
-    result = preparing(HERMES)(ROWS[1:], columns=None)
+    preparer = preparing(HERMES)
+    preparer.run = prepared
+    result = preparer(ROWS[1:], columns=None)
     assert result.columns == Columns(type="Messages", tools="tools")
     plain, called = sorted(table_of(result), key=lambda row: len(row["messages"]))
     assert list(called) == ["id", "messages", "tools", "input_ids", "loss_mask", "tokens", "split"]

@@ -85,7 +85,9 @@ def test_an_answer_that_is_judged_both_ways_is_two_examples(prepare: Preparer, t
 
 
 @pytest.mark.usefixtures("compiled_plans")
-def test_sources_of_a_mix_may_write_labels_in_their_own_ways(prepare: Preparer, tmp_path: Path) -> None:
+def test_sources_of_a_mix_may_write_labels_in_their_own_ways(
+    prepare_and_commit: Preparer, tmp_path: Path
+) -> None:
     table = pa.table({"prompt": ["a?"], "completion": ["yes"], "label": [True]})
     pq.write_table(table, tmp_path / "a.parquet")
     (tmp_path / "b.csv").write_text("prompt,completion,label\nb?,no,0\nc?,yes,true\nd?,yes,?\n")
@@ -93,7 +95,7 @@ def test_sources_of_a_mix_may_write_labels_in_their_own_ways(prepare: Preparer, 
         {"name": "a", "type": "Parquet", "path": str(tmp_path / "a.parquet"), "weight": 1},
         {"name": "b", "type": "CSV", "path": str(tmp_path / "b.csv"), "weight": 3},
     ]
-    result = prepare(
+    result = prepare_and_commit(
         [judged(0)], source={"type": "Mix", "sources": sources}, columns=None, objective=KTO, languages=["en"]
     )
     assert result.columns == Columns(type="Unpaired")

@@ -71,9 +71,9 @@ ROLES: dict[str, tuple[Json, Json, Json, Json]] = {
 
 @pytest.mark.parametrize(("columns", "row", "texts", "counted"), ROLES.values(), ids=ROLES)
 def test_every_text_of_an_example_gets_placeholders(
-    prepare: Preparer, columns: Json, row: Json, texts: Json, counted: Json
+    prepare_and_commit: Preparer, columns: Json, row: Json, texts: Json, counted: Json
 ) -> None:
-    result = prepare([row], columns=columns, redact=ALL)
+    result = prepare_and_commit([row], columns=columns, redact=ALL)
     (made,) = table_of(result)
     ours = ("id", "tokens", "split", "input_ids", "loss_mask", *PAIR_TOKENS)
     assert {name: value for name, value in made.items() if name not in ours} == texts

@@ -38,7 +38,8 @@ def splits_of(
 
 def test_strata_have_their_shares_in_each_split_on_any_partitions(spark: SparkSession) -> None:
     found = splits_of(spark, MANY)
-    assert [splits_of(spark, MANY[::-1], partitions) == found for partitions in (1, 16)] == [True, True]
+    same = {partitions: splits_of(spark, MANY[::-1], partitions) == found for partitions in (1, 16)}
+    assert same == {1: True, 16: True}
     sizes, strata = Counter(found.values()), Counter((split, key[1]) for key, split in found.items())
     wrong = {
         (name, stratum): strata[name, stratum] / sizes[name]
