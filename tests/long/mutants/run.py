@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from long.mutants.coverage import Coverage, is_mirror, limit_tests, order_tests
+from long.mutants.coverage import TIERS, Coverage, is_mirror, limit_tests, order_tests
 from long.mutants.listing import KILLED, LIVED, NOT_COVERED, Mutant
 from long.mutants.product import read_module
 from long.mutants.repair import find_candidate
@@ -86,6 +86,15 @@ class Runner:
         Raises:
             RunError: pytest collected none of them.
         """
+        # NB: pytest cannot collect two files of one name, which tiers may have.
+        for tier in TIERS:
+            of_tier = [test for test in tests if test.startswith(f"{tier}/")]
+            failure = self._run(f"{name}-{Path(tier).name}", of_tier, coverage) if of_tier else None
+            if failure is not None:
+                return failure
+        return None
+
+    def _run(self, name: str, tests: Sequence[str], coverage: Coverage) -> str | None:
         selection, result = self.folder / f"{name}.json", self.folder / f"{name}.failed"
         selection.write_text(json.dumps(tests), encoding="utf-8")
         result.unlink(missing_ok=True)

@@ -18,6 +18,8 @@ from pathlib import Path
 from long.mutants.product import PACKAGES, source_path
 
 _EDITABLE = "__editable__"
+# The file that puts the product of a copy on the path; an environment that is copied may be a copy's.
+_PRODUCT = "product.pth"
 _PACKAGE = Path(__file__).parent
 _NOT_COPIED = shutil.ignore_patterns("__pycache__")
 
@@ -99,10 +101,10 @@ def _link_environment(target: Path) -> None:
     linked = target / packages.relative_to(source)
     linked.mkdir(parents=True)
     for path in packages.iterdir():
-        if not path.name.startswith(_EDITABLE) and path.name != "__pycache__":
+        if not path.name.startswith(_EDITABLE) and path.name not in ("__pycache__", _PRODUCT):
             (linked / path.name).symlink_to(path)
     roots = [str(target.parent / folder) for folder in PACKAGES.values()]
-    (linked / "product.pth").write_text("\n".join(roots) + "\n", encoding="utf-8")
+    (linked / _PRODUCT).write_text("\n".join(roots) + "\n", encoding="utf-8")
     shutil.copy2(source / "pyvenv.cfg", target / "pyvenv.cfg")
     (target / "bin").mkdir()
     for path in (source / "bin").iterdir():
